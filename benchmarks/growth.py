@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how much memory a device pool holds for traces, and how it calls the driver.
+"""Measure how much memory a device pool holds for traces, and its calls of the driver.
 
     python benchmarks/growth.py --traces FOLDER --json FILE
 

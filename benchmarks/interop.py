@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out which library accepts which kind of buffer, by each of its functions that do.
+"""Find out which library accepts which kind of buffer, by each function that takes one.
 
     python benchmarks/interop.py --json benchmarks/results/interop-h200.json
     python benchmarks/interop.py --render benchmarks/results/interop-h200.json

@@ -129,7 +129,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet50() -> nn.Module:
-    """Make the model of https://arxiv.org/abs/1512.03385, with strides in its 3x3 ones."""
+    """Make the model of https://arxiv.org/abs/1512.03385; 3x3 layers have the strides."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         *(nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)),

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure NumPy arrays born pinned: NumPy loops that feed PyTorch, and what that costs.
+"""Measure NumPy arrays that are made in pinned memory, in loops that feed PyTorch.
 
     python benchmarks/numpy_pinned.py --json benchmarks/results/numpy-pinned-h200.json
 
-`copy`: one array of NumPy's, copied to the device again and again. `loop`: each time a new
-array made by NumPy, in one thread. `threads`: the same by several threads at once. The ways
-are ordinary NumPy, PyTorch's `pin_memory()` of ordinary arrays, a block of `numpy_pinned`
-and `numpy_pinned.enable()`; the code that makes and copies arrays is the same for all but
-`pin_memory()`. The link is what copies from memory that PyTorch has pinned reach, in the
-same run. `make`: the loop without copies. `cost`: one `np.empty`, made and dropped.
+`copy` copies one NumPy array to the device again and again. `loop` makes and copies a new
+array each time, in one thread, and `threads` does so in several threads at once. `make` is
+the loop without copies, and `cost` makes and drops one `np.empty`. The ways are ordinary
+NumPy, PyTorch's `pin_memory()` of ordinary arrays, a block of `numpy_pinned`, and
+`numpy_pinned.enable()`; the code that makes and copies arrays is the same for all but
+`pin_memory()`. The link is the rate of copies from memory that PyTorch has pinned, in the
+same run.
 
 Without a GPU, cumem copies in PyTorch's place on the emulated device, and says so.
 """
@@ -35,15 +36,15 @@ from measure import Run, times_of
 
 MIB = 1 << 20
 THREADS = 8
-#: So many times of a case are kept, the first ones.
+#: How many times of a case are kept; they are the first ones.
 ROUNDS = 100
-#: Arrays on their way that are not waited for yet.
+#: How many arrays may be on their way before the first of them is waited for.
 DEPTH = 4
 
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """The whole process makes pinned arrays."""
+    """Make pinned arrays in the whole process."""
     cumem.numpy_pinned.enable()
     try:
         yield
@@ -70,13 +71,13 @@ class Case:
     way : str
         Which.
     nbytes : int
-        Of an array.
+        The bytes of an array.
     count : int
-        Arrays a round.
+        The number of arrays in a round.
     seconds : list of float
-        Of each round.
+        The time of each round.
     percent : float
-        Of the link's rate, by the median round; 0 for ``"cost"``.
+        How much of the link's rate the median round reaches; 0 for ``"cost"``.
     """
 
     key: str
@@ -92,7 +93,7 @@ class Case:
 
 
 class Copies:
-    """By PyTorch, or on the emulated device by cumem."""
+    """Makes the copies: by PyTorch, or by cumem on the emulated device."""
 
     def __init__(self) -> None:
         self.torch: Any = None
@@ -111,7 +112,7 @@ class Copies:
         return (tensor.pin_memory() if pins else tensor).to("cuda", non_blocking=True)
 
     def pinned(self, nbytes: int) -> Any:
-        """What the link is measured with."""
+        """Make the memory that the link is measured with."""
         if self.torch is None:
             return cumem.empty_pinned(nbytes // 4, "f4").numpy()
         return self.torch.empty(nbytes // 4, dtype=self.torch.float32, pin_memory=True)
@@ -132,7 +133,7 @@ class Copies:
 
 
 def make(base: np.ndarray, number: int) -> np.ndarray:
-    """What the user's code does: NumPy, and nothing of cumem."""
+    """Make an array as a user's code does, by NumPy without cumem."""
     return base + np.float32(number)
 
 
@@ -155,7 +156,7 @@ class Bench:
         return case
 
     def transfers(self) -> Iterator[Case]:
-        """All that copies, size by size."""
+        """Measure everything that copies, size by size."""
         for nbytes in self.sizes:
             count = max(2, self.total // nbytes)
             source = self.copies.pinned(nbytes)
@@ -214,7 +215,7 @@ class Bench:
         return case
 
     def costs(self) -> Iterator[Case]:
-        """An array made and dropped, by the thousand."""
+        """Measure making and dropping thousands of arrays."""
         count = 1000
         for nbytes, way in itertools.product(
             (128, MIB, 8 * MIB), ("NumPy", "enable()")

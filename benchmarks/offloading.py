@@ -4,11 +4,11 @@
     python benchmarks/offloading.py --json benchmarks/results/offloading-h200.json
 
 A model of GPT-2's size (12 layers, 768 wide, 1,024 tokens, bfloat16 by autocast) is trained
-from the same start on the same data: with nothing, with PyTorch's
-`save_on_cpu(pin_memory=True)` and with `offload_activations()`. Losses must be the
-same; what two runs with nothing differ by, if anything, is allowed for. Then the model goes
-to the host and back: by `offload` and `restore`, and tensor by tensor. On the emulated
-device it runs and says so: the figures are then not a GPU's.
+from the same start on the same data: without offloading, with PyTorch's
+`save_on_cpu(pin_memory=True)`, and with `offload_activations()`. The losses must be the
+same, except for what two runs without offloading differ by. Then the model goes to the host
+and back, by `offload` and `restore`, and tensor by tensor. On the emulated device it runs
+and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model and its batches."""
+    """The size of a model and its batches."""
 
     layers: int = 12
     width: int = 768
@@ -62,7 +62,7 @@ LITTLE = Size(2, 64, 4, 96, 32, 4, 1, 2, 1)
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each after a norm and added to what came in."""
+    """Attention and a perceptron, each after a norm and added to its input."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """GPT-2 but for dropout: its layers, its tied embedding."""
+    """GPT-2 without dropout, with its layers and its tied embedding."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -119,19 +119,19 @@ class Case:
     way : str
         Which.
     seconds : list of float
-        Of each step, or each round, that counts.
+        The time of each step, or each round, that counts.
     first_seconds : float
-        Of the very first, which page-locks memory.
+        The time of the very first one, which page-locks memory.
     tokens_per_second : float
         By the median step.
     peak_nbytes, peak_reserved_nbytes : int
-        Of the device: in tensors, and held by PyTorch, while training.
+        The most device memory in tensors, and held by PyTorch, while training.
     pinned_nbytes : int
-        Most that cumem's buffers had of pinned memory.
+        The most pinned memory that cumem's buffers had.
     offloaded_nbytes : int
-        Copied to the host by cumem, a step; or of the model.
+        How many bytes cumem copies to the host in a step, or the bytes of the model.
     losses : list of float
-        Of each step, those that do not count too.
+        The loss of each step, including those that do not count.
     """
 
     key: str
@@ -162,7 +162,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def empty(self) -> None:
-        """Begin as a new process would, as far as that goes."""
+        """Empty all caches, to begin nearly as a new process would."""
         gc.collect()
         cumem.trim()
         if not self.emulated:
@@ -175,7 +175,7 @@ class Bench:
         return Model(self.size).to(self.device)
 
     def ways(self) -> dict[str, Context]:
-        """Each makes a context for a forward pass."""
+        """Return functions that make a context for a forward pass, by way."""
 
         def ours(depth: int) -> Context:
             return lambda: offload_activations(min_nbytes=self.min_nbytes, depth=depth)
@@ -191,7 +191,7 @@ class Bench:
         }
 
     def train(self, way: str, context: Context) -> Case:
-        """Some steps from the start."""
+        """Train some steps from the start."""
         size, case = self.size, Case("train", way)
         self.empty()
         model = self.model()
@@ -225,7 +225,7 @@ class Bench:
         return case
 
     def trainings(self) -> Iterator[Case]:
-        """All ways, and again; then their losses are held against each other."""
+        """Train in all ways, twice, and compare their losses."""
         found: dict[str, list[float]] = {}
         for _ in range(self.size.rounds):
             for way, context in self.ways().items():
@@ -245,7 +245,7 @@ class Bench:
                 )
 
     def moves(self) -> Iterator[Case]:
-        """The model to the host and back."""
+        """Move the model to the host and back."""
         model = self.model()
         tensors = list(model.parameters())
         before = [tensor.detach().clone() for tensor in tensors]

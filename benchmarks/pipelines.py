@@ -3,11 +3,11 @@
 
     python benchmarks/pipelines.py --json benchmarks/results/pipelines-h200.json
 
-Three stages at once, copy in, work and copy out, beside each alone; then a file larger than
-the memory that the device may use, read through numpy.memmap and summed row by row, beside
-the same by hand with CuPy and PyTorch, where they are installed, and with cumem's streams.
-Results are verified. On the emulated device it runs and says so: the figures are then not
-a GPU's.
+Three stages that run at once (copy in, work and copy out) are measured beside each stage
+alone. Then a file that is larger than the memory that the device may use is read through
+numpy.memmap and summed row by row, beside the same work by hand with CuPy and PyTorch, if
+they are installed, and with cumem's streams. Results are verified. On the emulated device
+it runs and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Case:
     group : str
         ``"overlap"`` (three stages) or ``"file"``.
     key : str
-        Which memory and how much of it leaves, or which way by hand.
+        Which memory, and how much leaves the device, or which way by hand.
     nbytes : int
-        That come in.
+        The bytes that come in.
     seconds : dict
-        Of each stage alone and of all together; ``"all"`` is the way itself.
+        The time of each stage alone and of all together; ``"all"`` is the way itself.
     lines : int
-        Of code, without its text; 0: not counted.
+        How many lines of code it has, without docstrings; 0 means not counted.
     device_nbytes : int
-        Most that the device's free memory fell by meanwhile.
+        By how much the device's free memory fell at most.
     samples : list
-        Bytes that cumem held on the device, over time.
+        The bytes that cumem held on the device, over time.
     error : str
         Why there is no time.
     """
@@ -79,7 +79,7 @@ class Case:
 
     @property
     def slowest(self) -> float:
-        """Seconds of the slowest stage alone."""
+        """Return the seconds of the slowest stage alone."""
         return max(s for name, s in self.seconds.items() if name != "all")
 
 
@@ -109,7 +109,7 @@ def library(name: str) -> Any:
 
 
 class Worker:
-    """A kernel that takes as long as it is told to."""
+    """A kernel that takes as long as it should."""
 
     def __init__(self) -> None:
         self.xp: Any = np if cumem.backend() == "emulated" else library("cupy")
@@ -137,7 +137,7 @@ class Worker:
         self._kernel(x[:, : y.shape[1]], self.rounds, y)
 
     def tune(self, x: cumem.Buffer, y: cumem.Buffer, seconds: float) -> None:
-        """So that the work on `x` takes about so long."""
+        """Adjust the work on `x` so that it takes about `seconds`."""
         self.rounds = 200 if self.xp is not np else 1
         self(x, y, None)
         for _ in range(2 if self.xp is not np else 0):
@@ -183,7 +183,7 @@ def only_out(y: cumem.Buffer, out: Any, step: int) -> None:
 
 
 def in_and_out(src: Any, x: cumem.Buffer, y: cumem.Buffer, out: Any) -> None:
-    """All of both at once, in long copies and without work."""
+    """Copy all of both at once, in long copies and without work."""
     streams = cumem.Stream(), cumem.Stream()
 
     def come() -> None:
@@ -374,7 +374,7 @@ def cumem_pipeline(xp: Any, data: np.ndarray, out: np.ndarray, step: int) -> Non
 
 
 def lines_of(function: Callable[..., object]) -> int:
-    """Of its body, without empty ones."""
+    """Count the lines of a function's body, without empty ones."""
     source = textwrap.dedent(inspect.getsource(function))
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.FunctionDef)
@@ -383,7 +383,7 @@ def lines_of(function: Callable[..., object]) -> int:
 
 
 class Watch:
-    """How far the device's free memory falls within a ``with`` block."""
+    """Measures how far the device's free memory falls within a ``with`` block."""
 
     def __enter__(self) -> Watch:
         self.before = self.least = cumem.memory_info(0).free
@@ -413,7 +413,7 @@ def write_file(path: Path, nbytes: int) -> None:
 
 
 def stages_of_file(xp: Any, data: np.ndarray, step: int) -> dict[str, float]:
-    """Seconds of the copy in and of the sums alone."""
+    """Return the seconds of the copy in and of the sums alone."""
     x = cumem.array(data[:step], kind="device")
     sums = cumem.empty_device(step, "f4")
 
@@ -482,7 +482,7 @@ def of_file(xp: Any, path: Path, chunk: int, repeats: int) -> Iterator[Case]:
 
 
 class Sightings:
-    """When copies are seen done. One thread looks: threads that wait take processors."""
+    """Notes when copies are done. One thread looks, since waiting ones take processors."""
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []
@@ -516,8 +516,11 @@ def span(stage: str, number: int, begin: float, end: float) -> dict[str, Any]:
 
 
 def timeline(worker: Worker, nbytes: int, chunk: int) -> list[dict[str, Any]]:
-    """When each stage of each chunk ran, in seconds: work by CUDA events, copies by their
-    own clock, the device's or the host's, up to the moment they are seen done."""
+    """Return when each stage of each chunk ran, in seconds.
+
+    Work is timed by CUDA events. Copies are timed by their own clock, which is the
+    device's or the host's, up to the moment when they are seen to be done.
+    """
     rows, step = nbytes // WIDTH // 4, chunk // WIDTH // 4
     src = cumem.full((rows, WIDTH), 1, "f4", "pinned")
     out = cumem.empty_pinned((rows, WIDTH // 2), "f4")

@@ -9,8 +9,8 @@ T2   the first pinned allocation of a process
 T13  traces replayed: reserved over live, and time per event; as they are and late
 T14  cost with few and many live blocks, and with one and many threads
 
-Libraries that are not installed are left out and named. What must begin afresh is
-measured in a process of its own. On the emulated device everything runs and says so.
+Libraries that are not installed are left out and named. Cases that must begin afresh are
+measured in processes of their own. On the emulated device everything runs and says so.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Case:
     error: str | None = None
 
     def sample(self, names: dict[str, Any], number: int) -> float:
-        """Nanoseconds of one allocation and its free."""
+        """Return the nanoseconds of one allocation and its free."""
         timer = Timer(self.text, globals=names)
         with contextlib.ExitStack() as stack:
             for pool in self.pools:
@@ -114,7 +114,7 @@ class Case:
 
 
 def our_cases() -> list[Case]:
-    """Each kind, form and size, beside NumPy with the same arguments."""
+    """Return the cases of each kind, form and size, and NumPy's with the same arguments."""
     cases = [Case("empty statement", "", "pass")]
     for forms in (FORMS, SIZES):
         for form, arguments in forms.items():
@@ -140,7 +140,7 @@ def our_cases() -> list[Case]:
 
 
 def peer_cases(names: dict[str, Any]) -> tuple[list[Case], dict[str, str]]:
-    """The same allocation by other libraries; and which there are."""
+    """Return the same allocations by other libraries, and which libraries there are."""
     cases: list[Case] = []
     found: dict[str, str] = {}
     if cumem.backend() == "emulated":
@@ -195,7 +195,8 @@ def rmm_cases(names: dict[str, Any]) -> tuple[str, list[Case]]:
         "arena": lambda: rmm.mr.ArenaMemoryResource(
             rmm.mr.CudaMemoryResource(), arena_size=GIB
         ),
-        # as much as the others: at first it would take half of the device
+        # It gets as much memory as the others, or it would take half of the device at
+        # first.
         "async": lambda: rmm.mr.CudaAsyncMemoryResource(initial_pool_size=GIB),
     }
     names["DeviceBuffer"] = rmm.DeviceBuffer
@@ -224,7 +225,7 @@ PEERS: dict[str, Callable[[dict[str, Any]], tuple[str, list[Case]]]] = {
 
 
 def measure_t1(options: argparse.Namespace) -> dict[str, Any]:
-    """Time every case in turn, round after round, so that drift meets all alike."""
+    """Time every case in turn, round after round, so that drift affects all alike."""
     names: dict[str, Any] = {
         "numpy_empty": np.empty,
         "empty": cumem.empty,
@@ -247,7 +248,7 @@ def measure_t1(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def row_of(case: Case) -> dict[str, Any]:
-    """One case as plain data."""
+    """Return one case as plain data."""
     row: dict[str, Any] = {
         "what": case.what,
         "form": case.form,
@@ -260,7 +261,7 @@ def row_of(case: Case) -> dict[str, Any]:
 
 
 def summary_t1(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Worst ratio to NumPy with the same arguments, and how much faster than peers."""
+    """Return the worst ratio to NumPy, and how much faster cumem is than its peers."""
     good = [row for row in rows if "ns" in row]
     numpy = {row["form"]: row["ns"] for row in good if row["what"] == "numpy"}
     ours = [row for row in good if row["what"] in (*KINDS, "alternating kinds")]
@@ -293,7 +294,7 @@ def first_cumem(nbytes: int, **flags: bool) -> Callable[[], Any]:
 
 
 def first_driver(nbytes: int) -> Callable[[], Any]:
-    """What cudaHostAlloc calls."""
+    """Return a call of the driver that cudaHostAlloc makes."""
     driver = ctypes.CDLL("libcuda.so.1")
     context, address = ctypes.c_void_p(), ctypes.c_void_p()
 
@@ -346,7 +347,7 @@ FIRST: dict[str, tuple[str, Callable[[int], Callable[[], Any]]]] = {
 
 
 def child_first(job: dict[str, Any]) -> dict[str, Any]:
-    """Time one allocation in this process, then see that every page is there."""
+    """Time one allocation in this process, then check that every page exists."""
     nbytes = int(job["nbytes"])
     allocate = FIRST[job["how"]][1](nbytes)
     start = time.perf_counter_ns()
@@ -358,7 +359,7 @@ def child_first(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_t2(options: argparse.Namespace) -> dict[str, Any]:
-    """Each way in processes of its own, in turn."""
+    """Measure each way in processes of its own, in turn."""
     emulated = cumem.backend() == "emulated"
     nbytes = GIB // 16 if emulated else GIB
     times: dict[str, list[dict[str, Any]]] = {name: [] for name in FIRST}
@@ -458,7 +459,7 @@ def measure_t13(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def means_of(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Geometric means over the traces, by whose work is late."""
+    """Return geometric means over the traces, for each choice of whose work is late."""
     means = {}
     for late_on in ("none", "side", "own"):
         rows = [row for row in results if row["late_on"] == late_on]
@@ -475,7 +476,7 @@ def means_of(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 def churn(
     live: list[object], plan: list[tuple[int, int]], allocate: Callable[[int], object]
 ) -> None:
-    """Put a new block in the place of an old one, which is freed."""
+    """Replace an old block, which is freed, by a new one."""
     for index, size in plan:
         live[index] = allocate(size)
 
@@ -483,7 +484,7 @@ def churn(
 def churn_ns(
     live: list[object], allocate: Callable[[int], object], rounds: int, seed: int
 ) -> list[float]:
-    """Nanoseconds of an allocation with a free, round by round, over random places."""
+    """Return the nanoseconds of an allocation and a free, for each round."""
     random = np.random.default_rng(seed)
     count = 100_000 if len(live) > 100_000 else 20_000
     times = []
@@ -517,7 +518,7 @@ def populations(
 def thread_rate(
     allocate: Callable[[int], object], threads: int, operations: int
 ) -> float:
-    """Allocations with their frees per second, of all threads together."""
+    """Return the allocations and frees per second of all threads together."""
     share = operations // threads
     barrier = threading.Barrier(threads + 1)
 
@@ -545,7 +546,7 @@ def thread_rate(
 
 
 def child_scale(job: dict[str, Any]) -> dict[str, Any]:
-    """Both tables, for one allocator; ``loop`` allocates Python floats only."""
+    """Measure both tables for one allocator; ``loop`` only allocates Python floats."""
     if job["allocator"] == "loop":
         allocate: Callable[[int], object] = float
     else:
@@ -581,7 +582,7 @@ def collector_off() -> Iterator[None]:
 
 
 def measure_t14(options: argparse.Namespace) -> dict[str, Any]:
-    """The loop alone, cumem, and CuPy, each in a process of its own."""
+    """Measure the loop alone, cumem, and CuPy, each in a process of its own."""
     emulated = cumem.backend() == "emulated"
     many = 2_000 if emulated else 1_000_000
     results: dict[str, Any] = {}
@@ -617,7 +618,7 @@ CHILDREN: dict[str, Callable[[dict[str, Any]], Any]] = {
 def run_child(
     job: dict[str, Any], environment: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Measure in a new process; what goes wrong there is an answer."""
+    """Measure in a new process. A failure there is a result, too."""
     command = [sys.executable, __file__, "--child", json.dumps(job)]
     variables = (environment or {}) | dict(os.environ)
     try:
@@ -642,14 +643,14 @@ def run_child(
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     lines = ["| " + " | ".join(head) + " |"]
     lines.append("| --- " + "| ---: " * (len(head) - 1) + "|")
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def lines_t1(part: dict[str, Any]) -> list[str]:
-    """Nanoseconds by form and kind, then the peers'."""
+    """Return nanoseconds by form and kind, then those of the peers."""
     rows = part["rows"]
 
     def cell(what: str, form: str) -> str:
@@ -690,7 +691,7 @@ def lines_t1(part: dict[str, Any]) -> list[str]:
 
 
 def lines_t2(part: dict[str, Any]) -> list[str]:
-    """Milliseconds of the first pinned allocation."""
+    """Return the milliseconds of the first pinned allocation."""
     rows = []
     for name, row in part["rows"].items():
         if "error" in row:
@@ -706,7 +707,7 @@ def lines_t2(part: dict[str, Any]) -> list[str]:
 
 
 def lines_t13(part: dict[str, Any]) -> list[str]:
-    """Reserved over live of each trace, and the time."""
+    """Return reserved over live bytes of each trace, and the times."""
     if "error" in part:
         return [f"Traces (T13): {part['error']}."]
     found = part["allocators"]
@@ -758,7 +759,7 @@ def lines_t13(part: dict[str, Any]) -> list[str]:
 
 
 def lines_t14(part: dict[str, Any]) -> list[str]:
-    """Cost by population, and rate by threads."""
+    """Return the cost by population, and the rate by threads."""
     good = {name: row for name, row in part.items() if "error" not in row}
     bad = [f"{name}: {row['error']}" for name, row in part.items() if "error" in row]
     if not good:
@@ -817,7 +818,7 @@ MEASURES = {
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure what was asked for, with the machine and the versions."""
+    """Measure the chosen parts, and note the machine and the versions."""
     started = datetime.now(UTC)
     parts = {}
     for name in options.only:

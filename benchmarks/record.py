@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep what checks without results of their own said: pytest, sanitizers, C programs.
+"""Keep the output of checks that write no results: pytest, sanitizers, C programs.
 
     python benchmarks/record.py --json FILE [--limit SECONDS] -- COMMAND [ARGUMENT ...]
 
-Runs the command, shows what it prints, and adds to FILE how it ended, how long it took and
-its last lines, with commit, date and machine. Exit status: the command's.
+This runs the command, shows its output, and adds to FILE how it ended, how long it took and
+its last lines, with commit, date and machine. The exit status is the command's.
 """
 
 from __future__ import annotations

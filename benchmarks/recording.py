@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what a record costs: each event, with and without stacks, and nothing while off.
+"""Measure what a record costs for each event, with and without stacks, and while it is off.
 
     python benchmarks/recording.py --json benchmarks/results/recording-h200.json
 
-An allocation from a warm pool and its free are two events: nanoseconds of one, over the
-same without a record, for shallow and deep stacks, with a tag, and from four threads;
-and of a short copy, which takes microseconds to a device, and varies by more than an
-event. `--before DIR`, a checkout built before there were records, adds what the pair
-costs there and here with no record running, in processes by turns.
+An allocation from a warm pool and its free are two events. The figure is how many
+nanoseconds one event adds, for shallow and deep stacks, with a tag, and from four
+threads. A short copy is measured too, which takes microseconds to a device and varies by
+more than an event takes. With `--before DIR`, a checkout that was built before there were
+records, the pair is also measured there and here with no record running, in processes
+that take turns.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ class Case:
     key : str
         ``"off"``, ``"events"``, ``"stacks"``, ``"deep stacks"`` and so on.
     call_ns : float
-        A pair of allocation and free, or a short copy: the best of all rounds.
+        The time of an allocation and its free, or of a short copy: the best of all rounds.
     median_ns : float
-        The same, the median.
+        The median of the same.
     event_ns : float
-        What an event adds to it, of the best; 0 where there is none.
+        What an event adds to the best time; 0 if there is no event.
     rounds : int
-        So many were timed.
+        How many rounds were timed.
     """
 
     key: str
@@ -83,7 +84,7 @@ def in_threads(act: Callable[[int], None], count: int) -> None:
 
 
 def timed(act: Callable[[int], None], count: int, rounds: int) -> list[float]:
-    """Nanoseconds of one call, of each round."""
+    """Return the nanoseconds of one call, for each round."""
     act(count)
     found = []
     for _ in range(rounds):
@@ -158,7 +159,7 @@ for _ in range(int(sys.argv[1])):
 
 
 def compared(before: Path, quick: bool) -> Iterator[Case]:
-    """No record runs: this build, and one that has none."""
+    """Compare this build, while no record runs, with one that has no records."""
     trees = {"before": before, "now": Path(cumem.__file__).parents[1]}
     found: dict[str, list[float]] = {key: [] for key in trees}
     for _ in range(2 if quick else TURNS):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the page of a record is in a browser, and pictures of it. Needs no GPU.
+"""Measure how fast the page of a record is in a browser, and take pictures. Needs no GPU.
 
     python benchmarks/recording_page.py [--record FILE] [--json FILE] [--images FOLDER]
 
-Writes the page of a record that was saved as .npz, else of one made up as a training
-loop's, and opens it in a headless Chromium, which draws with the processor. Measured by
-the page's clock: when it was drawn first after it began to load, what a frame of zooming
-and of hovering costs, and how far frames are apart while real wheel and mouse events come.
-`processor_ms` is time of the processor, which does not grow with what else the machine
-does; so are the seconds of the exports, which are timed beside it. Pictures need Pillow.
+This writes the page of a record that was saved as .npz, or of a made-up one that is like a
+training loop's, and opens it in a headless Chromium, which draws with the processor. By the
+page's clock it measures when the page was first drawn after it began to load, what a
+frame of zooming and of hovering costs, and how far frames are apart while real wheel and
+mouse events come. `processor_ms` is time of the processor, which does not grow with other
+work of the machine; the seconds of the exports are such time too. Pictures need Pillow.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from support.records import random_log
 
 WIDTH, HEIGHT = 1200, 900
 COUNT = 60  # frames of a kind
-#: Each waits for what the last one queued to be drawn, else its cost is in it.
+#: Each frame waits until the one before is drawn, or it would be charged for that one too.
 FRAMES = """(async () => {
   const rest = () => new Promise(
     done => requestAnimationFrame(() => requestAnimationFrame(done)));
@@ -71,7 +71,7 @@ WATCH = """(() => {
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Of times in ms."""
+    """Return the spread of times in ms."""
     ordered = sorted(values)
     return {
         "median_ms": round(statistics.median(ordered), 2),
@@ -81,14 +81,16 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def busy_ms(browser: Browser) -> float:
-    """What the page's main thread has worked since it was opened, by the processor's
-    clock: others who use the machine are not in it."""
+    """Return how long the page's main thread has worked since the page was opened.
+
+    It is time of the processor, in which other users of the machine have no part.
+    """
     metrics = browser.call("Performance.getMetrics")["metrics"]
     return 1e3 * next(m["value"] for m in metrics if m["name"] == "TaskDuration")
 
 
 def frames(browser: Browser, code: str) -> dict[str, float]:
-    """Cost of frames of a kind: of its script, and of all that the page does for it."""
+    """Measure frames of a kind: their script alone, and all work of the page for them."""
     before = busy_ms(browser)
     costs = browser.evaluate(FRAMES % (COUNT, code))
     busy = (busy_ms(browser) - before) / COUNT
@@ -96,7 +98,7 @@ def frames(browser: Browser, code: str) -> dict[str, float]:
 
 
 def measure(browser: Browser, path: Path) -> dict[str, Any]:
-    """Open the page, and use it as a person would."""
+    """Open the page, use it as a person would, and measure it."""
     browser.call("Performance.enable", timeDomain="threadTicks")
     drawn, worked = [], []
     for _ in range(3):
@@ -123,7 +125,7 @@ def measure(browser: Browser, path: Path) -> dict[str, Any]:
 
 
 def picture(browser: Browser, path: Path, theme: str, by: str, place: str) -> None:
-    """Keep what the window shows, in 256 colours."""
+    """Save what the window shows, in 256 colours."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what stands in the README and in docs/memory-kinds.md from files of results: five
-lines of figures, and the table of copy rates.
+"""Write the five lines of figures of the README, and the table of copy rates of
+docs/memory-kinds.md, from files of results.
 
     python -m cumem bench --json benchmarks/results/bench-h200.json \
         --plot docs/images/bench-h200.png
@@ -30,13 +30,13 @@ def read(name: str) -> dict[str, Any]:
 
 
 def case(data: dict[str, Any], **wanted: object) -> dict[str, Any]:
-    """The only case of a run with these values."""
+    """Return the only case of a run with these values."""
     [found] = [c for c in data["cases"] if all(c[k] == v for k, v in wanted.items())]
     return dict(found)
 
 
 def figures() -> str:
-    """Five lines: what cumem does, and what the fastest other does in the same run."""
+    """Return five lines with cumem's figures and the fastest peer's in the same run."""
     lines = ["| | cumem | others, in the same run |", "| --- | ---: | --- |"]
 
     def rates(
@@ -101,7 +101,7 @@ def figures() -> str:
 
 
 def table(data: dict[str, Any]) -> str:
-    """Rates in GB/s by size and kind, one table per direction, with the advice."""
+    """Return rates in GB/s by size and kind, a table for each direction, with advice."""
     device = data["devices"][data["device"]]["name"]
     lines = [
         f"Copies on {device}, driver CUDA {data['versions']['driver']}, "
@@ -130,7 +130,7 @@ def _cell(row: dict[str, Any] | None) -> str:
 
 
 def rendered(page: Path) -> str:
-    """The page with what stands between its markers written anew."""
+    """Return the page with new text between its markers."""
     text = page.read_text(encoding="utf-8")
     made = {"figures": figures, "bench-table": lambda: table(read("bench-h200.json"))}
     for name, make in made.items():

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which figures stand on which page, of what commit they are, and which are older than
-the code that they are about.
+"""Find out which figures stand on which page, of which commit they are, and which of them
+are older than the code that they are about.
 
     python benchmarks/results.py            # list, exit status 1 if any is older
     python benchmarks/results.py --write    # put the table of its figures on each page
 
 Every file of benchmarks/results/ says the commit, the date and the machine of its run, as
 `commit`, `started` and `machine` (a text, or what `python -m cumem info` reads, with
-`devices`). Files from before that rule have `added` instead: the commit that brought them
-and its date, from the history.
+`devices`). Files that are older than this rule have `added` instead: the commit that
+brought them and its date, from the history.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 LINK = re.compile(r"benchmarks/results/([\w.-]+)")
 
-#: What the figures of a file are about, by the beginning of its name.
+#: The sources that the figures of a file are about, by the beginning of the file's name.
 SOURCES: dict[str, tuple[str, ...]] = {
     "bench": ("cumem/tools/bench", "csrc/transfer", "csrc/runtime/cuda*"),
     "casting": ("csrc/base/convert.c", "csrc/transfer/routes", "csrc/transfer/host"),
@@ -95,7 +95,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
 
 
 def read(name: str) -> dict[str, Any]:
-    """What the file says of its run: of lines of JSON the first."""
+    """Read what a file says about its run, which is in the first line of JSON lines."""
     text = (RESULTS / name).read_text(encoding="utf-8")
     found = json.loads(text.splitlines()[0] if name.endswith(".jsonl") else text)
     assert isinstance(found, dict), f"{name} is no object"
@@ -103,7 +103,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def commit_of(results: dict[str, Any]) -> str:
-    """As it stands there, less what says that the tree had changes."""
+    """Return the commit of results, without the mark that the tree had changes."""
     said = results.get("commit") or results["added"]["commit"]
     return re.sub(r"-(dirty|changed)$", "", said)[:7]
 
@@ -113,7 +113,7 @@ def date_of(results: dict[str, Any]) -> str:
 
 
 def machine_of(results: dict[str, Any]) -> str:
-    """The machine in a few words."""
+    """Return the machine in a few words."""
     machine = results.get("machine", results.get("device", "?"))
     if isinstance(machine, dict):
         devices = results.get("devices") or [{"name": results["device"]}]
@@ -125,7 +125,7 @@ def machine_of(results: dict[str, Any]) -> str:
 
 
 def lacks(results: dict[str, Any]) -> list[str]:
-    """What the file should say and does not."""
+    """Return which facts the file should have and does not."""
     has_run = bool(results.get("commit")) and bool(results.get("started"))
     has_added = {"commit", "date"} <= set(results.get("added", ()))
     missing = [] if has_run or has_added else ["commit and started"]
@@ -133,9 +133,9 @@ def lacks(results: dict[str, Any]) -> list[str]:
 
 
 def pages() -> dict[Path, list[str]]:
-    """The results that each page names, in order, without the table itself.
+    """Return the results that each page names, in order, without those in the table itself.
 
-    Not those of docs/decisions/, which say what was known on their day.
+    The pages of docs/decisions/ are left out, since they say what was known on their day.
     """
     found = {}
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
@@ -147,13 +147,13 @@ def pages() -> dict[Path, list[str]]:
 
 
 def sources_of(name: str) -> tuple[str, ...]:
-    """The longest beginning counts."""
+    """Return the sources of a file of results, by the longest beginning that fits."""
     keys = [key for key in SOURCES if name.startswith(key)]
     return SOURCES[max(keys, key=len)]
 
 
 def table(page: Path, names: list[str]) -> str:
-    """What stands between the markers."""
+    """Return the table that stands between the markers."""
     up = os.path.relpath(RESULTS, page.parent)
     lines = ["| figures | commit | date | machine |", "| --- | --- | --- | --- |"]
     for name in names:
@@ -169,7 +169,7 @@ def table(page: Path, names: list[str]) -> str:
 
 
 def written(page: Path, names: list[str]) -> str:
-    """The page with its table, at the end if it had none."""
+    """Return the page with its table, which is put at the end if the page had none."""
     text = page.read_text(encoding="utf-8")
     if BEGIN not in text:
         text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
@@ -178,14 +178,14 @@ def written(page: Path, names: list[str]) -> str:
 
 
 def changed_since(commit: str, sources: tuple[str, ...]) -> int | None:
-    """How many files of the sources differ from the commit; None: that cannot be told."""
+    """Count the source files that differ from the commit, or None if that is unknown."""
     paths = [f":(glob){path}" if "*" in path else path for path in sources]
     said = git("diff", "--name-only", commit, "--", *paths)
     return None if said is None else len(said.splitlines())
 
 
 def git(*command: str) -> str | None:
-    """What it says; None: nothing, or there is none."""
+    """Return the output of git, or None if there is no output or no git."""
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), *command], capture_output=True, text=True
@@ -196,13 +196,13 @@ def git(*command: str) -> str | None:
 
 
 def brought_by(name: str) -> str:
-    """The commit that brought a file: of figures whose own commit the history lacks."""
+    """Return the commit that brought a file, for figures whose own commit is unknown."""
     said = git("log", "-1", "--format=%h", "--", f"benchmarks/results/{name}")
     return (said or "").strip()
 
 
 def older(names: list[str]) -> list[str]:
-    """A line for each file that is older than the code that it is about."""
+    """Return a line for each file that is older than the code that it is about."""
     lines = []
     for name in names:
         commit, sources = commit_of(read(name)), sources_of(name)

@@ -6,10 +6,10 @@
 
 A file with the tensors of a language model and one of many small tensors, both in the page
 cache, are loaded into tensors on the GPU by cumem, by safetensors.torch, and by
-safetensors.numpy with a copy; two shards of such a model by InstantTensor too, each way it
-has to read the page cache; all tensors are compared bit for bit. The link is the CUDA
-runtime's own copy from pinned memory in the same run. On the emulated device it runs and
-says so: the figures are then not a GPU's.
+safetensors.numpy with a copy. Two shards of such a model are also loaded by
+InstantTensor, in each of its ways to read the page cache. All tensors are compared bit
+for bit. The link is the CUDA runtime's own copy from pinned memory in the same run. On
+the emulated device it runs and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Case:
     direction : str
         ``"up"`` for loading and ``"down"`` for saving.
     nbytes : int
-        Of all tensors.
+        The bytes of all tensors.
     tensors : int
         How many there are.
     first, seconds, spread : dict
@@ -81,14 +81,14 @@ class Case:
 
 
 def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
-    """Random bits, so that nothing in the wrong place goes unseen."""
+    """Make random bits, so that a value in the wrong place is noticed."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     words = rng.integers(0, 1 << 64, -(-nbytes // 8), "u8")
     return words.view("u1")[:nbytes].view(dtype).reshape(shape)
 
 
 def model(nbytes: int) -> Arrays:
-    """The tensors of a language model with as many layers as fit in `nbytes`."""
+    """Make the tensors of a language model with as many layers as fit in `nbytes`."""
     rng = np.random.default_rng(1)
     width = 4096 if nbytes >= GIB else 64
     inner, words = width * 43 // 16, width * 8
@@ -116,7 +116,7 @@ def model(nbytes: int) -> Arrays:
 
 
 def small(count: int) -> Arrays:
-    """Many tensors of 1 to 8 KiB."""
+    """Make many tensors of 1 to 8 KiB."""
     rng = np.random.default_rng(2)
     return {
         f"model.layers.{i % 60}.experts.{i // 60}.scale": random_array(
@@ -127,7 +127,7 @@ def small(count: int) -> Arrays:
 
 
 def every_type(torch: Any) -> bytes:
-    """A file with a tensor of each type that PyTorch has, as the reference writes it."""
+    """Return a file with a tensor of each type of PyTorch, as the reference writes it."""
     rng = np.random.default_rng(3)
     tensors = {}
     for name, element in TYPES.items():
@@ -171,11 +171,11 @@ class Bench:
             self.peers[name] = importlib.import_module(name)
 
     def wait(self) -> None:
-        """Until the GPU has nothing to do."""
+        """Wait until the GPU has nothing to do."""
         cumem.current_device().synchronize()
 
     def link(self) -> dict[str, float]:
-        """Bytes a second of the CUDA runtime's own copies from and to pinned memory."""
+        """Measure the CUDA runtime's own copies of pinned memory, in bytes a second."""
         nbytes = (4 << 20) if self.little else (256 << 20)
         pinned = cumem.zeros(nbytes, "u1", "pinned")
         device = cumem.zeros(nbytes, "u1", "device")
@@ -186,7 +186,7 @@ class Bench:
         return {"up": nbytes / up, "down": nbytes / down}
 
     def time(self, case: Case, library: str, call: Call) -> Any:
-        """Measure one library; what its last call gave."""
+        """Measure one library, and return the result of its last call."""
         times = []
         result = None
         try:
@@ -239,7 +239,7 @@ class Bench:
         copy.unlink(missing_ok=True)
 
     def numpy(self, case: Case, path: Path, arrays: Arrays) -> None:
-        """safetensors.numpy, and a copy of each array by cumem."""
+        """Load by safetensors.numpy, and copy each array by cumem."""
         peer = self.peers.get("safetensors.numpy")
         if peer is None:
             return
@@ -253,7 +253,7 @@ class Bench:
             check(result, arrays)
 
     def torch(self, load: Case, save: Case, path: Path, arrays: Arrays) -> None:
-        """Tensors of PyTorch: by cumem and by safetensors.torch, compared on the GPU."""
+        """Load PyTorch tensors by cumem and safetensors.torch, and compare them there."""
         torch = self.peers["torch"]
         ours = self.time(
             load,
@@ -272,7 +272,7 @@ class Bench:
         torch.cuda.empty_cache()
 
     def shards(self, arrays: Arrays) -> list[Case]:
-        """A model of two such files, loaded into tensors of PyTorch."""
+        """Load a model of two such files into PyTorch tensors."""
         folder = self.folder / "shards"
         folder.mkdir()
         both = {
@@ -311,7 +311,7 @@ class Bench:
         return [case]
 
     def instant(self, files: list[str], way: str) -> Any:
-        """InstantTensor's tensors of all files."""
+        """Load all files by InstantTensor."""
         peer = self.peers["instanttensor"]
         with peer.safe_open(
             files, framework="pt", device=0, backend=peer.Backend[way]
@@ -319,7 +319,7 @@ class Bench:
             return dict(file.tensors())
 
     def types(self) -> int | None:
-        """Compare a tensor of every type with the reference; how many were compared."""
+        """Compare a tensor of every type with the reference, and return how many."""
         peer = self.peers.get("safetensors.torch")
         if peer is None:
             return None
@@ -336,7 +336,7 @@ class Bench:
 
 
 def check(loaded: Any, arrays: Arrays) -> None:
-    """See that buffers have the arrays' bytes, by way of pinned memory."""
+    """Check, through pinned memory, that buffers have the arrays' bytes."""
     if loaded.keys() != arrays.keys():
         raise AssertionError("other names")
     for name, array in arrays.items():
@@ -349,7 +349,7 @@ def check(loaded: Any, arrays: Arrays) -> None:
 
 
 def compare(torch: Any, ours: Any, theirs: Any) -> None:
-    """See that two sets of tensors are equal bit for bit, in place, type and shape."""
+    """Check that two sets of tensors are equal bit for bit, in place, type and shape."""
     if ours is None or theirs is None or ours.keys() != theirs.keys():
         raise AssertionError("other names, or nothing to compare")
     for name, t in theirs.items():
@@ -361,12 +361,12 @@ def compare(torch: Any, ours: Any, theirs: Any) -> None:
 
 
 def octets(torch: Any, tensor: Any) -> Any:
-    """A tensor's bytes: NaNs are not equal, and not every dtype can be compared."""
+    """Return a tensor's bytes, because NaNs and some dtypes cannot be compared."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def same_files(one: Path, two: Path) -> bool:
-    """Whether two files have the same bytes."""
+    """Return whether two files have the same bytes."""
     if one.stat().st_size != two.stat().st_size:
         return False
     a, b = (np.memmap(path, "u1", "r") for path in (one, two))
@@ -377,8 +377,11 @@ def same_files(one: Path, two: Path) -> bool:
 
 
 def headers(folder: Path, count: int, rounds: int) -> dict[str, Any]:
-    """Best seconds of reading names, types and shapes of many tensors: by cumem, and by
-    ``safe_open``, which gives them one by one, with its names alone beside it."""
+    """Return the best seconds of reading names, types and shapes of many tensors.
+
+    They are read by cumem, and by ``safe_open``, which gives them one by one; the time of
+    its names alone stands beside it.
+    """
     path = cumem.save_safetensors(
         folder / "header.safetensors",
         {

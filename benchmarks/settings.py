@@ -3,12 +3,13 @@
 
     python benchmarks/settings.py --json benchmarks/results/settings-h200.json
 
-Copies of ordinary memory, which lies together or has gaps, are made in turns with the
+Copies of ordinary memory, which is contiguous or has gaps, are made in turns with the
 defaults and with one value changed, whether users can set it or not. The ratio of a case
-is the median of that of each pair of turns; below 1 the other value gains. The cases named
-"nothing" compare the defaults with themselves and show the noise. A value that gains
-nowhere needs no setting: its default is right on this machine. Files of commit e4ada78
-also have the figures of `calibrate()`, which was removed for what they show.
+is the median of the ratios of all pairs of turns. If it is below 1, the other value
+gains. The cases named "nothing" compare the defaults with themselves and show the noise.
+A value that gains nowhere needs no setting: its default is right on this machine. Files
+of commit e4ada78 also have the figures of `calibrate()`, which was removed for what they
+show.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ class Case:
     Parameters
     ----------
     setting : str
-        Which is changed.
+        Which setting is changed.
     value : int
-        To what.
+        The value that it is changed to.
     key : str
         The copy.
     us : float
-        Microseconds of a copy with the defaults, the median.
+        The median microseconds of a copy with the defaults.
     ratio : float
         Time with the setting over time without it, the median of pairs.
     """
@@ -75,7 +76,7 @@ class Case:
 
 
 def copies() -> Iterator[tuple[str, Callable[[], object], int]]:
-    """What is copied, and how often in a row."""
+    """Go through the copies, with how often each is made in a row."""
     for nbytes in SIZES:
         host = np.ones(nbytes, "u1")
         device = cumem.full(nbytes, 1, "u1", "device")
@@ -96,7 +97,7 @@ def copies() -> Iterator[tuple[str, Callable[[], object], int]]:
 
 @contextmanager
 def using(**values: int) -> Iterator[None]:
-    """Copies are made so in the block."""
+    """Make copies with these values inside the block."""
     tuning.change(tuning.CHOSEN, values)
     try:
         yield
@@ -105,7 +106,7 @@ def using(**values: int) -> Iterator[None]:
 
 
 def seconds(call: Callable[[], object], calls: int) -> float:
-    """Of one call, of some in a row."""
+    """Return the seconds of one call, as the mean of some in a row."""
     begin = time.perf_counter()
     for _ in range(calls):
         call()
@@ -118,7 +119,7 @@ def compare(
     values: dict[str, int],
     rounds: int,
 ) -> tuple[float, float]:
-    """Median microseconds by default, and the median ratio."""
+    """Return the median microseconds with the defaults, and the median ratio."""
     ratios, times = [], []
     for _ in range(rounds + 1):
         with using(**values):

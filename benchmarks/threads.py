@@ -4,9 +4,10 @@
     python benchmarks/threads.py --json benchmarks/results/threads-h200.json
 
 A call that gives the GIL up gets it back only when a computing thread's turn ends, after
-5 ms with Python's defaults. Blocking copies from and to ordinary memory, alone and beside
-one and three threads that count; PyTorch's where it is installed; and a sleep, which says
-what giving it up once costs. On the emulated device it runs and says so.
+5 ms with Python's defaults. This measures blocking copies from and to ordinary memory,
+alone and beside one and three threads that count; those of PyTorch if it is installed;
+and a sleep, which shows what giving the GIL up once costs. On the emulated device it runs
+and says so.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from measure import Run, times_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BESIDE = (0, 1, 3)
-#: A call about as long as a GiB takes, which gives the GIL up and takes it back once.
+#: A call that takes about as long as a GiB, and gives the GIL up and takes it back once.
 SLEEP, SLEEP_SECONDS = "sleep", 0.02
 
 
@@ -81,7 +82,7 @@ def computing(count: int) -> Iterator[None]:
 
 
 def calls(library: str, nbytes: int) -> dict[str, Callable[[], object]]:
-    """Both directions of one library's blocking copy, or what it can be at best."""
+    """Return calls for both directions of one library's blocking copy, or for a sleep."""
     if library == SLEEP:
         return {"": lambda: time.sleep(SLEEP_SECONDS)}
     host = np.ones(nbytes, "u1")
@@ -99,7 +100,7 @@ def calls(library: str, nbytes: int) -> dict[str, Callable[[], object]]:
 
 
 def libraries() -> list[str]:
-    """Those whose copies can be measured here."""
+    """Return the libraries whose copies can be measured here."""
     try:
         import torch
     except ImportError:

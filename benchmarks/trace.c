@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which functions a call passes, in order: what `make trace` adds to the extension.
+/* Notes which functions run, in order. `make trace` adds this file to the extension.
  *
  * GCC calls __cyg_profile_func_enter() and __cyg_profile_func_exit() at both ends of
  * each function that is compiled with -finstrument-functions. They write a row into one

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files a call passes on its way, function by function, in C and in Python.
+"""Trace through which files a call goes, function by function, in C and in Python.
 
     make trace                                    # build, trace, print a table
     python benchmarks/trace_calls.py --call fill  # the functions of one call, in order
     python benchmarks/trace_calls.py --json FILE  # keep all of it
 
-A call that passes many files is hard to follow for whoever reads it for the first time, and
-a change of it is a change in many places. This program counts them. It builds the extension
-once more, in ``build/trace``, with a hook at both ends of each function of C
-(``benchmarks/trace.c``), and watches functions of Python by ``sys.setprofile``. All threads
-are in it: those that copy, those that watch, and those of the emulated device.
+A call that goes through many files is hard to follow for a new reader, and changing it
+means changes in many places. This program counts the files. It builds the extension once
+more, in ``build/trace``, with a hook at both ends of each C function
+(``benchmarks/trace.c``), and watches Python functions by ``sys.setprofile``. It traces
+all threads: those that copy, those that watch, and those of the emulated device.
 
 - A *room* is a file. A header and the C file of the same name are one room.
 - A *move* is a call from a file into another one. Returns are not counted.
-- The files of the emulated device, which stands for a driver, are counted by themselves.
+- The files of the emulated device, which stands for a driver, are counted separately.
 
 Each call is made until it is warm and then traced several times. Threads that only happen
-to work at the same time add rooms, so that the run with the fewest is the one that is told.
-How often a thread looks again before it waits is left to chance, and with it the moves of
-the large copy; the rooms are the same in each run.
+to work at the same time add rooms, so the run with the fewest rooms is reported. It is
+chance how often a thread looks again before it waits, and so how many moves a large copy
+has; its rooms are the same in each run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CAPACITY = 4_000_000  # rows of a trace
 RUNS, WARM_RUNS = 15, 3
 RUNS_OF_LARGE = 2  # each has a million rows
 CORES = 2  # how many threads copy follows from it, so that it is the same everywhere
-#: How long the threads that a call has started are watched after it is done.
+#: For how long threads that a call has started are watched after the call.
 SETTLE_S = 0.02
 
 ENTER, EXIT, ENTER_PYTHON, EXIT_PYTHON = range(4)  # of benchmarks/trace.c
@@ -59,12 +59,12 @@ ENTER, EXIT, ENTER_PYTHON, EXIT_PYTHON = range(4)  # of benchmarks/trace.c
 
 
 def library() -> Path | None:
-    """The extension of the last build."""
+    """Return the extension of the last build."""
     return next(iter((BUILD / "cumem").glob("_core*.so")), None)
 
 
 def is_fresh() -> bool:
-    """Whether no source is newer than the extension."""
+    """Return whether no source is newer than the extension."""
     built = library()
     if built is None:
         return False
@@ -75,7 +75,7 @@ def is_fresh() -> bool:
 
 
 def build() -> None:
-    """Build it where that is needed; the package beside it is the tree's own."""
+    """Build the extension if that is needed. The package beside it is the tree's own."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would take the same objects
@@ -135,7 +135,7 @@ class Step(NamedTuple):
 
 
 class Tracer:
-    """Rows of calls, and the names that stand behind them."""
+    """Rows of calls, and the names of their functions."""
 
     def __init__(self, core: str) -> None:
         self._core = core
@@ -167,7 +167,7 @@ class Tracer:
                 self._hooks.cm_trace_note(kind, number)
 
     def _name(self, code: CodeType) -> int:
-        """The number of a function of Python; 0: it is none of the package's."""
+        """Return the number of a Python function; 0 if it is not in the package."""
         number = 0
         _, ours, path = code.co_filename.partition("/cumem/")
         # Comprehensions are functions before Python 3.12, and are not after it.
@@ -181,7 +181,7 @@ class Tracer:
     def run(
         self, call: Callable[[], object], settle: Callable[[], object]
     ) -> list[Step]:
-        """What the call passes, until what it has started is done."""
+        """Trace a call, until the work that it has started is done."""
         self._hooks.cm_trace_begin()
         answer = call()
         self._hooks.cm_trace_hush(True)
@@ -221,11 +221,11 @@ class Tracer:
             stack.append((room or caller, in_driver))
 
     def _named(self, kind: int, what: int) -> tuple[str, str]:
-        """The file and the name of a function."""
+        """Return the file and the name of a function."""
         return self._in_python[what - 1] if kind == ENTER_PYTHON else self._in_c[what]
 
     def _threads_of_the_driver(self, rows: list[tuple[int, int, int]]) -> set[int]:
-        """Threads in which functions of the emulated device are the outermost."""
+        """Return the threads whose outermost functions are the emulated device's."""
         depths: Counter[int] = Counter()
         found = set()
         for thread, kind, what in rows:
@@ -238,7 +238,7 @@ class Tracer:
         return found
 
     def _find(self, offsets: set[int]) -> None:
-        """File and name of functions of C, from what the compiler wrote down."""
+        """Look up the files and names of C functions in the debug information."""
         new = sorted(offsets - set(self._in_c))
         if not new:
             return
@@ -255,7 +255,7 @@ class Tracer:
 
 
 def tally(steps: list[Step]) -> dict[str, Any]:
-    """The figures of a trace, without the emulated device; and what they are made of."""
+    """Return the figures of a trace, without the emulated device, and their parts."""
     own = [step for step in steps if not step.is_emulated]
     emulated = [step for step in steps if step.is_emulated]
     rooms = Counter(step.room for step in own)
@@ -289,7 +289,7 @@ def tally(steps: list[Step]) -> dict[str, Any]:
 
 
 def in_order(steps: list[Step]) -> list[str]:
-    """Files and functions in the order of their first calls, by thread."""
+    """List files and functions in the order of their first calls, by thread."""
     counts = Counter((step.thread, step.room, step.function) for step in steps)
     names = {1: ""}  # the caller
     for step in steps:
@@ -308,7 +308,7 @@ def in_order(steps: list[Step]) -> list[str]:
 
 
 class Call(NamedTuple):
-    """What is traced, as a user writes it."""
+    """A call that is traced, as a user writes it."""
 
     text: str
     make: Callable[[Any, int], Callable[[], object]]
@@ -387,7 +387,7 @@ CALLS: dict[str, Call] = {
 
 
 def settle() -> None:
-    """Wait until no transfer is under way; the caller is not traced meanwhile."""
+    """Wait, without being traced, until no transfer is under way."""
     from cumem import _core
 
     # The traced core is linked with the hooks of the tests (csrc/python/module/testing.c).
@@ -397,7 +397,7 @@ def settle() -> None:
 
 
 def trace(names: list[str], nbytes: int, runs: int) -> dict[str, Any]:
-    """The figures of each call: of the run that passed the fewest rooms."""
+    """Return the figures of each call, from the run with the fewest rooms."""
     import cumem
 
     tracer = Tracer(cumem._core.__file__)
@@ -425,7 +425,7 @@ def trace(names: list[str], nbytes: int, runs: int) -> dict[str, Any]:
 
 
 def table(calls: dict[str, Any]) -> str:
-    """A line for each call."""
+    """Return a line for each call."""
     head = f"{'call':24} {'rooms':>6} {'moves':>6} {'functions':>10} {'of Python':>10}"
     lines = [head + f" {'emulated':>9}"]
     lines += [

@@ -3,13 +3,13 @@
 
     python benchmarks/training.py --json benchmarks/results/training-h100.json
 
-24 steps of varying length and batch, then the same four times more, in processes of its
-own for each allocator, by turns: PyTorch's own; that with expandable segments; cumem's
-pools under PyTorch's cache (`cumem.integrations.torch.enable`); and cumem's pools in its
-place (`replace_allocator`). The losses must be the same, bit for bit. A step waits for
-the processor between kernels, so its time is the best of all times that it was taken.
-Without a GPU a little model is trained on the CPU, by PyTorch's own allocator alone: it
-runs and says so.
+24 steps of varying length and batch are done, and then again four times, in processes of
+their own for each allocator, which take turns: PyTorch's own; the same with expandable
+segments; cumem's pools under PyTorch's cache (`cumem.integrations.torch.enable`); and
+cumem's pools in place of the cache (`replace_allocator`). The losses must be the same,
+bit for bit. A step waits for the processor between kernels, so its time is the best of
+all its repetitions. Without a GPU a little model is trained on the CPU, by PyTorch's own
+allocator alone: it runs and says so.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Case:
     again_seconds : list of list of float
         Of each step, for each process and each time after the first.
     reserved_nbytes, live_nbytes : int
-        Most that the allocator held, and most that tensors had of it, as it says.
+        The most bytes that the allocator held, and that tensors had of it, as it says.
     used_nbytes : int
-        Most that the driver saw in use after a step, less what was before the model.
+        The most bytes in use after a step, by the driver, less those before the model.
     """
 
     way: str
@@ -124,7 +124,7 @@ class Model(nn.Module):
 
 
 def shapes(quick: bool) -> list[tuple[int, int]]:
-    """Batch and length of each step; the same for all."""
+    """Return the batch and length of each step, which are the same for all allocators."""
     choose = random.Random(24)
     most, tokens = (64, 256) if quick else (1024, TOKENS)
     found = []
@@ -135,7 +135,7 @@ def shapes(quick: bool) -> list[tuple[int, int]]:
 
 
 def memory(way: str) -> tuple[int, int]:
-    """Most that was reserved, and live, as the allocator says."""
+    """Return the most bytes that were reserved, and live, as the allocator says."""
     if not torch.cuda.is_available():
         return 0, 0
     if way == "replace":
@@ -152,7 +152,7 @@ def used_nbytes() -> int:
 
 
 def train(way: str, quick: bool) -> Case:
-    """In this process, which has done nothing else."""
+    """Train in this process, which has done nothing else."""
     if way == "replace":
         integration.replace_allocator()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -191,7 +191,7 @@ def train(way: str, quick: bool) -> Case:
 
 
 def run_apart(way: str, quick: bool) -> Case:
-    """In a process of its own, for which alone the allocator is chosen."""
+    """Train in a process of its own, for which alone the allocator is chosen."""
     variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUMEM_TRAINING": way}
     if way == "expandable":
         variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
@@ -207,7 +207,7 @@ def run_apart(way: str, quick: bool) -> Case:
 
 
 def measured(ways: tuple[str, ...], quick: bool) -> Iterator[Case]:
-    """All processes of all ways by turns, those of a way as one case."""
+    """Run the processes of all ways in turns, and join those of a way into one case."""
     count = 1 if quick else PROCESSES
     turns = [[run_apart(way, quick) for way in ways] for _ in range(count)]
     for case, *others in zip(*turns, strict=True):
@@ -222,7 +222,7 @@ def measured(ways: tuple[str, ...], quick: bool) -> Iterator[Case]:
 
 
 def best(times: list[list[float]]) -> float:
-    """Seconds of all steps, each the best of all times."""
+    """Return the seconds of all steps together, with the best time of each."""
     return sum(map(min, zip(*times, strict=True)))
 
 

@@ -5,12 +5,13 @@
     python benchmarks/transfer.py --draw benchmarks/results/transfer-h200.json --plot FILE
     python benchmarks/transfer.py --render benchmarks/results/transfer-h200.json
 
-Blocking copies of NumPy arrays and of PyTorch's CPU tensors to the device and back by size,
-to arrays that are new each time, and of strided arrays to the device. Every library's bytes
-are compared after its last call. The link is a pinned copy, the peers are what is
-installed, all in one run; `driver` is cuMemcpy, which for short copies up returns before
-the bytes are there, and `driver-wait` the same with a wait for the device. On the emulated
-device it runs and says so: the figures are then not a GPU's.
+It times blocking copies of NumPy arrays and of PyTorch's CPU tensors to the device and back
+by size, copies to arrays that are new each time, and copies of strided arrays to the
+device. Every library's bytes are compared after its last call. The link is a pinned copy
+in the same run, and the peers are the libraries that are installed. `driver` is cuMemcpy,
+which for short copies to the device returns before the bytes are there, and `driver-wait`
+is the same with a wait for the device. On the emulated device it runs and says so: the
+figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Case:
 
 
 class Driver:
-    """What cudaMemcpy calls, by way of ctypes."""
+    """The driver's functions that cudaMemcpy calls, by ctypes."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -89,7 +90,7 @@ class Driver:
             raise OSError(f"{name} failed with {code}")
 
     def copy(self, dst: int, src: int, nbytes: int, *, wait: bool = False) -> Call:
-        """A blocking copy between two addresses."""
+        """Return a blocking copy between two addresses."""
         function = self._library.cuMemcpy
         synchronize = self._library.cuCtxSynchronize
         arguments = ctypes.c_uint64(dst), ctypes.c_uint64(src), ctypes.c_size_t(nbytes)
@@ -101,7 +102,7 @@ class Driver:
         return call
 
     def copy_rows(self, dst: int, src: int, shape: tuple[int, int], pitch: int) -> Call:
-        """Rows of ordinary memory, `pitch` bytes apart, to packed ones on the device."""
+        """Return a copy of rows, `pitch` bytes apart, to packed rows on the device."""
         rows, width = shape
         host, device = 1, 2
         plan = Rows(
@@ -198,7 +199,7 @@ class Bench:
         return case
 
     def links(self) -> dict[str, float]:
-        """Bytes a second of pinned copies."""
+        """Measure pinned copies, in bytes a second."""
         nbytes = min(self.room, 256 << 20)
         pinned = cumem.zeros(nbytes, "u1", "pinned")
         device = self.device[:nbytes]
@@ -207,21 +208,21 @@ class Bench:
         return {"up": nbytes / up, "down": nbytes / down}
 
     def check(self, wanted: np.ndarray[Any, Any], device: Any) -> None:
-        """See that the device has the bytes, by way of pinned memory."""
+        """Check, through pinned memory, that the device has the bytes."""
         got = cumem.empty(wanted.shape, wanted.dtype, "pinned")
         cumem.copy(got, device)
         if not np.array_equal(got.numpy(), wanted):
             raise AssertionError(f"wrong bytes: {wanted.shape} {wanted.dtype}")
 
     def same(self, wanted: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> None:
-        """See that the host has the bytes."""
+        """Check that the host has the bytes."""
         if not np.array_equal(wanted, got):
             raise AssertionError(f"wrong bytes: {wanted.nbytes} down")
 
     # -- the cases -------------------------------------------------------------------------
 
     def sized(self) -> Iterator[Case]:
-        """Ordinary memory in one run, both ways."""
+        """Copy contiguous ordinary memory, both ways."""
         for nbytes in self.sizes:
             host, back = self.host[:nbytes], self.back[:nbytes]
             device = self.device[:nbytes]
@@ -240,7 +241,7 @@ class Bench:
             )
 
     def fresh(self) -> Iterator[Case]:
-        """From the device to an array that is new each time."""
+        """Copy from the device to an array that is new each time."""
         for nbytes in self.sizes:
             if nbytes < 1 << 20:
                 continue
@@ -256,7 +257,7 @@ class Bench:
             self.last = None
 
     def fresh_calls(self, device: Any) -> dict[str, Callable[[], Call]]:
-        """By library; each keeps what it has made last."""
+        """Return each library's call, which keeps the array that it has made last."""
 
         def keep(make: Callable[[], object]) -> Call:
             def call() -> None:
@@ -296,7 +297,7 @@ class Bench:
         }
 
     def shaped(self) -> Iterator[Case]:
-        """Ordinary memory that is not in one run, to the device."""
+        """Copy ordinary memory that is not contiguous to the device."""
         nbytes = min(self.room, GIB)
         words = self.host[:nbytes].view("u4")
         pixels = self.host[: nbytes // 4 * 3].reshape(-1, 3)
@@ -330,7 +331,7 @@ class Bench:
             )
 
     def tensors(self) -> Iterator[Case]:
-        """Arrays as a model has them, some small and some large, in one call."""
+        """Copy arrays like a model's, some small and some large, in one call."""
         sizes = np.random.default_rng(2).lognormal(np.log(160_000), 2, TENSOR_COUNT)
         sizes = np.minimum(sizes, 64e6).astype(int) // 8 * 8 + 8
         ends = np.cumsum(sizes)
@@ -361,7 +362,7 @@ class Bench:
             )
 
     def pair_calls(self, pairs: list[tuple[Any, Any]]) -> dict[str, Callable[[], Call]]:
-        """By library; PyTorch has a loop."""
+        """Return each library's call for many pairs, which is a loop for PyTorch."""
 
         def torch() -> Call:
             torch = self.peers["torch"]
@@ -384,7 +385,7 @@ class Bench:
         return {"cumem": lambda: lambda: cumem.copy_many(pairs), "torch": torch}
 
     def up_calls(self, device: Any, host: Any) -> dict[str, Callable[[], Call]]:
-        """By library: what makes the call that is timed."""
+        """Return, for each library, a function that makes the call to time."""
 
         def tensors() -> Call:
             source = self.peers[TENSORS].from_numpy(host)
@@ -424,7 +425,7 @@ class Bench:
         }
 
     def down_calls(self, back: Any, device: Any) -> dict[str, Callable[[], Call]]:
-        """The same from the device."""
+        """Return the same for copies from the device."""
 
         def tensors() -> Call:
             target = self.peers[TENSORS].from_numpy(back)
@@ -475,7 +476,7 @@ def line(case: Case, links: dict[str, float]) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Percent of the link by size, one panel a direction."""
+    """Draw the percentage of the link by size, with a panel for each direction."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -542,7 +543,7 @@ SHORT = [size for size in SIZES if size <= 4 << 20]
 
 
 def render(results: dict[str, Any]) -> str:
-    """Rates of long copies and times of short ones, for docs/copies.md."""
+    """Return the rates of long copies and the times of short ones, for docs/copies.md."""
     found = {
         (case["key"], case["direction"], case["nbytes"]): case["seconds"]
         for case in results["cases"]

@@ -70,7 +70,7 @@ class Case:
 
 
 class Driver:
-    """Two devices' memory and streams as the driver gives them, by way of ctypes."""
+    """Memory and streams of two devices, as the driver gives them, by ctypes."""
 
     def __init__(self, room: int) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -120,7 +120,7 @@ class Driver:
                 self._call("cuStreamSynchronize", self.streams[device])
 
     def peer(self, nbytes: int, ways: int) -> Call:
-        """From device 0 to device 1 and, with two ways, back at the same time."""
+        """Return a copy from device 0 to 1 and, with two ways, another one back."""
 
         def call() -> None:
             for way in range(ways):
@@ -139,7 +139,7 @@ class Driver:
         return call
 
     def to_both(self, hosts: list[int], nbytes: int) -> Call:
-        """From page-locked memory to both devices."""
+        """Return a copy from page-locked memory to both devices."""
 
         def call() -> None:
             for device, host in enumerate(hosts):
@@ -157,7 +157,7 @@ class Driver:
 
 
 def in_threads(calls: list[Call]) -> None:
-    """Each in a thread of its own."""
+    """Make each call in a thread of its own."""
     threads = [threading.Thread(target=call) for call in calls]
     for thread in threads:
         thread.start()
@@ -194,7 +194,7 @@ class Bench:
     def run(
         self, case: Case, calls: dict[str, Call], check: Callable[[], None]
     ) -> Case:
-        """Time each library's call, then see what it has written."""
+        """Time each library's call, and then check what it has written."""
         for name, call in calls.items():
             try:
                 times = times_of(call, self.seconds)
@@ -208,7 +208,7 @@ class Bench:
         return case
 
     def expect(self, wanted: np.ndarray[Any, Any], *buffers: Any) -> None:
-        """See that the buffers have the values, then wipe them out."""
+        """Check that the buffers have the values, then overwrite them."""
         for buffer in buffers:
             got = cumem.empty(wanted.shape, wanted.dtype, "pinned")
             cumem.copy(got, buffer)
@@ -220,7 +220,7 @@ class Bench:
     # -- between devices -------------------------------------------------------------------
 
     def apart(self) -> Iterator[Case]:
-        """Without peer access: what the driver does, and what cumem would."""
+        """Copy without peer access, as the driver does it and as cumem would."""
         if not testing.HAS_HOOKS:
             print(f"left out, copies without peer access: {testing.WITHOUT_HOOKS}")
             return
@@ -241,7 +241,7 @@ class Bench:
                 testing.deny_peers(False)
 
     def ends(self, nbytes: int, segments: str = "auto") -> list[Any]:
-        """The source on device 0 and a target on device 1."""
+        """Return the source on device 0 and a target on device 1."""
         made = []
         for device in range(2):
             pool = cumem.Pool("device", device=device, segments=segments)
@@ -251,7 +251,7 @@ class Bench:
         return made
 
     def peer(self) -> Iterator[Case]:
-        """One way and both ways, with peer access."""
+        """Copy one way and both ways, with peer access."""
         for nbytes in self.sizes:
             wanted = self.host[: nbytes // 4]
             near, far = self.ends(nbytes)
@@ -262,7 +262,8 @@ class Bench:
                     far, near
                 ),
             }
-            # after cumem has let the devices in: it is cumem's access that is measured
+            # This comes after cumem has enabled peer access, since cumem's is to be
+            # measured.
             cumem.copy(plain_far, plain_near)
             if self.driver is not None:
                 self.driver.enable()
@@ -281,7 +282,7 @@ class Bench:
             yield self.both_ways(nbytes, near, far)
 
     def both_ways(self, nbytes: int, near: Any, far: Any) -> Case:
-        """Two copies that cross each other."""
+        """Make two copies that cross each other."""
         wanted = self.host[: nbytes // 4]
         back = cumem.zeros(wanted.shape, "i4", "device", device=0)
         other = cumem.empty(wanted.shape, "i4", "device", device=1)
@@ -305,7 +306,7 @@ class Bench:
         return self.run(case, calls, lambda: self.expect(wanted, far, back))
 
     def torch_both_ways(self, near: Any, far: Any, other: Any, back: Any) -> Call:
-        """Each on a stream of the device it comes from."""
+        """Return torch's copies, each on a stream of the device that it comes from."""
         torch = self.modules["torch"]
         tensors = [torch.from_dlpack(end) for end in (near, far, other, back)]
         streams = [torch.cuda.Stream(device=device) for device in range(2)]
@@ -320,7 +321,7 @@ class Bench:
         return call
 
     def torch_between(self, near: Any, far: Any) -> Call:
-        """One copy by torch."""
+        """Return one copy by torch."""
         torch = self.modules["torch"]
         target, source = torch.from_dlpack(far), torch.from_dlpack(near)
 
@@ -332,7 +333,7 @@ class Bench:
         return call
 
     def peers_between(self, near: Any, far: Any) -> dict[str, Call]:
-        """The same copy by other libraries."""
+        """Return the same copy by other libraries."""
         calls: dict[str, Call] = {}
         if "torch" in self.modules:
             calls["torch"] = self.torch_between(near, far)
@@ -352,7 +353,7 @@ class Bench:
         return calls
 
     def strided(self) -> Iterator[Case]:
-        """What is not in one run on one side or on both."""
+        """Copy memory that is not contiguous on one side or on both."""
         nbytes = self.room // 4
         wanted = self.host[: nbytes // 4]
         near, far = self.ends(2 * nbytes)
@@ -377,7 +378,7 @@ class Bench:
     # -- the host and both -----------------------------------------------------------------
 
     def together(self) -> Iterator[Case]:
-        """One array to both devices, and its halves there and back."""
+        """Copy one array to both devices, and its halves there and back."""
         for nbytes in self.sizes:
             wanted = self.host[: nbytes // 4]
             dsts = [
@@ -407,7 +408,7 @@ class Bench:
             yield from self.halves(nbytes)
 
     def halves(self, nbytes: int) -> Iterator[Case]:
-        """A half of the array to each device, and back."""
+        """Copy a half of the array to each device, and back."""
         wanted = self.host[: nbytes // 4]
         half = wanted.size // 2
         dsts = [cumem.zeros(half, "i4", "device", device=d) for d in range(2)]
@@ -433,17 +434,17 @@ class Bench:
         yield self.run(Case("halves from both", nbytes, ""), calls, check_back)
 
     def torch_to_both(self, hosts: list[Any], dsts: list[Any]) -> dict[str, Call]:
-        """One after the other, and in two threads."""
+        """Return torch's copies to both, one after the other and in two threads."""
         return self.torch_pairs(hosts, dsts, up=True)
 
     def torch_to_host(self, srcs: list[Any], hosts: list[Any]) -> dict[str, Call]:
-        """The way back."""
+        """Return torch's copies back to the host."""
         return self.torch_pairs(hosts, srcs, up=False)
 
     def torch_pairs(
         self, hosts: list[Any], buffers: list[Any], *, up: bool
     ) -> dict[str, Call]:
-        """Copies between arrays and buffers, by torch."""
+        """Return copies between arrays and buffers by torch."""
         if "torch" not in self.modules:
             return {}
         torch = self.modules["torch"]

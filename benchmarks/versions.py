@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two builds of cumem against each other, in turns, on one machine.
+"""Compare two builds of cumem, in turns, on one machine.
 
     python benchmarks/versions.py OLD.whl NEW.whl [--rounds 5] [--only TEXT] [--json FILE]
 
 Each round runs every case in a fresh process of each build. A case's figure is the median
-over the rounds of the medians within them; the ratio is new to old, below 1 is faster. The
-least of the rounds stands beside it: a host whose clock or neighbours change shows there.
-Processor time is that of all threads of the process.
+over the rounds of the medians within them. The ratio is new to old, so that below 1 the new
+build is faster. The least of the rounds stands beside it, and shows whether the clock or
+the neighbours of the host have changed. Processor time is that of all threads of the
+process.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def name_of(nbytes: int) -> str:
 
 
 def copies(largest: int) -> Iterator[Case]:
-    """One array up and down (T3 to T6, T8)."""
+    """Copy one array up and down (T3 to T6, T8)."""
     import numpy as np
 
     import cumem
@@ -80,7 +81,7 @@ def copies(largest: int) -> Iterator[Case]:
 
 
 def shapes(largest: int) -> Iterator[Case]:
-    """Rows, planes, pieces and a long new array (T5b, T6b, T7, T9)."""
+    """Copy rows, planes, pieces and a long new array (T5b, T6b, T7, T9)."""
     import numpy as np
 
     import cumem
@@ -107,7 +108,7 @@ def shapes(largest: int) -> Iterator[Case]:
 
 
 def files(largest: int) -> Iterator[Case]:
-    """A file in the page cache (T10)."""
+    """Read a file in the page cache (T10)."""
     import numpy as np
 
     import cumem
@@ -126,14 +127,14 @@ def three_calls() -> None:
 
 
 def pools(largest: int) -> Iterator[Case]:
-    """Warm, cold and with many blocks or threads (T1, T2, T14)."""
+    """Allocate from warm and cold pools, with many blocks or threads (T1, T2, T14)."""
     import cumem
 
     def allocate(kind: str, empty: Callable = cumem.empty) -> None:
         empty(MIB, "u1", kind)
 
-    # Cores of one virtual machine differ by a factor of two from second to second: where
-    # this differs between the builds, so does everything that is short.
+    # Cores of one virtual machine differ by a factor of two from second to second. If this
+    # case differs between the builds, so do all short cases.
     yield "three calls of Python's, for comparison", three_calls, 1000 * SHORT
     for kind in ("device", "pinned"):
         yield f"empty and free, {kind}", lambda k=kind: allocate(k), 1000 * SHORT
@@ -166,7 +167,7 @@ def pools(largest: int) -> Iterator[Case]:
 
 
 def beside(largest: int) -> Iterator[Case]:
-    """Beside a thread that computes in Python (T18)."""
+    """Copy beside a thread that computes in Python (T18)."""
     import numpy as np
 
     import cumem
@@ -193,7 +194,7 @@ def beside(largest: int) -> Iterator[Case]:
 
 
 def cases(largest: int) -> Iterator[Case]:
-    """Yield (name, call, repeats); the memory of a case goes with its group."""
+    """Yield (name, call, repeats). The memory of a case is freed with its group."""
     for group in (copies, shapes, files, pools, beside):
         yield from group(largest)
 
@@ -216,7 +217,7 @@ def machine() -> dict[str, str]:
 
 
 def measure(largest: int, only: str) -> dict[str, float]:
-    """Run the cases whose name matches `only`; name -> median seconds."""
+    """Run the cases whose names match `only`, and return the median seconds by name."""
     figures: dict[str, float] = {}
     for name, call, times in cases(largest):
         if not re.search(only, name):
@@ -240,7 +241,7 @@ def measure(largest: int, only: str) -> dict[str, float]:
 
 
 def import_seconds(environment: dict[str, str]) -> float:
-    """What ``import cumem`` takes beyond NumPy's, the least of nine (T15)."""
+    """Return what ``import cumem`` takes beyond NumPy's, the least of nine (T15)."""
     code = "import time, numpy; s = time.perf_counter(); import cumem"
     code += "; print(time.perf_counter() - s)"
     command = [sys.executable, "-c", code]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what a loop calls on buffers beside the same on NumPy's arrays.
+"""Measure the calls of users' loops on buffers beside the same calls on NumPy's arrays.
 
     python benchmarks/views.py --json benchmarks/results/views-h200.json
 
-Views, shapes, slices, flags, rows and copies of small buffers of page-locked memory, and
-allocations whose shapes are NumPy's integers, each in turns with NumPy's own call on an
-array of that shape. Last come calls that NumPy does not have as such: `fill(0)` of 256 B
-of each kind of memory beside that of an array, and `stats()`. On the emulated device the
-calls that use no device are the same as with a GPU; it says so.
+These are views, shapes, slices, flags, rows and copies of small buffers of page-locked
+memory, and allocations whose shapes are NumPy's integers, each in turns with NumPy's own
+call on an array of that shape. Last come calls that NumPy does not have as such:
+`fill(0)` of 256 B of each kind of memory, beside that of an array, and `stats()`. On the
+emulated device, calls that use no device take as long as with a GPU; it says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME, DTYPE = "f4", np.dtype("i8")
 TWO, TEN, HUNDRED = np.int64(2), np.int32(10), np.int64(100)
 PART = (slice(1, 3), Ellipsis, slice(None, None, 2))
 
-#: What is called on a buffer, and on an array, of shape (4, 6).
+#: The calls on a buffer, and on an array, of shape (4, 6).
 CALLS_ON: dict[str, Callable[[Any], object]] = {
     "reshape(6, 4)": lambda a: a.reshape(6, 4),
     "reshape((6, 4))": lambda a: a.reshape((6, 4)),
@@ -78,13 +78,13 @@ class Case:
     Parameters
     ----------
     key : str
-        What is called, as in NumPy.
+        The call, as in NumPy.
     kind : str
-        Of the memory.
+        The kind of memory.
     ns, numpy_ns : float
-        Least time of a call, and of NumPy's (0: it has none).
+        The least time of a call, and of NumPy's, which is 0 if it has no such call.
     spread : float
-        Median over least time.
+        The median over the least time.
     ratio : float
         `ns` over `numpy_ns`.
     """
@@ -98,7 +98,7 @@ class Case:
 
 
 def time_of(call: Callable[[], object]) -> float:
-    """Nanoseconds of a call, of many in a row."""
+    """Return the nanoseconds of a call, as the mean of many in a row."""
     begin = time.perf_counter_ns()
     for _ in range(CALLS):
         call()
@@ -111,7 +111,7 @@ def measure(
     ours: Callable[[], object],
     theirs: Callable[[], object] | None,
 ) -> Case:
-    """Fill in the times of both, which take turns: a neighbour's load meets both."""
+    """Fill in the times of both, which take turns so that a neighbour's load meets both."""
     times, numpys = [], []
     for _ in range(rounds + 1):
         times.append(time_of(ours))
