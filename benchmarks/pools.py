@@ -364,7 +364,7 @@ def measure_t2(options: argparse.Namespace) -> dict[str, Any]:
     nbytes = GIB // 16 if emulated else GIB
     times: dict[str, list[dict[str, Any]]] = {name: [] for name in FIRST}
     errors: dict[str, str] = {}
-    # A virtual machine gets its memory when it is first touched; whoever came first
+    # A virtual machine gets its memory when it is first touched, so the way that came first
     # would pay for all.
     for _ in range(0 if emulated or options.quick else 2):
         run_child({"what": "first", "how": "cumem", "nbytes": nbytes})

@@ -82,7 +82,8 @@ __cyg_profile_func_exit(void *function, void *site)
     note(CM_TRACE_EXIT, (uint64_t)(uintptr_t)function - base);
 }
 
-/* Make room for so many rows, once for the process; false where there is none. */
+/* Make room for `most` rows, once for the process. Returns false if there is not enough
+ * memory. */
 bool
 cm_trace_open(uint64_t most)
 {
@@ -96,7 +97,7 @@ cm_trace_open(uint64_t most)
     return true;
 }
 
-/* Begin a trace of all threads; the thread that calls is number 1. */
+/* Begin a trace of all threads. The thread that calls this first gets number 1. */
 void
 cm_trace_begin(void)
 {
@@ -107,7 +108,7 @@ cm_trace_begin(void)
     atomic_store_explicit(&is_on, true, memory_order_release);
 }
 
-/* End it; how many rows there are, of which only `most` were kept. */
+/* End the trace. Returns how many rows there were, of which only `most` were kept. */
 uint64_t
 cm_trace_end(void)
 {
@@ -121,8 +122,7 @@ cm_trace_rows(void)
     return rows;
 }
 
-/* Leave the calling thread out of the trace, or take it in again, while others go on.
- */
+/* Leave the calling thread out of the trace while others go on, or take it in again. */
 void
 cm_trace_hush(bool hushed)
 {
