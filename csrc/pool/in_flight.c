@@ -1,68 +1,68 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When freed memory is idle.
+/* Finding out when freed memory is idle, so that it can be used again.
  *
  * The idea: epochs
  * ----------------
- * An event tells when everything that was on a stream before it has ended. Recording
- * one for each block that is freed would cost a runtime call a free, and a training
- * step frees hundreds of blocks. So the pool numbers time for each stream instead. Each
- * stream that worked on memory of the pool has a slot, and each slot a present epoch, a
- * plain number. A free in the order of a stream tags the span with (slot, epoch) and
- * does nothing else. When somebody wants to know whether the stream has finished with
- * its spans, the poller closes the epoch: it notes the number, adds one for the frees
- * that follow, and records one event on the stream (a cm_mark). Once that event has
- * passed, done[slot] is raised to the noted number, and with it every span that was
- * tagged up to then is clean, however many there are. Nobody visits them: a span is
- * clean exactly when epoch <= done[tag].
+ * An event that is recorded on a stream passes when everything before it on the stream
+ * has ended. Recording one for each block that is freed would cost a runtime call for
+ * each free, and a training step frees hundreds of blocks. So the pool divides the time
+ * of each stream into numbered epochs instead. Each stream that worked on memory of the
+ * pool has a slot, and each slot has a present epoch, which is just a number. A free in
+ * the order of a stream tags the span with (slot, epoch) and does nothing else. When
+ * somebody wants to know whether the stream has finished with its spans, the poller
+ * closes the epoch: it notes the number, adds one for the frees that follow, and
+ * records one event on the stream (a cm_mark). Once that event has passed, done[slot]
+ * is raised to the noted number. That makes every span clean that was tagged with this
+ * number or a lower one, however many there are. Nobody visits the spans: a span is
+ * clean exactly if its epoch <= done[its tag].
  *
  * Example, one stream in slot 1 whose present epoch is 7:
  *
- *   free A, free B      A and B are tagged (1, 7). No runtime call.
- *   poll                Epoch 7 is closed and event e recorded; the epoch is 8 now.
- *   free C              C is tagged (1, 8).
- *   e passes, poll      done[1] = 7: anybody may have A and B. C belongs to the stream
- *                       alone until an event of epoch 8 has passed.
+ *   free A, free B      A and B are tagged (1, 7). No runtime call. poll
+ *   Epoch 7 is closed and event e recorded; the epoch is 8 now. free C              C
+ *   is tagged (1, 8). e passes, poll      done[1] = 7: anybody may have A and B. C
+ *   belongs to the stream alone until an event of epoch 8 has passed.
  *
- * If the stream is idle when the poller asks, the event is saved as well:
- * cm_rt_stream_query() answers that at once.
+ * If cm_rt_stream_query() says that the stream is idle, the poller records no event and
+ * raises done[slot] at once.
  *
  * Flights
  * -------
  * Not every block can be given back in a stream's order. Host memory cannot, because
  * the host waits for no stream. A block that two streams used cannot, because neither
- * stream's order covers the other's work. Nor can a block whose users are unknown. Such
- * a block goes into flight: a cm_flight lists the epochs that must all end (its dues),
- * an event is recorded on each of its streams at once, and the block goes back to the
- * heap in the first poll that finds all dues done.
+ * stream's order covers the other's work. A block whose users are unknown cannot
+ * either. Such a block goes into flight: a cm_flight lists the epochs that must all end
+ * (its dues), an event is recorded on each of its streams at once, and the first poll
+ * that finds all its dues ended gives the block back to the heap.
  *
  * Fences
  * ------
- * Where it is not known which stream used a block (it was exported, say, or its stream
- * may be destroyed), only the whole device can tell. Each device has a slot of its own
- * behind those of the streams, and the event for it is recorded over all that the
- * device's context is doing: a fence. Fences are recorded late and for many blocks at
- * once, at a poll with `may_fence`, because recording one breaks a capture that runs on
- * any stream of the context. Where the driver cannot record over a context, the device
- * has to be waited for instead.
+ * If nobody knows which stream used a block (because it was exported, say), the block
+ * has to wait for everything that the device is doing. Each device has a slot of its
+ * own behind those of the streams. The event for such a slot, a fence, is recorded over
+ * the whole context of the device. Fences are recorded late and for many blocks at
+ * once, by a poll with `may_fence`, because recording one breaks a capture on any
+ * stream of the context. If the driver cannot record over a context, the host has to
+ * wait for the device instead.
  *
  * Who may do what
  * ---------------
- * Tagging and slots change under the pool's lock. Only the poller (the thread that has
- * the turn `polling`) takes marks away, ends epochs by events and drops slots, so that
- * what it reads of a slot between two locks stays true. Other threads may record marks,
- * which the lock alone guards.
+ * Tags and slots change only under the pool's lock. The poller (the thread that has the
+ * turn `polling`) alone takes marks away, ends epochs and frees slots, so what it has
+ * read of a slot stays true after it has given the lock back. Other threads may add
+ * marks, under the lock.
  *
  * Edges
  * -----
- *   - A foreign stream may be destroyed by its owner at any time, so its event is
- *     recorded when the block is given back, not later (cm_pool_try_mark_foreign()).
- *   - Nothing is recorded on a stream that captures. Its spans stay late until the
- *     capture has ended and somebody asks again.
+ *   - The owner of a foreign stream may destroy it at any time, so an event is recorded
+ *     on it when a block is given back, and never later (cm_pool_try_mark_foreign()).
+ *   - The pool records nothing on a stream that captures. Spans with its tag stay late
+ *     until the capture has ended and a poll asks again.
  *   - A block that a graph may use is never idle before the pool ends.
- *   - A stream that finds no free slot (CM_STREAMS_MAX) makes its blocks wait for a
- *     fence.
- *   - An event of a device whose context is gone counts as passed, since the work went
- *     with the context. */
+ *   - If a stream gets no slot, since all CM_STREAMS_MAX are taken, its blocks wait for
+ *     a fence.
+ *   - If the context of a device is gone, its events count as passed, since the work
+ *     went with the context. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,14 +72,14 @@
 
 /* -- events ----------------------------------------------------------------------------- */
 
-/* Ask whether a stream captures, for then nothing may be recorded on it; a stream that
- * cannot be asked gives a failure. */
+/* Ask whether a stream captures, since then nothing may be recorded on it. */
 static cm_status
 ask_capturing(cm_pool *pool, uint64_t handle, bool *out)
 {
     cm_status status = cm_rt_stream_is_capturing(pool->rt, handle, out);
     if (status.code == CM_CUDA_CAPTURE_IMPLICIT) {
-        /* It is the legacy stream, and a stream that it would wait for is capturing. */
+        /* This is the legacy stream, and a stream for which it would wait is
+         * capturing. */
         *out = true;
         return cm_ok();
     }
@@ -99,7 +99,7 @@ cm_pool_init_slots(cm_pool *pool)
     }
 }
 
-/* The device of a slot that something waits for. */
+/* Return the device of a slot that is in use. */
 static int
 device_of(const cm_pool *pool, uint32_t i)
 {
@@ -142,7 +142,7 @@ cm_pool_slot_locked(cm_pool *pool, cm_stream *stream)
     return i;
 }
 
-/* True where something waits for work of the slot that has not been seen to end. */
+/* True if something waits for work of the slot that has not been seen to end. */
 static bool
 is_late_locked(const cm_pool *pool, uint32_t i)
 {
@@ -171,8 +171,8 @@ end_epoch(cm_pool *pool, uint32_t i, uint64_t epoch)
 
 /* -- events of slots -------------------------------------------------------------------- */
 
-/* Destroy an event that is no longer needed. One that the runtime refuses to destroy
- * twice is counted as lost. */
+/* Destroy an event that is no longer needed. If the runtime refuses twice, the event
+ * counts as lost. */
 static void
 drop_mark(cm_pool *pool, cm_mark *mark)
 {
@@ -185,9 +185,10 @@ drop_mark(cm_pool *pool, cm_mark *mark)
     free(mark);
 }
 
-/* Record an event over the slot's work so far, whose epoch `epoch` has been closed.
- * Called inside a cm_scope of the slot's device, by any thread that keeps `stream`
- * (NULL: the slot is the device's) alive, while the stream is not capturing. */
+/* Record an event over all work of the slot so far, for `epoch`, which the caller has
+ * closed. `stream` is NULL if the slot belongs to a device. Called inside a cm_scope of
+ * the slot's device, by any thread that keeps `stream` alive, while the stream is not
+ * capturing. */
 static cm_status
 record(cm_pool *pool, uint32_t i, const cm_stream *stream, uint64_t epoch)
 {
@@ -205,8 +206,8 @@ record(cm_pool *pool, uint32_t i, const cm_stream *stream, uint64_t epoch)
     mark->epoch = epoch;
     cm_list_init(&mark->node);
     cm_spin_lock_take(&pool->lock);
-    /* If the epoch is known to have ended, the slot may belong to another stream by
-     * now. */
+    /* If the epoch has ended meanwhile, the slot may belong to another stream by now,
+     * and nobody needs this event. */
     bool added = cm_is_ok(status) && epoch > pool->done[i];
     if (added) {
         cm_list_push_back(&slot->marks, &mark->node);
@@ -219,9 +220,9 @@ record(cm_pool *pool, uint32_t i, const cm_stream *stream, uint64_t epoch)
     return status;
 }
 
-/* Close the epoch of `stream` and record an event for it, in the caller's scope; `out`
- * is what a block has to wait for.
- * Fails: CM_ENOMEM, where there are too many streams; as record(). */
+/* Close the epoch of `stream` and record an event for it, in the caller's scope. *out
+ * then says what a block has to wait for.
+ * Fails: CM_ENOMEM if all slots are taken; as record(). */
 static cm_status
 mark_stream(cm_pool *pool, cm_stream *stream, cm_due *out)
 {
@@ -230,7 +231,7 @@ mark_stream(cm_pool *pool, cm_stream *stream, cm_due *out)
     if (out->slot != 0) {
         cm_epochs *slot = &pool->epochs[out->slot];
         out->epoch = slot->epoch++;
-        /* While something waits for it, the slot is not dropped. */
+        /* A slot for which something waits is not freed. */
         slot->awaited_epoch = out->epoch;
     }
     cm_spin_lock_give(&pool->lock);
@@ -250,8 +251,8 @@ cm_pool_try_mark_foreign(cm_pool *pool, cm_stream *stream, cm_due *out)
                CM_IN_SCOPE(pool->rt, stream->device, mark_stream(pool, stream, out)));
 }
 
-/* The youngest or oldest mark of a slot; NULL: there is none. It stays until the poller
- * takes it away. */
+/* Return the youngest or the oldest mark of a slot, or NULL if it has none. The mark
+ * stays until the poller takes it away. */
 static cm_mark *
 find_mark(cm_pool *pool, uint32_t i, bool youngest)
 {
@@ -262,8 +263,9 @@ find_mark(cm_pool *pool, uint32_t i, bool youngest)
     return node == marks ? NULL : CM_LIST_ENTRY(node, cm_mark, node);
 }
 
-/* See which events of a slot have passed. They pass in their order, so the first that
- * has not answers for all after it. */
+/* Ask which events of a slot have passed, and end their epochs. Events pass in the
+ * order in which they were recorded, so the first that has not passed ends the
+ * search. */
 static cm_status
 look(cm_pool *pool, uint32_t i)
 {
@@ -290,10 +292,10 @@ look(cm_pool *pool, uint32_t i)
 
 /* -- asking ----------------------------------------------------------------------------- */
 
-/* True where an event has to be recorded for what waits. On a stream of ours the pool
- * keeps one event at a time, unless another stream is to wait for all of its work
- * (`orders`). On a foreign stream it records none, since that may be gone. For a device
- * it needs `can_fence`. */
+/* True if the poller has to record an event for something that waits for this slot. On
+ * a stream of ours the pool keeps one event at a time, unless another stream is to wait
+ * for all of its work (`orders`). On a foreign stream the poller records none, since
+ * the stream may be gone. For a device it records one only with `can_fence`. */
 static bool
 needs_mark_locked(const cm_pool *pool, uint32_t i, bool can_fence, bool orders)
 {
@@ -306,10 +308,11 @@ needs_mark_locked(const cm_pool *pool, uint32_t i, bool can_fence, bool orders)
                                       && (orders || cm_list_is_empty(&slot->marks));
 }
 
-/* Look at the events of a slot and, where needed, close its epoch and record one.
- * Called inside a cm_scope of its device. No fence is taken while any stream that we
- * know is capturing, or the legacy stream says that one is: recording over the context
- * would break the capture. */
+/* Look at the events of a slot and, if that is needed, close its epoch and record
+ * another event. Called by the poller, inside a cm_scope of the slot's device. A fence
+ * is not recorded while a stream that we know is capturing, or while the legacy stream
+ * says that some stream is, since recording over the context would break the
+ * capture. */
 static cm_status
 poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
 {
@@ -331,10 +334,11 @@ poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
         return cm_ok();
     }
     cm_spin_lock_take(&pool->lock);
-    /* The event does not cover what is given back from now on. */
+    /* Blocks that are given back from now on belong to the next epoch, since the event
+     * will not cover their work. */
     uint64_t epoch = slot->epoch++;
     cm_spin_lock_give(&pool->lock);
-    /* An idle stream needs no event, which would pass only a little later. */
+    /* An idle stream needs no event: its work so far has ended. */
     if (stream != NULL && cm_is_ok(cm_rt_stream_query(pool->rt, handle, &idle))
         && idle) {
         end_epoch(pool, i, epoch);
@@ -344,7 +348,8 @@ poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
     return look(pool, i);
 }
 
-/* The first slot from `i` on that can be asked about; CM_EPOCHS_MAX: there is none. */
+/* Return the first slot from `i` on that has an event, or needs one; CM_EPOCHS_MAX if
+ * there is none. */
 static uint32_t
 find_asked(cm_pool *pool, uint32_t i, bool can_fence)
 {
@@ -357,19 +362,19 @@ find_asked(cm_pool *pool, uint32_t i, bool can_fence)
     return i;
 }
 
-/* True where nobody has a context on a device, so that nothing runs there; asking any
- * further would make one. */
+/* True if nobody has a context on a device, so that nothing can be running there.
+ * Asking the device itself would make a context. */
 static bool
 is_unused(cm_pool *pool, int device)
 {
-    bool active = true; /* a device that cannot be asked counts as in use */
+    bool active = true; /* a device that cannot be asked counts as used */
     if (!cm_device_was_entered(pool->rt, device)) {
         cm_ignore(cm_rt_context_is_active(pool->rt, device, &active));
     }
     return !active;
 }
 
-/* Ask of all slots whether their work has ended. Called by the poller.
+/* Ask about the work of all slots. Called by the poller.
  * Fails: the first call that failed. */
 static cm_status
 poll_slots(cm_pool *pool, bool can_fence)
@@ -378,7 +383,7 @@ poll_slots(cm_pool *pool, bool can_fence)
     for (uint32_t i = 0; (i = find_asked(pool, i, can_fence)) < CM_EPOCHS_MAX; i++) {
         int device = device_of(pool, i);
         cm_spin_lock_take(&pool->lock);
-        /* What is given back later is in the next epoch. */
+        /* What is given back after this belongs to the next epoch of the device. */
         uint64_t epoch = pool->epochs[i].epoch;
         pool->epochs[i].epoch += i >= CM_STREAMS_MAX;
         cm_spin_lock_give(&pool->lock);
@@ -407,11 +412,12 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
         if (!late) {
             continue;
         }
-        /* if this fails, the events that exist tell of less, but tell the truth */
+        /* If this fails, the events that are there cover less work, but are still
+         * right. */
         cm_ignore(
             CM_IN_SCOPE(pool->rt, device_of(pool, i), poll_slot(pool, i, false, true)));
         const cm_mark *mark = find_mark(pool, i, true);
-        any = any || pool->done[i] > done[i]; /* its work has ended meanwhile */
+        any = any || pool->done[i] > done[i]; /* work has ended meanwhile */
         done[i] = pool->done[i];
         if (mark != NULL && cm_is_ok(cm_stream_wait_event(stream, mark->event))) {
             done[i] = mark->epoch;
@@ -423,7 +429,7 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
 
 /* -- forgetting ------------------------------------------------------------------------- */
 
-/* Free a slot. Everything that is tagged with its epochs so far has ended. */
+/* Free a slot. All work of its epochs so far has ended. */
 static void
 empty_slot_locked(cm_pool *pool, uint32_t i)
 {
@@ -465,9 +471,10 @@ cm_pool_drop_slots(cm_pool *pool, bool orphans_only)
 /* -- blocks in flight ------------------------------------------------------------------------- */
 
 enum {
-    /* A poll visits so many blocks that stay in flight; the next one visits others. */
+    /* A poll stops after this many blocks that stay in flight. The next poll visits
+     * others, since those go to the end of the list. */
     PASS_MAX = 4096,
-    TURN_MAX = 256 /* blocks that are visited before others may take the lock */
+    TURN_MAX = 256 /* blocks visited before others may take the lock */
 };
 
 static cm_flight *
@@ -476,9 +483,10 @@ flight_of(cm_list *node)
     return CM_LIST_ENTRY(node, cm_flight, node);
 }
 
-/* Note that a stream used the block, inside a cm_scope of its device. Where even the
- * question whether it captures fails, recording could break someone's capture, so none
- * is tried. `fenced`: a fence of its device will cover the stream anyway. */
+/* Note that a stream used the block. Called inside a cm_scope of the stream's device.
+ * If even the question whether the stream captures fails, recording an event could
+ * break somebody's capture, so none is recorded. `fenced` says that the block waits for
+ * a fence of this device anyway, which covers the stream. */
 static cm_status
 note_use(cm_pool *pool, cm_flight *flight, cm_stream *stream, bool fenced)
 {
@@ -503,10 +511,10 @@ cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
     }
     flight->span = span;
     flight->captured = (flags & CM_POOL_FREE_CAPTURED) != 0;
-    uint64_t fences = 0; /* bits of the devices that a fence is needed of */
+    uint64_t fences = 0; /* bits of the devices for which a fence is needed */
     if ((flags & CM_POOL_FREE_FENCE) != 0) {
-        /* Unknown work may be on any device. Whether a device is in use at all is asked
-         * when the fence is taken. */
+        /* Unknown work may run on any device. The poller asks later which devices are
+         * in use at all. */
         fences = UINT64_MAX >> (CM_MAX_DEVICES - pool->rt->device_count);
     }
     for (uint32_t i = 0; i < use_count; i++) {
@@ -521,7 +529,7 @@ cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
                                  note_use(pool, flight, uses[i], (fences & bit) != 0));
         }
         if (j == i && !cm_is_ok(status)) {
-            fences |= bit; /* whatever kept the event from being recorded */
+            fences |= bit; /* without an event, only a fence can tell */
         }
     }
     cm_spin_lock_take(&pool->lock);
@@ -586,9 +594,9 @@ is_idle_locked(const cm_pool *pool, const cm_flight *flight)
     return idle;
 }
 
-/* Give blocks that are idle back to the heap: some of them, all of them (`all`), or,
- * when the pool ends, all whether they are idle or not (`at_end`). Called by the
- * poller. */
+/* Give blocks in flight that are idle back to the heap. This visits a limited number of
+ * blocks, or all of them with `all`. With `at_end`, when the pool ends, it gives back
+ * blocks that are not idle as well. Called by the poller. */
 static void
 land_flights(cm_pool *pool, bool all, bool at_end)
 {
@@ -600,14 +608,15 @@ land_flights(cm_pool *pool, bool all, bool at_end)
     for (uint64_t passed = 0; left > 0 && (all || passed < PASS_MAX); left--) {
         node = cm_list_pop_front(&pool->in_flight);
         if (node == NULL) {
-            break; /* the rest of the count are blocks that could not be noted */
+            break; /* the count includes blocks that are kept or could not be noted */
         }
         if (at_end || is_idle_locked(pool, flight_of(node))) {
             cm_heap_view view = cm_pool_view_locked(pool, 0);
             cm_heap_span *span = flight_of(node)->span;
             pool->counters.in_flight_count--;
             pool->counters.in_flight_nbytes -= span->block.nbytes;
-            /* The tag says what may still run from before the block was handed out. */
+            /* Work from before the block was handed out may still run, which its tag
+             * says. */
             (void)cm_heap_give(&pool->heap, span, span->tag, span->epoch, &view);
             cm_pool_note_peaks_locked(pool);
             cm_list_push_back(&landed, node);
@@ -643,9 +652,9 @@ cm_pool_abandon_work(cm_pool *pool)
 
 /* -- polling ---------------------------------------------------------------------------- */
 
-/* As cm_pool_poll(). With an `aim` it waits for its turn; the aim holds an epoch for
- * each slot, which is known to have ended where the slot's device is in the set
- * `idle`. */
+/* As cm_pool_poll(), if `aim` is NULL. With an `aim`, which holds an epoch for each
+ * slot, the call waits for its turn and visits all blocks. In slots whose device is in
+ * the set `idle`, the epochs of the aim are known to have ended. */
 static cm_status
 poll(cm_pool *pool, bool may_fence, const uint64_t *aim, uint64_t idle)
 {
@@ -674,13 +683,15 @@ cm_pool_poll(cm_pool *pool, bool may_fence)
 }
 
 /* -- waiting ------------------------------------------------------------------------------ */
-/* A wait first asks events from time to time, where it can be interrupted; then it
- * waits for devices, where asking does not tell. The hooks are called, and devices
- * waited for, while this thread has neither turn. */
+/* A wait has two parts. First it waits for events: if it can be interrupted it asks
+ * about them from time to time, else it blocks in the runtime. Then it waits for whole
+ * devices, for the work that no event covers. This thread has neither turn while it
+ * calls a hook or waits for a device. */
 
-/* Poll once. False: nothing is left of the goal that can be asked about, or asking
- * fails. A wait that nobody interrupts blocks in the runtime, and takes no fences,
- * because it waits for the devices afterwards. */
+/* Poll once. The goal holds the epoch of each slot that the wait is for. Returns false
+ * if no event is left that covers a part of the goal, or if asking fails. A wait that
+ * nobody can interrupt blocks in the runtime until the next event has passed. It
+ * records no fences, because it waits for the devices afterwards anyway. */
 static bool
 is_pending(cm_pool *pool, bool can_interrupt, bool may_fence, const uint64_t *goal)
 {
@@ -703,10 +714,11 @@ is_pending(cm_pool *pool, bool can_interrupt, bool may_fence, const uint64_t *go
     return mark != NULL && cm_is_ok(status);
 }
 
-/* Find the devices that tell when the rest of the goal has ended: those of fences and,
- * unless `fences_only`, of streams that asking told nothing about. The goal keeps only
- * the epochs that these devices will tell of; it is closed for each of them. Called by
- * the poller. */
+/* Return the devices for which the host has to wait so that the rest of the goal is
+ * reached: those for which blocks wait as a whole and, unless `fences_only`, those of
+ * streams whose work no event covered. In the goal only epochs of these devices are
+ * left, and in each such slot the present epoch is closed and becomes the goal. Called
+ * by the poller. */
 static uint64_t
 find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
 {
@@ -714,7 +726,7 @@ find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
     cm_spin_lock_take(&pool->lock);
     for (uint32_t i = 1; i < CM_EPOCHS_MAX; i++) {
         cm_epochs *slot = &pool->epochs[i];
-        /* No device may be waited for while one of its streams captures. */
+        /* Waiting for a device would end the capture of this stream. */
         bool is_due = is_late_locked(pool, i) && goal[i] > pool->done[i]
                       && !slot->is_capturing && (i >= CM_STREAMS_MAX || !fences_only);
         goal[i] = is_due ? slot->epoch++ : 0;
@@ -724,8 +736,8 @@ find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
     return due;
 }
 
-/* Wait for all that each of these devices is doing, and set in *idle the bits of those
- * for which that worked.
+/* Wait for everything that each of these devices is doing. Adds to *idle the bits of
+ * the devices for which that succeeded.
  * Fails: CM_ECANCELLED at once, by the hooks; else the first failure. */
 static cm_status
 wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
@@ -753,7 +765,7 @@ wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
     return first;
 }
 
-/* Wait until nothing is left of the goal that can be asked about.
+/* Wait until no event is left that covers a part of the goal.
  * Fails: CM_ECANCELLED. */
 static cm_status
 wait_events(cm_pool *pool, const cm_wait_hooks *hooks, const uint64_t *goal)
@@ -773,7 +785,8 @@ cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
 {
     static const cm_wait_hooks uninterrupted = {.interrupted = NULL};
     hooks = hooks != NULL ? hooks : &uninterrupted;
-    /* The epochs of what had been given back by now; 0: none. */
+    /* For each slot the youngest epoch that anything waits for now; 0 if nothing
+     * does. */
     uint64_t goal[CM_EPOCHS_MAX];
     cm_spin_lock_take(&pool->lock);
     for (uint32_t i = 0; i < CM_EPOCHS_MAX; i++) {
