@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* More memory, and less.
+/* How a pool gets more memory from the runtime, and gives memory back.
  *
  * Segments
  * --------
- * Where each chunk is a segment of its own (host and managed memory, and devices that
- * cannot map), a growth is one call of the runtime. A small request takes more than it
- * needs: 1/16 of what is held, but between 2 and 64 MiB, so that many small requests
- * cause few growths. Where so much cannot be had, the need alone is tried.
+ * If each chunk is a segment of its own (host and managed memory, and devices that
+ * cannot map), a growth is one call of the runtime. For a small request it takes more
+ * than the request needs: 1/16 of what is held, but between 2 and 64 MiB, so that many
+ * small requests cause few growths. If the runtime or a limit refuses that much, the
+ * growth tries once more with what the request needs.
  *
  * Placed memory
  * -------------
- * Where chunks can be mapped anywhere in one range of addresses, only what is missing
- * is brought:
+ * If chunks can be mapped anywhere in one range of addresses, a growth takes only what
+ * is missing at one place:
  *
  *   1. The heap finds the place that lacks the fewest granules (cm_hole).
  *   2. Free chunks from elsewhere are moved there: unmapped, and mapped again.
- *   3. Free chunks that fit nowhere are given back, as far as new ones replace them.
- *   4. What is still bare is filled with new chunks.
+ *   3. Free chunks that do not fit into the place are given back, as many as new ones
+ *      replace.
+ *   4. The granules that are still bare get new chunks.
  *
  * Example with granules of 2 MiB. The range holds 8 MiB, of which 2 + 2 MiB are free
  * but not side by side, and 6 MiB are asked for:
@@ -26,13 +28,13 @@
  *   step 2   [ gap][LIVE][ gap][LIVE][moved][moved][bare]
  *   step 4   [ gap][LIVE][ gap][LIVE][     LIVE 6 MiB   ]
  *
- * The pool held 8 MiB before and holds 10 MiB now, not 14: what is held is what blocks
- * lie in, to the granule, except where a chunk of several granules is kept in place by
- * one block. A move costs as much as making a chunk (about 35 us on an H200, whatever
- * its size) but holds no more memory.
+ * The pool held 8 MiB before and holds 10 MiB now, not 14. So a pool holds hardly more
+ * than the granules in which blocks lie; the exception is a chunk of several granules
+ * that one block keeps in place. Moving a chunk takes as long as making one (about 35
+ * us on an H200, whatever its size), but takes no more memory.
  *
- * Moving is possible because nothing is live in a free chunk and the host has seen all
- * its work end: only clean spans are moved. The addresses that it leaves become a gap.
+ * Only clean spans are moved: nothing in them is live, and the host has seen all work
+ * on them end. The addresses that a chunk leaves become a gap.
  *
  * Plans
  * -----
@@ -57,12 +59,12 @@
 #include "runtime/scope.h"
 
 enum {
-    CHUNK_SHARE = 500, /* a new chunk is at most this part of what is held */
-    TIDY_TAKES = 300   /* so many takes after a growth prefer holes (heap.c) */
+    CHUNK_SHARE = 500, /* a new chunk is at most 1/500 of what is held */
+    TIDY_TAKES = 300   /* takes after a growth that may prefer a hole (heap.c) */
 };
 
-/* The least that a growth takes where every chunk is a segment: a share of what is
- * held, within bounds. */
+/* If every chunk is a segment, a growth takes at least a share of what is held, within
+ * bounds. */
 #define SEGMENT_SHARE 16
 #define SEGMENT_STEP_MIN (UINT64_C(2) << 20)
 #define SEGMENT_STEP_MAX (UINT64_C(64) << 20)
@@ -72,23 +74,24 @@ enum {
 /* A free chunk that was taken out of the heap, to be moved or closed. */
 typedef struct idle_chunk {
     cm_chunk *chunk;
-    /* BUSY, and exactly the chunk; NULL: the chunk is no longer there. */
+    /* A BUSY span that covers exactly the chunk; NULL once the chunk is no longer
+     * there. */
     cm_heap_span *span;
-    cm_heap_span *to; /* BUSY, without memory: where the chunk is to be moved */
+    cm_heap_span *to; /* a BUSY span without memory, to which the chunk is moved */
 } idle_chunk;
 
 typedef struct idle_chunks {
     idle_chunk *items;
     uint32_t count;
     uint32_t room;
-    bool to_move;           /* they are to be moved, else closed */
+    bool to_move;           /* the chunks are to be moved, else closed */
     uint64_t nbytes;        /* of all of them together */
-    uint64_t enough_nbytes; /* no further one is taken once there are so many bytes, */
-    uint64_t most_nbytes;   /* nor one that would make them more than this */
+    uint64_t enough_nbytes; /* no chunk is taken once there are this many bytes, */
+    uint64_t most_nbytes;   /* nor one that would bring them above this */
 } idle_chunks;
 
-/* Take those chunks of the range out of the heap that lie wholly in `span`, a free
- * span. False: no more are wanted, or there is no memory for their nodes. */
+/* Take the chunks that lie wholly in `span`, a free span of the range, out of the heap.
+ * Returns false if no more chunks are wanted, or if there is no memory for nodes. */
 static bool
 take_chunks_locked(cm_pool *pool, idle_chunks *idle, cm_heap_span *span)
 {
@@ -115,7 +118,8 @@ take_chunks_locked(cm_pool *pool, idle_chunks *idle, cm_heap_span *span)
             continue;
         }
         while (cm_span_end(span) <= chunk->address) {
-            span = span->next; /* carving cut `span` up: find the part with the chunk */
+            span = span->next; /* carving has cut `span` up, so find the part with the
+                                  chunk */
         }
         while (span->block.address > chunk->address) {
             span = span->prev;
@@ -130,7 +134,8 @@ take_chunks_locked(cm_pool *pool, idle_chunks *idle, cm_heap_span *span)
     return true;
 }
 
-/* The chunk behind the start of a span; NULL: there is none. */
+/* Return the chunk behind the start of a span of the range, or NULL if there is
+ * none. */
 static cm_chunk *
 chunk_of(const cm_heap_span *span)
 {
@@ -138,7 +143,7 @@ chunk_of(const cm_heap_span *span)
     return range->chunk_at[(span->block.address - range->base) / range->granule];
 }
 
-/* Say which chunk is behind a span, from end to end. */
+/* Enter `chunk` as the memory of the whole span; NULL means that it has none. */
 static void
 set_chunk_of(const cm_heap_span *span, cm_chunk *chunk)
 {
@@ -149,7 +154,8 @@ set_chunk_of(const cm_heap_span *span, cm_chunk *chunk)
     }
 }
 
-/* Forget a chunk whose memory is gone; it was the memory of the BUSY `span`. */
+/* Forget a chunk whose memory has gone back to the runtime. The BUSY `span` covers it
+ * and ends here. */
 static void
 forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk)
 {
@@ -174,8 +180,8 @@ forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk)
     }
 }
 
-/* Give a chunk back. Where the runtime refuses to take it, it becomes free memory
- * again. */
+/* Give a chunk back to the runtime. If the runtime refuses it, it becomes free memory
+ * of the pool again, and counts as lost. */
 static cm_status
 close_chunk(cm_pool *pool, idle_chunk idle, uint64_t *released_nbytes)
 {
@@ -189,32 +195,34 @@ close_chunk(cm_pool *pool, idle_chunk idle, uint64_t *released_nbytes)
     cm_spin_lock_take(&pool->lock);
     cm_heap_view view = cm_pool_view_locked(pool, 0);
     (void)cm_heap_give(&pool->heap, idle.span, 0, 0, &view);
-    cm_pool_note_peaks_locked(pool); /* the peaks may have begun anew meanwhile */
+    cm_pool_note_peaks_locked(pool); /* in case the peaks have begun anew meanwhile */
     cm_spin_lock_give(&pool->lock);
     atomic_fetch_add(&pool->lost_count, 1);
     return status;
 }
 
 /* -- a place, and what goes there ------------------------------------------------------------ */
-/* A place for the request is filled with free chunks from elsewhere, whose memory is
- * moved there, and with new ones. */
+/* A plan says at which place the request will lie, which free chunks are moved there
+ * from elsewhere, and where new chunks are needed. Spans that a plan holds are BUSY, so
+ * that nobody else takes them. */
 
 typedef struct place_plan {
     cm_hole at;
-    /* The first of the spans that are held: BUSY, and side by side. */
+    /* The first of the spans that are held; they are neighbours. */
     cm_heap_span *first;
     uint32_t held_count;
     idle_chunks idle;
-    /* How many idle chunks, the first ones, have a place to go; the others are
+    /* The first this many of the idle chunks have a place to go. The others are
      * closed. */
     uint32_t moved_count;
-    cm_heap_span **bare; /* held spans without memory: each is to get a new chunk */
+    cm_heap_span **bare; /* owned; held spans without memory, each of which is to get a
+                            new chunk */
     uint32_t bare_count;
-    uint32_t made_count;    /* of the bare spans, how many have one by now */
-    uint64_t create_nbytes; /* of the bare spans together */
-    /* The bytes of the chunks made, which count as reserved once the plan settles. */
+    uint32_t made_count;    /* how many of the bare spans have a chunk by now */
+    uint64_t create_nbytes; /* the length of all bare spans */
+    /* The bytes of the new chunks. They count as reserved when the plan ends. */
     uint64_t made_nbytes;
-    uint32_t tag; /* of the free spans of the place */
+    uint32_t tag; /* of the late free spans at the place */
     uint64_t epoch;
 } place_plan;
 
@@ -225,8 +233,8 @@ fini_plan(place_plan *plan)
     free(plan->bare);
 }
 
-/* Hold the free spans of the place, and those parts of its gaps that will be filled, so
- * that nobody else takes them meanwhile. False: no memory. */
+/* Hold the free spans at the place, and those parts of its gaps that will get memory.
+ * Returns false if there is no memory for nodes. */
 static bool
 hold_place_locked(cm_pool *pool, place_plan *plan, uint64_t size,
                   const cm_heap_view *view)
@@ -255,8 +263,8 @@ hold_place_locked(cm_pool *pool, place_plan *plan, uint64_t size,
     return true;
 }
 
-/* Choose free chunks to move, from the longest spans first, since those leave the
- * fewest odd ends. Only what the host has seen idle can be moved. */
+/* Choose free chunks to move. They come from the longest spans first, since that leaves
+ * the fewest short remnants, and only from spans that are clean. */
 static void
 choose_moves_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
@@ -264,7 +272,8 @@ choose_moves_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
         cm_list *list = &pool->heap.bins[bin];
         for (cm_list *n = list->next, *next; n != list; n = next) {
             cm_heap_span *span = CM_LIST_ENTRY(n, cm_heap_span, node);
-            next = n->next; /* what is left of this span will be shorter than a chunk */
+            next = n->next; /* read first: carving moves the span, and its rest holds no
+                               whole chunk */
             if (span->block.nbytes < pool->source->granule
                 || (cm_span_is_clean(span, view)
                     && !take_chunks_locked(pool, &plan->idle, span))) {
@@ -282,8 +291,9 @@ compare_lengths(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* The longest chunk to make. Each chunk costs a call, but can leave only when all of it
- * is free, so it is small compared with the whole. */
+/* Return the length of the longest chunk to make. Long chunks need fewer calls, but a
+ * chunk can go back only when all of it is free. So a chunk is short in comparison with
+ * all that the pool holds. */
 static uint64_t
 longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
 {
@@ -293,7 +303,8 @@ longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
     return most < granule ? granule : most;
 }
 
-/* Cut the held part of a gap into spans for new chunks. False: no memory. */
+/* Cut the held part of a gap into spans for new chunks. Returns false if there is no
+ * memory for nodes. */
 static bool
 cut_bare_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
 {
@@ -312,7 +323,8 @@ cut_bare_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
 }
 
 /* Cut the held part of a gap, from its lowest address on, into places for the chunks
- * that move there, the longest first. The rest is bare. False: no memory. */
+ * that move there, the longest chunk first. The rest is bare. Returns false if there is
+ * no memory for nodes. */
 static bool
 assign_moves_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
 {
@@ -337,8 +349,9 @@ assign_moves_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
     return gap == NULL || cut_bare_locked(pool, plan, gap);
 }
 
-/* Free chunks that fit nowhere are closed so that new ones can be made in their stead.
- * Those that are not needed even for that go back to the heap. */
+/* Some of the chosen chunks fit nowhere in the place. They are closed, so that new ones
+ * can be made instead, but only as many as new ones replace. The others go back to the
+ * heap. */
 static void
 drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
@@ -358,10 +371,10 @@ drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
     }
 }
 
-/* End a plan: the spans that have memory become free, the others gaps. Returns the span
- * that covers the whole place, if all of it has memory. That is joined to one span
- * before its neighbours join it, since a neighbour that is late could join a part of it
- * only. */
+/* End a plan: held spans that have memory become free, the others become gaps. If all
+ * of the place has memory, this returns the span that covers it. The parts of the place
+ * are joined with each other before their neighbours join them, since otherwise a late
+ * neighbour might join a part of the place only. */
 static cm_heap_span *
 settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
@@ -380,7 +393,7 @@ settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
             cm_heap_join_next(heap, span);
             plan->held_count--;
         }
-        next = span->next; /* it is BUSY, so it is not joined before its turn */
+        next = span->next; /* it is still BUSY, so giving `span` does not join it */
         if (has_memory) {
             whole = cm_heap_give(heap, span, plan->tag, plan->epoch, view);
         }
@@ -391,9 +404,9 @@ settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
     return whole;
 }
 
-/* Fill in the plan, and take all that it needs out of the heap.
- * Fails: CM_ENOMEM; CM_ELIMIT or CM_CUDA_OUT_OF_MEMORY where no addresses are left.
- * Nothing is held then. */
+/* Make the plan, and take all that it needs out of the heap.
+ * Fails: CM_ENOMEM; CM_ELIMIT or CM_CUDA_OUT_OF_MEMORY if no addresses are left. After
+ *        a failure the plan holds nothing. */
 static cm_status
 plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
                   place_plan *plan)
@@ -404,8 +417,9 @@ plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
     cm_heap_find_hole(&pool->heap, size, cm_pool_align_of(pool, size), view, true,
                       &plan->at);
     if (plan->at.first == NULL) {
-        /* Without addresses there could be no memory for the request either. A limit
-         * that the request would pass is the better answer. */
+        /* There are several times as many addresses as memory, so there would be no
+         * memory for the request either. If the request would exceed a limit, that is
+         * the more useful answer. */
         if (!cm_budget_try_charge(pool->config.budget, size)) {
             return cm_fail(CM_ELIMIT, size);
         }
@@ -441,7 +455,7 @@ plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
 
 /* -- the calls that bring it --------------------------------------------------------------- */
 
-/* Move a chunk. One that can neither be moved nor put back is lost, and leaves a gap
+/* Move a chunk. If it can neither be moved nor put back it is closed, and a gap is left
  * where it was. */
 static cm_status
 move_chunk(cm_pool *pool, idle_chunk *idle)
@@ -466,7 +480,7 @@ move_chunk(cm_pool *pool, idle_chunk *idle)
     return status;
 }
 
-/* Make the next of the new chunks. */
+/* Make the chunk for the next bare span. */
 static cm_status
 make_chunk(cm_pool *pool, place_plan *plan)
 {
@@ -487,8 +501,8 @@ make_chunk(cm_pool *pool, place_plan *plan)
     return status;
 }
 
-/* Close the chunks that were made for a request that then failed. A chunk that the
- * driver refuses to take stays, as free memory. */
+/* Close the chunks that were made for a request which then failed. If the driver
+ * refuses to take a chunk back, it stays as free memory. */
 static void
 close_made(cm_pool *pool, place_plan *plan)
 {
@@ -505,25 +519,26 @@ close_made(cm_pool *pool, place_plan *plan)
     }
 }
 
-/* Make the calls that a plan asks for: close, charge, move, make. Without the lock. */
+/* Make the runtime calls of a plan, without the lock. This closes spare chunks, charges
+ * the budget, moves chunks and makes new ones, in this order. */
 static cm_status
 fill(cm_pool *pool, place_plan *plan)
 {
     uint64_t released_nbytes = 0;
     while (plan->idle.count > plan->moved_count) {
         idle_chunk spare = plan->idle.items[--plan->idle.count];
-        /* if this fails, the pool holds more than it needs */
+        /* if this fails, the pool just holds more than it needs */
         cm_ignore(close_chunk(pool, spare, &released_nbytes));
     }
-    /* Moves alone charge nothing, so they pass no limit, even one that was lowered. */
+    /* A plan that only moves chunks charges nothing, so no limit can refuse it. */
     if (plan->create_nbytes > 0
         && !cm_budget_try_charge(pool->config.budget, plan->create_nbytes)) {
         return cm_fail(CM_ELIMIT, plan->create_nbytes);
     }
     cm_status status = cm_ok();
-    /* Nothing is begun for which even the whole device has too little memory. The
-     * amount that the driver says is free is not a bound, since it can move managed
-     * memory out of the way. */
+    /* Do not even begin if the whole device has too little memory for this. What the
+     * driver reports as free is no bound, since it can move managed memory out of the
+     * way. */
     if (plan->create_nbytes > 0
         && pool->counters.reserved_nbytes + plan->create_nbytes
                > pool->source->most_nbytes) {
@@ -579,7 +594,7 @@ grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span 
     fini_plan(&plan);
     if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create
         && status.arg < size) {
-        status.arg = size; /* more telling than the size of the chunk that failed */
+        status.arg = size; /* users know this size, not that of the chunk */
     }
     return status;
 }
@@ -625,7 +640,8 @@ grow_segment(cm_pool *pool, uint64_t size, uint64_t nbytes, cm_heap_span **out)
     return status;
 }
 
-/* At the first growth: find out where memory comes from. */
+/* Open the source, at the first growth. Its kind depends on the config and on the
+ * device. */
 static cm_status
 open_source(cm_pool *pool)
 {
@@ -688,8 +704,9 @@ cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span
 
 enum { TRIM_BATCH = 64 };
 
-/* The longest segment that is free from end to end and may go; NULL: there is none.
- * What stays cached is then the short ones, which small blocks need. */
+/* Return the span of the longest segment that is wholly free and may go, or NULL if
+ * there is none. The longest ones go first because small blocks need only short
+ * ones. */
 static cm_heap_span *
 find_segment_locked(const cm_pool *pool, uint64_t keep_nbytes, const cm_heap_view *view)
 {
@@ -708,7 +725,8 @@ find_segment_locked(const cm_pool *pool, uint64_t keep_nbytes, const cm_heap_vie
     return longest;
 }
 
-/* Take free chunks out of the heap, to be closed, so that `keep_nbytes` stay. */
+/* Take free chunks out of the heap, to be closed, as many as can go while `keep_nbytes`
+ * stay cached. */
 static void
 take_leaving_locked(cm_pool *pool, uint64_t keep_nbytes, idle_chunks *out)
 {
@@ -735,8 +753,8 @@ cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_n
     cm_status first = cm_ok();
     idle_chunk batch[TRIM_BATCH];
     uint32_t count = TRIM_BATCH;
-    /* A chunk that the runtime refused would be found again, so one failure ends the
-     * search. */
+    /* If the runtime refused a chunk, the next batch would find the same chunk again,
+     * so one failure ends the loop. */
     while (count == TRIM_BATCH && cm_is_ok(first)) {
         idle_chunks leaving = {
             .items = batch, .room = TRIM_BATCH, .enough_nbytes = UINT64_MAX};
@@ -773,8 +791,9 @@ trim(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
     return status;
 }
 
-/* Memory goes back in whole chunks. The first attempt gives back as many as leave the
- * rest cached; where only larger ones are left, the second gives back all. */
+/* Memory goes back in whole chunks. The first attempt gives back no more than the
+ * excess, which may be nothing if every free chunk is longer than that. If a limit is
+ * still exceeded, the second attempt gives back all free chunks. */
 void
 cm_pool_obey_limits(cm_pool *pool, bool may_fence)
 {
@@ -796,7 +815,8 @@ cm_pool_obey_limits(cm_pool *pool, bool may_fence)
         cm_spin_lock_give(&pool->lock);
         uint64_t released_nbytes = 0;
         uint64_t keep_nbytes = cached > excess && attempt == 0 ? cached - excess : 0;
-        /* A refusal is counted as lost. A trim that a user asks for will report it. */
+        /* If the runtime refuses a chunk, it counts as lost; a trim of a user reports
+         * it. */
         cm_ignore(trim(pool, keep_nbytes, &released_nbytes));
     }
     cm_spin_lock_take(&pool->lock);
@@ -828,7 +848,7 @@ cm_pool_trim_as(cm_pool *pool, uint64_t keep_nbytes, const cm_wait_hooks *hooks,
             return first;
         }
     }
-    else { /* a failure to ask is not what the caller asked about */
+    else { /* a caller that does not wait need not know that asking failed */
         cm_ignore(cm_pool_poll(pool, may_fence));
     }
     if (cm_mutex_take(&pool->polling, waits)) {
@@ -849,11 +869,11 @@ cm_pool_trim_idle(cm_pool *pool)
     if (!over) {
         return;
     }
-    /* Only what has been seen to end can go back. A free span is as new as the last
-     * small block that was cut from it, so ask now. */
+    /* Only clean spans can go back, and the last short block that joined a span may
+     * have made it late. So ask which work has ended first. */
     cm_ignore(cm_pool_poll(pool, false));
     cm_spin_lock_take(&pool->lock);
-    /* Another thread may have trimmed meanwhile. */
+    /* Another thread may have trimmed meanwhile, so look again. */
     over = cm_pool_is_trim_due_locked(pool);
     bool first = pool->window_ns == 0;
     uint64_t cached = pool->heap.free_nbytes;
@@ -865,7 +885,8 @@ cm_pool_trim_idle(cm_pool *pool)
     cm_spin_lock_give(&pool->lock);
     if (over && !first && unused > 0) {
         uint64_t released_nbytes = 0;
-        /* A refusal is counted as lost. A trim that a user asks for will report it. */
+        /* If the runtime refuses a chunk, it counts as lost; a trim of a user reports
+         * it. */
         cm_ignore(trim(pool, cached - unused, &released_nbytes));
     }
 }
@@ -888,6 +909,6 @@ cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns)
     }
     cm_spin_lock_take(&pool->lock);
     pool->config.idle_trim_ns = ns;
-    pool->window_ns = 0; /* the first window begins with the next look */
+    pool->window_ns = 0; /* the first window begins with the next look at it */
     cm_spin_lock_give(&pool->lock);
 }
