@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a forked child finds in page-locked memory.
+/* Decides what a forked child finds in page-locked memory.
  *
  * The problem
  * -----------
@@ -22,26 +22,28 @@
  * these 5 MiB, not of 64 MiB. Where there is no room for the copy, the child may not
  * touch the memory: a crash is better than wrong bytes.
  *
- * OMIT: the child has the addresses without access, at no cost.
+ * OMIT: the child cannot touch the addresses. This costs nothing.
  *
- * SHARE: the child has the very memory, at no cost either. It is mapped as shared, so
- * no kernel copies its pages. But what the child sees has to stay there for as long as
- * the child can look. So each block that is live at a fork is marked with the fork's
- * number. When the parent gives such a block back, it is kept, and counted as in
- * flight, until no child of that fork or of a later one is left, which their witnesses
- * tell (base/witness.h). Nothing wakes up at the end of a child: an allocation that
- * finds nothing free looks, and so does a trim. Memory that goes back to the system
- * needs no such care, since the child has a mapping of its own.
+ * SHARE: the child has the same memory as the parent, at no cost either. The memory is
+ * mapped as shared, so the kernel never copies its pages. But the bytes that the child
+ * sees have to stay as they are for as long as the child can read them. So each block
+ * that is live at a fork is marked with the fork's number. When the parent gives such a
+ * block back, the pool keeps it, and counts it as in flight, until no child of that
+ * fork or of a later one is left. Witnesses tell whether any is left (base/witness.h).
+ * Nothing happens at the moment when a child ends: the next miss of an allocation, or
+ * the next trim, asks the witnesses. Memory that goes back to the system needs no such
+ * care, since the child has its own mapping of it.
  *
  * How a fork goes
  * ---------------
- *   prepare()     before, in the parent: takes all locks, makes copies, marks blocks
- *   in_parent()   after: drops the copies, gives the locks back
- *   in_child()    after: moves the copies in, gives the locks back
+ *   prepare()     before the fork: takes all locks, makes copies, marks blocks
+ *   in_parent()   after: drops the copies, gives the locks back in_child()    after:
+ *   moves the copies in, gives the locks back
  *
  * Locks: from before a fork until after it the forking thread holds the lock of the
- * list, then those of all pools. So a child finds each lock free and what it guards in
- * order. Only this file holds several locks. */
+ *        list and then those of all pools. So no other thread is changing anything that
+ *        these locks guard when the child is made. Only this file holds several locks
+ *        at a time. */
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -60,15 +62,16 @@ typedef struct family {
 
 typedef struct fork_list {
     cm_spin_lock lock;
-    /* One for each fork that found shared blocks, without those that are known to be
-     * over. */
+    /* One family for each fork that found shared blocks, except those families of which
+     * no process is left. */
     cm_list families;
-    family *next;         /* owned: for the fork under way, if it gets one */
-    bool is_numbered;     /* the fork under way has a number */
-    uint64_t fork_count;  /* of forks that found shared blocks */
-    uint64_t blind_count; /* the last fork for which there is no witness; 0: none */
+    family *next;         /* owned; the family of the fork under way, if it has one */
+    bool is_numbered;     /* the fork under way has found a shared block */
+    uint64_t fork_count;  /* how many forks found shared blocks */
+    uint64_t blind_count; /* the last fork without a family, for lack of memory; 0 if
+                             none */
     cm_list pools;        /* all pools, linked by `fork_node` */
-    atomic_bool is_set;   /* the handlers below are called at forks */
+    atomic_bool is_set;   /* pthread_atfork() has taken the handlers below */
 } fork_list;
 
 /* The one list of the process. It is static because the handlers of a fork get no
@@ -104,7 +107,8 @@ cm_pool_after(const cm_runtime *rt, const cm_pool *pool)
 
 /* -- before ----------------------------------------------------------------------------- */
 
-/* Copy one stretch of an arena for the child. False: there is no room for it. */
+/* Copy the bytes from offset `begin` to `end` of an arena for the child. Returns false
+ * if that is more than *room_nbytes, which is lowered by what is copied. */
 static bool
 copy_run(cm_arena *arena, uint64_t begin, uint64_t end, uint64_t *room_nbytes)
 {
@@ -121,8 +125,8 @@ copy_run(cm_arena *arena, uint64_t begin, uint64_t end, uint64_t *room_nbytes)
     return cm_is_ok(cm_populate_run(&populate));
 }
 
-/* Copy the whole huge pages in which a block is live; where pages are small that does
- * no harm. False: there is no room for all of them. */
+/* Copy the whole huge pages in which a block is live. (If pages are small this copies a
+ * little more than necessary.) Returns false if there is no room for all of them. */
 static bool
 copy_living(cm_arena *arena, uint64_t *room_nbytes)
 {
@@ -155,8 +159,8 @@ drop_copy(cm_arena *arena)
     }
 }
 
-/* Mark the live blocks as shared by the children of this fork, unless those of an
- * earlier one share them. */
+/* Mark the live blocks as shared by the children of this fork. A block that children of
+ * an earlier fork share keeps its number, which covers later forks too. */
 static void
 mark_living(cm_arena *arena, uint64_t number)
 {
@@ -196,8 +200,8 @@ prepare_arena(fork_list *list, cm_fork way, cm_arena *arena, uint64_t *room_nbyt
     }
     arena->is_living = s != NULL;
     if (!arena->is_living) {
-        /* Its memory may even be gone: another thread gives it back without the
-         * lock. */
+        /* Nothing is to be done for this arena. Its memory may even be gone, since
+         * another thread may be giving it back, which it does without the lock. */
         return;
     }
     if (way == CM_FORK_SHARE) {
@@ -208,8 +212,8 @@ prepare_arena(fork_list *list, cm_fork way, cm_arena *arena, uint64_t *room_nbyt
         cm_host_omit(arena->host, arena->nbytes);
         return;
     }
-    /* Hide it once more, since the driver may have advised otherwise when it locked the
-     * pages. */
+    /* Hide the memory once more, since the driver may have set other advice when it
+     * locked the pages. */
     arena->keeps_place = cm_host_hide(arena->host, arena->nbytes);
     if (cm_is_ok(cm_host_map(arena->nbytes, &arena->child_copy))
         && !copy_living(arena, room_nbytes)) {
@@ -229,8 +233,8 @@ prepare(void)
     for (cm_list *n = list->pools.next; n != &list->pools; n = n->next) {
         cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
         cm_spin_lock_take(&pool->lock);
-        /* In a child that forks again all of it is ordinary memory, which the kernel
-         * copies. */
+        /* If this process is itself a forked child, all of this is ordinary memory,
+         * which the kernel copies. */
         pool->is_copied = cm_kind_is_page_locked(pool->config.kind)
                           && !cm_runtime_is_forked(pool->rt);
         cm_list *arenas = &pool->heap.arenas;
@@ -243,8 +247,9 @@ prepare(void)
 
 /* -- after ------------------------------------------------------------------------------ */
 
-/* Put the copy where the memory was. If the kernel kept no place there, something else
- * may lie there by now, which is left alone. */
+/* Move the copy to the addresses of the memory. If the kernel did not keep these
+ * addresses in the child, other memory may lie there by now. It is left alone, and this
+ * returns false. */
 static bool
 move_in(const cm_arena *arena)
 {
@@ -259,7 +264,7 @@ move_in(const cm_arena *arena)
            != MAP_FAILED;
 }
 
-/* In the child: make the addresses of an arena what cm_fork says. */
+/* In the child: make an arena look as cm_fork says. */
 static void
 settle_child(cm_fork way, cm_arena *arena)
 {
@@ -281,7 +286,8 @@ settle_child(cm_fork way, cm_arena *arena)
 }
 
 /* The parent adds the family of this fork to its list. The child keeps the witness page
- * of its own fork for good, and forgets all families: it has nobody to look after. */
+ * of its own fork for good, and frees all families, since it keeps no blocks for
+ * anybody. */
 static void
 settle_families(fork_list *list, bool is_child)
 {
@@ -339,8 +345,8 @@ in_child(void)
 
 /* -- which pools take part --------------------------------------------------------------------- */
 
-/* The handlers are set when the library is loaded, not with the first pool, since
- * another thread could fork in between. */
+/* The handlers are set when the library is loaded. If the first pool set them, another
+ * thread could fork at that moment and miss them. */
 __attribute__((constructor)) static void
 begin(void)
 {
@@ -370,15 +376,15 @@ cm_pool_unwatch_forks(cm_pool *pool)
 
 /* -- blocks that children share -------------------------------------------------------------- */
 
-/* A block that was given back while children had it. */
+/* A block that was given back while children still had it. */
 typedef struct kept_block {
     cm_list node;
     cm_heap_span *span;
     unsigned flags; /* the flags of its cm_pool_free() */
 } kept_block;
 
-/* True if a child is left of that fork or of a later one, or a descendant of such a
- * child. */
+/* True if a process is left that descends from the fork with the number `first` or from
+ * a later one. Frees the families of which no process is left. */
 static bool
 has_child(uint64_t first)
 {
@@ -416,7 +422,8 @@ cm_pool_try_keep(cm_pool *pool, cm_heap_span *span, unsigned flags, cm_list **ou
         return false;
     }
     kept_block *kept = malloc(sizeof(*kept));
-    /* Nobody will look at it again, so it stays until the pool ends. */
+    /* Without a node nobody will look at the block again, so it stays until the pool
+     * ends. */
     if (kept == NULL) {
         atomic_fetch_add(&pool->lost_count, 1);
         return true;
@@ -426,8 +433,8 @@ cm_pool_try_keep(cm_pool *pool, cm_heap_span *span, unsigned flags, cm_list **ou
     return true;
 }
 
-/* Let a kept block go into flight. Its streams were not kept, so it waits for
- * everything that the devices were doing. */
+/* Move a kept block into flight. Its streams were not remembered, so it waits for
+ * everything that the devices are doing. */
 static void
 go_on(cm_pool *pool, const kept_block *kept)
 {
@@ -445,8 +452,8 @@ go_on(cm_pool *pool, const kept_block *kept)
     cm_spin_lock_give(&pool->lock);
 }
 
-/* Look at all kept blocks and let those go on that no child has any more. `any`: let
- * all go on. */
+/* Move those kept blocks into flight that no child has any more, or all of them with
+ * `any`. */
 static void
 look_at_kept(cm_pool *pool, bool any)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of a source, and the source of segments, which makes each chunk by itself
  * in one of two ways. One is an allocation of the runtime. The other is for host
- * memory: a mapping of huge pages is made and populated by several threads, and then
- * registered, which takes a fraction of the time that cudaHostAlloc does. Each such
- * chunk is a mapping of its own, registered by one call. No copy may cross the edge of
- * a registration, so neighbouring chunks never join; and where one call cannot register
- * the whole chunk, the runtime allocates it instead. */
+ * memory: the source maps huge pages, lets several threads populate them, and then
+ * registers them, which takes a fraction of the time of cudaHostAlloc. Each such chunk
+ * is a mapping of its own, registered by one call. No copy may cross the edge of a
+ * registration, so neighbouring chunks never join. If one call cannot register the
+ * whole chunk, the runtime allocates it instead. */
 #include "pool/source.h"
 
 #include <stdlib.h>
@@ -20,7 +20,8 @@ enum {
     /* The driver maps device and managed memory in pages of 2 MiB, so a smaller request
      * occupies as much. */
     DEVICE_GRANULE = 2 << 20,
-    /* A multiple of every page size there is (4 to 64 KiB): the driver locks pages. */
+    /* A multiple of every page size (4 to 64 KiB), since the driver locks whole
+     * pages. */
     HOST_GRANULE = 64 << 10,
     /* values of chunk.handle: who made the memory */
     MADE_BY_US = 0,
@@ -31,9 +32,9 @@ enum {
 typedef struct segment_source {
     cm_source base; /* first, so that a cm_source pointer is one to this */
     cm_host_world world;
-    /* Host memory is populated by us; else every chunk is the runtime's. */
+    /* We make and populate host memory; else the runtime makes every chunk. */
     bool populates;
-    int node;      /* the node that pages should come from; CM_NUMA_NO_NODE: any */
+    int node;      /* where pages should be; CM_NUMA_NO_NODE: anywhere */
     bool is_exact; /* the user named the node, so no other will do */
 } segment_source;
 
@@ -43,7 +44,7 @@ is_host(const cm_source *source)
     return cm_kind_is_page_locked(source->config.kind);
 }
 
-/* Keep memory out of forked children as far as the pool wants that: see fork.c. */
+/* Keep memory out of forked children, if the pool wants that (see fork.c). */
 static void
 leave_out(const cm_source *source, void *start, uint64_t nbytes)
 {
@@ -73,7 +74,7 @@ open_plain_host(cm_source *source, uint64_t nbytes, cm_chunk *out)
     if ((flags & (CM_HOST_ALLOC_MAPPED | CM_HOST_ALLOC_WRITE_COMBINED)) != 0) {
         cm_status status = cm_rt_host_device_address(rt, host, &address);
         if (!cm_is_ok(status)) {
-            /* The first failure is the one to report. */
+            /* The caller reports the first failure. */
             cm_ignore(cm_rt_host_free(rt, host));
             return status;
         }
@@ -102,7 +103,7 @@ open_plain(cm_source *source, uint64_t nbytes, cm_chunk *out)
 
 /* -- populated host memory --------------------------------------------------------------- */
 
-/* Bring in the pages of a fresh mapping, on the node that they should be on. */
+/* Populate the pages of a fresh mapping, on the node where they should be. */
 static cm_status
 populate(const segment_source *self, char *start, uint64_t nbytes)
 {
@@ -139,19 +140,19 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
     cm_address address = 0;
     cm_host_memory memory;
     cm_host_memory_read(self->world.root, &memory);
-    if (nbytes > memory.available_nbytes) { /* the kernel would kill the process */
+    if (nbytes > memory.available_nbytes) { /* else the kernel would kill the process */
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
     bool is_shared = self->base.config.fork == CM_FORK_SHARE;
-    /* The kernel has strict overcommit. */
+    /* This fails only if the kernel does not overcommit memory. */
     if (!cm_is_ok(cm_host_map_as(nbytes, is_shared, &start))) {
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
     cm_status status = populate(self, start, nbytes);
     bool registered = false;
     if (cm_is_ok(status)) {
-        /* It is always both portable and mapped, as the registry makes it, whatever the
-         * flags ask for. */
+        /* Whatever the flags ask for, the memory is always portable and mapped, as
+         * memory that the registry locks is. */
         status = cm_rt_host_register(rt, start, nbytes,
                                      CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED);
         registered = cm_is_ok(status);
@@ -163,8 +164,8 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
         *out = (cm_chunk){start, address, nbytes, MADE_BY_US};
         return status;
     }
-    /* What the driver does not unregister stays mapped, since its addresses must not
-     * come back as somebody else's memory. */
+    /* If the driver refuses to unregister the memory, it stays mapped, so that no other
+     * memory gets its addresses. */
     if (!registered || cm_is_ok(cm_scope_settle(cm_rt_host_unregister(rt, start)))) {
         cm_host_unmap(start, nbytes);
     }
@@ -180,7 +181,7 @@ open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
     (void)offset;
     if (self->populates) {
         cm_status status = open_populated(self, nbytes, out);
-        /* This system cannot register memory at all, or not so much at once. */
+        /* The system may be unable to register any memory, or this much at once. */
         bool may_fall_back =
             status.code == CM_CUDA_NOT_SUPPORTED
             || (status.op == CM_OP_host_register && nbytes > CM_REGISTER_MAX_NBYTES);
@@ -220,7 +221,7 @@ destroy(cm_source *source)
 static const cm_source_ops segment_ops = {open_segment, close_segment, NULL, NULL,
                                           destroy};
 
-/* Let populated pages come from that node of `nodes` that is nearest to the device.
+/* Choose the node of `nodes` that is nearest to the device for populated pages.
  * Fails: device_describe. */
 static cm_status
 find_nearest(segment_source *self, uint64_t nodes)
@@ -235,9 +236,9 @@ find_nearest(segment_source *self, uint64_t nodes)
 }
 
 /* Choose how host memory is made.
- * Fails: CM_EINVALID where there is no such node; CM_ENOTSUP where the runtime cannot
- * be told the node, or the pool shares with children and memory cannot be registered;
- * as the calls that ask the device. */
+ * Fails: CM_EINVALID if the node does not exist; CM_ENOTSUP if only the runtime could
+ *        make the memory, but the user named one of several nodes, or children are to
+ *        share the memory; as the calls that ask the device. */
 static cm_status
 choose_way(segment_source *self)
 {
@@ -264,13 +265,13 @@ choose_way(segment_source *self)
     }
     self->populates = can_register != 0;
     if (config->fork == CM_FORK_SHARE && !self->populates) {
-        /* Memory that the runtime made is not ours to share. */
+        /* The runtime's own memory cannot be mapped as shared. */
         return cm_fail(CM_ENOTSUP, 0);
     }
     self->base.granule = self->populates ? CM_HUGE_PAGE_NBYTES : HOST_GRANULE;
-    /* The runtime cannot be told the node, so its memory will do only if there is no
-     * other node. Without is_exact the node may be CM_NUMA_NO_NODE, by which nothing
-     * may be shifted. */
+    /* The runtime does not let us choose a node, so its memory will do only if there is
+     * no other node. (is_exact is tested first, since without it the node may be
+     * CM_NUMA_NO_NODE, and shifting by -1 is undefined.) */
     if (self->is_exact && !self->populates && nodes != UINT64_C(1) << node) {
         return cm_fail(CM_ENOTSUP, (uint64_t)node);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A source is where a pool's memory comes from, one chunk at a time. It knows how
- * memory of its kind is made, placed and given back. It keeps no list of its chunks and
- * decides nothing: sizes, places and limits are the pool's.
+/* A source makes the memory of a pool, one chunk at a time. It knows how memory of its
+ * kind is made, placed and given back. It keeps no list of its chunks and decides
+ * nothing: the pool chooses sizes and places, and obeys the limits.
  * Locks: none. A pool makes one call at a time. Each call may wait in the runtime, and
  * is made inside a cm_scope of the source's device, without the pool's lock. */
 #pragma once
@@ -14,8 +14,9 @@ typedef struct cm_chunk {
     void *host;         /* NULL for device memory */
     cm_address address; /* the address for the device */
     uint64_t nbytes;    /* a multiple of the source's granule */
-    /* The source's own value, which closing and moving need. 0 in a placed chunk whose
-     * closing failed half-way: it can be closed, but no longer moved. */
+    /* A value of the source, which it needs to close and move the chunk. In a placed
+     * chunk whose closing failed half-way it is 0; such a chunk can be closed, but no
+     * longer moved. */
     uint64_t handle;
 } cm_chunk;
 
@@ -23,66 +24,68 @@ typedef struct cm_source cm_source;
 
 typedef struct cm_source_ops {
     /* Make a chunk of `nbytes` (a multiple of the granule). A placed source puts it at
-     * base + offset, where no open chunk may be; others put it wherever they like.
-     * Fails: the operation that failed; nothing is left behind. */
+     * base + offset, where there must be no open chunk. Other sources ignore the
+     * offset.
+     * Fails: the operation that failed; then there is no chunk. */
     cm_status (*open_chunk)(cm_source *source, uint64_t offset, uint64_t nbytes,
                             cm_chunk *out);
-    /* Give a chunk back. The host has seen all work on it end.
-     * Fails: the operation that failed; the chunk is then still there and usable,
-     * though perhaps it can no longer be moved. */
+    /* Give a chunk back to the runtime. The host has already seen all work on it end.
+     * Fails: the operation that failed; then the chunk is still usable, though perhaps
+     *        it can no longer be moved. */
     cm_status (*close_chunk)(cm_source *source, cm_chunk *chunk);
-    /* Move a chunk of a placed source to base + offset: the same memory, with undefined
-     * contents. The old place is empty then. NULL where a source cannot move.
+    /* Move the memory of a chunk of a placed source to base + offset, and empty its old
+     * place. Its contents are undefined afterwards. The pointer is NULL in a source
+     * that cannot move chunks.
      * Fails: the operation that failed. The chunk is still where it was and usable; or,
      * if its address is 0 now, it could not be put back and is closed. */
     cm_status (*move_chunk)(cm_source *source, cm_chunk *chunk, uint64_t offset);
-    /* Give the peers that have a context by now access to an open chunk. NULL where
-     * there is nothing to do.
+    /* Open a chunk to those other devices (peers) that have a context by now. The
+     * pointer is NULL in a source that has nothing to do here.
      * Fails: the operation that failed. */
     cm_status (*admit_peers)(cm_source *source, const cm_chunk *chunk);
     /* Free the source, after the last chunk was closed. */
     void (*destroy)(cm_source *source);
 } cm_source_ops;
 
-/* The common part, which each implementation embeds first in a struct of its own. Its
- * open function sets it once. */
+/* The common part of all sources. Each implementation has it as the first member of its
+ * own struct, and sets it once, when the source is opened. */
 struct cm_source {
     const cm_source_ops *ops; /* borrowed, static */
     cm_runtime *rt;           /* borrowed */
-    cm_pool_config config;    /* the source uses only what it says about memory */
+    cm_pool_config config;    /* a copy, for what it says about memory */
     /* Sizes and offsets of chunks are multiples of it; a power of 2. */
     uint64_t granule;
-    uint64_t peers;  /* bits by device index: the peers that may get access */
-    bool is_placed;  /* chunks lie in one range of addresses, where neighbours join */
+    uint64_t peers;  /* bits of the devices that can reach this memory */
+    bool is_placed;  /* all chunks lie in one range, so that neighbours can join */
     cm_address base; /* where that range begins */
     uint64_t range_nbytes;
-    /* All memory of the device, of which open chunks cannot have more. Only set for a
-     * placed source. */
+    /* In a placed source, the memory of the whole device, above which no growth can
+     * succeed. */
     uint64_t most_nbytes;
 };
 
-/* Open the source for `config` on this machine and driver: the first of those below
- * that can be had. Called inside a cm_scope.
+/* Open the source for `config`: the one that maps on demand if the config, the device
+ * and the driver allow it, else the one that makes segments. Called inside a cm_scope.
  * Fails: CM_ENOMEM; CM_EINVALID; as the calls that ask the device. */
 CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_pool_config *config,
                                       cm_source **out);
 
-/* The parts of the machine that tests replace. If all of it is zero or NULL, the
- * machine is taken as it is. */
+/* The parts of the machine that tests replace. A struct of zeros means the machine as
+ * it is. */
 typedef struct cm_host_world {
     const char *root;         /* where /proc and /sys are; borrowed */
-    cm_numa_find *find_nodes; /* tells on which nodes pages are */
+    cm_numa_find *find_nodes; /* finds out on which nodes pages are */
     /* How many threads populate a chunk, however small it is. */
     unsigned thread_count;
     bool can_not_bind;     /* the kernel refuses mbind */
     bool can_not_populate; /* the kernel has no MADV_POPULATE_WRITE */
 } cm_host_world;
 
-/* The two sources. The first maps device memory on demand. The second makes chunks of
- * any kind of memory, each on its own. Where possible, a chunk of page-locked memory is
- * host memory that is populated and then registered. Any other chunk is an allocation
- * of the runtime. `world` is copied.
- * Fails: CM_ENOTSUP where that source cannot be had; as cm_source_open(). */
+/* The two sources. cm_source_vmm_open() maps device memory on demand.
+ * cm_source_segments_open() makes memory of any kind, each chunk by itself: host memory
+ * by populating a mapping and then registering it, if that is possible, and all else by
+ * an allocation of the runtime. `world` is copied.
+ * Fails: CM_ENOTSUP if that source is not possible here; as cm_source_open(). */
 CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt, const cm_pool_config *config,
                                           cm_source **out);
 CM_NODISCARD cm_status cm_source_segments_open(cm_runtime *rt,

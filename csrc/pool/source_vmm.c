@@ -17,8 +17,8 @@
 #include "pool/source.h"
 #include "runtime/scope.h"
 
-/* Addresses cost nothing until something is mapped, so there is room for holes between
- * chunks. */
+/* Addresses cost nothing until something is mapped, so the range is several times as
+ * long as the memory, which leaves room for gaps between chunks. */
 enum { RANGE_FACTOR = 8 };
 
 typedef struct vmm_source {
@@ -26,8 +26,8 @@ typedef struct vmm_source {
     unsigned flags; /* flags for physical_create */
 } vmm_source;
 
-/* Let the source's own device use the chunk, and those peers that have a context by
- * now. No context is made on a GPU that nobody asked for. */
+/* Open the chunk to the source's own device and to those peers that have a context by
+ * now. For other peers it would have to make a context on a GPU that nobody uses. */
 static cm_status
 grant(cm_source *source, const cm_chunk *chunk)
 {
@@ -45,7 +45,7 @@ grant(cm_source *source, const cm_chunk *chunk)
 }
 
 /* Map the memory of a chunk at the chunk's address and make it usable. After a failure
- * nothing is left there. */
+ * it is not mapped. */
 static cm_status
 place(cm_source *source, const cm_chunk *chunk)
 {
@@ -73,8 +73,9 @@ open_chunk(cm_source *base, uint64_t offset, uint64_t nbytes, cm_chunk *out)
     return status;
 }
 
-/* Release the handle first: what is mapped lives on without it. So a failure at either
- * step leaves the chunk usable, and closing it again does the rest. */
+/* Release the handle first, since mapped memory lives on without its handle. So after a
+ * failure at either step the chunk is still usable, and closing it again does the
+ * rest. */
 static cm_status
 close_chunk(cm_source *base, cm_chunk *chunk)
 {
@@ -88,8 +89,9 @@ close_chunk(cm_source *base, cm_chunk *chunk)
     return cm_ok();
 }
 
-/* Unmap before mapping, so that the memory is never in two places at once: memory for
- * RDMA that was cannot be opened to devices that come later (driver 580). */
+/* Unmap before mapping, so that the memory is never mapped twice. Memory for RDMA that
+ * has once been mapped twice cannot be opened to devices that get a context later
+ * (driver 580). */
 static cm_status
 move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
 {
@@ -113,7 +115,7 @@ move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
 static void
 destroy(cm_source *base)
 {
-    /* These are only addresses; if the driver refuses twice, they stay taken. */
+    /* If the driver refuses twice, only addresses are lost. */
     (void)CM_TRY_TWICE(cm_rt_address_free(base->rt, base->base, base->range_nbytes));
     free(base);
 }
@@ -136,8 +138,8 @@ find_peers(vmm_source *source)
     return cm_ok();
 }
 
-/* Reserve several times as many addresses as the device has memory, or as near to that
- * as possible, but at least as many. */
+/* Reserve RANGE_FACTOR times as many addresses as the device has memory. If the driver
+ * refuses, halve that, down to as many addresses as memory. */
 static cm_status
 reserve(cm_source *base)
 {
