@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pieces of page-locked memory, sorted by address, and the shares of them. A request
- * walks from its first page to its last: where there is a piece it takes a share, and a
- * gap it fills with a piece of its own. registry.h has an example. */
+ * walks from its first page to its last. If a piece is there it takes a share of the
+ * piece; if there is a gap, it makes a new piece that fills the gap. registry.h has an
+ * example. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,54 +20,59 @@
  *   - share_count is the number of cm_page_shares that hold the piece.
  *   - A busy piece is being registered or unregistered by one thread, which alone may
  *     change it.
- *   - A piece with share_count 0 that is not busy could not be unregistered: it is
- *     still locked, and the next request that meets it tries again. */
+ *   - If a piece that is not busy has share_count 0, the runtime has refused to
+ *     unregister it. It is still locked, and the next request for its pages tries
+ *     again. */
 typedef struct cm_page_piece {
     uintptr_t base;
     uintptr_t end;
-    /* What requests were for: [asked, asked_end). Pages at the ends may be others' as
-     * well. asked_end 0: nothing yet. */
+    /* The bytes that requests asked for are [asked, asked_end); the rest of the first
+     * and the last page may belong to somebody else. asked_end is 0 before any
+     * request. */
     uintptr_t asked;
     uintptr_t asked_end;
     uint64_t share_count;
-    /* What the budget is charged: all of it, or 0 for a foreign piece. */
+    /* What was charged to the budget: the length of the piece, or 0 if it is
+     * foreign. */
     uint64_t charged_nbytes;
     int device; /* the device whose context registered it */
     bool busy;
     bool foreign; /* locked by somebody else, and never unregistered by us */
-    /* While busy: it may become read-only; else: devices may not write there. */
+    /* Devices may not write to this piece. While it is busy: it may be locked so. */
     bool read_only;
 } cm_page_piece;
 
 struct cm_registry {
-    /* One for the opener, one for each registration and each set of shares. */
+    /* One reference is for the opener, and one for each registration and each set of
+     * shares that is not empty. */
     atomic_uint refs;
     cm_runtime *rt;    /* borrowed */
     cm_budget *budget; /* borrowed; NULL: there is no limit */
     uintptr_t page_nbytes;
     cm_mutex lock;
-    cm_cond settled;        /* signalled when a piece is no longer busy, or is gone */
-    cm_page_piece **pieces; /* owned, and so is what they point to */
+    cm_cond settled; /* signalled when a piece becomes busy or is no longer busy */
+    cm_page_piece **pieces; /* owned, as are the pieces themselves */
     uint32_t room;
-    /* Pieces that ever came; raised before anything else is done for one. */
+    /* How many pieces were ever inserted. Raised before a new piece is registered. */
     _Atomic uint64_t arrivals;
-    /* How many pieces there are; read without the lock to see that there are none. */
+    /* How many pieces there are. Read without the lock to find out that there are
+     * none. */
     _Atomic size_t count;
-    atomic_int busy_count; /* of pieces that are busy */
+    atomic_int busy_count; /* how many pieces are busy */
     atomic_bool closed;
     cm_registry_counters counters; /* guarded by `lock` */
     uint64_t window_peak_nbytes;   /* guarded by `lock` */
 };
 
-/* A request. Its pieces are in order and leave no gaps. */
+/* A request. Its pieces are sorted by address and have no gaps between them. */
 struct cm_registration {
     cm_registry *registry; /* held */
     cm_page_shares shares;
     uintptr_t host;
     uint64_t nbytes;
     int device;          /* the device whose context registers new pieces */
-    bool asks_read_only; /* ask for reading only where pages may not be written */
-    bool read_only;      /* a piece that we locked is read-only */
+    bool asks_read_only; /* lock for reading only what cannot be written */
+    bool read_only;      /* we locked a piece for reading only */
 };
 
 cm_status
@@ -103,9 +109,9 @@ register_pages(const cm_registry *registry, const cm_page_piece *p, unsigned ext
         cm_rt_host_register(registry->rt, (void *)p->base, p->end - p->base, flags));
 }
 
-/* Many pages of read-only objects can be written all the same, such as those of the
- * heap. They are locked as ordinary ones, so that a later request for writing can share
- * them. */
+/* Register the pages of a piece. Many objects that are read-only in Python lie on pages
+ * that the process may write, such as those of the heap. These are locked as ordinary
+ * pages, so that a later request for writing can share them. */
 static cm_status
 call_register(const cm_registry *registry, cm_page_piece *p)
 {
@@ -120,7 +126,7 @@ call_register(const cm_registry *registry, cm_page_piece *p)
     return register_pages(registry, p, CM_REGISTER_READ_ONLY);
 }
 
-/* Undo lock_piece(), without the lock.
+/* Undo lock_piece(). Called without the lock.
  * Fails: host_unregister. */
 static cm_status
 unlock_piece(const cm_registry *registry, const cm_page_piece *p)
@@ -131,9 +137,9 @@ unlock_piece(const cm_registry *registry, const cm_page_piece *p)
                             cm_rt_host_unregister(registry->rt, (void *)p->base)));
 }
 
-/* How far the pages from `p->base` on are alike: all foreign, or none. A page is
- * foreign where a byte at either end of it is locked by somebody else. Called inside a
- * cm_scope. */
+/* Find where the pages from `p->base` on stop being alike, that is, all foreign or none
+ * foreign. A page is foreign if its first or last byte is locked by somebody else.
+ * Called inside a cm_scope. */
 static cm_status
 find_run(const cm_registry *registry, const cm_page_piece *p, uintptr_t *run_end,
          bool *foreign)
@@ -164,9 +170,9 @@ may_be_foreign(cm_status status)
                || status.code == CM_CUDA_INVALID_VALUE);
 }
 
-/* Page-lock a busy piece, without the lock. It may end up shorter than it was, or
- * foreign: where a part of it is already locked by somebody else, it covers the first
- * run of pages that are alike, and the caller makes other pieces for what follows.
+/* Page-lock a busy piece. Called without the lock. If somebody else has already locked
+ * a part of it, the piece is cut down to its first pages that are alike (find_run()),
+ * and is foreign if these are. The caller makes other pieces for the rest.
  * Fails: host_register, pointer_attributes. */
 static cm_status
 lock_piece(cm_registry *registry, cm_page_piece *p)
@@ -183,8 +189,8 @@ lock_piece(cm_registry *registry, cm_page_piece *p)
             if (status.code == CM_CUDA_INVALID_VALUE) {
                 return status; /* nobody has locked it, so the range itself is wrong */
             }
-            /* Somebody has locked bytes in the middle of a page: halve the range until
-             * it is found. */
+            /* Somebody has locked bytes in the middle of a page. Halve the range until
+             * only that page is left. */
             uintptr_t page_count = (p->end - p->base) / registry->page_nbytes;
             run_end -= page_count / 2 * registry->page_nbytes;
             foreign = page_count == 1;
@@ -199,8 +205,8 @@ lock_piece(cm_registry *registry, cm_page_piece *p)
 
 /* -- the pieces --------------------------------------------------------------------------- */
 
-/* The count of pieces. A relaxed load sees whatever the caller knows to be registered,
- * since the caller learnt of it by some synchronizing means. */
+/* Return the number of pieces. A relaxed load is enough: if the caller knows that
+ * memory is registered, it learnt this by some synchronization. */
 static size_t
 count_pieces(const cm_registry *registry)
 {
@@ -213,8 +219,8 @@ cm_registry_has_pieces(const cm_registry *registry)
     return count_pieces(registry) > 0 && !cm_runtime_is_forked(registry->rt);
 }
 
-/* The index of the first piece that ends after `address`; the count of pieces if none
- * does. */
+/* Return the index of the first piece that ends after `address`, or the number of
+ * pieces if none does. */
 static size_t
 find_index_locked(const cm_registry *registry, uintptr_t address)
 {
@@ -232,7 +238,7 @@ find_index_locked(const cm_registry *registry, uintptr_t address)
     return low;
 }
 
-/* Piece `i`, if it begins below base + nbytes; else NULL. */
+/* Return piece `i` if it begins below base + nbytes, else NULL. */
 static cm_page_piece *
 piece_in_locked(const cm_registry *registry, size_t i, uintptr_t base, uint64_t nbytes)
 {
@@ -240,7 +246,7 @@ piece_in_locked(const cm_registry *registry, size_t i, uintptr_t base, uint64_t 
     return p != NULL && (p->base <= base || p->base - base < nbytes) ? p : NULL;
 }
 
-/* Insert a piece in its place. False: no memory. */
+/* Insert a piece at its place. Returns false if there is no memory. */
 static bool
 insert_locked(cm_registry *registry, cm_page_piece *p)
 {
@@ -273,7 +279,8 @@ drop_locked(cm_registry *registry, cm_page_piece *p)
 
 /* -- what is counted ---------------------------------------------------------------------- */
 
-/* False, and nothing charged: a limit would be passed. */
+/* Charge the length of a piece to the budget. Returns false, with nothing charged, if
+ * that would exceed a limit. */
 static bool
 try_charge(const cm_registry *registry, cm_page_piece *p)
 {
@@ -285,7 +292,7 @@ try_charge(const cm_registry *registry, cm_page_piece *p)
     return true;
 }
 
-/* Refund what a piece was charged beyond `nbytes`. */
+/* Refund the part of a piece's charge that is above `nbytes`. */
 static void
 refund_beyond(const cm_registry *registry, cm_page_piece *p, uint64_t nbytes)
 {
@@ -295,7 +302,7 @@ refund_beyond(const cm_registry *registry, cm_page_piece *p, uint64_t nbytes)
     p->charged_nbytes = nbytes;
 }
 
-/* Count a piece that was locked. It may be shorter than it was to be, or foreign. */
+/* Count a piece that was locked. lock_piece() may have made it shorter, or foreign. */
 static void
 count_locked(cm_registry *registry, cm_page_piece *p)
 {
@@ -341,7 +348,8 @@ cm_registry_read(cm_registry *registry, bool window, cm_registry_counters *out)
 
 /* -- pieces under work ------------------------------------------------------------------- */
 
-/* Mark a piece busy or not. Those who wait see it once the lock is given back. */
+/* Mark a piece as busy or not, and wake those who wait, who look once the lock is given
+ * back. */
 static void
 set_busy_locked(cm_registry *registry, cm_page_piece *p, bool busy)
 {
@@ -350,9 +358,10 @@ set_busy_locked(cm_registry *registry, cm_page_piece *p, bool busy)
     cm_cond_signal_all(&registry->settled);
 }
 
-/* Unregister a piece that is not busy, and forget it; with `at_last` it is forgotten
- * even if that fails. The lock is given back meanwhile.
- * Fails: host_unregister. The piece is gone where that says CM_CUDA_NOT_REGISTERED. */
+/* Unregister a piece that is not busy, and remove it. With `at_last` it is removed even
+ * if unregistering fails. The lock is given back meanwhile.
+ * Fails: host_unregister. If the code is CM_CUDA_NOT_REGISTERED the piece was
+ *        removed. */
 static cm_status
 remove_locked(cm_registry *registry, cm_page_piece *p, bool at_last)
 {
@@ -361,7 +370,7 @@ remove_locked(cm_registry *registry, cm_page_piece *p, bool at_last)
     cm_status status = unlock_piece(registry, p);
     bool gone = cm_is_ok(status) || status.code == CM_CUDA_NOT_REGISTERED;
     if (!gone && at_last) {
-        cm_ignore(unlock_piece(registry, p)); /* the first answer is the one to tell */
+        cm_ignore(unlock_piece(registry, p)); /* the caller reports the first failure */
     }
     cm_mutex_lock(&registry->lock);
     set_busy_locked(registry, p, false);
@@ -380,7 +389,7 @@ list_of(cm_page_shares *shares)
     return shares->pieces != NULL ? shares->pieces : &shares->one;
 }
 
-/* Make room for one more share. False: no memory. */
+/* Make room for one more share. Returns false if there is no memory. */
 static bool
 reserve(cm_page_shares *shares)
 {
@@ -419,7 +428,7 @@ cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes, bool
          good && (p = piece_in_locked(registry, i, base, nbytes)) != NULL; i++) {
         if (p->busy && waits) {
             cm_cond_wait(&registry->settled, &registry->lock);
-            /* Start again from the first: the list may have changed. */
+            /* The list may have changed, so start again from the first piece. */
             i = find_index_locked(registry, base) - 1;
             continue;
         }
@@ -432,7 +441,7 @@ cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes, bool
         }
     }
     for (uint32_t i = before; !good && i < shares->count; i++) {
-        /* Other shares remain, so nothing has to be unlocked. */
+        /* Each piece had other shares before, so nothing has to be unlocked. */
         list_of(shares)[i]->share_count--;
     }
     shares->count = good ? shares->count : before;
@@ -449,8 +458,8 @@ cm_registry_is_busy(const cm_registry *registry)
     return atomic_load(&registry->busy_count) > 0;
 }
 
-/* Pages at both ends are locked. Correct the answer where something between them is
- * not, or where device addresses are not consecutive. */
+/* The pages at both ends are locked. Correct the answer if requests left out bytes
+ * between them, or if device addresses are not consecutive. */
 static void
 look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
              cm_pointer_info *first, cm_pointer_info *last)
@@ -474,7 +483,7 @@ look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
         *last = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
     }
     else if (count > 1 && first->device_address != address) {
-        /* The device addresses are not consecutive as the host's are. */
+        /* The device addresses may not be consecutive, as the host addresses are. */
         first->device_address = 0;
     }
 }
@@ -490,7 +499,7 @@ cm_registry_probe(cm_registry *registry, cm_address address, uint64_t nbytes,
         CM_TRY(cm_registry_share(registry, (const void *)(uintptr_t)address, nbytes,
                                  true, shares));
         CM_TRY(cm_rt_pointer_attributes(registry->rt, address, first));
-        *last = *first; /* what the driver knows of memory holds for whole pages */
+        *last = *first; /* the driver knows memory by whole pages */
         if (address / registry->page_nbytes != end / registry->page_nbytes) {
             CM_TRY(cm_rt_pointer_attributes(registry->rt, end, last));
         }
@@ -510,7 +519,7 @@ cm_registry_abandon(cm_registry *registry, cm_page_shares *shares)
     registry_release(registry);
 }
 
-/* Give shares back; without `may_unlock` only until the first that is the last of its
+/* Give shares back. Without `may_unlock` this stops at a share that is the last of its
  * piece.
  * Fails: the first host_unregister that failed. */
 static cm_status
@@ -519,11 +528,11 @@ return_shares(cm_registry *registry, cm_page_shares *shares, bool may_unlock)
     cm_status first = cm_ok();
     /* After closing, the runtime may be gone as well. */
     if (!atomic_load(&registry->closed) && cm_runtime_is_forked(registry->rt)) {
-        return first; /* the pages are the parent's, so the shares are leaked */
+        return first; /* the parent has locked the pages, so the shares are leaked */
     }
     cm_mutex_lock(&registry->lock);
-    /* remove_locked() gives the lock back; if the registry was closed meanwhile, the
-     * other pieces are gone */
+    /* remove_locked() gives the lock back meanwhile. If the registry was closed in that
+     * time, the other pieces are gone. */
     while (shares->count > 0 && !atomic_load(&registry->closed)) {
         cm_page_piece *p = list_of(shares)[shares->count - 1];
         if (p->share_count == 1 && !may_unlock) {
@@ -545,7 +554,8 @@ return_shares(cm_registry *registry, cm_page_shares *shares, bool may_unlock)
 void
 cm_registry_unshare(cm_registry *registry, cm_page_shares *shares)
 {
-    /* What is refused is tried again at the next use, and at close. */
+    /* If the runtime refuses, the next use of the pages tries again, and so does
+     * closing. */
     if (shares->count > 0) {
         cm_ignore(return_shares(registry, shares, true));
     }
@@ -555,7 +565,7 @@ bool
 cm_registry_try_unshare(cm_registry *registry, cm_page_shares *shares)
 {
     if (shares->count > 0) {
-        /* No call can fail, since nothing is unlocked. */
+        /* This unlocks nothing, so it cannot fail. */
         cm_ignore(return_shares(registry, shares, false));
     }
     return shares->count == 0;
@@ -563,8 +573,8 @@ cm_registry_try_unshare(cm_registry *registry, cm_page_shares *shares)
 
 /* -- requests ----------------------------------------------------------------------------- */
 
-/* Note what a request asked for within a piece. Memory that somebody else locked counts
- * as asked for in full, since nobody but the driver knows how much of it was. */
+/* Note which bytes of a piece a request asked for. A foreign piece counts as asked for
+ * as a whole, since only the driver knows which of its bytes somebody else locked. */
 static void
 note_asked_locked(const cm_registration *r, cm_page_piece *p)
 {
@@ -579,8 +589,8 @@ note_asked_locked(const cm_registration *r, cm_page_piece *p)
     }
 }
 
-/* Put a new piece over [base, end), a gap, and take a share of it. The lock is given
- * back meanwhile. */
+/* Fill the gap [base, end) with a new piece, lock its pages, and take a share of it.
+ * The lock is given back meanwhile. */
 static cm_status
 add_piece_locked(cm_registration *r, uintptr_t base, uintptr_t end, cm_page_piece **out)
 {
@@ -688,7 +698,8 @@ cm_registry_register(cm_registry *registry, int device, void *host, uint64_t nby
     }
     cm_mutex_unlock(&registry->lock);
     if (!cm_is_ok(status)) {
-        /* The first failure is reported; what stays locked is tried again later. */
+        /* The caller reports the first failure. Pieces that stay locked are tried again
+         * later. */
         cm_ignore(cm_registration_release(r));
         return status;
     }
@@ -743,7 +754,7 @@ cm_registration_device_address(cm_registration *registration, cm_address *out)
     if (cm_runtime_is_forked(registry->rt)) {
         return cm_fail(CM_EFORKED, registration->nbytes);
     }
-    /* our shares keep the pieces, so no lock is needed */
+    /* Our shares keep the pieces, so no lock is needed. */
     cm_page_piece **pieces = list_of(&registration->shares);
     for (uint32_t i = 0; i < registration->shares.count && from < end; i++) {
         cm_address address = 0;
