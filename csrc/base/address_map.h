@@ -1,22 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A map from addresses to values, for allocators that others call: their free() gets an
- * address and nothing else. It is called from any thread, with or without the GIL. A
- * map of zeros is empty. Most addresses that are asked for are not in the map, so an
- * address outside all that were ever put is answered by two loads, without the lock.
- * Locks: its own, for a few probes; while the map grows, for one pass over it. Memory
- * is allocated without it. Whoever may fork while another thread is in here takes
- * `lock` before the fork and gives it back afterwards, in parent and child. */
+/* A map from addresses to values. Allocators that other libraries call need it, since
+ * their free() gets an address and nothing else. Any thread may call it, with or
+ * without the GIL. A map of zeros is empty. Most addresses that callers look for are
+ * not in the map. So the map keeps the least and the greatest address that was ever
+ * put, and for an address outside these two a search takes two loads and no lock.
+ * Locks: its own, which is held for a few probes or, when the map grows, for one pass
+ *        over it. Memory is allocated without the lock. A caller that may fork while
+ *        another thread is in here takes `lock` before the fork and gives it back
+ *        afterwards, in parent and child. */
 #pragma once
 
 #include "base/thread.h"
 
 typedef struct cm_address_entry {
-    uint64_t address; /* 0: the place is free */
+    uint64_t address; /* 0 if the place is free */
     void *value;
 } cm_address_entry;
 
-/* Open addressing: an entry lies at the place that its hash names, or after it with no
- * free place between. count <= room / 2; room is 0 or a power of two. */
+/* The map uses open addressing: an entry lies at the place that its hash names, or at
+ * the next free place after it. Invariants: count <= room / 2, and room is 0 or a power
+ * of two. */
 typedef struct cm_address_map {
     cm_spin_lock lock;
     _Atomic uint64_t low; /* the least and the greatest address that were ever put */
@@ -26,12 +29,12 @@ typedef struct cm_address_map {
     uint64_t count;
 } cm_address_map;
 
-/* Give `address`, which is not 0 and not in the map, the value `value`, which is not
- * NULL. False: there is no memory. */
+/* Put `address` into the map with `value`. The address is neither 0 nor in the map, and
+ * the value is not NULL. Returns false if there is no memory. */
 CM_NODISCARD bool cm_address_map_put(cm_address_map *map, uint64_t address,
                                      void *value);
-/* The value of `address`; NULL: it has none. With `takes` the address is removed from
- * the map. */
+/* Return the value of `address`, or NULL if it is not in the map. With `takes` it is
+ * removed from the map. */
 void *cm_address_map_find(cm_address_map *map, uint64_t address, bool takes);
-/* Free the memory of the map, which is empty again. The values are left alone. */
+/* Free the memory of the map, which is empty afterwards. The values are left alone. */
 void cm_address_map_fini(cm_address_map *map);

@@ -7,11 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* See to it that an array has room for one more item than `count`, of `item_nbytes`
- * each. `array_pointer` points to the pointer to the array. The array is NULL, or from
- * malloc, or else `inside`: a first array that is part of another struct, which is
- * copied and never freed (`inside` NULL: there is none). Returns the room that there is
- * then; 0: there is no memory, and nothing was changed. */
+/* Make room in an array for one more item than `count`. Each item has `item_nbytes`.
+ * `array_pointer` points to the pointer to the array, which is NULL, or memory from
+ * malloc, or `inside`. `inside` is a first array that is part of another struct, or
+ * NULL; when it gets too small its items are copied, and it is never freed. Returns the
+ * number of items for which there is room afterwards, or 0 if there is no memory, and
+ * then it has changed nothing. */
 static inline uint32_t
 cm_array_reserve(void *array_pointer, size_t item_nbytes, const void *inside,
                  uint32_t count, uint32_t room)
@@ -20,7 +21,7 @@ cm_array_reserve(void *array_pointer, size_t item_nbytes, const void *inside,
     if (count < room) {
         return room;
     }
-    void *array; /* copied as bytes, since its true type is another pointer type */
+    void *array; /* copied as bytes, since the array's own pointer type is not void * */
     memcpy(&array, array_pointer, sizeof(array));
     uint32_t wanted = room < LEAST ? LEAST : room * 2;
     bool leaves = array != NULL && array == inside;

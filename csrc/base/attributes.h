@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiler attributes under one set of names. Knows nothing of the rest of the core. */
+/* Names for attributes of the compiler. This file knows nothing of the rest of the
+ * core. */
 #pragma once
 
 /* The caller must look at the result: ignoring it is a compile error under -Werror. */
@@ -10,7 +11,7 @@
 /* Keeps code that rarely runs out of the registers and the stack frame of its
  * caller. */
 #define CM_COLD __attribute__((cold, noinline))
-/* Inlined whatever it costs, so that there is a copy of the code for each constant that
+/* Always inlined, so that the compiler makes a copy of the code for each constant that
  * is passed. */
 #define CM_INLINE inline __attribute__((always_inline))
 #define CM_LIKELY(x) __builtin_expect(!!(x), 1)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long to leave the device alone between two looks at whether it is done. The pause
+/* How long a thread pauses before it asks again whether the device is done. The pause
  * is in proportion to how long the work has taken already, so that a short copy does
- * not become long and a long one is not asked about a thousand times. Example: after
+ * not become long, and a long copy is not asked about a thousand times. Example: after
  * 100 us the next look is 3.1 us later, and the answer is late by at most 3 %; after
  * 100 ms it is 300 us later. */
 #pragma once
@@ -13,19 +13,19 @@
 enum {
     CM_BACKOFF_LEAST_NS = 500,
     CM_BACKOFF_MOST_NS = 300 * 1000,
-    /* A shorter sleep is not worth it: timers are late. */
+    /* Shorter pauses are not slept, since timers are late. */
     CM_BACKOFF_SLEEP_NS = 100 * 1000,
-    /* How long a thread that would rather sleep spins first. */
+    /* For how long cm_nap_after() spins before it begins to sleep. */
     CM_BACKOFF_SPIN_NS = 50 * 1000,
-    /* The least that it sleeps afterwards; the timer adds to it. */
+    /* How long cm_nap_after() sleeps at least. The timer adds to this. */
     CM_BACKOFF_NAP_NS = 20 * 1000,
 };
 
 static inline uint64_t
 cm_backoff_ns(uint64_t elapsed_ns)
 {
-    /* From a millisecond on precision pays: the answer is then late by less than 1
-     * %. */
+    /* Work of a millisecond or more is asked about more often, so that the answer is
+     * late by less than 1 %. */
     uint64_t gap = elapsed_ns < 1000000 ? elapsed_ns / 32 : elapsed_ns / 128;
     if (gap < CM_BACKOFF_LEAST_NS) {
         return CM_BACKOFF_LEAST_NS;
@@ -33,8 +33,8 @@ cm_backoff_ns(uint64_t elapsed_ns)
     return gap < CM_BACKOFF_MOST_NS ? gap : CM_BACKOFF_MOST_NS;
 }
 
-/* Wait until a time. Short pauses are spun, as CUDA's own waiting is, but let other
- * threads run. */
+/* Wait until a time. In a short pause the thread spins, as CUDA does when it waits, but
+ * lets other threads run. */
 static inline void
 cm_pause_until(uint64_t deadline_ns)
 {
@@ -47,15 +47,15 @@ cm_pause_until(uint64_t deadline_ns)
     }
 }
 
-/* Pause before the next look, when the wait has lasted `elapsed_ns`. */
+/* Pause before asking again, after waiting for `elapsed_ns` so far. */
 static inline void
 cm_pause_after(uint64_t elapsed_ns)
 {
     cm_pause_until(cm_now_ns() + cm_backoff_ns(elapsed_ns));
 }
 
-/* As cm_pause_after(), for a thread that had better sleep than spin once the wait is
- * long. */
+/* As cm_pause_after(), but once the wait is long the thread sleeps instead of
+ * spinning. */
 static inline void
 cm_nap_after(uint64_t elapsed_ns)
 {

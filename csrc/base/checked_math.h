@@ -31,7 +31,7 @@ cm_mul_i64(int64_t a, int64_t b, int64_t *out)
     return !__builtin_mul_overflow(a, b, out);
 }
 
-/* The length of a stride, whatever its direction. */
+/* Return the length of a stride, without its direction. */
 static inline uint64_t
 cm_magnitude(int64_t stride)
 {
@@ -50,7 +50,7 @@ cm_round_up_u64(uint64_t n, uint64_t step, uint64_t *out)
     return true;
 }
 
-/* Round up to a multiple of any `step`, where the caller knows that the result fits. */
+/* Round up to a multiple of any `step`. The caller knows that the result fits. */
 static inline uint64_t
 cm_round_up_to(uint64_t n, uint64_t step)
 {

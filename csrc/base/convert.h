@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Converts numbers of one type to numbers of another, many at a time, as NumPy casts
- * them. This file knows the processor and nothing else. */
+/* Converts numbers of one type to another, many at a time, as NumPy casts them. This
+ * file knows the processor and nothing else. */
 #pragma once
 
 #include <stddef.h>
 
 #include "base/dtypes.h"
 
-/* Converts elements whose types are not among CM_NUMBERS. The code that knows the types
- * has a struct that begins with this one, and keeps it until the copy has ended. `run`
- * takes element (i, j, ...) from src + i*src_strides[0] + j*src_strides[1] + ... to the
- * same place of the target; the two do not overlap. It is called from any thread, from
- * several at a time, without any lock. It returns false if some element could not be
- * converted. The reason is then stored elsewhere under `number`. */
+/* Converts elements whose types are not among CM_NUMBERS. The code that knows these
+ * types has a struct that begins with this one, and makes sure that the struct outlives
+ * the copy. `run` converts element (i, j, ...), which lies at src + i*src_strides[0] +
+ * j*src_strides[1] + ..., and stores it at the same indices of the target. The two do
+ * not overlap. Several threads may call `run` at a time, without any lock. It returns
+ * false if some element could not be converted; `number` then tells the code that made
+ * the cast which cast failed, so that it can find out why. */
 typedef struct cm_cast {
     bool (*run)(const struct cm_cast *cast, int ndim, const int64_t *shape, void *dst,
                 const int64_t *dst_strides, const void *src,
@@ -20,21 +21,21 @@ typedef struct cm_cast {
     uint64_t number;
 } cm_cast;
 
-enum { CM_CAST_MAX_NDIM = 8 }; /* dimensions of one call of `run` */
+enum { CM_CAST_MAX_NDIM = 8 }; /* the most dimensions that `run` can take */
 
-/* A conversion. Each value becomes value * scale + offset, in float64 if that is one of
- * the two types and else in float32. Without `scales` the value stays the same, as far
- * as the type can express it. Complex numbers are not scaled. */
+/* A conversion. Each value becomes value * scale + offset, computed in float64 if that
+ * is one of the two types and else in float32. Without `scales` the value stays the
+ * same, as far as the target's type can express it. Complex numbers are not scaled. */
 typedef struct cm_convert {
-    cm_number from; /* NONE: nothing is converted, or `cast` does it */
+    cm_number from; /* CM_NUMBER_NONE if `cast` converts, or nothing does */
     cm_number to;
     bool scales;
     double scale;
     double offset;
-    /* The elements are in the byte order that the processor does not use. */
+    /* The bytes of each element are in the order opposite to the processor's. */
     bool from_swapped;
     bool to_swapped;
-    const cm_cast *cast; /* borrowed; NULL: the types are numbers */
+    const cm_cast *cast; /* borrowed; NULL if the types are numbers */
 } cm_convert;
 
 static inline bool
@@ -43,23 +44,23 @@ cm_convert_is_on(const cm_convert *convert)
     return convert->from != CM_NUMBER_NONE || convert->cast != NULL;
 }
 
-/* True if the kernel of the device can do the conversion as well. It converts numbers
- * to float32 if the row of their type in cm_dtypes says so, and gives the same bits as
- * the functions here. A conversion whose scaling could turn a number into NaN is not
- * one of these. */
+/* True if the kernel of the device can do this conversion too. It can make a float32 of
+ * each type whose row in dtypes.h says DEVICE, with the same bits as this file. The
+ * bytes must not be swapped, and it scales integers only, by finite numbers, so that no
+ * NaN can arise. */
 bool cm_convert_widens(const cm_convert *convert);
 
-/* True if only the real parts of complex numbers are read, because they become real. A
- * bool is made of both parts. */
+/* True if complex numbers are converted to a real type, for which only their real parts
+ * are read. (A bool is made of both parts, so it does not count.) */
 bool cm_convert_drops_imaginary(const cm_convert *convert);
 
-/* Convert `count` numbers. They may lie at any addresses, and a step is the distance in
- * bytes from one to the next. Source and target must not overlap. Floats round to the
- * nearest, ties to even, whatever the thread's settings are, with the infinities, the
- * subnormals and the bits of NaN that NumPy gives. Integers wrap round into shorter
- * ones. Floats are truncated to integers; one that is out of range becomes the nearest
- * integer, and NaN becomes 0. Each part of a complex number is converted as a number of
- * its own; the imaginary part of what was real is 0; a complex number is true if either
- * part is. */
+/* Convert `count` numbers, which lie `src_step` and `dst_step` bytes apart. They need
+ * not be aligned. Source and target must not overlap. Floats round to the nearest, ties
+ * to even, whatever the thread's settings are, with the infinities, the subnormals and
+ * the bits of NaN that NumPy gives. Integers wrap round into shorter ones. A float that
+ * becomes an integer loses its fraction; if it is out of range it becomes the nearest
+ * integer, and NaN becomes 0. Each part of a complex number is converted by itself. A
+ * real number that becomes complex has the imaginary part 0. A complex number that
+ * becomes a bool is true if either part is. */
 void cm_convert_run(const cm_convert *convert, void *dst, int64_t dst_step,
                     const void *src, int64_t src_step, int64_t count);

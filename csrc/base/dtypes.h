@@ -11,7 +11,7 @@
  * To add a dtype, add a row. If the copy threads are to convert it as well, put the row
  * among the numbers, and say in base/convert.c how one value of it is read and written
  * (`F32_…`, `F64_…` and `…_F32`, `…_F64`). Nothing else has to change. Buffers may have
- * many other dtypes, such as times and records, which NumPy handles by itself. */
+ * many other dtypes, such as times and records, which NumPy alone handles. */
 #pragma once
 
 #include <stdbool.h>
@@ -19,20 +19,17 @@
 
 /* X(context, id, name, type, reads, widener, kind, bits, code, file, rank, torch)
  *
- * context   what the user of the list passes on to X
+ * context   whatever the user of the list wants to pass on to X
  * id        CM_… is the dtype in C, and in PTX
- * name      what NumPy calls it, or ml_dtypes where NumPy has no such dtype
- * type      what C holds an element in
+ * name      its name in NumPy, or in ml_dtypes if NumPy has no such dtype
+ * type      the C type of an element
  * reads     the converter that makes a float of an element (convert.c); for a complex
- *           number the id of each of its two parts, of which the real one comes first
- * widener   DEVICE: the kernel makes a float32 of it too; HOST: only copy threads do
- * kind      numpy.dtype.kind of NumPy's own dtypes, and 0 of those of ml_dtypes
- * bits      of one element
- * code      DLPack's type code (DLDataTypeCode), or NO_CODE
- * file      what safetensors files call it, or NULL
- * rank      its place among the types of such files: tensors of higher ranks are
- *           written first
- * torch     what PyTorch calls it, or NULL
+ *           number the id of its two parts, of which the real one comes first
+ * widener   DEVICE if the kernel can make a float32 of it; HOST if only copy threads
+ * can kind      numpy.dtype.kind; 0 for the dtypes of ml_dtypes bits      of one
+ * element code      DLPack's type code (DLDataTypeCode), or NO_CODE file      its name
+ * in safetensors files, or NULL rank      tensors with a higher rank come first in a
+ * safetensors file torch     its name in PyTorch, or NULL
  *
  * csrc/headers.py reads the ids from this text, in their order. */
 /* clang-format off */
@@ -65,15 +62,16 @@
     X(to, FLOAT8_E5M2, "float8_e5m2", void, NONE, HOST, 0, 8, 12, "F8_E5M2", 6, "float8_e5m2") \
     X(to, FLOAT8_E5M2FNUZ, "float8_e5m2fnuz", void, NONE, HOST, 0, 8, 13, "F8_E5M2FNUZ", 10, "float8_e5m2fnuz") \
     X(to, FLOAT8_E8M0FNU, "float8_e8m0fnu", void, NONE, HOST, 0, 8, 14, "F8_E8M0", 8, "float8_e8m0fnu")
-/* Files pack several of these into a byte, and an array holds such bytes. In arrays of
- * ml_dtypes each has a byte of its own, which is another thing, so DLPack's codes for
- * packed elements belong to neither. */
+/* Files pack several of these elements into a byte, and a buffer holds such bytes. In
+ * an array of ml_dtypes each element has a byte of its own. DLPack's codes for packed
+ * elements are used for neither. */
 #define CM_PACKED_DTYPES(X, to)                                                               \
     X(to, FLOAT4_E2M1FN, "float4_e2m1fn", void, NONE, HOST, 0, 4, NO_CODE, "F4", 1, "float4_e2m1fn_x2") \
     X(to, FLOAT6_E2M3FN, "float6_e2m3fn", void, NONE, HOST, 0, 6, NO_CODE, "F6_E2M3", 2, NULL) \
     X(to, FLOAT6_E3M2FN, "float6_e3m2fn", void, NONE, HOST, 0, 6, NO_CODE, "F6_E3M2", 3, NULL)
 
-/* What the copy threads convert: without an imaginary part, and all of it. */
+/* The numbers that copy threads convert. CM_REALS are those without an imaginary part,
+ * and CM_NUMBERS are all of them. */
 #define CM_REALS(X, to)                                                                       \
     CM_INTEGERS(X, to)                                                                        \
     CM_FLOATS(X, to)
@@ -111,29 +109,30 @@ typedef enum cm_dtype {
 /* A dtype that the copy threads convert, or CM_NUMBER_NONE. */
 typedef cm_dtype cm_number;
 
-/* A number keeps its meaning in its own class and in those after it. */
+/* The classes are in this order because a number keeps its meaning when it is converted
+ * to a type of its own class or of a later one. */
 typedef enum cm_number_class {
     CM_CLASS_INTEGER, /* bool as well */
     CM_CLASS_FLOAT,
     CM_CLASS_COMPLEX,
-    CM_CLASS_OF_OTHER_DTYPES, /* they are no numbers of the copy threads */
+    CM_CLASS_OF_OTHER_DTYPES, /* the copy threads do not convert them */
 } cm_number_class;
 
-/* A row of the list, without what only the compiler needs. */
+/* A row of the list, without the parts that only the compiler needs. */
 typedef struct cm_dtype_row {
     const char *name;
     const char *file;
     const char *torch;
-    int64_t nbytes; /* of one element; 0 where several share a byte */
+    int64_t nbytes; /* of one element; 0 if several share a byte */
     uint8_t bits;
     char kind;
-    int8_t code; /* -1: DLPack has none */
+    int8_t code; /* DLPack's, or -1 */
     uint8_t rank;
     cm_number_class class_of;
     bool widens_on_device;
 } cm_dtype_row;
 
-/* By cm_dtype. The row of CM_NUMBER_NONE is all zero. */
+/* The rows, indexed by cm_dtype. The row of CM_NUMBER_NONE is all zero. */
 extern const cm_dtype_row cm_dtypes[CM_DTYPE_COUNT];
 
 static inline uint64_t
@@ -148,6 +147,6 @@ cm_number_class_of(cm_number number)
     return cm_dtypes[number].class_of;
 }
 
-/* Each of these answers CM_NUMBER_NONE where the list has no such dtype. */
+/* Find a dtype. Both return CM_NUMBER_NONE if the list has no such dtype. */
 cm_dtype cm_dtype_named(const char *name);
 cm_dtype cm_dtype_of_code(int code, int bits); /* DLPack's code */

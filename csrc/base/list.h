@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Intrusive circular doubly linked list: entering and leaving allocate nothing and so
- * cannot fail. A node that is in no list points to itself. No locks of its own. */
+/* A circular doubly linked list whose nodes are members of the structs that are in it.
+ * Entering and leaving a list allocate nothing, so they cannot fail. A node that is in
+ * no list points to itself. A list has no lock of its own. */
 #pragma once
 
 #include <stdbool.h>
@@ -11,7 +12,7 @@ typedef struct cm_list {
     struct cm_list *prev;
 } cm_list;
 
-/* The struct of type `type` whose member `member` is the node `node`. */
+/* The struct of type `type` that has the node `node` as its member `member`. */
 #define CM_LIST_ENTRY(node, type, member)                                              \
     ((type *)(void *)((char *)(node) - offsetof(type, member)))
 
@@ -43,7 +44,7 @@ cm_list_push_front(cm_list *list, cm_list *node)
     cm_list_push_back(list->next, node);
 }
 
-/* Leave whatever list `node` is in; harmless on a node that is in none. */
+/* Take `node` out of the list that it is in. This does no harm if it is in none. */
 static inline void
 cm_list_remove(cm_list *node)
 {
@@ -52,7 +53,7 @@ cm_list_remove(cm_list *node)
     cm_list_init(node);
 }
 
-/* Take the oldest node out, or NULL. */
+/* Take out the first node and return it, or NULL if the list is empty. */
 static inline cm_list *
 cm_list_pop_front(cm_list *list)
 {

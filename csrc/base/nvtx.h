@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranges that show in a profiler's timeline what the calling thread is doing. There is
- * one tool for the process: once attached it stays. */
+/* Ranges, which show in the timeline of a profiler what the calling thread is doing.
+ * The process has at most one tool that listens to them, which stays once it is
+ * attached. */
 #pragma once
 
 #include <stdatomic.h>
@@ -14,22 +15,24 @@ typedef struct cm_nvtx_tool {
     void *domain;
 } cm_nvtx_tool;
 
-extern _Atomic(const cm_nvtx_tool *) cm_nvtx_tool_now; /* NULL: nobody listens */
+extern _Atomic(const cm_nvtx_tool *) cm_nvtx_tool_now; /* NULL if nobody listens */
 
 /* Load the library `path` as a tool and listen to it. Returns false with a text in
  * `reason` if it cannot be loaded, lacks the entry point of a tool, or refuses. A
- * library that could be loaded is asked once: later calls return true and do nothing.
- * Blocks for as long as the tool starts, so the GIL is not to be held. */
+ * library that could be loaded is asked only once: even if it lacked the entry point or
+ * refused, later calls return true and do nothing. Blocks while the tool starts, so the
+ * caller must not hold the GIL. */
 bool cm_nvtx_attach(const char *path, char *reason, size_t capacity);
 
 const cm_nvtx_tool *cm_nvtx_push(const char *what, uint64_t nbytes);
 void cm_nvtx_pop(const cm_nvtx_tool *const *tool);
 
-/* Somebody listens: a call that would have to begin a range only to say so may look. */
+/* True if somebody listens. A call that needs some work just to begin a range can ask
+ * this first. */
 #define CM_NVTX_IS_ON() (atomic_load(&cm_nvtx_tool_now) != NULL)
 
-/* Show a range from here to the end of the block, such as "copy 64 MiB"; without a size
- * where `nbytes` is 0. */
+/* Show a range from here to the end of the enclosing block, such as "copy 64 MiB". If
+ * `nbytes` is 0 it has no size. */
 #define CM_NVTX(what, nbytes)                                                          \
     __attribute__((cleanup(cm_nvtx_pop))) const cm_nvtx_tool *const range_ =           \
         atomic_load(&cm_nvtx_tool_now) ? cm_nvtx_push(what, nbytes) : NULL

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The recorder writes down what happens to memory, as rows of a ring in which new rows
- * overwrite the oldest. The hooks that note events are not passed a ring, so there is
- * one for the whole process. While the recorder is off, a hook costs one look at a
- * flag. The recorder knows nothing of Python. The origin of an event, that is, on whose
- * behalf it happens, is a pair of numbers for a stack and a tag, and only the layer
- * above knows what the numbers mean.
- * Locks: one of its own, for copying rows; hooks hold no other lock. Callers see to it
- * that no two threads open or close it at the same time. */
+/* The recorder keeps what happens to memory as rows of a ring, in which new rows
+ * overwrite the oldest. The process has one ring, since the functions that note events
+ * get no argument through which they could find another. While the recorder is off,
+ * noting an event costs one look at a flag. The recorder knows nothing of Python. On
+ * whose behalf something happens (a Python stack and a tag) is just a pair of numbers
+ * here, which a layer above understands.
+ * Locks: one of its own, for copying rows. Callers that note events hold no other lock.
+ *        Callers make sure that only one thread at a time opens or closes the
+ *        recorder. */
 #pragma once
 
 #include <stdatomic.h>
@@ -36,9 +37,10 @@ enum {
     CM_EVENT_PAGEABLE,
 };
 
-/* A row, laid out as EVENT in the same file says, which has no padding at the end. */
+/* A row. Its layout is that of EVENT in cumem/recording/events.py, which has no padding
+ * at the end. */
 typedef struct cm_event {
-    uint64_t time_ns; /* by cm_now_ns(); 0: filled in with the present time */
+    uint64_t time_ns; /* by cm_now_ns(); if 0, the present time is filled in */
     uint64_t address;
     uint64_t nbytes;
     uint64_t value;
@@ -55,7 +57,7 @@ typedef struct cm_event {
 } cm_event;
 enum { CM_EVENT_NBYTES = offsetof(cm_event, device) + 1 };
 
-/* On whose behalf something happens; 0: not known. */
+/* On whose behalf something happens. A number is 0 if it is not known. */
 typedef struct cm_event_origin {
     uint32_t stack;
     uint32_t tag;
@@ -70,31 +72,31 @@ cm_recorder_is_on(void)
                             0);
 }
 
-/* Note an event, from any thread, with nothing locked. cm_recorder_note_here() also
- * finds the origin and fills it in. */
+/* Note an event. Any thread may call this, with nothing locked. cm_recorder_note_here()
+ * also finds the origin of the event and fills it in. */
 void cm_recorder_note(cm_event event);
 void cm_recorder_note_here(cm_event event);
 
-/* On whose behalf this thread works on `nbytes`: what the layer above says, or else the
- * origin that the thread was lent. Called with nothing locked. */
+/* Return the origin on whose behalf this thread works on `nbytes`. The layer above may
+ * say which; otherwise it is the origin that was lent to the thread. Called with
+ * nothing locked. */
 cm_event_origin cm_recorder_find_origin(uint64_t nbytes);
-/* Lend this thread the origin of another. Returns the one before, which the caller puts
- * back afterwards in the same way. */
+/* Lend the origin of another thread to this one. Returns the origin that was lent
+ * before, which the caller puts back afterwards in the same way. */
 cm_event_origin cm_recorder_lend_origin(cm_event_origin origin);
 
-/* Note events from now on, with room for at least `capacity` rows; rows that are there
- * stay. `asked` is the function that cm_recorder_find_origin() asks; it is passed the
- * origin that the thread was lent. If it is NULL, that origin is the answer. Returns
- * false if there is no memory. A forked child notes nothing until it calls this
- * itself. */
+/* Note events from now on, with room for at least `capacity` rows. Rows that are
+ * already there stay. `asked`, unless it is NULL, finds origins; it gets the origin
+ * that was lent to the thread. Returns false if there is no memory. A forked child
+ * notes nothing until it calls this itself. */
 typedef cm_event_origin cm_recorder_asked(uint64_t nbytes, cm_event_origin lent);
 bool cm_recorder_open(uint64_t capacity, cm_recorder_asked *asked);
 void cm_recorder_close(void);
-/* Return how many rows were ever noted, including those of earlier times that the
- * recorder was open. */
+/* Return how many rows were noted so far, in all the times that the recorder was
+ * open. */
 uint64_t cm_recorder_count(void);
-/* Copy rows `begin` up to `end`, or those of them that are still there, to `out`, which
- * has room for CM_EVENT_NBYTES for each row asked for. If the first of these rows have
- * been overwritten, their places in `out` are left as they are. Returns the number of
- * the first row that was copied. */
+/* Copy the rows with the numbers from `begin` to `end` - 1 to `out`, which has room for
+ * CM_EVENT_NBYTES for each of them. If the first of them have been overwritten, only
+ * the others are copied, to the same places in `out` as if all were there. Returns the
+ * number of the first row that was copied. */
 uint64_t cm_recorder_read(uint64_t begin, uint64_t end, char *out);

@@ -8,14 +8,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* As memcpy, for a target that nobody reads soon; it is worth it from some KiB on. The
- * stores are ordered before everything that follows. */
+/* Copy as memcpy does, but past the caches, for a target that nobody reads soon. This
+ * pays from a few KiB on. The stores are ordered before everything that follows. */
 void cm_wide_copy(void *dst, const void *src, size_t nbytes);
 
 enum { CM_PICK_MAX_LOADS = 8, CM_PICK_VECTOR_NBYTES = 16 };
 
-/* How short elements that lie apart are packed, sixteen bytes at a time. Each vector of
- * the target is put together from a few vectors of the source, by one shuffle each.
+/* Says how to pack short elements that lie apart, sixteen bytes at a time. Each vector
+ * of the target is put together from a few vectors of the source, with one shuffle for
+ * each of these.
  *
  * Example: elements of 4 bytes, 12 bytes apart. A vector of the target holds 4 of them,
  * which lie within 40 bytes, so 3 vectors of the source are loaded. The first has
@@ -23,8 +24,8 @@ enum { CM_PICK_MAX_LOADS = 8, CM_PICK_VECTOR_NBYTES = 16 };
  * at their places. */
 typedef struct cm_pick {
     _Alignas(CM_PICK_VECTOR_NBYTES)
-        /* For each vector of the source: which of its bytes goes to each byte of the
-         * target; 0x80: none. */
+        /* For each vector of the source, and each byte of the target, the index of the
+         * source byte that goes there, or 0x80 if none does. */
         uint8_t masks[CM_PICK_MAX_LOADS][CM_PICK_VECTOR_NBYTES];
     int load_count;
     int64_t itemsize;
@@ -35,26 +36,27 @@ typedef struct cm_pick {
 } cm_pick;
 
 /* Prepare for elements of `itemsize` bytes that lie `step` bytes apart, in either
- * direction. False where the elements are too long or too far apart, or the processor
- * cannot do it. */
+ * direction. Returns false if the elements are too long or too far apart, or if the
+ * processor has no such instructions. */
 bool cm_pick_init(cm_pick *pick, size_t itemsize, int64_t step);
 
-/* Copy elements from `src` on to the packed `dst`. Returns the number of those that
- * were copied, which leaves less than a few vectors of `count`. Nothing below the first
- * byte of the elements or above their last one is read, but everything between may
- * be. */
+/* Pack elements, the first of which is at `src`, into `dst`. Returns how many of the
+ * `count` elements were copied; a few vectors at the end are left to the caller. It may
+ * read all bytes between the elements, but none before the lowest element or after the
+ * highest. */
 int64_t cm_pick_copy(const cm_pick *pick, void *dst, const void *src, int64_t count);
 
 enum { CM_TRANSPOSE_ROWS = 16, CM_TRANSPOSE_ROW_NBYTES = 64 };
 
-/* Turn columns into rows: each column of the 16 packed rows at `src`, of 64 bytes each,
- * becomes 16 packed elements. Those of the first column are at `dst`, those of each
- * next one `stride` bytes further. False, and nothing is done, if there is no code for
- * elements of `itemsize` bytes. The two may not overlap. */
+/* Turn columns into rows. At `src` are 16 packed rows of 64 bytes each. Each of their
+ * columns becomes a row of 16 packed elements: the first one at `dst`, and each next
+ * one `stride` bytes further. Returns false, and does nothing, if there is no code for
+ * elements of `itemsize` bytes. The two must not overlap. */
 bool cm_transpose(void *dst, int64_t stride, const void *src, size_t itemsize);
 
-/* Flush memory out of the processor's caches, so that what is measured next is the
- * memory. Does nothing where there is no such instruction. */
+/* Flush a range of memory out of the processor's caches, so that a measurement that
+ * follows is one of the memory. Does nothing if the processor has no such
+ * instruction. */
 static inline void
 cm_cache_flush(const void *start, size_t nbytes)
 {

@@ -16,8 +16,8 @@ typedef struct cm_status {
     uint64_t arg;   /* the operation's most telling argument, such as a byte count */
 } cm_status;
 
-/* Our own errors; their texts, and those of CUDA's, stand in cumem/base/error_codes.py.
- */
+/* Our own errors. Their texts, and those of CUDA's errors, are in
+ * cumem/base/error_codes.py. */
 enum {
     CM_OK = 0,
     CM_EINVALID = -1,
@@ -48,7 +48,7 @@ cm_ok(void)
     return (cm_status){0, 0, 0, 0};
 }
 
-/* One of our own failures, with the argument that shows what was wrong (0 if none). */
+/* Make one of our own failures. `arg` shows what was wrong, or is 0. */
 static inline cm_status
 cm_fail(int32_t code, uint64_t arg)
 {
@@ -61,23 +61,23 @@ cm_is_ok(cm_status status)
     return status.code == CM_OK;
 }
 
-/* Of two outcomes, the one that is a failure; the first if both are. */
+/* Return the first of two outcomes if it is a failure, else the second. */
 static inline cm_status
 cm_first_failure(cm_status first, cm_status second)
 {
     return cm_is_ok(first) ? second : first;
 }
 
-/* Ignore a failure, where nothing can be done about it and nobody is to be told. The
- * caller says why in a comment. */
+/* Ignore a failure about which nothing can be done and of which nobody needs to know.
+ * The caller says why in a comment. */
 static inline void
 cm_ignore(cm_status status)
 {
     (void)status;
 }
 
-/* The outcome of an allocation of `nbytes`, which gave memory if `is_there`. Fails:
- * CM_ENOMEM. */
+/* Return the outcome of an allocation of `nbytes`; `is_there` says whether it gave
+ * memory. Fails: CM_ENOMEM. */
 CM_NODISCARD static inline cm_status
 cm_allocated(bool is_there, uint64_t nbytes)
 {

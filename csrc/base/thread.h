@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mutex, condition, thread and clock over pthreads (C11 <threads.h> crashes under
- * ThreadSanitizer), and a spin lock. On Linux a mutex or condition is plain memory:
- * making and locking one cannot fail, a mutex of zeros is one that nobody holds, and
- * none has to be destroyed. */
+ * ThreadSanitizer), and a spin lock. On Linux a mutex or a condition is plain memory:
+ * making or locking one cannot fail, a mutex of zeros is unlocked, and neither has to
+ * be destroyed. */
 #pragma once
 
 #include <pthread.h>
@@ -25,7 +25,7 @@ cm_mutex_lock(cm_mutex *mutex)
     (void)pthread_mutex_lock(mutex);
 }
 
-/* Lock a mutex. False: another thread has it, and `waits` is false. */
+/* Lock a mutex. Without `waits` this returns false if another thread has it. */
 static inline bool
 cm_mutex_take(cm_mutex *mutex, bool waits)
 {
@@ -56,19 +56,20 @@ cm_cond_signal_one(cm_cond *cond)
     (void)pthread_cond_signal(cond);
 }
 
-/* Wait until the time `deadline_ns` of cm_now_ns(); false when it has passed. */
+/* Wait for a signal, until the time `deadline_ns` of cm_now_ns() at most. Returns false
+ * if that time has passed. */
 bool cm_cond_wait_until(cm_cond *cond, cm_mutex *mutex, uint64_t deadline_ns);
 
 /* A lock for a few instructions of list work: one atomic exchange takes it and a plain
  * store gives it back. A mutex needs two exchanges and two calls, which shows in an
  * allocation of 50 ns. A thread that finds the lock taken spins, then yields, then
- * sleeps for microseconds. It is neither recursive nor fair. Zero is a free lock, and
- * none has to be destroyed. */
+ * sleeps for microseconds. It is neither recursive nor fair. A lock of zeros is free,
+ * and a lock need not be destroyed. */
 typedef struct cm_spin_lock {
     _Atomic uint32_t held;
 } cm_spin_lock;
 
-/* Take the lock when another thread has it. */
+/* Take a lock that another thread has: the slow part of cm_spin_lock_take(). */
 void cm_spin_lock_wait(cm_spin_lock *lock);
 
 static inline void

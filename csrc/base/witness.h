@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A witness tells whether a forked child, or any descendant of it, still has the memory
- * that it inherited.
+/* A witness tells the parent whether a forked child, or any descendant of it, still has
+ * the memory that it inherited.
  *
  * A pipe or a pidfd would not do: a child that closes all its descriptors, as daemons
  * do, would look dead, and the parent has no pidfd of a grandchild. So the child
  * inherits a mapping, which only exec and the end of the process take away: one page of
  * a file in memory, mapped writable and shared. The kernel refuses to seal a file
- * against writing while such a mapping exists in any process, however it came there. So
- * the parent learns whether anybody is left by trying to seal the file.
+ * against writing while any process has such a mapping. So the parent tries to seal the
+ * file, and learns from that whether any process is left.
  *
  *   parent                                child
  *   cm_witness_create()  maps the page
@@ -22,7 +22,7 @@
 #include <stdbool.h>
 
 typedef struct cm_witness {
-    int fd; /* -1: nothing could be made, so the child is thought to live for ever */
+    int fd; /* -1 if it could not be made; the child then counts as alive for ever */
     void *page; /* mapped from before a fork until after it; else NULL */
 } cm_witness;
 
@@ -30,7 +30,7 @@ typedef struct cm_witness {
 void cm_witness_create(cm_witness *witness);
 /* After the fork, in the parent: from now on only children have the page. */
 void cm_witness_leave(cm_witness *witness);
-/* After the fork, in the child: the page stays for good, and nothing else does. */
+/* After the fork, in the child: keep the page for good, but close the file. */
 void cm_witness_inherit(cm_witness *witness);
 /* In the parent: true if no process has the page any more. Once true, it stays true. */
 bool cm_witness_is_over(const cm_witness *witness);

@@ -37,8 +37,8 @@
  * How a fork goes
  * ---------------
  *   prepare()     before the fork: takes all locks, makes copies, marks blocks
- *   in_parent()   after: drops the copies, gives the locks back in_child()    after:
- *   moves the copies in, gives the locks back
+ *   in_parent()   after it: drops the copies, gives the locks back
+ *   in_child()    after it: moves the copies in, gives the locks back
  *
  * Locks: from before a fork until after it the forking thread holds the lock of the
  *        list and then those of all pools. So no other thread is changing anything that

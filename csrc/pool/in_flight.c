@@ -18,10 +18,11 @@
  *
  * Example, one stream in slot 1 whose present epoch is 7:
  *
- *   free A, free B      A and B are tagged (1, 7). No runtime call. poll
- *   Epoch 7 is closed and event e recorded; the epoch is 8 now. free C              C
- *   is tagged (1, 8). e passes, poll      done[1] = 7: anybody may have A and B. C
- *   belongs to the stream alone until an event of epoch 8 has passed.
+ *   free A, free B      A and B are tagged (1, 7). No runtime call.
+ *   poll                Epoch 7 is closed and event e recorded; the epoch is 8 now.
+ *   free C              C is tagged (1, 8).
+ *   e passes, poll      done[1] = 7: anybody may have A and B. C belongs to the stream
+ *                       alone until an event of epoch 8 has passed.
  *
  * If cm_rt_stream_query() says that the stream is idle, the poller records no event and
  * raises done[slot] at once.

@@ -64,15 +64,17 @@ typedef struct cm_flight {
 /* These invariants hold whenever nobody has the lock. S(x) is the sum of nbytes over
  * the spans in state x.
  *
- *   live_nbytes = S(LIVE)      in_flight_nbytes = S(FLIGHT) heap.free_nbytes = S(FREE)
- *   + S(READY) reserved_nbytes = S(LIVE) + S(FLIGHT) + S(FREE) + S(READY) + S(BUSY with
- *   memory), but not the memory that a growth under way has made for BUSY spans
+ *   live_nbytes = S(LIVE)      in_flight_nbytes = S(FLIGHT)
+ *   heap.free_nbytes = S(FREE) + S(READY)
+ *   reserved_nbytes = S(LIVE) + S(FLIGHT) + S(FREE) + S(READY) + S(BUSY with memory),
+ *       but not the memory that a growth under way has made for BUSY spans
  *   in_flight_count = |in_flight| + |kept| + the blocks for which no node could be made
- *   hit_count + miss_count = allocation_count each peak is at least as large as the
- *   present value of its counter each flight in in_flight waits for at least one epoch,
- *   or for a graph done[i] <= epochs[i].epoch, and done[0] = UINT64_MAX a free span's
- *   epoch is <= done[tag], or else <= epochs[tag].given_epoch, and then epochs[tag] has
- *   a stream */
+ *   hit_count + miss_count = allocation_count
+ *   each peak is at least as large as the present value of its counter
+ *   each flight in in_flight waits for at least one epoch, or for a graph
+ *   done[i] <= epochs[i].epoch, and done[0] = UINT64_MAX
+ *   a free span's epoch is <= done[tag], or else <= epochs[tag].given_epoch, and then
+ *       epochs[tag] has a stream */
 struct cm_pool {
     cm_spin_lock lock;
     /* How many users hold the pool (cm_pool_hold()); live blocks keep it too. It falls
