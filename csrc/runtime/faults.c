@@ -20,9 +20,10 @@ typedef struct cm_faults {
     _Atomic uint64_t held_counts[CM_OP_COUNT];
 } cm_faults;
 
-/* Count one call; true when the plan makes it fail with *code. */
+/* Count a call, and delay it if it is to be delayed. Returns true if the plan makes it
+ * fail, with *code. */
 static bool
-strike(cm_runtime *rt, cm_op op, int32_t *code)
+should_fail(cm_runtime *rt, cm_op op, int32_t *code)
 {
     cm_faults *faults = (cm_faults *)rt;
     uint64_t of_all = atomic_fetch_add(&faults->counts[CM_OP_none], 1) + 1;
@@ -54,7 +55,7 @@ strike(cm_runtime *rt, cm_op op, int32_t *code)
     static cm_status faults_##name CM_OP_PARAMS params                                 \
     {                                                                                  \
         int32_t code;                                                                  \
-        if (strike(rt, CM_OP_##name, &code)) {                                         \
+        if (should_fail(rt, CM_OP_##name, &code)) {                                    \
             return (cm_status){code, CM_OP_##name, 0,                                  \
                                (uint64_t)CM_ARGUMENT_VALUE arg};                       \
         }                                                                              \
@@ -84,7 +85,7 @@ cm_faults_open(cm_runtime *inner, int (*is_held)(void), cm_runtime **out)
     CM_TRY(cm_allocated(faults != NULL, sizeof(*faults)));
     faults->is_held = is_held;
     cm_runtime *base = &faults->base;
-    *base = *inner; /* this copy does not learn of it when `inner` wakes; ask `inner` */
+    *base = *inner; /* not updated when `inner` wakes, so ask `inner` */
     base->ops = &faults_ops;
     base->inner = inner;
     base->close = faults_close;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A runtime, as a value: the table of operations, and what its driver and devices can
- * do. Callers see handles as integers and never a CUDA type. Whether a real GPU, the
- * emulated device or the fault wrapper answers is nothing that they can know.
- * Threads: every operation may be called from any thread, with no lock of ours held. */
+/* A runtime is a value: the table of operations, and facts about its driver and
+ * devices. Callers see handles as integers and never a CUDA type. They need not know
+ * whether a real GPU, the emulated device or the fault wrapper answers. Threads: any
+ * thread may call every operation, while it holds no lock of ours. */
 #pragma once
 
 #include <stdatomic.h>
@@ -58,7 +58,7 @@ typedef enum cm_backend { CM_BACKEND_CUDA, CM_BACKEND_EMULATED } cm_backend;
     X(CM_CUDA_INSUFFICIENT_DRIVER, 35, cudaErrorInsufficientDriver)                    \
     X(CM_CUDA_NO_DEVICE, 100, cudaErrorNoDevice)                                       \
     X(CM_CUDA_INVALID_DEVICE, 101, cudaErrorInvalidDevice)                             \
-    /* also the answer to a context that does not exist */                             \
+    /* also says that a context does not exist */                                      \
     X(CM_CUDA_DEVICE_UNINITIALIZED, 201, cudaErrorDeviceUninitialized)                 \
     X(CM_CUDA_INVALID_HANDLE, 400, cudaErrorInvalidResourceHandle)                     \
     X(CM_CUDA_NOT_READY, 600, cudaErrorNotReady)                                       \
@@ -78,22 +78,22 @@ enum {
 };
 #undef CM_NUMBER_ENUM
 
-/* A NUMA node of the host as a location, and a location as a node. CUDA has no such
- * numbers. */
+/* The number of a NUMA node of the host as a location, and the node of such a location:
+ * the same formula goes both ways. CUDA has no such numbers. */
 #define CM_NUMA_LOCATION(node) (CM_NO_LOCATION - 1 - (node))
 
-/* What can be said of a kind of memory. */
+/* Properties of a kind of memory. */
 enum {
     CM_MEMORY_PAGE_LOCKED = 1, /* host memory that stays where it is */
-    CM_MEMORY_SHARED = 2,      /* host and devices both use it where it is */
+    CM_MEMORY_SHARED = 2,      /* both host and devices can use it */
     CM_MEMORY_MIGRATES = 4,    /* its pages move to where they are used */
     CM_MEMORY_ON_DEVICE = 8,   /* the host may not touch it */
-    /* Streams alone use it, so their order is all the protection it needs. */
+    /* Only streams use it, so it needs no protection besides their order. */
     CM_MEMORY_ORDERED = 16,
 };
 
-/* The kinds of memory: X(name, its text, what can be said of it, the flags that it is
- * made with). */
+/* The kinds of memory: X(name, its text, its properties, the flags with which it is
+ * allocated). */
 #define CM_KINDS(X)                                                                    \
     X(PAGEABLE, pageable, 0, 0) /* ordinary memory, of no device */                    \
     X(PINNED, pinned, CM_MEMORY_PAGE_LOCKED, CM_HOST_ALLOC_PORTABLE)                   \
@@ -117,9 +117,9 @@ typedef struct cm_kind_fact {
 
 extern const cm_kind_fact cm_kinds[CM_KIND_COUNT];
 
-/* The number of a kind in a cm_event. It goes by the name, since the order of events
- * has more in it than kinds: a new row of CM_KINDS builds only after its name has been
- * added at the end of the kinds in base/recorder.h. */
+/* Return the number of a kind in a cm_event. It goes by the name, since the order of
+ * events has more in it than kinds: a new row of CM_KINDS builds only after its name has
+ * been added at the end of the kinds in base/recorder.h. */
 static inline uint8_t
 cm_kind_in_event(cm_kind kind)
 {
@@ -190,18 +190,19 @@ typedef struct cm_device_info {
     uint64_t total_nbytes;
 } cm_device_info;
 
-/* What the driver says about an address. Host memory that it does not know is
+/* What the driver says about an address. Host memory that the driver does not know is
  * PAGEABLE. */
 typedef struct cm_pointer_info {
     cm_kind kind; /* PAGEABLE, PINNED (any page-locked), MANAGED or DEVICE */
     int device;   /* index; -1 for PAGEABLE */
     cm_address device_address;
-    void *host_address; /* NULL where the host may not touch it */
+    void *host_address; /* NULL if the host may not touch it */
 } cm_pointer_info;
 
 typedef struct cm_runtime cm_runtime;
 
-/* Hand a failure up, in the body of an operation, which answers a bare code. */
+/* Return the code of `expr` if it is a failure. Bodies of operations, which return bare
+ * codes, use this. */
 #define CM_TRY_CODE(expr)                                                              \
     do {                                                                               \
         int32_t try_code = (int32_t)(expr);                                            \
@@ -218,8 +219,9 @@ typedef enum cm_op {
         CM_OP_COUNT
 } cm_op;
 
-/* The two halves of the fourth part of a row: what an operation's most telling argument
- * is, as text, and its value, which a status carries as a number. */
+/* The two halves of the fourth part of a row of CM_OPS: the kind of an operation's most
+ * telling argument, as text, and the value of that argument, which a status carries as
+ * a number. */
 #define CM_ARGUMENT_KIND(kind, value) #kind
 #define CM_ARGUMENT_VALUE(kind, value) (value)
 
@@ -232,23 +234,25 @@ typedef struct cm_ops_table {
 
 enum { CM_MAX_DEVICES = 64 };
 
-/* The common part of a runtime, which each implementation embeds first in a struct of
- * its own. The implementation's open() sets it once. Afterwards it is only read, except
- * for what cm_device_enter() notes, and for how far the runtime has come from sleep.
+/* The common part of a runtime, which each implementation has as the first member of
+ * its own struct. The function that opens the runtime sets it once. Afterwards only the
+ * contexts that cm_device_enter() notes change, and how far the runtime has come from
+ * sleep.
  *
  * From sleep to work
  * ------------------
- * A runtime opens asleep: it knows the version of its driver and how many devices there
- * are, which is all that most questions need. Up to then nothing has been done in the
- * process that a forked child could not do for itself. So a sleeping runtime goes on in
- * the child as if it had been opened there. Two steps end that:
+ * A runtime opens asleep. It then knows the version of its driver and how many devices
+ * there are, which is enough for many calls. Nothing has been done in the process that
+ * a forked child could not do for itself. So a child goes on with a sleeping runtime as
+ * if it had opened it itself. A runtime leaves this state in two steps:
  *
- *   - bound: something in this process depends on it, such as threads that copy. A
- *     child must not use it, and cm_runtime_is_forked() is true there. No driver has
- *     been started, so the child may open another runtime.
- *   - awake: the driver has been started (cuInit), by the first operation that needed
- *     it. A started driver works in no child. What a child opens then is for the host
- *     alone, a runtime whose `wake` fails with CM_EFORKED for ever.
+ *   - bound: something in this process depends on the runtime, such as threads that
+ *     copy. A child must not use it, and cm_runtime_is_forked() is true there. No
+ *     driver has been started, so the child may take the runtime over
+ *     (cm_runtime_revive()).
+ *   - awake: the first operation that needed the driver has started it (cuInit). A
+ *     started driver does not work in a child. The child can only open a runtime for
+ *     the host alone (cm_host_only_open()), whose `wake` always fails with CM_EFORKED.
  *
  * Example: `set_limit()` or `device_count()` before a fork cost the child nothing.
  * After `empty_pinned()` in the parent, a child still copies between ordinary arrays,
@@ -258,37 +262,41 @@ struct cm_runtime {
     cm_backend backend;
     int driver_version;  /* the CUDA version that the driver serves, e.g. 13000 */
     int runtime_version; /* the version of the library that is built in */
-    /* While asleep: the number that the driver is sure to confirm; see `wake`. */
+    /* While the runtime is asleep, the number that the driver is expected to report;
+     * see `wake`. */
     int device_count;
-    /* emulated: why there is no GPU, or "" if emulation was asked for; borrowed. */
+    /* Why the emulated device was chosen, such as that there is no GPU, or "" if the
+     * user asked for it. Borrowed. */
     const char *reason;
-    /* A page that holds 0 in a child which was forked after the runtime was bound. */
+    /* A page that holds 1 here, and 0 in a child that was forked after the runtime was
+     * bound. */
     const volatile uint32_t *alive;
-    /* Only in the fault wrapper: the runtime under it, borrowed; else NULL. */
+    /* In the fault wrapper, the runtime under it, borrowed. Else NULL. */
     cm_runtime *inner;
-    /* Start the driver, and set device_count anew, since only now the driver itself
-     * tells it. Called by cm_runtime_wake() alone, once at a time. */
+    /* Start the driver, and set device_count to what it reports. Only cm_runtime_wake()
+     * calls this, from one thread at a time. */
     cm_status (*wake)(cm_runtime *rt);
-    /* True if anybody in the process has started the driver. NULL: only we could. */
+    /* True if anybody in the process has started the driver. The pointer is NULL if
+     * nobody but us could. */
     bool (*is_started)(const cm_runtime *rt);
     atomic_bool is_awake;
     atomic_bool is_bound;
     cm_mutex waking;
     bool is_host_only; /* made by cm_host_only_open(): it never wakes */
-    /* Frees the runtime; all its objects are gone by then. */
+    /* Free the runtime. All its objects are gone by then. */
     void (*close)(cm_runtime *rt);
-    /* Only in the emulated device: see cm_runtime_host_alias(). */
+    /* Set in the emulated device only; see cm_runtime_host_alias(). */
     void *(*host_alias)(const cm_runtime *rt, cm_address address, uint64_t nbytes);
-    /* The context of each device; 0: not known. */
+    /* The primary context of each device; 0 if it is not known. */
     _Atomic uint64_t primary[CM_MAX_DEVICES];
-    _Atomic uint64_t context_count; /* contexts that were found there so far */
+    _Atomic uint64_t context_count; /* how often one was found or changed */
     cm_mutex capturable_lock;
-    /* Used by stream.c: all kept streams that other code may begin to capture. All zero
-     * until there is one. */
+    /* All kept streams that other code may begin to capture. Only stream.c uses this
+     * list. It is all zero until there is such a stream. */
     cm_list capturable;
 };
 
-/* What ops.h says about an operation; nothing for CM_OP_none. */
+/* What ops.h says about an operation. The entry of CM_OP_none is empty. */
 typedef struct cm_op_fact {
     const char *name;          /* "host_alloc" */
     const char *cuda_name;     /* "cudaHostAlloc" */
@@ -298,34 +306,34 @@ typedef struct cm_op_fact {
 
 extern const cm_op_fact cm_op_facts[CM_OP_COUNT];
 
-/* Where the host can touch what devices have at an address: for emulated device memory
- * its second mapping; for emulated host and managed memory the address itself. NULL:
- * nowhere. That is so on every GPU, and where [address, address + nbytes) is not inside
- * one live allocation or registration. */
+/* Return where the host can touch what devices have at `address`: for emulated device
+ * memory that is its second mapping, and for emulated host and managed memory the
+ * address itself. Returns NULL on a real GPU, and if [address, address + nbytes) is not
+ * inside one live allocation or registration. */
 static inline void *
 cm_runtime_host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes)
 {
     return rt->host_alias == NULL ? NULL : rt->host_alias(rt, address, nbytes);
 }
 
-/* True when the runtime's driver has the operation. */
+/* True if the runtime's driver has the operation. */
 static inline bool
 cm_runtime_has(const cm_runtime *rt, cm_op op)
 {
     return rt->driver_version >= cm_op_facts[op].min_driver;
 }
 
-/* True in a child made by fork() after the runtime was bound to its parent: no
- * operation may be called any more. */
+/* True in a child that was forked after the runtime was bound to the parent. No
+ * operation may be called there. */
 static inline bool
 cm_runtime_is_forked(const cm_runtime *rt)
 {
     return *rt->alive == 0;
 }
 
-/* True if its driver has been started. Before that no memory was page-locked and no
- * stream or context made, so whoever asks about these knows the answer without the
- * driver. */
+/* True if the runtime has started its driver. Until then we have locked no memory and
+ * made no stream or context, so a caller that wants to know about these need not ask
+ * the driver. */
 static inline bool
 cm_runtime_is_awake(const cm_runtime *rt)
 {
@@ -335,32 +343,36 @@ cm_runtime_is_awake(const cm_runtime *rt)
     return atomic_load_explicit(&rt->is_awake, memory_order_acquire);
 }
 
-/* As cm_runtime_is_awake(), but if somebody else in the process has started the driver,
- * this wakes the runtime: the driver knows the memory that they page-locked, and
- * children have lost the driver anyway. */
+/* True if asking the driver can tell more than "nothing". This is so if the runtime is
+ * awake. If other code in the process has started the driver, this wakes the runtime:
+ * the driver knows the memory that such code has page-locked, and it no longer works in
+ * children anyway. */
 bool cm_runtime_is_of_use(cm_runtime *rt);
 
-/* Bind the runtime to this process: from now on a forked child may not use it. Costs
- * nothing from the second call on. */
+/* Bind the runtime to this process, so that children which are forked from now on may
+ * not use it. From the second call on this costs nothing. */
 void cm_runtime_bind(cm_runtime *rt);
 
-/* Start the driver if nobody has; the body of each operation does so.
- * Blocks: while another thread does it.
- * Fails:  as the driver; CM_EFORKED where the runtime is for the host alone. */
+/* Start the driver if the runtime is asleep. Each operation that needs the driver does
+ * so.
+ * Blocks: while the driver starts, or another thread starts it.
+ * Fails: as the driver; CM_EFORKED if the runtime is for the host alone. */
 CM_NODISCARD cm_status cm_runtime_wake(cm_runtime *rt);
 
-/* Make the runtime the child's own, in a forked child whose parent was bound to it and
- * had not woken it.
+/* Take the runtime over in a forked child. The parent had bound it, but had not woken
+ * it.
  * Fails: CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_runtime_revive(cm_runtime *rt);
 
-/* Open a runtime for a forked child whose parent had started a driver. It looks like
- * `parent`, knows ordinary memory only, and refuses to make or to use anything else.
+/* Open a runtime for the host alone, in a forked child whose parent had started a
+ * driver. It reports what `parent` knew about driver and devices, but it knows ordinary
+ * memory only, and refuses to make or use any other.
  * Fails: CM_ENOMEM, CM_ESYSTEM. */
 CM_NODISCARD cm_status cm_host_only_open(const cm_runtime *parent, cm_runtime **out);
 
-/* True for the codes that a call answers while the process, the context or the driver
- * goes away. What was to be given back is gone already then, which is no failure. */
+/* True for the codes with which calls fail while the process, the context or the driver
+ * goes away. If a call was to give something back, that is gone already, so callers do
+ * not count this as a failure. */
 static inline bool
 cm_code_is_unloading(int32_t code)
 {
@@ -378,10 +390,10 @@ cm_code_is_unloading(int32_t code)
 CM_OPS(CM_OP_CALLER)
 #undef CM_OP_CALLER
 
-/* Make `device` current for the calling thread, and remember what was current before.
- * cm_device_leave() puts that back, even if it was "no context", so that nothing is
- * created on device 0. A failed enter needs no leave. A failure to leave is ignored,
- * since there is nothing to undo. */
+/* Make `device` current for the calling thread, and remember the context that was
+ * current before. cm_device_leave() makes that context current again, or none if there
+ * was none, so that nothing is created on device 0 by accident. A failed enter needs no
+ * leave. A failure to leave is ignored, since the caller could do nothing about it. */
 typedef struct cm_device_guard {
     uint64_t previous;
     bool switched;
@@ -389,30 +401,32 @@ typedef struct cm_device_guard {
 
 CM_NODISCARD cm_status cm_device_enter(cm_runtime *rt, int device,
                                        cm_device_guard *guard);
-/* As cm_device_enter(), where any device will do: what is current stays current, and no
- * device gets its first context while another has one. */
+/* As cm_device_enter(), for a call for which any device will do. If a context is
+ * current it stays so; else a device that already has a context is entered, and
+ * `device` only if none has. */
 CM_NODISCARD cm_status cm_device_enter_any(cm_runtime *rt, int device,
                                            cm_device_guard *guard);
-/* A device that has a context by now, whoever made it: `preferred` if that has one. -1:
- * none has. Creates no context. */
+/* Return a device that has a context by now, whoever made it: `preferred` if it has
+ * one, else another, or -1 if none has. Creates no context. */
 int cm_device_with_context(cm_runtime *rt, int preferred);
-/* *out is false where no host memory can be page-locked or managed, because no context
- * exists that could have made it so. The driver need not be asked then, and no context
- * has to be made for asking. Memory that only a context of cuCtxCreate has locked is
- * found while that is current for the calling thread. Creates no context.
+/* Set *out to false if no host memory can be page-locked or managed, because there is
+ * no context that could have made it so. The caller then need not ask the driver, which
+ * would take a context. A context that cuCtxCreate made is noticed only while it is
+ * current for the calling thread. Creates no context.
  * Fails: context_get. */
 CM_NODISCARD cm_status cm_host_may_be_locked(cm_runtime *rt, bool *out);
 void cm_device_leave(cm_runtime *rt, const cm_device_guard *guard);
-/* The devices, as bits, on which this process has a context; none is made for this.
- * Only those that we entered count or, with `by_anyone`, also those on which others
- * made the primary context. A device that cannot be asked counts too. Contexts beside
- * the primary one, which cuCtxCreate makes, no driver tells of. */
+/* Return the devices, as bits, on which this process has a context, without making any.
+ * These are the devices that we entered and, with `by_anyone`, those on which other
+ * code made the primary context. With `by_anyone` a device that cannot be asked counts
+ * too. The driver does not report other contexts, which cuCtxCreate makes. */
 uint64_t cm_devices_in_use(cm_runtime *rt, bool by_anyone);
-/* True if the context of the device is known, so that entering it takes no time. */
+/* True if the primary context of the device is known, so that entering it makes no
+ * context. */
 bool cm_device_was_entered(const cm_runtime *rt, int device);
 
-/* The status of `call`, made between enter and leave; or of entering, where that
- * fails. */
+/* Make `call` between enter and leave, and give its status, or that of entering if that
+ * failed. */
 #define CM_ON_DEVICE(rt, device, call) CM_ENTERED(cm_device_enter, rt, device, call)
 #define CM_ON_ANY_DEVICE(rt, device, call)                                             \
     CM_ENTERED(cm_device_enter_any, rt, device, call)
@@ -427,30 +441,33 @@ bool cm_device_was_entered(const cm_runtime *rt, int device);
         cm_status_;                                                                    \
     })
 
-/* True if the call succeeds, or a second try of it. This is for what must not stay half
- * done; if both fail there is nothing to undo and nobody to tell. */
+/* Make a call, and make it again if it fails. True if either succeeded. This is for
+ * calls that give something back or restore something: if both fail, nothing can be
+ * done, and nobody needs to know. */
 #define CM_TRY_TWICE(call) (cm_is_ok(call) || cm_is_ok(call))
 
-/* Map the page that `alive` points to, which holds 1.
+/* Map a page for `alive`, which holds 1.
  * Fails: CM_ESYSTEM, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_alive_page_create(const volatile uint32_t **out);
-/* cm_alive_page_arm(): from now on the page holds 0 in children. cm_alive_page_reset(),
- * in such a child: the page holds 1 again, as at first. */
+/* cm_alive_page_arm() makes the page hold 0 in children that are forked from now on.
+ * cm_alive_page_reset() is for such a child: it makes the page hold 1 again, as at
+ * first. */
 void cm_alive_page_arm(const volatile uint32_t *page);
 CM_NODISCARD cm_status cm_alive_page_reset(const volatile uint32_t *page);
 void cm_alive_page_destroy(const volatile uint32_t *page);
 
-/* The newest CUDA version that the installed driver serves, found without starting it;
- * 0: there is no driver that is new enough. Loads the driver's library for good. */
+/* Return the newest CUDA version that the installed driver serves, without starting it,
+ * or 0 if there is no driver or it is too old. Loads the driver's library for good. */
 int cm_cuda_find_driver(void);
 
-/* Open the runtime over the CUDA driver, asleep, with the `device_count` that it is
- * sure to have; -1: that is not known, so the driver is started to tell. Creates no
- * context.
+/* Open the runtime over the CUDA driver. It opens asleep, with the `device_count` that
+ * the caller expects the driver to report. If that is -1, the driver is started to find
+ * out. Creates no context.
  * Fails: driver_version, device_count. CM_CUDA_INSUFFICIENT_DRIVER and
  * CM_CUDA_NO_DEVICE mean that there is no GPU here, anything else a broken
  * installation. */
 CM_NODISCARD cm_status cm_cuda_open(int device_count, cm_runtime **out);
 
-/* The version of the CUDA runtime that is compiled in, e.g. 12090. Makes no call. */
+/* Return the version of the CUDA runtime that is compiled in, such as 12090. Makes no
+ * call. */
 int cm_cuda_built_version(void);

@@ -22,7 +22,8 @@ cm_scope_enter(cm_runtime *rt, int device, int mode, cm_scope *scope)
 void
 cm_scope_leave(cm_scope *scope)
 {
-    /* A thread that was left relaxed would no longer protect its captures. */
+    /* Try twice: if the thread stayed relaxed, forbidden calls would no longer fail in
+     * its own captures. */
     (void)CM_TRY_TWICE(cm_rt_capture_mode_exchange(scope->rt, &scope->mode));
     cm_device_leave(scope->rt, &scope->guard);
 }
