@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all runtimes share: the facts of kinds and operations, the page that tells a
- * forked child, the way from sleep to work, the runtime for the host alone, and
- * entering a device. */
+/* What all runtimes share: the facts about kinds and operations, the page by which a
+ * child finds out that it was forked, the way from sleep to work, the runtime for the
+ * host alone, and entering a device. */
 #include "runtime/runtime.h"
 
 #include <errno.h>
@@ -27,10 +27,10 @@ const cm_op_fact cm_op_facts[CM_OP_COUNT] = {
 
 /* ---- the page that is wiped on fork ------------------------------------------------- */
 
-/* Linux wipes such a page itself (MADV_WIPEONFORK), whoever forks and however.
- * Sandboxes such as gVisor refuse that advice. There a handler of pthread_atfork()
- * writes the zero in the child, and misses children that are made by the bare system
- * call. */
+/* Linux itself wipes such a page in the child (MADV_WIPEONFORK), however the process
+ * forks. Sandboxes such as gVisor refuse that advice. There a handler of
+ * pthread_atfork() writes the zero in the child, but it does not run in children that
+ * were made by the bare system call. */
 enum { PAGES_BY_HAND = 64 };
 
 static struct {
@@ -75,7 +75,7 @@ after_fork_in_child(void)
     (void)pthread_mutex_unlock(&by_hand.lock);
 }
 
-/* Set the handlers, once. False: the process has no memory for them. */
+/* Set the handlers, once. Returns false if there is no memory for them. */
 static bool
 watch_forks(void)
 {
@@ -89,8 +89,8 @@ watch_forks(void)
     return watches;
 }
 
-/* Replace `old` by `page` in the list of pages that the handler wipes; NULL stands for
- * a free place. False: `old` is not in the list. */
+/* Replace `old` by `page` in the list of pages that the handler wipes, in which NULL is
+ * a free place. Returns false if `old` is not in the list. */
 static bool
 replace_by_hand(const volatile uint32_t *old, const volatile uint32_t *page)
 {
@@ -114,7 +114,7 @@ cm_alive_page_create(const volatile uint32_t **out)
     if (page == MAP_FAILED) {
         return cm_fail(CM_ESYSTEM, (uint64_t)errno);
     }
-    /* Only see now whether the kernel can do it; the page is armed later. */
+    /* This only finds out whether the kernel can wipe the page. It is armed later. */
     bool wipes = madvise(page, cm_page_nbytes(), MADV_WIPEONFORK) == 0
                  && madvise(page, cm_page_nbytes(), MADV_KEEPONFORK) == 0;
     if (!wipes && !watch_forks()) {
@@ -122,8 +122,7 @@ cm_alive_page_create(const volatile uint32_t **out)
         return cm_fail(CM_ENOMEM, 0);
     }
     *(volatile uint32_t *)page = 1;
-    /* Nobody writes the page from here on, which makes reading it without a lock
-     * safe. */
+    /* Nobody writes to the page from here on, so it can be read without a lock. */
     (void)mprotect(page, cm_page_nbytes(), PROT_READ);
     *out = (const volatile uint32_t *)page;
     return cm_ok();
@@ -161,7 +160,7 @@ cm_alive_page_destroy(const volatile uint32_t *page)
 
 /* ---- from sleep to work -------------------------------------------------------------- */
 
-/* The runtime under all fault wrappers, which have no state of their own. */
+/* Return the runtime under all fault wrappers, which do not keep its state. */
 static cm_runtime *
 innermost(cm_runtime *rt)
 {
@@ -185,7 +184,7 @@ cm_status
 cm_runtime_revive(cm_runtime *rt)
 {
     rt = innermost(rt);
-    /* A thread of the parent may hold it. */
+    /* A thread of the parent may have held the lock at the fork. */
     rt->waking = (cm_mutex)PTHREAD_MUTEX_INITIALIZER;
     atomic_store(&rt->is_bound, false);
     return cm_alive_page_reset(rt->alive);
@@ -196,7 +195,7 @@ cm_runtime_wake(cm_runtime *rt)
 {
     rt = innermost(rt);
     if (rt->is_host_only) {
-        /* This refuses, and other threads need not wait for that. */
+        /* This only refuses, so other threads need not wait for it. */
         return rt->wake(rt);
     }
     /* Bind first. A child that is forked while another thread holds the lock then finds
@@ -222,10 +221,10 @@ cm_runtime_is_of_use(cm_runtime *rt)
 }
 
 /* ---- for the host alone ----------------------------------------------------------- */
-/* A runtime whose devices never run anything. It refuses whatever would put work there,
- * and all memory. So every stream is idle and every event has happened, and both can be
- * answered without a driver: copies from host to host, which may have to wait for
- * streams and events, ask about them. */
+/* A runtime whose devices never run anything. It refuses to queue work and to make
+ * memory. So every stream is idle and every event has passed, which it can say without
+ * a driver. Copies from host to host need these answers, since they may have to wait
+ * for streams and events. */
 
 #define HOST_ONLY_BODY(name, cuda, driver, arg, params, args)                          \
     static cm_status host_only_##name CM_OP_PARAMS params                              \
@@ -297,7 +296,7 @@ exchange_mode(cm_runtime *rt CM_UNUSED, int *mode CM_UNUSED)
 static cm_status
 event_create(cm_runtime *rt CM_UNUSED, unsigned flags CM_UNUSED, uint64_t *out)
 {
-    *out = 1; /* as good as any other number, while 0 would mean none */
+    *out = 1; /* any number will do but 0, which means none */
     return cm_ok();
 }
 
@@ -308,7 +307,7 @@ stream_get_id(cm_runtime *rt CM_UNUSED, uint64_t stream, uint64_t *out)
     return cm_ok();
 }
 
-/* What the parent knew is still true in the child. */
+/* Facts that the parent knew are still true in the child. */
 static cm_status
 tell_driver_version(cm_runtime *rt, int *out)
 {
@@ -386,19 +385,19 @@ cm_host_only_open(const cm_runtime *parent, cm_runtime **out)
 
 /* ---- entering a device without changing it for the caller ------------------------- */
 
-/* What was current is put back, even if it was "no context", so that nothing is ever
- * created on device 0 by accident. */
+/* The context that was current before is made current again afterwards, or none if
+ * there was none, so that nothing is ever created on device 0 by accident. */
 
-/* Make a context current again. The thread's next call relies on it, so a failure is
- * met by a second try. */
+/* Make a context current again. The thread's next call relies on this, so it is tried
+ * twice. */
 static void
 put_back(cm_runtime *rt, uint64_t context)
 {
     (void)CM_TRY_TWICE(cm_rt_context_set(rt, context));
 }
 
-/* Enter a device whose context is not known: the first time, or after a device reset,
- * only cudaSetDevice can say which context is the primary one. */
+/* Enter a device whose primary context is not known. Only cudaSetDevice() can find it,
+ * the first time and after a device reset. */
 static cm_status
 enter_by_device(cm_runtime *rt, int device, cm_device_guard *guard)
 {
@@ -441,7 +440,7 @@ cm_device_enter(cm_runtime *rt, int device, cm_device_guard *guard)
     return is_gone ? enter_by_device(rt, device, guard) : status;
 }
 
-/* A device that was entered comes first, since its context is known. */
+/* Devices that we have entered come first, since their contexts are known. */
 int
 cm_device_with_context(cm_runtime *rt, int preferred)
 {
@@ -472,7 +471,7 @@ cm_host_may_be_locked(cm_runtime *rt, bool *out)
 {
     uint64_t context = 0;
     *out = false;
-    if (!cm_runtime_is_of_use(rt)) { /* nobody has started a driver */
+    if (!cm_runtime_is_of_use(rt)) { /* nobody has started the driver */
         return cm_ok();
     }
     *out = true;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of the emulated device share: its struct, the nouns in it, and one
- * body for each operation of ops.h. A body answers a bare code (0, a cudaError_t or one
- * of CM_E…). The wrappers that emulated.c generates do what comes before a body
- * (entries[] there says what), and add the check of the driver's version, the name of
- * the operation and its most telling argument.
- * Locks: one, `lock`. The wrappers take it, so every body and everything declared here
- * is called with it held. Whoever waits does so on `changed`; executing work gives the
- * lock back while bytes move. */
+/* What the files of the emulated device share: its struct, the types in it, and one
+ * body for each operation of ops.h. A body returns a bare code (0, a cudaError_t or one
+ * of CM_E…). emulated.c generates a wrapper around each body. The wrapper checks the
+ * driver's version, does what has to come before the body (entries[] there says what),
+ * and adds the operation and its most telling argument to a failure.
+ * Locks: one, `lock`. The wrappers take it, so every body and every function declared
+ *        here is called with it held. Threads that wait do so on `changed`. The thread
+ *        of a stream gives the lock back while it moves bytes. */
 #pragma once
 
 #include <sys/types.h>
@@ -21,30 +21,30 @@ typedef struct cm_emulated cm_emulated;
 
 /* -- threads and streams ----------------------------------------------------------------- */
 
-/* What is current for one host thread, in the runtime that it called last. */
+/* The state of one host thread in the runtime that it called last. */
 typedef struct cm_emulated_thread {
     uint64_t runtime; /* the runtime's number */
-    uint64_t number;  /* the thread's number, which is never given twice */
-    pid_t id;         /* the kernel's number, which it gives again later */
-    int device;       /* -1: no context */
+    uint64_t number;  /* the thread's number, which no other thread ever gets */
+    pid_t id;         /* the kernel's number, which another thread may get later */
+    int device;       /* -1 if it has no context */
     int capture_mode;
 } cm_emulated_thread;
 
 enum { CM_EMULATED_ANY = -1, CM_EMULATED_HANDLE_STEP = 16 };
 
-/* A stretch of memory that work touches, at one end of a copy. Of 0 bytes: there is
- * none. */
+/* The memory at one end of a copy, which work touches. It has 0 bytes if the work has
+ * no such end. */
 typedef struct cm_emulated_end {
     cm_address address;
     uint64_t nbytes;
-    /* Ordinary memory, so there is no range to look up. */
+    /* It is ordinary memory, so no range has to be found. */
     bool is_plain;
-    /* The range that a queued copy holds; NULL: it holds none. */
+    /* The range that a queued copy holds, or NULL if it holds none. */
     struct cm_emulated_range *held;
 } cm_emulated_end;
 
-/* A piece of work, embedded first in a struct with what it needs. `run` is called on
- * the stream's thread with the lock held; `touch` is called by cm_emulated_touch(),
+/* A piece of work. It is the first member of a struct that has what the work needs. The
+ * stream's thread calls `run` with the lock held; cm_emulated_touch() calls `touch`
  * without it. */
 typedef struct cm_emulated_job {
     int32_t (*run)(cm_emulated *emulated, struct cm_emulated_job *job);
@@ -54,19 +54,20 @@ typedef struct cm_emulated_job {
     cm_emulated_end src;
     void *owned; /* from malloc, freed with the job; may be NULL */
     int device;  /* the device that touches the memory, or CM_EMULATED_ANY */
-    /* The serial of the memory when the job was queued; noted by
-     * cm_emulated_submit(). */
+    /* The serial of the memory (cm_emulated_memory) when cm_emulated_submit() queued
+     * the job. */
     uint64_t stamp;
 } cm_emulated_job;
 
-/* The streams, their events and their order; stream.c tells the idea. */
+/* The streams, their events and their order. stream.c explains the idea. */
 typedef struct cm_emulated_streams {
     cm_list queues;
     cm_emulated_table by_handle;
     cm_emulated_table events;
-    /* The code of a job of the device that failed; it stays until a reset. */
+    /* For each device the code of a job that failed. It stays until the device is
+     * reset. */
     int32_t faults[CM_MAX_DEVICES];
-    uint64_t reused_handle; /* of the stream that was destroyed last; 0: none */
+    uint64_t reused_handle; /* of the stream that was destroyed last, or 0 */
     uint64_t opened;        /* streams that were ever opened */
     uint64_t queued_jobs;
 } cm_emulated_streams;
@@ -78,8 +79,10 @@ typedef enum cm_emulated_kind {
     CM_EMULATED_MANAGED = CM_KIND_MANAGED,
     CM_EMULATED_HOST = CM_KIND_PINNED,
     CM_EMULATED_REGISTERED = CM_KIND_COUNT,
-    CM_EMULATED_VIRTUAL, /* addresses alone; what is mapped there is of DEVICE */
-    /* Freed, or about to be; kept for a while so that late work is caught. */
+    CM_EMULATED_VIRTUAL, /* addresses alone; memory that is mapped there is of kind
+                            DEVICE */
+    /* Freed, or about to be. Such a range is kept for a while, so that late work is
+     * caught. */
     CM_EMULATED_FREED,
 } cm_emulated_kind;
 
@@ -95,20 +98,20 @@ typedef struct cm_emulated_page {
     uint64_t accessed_by; /* bit 0: by the host, bit d + 1: by device d */
 } cm_emulated_page;
 
-/* A stretch of memory that the driver knows; memory.c tells the idea. */
+/* A range is memory that the driver knows. memory.c explains the idea. */
 typedef struct cm_emulated_range {
-    int device; /* first in the struct, as tables expect; -1: of no device */
+    int device; /* comes first, as tables expect; -1 if of no device */
     cm_emulated_kind kind;
     cm_list node; /* in the list of freed ranges */
     unsigned flags;
-    unsigned pins;      /* pieces of executing work that use it */
-    unsigned waiting;   /* queued copies that use it; only for registered memory */
+    unsigned pins;      /* how many pieces of executing work use it */
+    unsigned waiting;   /* how many queued copies use it, if it is registered */
     cm_address address; /* its start for devices */
-    /* Its start for the host; NULL: the host may not touch it. */
+    /* Its start for the host, or NULL if the host may not touch it. */
     unsigned char *host;
     unsigned char *bytes;  /* its start for the emulator */
-    uint64_t nbytes;       /* its length from each of the starts */
-    uint64_t *used_nbytes; /* the counter that includes it; NULL: none does */
+    uint64_t nbytes;       /* its length, from each of the three starts */
+    uint64_t *used_nbytes; /* the counter that includes it, or NULL */
     /* The address that was registered, which may be inside a page. */
     uint64_t registered;
     cm_emulated_pages user;         /* owned: addresses without bytes */
@@ -119,13 +122,14 @@ typedef struct cm_emulated_range {
     uint64_t serial;                /* and when it was mapped: see cm_emulated_memory */
 } cm_emulated_range;
 
-/* The memory of all devices. used_nbytes[d] is the sum of nbytes of all ranges and
- * physical memory of d, and host_used_nbytes that of host and managed ranges. `serial`
- * numbers mappings: work notes it when it is queued, so that memory which is mapped
- * later at the same addresses is not taken for what the work meant. */
+/* The memory of all devices. used_nbytes[d] is the sum of nbytes over all ranges and
+ * physical memory of device d, and host_used_nbytes is the sum over host and managed
+ * ranges. `serial` numbers the mappings. Work notes it when it is queued, so that
+ * memory which is mapped later at the same addresses is not mistaken for the memory
+ * that the work was meant for. */
 typedef struct cm_emulated_memory {
     uint64_t used_nbytes[CM_MAX_DEVICES];
-    /* Bits of other devices that may use what the device allocated. */
+    /* For each device, bits of other devices that may use what it allocated. */
     uint64_t guests[CM_MAX_DEVICES];
     uint64_t host_used_nbytes;
     uint64_t counts[CM_EMULATED_FREED + 1];
@@ -145,8 +149,8 @@ struct cm_emulated {
     cm_runtime base; /* first, so that a cm_runtime pointer is one to this */
     cm_emulated_config config;
     cm_mutex lock;
-    cm_cond changed; /* an item is done, or work has given memory back */
-    uint64_t number; /* a number that no other runtime had, as an address might have */
+    cm_cond changed; /* signalled when an item is done, or work has let go of memory */
+    uint64_t number; /* no other runtime ever has the same, as it may an address */
     cm_emulated_streams streams;
     cm_emulated_memory memory;
     cm_emulated_table modules; /* of struct module; owned */
@@ -161,7 +165,7 @@ struct cm_emulated {
 CM_OPS(CM_EMULATED_BODY)
 #undef CM_EMULATED_BODY
 
-/* Codes that only the emulated device answers; the others are in runtime.h. */
+/* Codes that only the emulated device uses. The others are in runtime.h. */
 enum {
     CM_CUDA_INITIALIZATION = 3,
     CM_CUDA_INVALID_CONFIGURATION = 9,
@@ -169,7 +173,7 @@ enum {
     CM_CUDA_PEER_UNSUPPORTED = 217,
     CM_CUDA_INVALID_PTX = 218,
     CM_CUDA_SYMBOL_NOT_FOUND = 500,
-    CM_CUDA_ILLEGAL_ADDRESS = 700, /* what late or misplaced work ends with */
+    CM_CUDA_ILLEGAL_ADDRESS = 700, /* the fault of late or misplaced work */
     CM_CUDA_MISALIGNED_ADDRESS = 716,
     CM_CUDA_CAPTURE_INVALIDATED = 901,
     CM_CUDA_CAPTURE_MERGE = 902,
@@ -177,7 +181,7 @@ enum {
     CM_CUDA_CAPTURED_EVENT = 907,
 };
 
-/* The emulated device under all fault wrappers. */
+/* Return the emulated device under all fault wrappers. */
 static inline cm_emulated *
 cm_emulated_of(const cm_runtime *rt)
 {
@@ -187,8 +191,8 @@ cm_emulated_of(const cm_runtime *rt)
     return (cm_emulated *)(uintptr_t)rt;
 }
 
-/* A handle that no object ever had, of any kind. The 15 numbers after it are for the
- * functions of a module. */
+/* Return a handle that no object of any kind has ever had. The 15 numbers after it are
+ * for the functions of a module. */
 static inline uint64_t
 cm_emulated_new_handle(cm_emulated *emulated)
 {
@@ -203,56 +207,59 @@ cm_emulated_is_device(const cm_emulated *emulated, int device)
 
 /* -- stream.c -------------------------------------------------------------------------- */
 
-/* A handle of a stream is one that stream_create gave; or 0 or 1, the legacy stream of
- * the device that is current for the thread; or 2, the thread's own stream on that
- * device. stream.c does not know what a job does. */
+/* A handle of a stream is one that stream_create gave, or 0 or 1 for the legacy stream
+ * of the thread's current device, or 2 for the thread's own stream on that device.
+ * stream.c does not know what a job does. */
 
-/* The state of the calling thread. */
+/* Return the state of the calling thread. */
 cm_emulated_thread *cm_emulated_self(cm_emulated *emulated);
-/* True when a capture forbids the thread calls that may synchronise; this breaks the
- * capture. */
+/* True if a capture forbids the thread to make calls that may synchronise. If so, this
+ * also breaks the capture, as CUDA does. */
 bool cm_emulated_is_forbidden(const cm_emulated *emulated,
                               const cm_emulated_thread *thread);
 
-/* Open every gate, and wait until all work is done and all threads have ended. Nobody
- * makes calls any more. */
+/* Open every gate, and wait until all work is done and all threads have ended. No other
+ * thread may be in a call. */
 void cm_emulated_streams_end(cm_emulated *emulated);
 
-/* Queue a copy of the job, which is a struct of `nbytes`; the job is dropped on failure
- * too. With `wait` the call returns when it has run. On a capturing stream the job
- * becomes a part of the graph, which means here that it never runs. */
+/* Queue a copy of the job, which is a struct of `nbytes`. After a failure the job has
+ * been dropped. With `wait` the call returns when the job has run. On a capturing
+ * stream the job becomes a part of the graph, which means here that it never runs. */
 int32_t cm_emulated_submit(cm_emulated *emulated, uint64_t stream, cm_emulated_job *job,
                            size_t nbytes, bool wait);
-/* The device of a stream, even of one that captures. */
+/* Find the device of a stream, even of one that captures. */
 int32_t cm_emulated_device_of(cm_emulated *emulated, uint64_t stream, int *out);
-/* Free what a job owns that was not submitted, and give back what its ends hold. */
+/* Drop a job that was not submitted: free what it owns, and let go of the ranges that
+ * its ends hold. */
 void cm_emulated_job_drop(cm_emulated *emulated, const cm_emulated_job *job);
 
-/* Destroy the streams and events of a device and forget its fault. Its work is over. */
+/* Destroy the streams and events of a device, whose work is over, and forget its
+ * fault. */
 void cm_emulated_streams_reset(cm_emulated *emulated, int device);
 
 /* -- memory.c -------------------------------------------------------------------------- */
 
-/* Of memory that is mapped on demand. */
+/* The granularity of memory that is mapped on demand. */
 #define CM_EMULATED_GRANULARITY (UINT64_C(2) << 20)
 
-/* Ranges of memory; the page at the top of memory.c tells the idea. */
+/* The page at the top of memory.c explains the idea of ranges. */
 
-/* Free all ranges, in use or not, and the addresses that are kept. Every device has
- * been reset before. */
+/* Free all ranges, in use or not, and the addresses that are kept. The caller has reset
+ * every device. */
 void cm_emulated_memory_fini(cm_emulated *emulated);
-/* Free all that `device` still has, and let it use no other device's memory. */
+/* Free all that `device` still has, and forget that it may use memory of other
+ * devices. */
 void cm_emulated_memory_reset(cm_emulated *emulated, int device);
 
-/* How [address, address + nbytes) lies relative to the known ranges. */
+/* Where [address, address + nbytes) lies in relation to the known ranges. */
 typedef enum cm_emulated_found {
     CM_EMULATED_UNKNOWN, /* it touches none, so it is ordinary host memory */
-    /* It is inside exactly one, or inside what is mapped side by side. */
+    /* It is inside one range, or inside several that are mapped side by side. */
     CM_EMULATED_INSIDE,
     CM_EMULATED_BROKEN /* it crosses an edge, or was freed */
 } cm_emulated_found;
 
-/* Where a stretch of addresses lies. */
+/* What is known of a place that is inside. */
 typedef struct cm_emulated_place {
     /* The first range; borrowed until the lock is given back. */
     cm_emulated_range *range;
@@ -260,22 +267,21 @@ typedef struct cm_emulated_place {
     uint64_t nbytes;
     cm_emulated_kind kind;
     int device;
-    uint64_t access;      /* bits by device index: those that may touch all of it */
+    uint64_t access;      /* bits of the devices that may touch all of it */
     uint64_t serial;      /* of the newest range; see cm_emulated_memory */
     cm_address address;   /* the same byte for devices */
     void *host;           /* the same byte for the host; NULL for device memory */
     unsigned char *bytes; /* the same byte for the emulator */
-    bool by_device;       /* the address asked for is one that a device may use */
+    bool by_device;       /* the address that was looked up is one for devices */
 } cm_emulated_place;
 
 /* Find where a stretch of addresses lies. *out is valid only if it is INSIDE. */
 cm_emulated_found cm_emulated_find(const cm_emulated *emulated, uint64_t address,
                                    uint64_t nbytes, cm_emulated_place *out);
 
-/* Call the job's `touch` without the lock, while both its ends are kept from going
- * away. A job of a device must use an address that this device may use, and managed
- * memory moves to the device; memory that was mapped after the job was queued will not
- * do.
+/* Call the job's `touch` without the lock, while both its ends are kept alive. A job of
+ * a device must use addresses that this device may use, of memory that was mapped
+ * before the job was queued. Managed memory moves to the device.
  * Fails: CM_CUDA_ILLEGAL_ADDRESS, before the touch, or because the memory was unmapped
  * under it. */
 int32_t cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job);

@@ -18,17 +18,18 @@ typedef struct cm_emulated_table {
     uint32_t room;
 } cm_emulated_table;
 
-/* Make a new object of `nbytes`, all 0, in the table under a new key. NULL: no
- * memory. */
+/* Make an object of `nbytes` zeros and put it into the table under a new key. Returns
+ * NULL if there is no memory. */
 void *cm_emulated_table_new(cm_emulated_table *table, uint64_t key, size_t nbytes);
-/* Add an object under a key that is new. False: no memory. */
+/* Add an object under a new key. Returns false if there is no memory. */
 bool cm_emulated_table_add(cm_emulated_table *table, uint64_t key, void *object);
-/* The object under a key; NULL: there is none, since the handle is stale or made up. */
+/* Return the object under a key, or NULL if there is none, as for a handle that is
+ * stale or was never given. */
 void *cm_emulated_table_find(const cm_emulated_table *table, uint64_t key);
 void *cm_emulated_table_remove(cm_emulated_table *table, uint64_t key);
-/* The first entry whose object belongs to `device`, or NULL. Each object is a struct
- * that begins with the index of its device, an int. */
+/* Return the first entry whose object belongs to `device`, or NULL. Each object is a
+ * struct that begins with the index of its device, an int. */
 const cm_emulated_entry *cm_emulated_table_of_device(const cm_emulated_table *table,
                                                      int device);
-/* The index of the first entry above `key`. */
+/* Return the index of the first entry whose key is greater than `key`. */
 size_t cm_emulated_table_above(const cm_emulated_table *table, uint64_t key);
