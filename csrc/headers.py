@@ -126,6 +126,23 @@ def dtypes(listed: str) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
 
 
+def check_widening(kernel: str, listed: str) -> None:
+    """Raise a ValueError if a dtype that devices widen is not named in this kernel.
+
+    Without a branch of its own a dtype would be read as an unsigned integer of its
+    size, and no test would fail without a GPU: the emulated device converts by
+    base/convert.c. For dtypes that are read where no branch was taken, it is enough that
+    a comment of the kernel names them there.
+    """
+    rows = re.findall(r"^ +X\(to, (\w+), .*\bDEVICE\b", listed, re.MULTILINE)
+    lacking = [row for row in rows if not re.search(rf"\bCM_{row}\b", kernel)]
+    if lacking:
+        raise ValueError(
+            f"csrc/base/dtypes.h says DEVICE of {', '.join(lacking)}: read it in "
+            "csrc/transfer/device/strided.ptx after CONVERT, or write HOST in the row"
+        )
+
+
 def kernel(text: str, numbers: dict[str, int]) -> str:
     """Return PTX without its comments, and with these numbers in place of their names."""
     lines = [line.split("//")[0].rstrip() for line in text.splitlines()]
@@ -135,6 +152,7 @@ def kernel(text: str, numbers: dict[str, int]) -> str:
 
 def ptx(kernels: dict[str, str], listed: str) -> str:
     """Return the kernels as macros, and assertions that C has the same numbers."""
+    check_widening(kernels["strided"], listed)
     numbers = dtypes(listed)
     texts = {name: kernel(text, numbers) for name, text in kernels.items()}
     checks = [

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""setup.py: where it takes CUDA's files from, and what it says when one is missing."""
+"""The build: where it takes CUDA's files from, and what it refuses to build."""
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-SETUP = Path(__file__).resolve().parents[2] / "setup.py"
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = ROOT / "setup.py"
 FILES = ("cuda_runtime_api.h", "crt/host_defines.h", "libcudart_static.a")
 
 pytestmark = pytest.mark.skipif(
@@ -131,3 +133,15 @@ def test_missing_file_is_named_with_the_folders_looked_in(
         assert f"  {name}: no {everything} (nothing set or installed)" in lines
     assert f"  the usual place: no {everything}" in lines
     assert f"    {build.usual / 'lib64'}" in lines
+
+
+def test_dtype_of_devices_that_the_kernel_does_not_read_ends_the_build() -> None:
+    check = runpy.run_path(str(ROOT / "csrc" / "headers.py"))["check_widening"]
+    kernel = (ROOT / "csrc" / "transfer" / "device" / "strided.ptx").read_text()
+    listed = (ROOT / "csrc" / "base" / "dtypes.h").read_text()
+    check(kernel, listed)
+    with pytest.raises(ValueError, match=r"DEVICE of BFLOAT16: .*strided\.ptx"):
+        check(kernel.replace("CM_BFLOAT16", "14"), listed)
+    row = '"float8_e5m2", void, NONE, '
+    with pytest.raises(ValueError, match="DEVICE of FLOAT8_E5M2: "):
+        check(kernel, listed.replace(f"{row}HOST", f"{row}DEVICE"))
