@@ -10,8 +10,12 @@
  *
  * To add a dtype, add a row. If the copy threads are to convert it as well, put the row
  * among the numbers, and say in base/convert.c how one value of it is read and written
- * (`F32_…`, `F64_…` and `…_F32`, `…_F64`). Nothing else has to change. Buffers may have
- * many other dtypes, such as times and records, which NumPy alone handles. */
+ * (`F32_…`, `F64_…` and `…_F32`, `…_F64`); a number fills a type of C (8, 16, 32 bits
+ * and so on). If its row says DEVICE, add a branch to strided.ptx: the build ends where
+ * that file does not name the dtype, but only a run on a GPU shows whether it reads the
+ * dtype correctly. A new rank shifts those of other rows. The pages safetensors.md
+ * and casting.md list dtypes by hand. Buffers may have many other dtypes, such as times
+ * and records, which NumPy handles by itself. */
 #pragma once
 
 #include <stdbool.h>

@@ -118,8 +118,8 @@ typedef struct cm_kind_fact {
 extern const cm_kind_fact cm_kinds[CM_KIND_COUNT];
 
 /* Return the number of a kind in a cm_event. It goes by the name, since the order of
- * events has more in it than kinds: a new row of CM_KINDS builds only after its name has
- * been added at the end of the kinds in base/recorder.h. */
+ * events has more in it than kinds: a new row of CM_KINDS builds only after its name
+ * has been added at the end of the kinds in base/recorder.h. */
 static inline uint8_t
 cm_kind_in_event(cm_kind kind)
 {

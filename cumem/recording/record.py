@@ -67,6 +67,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _NEVER: Final = 2**64 - 1  # no event has as many bytes
 _MOST: Final = 1 << 32
 
+#: The suffixes of files, and the methods that write such files.
+FORMATS: Final = {
+    ".npz": "_save",
+    ".html": "to_html",
+    ".json": "to_perfetto",
+    ".json.gz": "to_perfetto",
+    ".jsonl": "to_json_lines",
+    ".pb.gz": "to_pprof",
+    ".pickle": "to_torch_snapshot",
+}
+
 _lock = make_lock()
 _open: list[Record] = []
 _tags: list[str] = [""]
@@ -795,17 +806,6 @@ def _read_count(count: int) -> int:
 
 # -- recording programs without changing them ------------------------------------------
 
-#: The suffixes of files, and the methods that write such files.
-FORMATS: Final = {
-    ".npz": "_save",
-    ".html": "to_html",
-    ".json": "to_perfetto",
-    ".json.gz": "to_perfetto",
-    ".jsonl": "to_json_lines",
-    ".pb.gz": "to_pprof",
-    ".pickle": "to_torch_snapshot",
-}
-
 
 def write_record(rec: Record, path: str) -> None:
     """Write a record in the format that the suffix of the path says.
@@ -815,9 +815,9 @@ def write_record(rec: Record, path: str) -> None:
     ValueError
         If there is no format for the suffix.
     """
-    for suffix, method in FORMATS.items():
+    for suffix in sorted(FORMATS, key=len, reverse=True):  # one may end with another
         if path.endswith(suffix):
-            getattr(rec, method)(path)
+            getattr(rec, FORMATS[suffix])(path)
             return
     raise ValueError(f"the name must end in one of {', '.join(FORMATS)}, not {path!r}")
 

@@ -20,7 +20,7 @@ import cumem
 from cumem import _core
 from cumem.base import kinds
 from cumem.recording.events import EVENT, KINDS, OPS, Log
-from cumem.recording.record import FORMATS
+from cumem.recording.record import FORMATS, write_record
 
 # The C core alone decides what is tested here; Python only calls it.
 pytestmark = pytest.mark.any_python
@@ -427,6 +427,18 @@ def test_report_at_exit_takes_reused_memory_for_new() -> None:
     done = programs.run("-c", OLDER + anew)
     assert "1 buffer left" in done.stderr
     assert "and 2 buffers of before" in done.stderr
+
+
+def test_suffix_that_ends_with_another_has_its_own_format(
+    runtime, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setitem(FORMATS, ".lines.json", "to_json_lines")
+    with cumem.record() as rec:
+        cumem.empty_pinned(1000, "u1")
+    rec.to_json_lines(tmp_path / "expected.jsonl")
+    write_record(rec, str(tmp_path / "made.lines.json"))
+    expected = (tmp_path / "expected.jsonl").read_bytes()
+    assert (tmp_path / "made.lines.json").read_bytes() == expected
 
 
 def test_environment_that_names_no_format_is_told_so(tmp_path) -> None:
