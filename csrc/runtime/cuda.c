@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The runtime over a real CUDA driver, and the only file that knows CUDA's headers.
  * Functions that only the driver has are found by name and version when the driver is
- * started. So nothing is linked against the driver, and one that lacks a function is
- * noticed when that is called, not when the library is loaded. Locks: none; nothing
- * changes after that. */
+ * started. So nothing is linked against the driver, and if a driver lacks a function,
+ * only calls of that function fail. Locks: none, since the functions do not change
+ * after the driver was started. */
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
@@ -28,7 +28,8 @@ CM_CUDA_NUMBERS(SAME_NUMBER)
     SAME(CM_ATTRIBUTE_##name, CU_DEVICE_ATTRIBUTE_##cuda)
 CM_DEVICE_ATTRIBUTES(SAME_ATTRIBUTE)
 
-/* The driver's codes are the runtime's, at least those that the core looks at. */
+/* The driver uses the same codes as the runtime, at least for errors that the core
+ * looks at. */
 SAME(CUDA_SUCCESS, CM_OK)
 SAME(CUDA_ERROR_INVALID_VALUE, CM_CUDA_INVALID_VALUE)
 SAME(CUDA_ERROR_OUT_OF_MEMORY, CM_CUDA_OUT_OF_MEMORY)
@@ -45,7 +46,7 @@ SAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, CM_CUDA_CAPTURE_IMPLICIT)
 
 /* ---- the driver's functions ------------------------------------------------------ */
 
-/* X(function, the CUDA version whose signature is asked for). */
+/* X(function, the CUDA version whose signature is used). */
 #define DRIVER_FUNCTIONS(X)                                                            \
     X(cuDeviceGetAttribute, 2000)                                                      \
     X(cuCtxGetCurrent, 4000)                                                           \
@@ -92,9 +93,9 @@ typedef struct cm_cuda {
     } driver;
 } cm_cuda;
 
-/* The address of `name` as of CUDA `version`, or NULL. A version above the driver's own
- * is not asked for, since the driver would refuse it as an invalid value. Makes no
- * context. */
+/* Return the address of the function `name` as of CUDA `version`, or NULL. A version
+ * above the driver's own gives NULL at once, since the driver would refuse it as an
+ * invalid value. Makes no context. */
 static void *
 find_function(const char *name, int version, int driver_version)
 {
@@ -135,8 +136,8 @@ from_driver(CUresult result)
                                                         : (int32_t)result;
 }
 
-/* Call a function of the driver of `rt`. Its code, or CM_ENOTSUP where the driver lacks
- * it. */
+/* Call a function of the driver of `rt`. The result is its code, or CM_ENOTSUP if the
+ * driver lacks the function. */
 #define DRIVER(function, ...)                                                          \
     (((const cm_cuda *)rt)->driver.function == NULL                                    \
          ? CM_ENOTSUP                                                                  \
@@ -144,7 +145,7 @@ from_driver(CUresult result)
 
 /* ---- operations that take more than a call --------------------------------------- */
 
-/* Handles and addresses travel as integers and become pointers again here. */
+/* Callers pass handles and addresses as integers, which become pointers again here. */
 static void *
 pointer(uint64_t value)
 {
@@ -157,8 +158,8 @@ integer(const void *pointer)
     return (uint64_t)(uintptr_t)pointer;
 }
 
-/* Make a `call` that stores what it finds, a `type`, at &found; *out is set from that
- * on success only. */
+/* Make a `call` that stores a value of `type` at &found. On success *out is set to that
+ * value. */
 #define FIND(type, call)                                                               \
     __extension__({                                                                    \
         type found = 0;                                                                \
@@ -169,7 +170,7 @@ integer(const void *pointer)
         find_code;                                                                     \
     })
 
-/* The code of giving something back. */
+/* Return the code of a call that gives something back. */
 static int32_t
 freed(int32_t code)
 {
@@ -249,7 +250,11 @@ pointer_attributes(cm_address address, cm_pointer_info *out)
 
 /* ---- managed memory ---------------------------------------------------------------- */
 
-enum { LOCATIONS = 12020 }; /* the driver that brought locations in place of an index */
+enum {
+    LOCATIONS = 12020
+};
+    /* the first driver that takes a location */ /* the first driver that takes a
+                                                    location, not a device index */
 
 static struct cudaMemLocation
 location_of(int location)
@@ -265,8 +270,8 @@ location_of(int location)
                                     .id = CM_NUMA_LOCATION(location)};
 }
 
-/* In CUDA 13 the plain names have signatures with a location, which CUDA 12.2 had
- * brought under names with _v2. Drivers before that know only an index. */
+/* The functions take a location from CUDA 12.2 on, under names with _v2, and from CUDA
+ * 13 on under the plain names. Older drivers take only a device index. */
 static int32_t
 prefetch_async(const cm_runtime *rt, const void *memory, size_t nbytes, int location,
                cudaStream_t stream)
@@ -316,8 +321,8 @@ prefetch_batch_async(cm_runtime *rt, const cm_address *addresses,
                   pointer(stream));
 }
 
-/* The old attribute says of a NUMA node that it is the host, or nothing. Newer drivers
- * have a second attribute, which is asked for the node. */
+/* For a NUMA node the old attribute says only that it is the host, or nothing. Newer
+ * drivers have a second attribute, which says the node. */
 static int32_t
 range_attribute(const cm_runtime *rt, const void *memory, size_t nbytes, int attribute,
                 int *out, int count)
@@ -350,7 +355,7 @@ range_attribute(const cm_runtime *rt, const void *memory, size_t nbytes, int att
 
 /* ---- device memory mapped on demand ----------------------------------------------- */
 
-/* What kind of physical memory `flags` want. */
+/* Return the properties of physical memory with these `flags`. */
 static CUmemAllocationProp
 properties(int device, unsigned flags)
 {
@@ -427,8 +432,8 @@ answer_query(cudaError_t error, bool *done)
     return (int32_t)error;
 }
 
-/* The driver's function is called, since the runtime's makes a context for a thread
- * that has none. */
+/* This calls the driver's function, since the runtime's would make a context for a
+ * thread that has none. */
 static int32_t
 capture_mode_exchange(cm_runtime *rt, int *mode)
 {
@@ -438,7 +443,8 @@ capture_mode_exchange(cm_runtime *rt, int *mode)
     return CM_OK;
 }
 
-/* The number of devices; while asleep, what the opener said: see cm_cuda_open(). */
+/* Find the number of devices. While the runtime is asleep this is the number that was
+ * passed to cm_cuda_open(). */
 static int32_t
 count_devices(const cm_runtime *rt, int *out)
 {
@@ -451,8 +457,8 @@ count_devices(const cm_runtime *rt, int *out)
 
 /* ---- the table --------------------------------------------------------------------- */
 
-/* What each operation does, in the words of its row in ops.h: it makes a call, or one
- * of the functions above. */
+/* What each operation does, with the parameters of its row in ops.h. It makes a call,
+ * or calls one of the functions above. */
 #define DO_driver_version (*out = rt->driver_version, CM_OK)
 #define DO_runtime_version (*out = CUDART_VERSION, CM_OK)
 #define DO_device_count count_devices(rt, out)
@@ -549,8 +555,8 @@ count_devices(const cm_runtime *rt, int *out)
     cudaEventElapsedTime(milliseconds, pointer(start), pointer(end))
 
 /* Make a status of a failure. CUDA keeps the last error of each thread until somebody
- * asks; a failure that we report must not turn up again in somebody else's next
- * cudaGetLastError(). */
+ * asks for it. So this clears it, or a failure that we report would turn up again in
+ * the next cudaGetLastError() of other code. */
 static cm_status
 failed(int32_t code, cm_op op, uint64_t arg)
 {
@@ -560,8 +566,8 @@ failed(int32_t code, cm_op op, uint64_t arg)
     return (cm_status){.code = code, .op = (uint16_t)op, .arg = arg};
 }
 
-/* The first operation starts the driver, unless it asks for something that is known
- * without. */
+/* The first operation starts the driver, unless it only asks for facts that are known
+ * without it. */
 static inline cm_status
 wake_for(cm_runtime *rt, cm_op op)
 {
@@ -604,10 +610,10 @@ close_runtime(cm_runtime *rt)
     free(rt);
 }
 
-/* Find a function in the driver's library without cudart, each of whose calls starts
- * the driver, after which no forked child could use it. The library is never closed, so
- * that nothing goes away which others have of it. NULL: there is no such library or
- * function. */
+/* Find a function in the driver's library, without the CUDA runtime library: any call
+ * of that would start the driver, which then works in no forked child. The driver's
+ * library is never closed, since other code may be using it. Returns NULL if there is
+ * no such library or function. */
 static void *
 driver_function(const char *name)
 {
@@ -637,8 +643,8 @@ is_driver_started(const cm_runtime *rt CM_UNUSED)
     return address != NULL && get_count(&count) == CUDA_SUCCESS;
 }
 
-/* Start the driver and ask it for the number of devices, so that what was assumed
- * before is right from here on. */
+/* Start the driver, and replace the assumed number of devices by the one that it
+ * reports. */
 static cm_status
 start_driver(cm_runtime *rt)
 {
@@ -676,7 +682,7 @@ cm_cuda_open(int device_count, cm_runtime **out)
     rt->close = close_runtime;
     cm_status status = cm_alive_page_create(&rt->alive);
     if (cm_is_ok(status) && (device_count < 0 || is_driver_started(rt))) {
-        /* Where somebody has started it, we may as well ask it. */
+        /* If other code has started the driver, asking it costs nothing more. */
         status = cm_runtime_wake(rt);
     }
     if (!cm_is_ok(status)) {

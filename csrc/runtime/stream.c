@@ -6,12 +6,13 @@
 
 #include "runtime/scope.h"
 
-/* The capture reference that stays for good; the others are waits that are under
- * way. */
+/* The one capture reference that stays for good. The others are for waits that are
+ * under way. */
 #define CAPTURE_FOR_GOOD (1u << 31)
 
-/* A number for each thread, by which its own default stream is told from those of other
- * threads; 0: none yet. No number is given twice. */
+/* A number for each thread, which tells its per-thread default stream from those of
+ * other threads. It is 0 until the thread needs one. No two threads get the same
+ * number. */
 static _Thread_local uint64_t own_number;
 static _Atomic uint64_t last_number;
 
@@ -105,8 +106,9 @@ cm_stream_create(cm_runtime *rt, int device, unsigned flags, int priority,
                         create_on_current(rt, device, flags, priority, out));
 }
 
-/* Asking a stream that captures for its id would break the capture. As long as the
- * capture goes on, no other stream gets its handle, so that will do. */
+/* Asking a stream that captures for its id would break the capture. While the capture
+ * is under way no other stream gets the same handle, so the handle stands in for the
+ * id. */
 static cm_status
 ask_id(cm_runtime *rt, uint64_t handle, uint64_t *id)
 {
@@ -126,8 +128,7 @@ read_id(cm_runtime *rt, int device, uint64_t handle, uint64_t *id)
     return CM_ON_DEVICE(rt, device, ask_id(rt, handle, id));
 }
 
-/* Put the stream into the list of those that are asked when somebody needs to know
- * whether anything captures. */
+/* Put the stream into the list of streams that cm_streams_capture() asks. */
 static void
 enlist(cm_stream *stream)
 {
@@ -212,7 +213,7 @@ legacy_waits_for_capture(cm_runtime *rt)
     return capturing || status.code == CM_CUDA_CAPTURE_IMPLICIT;
 }
 
-/* The devices of streams that other code may make capture, as bits. */
+/* Return the devices of the streams in the list, as bits. */
 static uint64_t
 capturable_devices(cm_runtime *rt)
 {
@@ -226,7 +227,7 @@ capturable_devices(cm_runtime *rt)
     return devices;
 }
 
-/* True if one of these streams captures, among those of the device that is current. */
+/* True if one of the streams in the list captures, of those on the current device. */
 static bool
 one_captures(cm_runtime *rt, int device)
 {
@@ -265,12 +266,12 @@ cm_streams_capture(cm_runtime *rt)
 }
 
 /* Let the stream wait. If the event belongs to a capture, the wait takes the stream
- * into it, so ask afterwards whether it did. */
+ * into that capture, so this asks afterwards whether the stream captures. */
 static cm_status
 wait_event(cm_stream *stream, uint64_t event)
 {
-    /* References of other threads' waits do not count here: they go when those waits
-     * are over, whatever becomes of ours. */
+    /* References of waits of other threads do not count here, since they are released
+     * when those waits are over. */
     bool may_join =
         stream->handle > CM_STREAM_LEGACY
         && (atomic_load_explicit(&stream->capture_refs, memory_order_relaxed)
@@ -326,8 +327,9 @@ cm_stream_record(const cm_stream *stream, uint64_t event)
     return CM_ON_DEVICE(stream->rt, stream->device, record(stream, event));
 }
 
-/* Record the stream's work in an event, and let `consumer` wait for it; or, if that is
- * NULL, ask whether it is done. The stream's device is current. */
+/* Record the stream's work in an event. Then let `consumer` wait for the event or, if
+ * `consumer` is NULL, ask whether it has passed. Called while the stream's device is
+ * current. */
 static cm_status
 use_event(const cm_stream *stream, cm_stream *consumer, bool *done)
 {

@@ -6,8 +6,8 @@
  * Each allocation and registration is a range (cm_emulated_range). It has up to three
  * starts for the same byte:
  *
- *   address   what devices call it
- *   host      what the host calls it; NULL for device memory
+ *   address   its address for devices
+ *   host      its address for the host; NULL for device memory
  *   bytes     where the emulator keeps it
  *
  * Device memory has an `address` in a mapping without access (`user`), so that a host
@@ -20,8 +20,8 @@
  * ------------
  * A freed range becomes untouchable at once, but its addresses stay taken for a while
  * (bury()): at most 256 ranges or 64 GiB of addresses, the oldest going first. A copy
- * that arrives too late then finds a FREED range and fails with code 700, where it
- * would otherwise find somebody else's memory and say nothing.
+ * that comes too late then finds a FREED range and fails with code 700. Otherwise it
+ * might find other memory at these addresses and silently overwrite that.
  *
  * Freeing waits until executing work has finished with the range (`pins`).
  * Unregistering also waits for copies that are queued (`waiting`), as the driver does.
@@ -48,19 +48,19 @@
 #include "base/machine.h"
 
 enum {
-    HOST_FACTOR = 4, /* host and managed memory together are so many times a device's */
+    HOST_FACTOR = 4, /* host and managed memory get this many times a device's */
     HOST_FLAGS = CM_HOST_ALLOC_PORTABLE | CM_HOST_ALLOC_MAPPED
         | CM_HOST_ALLOC_WRITE_COMBINED,
     REGISTER_FLAGS = CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED | CM_REGISTER_READ_ONLY,
-    DISCARDED = 0xdb, /* what is read from discarded bytes */
+    DISCARDED = 0xdb, /* discarded bytes hold this */
 };
 
-/* The most freed addresses, and ranges, that are kept; ThreadSanitizer leaves a process
- * few addresses. */
+/* How many freed addresses and ranges are kept at most. ThreadSanitizer leaves a
+ * process few addresses. */
 #define FREED_NBYTES (UINT64_C(64) << 30)
 #define FREED_COUNT 256
 
-/* Physical memory of a device, which has no address of its own. */
+/* Physical memory of a device. It has no address of its own. */
 struct cm_emulated_physical {
     int device; /* first, as tables expect */
     /* The handle is gone; the memory is freed once it is not mapped. */
@@ -78,7 +78,7 @@ address_of(const void *pointer)
 
 /* ---- the tables of ranges -------------------------------------------------------- */
 
-/* A range that devices see at another address than the host does is in the table
+/* A range whose address for devices differs from that for the host is in the table
  * twice. */
 static bool
 is_twice(const cm_emulated_range *range)
@@ -86,7 +86,8 @@ is_twice(const cm_emulated_range *range)
     return range->host != NULL && address_of(range->host) != range->address;
 }
 
-/* Where the range of an entry begins, by the addresses of that entry. */
+/* Return where the range of an entry begins, by the addresses (the host's or the
+ * devices') that the entry is for. */
 static uint64_t
 start_at(const cm_emulated_table *table, size_t index)
 {
@@ -104,14 +105,14 @@ is_touched(const cm_emulated_table *table, size_t index, uint64_t address,
                || start_at(table, index) - address < nbytes);
 }
 
-/* The parts of a `for` over all entries whose range has a byte in [address, address +
+/* The head of a `for` over all entries whose range has a byte in [address, address +
  * nbytes). */
 #define EACH_TOUCHED(table, address, nbytes, index)                                    \
     size_t index = cm_emulated_table_above(table, address);                            \
     is_touched(table, index, address, nbytes);                                         \
     index++
 
-/* The first range that has a byte in [address, address + nbytes), or NULL. */
+/* Return the first range that has a byte in [address, address + nbytes), or NULL. */
 static cm_emulated_range *
 range_touched(const cm_emulated_table *table, uint64_t address, uint64_t nbytes)
 {
@@ -120,7 +121,7 @@ range_touched(const cm_emulated_table *table, uint64_t address, uint64_t nbytes)
                                                      : NULL;
 }
 
-/* The range of that kind in which [address, address + nbytes) lies, or NULL. */
+/* Return the range of that kind in which [address, address + nbytes) lies, or NULL. */
 static cm_emulated_range *
 range_find(const cm_emulated_memory *memory, cm_emulated_kind kind, uint64_t address,
            uint64_t nbytes)
@@ -159,8 +160,8 @@ range_free(cm_emulated_memory *memory, cm_emulated_range *range)
 
 static void range_retire(cm_emulated *emulated, cm_emulated_range *range);
 
-/* Forget registrations that lie where memory was just mapped: their owner has unmapped
- * theirs without a word. */
+/* Forget registrations at addresses where memory was just mapped. Their owner must have
+ * unmapped the registered memory without unregistering it. */
 static void
 drop_stale(cm_emulated *emulated, const cm_emulated_pages *fresh)
 {
@@ -173,8 +174,8 @@ drop_stale(cm_emulated *emulated, const cm_emulated_pages *fresh)
     }
 }
 
-/* Make a range of the draft, whose memory was got if `is_good`. What the draft owns is
- * freed if no range is made. */
+/* Make a range of the draft. `is_good` says whether its memory could be allocated. If
+ * no range is made, what the draft owns is freed. */
 static int32_t
 range_insert(cm_emulated *emulated, const cm_emulated_range *draft, bool is_good)
 {
@@ -201,8 +202,8 @@ range_insert(cm_emulated *emulated, const cm_emulated_range *draft, bool is_good
     return CM_CUDA_OUT_OF_MEMORY;
 }
 
-/* Keep a range whose bytes are gone for a while. The oldest are given up, unless a copy
- * still holds them. */
+/* Keep a freed range, whose bytes are gone, for a while. The oldest freed ranges are
+ * given up, unless a copy still holds them. */
 static void
 bury(cm_emulated_memory *memory, cm_emulated_range *range)
 {
@@ -222,9 +223,9 @@ bury(cm_emulated_memory *memory, cm_emulated_range *range)
     }
 }
 
-/* End a range: let no more work in, wait for what executes, and make the bytes
- * untouchable. Registered bytes are their owner's; of those only the host's address is
- * forgotten. */
+/* End a range: let no more work in, wait for work that is executing, and make the bytes
+ * untouchable. Registered bytes belong to the code that registered them, so these stay,
+ * and only the host's address is forgotten. */
 static void
 range_retire(cm_emulated *emulated, cm_emulated_range *range)
 {
@@ -246,7 +247,7 @@ range_retire(cm_emulated *emulated, cm_emulated_range *range)
     }
     cm_emulated_pages_kill(range->alias.base, range->alias.nbytes);
     cm_emulated_pages_kill(range->user.base, range->user.nbytes);
-    /* Callers may know the address of hidden bytes as well. */
+    /* Callers may also know the address of the bytes themselves. */
     if (range->host == NULL && range->alias.base != NULL
         && cm_emulated_table_add(ranges, address_of(range->alias.start) + range->nbytes,
                                  range)) {
@@ -257,7 +258,7 @@ range_retire(cm_emulated *emulated, cm_emulated_range *range)
 
 /* ---- looking up and pinning ------------------------------------------------------ */
 
-/* Bits of the devices that may touch the range. */
+/* Return the devices that may touch the range, as bits. */
 static uint64_t
 access_to(const cm_emulated_memory *memory, const cm_emulated_range *range)
 {
@@ -320,7 +321,7 @@ cm_emulated_find(const cm_emulated *emulated, uint64_t address, uint64_t nbytes,
     return reached >= end ? CM_EMULATED_INSIDE : CM_EMULATED_BROKEN;
 }
 
-/* The parts of a `for` over all pages of a managed range that have a byte in [address,
+/* The head of a `for` over all pages of a managed range that have a byte in [address,
  * address + nbytes). */
 #define EACH_PAGE(range, address, nbytes, page)                                        \
     cm_emulated_page *page = page_at(range, address),                                  \
@@ -334,8 +335,8 @@ page_at(const cm_emulated_range *range, cm_address address)
     return &range->pages[(address - address_of(range->alias.base)) / cm_page_nbytes()];
 }
 
-/* Move pages to a location. A page that is mostly read gets a copy there, and counts as
- * being on the host still. */
+/* Move pages to a location. A page with the advice "read mostly" gets a copy there, and
+ * still counts as being on the host. */
 static void
 move_pages(const cm_emulated_range *range, cm_address address, uint64_t nbytes,
            int location)
@@ -347,7 +348,7 @@ move_pages(const cm_emulated_range *range, cm_address address, uint64_t nbytes,
     }
 }
 
-/* Keep what is at one end of the job from going away until unpin(). */
+/* Keep the memory at one end of the job alive until unpin(). */
 static int32_t
 pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *end,
     cm_emulated_place *out)
@@ -379,8 +380,8 @@ pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *en
     return 0;
 }
 
-/* Release what pin() kept. Returns `code`, or CM_CUDA_ILLEGAL_ADDRESS if that is 0 and
- * the memory was unmapped under the work. */
+/* Let go of the memory that pin() kept. Returns `code`, or CM_CUDA_ILLEGAL_ADDRESS if
+ * `code` is 0 and the memory was unmapped during the work. */
 static int32_t
 unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
 {
@@ -483,7 +484,7 @@ alloc(cm_emulated *emulated, cm_emulated_kind kind, unsigned flags, uint64_t nby
     return code;
 }
 
-/* Free the range that begins at `address` and is of one of the kinds in the mask 1 <<
+/* Free the range that begins at `address`, if its kind is in the mask of bits 1 <<
  * kind. */
 static int32_t
 release(cm_emulated *emulated, uint64_t address, unsigned kinds)
@@ -735,8 +736,8 @@ page_run(cm_emulated *emulated, cm_emulated_job *base)
         move_pages(range, job->address, job->nbytes, job->location);
         return 0;
     }
-    /* Discard whole pages, even those of which only a part was named: callers have to
-     * know that. */
+    /* Discard whole pages, even those of which the call named only a part. Callers have
+     * to allow for that. */
     uint64_t page_nbytes = cm_page_nbytes();
     for (EACH_PAGE(range, job->address, job->nbytes, page)) {
         uint64_t offset = (uint64_t)(page - range->pages) * page_nbytes;
@@ -745,8 +746,8 @@ page_run(cm_emulated *emulated, cm_emulated_job *base)
     return 0;
 }
 
-/* 0 if memory may be sent to a location, or be meant to be there; else the code to
- * answer. */
+/* Return 0 if a prefetch or an advice may name the location, else the code to fail
+ * with. */
 static int32_t
 check_location(const cm_emulated *emulated, int location)
 {
@@ -839,7 +840,8 @@ cm_emulated_op_advise(cm_emulated *emulated, cm_address address, uint64_t nbytes
         || advice > CM_ADVISE_NOT_ACCESSED_BY) {
         return CM_CUDA_INVALID_VALUE;
     }
-    /* Each attribute has two: one sets it, the next takes it back. */
+    /* There are two kinds of advice for each attribute: one sets it, the next clears
+     * it. */
     int attribute = (advice + 1) / 2;
     bool sets = advice % 2 != 0;
     if (advice == CM_ADVISE_PREFERRED || attribute == CM_RANGE_ACCESSED_BY) {
@@ -921,12 +923,12 @@ cm_emulated_host_pages(cm_runtime *rt, cm_address address, uint64_t nbytes,
 
 /* ---- device memory mapped on demand ---------------------------------------------- */
 
-/* A reserved range is two mappings of the host's, both without access. Physical memory
- * is bytes that are mapped into the second of them, so that neighbours form one run of
- * bytes. */
+/* A reserved range consists of two mappings of the host, both without access. Physical
+ * memory consists of bytes that are mapped into the second of them, so that
+ * neighbouring chunks form one run of bytes. */
 
-/* Find what is mapped at a stretch of addresses; true if mappings cover exactly the
- * stretch. */
+/* Find what is mapped at [address, address + nbytes). Returns true if mappings cover
+ * exactly these addresses. */
 static bool
 find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
            cm_emulated_place *out)
@@ -937,8 +939,8 @@ find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
            && cm_emulated_table_find(out->table, address + nbytes) != NULL;
 }
 
-/* Free physical memory that has neither a handle nor a place. Until then it counts
- * against the device's memory. */
+/* Free physical memory if it has neither a handle nor a mapping any more. Until then it
+ * counts against the device's memory. */
 static void
 settle(cm_emulated_memory *memory, cm_emulated_physical *physical)
 {
@@ -1081,8 +1083,8 @@ cm_emulated_op_address_map(cm_emulated *emulated, cm_address address, uint64_t n
     return 0;
 }
 
-/* Unmaps a stretch, all of which must be mapped, once no work is using it. That work
- * fails. */
+/* Unmaps [address, address + nbytes), all of which must be mapped. It waits until no
+ * work is using these bytes, and that work then fails. */
 int32_t
 cm_emulated_op_address_unmap(cm_emulated *emulated, cm_address address, uint64_t nbytes)
 {

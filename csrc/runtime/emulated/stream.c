@@ -22,15 +22,16 @@
  *
  * Events
  * ------
- * An event remembers the item that it was last recorded as. What waits for the event
- * waits for that item, so recording the event again does not move it. Handles of events
- * are never used twice, so that a stale one is noticed. Handles of streams are used
- * again, as on a real device.
+ * An event remembers the item as which it was last recorded. Work that waits for the
+ * event waits for that item, so recording the event again does not change what is
+ * waited for. A handle of an event is never used twice, so that a stale one is noticed.
+ * Handles of streams are used again, as on a real device.
  *
  * Gates and delays
  * ----------------
- * A shut queue runs nothing until its gate is opened. Random delays (max_delay_us) make
- * streams late in ways that no test planned; a gate makes one late for certain.
+ * A queue whose gate is shut runs nothing until the gate is opened. Random delays
+ * (max_delay_us) make streams late in ways that no test planned; a gate makes a stream
+ * late for certain.
  *
  * Captures
  * --------
@@ -58,15 +59,15 @@ typedef enum cm_stream_thread_kind {
 
 typedef struct cm_emulated_item {
     cm_list node; /* in queue->items until it is done */
-    /* Held by its queue, by events, by the host's waits, and by items that wait for
+    /* How many hold it: its queue, events, waits of the host, and items that wait for
      * it. */
     unsigned refs;
     bool done;
     uint64_t number; /* items that were queued before it have lower numbers */
     uint64_t end_ns; /* valid once it is done */
-    /* held: the item that a mere wait is for; else NULL. */
+    /* Held; if the item is just a wait, the item for which it waits, else NULL. */
     struct cm_emulated_item *after;
-    /* At `bytes`; NULL: it is a mark, or the job was dropped. */
+    /* Points to `bytes`; NULL if the item is a mark, or if its job was dropped. */
     cm_emulated_job *job;
     max_align_t bytes[];
 } cm_emulated_item;
@@ -79,11 +80,11 @@ typedef struct cm_stream_thread {
     uint64_t handle; /* of user streams only */
     uint64_t id;
     int priority;
-    bool is_blocking; /* it takes part in the order with its device's legacy stream */
+    bool is_blocking; /* it is ordered with the legacy stream of its device */
     bool is_shut;
-    /* No more work will come; it goes with its thread, after the last item. */
+    /* No more work will come. The thread frees the queue after the last item. */
     bool is_closed;
-    uint64_t capture;         /* number of the capture that it is in; 0: none */
+    uint64_t capture;         /* number of the capture that it is in, or 0 */
     uint64_t capturer;        /* number of the thread that began the capture */
     bool is_broken;           /* the capture was broken by a call that it forbids */
     cm_emulated_thread owner; /* the thread whose own stream it is; else no thread */
@@ -97,9 +98,9 @@ enum { EVENT_FLAGS = CM_EVENT_BLOCKING_SYNC | CM_EVENT_DISABLE_TIMING };
 typedef struct event {
     int device; /* first */
     unsigned flags;
-    /* Number of the capture that recorded it last; 0: none did. */
+    /* The number of the capture that recorded it last, or 0 if none did. */
     uint64_t capture;
-    cm_emulated_item *item; /* held; NULL: it was never recorded */
+    cm_emulated_item *item; /* held; NULL if it was never recorded */
 } event;
 
 #define EACH_QUEUE(emulated, queue)                                                    \
@@ -132,7 +133,7 @@ cm_emulated_job_drop(cm_emulated *emulated, const cm_emulated_job *job)
     free(job->owned);
 }
 
-/* True if work of `queue` comes after what was queued on `other` before it. */
+/* True if work of `queue` has to follow work that was queued on `other` earlier. */
 static bool
 must_follow(const cm_stream_thread *queue, const cm_stream_thread *other)
 {
@@ -142,7 +143,7 @@ must_follow(const cm_stream_thread *queue, const cm_stream_thread *other)
                || (other->kind == CM_QUEUE_LEGACY && queue->is_blocking));
 }
 
-/* True if everything is done that CUDA's order puts before the queue's first item. */
+/* True if all work that CUDA's order puts before the queue's first item is done. */
 static bool
 item_is_free(const cm_stream_thread *queue, const cm_emulated_item *item)
 {
@@ -166,7 +167,8 @@ item_await(cm_emulated *emulated, cm_emulated_item *item, int device)
     return emulated->streams.faults[device];
 }
 
-/* Wait for the next item that may run; NULL: the queue has ended. */
+/* Wait for the next item that may run, and return it, or NULL if the queue has
+ * ended. */
 static cm_emulated_item *
 next_item(cm_stream_thread *queue)
 {
@@ -307,9 +309,9 @@ cm_emulated_is_forbidden(const cm_emulated *emulated, const cm_emulated_thread *
     return is_forbidden;
 }
 
-/* Close the own streams of threads that have ended, as seen by `self`, except those
- * that have work, are shut or capture. A thread does not do this at its end: that could
- * come while the device is being closed. */
+/* Close the per-thread streams of threads that have ended, except those that have work,
+ * are shut or capture. `self` is the thread that looks. A thread does not do this at
+ * its own end, since the device may be closing at that time. */
 static void
 close_abandoned(cm_emulated *emulated, const cm_emulated_thread *self)
 {
@@ -325,8 +327,8 @@ close_abandoned(cm_emulated *emulated, const cm_emulated_thread *self)
     }
 }
 
-/* Find the device's queue of a kind, which belongs to `owner` alone unless that is
- * NULL. It is opened on first use. */
+/* Find the queue of a kind on a device, and open it on first use. If `owner` is not
+ * NULL the queue is that thread's own. */
 static int32_t
 default_find(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
              const cm_emulated_thread *owner, cm_stream_thread **out)
@@ -348,8 +350,8 @@ default_find(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
     return 0;
 }
 
-/* Find the queue behind a handle. Only the hooks of tests come without a context, and
- * mean device 0. */
+/* Find the queue behind a handle. Only the hooks of tests may call this in a thread
+ * without a context, and mean device 0. */
 static int32_t
 queue_find(cm_emulated *emulated, uint64_t stream, cm_stream_thread **out)
 {
@@ -366,9 +368,9 @@ queue_find(cm_emulated *emulated, uint64_t stream, cm_stream_thread **out)
 
 /* ---- work is queued and waited for ------------------------------------------------------ */
 
-/* Queue a copy of the job, a struct of `nbytes`; or, if that is NULL, a mark, which
- * waits for `after` unless that is NULL. *out is held for the caller, unless `out` is
- * NULL. */
+/* Queue a copy of the job, a struct of `nbytes`. If the job is NULL this queues a mark,
+ * an item without a job, which waits for the item `after` unless that is NULL. If `out`
+ * is not NULL, *out is the item, held for the caller. */
 static int32_t
 queue_push(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
            cm_emulated_item *after, cm_emulated_item **out)
@@ -395,8 +397,8 @@ queue_push(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
     return 0;
 }
 
-/* 0, or the code to answer because the queue takes part in a capture, or would break
- * one. */
+/* Return 0, or the code to fail with because the queue takes part in a capture or would
+ * break one. */
 static int32_t
 check_capture(const cm_stream_thread *queue)
 {
@@ -430,7 +432,7 @@ queue_wait(cm_stream_thread *queue)
     return item_await(queue->emulated, item, queue->device);
 }
 
-/* Queue the job. *item is held for the caller; it stays NULL where the job was not
+/* Queue the job. *item is held for the caller. It stays NULL if the job was not
  * queued. */
 static int32_t
 submit(cm_stream_thread *queue, const cm_emulated_job *job, size_t nbytes,
@@ -599,8 +601,8 @@ cm_emulated_op_stream_create(cm_emulated *emulated, unsigned flags, int priority
     else if (priority < PRIORITY_GREATEST) {
         queue->priority = PRIORITY_GREATEST;
     }
-    /* Handles are used again, as on a real device, so one that is kept too long means
-     * another stream. */
+    /* Handles are used again, as on a real device, so a handle that is kept too long
+     * means another stream. */
     queue->handle = streams->reused_handle != 0 ? streams->reused_handle
                                                 : cm_emulated_new_handle(emulated);
     streams->reused_handle = 0;
@@ -741,8 +743,8 @@ event_find(cm_emulated *emulated, uint64_t handle, event **out)
     return *out != NULL ? 0 : CM_CUDA_INVALID_HANDLE;
 }
 
-/* A stream of the capture that recorded the event, while that capture goes on; else
- * NULL. */
+/* Return a stream of the capture that recorded the event if that capture is still under
+ * way, else NULL. */
 static const cm_stream_thread *
 find_capture(const cm_emulated *emulated, const event *each)
 {
