@@ -5,16 +5,17 @@
 
 #include <stdlib.h>
 
-/* The place that the hash of an address names: upper bits of its product with 2^64
- * divided by the golden ratio. The lower bits would not do, since addresses are
- * multiples of powers of two. */
+/* Return the place that the hash of an address names. The hash is the upper bits of the
+ * product of the address with 2^64 divided by the golden ratio. The lower bits would
+ * not do, since addresses are multiples of powers of two. */
 static uint64_t
 home_of(const cm_address_map *map, uint64_t address)
 {
     return ((address * UINT64_C(0x9E3779B97F4A7C15)) >> 32) & (map->room - 1);
 }
 
-/* The place where an address is, or would be put. There always is a free place. */
+/* Return the place where an address is, or where it would be put. There is always a
+ * free place. */
 static cm_address_entry *
 search_locked(const cm_address_map *map, uint64_t address)
 {
@@ -26,7 +27,7 @@ search_locked(const cm_address_map *map, uint64_t address)
 }
 
 /* Double the room. Memory is allocated without the lock, so another thread may have
- * grown the map meanwhile. False: there is no memory. */
+ * grown the map meanwhile. Returns false if there is no memory. */
 static bool
 grow_locked(cm_address_map *map)
 {
@@ -99,8 +100,8 @@ remove_locked(cm_address_map *map, cm_address_entry *entry)
 void *
 cm_address_map_find(cm_address_map *map, uint64_t address, bool takes)
 {
-    /* Relaxed loads will do: whoever asks for an address that is there got it from the
-     * thread that put it, after that had set these. */
+    /* Relaxed loads are enough. A thread that asks for an address in the map got it
+     * from the thread that put it there, which had set both bounds before. */
     if (address < atomic_load_explicit(&map->low, memory_order_relaxed)
         || address > atomic_load_explicit(&map->high, memory_order_relaxed)
         || address == 0) {

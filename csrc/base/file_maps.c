@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mappings of a file, by questions to the kernel or from the text of
+/* Finds the mappings of a file by asking the kernel, or by reading the text of
  * /proc/self/maps. */
 #include "base/file_maps.h"
 
@@ -18,8 +18,8 @@
 
 enum {
     TEXT_NBYTES = 64 << 10,
-    /* The most questions that are asked one by one: reading the text costs as much as
-     * some hundred. */
+    /* How many questions are asked one by one at most. Reading the text costs as much
+     * as some hundred questions. */
     QUESTIONS_MAX = 64,
 };
 
@@ -47,7 +47,7 @@ typedef struct map_question {
     uint64_t inode;
     uint32_t device_major;
     uint32_t device_minor;
-    uint32_t name_nbytes; /* 0: neither the name nor the build id is wanted */
+    uint32_t name_nbytes; /* 0 since neither name nor build id is wanted */
     uint32_t build_id_nbytes;
     uint64_t name;
     uint64_t build_id;
@@ -59,11 +59,11 @@ _Static_assert(sizeof(map_question) == 104, "as <linux/fs.h> has it");
 #define COVERING_OR_NEXT 0x10
 #define FILE_BACKED 0x20
 
-/* The sorts of answers. */
+/* What an answer of the kernel can say. */
 typedef enum map_answer { MAP_FOUND, MAP_NONE, MAP_UNKNOWN } map_answer;
 
-/* Find the first mapping of a file at `address` or above. MAP_UNKNOWN: this kernel, or
- * what stands in for it, does not answer. */
+/* Find the first mapping of a file at `address` or above. Returns MAP_UNKNOWN if this
+ * kernel, or what emulates it, does not answer. */
 static map_answer
 ask_for_map(int list, uint64_t address, map_line *out)
 {
@@ -82,8 +82,8 @@ ask_for_map(int list, uint64_t address, map_line *out)
 }
 
 /* Append all mappings of files that lie in a span to `lines`, which has room for
- * QUESTIONS_MAX. False: the kernel does not answer, or there are too many to ask
- * for. */
+ * QUESTIONS_MAX. Returns false if the kernel does not answer, or if there are too many
+ * to ask for. */
 static bool
 ask_for_span(int list, cm_file_span span, map_line *lines, size_t *count)
 {
@@ -153,8 +153,8 @@ take_number(const char **text, int base)
     return number;
 }
 
-/* Read the line at `text` and return where the next one begins; NULL at the end. A line
- * is "begin-end rights offset major:minor inode  name". */
+/* Read the line at `text`. Returns where the next line begins, or NULL at the end. A
+ * line is "begin-end rights offset major:minor inode  name". */
 static const char *
 read_line(const char *text, map_line *line)
 {
@@ -179,8 +179,8 @@ read_line(const char *text, map_line *line)
 
 /* -- the maps of one file --------------------------------------------------------------- */
 
-/* Map a page of the file, to see what the list calls the file; NULL where that cannot
- * be done. */
+/* Map a page of the file, to find out under which name the list has the file. Returns
+ * NULL if that fails. */
 static void *
 map_again(int fd)
 {
@@ -212,8 +212,8 @@ is_own(const map_line *line, const void *page)
            && line->map.memory.end == place + cm_page_nbytes();
 }
 
-/* The name that stat() gives the file. It differs from that in the list on overlay file
- * systems alone. */
+/* Return the name (device and inode) that stat() gives the file. It differs from the
+ * name in the list only on overlay file systems. */
 static map_line
 name_of_stat(const struct stat *info)
 {
@@ -222,8 +222,8 @@ name_of_stat(const struct stat *info)
                       .inode = info->st_ino};
 }
 
-/* The name that the list gives the file: the one beside the page that is mapped at
- * `page`, or else the one that stat() gives. */
+/* Return the name of the file in the list. It is the one beside the page that is mapped
+ * at `page`, or else the one that stat() gives. */
 static map_line
 find_name(const char *text, const void *page, const struct stat *info)
 {
@@ -268,7 +268,7 @@ may_have_maps(int fd, struct stat *info)
     return fstat(fd, info) == 0 && S_ISREG(info->st_mode) && info->st_size > 0;
 }
 
-/* End a reading. Where it failed, no list is left. */
+/* End a reading. If it failed, this frees the list. */
 static cm_status
 finish(cm_file_maps *out, void *page, cm_status status)
 {
@@ -299,7 +299,7 @@ cm_file_maps_read_text(int fd, cm_file_maps *out)
     return finish(out, page, status);
 }
 
-/* Keep those of the `count` lines that are the file's. Usually there is no line at all,
+/* Keep those of the `count` lines that show the file. Usually there is no line at all,
  * and then the file need not be mapped to find its name. */
 static cm_status
 choose(int list, int fd, const struct stat *info, const map_line *lines, size_t count,
@@ -425,7 +425,7 @@ collect_both(cm_file_span a, cm_file_span b, map_lines *out)
     return status;
 }
 
-/* Collect the lines by asking the kernel, or from the text where it does not answer. */
+/* Collect the lines by asking the kernel, or from the text if it does not answer. */
 static cm_status
 find_both(cm_file_span a, cm_file_span b, map_lines *out)
 {
@@ -447,7 +447,7 @@ find_both(cm_file_span a, cm_file_span b, map_lines *out)
     return cm_ok();
 }
 
-/* The bytes of the file that the part of a mapping within the span shows. */
+/* Return the bytes of the file that a mapping shows within the span. */
 static cm_file_span
 shown_in(const map_line *line, cm_file_span span)
 {
@@ -460,8 +460,7 @@ shown_in(const map_line *line, cm_file_span span)
 }
 
 /* True if mapping `x` shows a byte in span `a` that mapping `y` shows in `b`. If both
- * are the same mapping, comparing addresses is enough, and that is left to the
- * caller. */
+ * are the same mapping this is false, since the caller compares addresses itself. */
 static bool
 lines_meet(const map_line *x, cm_file_span a, const map_line *y, cm_file_span b)
 {

@@ -72,16 +72,16 @@ cm_pages_look(const void *p, uint64_t nbytes, bool writes)
 }
 
 /* -- memory that is about to be page-locked ------------------------------------------------- */
-/* Several threads do it: clearing pages is the larger part of what page-locked memory
- * costs, and the driver clears them with one thread. */
+/* Several threads populate the memory, since clearing pages takes most of the time that
+ * making page-locked memory takes, and the driver clears them with one thread. */
 
 /* How many bytes are worth starting a thread for. */
 #define NBYTES_PER_THREAD (UINT64_C(16) << 20)
 
 enum { SLICE = 8 << 20, MAX_THREADS = 16 };
 
-/* Work that threads share. [0, next) has been taken; the thread that takes a slice
- * populates it. */
+/* Work that threads share. The slices in [0, next) have been taken. A thread that takes
+ * a slice populates it. */
 typedef struct work {
     const cm_populate *of; /* borrowed */
     _Atomic uint64_t next;
@@ -92,14 +92,14 @@ static void
 touch(char *start, uint64_t nbytes, uint64_t step)
 {
     for (uint64_t i = 0; i < nbytes; i += step) {
-        *(volatile char *)(start + i) = 0; /* pages that are fresh hold zeros anyway */
+        *(volatile char *)(start + i) = 0; /* fresh pages hold zeros anyway */
     }
 }
 
 /* Populate a slice. One byte of each huge page is touched first: page faults of several
  * threads run side by side, while calls of MADV_POPULATE_WRITE get in each other's way
- * (benchmarks/driver_calls.py measures both). Where pages are small the touching does
- * little. */
+ * (benchmarks/driver_calls.py measures both). If pages are small the touching has
+ * little effect. */
 static bool
 populate_slice(const cm_populate *of, char *start, uint64_t nbytes)
 {
@@ -140,8 +140,8 @@ helper_run(void *context)
 {
     work *w = context;
     if (w->of->cpus != NULL) {
-        /* If this is refused, the pages may come from another node; whoever needs to
-         * know looks where they are. */
+        /* If the kernel refuses this, the pages may come from another node. A caller
+         * that needs to know looks where they are. */
         (void)sched_setaffinity(0, sizeof(*w->of->cpus), w->of->cpus->sets);
     }
     populate_slices(w);
@@ -245,7 +245,7 @@ cm_host_reserve(void *start, uint64_t nbytes)
     void *at =
         mmap(start, nbytes, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-    /* A kernel before 4.17 takes the address for a hint. */
+    /* A kernel before 4.17 treats the address as a hint only. */
     if (at != start && at != MAP_FAILED) {
         (void)munmap(at, nbytes);
     }

@@ -19,13 +19,13 @@
 
 /* -- text files --------------------------------------------------------------------------- */
 
-/* Read the file at root + path. The caller frees the text. NULL: the file cannot be
- * read, or is empty. */
+/* Read the file at root + path. The caller frees the text. Returns NULL if the file
+ * cannot be read or is empty. */
 CM_PRINTF(2, 3)
 static char *
 load(const char *root, const char *format, ...)
 {
-    char *path = malloc(PATH_MAX); /* not on the stack: that of a thread may be small */
+    char *path = malloc(PATH_MAX); /* a stack may be too small for it */
     char *text = NULL;
     size_t room = 0;
     if (path == NULL) {
@@ -50,9 +50,9 @@ load(const char *root, const char *format, ...)
     return text;
 }
 
-/* Read the decimal number that `text` begins with, which white space or the end must
- * follow. False for anything else, also for "max" and "-1", and for numbers that do not
- * fit. */
+/* Read the decimal number at the beginning of `text`. White space or the end of the
+ * text must follow it. Returns false for anything else, such as "max" or "-1", and for
+ * numbers that do not fit. */
 static bool
 parse_u64(const char *text, uint64_t *out)
 {
@@ -67,7 +67,7 @@ parse_u64(const char *text, uint64_t *out)
     return true;
 }
 
-/* Read the number after `key`, which stands at the beginning of a line. */
+/* Read the number after `key`. The key is at the beginning of a line. */
 static bool
 find_u64(const char *text, const char *key, uint64_t *out)
 {
@@ -107,7 +107,7 @@ parse_list(const char *text, cm_cpus *out)
 /* -- control groups --------------------------------------------------------------------------- */
 
 /* The present groups. Older ones are never freed, since another thread may be reading
- * them. There are few: a process is seldom moved. */
+ * them. There are only a few, since a process is seldom moved to other groups. */
 typedef struct control_groups {
     struct control_groups *last;
     uint64_t cpu_count;
@@ -141,7 +141,7 @@ line_length(const char *line)
     return (int)strcspn(line, "\n");
 }
 
-/* Read the number that the file `name` of a group begins with. */
+/* Read the number at the beginning of the file `name` of a group. */
 static bool
 read_number(const char *root, const char *folder, const char *name, uint64_t *out)
 {
@@ -223,7 +223,7 @@ apply_address_limit(const char *root, cm_host_memory *out)
     if (getrlimit(RLIMIT_AS, &most) != 0 || most.rlim_cur == RLIM_INFINITY) {
         return;
     }
-    /* The first number is the size of all of it. */
+    /* The first number is the size of all mappings. */
     char *text = load(root, "/proc/self/statm");
     if (text != NULL && parse_u64(text, &pages)
         && !__builtin_mul_overflow(pages, cm_page_nbytes(), &used)) {
@@ -319,10 +319,10 @@ cm_numa_read_cpus(const char *root, int node, cm_cpus *out)
 bool
 cm_numa_prefer(void *start, uint64_t nbytes, int node)
 {
-    /* Preferred and not bound: with a bound range, a full node gets a process
-     * killed. */
+    /* The node is preferred and not bound: if the range were bound to a node that is
+     * full, the kernel would kill a process. */
     uint64_t mask = UINT64_C(1) << node;
-    /* The kernel takes one off the number of bits. */
+    /* The kernel subtracts one from the number of bits. */
     return syscall(SYS_mbind, start, (unsigned long)nbytes, POLICY_PREFERRED, &mask,
                    (unsigned long)CM_NUMA_MAX_NODES + 1, 0u)
            == 0;

@@ -6,7 +6,7 @@
  * module of NVTX, and writes the addresses of its own functions into the slots. The
  * structs below are laid out as nvtxTypes.h declares them, which is the same in all
  * versions 3, so that neither the build nor the wheel needs NVTX. Ranges need three
- * functions of one module; whatever a tool writes for the others goes to one slot that
+ * functions of one module. What a tool writes for other modules goes to slots that
  * nobody reads. */
 #include "base/nvtx.h"
 
@@ -85,7 +85,7 @@ give_table(int module, any_function ***table, unsigned *count)
 static void
 set_version(uint32_t version)
 {
-    (void)version; /* all that say that they are of version 3 have the slots above */
+    (void)version; /* every tool of version 3 has the slots above */
 }
 
 /* By the number of an export: what a tool asks for before anything else. */

@@ -13,7 +13,7 @@
 #define IS_PRESENT (UINT64_C(1) << 63)
 enum { ENTRIES_READ_AT_ONCE = 1024 };
 
-/* Read a part of the file completely; false where that fails. */
+/* Read a part of the file completely. Returns false if that fails. */
 static bool
 read_entries(int file, uint64_t first, uint64_t *entries, uint64_t count)
 {

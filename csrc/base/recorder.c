@@ -9,11 +9,12 @@
 
 #include "base/thread.h"
 
-/* The last `kept` of all rows noted, the newest in the place before `next`. Invariants:
- * kept <= capacity, kept <= count, and next < capacity unless both are 0. */
+/* The ring holds the last `kept` of all rows that were noted. The newest is at the
+ * place before `next`. Invariants: kept <= capacity, kept <= count, and next < capacity
+ * unless both are 0. */
 typedef struct event_ring {
     cm_spin_lock lock;
-    cm_event *rows; /* owned; NULL: closed */
+    cm_event *rows; /* owned; NULL while closed */
     uint64_t capacity;
     uint64_t next;
     uint64_t kept;
@@ -75,7 +76,8 @@ cm_recorder_note_here(cm_event event)
 
 /* -- opening, closing, reading ---------------------------------------------------------- */
 
-/* In a forked child: another thread of the parent may have had the lock at the fork. */
+/* Free the lock in a forked child, since another thread of the parent may have had it
+ * at the fork. */
 static void
 forget_in_child(void)
 {
@@ -84,7 +86,7 @@ forget_in_child(void)
     thread_number = 0;
 }
 
-/* The place of a row that is still kept. */
+/* Return the place of a row that is still kept. */
 static const cm_event *
 row_locked(uint64_t number)
 {
@@ -143,8 +145,8 @@ cm_recorder_count(void)
     return count;
 }
 
-/* Copies the last rows first, a few at a time. So hooks wait for no more than those
- * few, and the rows that they overwrite meanwhile are the oldest. */
+/* Copies the last rows first, a few at a time. So threads that note events wait for no
+ * more than those few, and the rows that they overwrite meanwhile are the oldest. */
 uint64_t
 cm_recorder_read(uint64_t begin, uint64_t end, char *out)
 {

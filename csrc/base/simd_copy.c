@@ -30,8 +30,8 @@ can_pick(void)
     return __builtin_cpu_supports("ssse3") != 0;
 }
 
-/* Take the elements of two vectors by turns: those of their lower halves (`low`), or of
- * their upper ones. */
+/* Take elements of two vectors by turns, from their lower halves (`low`) or from their
+ * upper halves. */
 #    define ZIP_1(a, b, low) ((low) ? _mm_unpacklo_epi8(a, b) : _mm_unpackhi_epi8(a, b))
 #    define ZIP_2(a, b, low)                                                           \
         ((low) ? _mm_unpacklo_epi16(a, b) : _mm_unpackhi_epi16(a, b))
@@ -167,8 +167,9 @@ store(char *to, vector bytes)
     memcpy(to, &bytes, sizeof(bytes));
 }
 
-/* Memory is prefetched so far ahead. What the processor prefetches by itself ends with
- * the page, and reaches less far the more instructions a line of memory takes. */
+/* How far ahead memory is prefetched. The processor's own prefetching ends at the end
+ * of a page, and the more instructions a line of memory takes, the less far ahead it
+ * reaches. */
 enum { AHEAD_NBYTES = 1024 };
 
 /* The number of loads is a constant, so that the masks stay in registers. */
