@@ -197,7 +197,7 @@ DEFINE_SHORT(UINT16, uint16_t, 0, UINT16_MAX)
 #undef DEFINE_SHORT
 #undef DEFINE_SHORT_OF
 
-/* To long integers: `end` is the number one above the largest. */
+/* Conversion to long integers. `end` is the number one above the largest. */
 #define DEFINE_CUT(name, mid, mid_type, type, least, most, end)                        \
     static inline type cut_##name##_##mid(mid_type x)                                  \
     {                                                                                  \
@@ -300,15 +300,15 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
         }                                                                              \
     }
 
-/* The way of each real number of the list to each middle type. */
+/* How each real number of the list becomes each middle type. */
 #define ALL_STEPS(X, isa)                                                              \
     CM_REALS(X##_F32, isa)                                                             \
     CM_REALS(X##_F64, isa)
 
 typedef enum middle { F32, F64, MIDDLE_COUNT } middle;
 
-/* How an integer is stored: as so many of its bits, extended by its sign where it is
- * shorter, or as whether it is not zero. */
+/* How an integer is stored: as a number of its lowest bits, extended by its sign if it
+ * is shorter, or as a bool, which says whether it is not zero. */
 typedef enum int_width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } int_width;
 
 #define INTEGER_OF_BOOL(x) ((x) != 0)
@@ -510,7 +510,8 @@ set_mode(uint64_t mode)
 
 /* -- all of it ------------------------------------------------------------------------------ */
 
-/* The type of each part of a complex number; a real number itself. */
+/* Return the type of the parts of a complex number. For a real number, return its own
+ * type. */
 static const cm_number parts_of[CM_NUMBER_COUNT] = {
 #define OWN_PART(to, id, ...) [CM_##id] = CM_##id,
 #define COMPLEX_PARTS(to, id, name, type, part, ...) [CM_##id] = CM_##part,
@@ -548,8 +549,8 @@ cm_convert_drops_imaginary(const cm_convert *convert)
            && convert->to != CM_BOOL;
 }
 
-/* The middle type by which the result rounds as NumPy's does: integers round once,
- * halves go by float32. */
+/* Return the middle type with which the result is rounded as NumPy rounds it: integers
+ * are rounded once, and halves go by way of float32. */
 static middle
 choose_middle(const cm_convert *convert)
 {
@@ -625,8 +626,8 @@ run_native(const step_table *steps, const cm_convert *convert, char *dst,
     }
 }
 
-/* Convert numbers of which one end or both are in the other byte order. They are turned
- * round in the nearest cache, before or after the conversion. */
+/* Convert numbers if the source, the target or both have the other byte order. The
+ * bytes are reversed in the nearest cache, before or after the conversion. */
 static void
 run_swapped(const step_table *steps, const cm_convert *convert, char *dst,
             int64_t dst_step, const char *src, int64_t src_step, int64_t count)
@@ -772,8 +773,8 @@ run_complex_to_real(const step_table *steps, const cm_convert *parts, char *dst,
     }
 }
 
-/* A number is true where either part is. Both become a byte that is 0 or 1, and the two
- * bytes together, as one integer, are not 0 where either is not. */
+/* A complex number is true if either part is. Both become a byte that is 0 or 1, and
+ * the two bytes together, as one integer, are not 0 where either is not. */
 static void
 run_complex_to_bool(const step_table *steps, const cm_convert *parts, char *dst,
                     int64_t dst_step, const char *src, int64_t src_step, int64_t count)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the process has a file mapped into memory.
+/* Finds out where the process has a file mapped into memory.
  *
  * A map is found by the file that it shows, not by the object that made it: the same
  * bytes come as numpy.memmap, mmap.mmap, a tensor of torch.from_file(), shared memory
@@ -22,7 +22,8 @@
 
 #include "base/status.h"
 
-/* From one byte up to, but without, another: addresses, or offsets in a file. */
+/* The bytes from `begin` up to, but not including, `end`. Both are addresses, or both
+ * are offsets in a file. */
 typedef struct cm_file_span {
     uint64_t begin;
     uint64_t end;
@@ -40,21 +41,21 @@ typedef struct cm_file_maps {
 } cm_file_maps;
 
 /* List the mappings of the file that `fd` is open for, at least those that lie in one
- * of the `count` spans of `memory`. There are none for what is not a regular file or is
- * empty, since touching such a mapping raises a signal.
+ * of the `count` spans of `memory`. If `fd` is not a regular file, or the file is
+ * empty, the list is empty.
  * Blocks: from Linux 6.11 on for some microseconds where there are few spans, since the
  * kernel is asked only about those (PROCMAP_QUERY); else for about a microsecond for
  * each mapping of the process, whose list is then read as text.
  * Fails:  CM_ENOMEM. */
 CM_NODISCARD cm_status cm_file_maps_read(int fd, const cm_file_span *memory,
                                          size_t count, cm_file_maps *out);
-/* List all mappings of the file by reading the text. This is how it is done where the
- * kernel answers no questions. */
+/* List all mappings of the file by reading the text. cm_file_maps_read() does this if
+ * the kernel answers no questions. */
 CM_NODISCARD cm_status cm_file_maps_read_text(int fd, cm_file_maps *out);
 void cm_file_maps_fini(cm_file_maps *maps);
 
-/* *out says whether two spans of memory show the same byte of a file, each by a mapping
- * of its own. Writing to one then changes the other, which a comparison of addresses
+/* Set *out to whether two spans of memory show the same byte of a file, each by its own
+ * mapping. Writing to one then changes the other, which a comparison of addresses
  * cannot tell.
  * Blocks: as cm_file_maps_read().
  * Fails:  CM_ENOMEM. */

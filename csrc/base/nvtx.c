@@ -58,12 +58,13 @@ enum {
     EXPORT_VERSION_INFO = 3,
 };
 
-/* What the tool writes: its functions of the core's second module, and all others. */
+/* The tool writes its functions of the module CORE2 to the first of these, and all
+ * others to the second. */
 static any_function core2_functions[SLOT_COUNT];
 static any_function unused_function;
 
-/* Of a module the tool gets pointers to its slots. The list begins and ends with NULL.
- */
+/* For each module the tool gets a list of pointers to slots, which begins and ends with
+ * NULL. */
 static any_function *core2_slots[SLOT_COUNT + 1];
 static any_function *unused_slots[SLOT_COUNT + 1];
 
@@ -88,7 +89,7 @@ set_version(uint32_t version)
     (void)version; /* every tool of version 3 has the slots above */
 }
 
-/* By the number of an export: what a tool asks for before anything else. */
+/* Return the export with this number. A tool asks for exports before anything else. */
 static const void *
 give_export(uint32_t number)
 {

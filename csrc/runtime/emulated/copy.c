@@ -39,9 +39,9 @@ is_read_only(const cm_emulated_place *place)
            && (place->range->flags & CM_REGISTER_READ_ONLY) != 0;
 }
 
-/* Check one end of a copy, which must be inside one range or plain memory. `device` <
- * 0: of any device. A queued copy holds registered memory: unregistering waits for it,
- * as the driver does. */
+/* Check one end of a copy, which must be inside one range or plain memory. With
+ * `device` < 0 it may belong to any device. A queued copy holds registered memory, so
+ * that unregistering waits for the copy, as the driver does. */
 static int32_t
 check_end(const cm_emulated *emulated, cm_emulated_end *end, bool written, int device,
           cm_emulated_place *place)
@@ -114,7 +114,7 @@ stage(move *job)
     return 0;
 }
 
-/* The bytes from the start of the first row to the end of the last one. */
+/* Return the bytes from the start of the first row to the end of the last one. */
 static int32_t
 find_extent(uint64_t pitch, const move *what, uint64_t *out)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated device as a runtime: its table, opening and closing it, and what only
- * tests may do with it. */
+/* The emulated device as a runtime: its table of operations, how it is opened and
+ * closed, and the hooks for tests. */
 #include "runtime/emulated/private.h"
 
 #include <stdatomic.h>
@@ -69,7 +69,7 @@ use_device(cm_emulated *emulated, int device)
     emulated->contexts |= UINT64_C(1) << device;
 }
 
-/* Do what comes before an operation: 0, or the code to answer. */
+/* Do what comes before an operation. Returns 0, or the code to fail with. */
 static int32_t
 enter(cm_emulated *emulated, unsigned entry)
 {
@@ -333,8 +333,8 @@ cm_emulated_op_device_describe(cm_emulated *emulated, int device, cm_device_info
     return 0;
 }
 
-/* What a recent data-centre GPU answers, except for features that are not emulated;
- * attributes that are not listed are 0. */
+/* The attributes of a recent data-centre GPU, except for features that are not
+ * emulated. Attributes that are not listed are 0. */
 static const int attributes[] = {
     [CM_ATTRIBUTE_compute_major] = 9,
     [CM_ATTRIBUTE_multiprocessor_count] = 8,
@@ -376,7 +376,7 @@ int32_t
 cm_emulated_op_device_reset(cm_emulated *emulated)
 {
     cm_emulated_thread *self = cm_emulated_self(emulated);
-    /* A device that has failed is just what a reset is for, so a failure here does not
+    /* A reset is meant for a device that has failed, so a failure here does not
      * matter. */
     (void)cm_emulated_op_device_synchronize(emulated);
     reset(emulated, self->device);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules and kernels of the emulated device. PTX text is only searched for names; the
- * kernels that cumem has are run in C. */
+/* Modules and kernels of the emulated device. It searches PTX texts only for names, and
+ * runs cumem's own kernels in C. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -99,7 +99,8 @@ convert_of(const cm_strided_job *job)
                         .offset = (double)job->offset};
 }
 
-/* Find what one end of the job touches; its lowest byte is *low from its start. */
+/* Find the memory that one end of the job touches. Its lowest byte lies *low bytes from
+ * its start. */
 static bool
 find_end(const cm_strided_job *job, cm_address start, const int64_t *strides,
          uint64_t itemsize, int64_t *low, cm_emulated_end *end)
