@@ -250,9 +250,7 @@ pointer_attributes(cm_address address, cm_pointer_info *out)
 
 /* ---- managed memory ---------------------------------------------------------------- */
 
-enum { LOCATIONS = 12020 };
-/* the first driver that takes a location */ /* the first driver that takes a
-                                                location, not a device index */
+enum { LOCATIONS = 12020 }; /* the first driver that takes a location */
 
 static struct cudaMemLocation
 location_of(int location)
