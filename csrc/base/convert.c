@@ -538,7 +538,7 @@ cm_convert_widens(const cm_convert *convert)
     bool is_integer = from->class_of == CM_CLASS_INTEGER;
     bool is_finite =
         fabs(convert->scale) <= FLT_MAX && fabs(convert->offset) <= FLT_MAX;
-    return convert->to == CM_FLOAT32 && from->widens_on_device && !convert->from_swapped
+    return convert->to == CM_WIDENED && from->widens_on_device && !convert->from_swapped
            && !convert->to_swapped && (!convert->scales || (is_finite && is_integer));
 }
 

@@ -106,8 +106,11 @@ typedef enum cm_dtype {
 #define CM_DTYPE_ID(to, id, ...) CM_##id,
     CM_NUMBERS(CM_DTYPE_ID, ) CM_NUMBER_COUNT,
     CM_LAST_NUMBER = CM_NUMBER_COUNT - 1,
-    CM_OTHER_DTYPES(CM_DTYPE_ID, ) CM_DTYPE_COUNT
+    CM_OTHER_DTYPES(CM_DTYPE_ID, ) CM_DTYPE_COUNT,
 #undef CM_DTYPE_ID
+    /* What a device makes of the numbers whose rows say DEVICE. strided.ptx stores it
+     * by instructions for a float32, which nobody checks against this constant. */
+    CM_WIDENED = CM_FLOAT32,
 } cm_dtype;
 
 /* A dtype that the copy threads convert, or CM_NUMBER_NONE. */

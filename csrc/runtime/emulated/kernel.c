@@ -93,7 +93,7 @@ static cm_convert
 convert_of(const cm_strided_job *job)
 {
     return (cm_convert){.from = job->from,
-                        .to = CM_FLOAT32,
+                        .to = CM_WIDENED,
                         .scales = job->scales != 0,
                         .scale = (double)job->scale,
                         .offset = (double)job->offset};
@@ -146,7 +146,7 @@ copy_elements(cm_emulated_job *base, unsigned char *dst, const unsigned char *sr
 static uint64_t
 dst_itemsize(const cm_strided_job *job)
 {
-    return job->from == CM_NUMBER_NONE ? job->itemsize : sizeof(float);
+    return job->from == CM_NUMBER_NONE ? job->itemsize : cm_number_nbytes(CM_WIDENED);
 }
 
 static bool

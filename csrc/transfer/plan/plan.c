@@ -105,7 +105,7 @@ widens_on_device(const cm_plan *plan, const cm_region *dst, const cm_region *src
         bits |= (uint64_t)plan->layout.axes[axis].stride[CM_DST];
     }
     return cm_region_is_on_device(dst) && !cm_region_is_on_device(src)
-           && plan->nbytes >= LEAST_NBYTES && bits % sizeof(float) == 0;
+           && plan->nbytes >= LEAST_NBYTES && bits % cm_number_nbytes(CM_WIDENED) == 0;
 }
 
 /* Does each element lie at an address where one load or store can move it? */
