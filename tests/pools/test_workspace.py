@@ -89,7 +89,7 @@ def test_free_bytes_in_two_pieces_are_told_as_such(emulated) -> None:
         testing.gate_open(stream)
         stream.synchronize()
         with pytest.raises(
-            cumem.OutOfMemoryError, match="piece that is free has 34 MiB"
+            cumem.OutOfMemoryError, match="largest free piece has 34 MiB"
         ):
             workspace.empty(44 * MIB, "u1")
         workspace.empty(34 * MIB, "u1")

@@ -184,7 +184,7 @@ def test_accessors_that_fail_while_they_are_read_change_nothing(emulated) -> Non
     with pytest.raises(ZeroDivisionError):
         buffer.accessed_by = fail()
     if session.emulated_driver() >= 12020:
-        with pytest.raises(ValueError, match="and no NUMA nodes"):
+        with pytest.raises(ValueError, match="but no NUMA nodes"):
             buffer.accessed_by = [0, "numa:0"]
     assert buffer.accessed_by == (cumem.Device(1),)
 
