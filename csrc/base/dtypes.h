@@ -29,11 +29,13 @@
  * type      the C type of an element
  * reads     the converter that makes a float of an element (convert.c); for a complex
  *           number the id of its two parts, of which the real one comes first
- * widener   DEVICE if the kernel can make a float32 of it; HOST if only copy threads
- * can kind      numpy.dtype.kind; 0 for the dtypes of ml_dtypes bits      of one
- * element code      DLPack's type code (DLDataTypeCode), or NO_CODE file      its name
- * in safetensors files, or NULL rank      tensors with a higher rank come first in a
- * safetensors file torch     its name in PyTorch, or NULL
+ * widener   DEVICE if the kernel can make a float32 of it; HOST if only threads can
+ * kind      numpy.dtype.kind; 0 for the dtypes of ml_dtypes
+ * bits      of one element
+ * code      DLPack's type code (DLDataTypeCode), or NO_CODE
+ * file      its name in safetensors files, or NULL
+ * rank      tensors with a higher rank come first in a safetensors file
+ * torch     its name in PyTorch, or NULL
  *
  * csrc/headers.py reads the ids from this text, in their order. */
 /* clang-format off */
