@@ -306,7 +306,7 @@ gc.callbacks.append(collected)
 gc.set_threshold(1, 1000, 1000)
 rows = _core._living()
 gc.callbacks.clear()
-assert all(type(row) is _core._LivingBlock for row in rows)
+assert {type(row).__name__ for row in rows} == {"_LivingBlock"}
 print(len(rows))
 """,
         PYTHONMALLOC="malloc",
