@@ -34,7 +34,7 @@ cm_structseq_type(cm_state *state, cm_structseq which)
         }
         else {
             /* a garbage collection ran code that needed the type as well */
-            Py_XDECREF(made);
+            Py_XDECREF((PyObject *)made);
         }
     }
     return *type;
