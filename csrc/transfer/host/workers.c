@@ -18,8 +18,8 @@ enum {
     PART_EDGE = 4096,
 };
 
-#define CLOSED                                                                         \
-    UINT32_MAX /* As the next part of a task this means that none can be taken. */
+/* As the next part of a task this means that none can be taken. */
+#define CLOSED UINT32_MAX
 
 /* May every thread help with the task? Threads do not get in each other's way when they
  * make pages or read files. */
