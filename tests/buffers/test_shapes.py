@@ -313,6 +313,19 @@ def test_integer_that_empties_its_list_is_an_index_error(emulated) -> None:
 # -- against NumPy ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_axes_that_do_not_step_as_one_are_not_joined(emulated, order) -> None:
+    whole = np.arange(24).reshape(4, 6)
+    for part in (whole[:, :3], whole[::2], whole[:, :3].T):
+        buffer = cumem.asbuffer(part)
+        expected = part.reshape(-1, order=order)
+        if np.may_share_memory(expected, whole):
+            assert (buffer.reshape(-1, order=order).to_numpy() == expected).all()
+        else:
+            with pytest.raises(ValueError, match="copy"):
+                buffer.reshape(-1, order=order)
+
+
 @st.composite
 def cut(draw: st.DrawFn, size: int) -> tuple[int, ...]:
     """Lengths with `size` elements, some of them 1."""

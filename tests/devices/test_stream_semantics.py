@@ -929,7 +929,8 @@ def test_forgotten_streams_still_come_before_what_follows(
             return
         with ThreadPoolExecutor(1) as executor:
             waiting = executor.submit(done)
-            session.let_workers_pass()
+            for _ in range(20):  # a copy that did not wait would be over by then
+                session.let_workers_pass()
             assert not waiting.done()
             session.testing.gate_open(first)
             waiting.result(session.PATIENCE)
@@ -1024,6 +1025,8 @@ def test_copy_on_a_stream_comes_after_a_transfer(emulated) -> None:
     with session.gate(first):
         before = cumem.copy_async(target, one, after=first)  # on a stream of its own
         transfer = cumem.copy_async(target, other, stream=second)
+        for _ in range(20):  # a copy that did not wait would be over by then
+            session.let_workers_pass()
         assert not transfer.done
     second.synchronize()
     before.wait()
