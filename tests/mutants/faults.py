@@ -450,8 +450,6 @@ FAULTS = [
         [
             "tests/devices/test_stream_semantics.py::"
             "test_bytes_are_there_once_the_stream_is_done",
-            "tests/devices/test_stream_semantics.py::"
-            "test_waiting_call_hears_an_interrupt",
         ],
     ),
     Fault(
