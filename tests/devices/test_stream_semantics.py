@@ -1010,6 +1010,8 @@ def test_copy_on_a_stream_comes_after_another_stream(emulated) -> None:
     with session.gate(first):
         target.fill(1, stream=first)
         transfer = cumem.copy_async(target, source, stream=second)
+        for _ in range(20):  # a copy that did not wait would be over by then
+            session.let_workers_pass()
         assert not transfer.done
     second.synchronize()
     first.synchronize()
