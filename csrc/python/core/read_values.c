@@ -476,9 +476,12 @@ find_changed_number(PyObject *was, PyObject *now, int64_t *found)
     if (numbers == NULL || limit < 0) {
         goto done;
     }
-    before = cm_numpy_cast_array(was, is_complex ? 'G' : 'g');
-    after =
-        before == NULL ? NULL : cm_numpy_cast_array(numbers, is_complex ? 'G' : 'g');
+    const char widest = is_complex ? 'G' : 'g';
+    before = cm_numpy_cast_array(was, widest);
+    if (before == NULL) {
+        goto done;
+    }
+    after = cm_numpy_cast_array(numbers, widest);
     if (after == NULL) {
         goto done;
     }
