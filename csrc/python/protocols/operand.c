@@ -202,49 +202,38 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     return cm_asbuffer_on(cm_state_of_module(module), values[0], values[1]);
 }
 
-/* Read a value and the dtype that it is for. False with an exception. */
-static bool
-read_value_arguments(PyObject *args, PyObject **value, PyObject **dtype)
-{
-    if (!PyArg_ParseTuple(args, "OO", value, dtype)) {
-        return false;
-    }
-    if (!cm_numpy_is_dtype(*dtype)) {
-        (void)cm_arg_refuse(*dtype, "dtype", "a numpy.dtype");
-        return false;
-    }
-    return true;
-}
-
-/* _read_value(value, dtype): see cm_value_read(). */
+/* Answer a call with a value and a dtype by what `read` makes of the two. */
 static PyObject *
-read_value(PyObject *module CM_UNUSED, PyObject *args)
+read_by(PyObject *args, PyObject *(*read)(PyObject *value, PyObject *dtype))
 {
     PyObject *value;
     PyObject *dtype;
-    if (!read_value_arguments(args, &value, &dtype)) {
+    if (!PyArg_ParseTuple(args, "OO", &value, &dtype)) {
         return NULL;
     }
-    return cm_value_array(value, dtype);
+    if (!cm_numpy_is_dtype(dtype)) {
+        (void)cm_arg_refuse(dtype, "dtype", "a numpy.dtype");
+        return NULL;
+    }
+    return read(value, dtype);
 }
 
-/* _read_array(value): see cm_value_read_array(). */
+static PyObject *
+read_value(PyObject *module CM_UNUSED, PyObject *args)
+{
+    return read_by(args, cm_value_array);
+}
+
 static PyObject *
 read_array_of(PyObject *module CM_UNUSED, PyObject *value)
 {
     return cm_value_read_array(value);
 }
 
-/* _read_any_value(value, dtype): see cm_value_read_any(). */
 static PyObject *
 read_any_value(PyObject *module CM_UNUSED, PyObject *args)
 {
-    PyObject *value;
-    PyObject *dtype;
-    if (!read_value_arguments(args, &value, &dtype)) {
-        return NULL;
-    }
-    return cm_value_read_any(value, dtype);
+    return read_by(args, cm_value_read_any);
 }
 
 PyMethodDef cm_protocol_methods[] = {
