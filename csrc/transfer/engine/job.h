@@ -159,7 +159,7 @@ CM_NODISCARD cm_status cm_job_check_capture(cm_job *job,
                                             const cm_copy_request *request);
 /* Whether the job's stream is one that the engine has lent to it. */
 static inline bool
-cm_job_has_own_stream(const cm_job *job)
+cm_job_has_lent_stream(const cm_job *job)
 {
     return job->stream != NULL && job->stream != job->request_stream;
 }

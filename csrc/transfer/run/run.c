@@ -41,7 +41,7 @@ submit_end(cm_job *job, cm_status outcome)
     CM_TRY(cm_engine_need_watcher(job->engine));
     CM_TRY(cm_ticket_submit(
         job->ticket, job->stream, job->request_stream, job->start_event,
-        cm_job_has_own_stream(job) ? job->stream : NULL,
+        cm_job_has_lent_stream(job) ? job->stream : NULL,
         job->sides == NULL ? NULL : job->sides[job->plan.src_device].stream, outcome));
     job->start_event = 0;
     job->step = CM_JOB_SUBMITTED;
@@ -55,7 +55,7 @@ end_asynchronously(cm_job *job)
     if (!job->plan.is_download && !job->is_fill) {
         return submit_end(job, cm_ok());
     }
-    if (cm_job_has_own_stream(job) && job->request_stream != NULL) {
+    if (cm_job_has_lent_stream(job) && job->request_stream != NULL) {
         CM_TRY(cm_job_chain_streams(job, job->stream, job->request_stream));
     }
     job->step = job->is_fill ? CM_JOB_DETACHED : CM_JOB_DRAIN;
@@ -181,7 +181,7 @@ static void
 abandon(cm_job *job, cm_status status)
 {
     cm_runtime *rt = job->engine->rt;
-    bool by_ticket = job->in_background ? cm_job_has_own_stream(job)
+    bool by_ticket = job->in_background ? cm_job_has_lent_stream(job)
                                         : !job->blocking && job->request_stream == NULL;
     by_ticket =
         by_ticket || status.code == CM_ECANCELLED || job->ticket->part_of != NULL;
@@ -287,7 +287,7 @@ destroy(cm_job *job)
     if (job->many != NULL) {
         cm_many_destroy(job->many);
     }
-    if (cm_job_has_own_stream(job) && job->step != CM_JOB_SUBMITTED && job->has_queued
+    if (cm_job_has_lent_stream(job) && job->step != CM_JOB_SUBMITTED && job->has_queued
         && !job->lost_track) {
         cm_cache_give_stream(engine, job->stream);
     }
