@@ -306,8 +306,8 @@ is_far(const copy_call *call)
         return false;
     }
     return cm_is_ok(cm_region_count(&request->dst, &count)) && count > 0
-           && cm_plan_is_far(call->call.state->runtime, &request->dst, &request->src,
-                             request->convert);
+           && cm_plan_goes_via_host(call->call.state->runtime, &request->dst,
+                                    &request->src, request->convert);
 }
 
 /* Copy between two devices and convert the elements. This is made of several copies by

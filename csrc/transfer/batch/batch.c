@@ -9,7 +9,7 @@
 
 #include "base/checked_math.h"
 #include "base/file_maps.h"
-#include "transfer/batch/far.h"
+#include "transfer/batch/via_host.h"
 #include "transfer/run/run.h"
 
 enum {
@@ -21,10 +21,11 @@ enum {
  * has the shape shapes[g]. */
 typedef struct batch {
     cm_engine *engine;
-    cm_many_request whole; /* the caller's request, as cm_far_expand() has changed it */
+    cm_many_request whole; /* the caller's request, as cm_via_host_expand() has changed
+                              it */
     const cm_many_request *request; /* points to `whole` */
-    /* Owned; NULL if cm_far_expand() had nothing to replace. */
-    cm_piece_regions *far;
+    /* Owned; NULL if cm_via_host_expand() had nothing to replace. */
+    cm_piece_regions *expanded;
     cm_tuning tuning; /* as cm_tuning_resolve() left it */
     /* Copies touch each other and are made one after the other. */
     bool in_order;
@@ -408,7 +409,7 @@ static cm_status
 start(batch *b, cm_ticket **out)
 {
     if (b->request->other_count > 0) { /* pieces are never converted */
-        CM_TRY(cm_far_expand(b->engine->rt, &b->whole, &b->far));
+        CM_TRY(cm_via_host_expand(b->engine->rt, &b->whole, &b->expanded));
     }
     CM_TRY(look_whether_they_touch(b));
     CM_TRY(choose_groups(b));
@@ -443,7 +444,7 @@ cm_engine_copy_many(cm_engine *engine, const cm_many_request *request, cm_ticket
     }
     free(b->parts);
     free(b->groups);
-    free(b->far);
+    free(b->expanded);
     free(b);
     cm_engine_end_call(engine);
     return status;

@@ -22,8 +22,8 @@ typedef struct cm_many_request {
  *
  * The copies may be made in any order and at the same time, unless one touches what
  * another writes. Then the outcome is as if each were made after those with lower
- * indices. Copies for which cm_plan_is_far() is true go by way of the host. The keeps
- * are dropped once all copies are done.
+ * indices. Copies for which cm_plan_goes_via_host() is true go by way of the host. The
+ * keeps are dropped once all copies are done.
  *
  * After a failure some copies may have been made, but none that touches what the failed
  * one does and has a higher index. Some may still be under way. A blocking call waits

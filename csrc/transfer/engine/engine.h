@@ -86,8 +86,8 @@ typedef struct cm_copy_request {
     cm_region src; /* already broadcast to dst's shape; of the same itemsize, unless
                       `convert` is set */
     /* How to convert the elements; NULL if they stay as they are. The two ends must not
-     * be a pair for which cm_plan_is_far() is true. What its cast refers to must live
-     * until the keeps are dropped. */
+     * be a pair for which cm_plan_goes_via_host() is true. What its cast refers to must
+     * live until the keeps are dropped. */
     const cm_convert *convert;
     /* `src` is a single element in host memory, which is read before the call returns.
      * With a stream the device fills all that it can reach. Without one, or if the

@@ -127,8 +127,8 @@ widens_within(const cm_region *dst, const cm_region *src)
 }
 
 bool
-cm_plan_is_far(cm_runtime *rt, const cm_region *dst, const cm_region *src,
-               const cm_convert *convert)
+cm_plan_goes_via_host(cm_runtime *rt, const cm_region *dst, const cm_region *src,
+                      const cm_convert *convert)
 {
     bool between = cm_region_is_on_device(dst) && cm_region_is_on_device(src);
     if (convert == NULL || !cm_convert_is_on(convert) || !between) {

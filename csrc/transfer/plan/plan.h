@@ -122,18 +122,18 @@ cm_plan_needs_host(const cm_plan_ends *ends)
 /* Plan the copy of `src` to `dst`, whose shapes are the same. Where `row` stays NULL
  * nothing has to be moved: the regions are empty, or are the same elements.
  * Fails: CM_ESHAPE; CM_EINVALID (nobody can reach an end, itemsizes differ without a
- * conversion, or the copy is one of cm_plan_is_far()); CM_EOVERFLOW. */
+ * conversion, or the copy is one of cm_plan_goes_via_host()); CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
                                     const cm_region *src, cm_end_facts dst_facts,
                                     cm_end_facts src_facts, cm_plan_options options);
 
 /* True if elements are converted between two ends that are memory of devices, and no
  * device can do that. A kernel can do only the conversions of cm_convert_widens(),
- * within one device, and if both ends are aligned and do not overlap. Far copies go by
+ * within one device, and if both ends are aligned and do not overlap. Such copies go by
  * way of the host (cm_engine_copy_many()). Neither end may be empty; `convert` is NULL
  * where nothing is converted. */
-bool cm_plan_is_far(cm_runtime *rt, const cm_region *dst, const cm_region *src,
-                    const cm_convert *convert);
+bool cm_plan_goes_via_host(cm_runtime *rt, const cm_region *dst, const cm_region *src,
+                           const cm_convert *convert);
 
 /* Is the device's end of the loops one packed run? Then the link can bring the bytes
  * straight to their place (`up`), or take them from it (not `up`). Otherwise a kernel

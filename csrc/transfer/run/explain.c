@@ -112,7 +112,8 @@ explain_request(cm_job *job, const cm_copy_request *request, cm_explanation *out
     int64_t count;
     CM_TRY(cm_region_count(&job->dst, &count));
     if (count > 0
-        && cm_plan_is_far(job->engine->rt, &job->dst, &job->src, request->convert)) {
+        && cm_plan_goes_via_host(job->engine->rt, &job->dst, &job->src,
+                                 request->convert)) {
         explain_far(job, (uint64_t)count, out);
         return cm_ok();
     }

@@ -17,10 +17,10 @@
 
 #include "transfer/batch/batch.h"
 
-/* Replace the copies in `request->others` for which cm_plan_is_far() is true by the
- * pairs that they become. If there are any, `request->others` and *others are a new
+/* Replace the copies in `request->others` for which cm_plan_goes_via_host() is true by
+ * the pairs that they become. If there are any, `request->others` and *others are a new
  * array, which the caller has to free(). The stage takes the place of the request's
  * keeps, and drops them when it is dropped itself. If there are none, *others is NULL.
  * Fails: CM_ENOMEM, CM_EOVERFLOW; nothing has changed then. */
-CM_NODISCARD cm_status cm_far_expand(cm_runtime *rt, cm_many_request *request,
-                                     cm_piece_regions **others);
+CM_NODISCARD cm_status cm_via_host_expand(cm_runtime *rt, cm_many_request *request,
+                                          cm_piece_regions **others);

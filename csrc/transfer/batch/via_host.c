@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transfer/batch/far.h"
+#include "transfer/batch/via_host.h"
 
 #include <stdlib.h>
 
@@ -129,9 +129,9 @@ stage_take_keeps(stage *self, cm_copy_request *request)
 /* -- all ---------------------------------------------------------------------------------- */
 
 static bool
-is_far(cm_runtime *rt, const cm_piece_regions *copy)
+goes_via_host(cm_runtime *rt, const cm_piece_regions *copy)
 {
-    return cm_plan_is_far(rt, &copy->dst, &copy->src, &copy->convert);
+    return cm_plan_goes_via_host(rt, &copy->dst, &copy->src, &copy->convert);
 }
 
 /* Count the copies that there will be, and the bytes of the largest piece in the
@@ -145,7 +145,7 @@ measure(cm_runtime *rt, const cm_many_request *request, uint64_t *count,
     *nbytes = 0;
     for (uint64_t i = 0; i < request->other_count; i++) {
         const cm_piece_regions *copy = &request->others[i];
-        if (!is_far(rt, copy)) {
+        if (!goes_via_host(rt, copy)) {
             (*count)++;
             continue;
         }
@@ -190,7 +190,7 @@ fill_in(cm_runtime *rt, const cm_many_request *request, char *memory,
     piece_walk walk;
     for (uint64_t i = 0; i < request->other_count; i++) {
         const cm_piece_regions *copy = &request->others[i];
-        if (!is_far(rt, copy)) {
+        if (!goes_via_host(rt, copy)) {
             *out++ = *copy;
             continue;
         }
@@ -203,7 +203,7 @@ fill_in(cm_runtime *rt, const cm_many_request *request, char *memory,
 }
 
 cm_status
-cm_far_expand(cm_runtime *rt, cm_many_request *request, cm_piece_regions **others)
+cm_via_host_expand(cm_runtime *rt, cm_many_request *request, cm_piece_regions **others)
 {
     uint64_t count, nbytes;
     stage *through;
