@@ -1086,8 +1086,8 @@ def _foreign_types(dtype: np.dtype[Any]) -> Iterator[np.dtype[Any]]:
 
 def _own(data: _core.Buffer) -> _core.Buffer:
     """Copy host memory, which may map the file that is about to be overwritten."""
-    is_far = is_on_device(data.kind)
-    return data if is_far else _core.asbuffer(data.to_numpy())
+    on_device = is_on_device(data.kind)
+    return data if on_device else _core.asbuffer(data.to_numpy())
 
 
 def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:
@@ -1150,9 +1150,9 @@ def _write_pieces(data: _core.Buffer, write: Callable[[memoryview], object]) -> 
     if not data.flags.c_contiguous:
         data = _core.asbuffer(data.to_numpy())
     flat = data.reshape(-1).view("u1")
-    is_far = is_on_device(data.kind)
+    on_device = is_on_device(data.kind)
     stage = None
-    if is_far:  # locked by the device of `data`, which may not be the current one
+    if on_device:  # locked by the device of `data`, which may not be the current one
         stage = _core.empty_pinned(min(_PIECE, flat.size), "u1", device=data.device)
     for at in range(0, flat.size, _PIECE):
         part = flat[at : at + _PIECE]

@@ -52,7 +52,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def is_far(dst: str, src: str) -> bool:
+def goes_via_host(dst: str, src: str) -> bool:
     return dst == src == "device"
 
 
@@ -169,7 +169,7 @@ def test_cast_of_any_views_equals_numpy_assignment(backend: str) -> None:
 
         @given(st.data(), places, places, simple, simple, shapes, st.sampled_from("CF"))
         def check(data, to, source, dtype, other, shape, order) -> None:
-            if is_far(to, source):
+            if goes_via_host(to, source):
                 return
             expected = np.zeros(shape, dtype)
             index = as_view(data.draw(basic_indices(shape)))

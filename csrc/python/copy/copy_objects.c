@@ -298,7 +298,7 @@ make_transfer(copy_call *call, cm_ticket *ticket)
 }
 
 static bool
-is_far(const copy_call *call)
+goes_via_host(const copy_call *call)
 {
     const cm_copy_request *request = &call->request;
     int64_t count = 0;
@@ -314,7 +314,7 @@ is_far(const copy_call *call)
  * way of the host. Such a copy has no further targets; cumem/transfers/multi_device.py
  * sees to that. */
 static cm_status
-copy_far(copy_call *call, cm_engine *engine, cm_ticket **out)
+copy_via_host(copy_call *call, cm_engine *engine, cm_ticket **out)
 {
     cm_copy_request *request = &call->request;
     if (!cm_call_take_keeps(&call->call)) {
@@ -367,8 +367,9 @@ run(copy_call *call)
         call->request.interrupted = NULL;
     }
     cm_ticket **out = blocking && !tells ? NULL : &ticket;
-    cm_status status = is_far(call) ? copy_far(call, engine, out)
-                                    : cm_engine_copy(engine, &call->request, out);
+    cm_status status = goes_via_host(call)
+                           ? copy_via_host(call, engine, out)
+                           : cm_engine_copy(engine, &call->request, out);
     cm_call_take_back(&call->call);
     if (PyErr_Occurred()) {
         if (ticket != NULL) {
