@@ -149,7 +149,7 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
     }
     /* A job in which the host acts waits until all that it comes after is over. It
      * takes neither a stream nor slots before, as it could do nothing with them. */
-    ticket->by_host = cm_job_uses_host(job) || job->plan.row->uses_ring;
+    ticket->needs_completion = cm_job_uses_host(job) || job->plan.row->uses_ring;
     if (job->capturing) {
         return cm_ok(); /* cm_job_check_capture() has seen that all of them are over */
     }
@@ -220,11 +220,11 @@ bool
 cm_job_must_wait_after(const cm_job *job)
 {
     cm_engine *engine = job->engine;
-    bool by_host = job->ticket->by_host;
-    bool must = by_host && job->after_count > 0;
+    bool needs_completion = job->ticket->needs_completion;
+    bool must = needs_completion && job->after_count > 0;
     cm_mutex_lock(&engine->lock);
     for (uint32_t i = 0; i < job->ticket->after_count; i++) {
-        must = must || !cm_ticket_is_passed(job->ticket->after[i], by_host);
+        must = must || !cm_ticket_is_passed(job->ticket->after[i], needs_completion);
     }
     cm_mutex_unlock(&engine->lock);
     return must;

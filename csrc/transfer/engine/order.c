@@ -5,10 +5,10 @@
 #include "transfer/engine/job.h"
 
 bool
-cm_ticket_is_passed(const cm_ticket *ticket, bool must_be_over)
+cm_ticket_is_passed(const cm_ticket *ticket, bool needs_completion)
 {
     return ticket->state == CM_TICKET_OVER
-           || (!must_be_over && ticket->state == CM_TICKET_SUBMITTED);
+           || (!needs_completion && ticket->state == CM_TICKET_SUBMITTED);
 }
 
 /* Whether the ticket has a job that need not wait for its turn, because it has been
@@ -28,10 +28,11 @@ is_called_off(const cm_ticket *ticket)
 static bool
 hang(cm_ticket *ticket)
 {
-    bool must_be_over = ticket->must_be_over || ticket->state != CM_TICKET_QUEUED;
+    bool needs_completion =
+        ticket->needs_completion || ticket->state != CM_TICKET_QUEUED;
     while (ticket->passed_count < ticket->after_count && !is_called_off(ticket)) {
         cm_ticket *before = ticket->after[ticket->passed_count];
-        if (!cm_ticket_is_passed(before, must_be_over)) {
+        if (!cm_ticket_is_passed(before, needs_completion)) {
             cm_list_push_back(&before->waiters, &ticket->order_node);
             return true;
         }

@@ -81,12 +81,12 @@ struct cm_ticket {
     cm_ticket **after;
     uint64_t after_count;
     bool is_whole;
-    atomic_uint refs;    /* the order has one of them until the ticket is over */
-    bool captured;       /* the copy went into a graph, and was not run */
-    atomic_bool stopped; /* by cm_ticket_stop() */
-    bool is_chained;     /* if after[0] fails, so does this ticket */
-    bool by_host;        /* those in `after` must be over; otherwise it is enough that
-                            they are submitted, and a stream waits for the rest */
+    atomic_uint refs;      /* the order has one of them until the ticket is over */
+    bool captured;         /* the copy went into a graph, and was not run */
+    atomic_bool stopped;   /* by cm_ticket_stop() */
+    bool is_chained;       /* if after[0] fails, so does this ticket */
+    bool needs_completion; /* those in `after` must be over; otherwise it is enough that
+                     they are submitted, and a stream waits for the rest */
     /* The members from here on are under engine->lock. */
     uint64_t passed_count;   /* how many of `after`, from the first, are far enough */
     cm_list order_node;      /* in the `waiters` of after[passed_count], or on its way
@@ -177,8 +177,8 @@ void cm_ticket_drain(cm_ticket *ticket);
 /* -- order.c, all under the lock -- */
 
 /* Whether the ticket is far enough for what comes after it: over, or, unless the host
- * is to act next (`by_host`), at least submitted. */
-bool cm_ticket_is_passed(const cm_ticket *ticket, bool by_host);
+ * is to act next (`needs_completion`), at least submitted. */
+bool cm_ticket_is_passed(const cm_ticket *ticket, bool needs_completion);
 /* Put the ticket into `state`, and let the tickets that hang on it advance. Tickets
  * that become over in this way, perhaps this one too, and wholes whose last part became
  * over, are put into `settled`, by their `order_node`. */

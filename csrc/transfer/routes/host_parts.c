@@ -13,12 +13,12 @@ cm_job_look(const cm_job *job, const cm_layout *layout)
     if (job->many != NULL) {
         return layout == &job->plan.layout ? cm_many_look(job->many) : cm_ok();
     }
-    bool by_host = job->plan.device < 0;
+    bool on_host = job->plan.device < 0;
     bool by_src = cm_kind_is_pageable(job->src.kind) && !job->src.is_heap
                   && !job->src_facts.locked && !job->is_fill;
     bool by_dst = cm_kind_is_pageable(job->dst.kind) && !job->dst.is_heap
                   && !job->dst_facts.locked;
-    uint64_t least = by_host ? CM_LOOK_HOST_NBYTES : CM_LOOK_NBYTES;
+    uint64_t least = on_host ? CM_LOOK_HOST_NBYTES : CM_LOOK_NBYTES;
     CM_TRY(by_src ? cm_host_look(layout, CM_SRC, job->src.host, least) : cm_ok());
     return by_dst ? cm_host_look(layout, CM_DST, job->dst.host, least) : cm_ok();
 }

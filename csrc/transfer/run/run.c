@@ -238,8 +238,9 @@ cm_status
 cm_job_run(cm_job *job)
 {
     cm_engine *engine = job->engine;
-    bool waits_here = job->file != NULL ? job->file->has_host_end
-                                        : job->in_background && job->ticket->by_host;
+    bool waits_here = job->file != NULL
+                          ? job->file->has_host_end
+                          : job->in_background && job->ticket->needs_completion;
     if (waits_here && job->step == CM_JOB_ORDER) {
         CM_TRY(cm_job_wait_after(job)); /* waits in this thread, not on a stream */
     }
