@@ -653,7 +653,7 @@ run(many_call *self)
     }
     call->is_ordered = true;
     if (call->blocking) {
-        return cm_call_tell_end(call, ticket);
+        return cm_call_report_end(call, ticket);
     }
     return cm_call_remember(call, ticket) < 0
                ? NULL

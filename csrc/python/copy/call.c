@@ -108,7 +108,7 @@ cm_call_enter(cm_call_frame *frame, cm_state *state, PyObject *stream, int devic
 PyObject *
 cm_call_leave(cm_call_frame *frame, PyObject *result)
 {
-    if (frame->progress.tell != NULL && cm_progress_close(&frame->progress) < 0) {
+    if (frame->progress.report != NULL && cm_progress_close(&frame->progress) < 0) {
         Py_CLEAR(result);
     }
     cm_stream_give(frame->state, frame->stream);
@@ -471,7 +471,7 @@ cm_call_fill(cm_call *call, cm_copy_request *request)
     request->after_ticket_count = call->ticket_count;
     if (call->blocking || call->stream != NULL) {
         request->interrupted = cm_call_is_interrupted;
-        request->ticket_seen = cm_call_tells(call) ? &call->seen : NULL;
+        request->ticket_seen = cm_call_reports_progress(call) ? &call->seen : NULL;
     }
     /* A thread that gives the GIL up may get it back only after 5 ms, if another thread
      * computes in Python. That is a hundred times longer than a short copy takes. So
@@ -516,15 +516,15 @@ cm_call_take_back(cm_call *call)
 }
 
 static int
-tell_progress(const cm_call *call)
+report_progress(const cm_call *call)
 {
     cm_ticket_info info;
-    if (!cm_call_tells(call) || call->seen == NULL) {
+    if (!cm_call_reports_progress(call) || call->seen == NULL) {
         return 0;
     }
     cm_ticket_look(call->seen, &info);
-    return cm_progress_tell(call->progress, cm_ticket_count_moved(call->seen),
-                            info.nbytes);
+    return cm_progress_report(call->progress, cm_ticket_count_moved(call->seen),
+                              info.nbytes);
 }
 
 /* The engine asks here, without the GIL, whether to go on waiting. */
@@ -533,7 +533,7 @@ cm_call_is_interrupted(void *argument)
 {
     cm_call *call = argument;
     cm_gil_take(call->thread); /* the engine has called let_go() before */
-    bool interrupted = PyErr_CheckSignals() < 0 || tell_progress(call) < 0;
+    bool interrupted = PyErr_CheckSignals() < 0 || report_progress(call) < 0;
     call->thread = cm_gil_give();
     return interrupted;
 }
@@ -598,13 +598,13 @@ cm_call_remember(cm_call *call, cm_ticket *ticket)
 }
 
 PyObject *
-cm_call_tell_end(const cm_call *call, cm_ticket *ticket)
+cm_call_report_end(const cm_call *call, cm_ticket *ticket)
 {
     cm_ticket_info info;
     cm_ticket_look(ticket, &info);
     cm_ticket_release(ticket);
-    int result = cm_call_tells(call)
-                     ? cm_progress_tell(call->progress, info.nbytes, info.nbytes)
+    int result = cm_call_reports_progress(call)
+                     ? cm_progress_report(call->progress, info.nbytes, info.nbytes)
                      : 0;
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }

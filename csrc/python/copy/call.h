@@ -179,9 +179,9 @@ PyObject *cm_call_leave(cm_call_frame *frame, PyObject *result);
 void cm_call_init(cm_call *call);
 /* Whether somebody is shown the progress of the call. */
 static inline bool
-cm_call_tells(const cm_call *call)
+cm_call_reports_progress(const cm_call *call)
 {
-    return call->progress != NULL && call->progress->tell != NULL;
+    return call->progress != NULL && call->progress->report != NULL;
 }
 /* Choose the call's stream. It is `given`, which must be of one of `devices` (a set of
  * indices; if it is empty any will do), or else, for a blocking call, the current
@@ -249,7 +249,7 @@ void cm_call_join(const cm_call *call, uint64_t number);
 void cm_call_mark_captured(const cm_call *call);
 /* End a blocking call: report its progress, release the ticket, and return None, or
  * NULL with an exception. */
-PyObject *cm_call_tell_end(const cm_call *call, cm_ticket *ticket);
+PyObject *cm_call_report_end(const cm_call *call, cm_ticket *ticket);
 /* Release everything that the call has. If it went well (is_ordered) its storages
  * forget the streams that came before it. Otherwise a buffer would remember every
  * stream that it ever met, and each copy would wait for all of them. */

@@ -356,7 +356,7 @@ run(copy_call *call)
 {
     cm_state *state = call->call.state;
     bool blocking = call->call.blocking;
-    bool tells = cm_call_tells(&call->call); /* blocking */
+    bool reports_progress = cm_call_reports_progress(&call->call); /* blocking */
     cm_ticket *ticket = NULL;
     cm_engine *engine = cm_call_engine(state, call->devices);
     if (engine == NULL || cm_call_prepare(&call->call, &call->request) < 0) {
@@ -366,7 +366,7 @@ run(copy_call *call)
         call->request.stream = NULL;
         call->request.interrupted = NULL;
     }
-    cm_ticket **out = blocking && !tells ? NULL : &ticket;
+    cm_ticket **out = blocking && !reports_progress ? NULL : &ticket;
     cm_status status = goes_via_host(call)
                            ? copy_via_host(call, engine, out)
                            : cm_engine_copy(engine, &call->request, out);
@@ -383,8 +383,8 @@ run(copy_call *call)
     call->call.is_ordered = !call->how.beside;
     call->call.moves_bytes = cm_call_moves_bytes(&call->dst.region, &call->src.region);
     cm_call_join(&call->call, call->how.number);
-    if (tells) {
-        return cm_call_tell_end(&call->call, ticket);
+    if (reports_progress) {
+        return cm_call_report_end(&call->call, ticket);
     }
     if (blocking) {
         Py_RETURN_NONE;

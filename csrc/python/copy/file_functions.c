@@ -331,7 +331,7 @@ move_bytes(file_call *call, cm_engine *engine)
     }
     call->call.is_ordered = true;
     call->call.moves_bytes = call->nbytes > 0;
-    if (cm_progress_tell(call->call.progress, call->nbytes, call->nbytes) < 0) {
+    if (cm_progress_report(call->call.progress, call->nbytes, call->nbytes) < 0) {
         return NULL;
     }
     return Py_NewRef(Py_None);

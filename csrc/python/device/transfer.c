@@ -150,7 +150,7 @@ wait_and_tell(cm_transfer_object *self, PyObject *timeout_object, PyObject *told
     }
     cm_ticket_look(self->ticket, &info);
     if (wait_for_end(self, timeout_object, &progress, info.nbytes) == 0) {
-        (void)cm_progress_tell(&progress, info.nbytes, info.nbytes);
+        (void)cm_progress_report(&progress, info.nbytes, info.nbytes);
     }
     return cm_progress_close(&progress); /* which keeps what was raised */
 }

@@ -127,7 +127,7 @@ cm_wait_for_ticket(cm_ticket *ticket,
         }
         if (PyErr_CheckSignals() < 0
             || (progress != NULL
-                && cm_progress_tell(progress, cm_ticket_count_moved(ticket), nbytes)
+                && cm_progress_report(progress, cm_ticket_count_moved(ticket), nbytes)
                        < 0)) {
             return false;
         }
