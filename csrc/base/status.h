@@ -76,12 +76,12 @@ cm_ignore(cm_status status)
     (void)status;
 }
 
-/* Return the outcome of an allocation of `nbytes`; `is_there` says whether it gave
+/* Return the outcome of an allocation of `nbytes`; `succeeded` says whether it gave
  * memory. Fails: CM_ENOMEM. */
 CM_NODISCARD static inline cm_status
-cm_allocated(bool is_there, uint64_t nbytes)
+cm_allocated(bool succeeded, uint64_t nbytes)
 {
-    return is_there ? cm_ok() : cm_fail(CM_ENOMEM, nbytes);
+    return succeeded ? cm_ok() : cm_fail(CM_ENOMEM, nbytes);
 }
 
 /* Return the status of `call` if it is a failure. This is the only macro that may

@@ -624,8 +624,8 @@ cm_cuda_find_driver(void)
     void *address = driver_function("cuDriverGetVersion");
     int version = 0;
     memcpy(&get_version, &address, sizeof(address));
-    bool is_there = address != NULL && get_version(&version) == CUDA_SUCCESS;
-    return is_there && version >= OLDEST_DRIVER ? version : 0;
+    bool is_found = address != NULL && get_version(&version) == CUDA_SUCCESS;
+    return is_found && version >= OLDEST_DRIVER ? version : 0;
 }
 
 /* The driver counts devices only after somebody has started it. */

@@ -383,10 +383,10 @@ class _Mover:
         if isinstance(leaf, np.ndarray):
             return None if leaf.dtype.hasobject else self._array(leaf)
         if isinstance(leaf, _core.Buffer):
-            is_there = isinstance(leaf, _core.DeviceBuffer) and (
+            is_at_target = isinstance(leaf, _core.DeviceBuffer) and (
                 leaf.device == self.device
             )
-            return None if is_there else leaf
+            return None if is_at_target else leaf
         if hasattr(type(leaf), "__dlpack__") and not hasattr(
             type(leaf), "__cuda_array_interface__"
         ):  # an array of JAX, for instance; one on a device stays there

@@ -184,17 +184,17 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
     def move(leaf: Any) -> Any:
         if is_tensor(leaf):
             if leaf.device.type != "cpu":
-                is_there = (
+                is_at_target = (
                     leaf.device.type != "cuda" or leaf.device.index == place.index
                 )
-                return leaf if is_there else leaf.to(f"cuda:{place.index}")
+                return leaf if is_at_target else leaf.to(f"cuda:{place.index}")
             there = moved.copied(_carried(leaf), str(leaf.dtype), make_tensor)
             return _like(leaf, there)
         if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
             return moved.copied(leaf, None, make)
         if isinstance(leaf, _core.Buffer):
-            is_there = is_on_device(leaf.kind) and leaf.device == place
-            return leaf if is_there else moved.copied(leaf, None, make)
+            is_at_target = is_on_device(leaf.kind) and leaf.device == place
+            return leaf if is_at_target else moved.copied(leaf, None, make)
         if is_left(leaf):
             left.add(type(leaf).__name__)
         return leaf

@@ -313,9 +313,9 @@ leave_child(const cm_block *block, unsigned char value)
     }
     char byte;
     (void)close(ready[1]);
-    bool is_there = read(ready[0], &byte, 1) == 1;
+    bool has_started = read(ready[0], &byte, 1) == 1;
     (void)close(ready[0]);
-    return is_there ? child : 0;
+    return has_started ? child : 0;
 }
 
 static void

@@ -68,14 +68,14 @@ def test_debts_rise_only_with_a_reason() -> None:
     )
 
 
-def test_every_function_that_c_calls_is_named_by_texts_and_is_there() -> None:
+def test_every_function_that_c_calls_is_named_by_texts_and_exists() -> None:
     """What a macro makes of names is followed; what is put together at run time is not."""
     named = structure.named_functions()
     assert len(named) > 20
     check_none(
         f"{place}: {function}"
         for function, place in named
-        if not structure.is_there(function)
+        if not structure.exists(function)
     )
 
 
@@ -197,7 +197,7 @@ def test_functions_that_macros_name_are_found() -> None:
 def test_function_whose_name_is_no_text_is_told() -> None:
     call = 'cm_package_call(which ? "a" : "b", "c", PyTuple_Pack(1, object))'
     assert list(structure.names_in(call)) == ['?.which ? "a" : "b", "c"']
-    assert not structure.is_there('?.which ? "a" : "b", "c"')
+    assert not structure.exists('?.which ? "a" : "b", "c"')
 
 
 @pytest.mark.parametrize(

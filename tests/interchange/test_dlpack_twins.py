@@ -99,7 +99,7 @@ OF_THE_STANDARD = {
 
 
 @pytest.mark.parametrize("case", [*OF_TORCH.values(), *OF_THE_STANDARD.values()])
-def test_the_twin_is_there(case: tuple[str, ...]) -> None:
+def test_the_twin_exists(case: tuple[str, ...]) -> None:
     for file, name in zip(case[::2], case[1::2], strict=True):
         text = (HERE / f"test_{file}.py").read_text("utf-8")
         assert re.search(rf"^def test_{name}\(", text, re.MULTILINE), (file, name)

@@ -263,7 +263,7 @@ def named_functions() -> list[Named]:
     return sorted(found)
 
 
-def is_there(function: str) -> bool:
+def exists(function: str) -> bool:
     """Return whether the package or the extension has a function of this name."""
     module, _, name = function.rpartition(".")
     if module == "_core":

@@ -217,7 +217,7 @@ def test_out_of_memory_names_depth_and_the_size_of_a_chunk(emulated) -> None:
     assert cumem.memory_info(0).live == 0
 
 
-def test_batches_come_where_memory_for_one_and_the_next_is_there(emulated) -> None:
+def test_batches_come_where_memory_for_one_and_the_next_exists(emulated) -> None:
     array = data(10)
     with cumem.limit("device", 2 * PIECE):
         sums = []

@@ -27,14 +27,14 @@ static bool
 is_aligned(const cm_buffer *self)
 {
     int64_t alignment = cm_numpy_alignment(self->dtype);
-    bool is_there = !self->storage->closed && !cm_buffer_is_left(self);
+    bool has_memory = !self->storage->closed && !cm_buffer_is_left(self);
     for (int i = 0; i < self->ndim; i++) {
         if (cm_buffer_shape(self)[i] > 1
             && cm_buffer_strides(self)[i] % alignment != 0) {
             return false;
         }
     }
-    if (!is_there) {
+    if (!has_memory) {
         return true; /* there is no address, and the strides are aligned */
     }
     uint64_t place = cm_kind_is_on_device(cm_buffer_kind(self))

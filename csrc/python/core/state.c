@@ -60,8 +60,8 @@ find_entered(const cm_state *state)
         PyErr_Clear(); /* it is not the number of a device */
     }
     Py_XDECREF(chain);
-    bool is_there = state->runtime != NULL && device < state->runtime->device_count;
-    return is_there ? (int)device : -1;
+    bool exists = state->runtime != NULL && device < state->runtime->device_count;
+    return exists ? (int)device : -1;
 }
 
 int

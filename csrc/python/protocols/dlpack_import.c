@@ -761,7 +761,7 @@ cm_exporter_device(const cm_state *state, PyObject *object)
         PyErr_SetInterrupt(); /* the call that asked will see it as soon as it waits */
     }
     PyErr_Clear(); /* whoever imports the object will be told what is wrong with it */
-    bool is_there = is_read && type == CM_DL_CUDA && state->runtime != NULL
-                    && device >= 0 && device < state->runtime->device_count;
-    return is_there ? device : -1;
+    bool exists = is_read && type == CM_DL_CUDA && state->runtime != NULL && device >= 0
+                  && device < state->runtime->device_count;
+    return exists ? device : -1;
 }

@@ -752,17 +752,16 @@ static int32_t
 check_location(const cm_emulated *emulated, int location)
 {
     bool in_turn = emulated->config.in_turn;
-    bool is_there = location == CM_HOST_LOCATION
-                    || (cm_emulated_is_device(emulated, location) && !in_turn);
+    bool exists = location == CM_HOST_LOCATION
+                  || (cm_emulated_is_device(emulated, location) && !in_turn);
     if (location <= CM_NUMA_LOCATION(0)) {
         int node = CM_NUMA_LOCATION(location);
         if (emulated->base.driver_version < 12020) {
             return CM_CUDA_NOT_SUPPORTED;
         }
-        is_there =
-            node < CM_NUMA_MAX_NODES && (cm_numa_read_nodes("") >> node & 1) != 0;
+        exists = node < CM_NUMA_MAX_NODES && (cm_numa_read_nodes("") >> node & 1) != 0;
     }
-    return is_there ? 0 : CM_CUDA_INVALID_DEVICE;
+    return exists ? 0 : CM_CUDA_INVALID_DEVICE;
 }
 
 static int32_t

@@ -89,8 +89,8 @@ typedef struct cm_job {
     bool is_fill;          /* a fill; unless it blocks, nobody asks when it is done */
     bool in_background;    /* a job thread runs it, so it must not wait for long */
     bool has_queued;       /* the stream may be working for this job */
-    bool is_there[2];      /* by cm_side: the pages of this end, which is a mapped
-                              file's, were brought in before the copy began */
+    bool is_populated[2];  /* by cm_side: the pages of this end, which is a mapped
+                          file's, were brought in before the copy began */
     bool lost_track;       /* a wait for the device failed: nobody knows what still
                               runs */
     /* Why a thread of the host could not move its part: the errno of the file or of

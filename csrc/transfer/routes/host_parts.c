@@ -53,10 +53,12 @@ cm_status
 cm_job_populate_ahead(cm_job *job)
 {
     if (cm_job_is_file(&job->src, job->src_facts)) {
-        CM_TRY(populate_end_ahead(job, CM_SRC, job->src.host, &job->is_there[CM_SRC]));
+        CM_TRY(
+            populate_end_ahead(job, CM_SRC, job->src.host, &job->is_populated[CM_SRC]));
     }
     return cm_job_is_file(&job->dst, job->dst_facts)
-               ? populate_end_ahead(job, CM_DST, job->dst.host, &job->is_there[CM_DST])
+               ? populate_end_ahead(job, CM_DST, job->dst.host,
+                                    &job->is_populated[CM_DST])
                : cm_ok();
 }
 
@@ -65,8 +67,8 @@ cm_job_populate_ahead(cm_job *job)
 static cm_status
 populate_part(const cm_job *job, const cm_layout *part, cm_side side, const void *base)
 {
-    return job->is_there[side] ? cm_host_look(part, side, base, 0)
-                               : cm_host_populate(part, side, base);
+    return job->is_populated[side] ? cm_host_look(part, side, base, 0)
+                                   : cm_host_populate(part, side, base);
 }
 
 void

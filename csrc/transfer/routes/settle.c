@@ -55,7 +55,7 @@ cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
         cm_layout_drop_items(&job->plan.layout);
     }
     job->src.is_file = false;
-    job->is_there[CM_SRC] = false;
+    job->is_populated[CM_SRC] = false;
     job->src.host = host;
     job->src.address = address;
     job->src.kind = on_device ? CM_KIND_DEVICE : CM_KIND_PAGEABLE;
