@@ -126,8 +126,8 @@ def dtypes(listed: str) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
 
 
-def check_widening(kernel: str, listed: str) -> None:
-    """Raise a ValueError if a dtype that devices widen is not named in this kernel.
+def check_device_conversions(kernel: str, listed: str) -> None:
+    """Raise a ValueError if a dtype that devices convert is not named in this kernel.
 
     Without a branch of its own a dtype would be read as an unsigned integer of its
     size, and no test would fail without a GPU: the emulated device converts by
@@ -152,7 +152,7 @@ def kernel(text: str, numbers: dict[str, int]) -> str:
 
 def ptx(kernels: dict[str, str], listed: str) -> str:
     """Return the kernels as macros, and assertions that C has the same numbers."""
-    check_widening(kernels["strided"], listed)
+    check_device_conversions(kernels["strided"], listed)
     numbers = dtypes(listed)
     texts = {name: kernel(text, numbers) for name, text in kernels.items()}
     checks = [

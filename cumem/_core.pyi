@@ -3123,7 +3123,7 @@ class _CopyFacts(structseq[Any]):
     def overlaps(self) -> bool:
         """Whether the source is read whole before the target is written."""
     @property
-    def widens(self) -> bool:
+    def converts_on_device(self) -> bool:
         """Whether a device converts the elements."""
     @property
     def casts(self) -> bool:

@@ -520,7 +520,7 @@ static const cm_number parts_of[CM_NUMBER_COUNT] = {
 #undef COMPLEX_PARTS
 };
 
-#define CHECK_SIZE(to, id, name, type, reads, widener, kind, bits, ...)                \
+#define CHECK_SIZE(to, id, name, type, reads, on_device, kind, bits, ...)              \
     _Static_assert(8 * sizeof(type) == (bits), "bits of " name);
 CM_NUMBERS(CHECK_SIZE, )
 #undef CHECK_SIZE
@@ -532,14 +532,15 @@ is_complex(cm_number number)
 }
 
 bool
-cm_convert_widens(const cm_convert *convert)
+cm_convert_has_kernel(const cm_convert *convert)
 {
     const cm_dtype_row *from = &cm_dtypes[convert->from];
     bool is_integer = from->class_of == CM_CLASS_INTEGER;
     bool is_finite =
         fabs(convert->scale) <= FLT_MAX && fabs(convert->offset) <= FLT_MAX;
-    return convert->to == CM_WIDENED && from->widens_on_device && !convert->from_swapped
-           && !convert->to_swapped && (!convert->scales || (is_finite && is_integer));
+    return convert->to == CM_DEVICE_CONVERTS_TO && from->converts_on_device
+           && !convert->from_swapped && !convert->to_swapped
+           && (!convert->scales || (is_finite && is_integer));
 }
 
 bool

@@ -48,7 +48,7 @@ cm_convert_is_on(const cm_convert *convert)
  * each type whose row in dtypes.h says DEVICE, with the same bits as this file. The
  * bytes must not be swapped, and it scales integers only, by finite numbers, so that no
  * NaN can arise. */
-bool cm_convert_widens(const cm_convert *convert);
+bool cm_convert_has_kernel(const cm_convert *convert);
 
 /* True if complex numbers are converted to a real type, for which only their real parts
  * are read. (A bool is made of both parts, so it does not count.) */

@@ -4,10 +4,10 @@
 #include <stddef.h>
 #include <string.h>
 
-/* What the columns `widener` and `code` of the list may say. */
+/* What the columns `on_device` and `code` of the list may say. */
 enum { HOST = false, DEVICE = true, NO_CODE = -1 };
 
-#define ROW(its_class, id, its_name, type, reads, widener, its_kind, its_bits,         \
+#define ROW(its_class, id, its_name, type, reads, on_device, its_kind, its_bits,       \
             its_code, its_file, its_rank, its_torch)                                   \
     [CM_##id] = {                                                                      \
         .name = its_name,                                                              \
@@ -19,7 +19,7 @@ enum { HOST = false, DEVICE = true, NO_CODE = -1 };
         .code = its_code,                                                              \
         .rank = its_rank,                                                              \
         .class_of = its_class,                                                         \
-        .widens_on_device = widener,                                                   \
+        .converts_on_device = on_device,                                               \
     },
 
 /* clang-format off */

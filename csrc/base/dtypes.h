@@ -3,7 +3,7 @@
  *
  * Everything else that has to tell one dtype from another is made from this list, or is
  * checked against it: the loops that convert numbers (base/convert.c), the kernel that
- * widens them on a device (transfer/device/strided.ptx, whose numbers csrc/headers.py
+ * converts them on a device (transfer/device/strided.ptx, whose numbers csrc/headers.py
  * puts in) and its emulation, the element types of DLPack (python/protocols/dlpack.c),
  * NumPy's type numbers (python/core/numpy_bridge.c), and, by way of `_core._DTYPES`,
  * the package: the types of safetensors files and the texts of errors.
@@ -21,7 +21,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* X(context, id, name, type, reads, widener, kind, bits, code, file, rank, torch)
+/* X(context, id, name, type, reads, on_device, kind, bits, code, file, rank, torch)
  *
  * context   whatever the user of the list wants to pass on to X
  * id        CM_… is the dtype in C, and in PTX
@@ -29,7 +29,7 @@
  * type      the C type of an element
  * reads     the converter that makes a float of an element (convert.c); for a complex
  *           number the id of its two parts, of which the real one comes first
- * widener   DEVICE if the kernel can make a float32 of it; HOST if only threads can
+ * on_device DEVICE if the kernel can make a float32 of it; HOST if only threads can
  * kind      numpy.dtype.kind; 0 for the dtypes of ml_dtypes
  * bits      of one element
  * code      DLPack's type code (DLDataTypeCode), or NO_CODE
@@ -112,7 +112,7 @@ typedef enum cm_dtype {
 #undef CM_DTYPE_ID
     /* What a device makes of the numbers whose rows say DEVICE. strided.ptx stores it
      * by instructions for a float32, which nobody checks against this constant. */
-    CM_WIDENED = CM_FLOAT32,
+    CM_DEVICE_CONVERTS_TO = CM_FLOAT32,
 } cm_dtype;
 
 /* A dtype that the copy threads convert, or CM_NUMBER_NONE. */
@@ -138,7 +138,7 @@ typedef struct cm_dtype_row {
     int8_t code; /* DLPack's, or -1 */
     uint8_t rank;
     cm_number_class class_of;
-    bool widens_on_device;
+    bool converts_on_device;
 } cm_dtype_row;
 
 /* The rows, indexed by cm_dtype. The row of CM_NUMBER_NONE is all zero. */

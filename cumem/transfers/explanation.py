@@ -169,7 +169,7 @@ def _reason(facts: _core._CopyFacts, blocking: bool) -> str:
     if facts.casts and facts.route != "several":
         reason += "; NumPy converts the elements as the host moves them"
     elif facts.from_dtype is not None and facts.route != "several":
-        where = "on the device" if facts.widens else "as the host moves it"
+        where = "on the device" if facts.converts_on_device else "as the host moves it"
         reason += f"; {facts.from_dtype} becomes {facts.to_dtype} {where}"
     return reason
 
@@ -238,7 +238,7 @@ def _peer_staged(facts: _core._CopyFacts, blocking: bool) -> str:
 
 def _kernel(facts: _core._CopyFacts, blocking: bool) -> str:
     ends = f"{_memory(facts.src)} and {_memory(facts.dst)}"
-    if facts.widens:
+    if facts.converts_on_device:
         return f"device {facts.device} reaches {ends}, and converts such elements"
     if facts.loops == 0:
         return f"device {facts.device} reaches {ends}, in the order of the stream"
@@ -254,7 +254,7 @@ def _staged(facts: _core._CopyFacts, blocking: bool) -> str:
     least = facts.staged_down_nbytes if down else facts.staged_up_nbytes
     if not is_on_device(other.kind):
         reason = f"only {device} reaches {_memory(other)} in the order of the stream"
-    elif facts.widens:
+    elif facts.converts_on_device:
         reason = f"the link carries the shorter elements of {_memory(host)}"
     elif facts.from_dtype is not None or facts.casts:
         reason = f"elements of {_memory(host)} are converted on the way"
@@ -277,7 +277,7 @@ def _staged(facts: _core._CopyFacts, blocking: bool) -> str:
     if facts.is_turned:
         reason += f", and {device} transposes it"
         reason += ", since neighbours lie along another axis"
-    elif facts.route == "staged-kernel" and not facts.widens:
+    elif facts.route == "staged-kernel" and not facts.converts_on_device:
         verb = "gathers" if down else "repeats" if facts.is_broadcast else "scatters"
         reason += f", and {device} {verb} the elements"
     return reason

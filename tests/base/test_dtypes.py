@@ -173,7 +173,7 @@ def test_scale_error_names_the_rows_in_the_order_of_the_list(runtime) -> None:
 # -- the kernel ------------------------------------------------------------------------
 
 
-def widened_on_device() -> set[str]:
+def converted_on_device() -> set[str]:
     """What the list says that the device makes a float32 of."""
     row = re.compile(r"^ +X\(to, (\w+), .* DEVICE, ", re.MULTILINE)
     return set(row.findall(LIST.read_text()))
@@ -183,7 +183,7 @@ def widened_on_device() -> set[str]:
 def test_kernel_names_each_dtype_that_it_reads_and_no_other() -> None:
     text = (ROOT / "csrc/transfer/device/strided.ptx").read_text()
     named = set(re.findall(r"\bCM_(\w+)", text)) - {"NUMBER_NONE"}
-    assert named == widened_on_device()
+    assert named == converted_on_device()
     assert not re.search(r"%from, *\d", text), "write the name of the dtype"
 
 
@@ -201,7 +201,7 @@ def test_headers_put_the_numbers_of_the_list_into_kernels() -> None:
 
 
 @pytest.mark.parametrize("name", [row.name for row in ROWS if row.scales])
-def test_device_widens_to_the_bits_that_copy_threads_make(runtime, name) -> None:
+def test_device_converts_to_the_bits_that_copy_threads_make(runtime, name) -> None:
     """On the emulated device this is the kernel in C; the device converts from 1 MiB on."""
     dtype = dtype_of(_core._DTYPES[name])
     ends = range(1 << 8 * dtype.itemsize if dtype.itemsize < 4 else 1 << 16)

@@ -296,7 +296,7 @@ test_convert_says_where_imaginary_parts_are_lost(void)
         CHECK_EQ(cm_convert_drops_imaginary(&down),
                  number != CM_BOOL && number < CM_COMPLEX64);
         CHECK(!cm_convert_drops_imaginary(&up));
-        CHECK(!cm_convert_widens(&down) && !cm_convert_widens(&up));
+        CHECK(!cm_convert_has_kernel(&down) && !cm_convert_has_kernel(&up));
     }
 }
 

@@ -136,7 +136,9 @@ def test_missing_file_is_named_with_the_folders_looked_in(
 
 
 def test_dtype_of_devices_that_the_kernel_does_not_read_ends_the_build() -> None:
-    check = runpy.run_path(str(ROOT / "csrc" / "headers.py"))["check_widening"]
+    check = runpy.run_path(str(ROOT / "csrc" / "headers.py"))[
+        "check_device_conversions"
+    ]
     kernel = (ROOT / "csrc" / "transfer" / "device" / "strided.ptx").read_text()
     listed = (ROOT / "csrc" / "base" / "dtypes.h").read_text()
     check(kernel, listed)

@@ -59,7 +59,7 @@ describe(cm_state *state, const cm_explanation *e, const cm_copy_request *reques
         [CM_CopyFacts_is_download] = PyBool_FromLong(plan->is_download),
         [CM_CopyFacts_is_fresh] = PyBool_FromLong(plan->is_fresh),
         [CM_CopyFacts_overlaps] = PyBool_FromLong(e->overlaps),
-        [CM_CopyFacts_widens] = PyBool_FromLong(plan->widens),
+        [CM_CopyFacts_converts_on_device] = PyBool_FromLong(plan->converts_on_device),
         [CM_CopyFacts_casts] = PyBool_FromLong(convert->cast != NULL),
         [CM_CopyFacts_from_dtype] = name_or_none(convert->from),
         [CM_CopyFacts_to_dtype] = name_or_none(convert->to),

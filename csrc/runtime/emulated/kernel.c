@@ -93,7 +93,7 @@ static cm_convert
 convert_of(const cm_strided_job *job)
 {
     return (cm_convert){.from = job->from,
-                        .to = CM_WIDENED,
+                        .to = CM_DEVICE_CONVERTS_TO,
                         .scales = job->scales != 0,
                         .scale = (double)job->scale,
                         .offset = (double)job->offset};
@@ -146,7 +146,8 @@ copy_elements(cm_emulated_job *base, unsigned char *dst, const unsigned char *sr
 static uint64_t
 dst_itemsize(const cm_strided_job *job)
 {
-    return job->from == CM_NUMBER_NONE ? job->itemsize : cm_number_nbytes(CM_WIDENED);
+    return job->from == CM_NUMBER_NONE ? job->itemsize
+                                       : cm_number_nbytes(CM_DEVICE_CONVERTS_TO);
 }
 
 static bool
@@ -191,7 +192,7 @@ strided_is_sane(const cm_strided_job *job)
     }
     cm_convert convert = convert_of(job);
     if (job->from != CM_NUMBER_NONE
-        && (job->from >= CM_NUMBER_COUNT || !cm_convert_widens(&convert)
+        && (job->from >= CM_NUMBER_COUNT || !cm_convert_has_kernel(&convert)
             || job->itemsize != cm_number_nbytes(convert.from))) {
         return false;
     }

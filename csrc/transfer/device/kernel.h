@@ -32,8 +32,8 @@ CM_NODISCARD cm_status cm_kernels_find(cm_kernels *kernels, cm_kernel kernel,
 /* -- the strided-copy kernel -- */
 
 /* Queue the copy on `stream`; dst and src are the device addresses of element 0.
- * `convert` is a conversion of cm_convert_widens() that is done on the way, with each
- * element of the source as a run, or NULL.
+ * `convert` is a conversion of cm_convert_has_kernel() that is done on the way, with
+ * each element of the source as a run, or NULL.
  * Fails: as cm_kernels_find(); kernel_launch. */
 CM_NODISCARD cm_status cm_kernels_launch(cm_kernels *kernels, int device,
                                          const cm_convert *convert,

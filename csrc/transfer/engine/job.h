@@ -205,7 +205,7 @@ cm_job_is_file(const cm_region *region, cm_end_facts facts)
 static inline bool
 cm_job_converts(const cm_job *job)
 {
-    return job->converts && !job->plan.widens;
+    return job->converts && !job->plan.converts_on_device;
 }
 
 static inline bool

@@ -97,7 +97,8 @@ cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
  * the source? A short copy is not worth the launch of the kernel, which also needs each
  * element of the target to be aligned for a float. */
 static bool
-widens_on_device(const cm_plan *plan, const cm_region *dst, const cm_region *src)
+should_convert_on_device(const cm_plan *plan, const cm_region *dst,
+                         const cm_region *src)
 {
     enum { LEAST_NBYTES = 1 << 20 };
     uint64_t bits = dst->address + (uint64_t)plan->layout.offset[CM_DST];
@@ -105,7 +106,8 @@ widens_on_device(const cm_plan *plan, const cm_region *dst, const cm_region *src
         bits |= (uint64_t)plan->layout.axes[axis].stride[CM_DST];
     }
     return cm_region_is_on_device(dst) && !cm_region_is_on_device(src)
-           && plan->nbytes >= LEAST_NBYTES && bits % cm_number_nbytes(CM_WIDENED) == 0;
+           && plan->nbytes >= LEAST_NBYTES
+           && bits % cm_number_nbytes(CM_DEVICE_CONVERTS_TO) == 0;
 }
 
 /* Does each element lie at an address where one load or store can move it? */
@@ -121,7 +123,7 @@ is_aligned(const cm_region *region)
 
 /* A kernel alone can convert these: both ends lie on its own device and are aligned. */
 static bool
-widens_within(const cm_region *dst, const cm_region *src)
+can_convert_within(const cm_region *dst, const cm_region *src)
 {
     return dst->device == src->device && is_aligned(dst) && is_aligned(src);
 }
@@ -134,7 +136,7 @@ cm_plan_goes_via_host(cm_runtime *rt, const cm_region *dst, const cm_region *src
     if (convert == NULL || !cm_convert_is_on(convert) || !between) {
         return false;
     }
-    return !cm_convert_widens(convert) || !widens_within(dst, src)
+    return !cm_convert_has_kernel(convert) || !can_convert_within(dst, src)
            || cm_overlap_is_possible(rt, dst, src);
 }
 
@@ -162,10 +164,11 @@ cm_plan_init(cm_plan *plan, const cm_region *dst, const cm_region *src,
         return cm_ok();
     }
     bool between = down && cm_region_is_on_device(dst);
-    bool within = between && options.widens && widens_within(dst, src);
-    if (within || (options.widens && widens_on_device(plan, dst, src))) {
+    bool within = between && options.kernel_can_convert && can_convert_within(dst, src);
+    if (within
+        || (options.kernel_can_convert && should_convert_on_device(plan, dst, src))) {
         uint64_t counted = (uint64_t)(down ? src->itemsize : dst->itemsize);
-        plan->widens = true;
+        plan->converts_on_device = true;
         plan->nbytes = plan->nbytes / counted * (uint64_t)src->itemsize;
         CM_TRY(cm_layout_init_items(dst, src, src->itemsize, &plan->layout));
     }

@@ -56,7 +56,7 @@ typedef struct cm_plan {
     bool is_cached;
     /* A kernel of the device converts the elements: those that an upload brings, or
      * those of a copy within the device. */
-    bool widens;
+    bool converts_on_device;
     /* What the link carries, or the host moves; what a broadcast source repeats counts
      * once. */
     uint64_t nbytes;
@@ -76,10 +76,10 @@ typedef struct cm_plan_options {
      * moves page-locked and managed memory even between two ends of the host. */
     bool on_stream;
     /* Elements are converted. The host does it, so one end at least has to be its
-     * memory, unless `widens` is set. */
+     * memory, unless `kernel_can_convert` is set. */
     bool converts;
-    /* A kernel can do this conversion as well (cm_convert_widens()). */
-    bool widens;
+    /* A kernel can do this conversion as well (cm_convert_has_kernel()). */
+    bool kernel_can_convert;
     /* The source is one element of host memory, for all of the target. */
     bool is_fill;
     /* What the host packs is sent to other devices as well, so the host has to pack. */
@@ -128,7 +128,7 @@ CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
                                     cm_end_facts src_facts, cm_plan_options options);
 
 /* True if elements are converted between two ends that are memory of devices, and no
- * device can do that. A kernel can do only the conversions of cm_convert_widens(),
+ * device can do that. A kernel can do only the conversions of cm_convert_has_kernel(),
  * within one device, and if both ends are aligned and do not overlap. Such copies go by
  * way of the host (cm_engine_copy_many()). Neither end may be empty; `convert` is NULL
  * where nothing is converted. */

@@ -229,7 +229,8 @@ cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out)
 {
     *out = s->piece;
     cm_layout_pack(out, CM_SRC);
-    if (!job->plan.is_download && !job->plan.widens) { /* packing has converted it */
+    if (!job->plan.is_download && !job->plan.converts_on_device) { /* packing has
+                                                                      converted it */
         cm_layout_drop_items(out);
     }
     cm_layout_put_repeats(out, &job->ring->repeats);

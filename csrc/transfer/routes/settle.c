@@ -50,7 +50,7 @@ void
 cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
 {
     bool on_device = address != 0;
-    if (!on_device && !job->plan.widens) { /* reading it has converted it */
+    if (!on_device && !job->plan.converts_on_device) { /* reading it has converted it */
         job->converts = false;
         cm_layout_drop_items(&job->plan.layout);
     }
@@ -103,7 +103,8 @@ cm_job_replace_source(cm_job *job)
     (void)cm_layout_get_core(&job->plan.layout, &pack);
     cm_layout_pack(&pack, CM_DST);
     bool on_device = cm_job_can_own_on_device(job);
-    if (on_device || job->plan.widens) { /* the elements stay as they are for now */
+    if (on_device || job->plan.converts_on_device) { /* the elements stay as they are
+                                                        for now */
         cm_layout_drop_items(&pack);
     }
     return on_device ? replace_source_on_device(job, &pack)

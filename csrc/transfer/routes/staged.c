@@ -50,7 +50,7 @@ cm_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
         between ? !up : !ends->dst_facts.locked || ends->dst->address == 0;
     plan->is_fresh = plan->is_download && ends->dst_facts.fresh;
     plan->is_turned = !ends->options->lacks_memory
-                      && (plan->widens || (is_packed && up))
+                      && (plan->converts_on_device || (is_packed && up))
                       && turns_on_device(&plan->layout);
     return is_packed && !plan->is_turned;
 }
@@ -100,7 +100,7 @@ move_on_host(cm_job *job, cm_slot *s)
     }
     else {
         cm_slot_pack(s, &layout);
-        if (job->plan.widens) {
+        if (job->plan.converts_on_device) {
             cm_layout_drop_items(&layout);
         }
     }
@@ -261,10 +261,10 @@ fetch_slot(cm_job *job, cm_slot *s)
 
 /* -- before anything is moved -------------------------------------------------------------- */
 
-/* Take the memory on the device that turning the elements there needs. If there is none
- * the copy is planned again, so that the host turns them. */
+/* Take the memory on the device that rearranging the elements there needs. If there is
+ * none the copy is planned again, so that the host does it. */
 static cm_status
-turn_where_there_is_memory(cm_job *job)
+rearrange_on_device_if_memory_allows(cm_job *job)
 {
     cm_address block;
     cm_status status =
@@ -276,14 +276,14 @@ turn_where_there_is_memory(cm_job *job)
     return cm_ok();
 }
 
-/* Take the memory on the device that widening the elements there needs. If none is free
- * the host converts them, which is faster than waiting for memory. */
+/* Take the memory on the device that converting the elements there needs. If none is
+ * free the host converts them, which is faster than waiting for memory. */
 static cm_status
-widen_where_there_is_memory(cm_job *job)
+convert_on_device_if_memory_allows(cm_job *job)
 {
     cm_plan_options options = {
         .may_wait = job->blocking, .converts = true, .tuning = &job->tuning};
-    if (!job->plan.widens || job->host_temporary != NULL) {
+    if (!job->plan.converts_on_device || job->host_temporary != NULL) {
         return cm_ok();
     }
     CM_TRY(cm_job_try_pair(job));
@@ -310,8 +310,8 @@ cm_staged_settle(cm_job *job)
         CM_TRY(cm_job_wait_stream(job));
     }
     CM_TRY(cm_job_begin(job));
-    CM_TRY(widen_where_there_is_memory(job));
-    return turn_where_there_is_memory(job);
+    CM_TRY(convert_on_device_if_memory_allows(job));
+    return rearrange_on_device_if_memory_allows(job);
 }
 
 /* -- all of it ------------------------------------------------------------------------------ */

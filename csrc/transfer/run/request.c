@@ -106,7 +106,7 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
         .may_wait = request->blocking || (in_call && !job->dst_facts.locked),
         .on_stream = request->stream != NULL && !request->blocking,
         .converts = job->converts,
-        .widens = job->converts && cm_convert_widens(&job->convert),
+        .kernel_can_convert = job->converts && cm_convert_has_kernel(&job->convert),
         .is_fill = request->is_fill,
         .has_more_targets = job->has_more_targets,
         .tuning = &job->tuning,
