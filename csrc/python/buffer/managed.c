@@ -195,9 +195,9 @@ discard_beside(cm_buffer *self, cm_stream *legacy)
     if (state->context_count != atomic_load(&legacy->rt->context_count)) {
         state->when_contexts_grow(state); /* the device is in use from now on */
     }
-    cm_storage_pin(self->storage);
+    cm_storage_keep_open(self->storage);
     int result = discard_between(self, legacy, side);
-    cm_storage_unpin(self->storage);
+    cm_storage_allow_close(self->storage);
     cm_state_enter(state); /* cm_stream_give() leaves it */
     cm_stream_give(state, side);
     return result;

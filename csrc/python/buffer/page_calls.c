@@ -303,11 +303,11 @@ cm_pages_submit(cm_state *state, const cm_page_call *call, cm_buffer *const *buf
     }
     cm_state_enter(state); /* looking at the buffers may run Python code */
     for (Py_ssize_t i = 0; i < buffer_count; i++) {
-        cm_storage_pin(buffers[i]->storage);
+        cm_storage_keep_open(buffers[i]->storage);
     }
     int result = submit_pinned(state, call, buffers, buffer_count);
     for (Py_ssize_t i = 0; i < buffer_count; i++) {
-        cm_storage_unpin(buffers[i]->storage);
+        cm_storage_allow_close(buffers[i]->storage);
     }
     cm_state_leave(state);
     return result;
@@ -329,12 +329,12 @@ cm_pages_ask(const cm_buffer *self, uint64_t begin, uint64_t end, int attribute,
     int result = cm_pages_find_span(self, &address, &nbytes);
     end = result == 0 && end > nbytes ? nbytes : end;
     if (result == 0 && begin < end) {
-        cm_storage_pin(storage);
+        cm_storage_keep_open(storage);
         cm_status status = CM_WITHOUT_GIL(
             CM_ON_DEVICE(rt, storage->device,
                          cm_rt_range_attribute(rt, address + begin, end - begin,
                                                attribute, out, count)));
-        cm_storage_unpin(storage);
+        cm_storage_allow_close(storage);
         result = cm_py_check(state, status, "while asking about managed memory");
     }
     cm_state_leave(state);

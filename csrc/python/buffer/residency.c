@@ -174,8 +174,8 @@ cm_buffer_page_residency(PyObject *object, PyObject *unused CM_UNUSED)
     if (cm_pages_find_span(self, &address, &nbytes) < 0) {
         return NULL;
     }
-    cm_storage_pin(self->storage);
+    cm_storage_keep_open(self->storage);
     PyObject *answer = residency_of(object, address, nbytes);
-    cm_storage_unpin(self->storage);
+    cm_storage_allow_close(self->storage);
     return answer;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Storages: how they are made, counted, closed and given back, and what puts that off:
- * exports, pins and transfers. */
+ * exports, calls and transfers. */
 #include "python/buffer/storage.h"
 
 #include <stdlib.h>
@@ -498,13 +498,13 @@ drop_hold(cm_storage *storage, uint64_t hold)
 }
 
 void
-cm_storage_pin(cm_storage *storage)
+cm_storage_keep_open(cm_storage *storage)
 {
     add_hold(storage, CM_HOLD_EXPORT);
 }
 
 void
-cm_storage_unpin(cm_storage *storage)
+cm_storage_allow_close(cm_storage *storage)
 {
     if (CM_UNLIKELY(end_hold(storage, CM_HOLD_EXPORT))) {
         end_if_idle(storage);

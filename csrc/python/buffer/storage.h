@@ -6,7 +6,7 @@
  * References and holds
  * --------------------
  * A storage is counted twice. `refs` keeps the struct: each buffer, export and transfer
- * has one. `holds` keeps the bytes: it counts exports (views of other libraries, pins
+ * has one. `holds` keeps the bytes: it counts exports (views of other libraries, calls
  * of our own calls) and transfers that are still running. free() and the end of a
  * `with` block close a storage. The bytes then go at once if there is no hold, or with
  * the last hold.
@@ -290,9 +290,10 @@ int cm_storage_wait(cm_storage *storage, bool streams);
 int cm_storage_wait_pending(cm_storage *storage);
 /* Keep free() and shutdown() of other threads away (with BufferError) while a call of
  * ours works on it without the GIL. */
-void cm_storage_pin(cm_storage *storage);
-void cm_storage_unpin(cm_storage *storage);
-/* Count an export, which ends as a pin does. was_exported is set for good. */
+void cm_storage_keep_open(cm_storage *storage);
+void cm_storage_allow_close(cm_storage *storage);
+/* Count an export, which cm_storage_allow_close() ends as well. was_exported is set for
+ * good. */
 void cm_storage_begin_export(cm_storage *storage);
 /* Called between the beginning and the end of an export: `view` is given to a
  * memoryview, and nothing was exported before. If NumPy asked for it and gives it back
@@ -310,7 +311,8 @@ void cm_storage_drop_export(cm_storage *storage);
 cm_storage *cm_storage_hold_transfer(cm_storage *storage);
 void cm_storage_drop_transfer(void *storage);
 
-/* The number of live Py_buffer exports, DLPack capsules and tensors, and pins. */
+/* The number of live Py_buffer exports, DLPack capsules and tensors, and calls that
+ * keep it open. */
 static inline size_t
 cm_storage_count_exports(const cm_storage *storage)
 {

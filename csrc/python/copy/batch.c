@@ -80,7 +80,7 @@ add_storage(many_call *self, cm_storage *storage, bool written)
             return -1;
         }
         cm_storage_hold(storage);
-        cm_storage_pin(storage);
+        cm_storage_keep_open(storage);
         storage->many_call = self->number;
         storage->many_index = self->storage_count;
         self->storages[self->storage_count++] = (many_storage){.storage = storage};
@@ -562,7 +562,7 @@ fini_call(many_call *self)
 {
     cm_call_fini(&self->call);
     for (uint32_t i = 0; i < self->storage_count; i++) {
-        cm_storage_unpin(self->storages[i].storage);
+        cm_storage_allow_close(self->storages[i].storage);
         cm_storage_release(self->storages[i].storage, true);
     }
     PyMem_Free(self->pieces);

@@ -7,8 +7,9 @@
  * of device memory without gaps that comes after nothing but its own stream takes the
  * short way of transfer/routes/fill.c (try_queue()); any other goes to the engine as a
  * request (queue_fill()).
- * fill_by() pins the buffer's storage for as long as a fill takes, so that no other
- * thread frees the memory while this one waits. Most functions here rely on it. */
+ * fill_by() keeps the buffer's storage open for as long as a fill takes, so that no
+ * other thread frees the memory while this one waits. Most functions here rely on it.
+ */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
@@ -252,9 +253,9 @@ fill_by(cm_buffer *self, const void *element, PyObject *given)
         result = cm_buffer_check_open(self);
     }
     if (result == 0 && cm_buffer_nbytes(self) > 0) {
-        cm_storage_pin(self->storage);
+        cm_storage_keep_open(self->storage);
         result = fill_pinned(self, element, stream, cm_arg_is_given(given));
-        cm_storage_unpin(self->storage);
+        cm_storage_allow_close(self->storage);
     }
     cm_stream_give(self->state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);

@@ -100,7 +100,7 @@ let_go(PyObject *capsule)
     held_ends *self = PyCapsule_GetPointer(capsule, held_name);
     cm_kept_error kept = cm_error_keep();
     for (Py_ssize_t i = 0; i < self->count; i++) {
-        cm_storage_unpin(self->storages[i]);
+        cm_storage_allow_close(self->storages[i]);
         cm_storage_release(self->storages[i], true);
     }
     cm_state_leave(self->state);
@@ -144,7 +144,7 @@ hold_ends(cm_state *state, PyObject *module, PyObject *ends)
             return NULL;
         }
         if (storage != NULL) {
-            cm_storage_pin(storage);
+            cm_storage_keep_open(storage);
             self->storages[self->count++] = cm_storage_hold(storage);
         }
     }

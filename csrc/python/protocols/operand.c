@@ -261,7 +261,7 @@ init_buffer(cm_operand *operand, PyObject *object)
     operand->keep = Py_NewRef(object);
     operand->storage = buffer->storage;
     operand->readonly = buffer->readonly;
-    cm_storage_pin(operand->storage);
+    cm_storage_keep_open(operand->storage);
     return 0;
 }
 
@@ -326,7 +326,7 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
     operand->keep = Py_NewRef(array);
     operand->storage = cm_operand_storage_of(state, array);
     if (operand->storage != NULL) {
-        cm_storage_pin(operand->storage);
+        cm_storage_keep_open(operand->storage);
     }
     int result = read_array(state, operand, array, unasked);
     if (result < 0) {
@@ -481,7 +481,7 @@ void
 cm_operand_fini(cm_operand *operand)
 {
     if (operand->storage != NULL) {
-        cm_storage_unpin(operand->storage); /* `keep` still holds the storage */
+        cm_storage_allow_close(operand->storage); /* `keep` still holds the storage */
     }
     operand->storage = NULL;
     Py_CLEAR(operand->dtype);
