@@ -13,7 +13,7 @@ typedef struct cm_faults {
     _Atomic uint64_t plan_nth;
     _Atomic int32_t plan_code;
     atomic_bool plan_repeat;
-    atomic_int struck;
+    atomic_int injected;
     _Atomic uint64_t counts[CM_OP_COUNT];    /* [CM_OP_none] counts all */
     _Atomic uint32_t delays_us[CM_OP_COUNT]; /* [CM_OP_none] delays all */
     int (*is_held)(void);
@@ -46,7 +46,7 @@ should_fail(cm_runtime *rt, cm_op op, int32_t *code)
     if (nth == 0 || seen < nth || (seen > nth && !atomic_load(&faults->plan_repeat))) {
         return false;
     }
-    atomic_store(&faults->struck, (int)op);
+    atomic_store(&faults->injected, (int)op);
     *code = atomic_load(&faults->plan_code);
     return true;
 }
@@ -101,7 +101,7 @@ cm_faults_plan(cm_runtime *rt, cm_op op, uint64_t nth, int32_t code, bool repeat
     for (int i = 0; i < CM_OP_COUNT; i++) {
         atomic_store(&faults->counts[i], 0);
     }
-    atomic_store(&faults->struck, CM_OP_none);
+    atomic_store(&faults->injected, CM_OP_none);
     atomic_store(&faults->plan_op, (int)op);
     atomic_store(&faults->plan_code, code);
     atomic_store(&faults->plan_repeat, repeat);
@@ -116,9 +116,9 @@ cm_faults_count(const cm_runtime *rt, cm_op op)
 }
 
 cm_op
-cm_faults_struck(const cm_runtime *rt)
+cm_faults_last_injected(const cm_runtime *rt)
 {
-    return (cm_op)atomic_load(&((const cm_faults *)rt)->struck);
+    return (cm_op)atomic_load(&((const cm_faults *)rt)->injected);
 }
 
 void

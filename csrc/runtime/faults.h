@@ -29,7 +29,7 @@ uint64_t cm_faults_count(const cm_runtime *rt, cm_op op);
 
 /* Return the operation that failed last by the plan, or CM_OP_none if none has failed
  * yet. */
-cm_op cm_faults_struck(const cm_runtime *rt);
+cm_op cm_faults_last_injected(const cm_runtime *rt);
 
 /* Delay every call of `op` (CM_OP_none: of any operation) by `delay_us` microseconds. 0
  * ends the delay. */

@@ -603,11 +603,11 @@ def test_first_use_may_fail(emulated, op: str) -> None:
             first()
         except cumem.CudaError as error:
             raised += error.code == 999
-        struck = session.testing.fault_struck()
+        injected = session.testing.last_injected_fault()
         session.testing.plan_fault(None, 0)
-        if struck is None:
+        if injected is None:
             break
-        assert struck == op
+        assert injected == op
     assert raised >= 1
     first()
 
@@ -622,7 +622,7 @@ def test_a_call_that_only_asks_may_fail(emulated) -> None:
         session.testing.plan_fault(op, 1, 999)
         with pytest.raises(cumem.CudaError):
             ask()
-        assert session.testing.fault_struck() == op
+        assert session.testing.last_injected_fault() == op
         session.testing.plan_fault(None, 0)
         ask()
 
@@ -640,9 +640,9 @@ def shut_down_after_work() -> list[BaseException]:
 
 
 def fail_shutdown_at_every_call() -> set[str]:
-    """The calls that were struck, or said to have failed."""
+    """The calls that were injected, or said to have failed."""
     testing = session.testing
-    struck_ops = set()
+    injected_ops = set()
     quiet = 0  # some failures are answered by a second way and tell nobody
     for nth in range(1, 400):
         with session.opened("emulated"):
@@ -652,18 +652,18 @@ def fail_shutdown_at_every_call() -> set[str]:
             testing.plan_fault(None, nth, 999)
             found = shut_down_after_work()
             if testing.opened():  # it stays open when nothing was given back yet
-                struck_ops.add(testing.fault_struck())
+                injected_ops.add(testing.last_injected_fault())
                 testing.plan_fault(None, 0)
                 cumem.shutdown(reset_devices=True)
         for error in found:
             assert isinstance(error, cumem.CudaError)
-            struck_ops.add(error.call)
+            injected_ops.add(error.call)
         quiet = 0 if found else quiet + 1
         # Before memory is given back all streams are asked for captures, each of them
         # on its device: sixty calls whose failures tell nobody.
         if quiet == 120:
             break
-    return struck_ops
+    return injected_ops
 
 
 def test_shutdown_may_fail_at_every_call() -> None:
@@ -673,12 +673,12 @@ def test_shutdown_may_fail_at_every_call() -> None:
         "cuMemUnmap",
         "cudaHostUnregister",
     }
-    struck_ops = fail_shutdown_at_every_call()
-    # A worker may make its last call late, and be the one that is struck.
+    injected_ops = fail_shutdown_at_every_call()
+    # A worker may make its last call late, and be the one that is injected.
     for _ in range(3):
-        if not expected <= struck_ops:
-            struck_ops |= fail_shutdown_at_every_call()
-    assert expected <= struck_ops
+        if not expected <= injected_ops:
+            injected_ops |= fail_shutdown_at_every_call()
+    assert expected <= injected_ops
 
 
 def test_sweep_reached_every_operation(emulated) -> None:
@@ -722,7 +722,7 @@ def test_out_of_memory_is_retried_then_raised(emulated, op, make) -> None:
     testing = session.testing
     testing.plan_fault(op, 1, 2)  # once: the retry succeeds
     make(1 << 20)
-    assert testing.fault_struck() == op
+    assert testing.last_injected_fault() == op
     testing.plan_fault(op, 1, 2, repeat=True)
     with pytest.raises(cumem.OutOfMemoryError) as caught:
         make(2 << 20)  # more than what is in the cache

@@ -9,23 +9,25 @@
 #include "pool_world.h"
 
 static int device;          /* current for this thread */
-static bool struck;         /* an injected fault made a call of this operation fail */
+static bool injected;       /* an injected fault made a call of this operation fail */
 static model_pool *touched; /* the pool that this operation used */
 static double seconds = 4;
 static uint64_t first_seed = 1;
 static uint64_t seed_operations = 3000;
-static uint64_t operation_count, refused_count, struck_count, seed_count, ordered_count;
+static uint64_t operation_count, refused_count, injected_count, seed_count,
+    ordered_count;
 
 /* -- faults ----------------------------------------------------------------------------- */
 
 static void
 settle_fault(void)
 {
-    struck = struck || cm_faults_struck(world.rt) != CM_OP_none;
-    world.lost_stream_count += cm_faults_struck(world.rt) == CM_OP_stream_destroy;
+    injected = injected || cm_faults_last_injected(world.rt) != CM_OP_none;
+    world.lost_stream_count +=
+        cm_faults_last_injected(world.rt) == CM_OP_stream_destroy;
     cm_faults_plan(world.rt, CM_OP_none, 0, 0, false);
-    struck_count += struck;
-    for (int i = 0; i < MODEL_POOLS && struck; i++) {
+    injected_count += injected;
+    for (int i = 0; i < MODEL_POOLS && injected; i++) {
         if (world.model.pools[i].pool != NULL) {
             world.model.pools[i].refused_count =
                 read_counters(world.model.pools[i].pool).out_of_memory_count;
@@ -116,8 +118,8 @@ take_at(uint32_t place, model_pool *of, uint64_t nbytes, cm_stream *stream)
         refused_count++;
         bool short_of =
             status.code == CM_CUDA_OUT_OF_MEMORY || status.code == CM_ELIMIT;
-        of->refused_count += short_of && !struck;
-        if (!struck && (!short_of || room)) {
+        of->refused_count += short_of && !injected;
+        if (!injected && (!short_of || room)) {
             model_fail(&world.model, "refused without a reason", (uint64_t)status.code,
                        nbytes);
         }
@@ -247,7 +249,7 @@ op_trim(void)
         || c.reserved_nbytes != before.reserved_nbytes - released) {
         model_fail(&world.model, "a trim does not add up", released, c.trimmed_nbytes);
     }
-    if (!struck && (!cm_is_ok(status) || (wait && c.in_flight_count != 0))) {
+    if (!injected && (!cm_is_ok(status) || (wait && c.in_flight_count != 0))) {
         model_fail(&world.model, "a trim left what it waited for",
                    (uint64_t)(int64_t)status.code, c.in_flight_count);
     }
@@ -301,7 +303,7 @@ check_thread(void)
     int mode = 0;
     MUST(cm_rt_context_get(world.inner, &context));
     MUST(cm_rt_capture_mode_exchange(world.inner, &mode));
-    if (!struck && (context != (uint64_t)device + 1 || mode != 0)) {
+    if (!injected && (context != (uint64_t)device + 1 || mode != 0)) {
         model_fail(&world.model, "the thread's device was changed", context,
                    (uint64_t)device + 1);
     }
@@ -330,7 +332,7 @@ static void
 step(void)
 {
     random_step();
-    struck = false;
+    injected = false;
     touched = NULL;
     uint64_t r = dice(1000);
     if (r < 300) {
@@ -414,11 +416,11 @@ main(int argc, char **argv)
          seed++) {
         run_seed(seed);
     }
-    printf(
-        "%llu operations, %llu seeds: %llu refused, %llu struck by faults, %llu times "
-        "memory handed out in order behind work on it\n",
-        (unsigned long long)operation_count, (unsigned long long)seed_count,
-        (unsigned long long)refused_count, (unsigned long long)struck_count,
-        (unsigned long long)ordered_count);
+    printf("%llu operations, %llu seeds: %llu refused, %llu injected by faults, %llu "
+           "times "
+           "memory handed out in order behind work on it\n",
+           (unsigned long long)operation_count, (unsigned long long)seed_count,
+           (unsigned long long)refused_count, (unsigned long long)injected_count,
+           (unsigned long long)ordered_count);
     return seed_count > 0 ? 0 : 1;
 }

@@ -185,13 +185,13 @@ test_broadcast_fault_sweep(void)
         cm_status status = broadcast(&w, &t, COUNT / 4, false, &drops);
         calls = nth == 0 ? cm_faults_count(w.rt, CM_OP_none) : calls;
         CHECK_EQ(atomic_load(&drops), 1);
-        cm_op struck = cm_faults_struck(w.rt);
+        cm_op injected = cm_faults_last_injected(w.rt);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         if (cm_is_ok(status)) {
             check_targets(&t, COUNT / 4);
         }
         else {
-            CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[struck].name);
+            CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[injected].name);
             CHECK_EQ(status.code, 998);
         }
         CHECK_EQ(cm_engine_count_pending(w.engine), 0);

@@ -145,12 +145,12 @@ sweep(const scenario *s)
         cm_status status = run_scenario(&w, s, &dst, &src, &drops);
         calls = nth == 0 ? cm_faults_count(w.rt, CM_OP_none) : calls;
         CHECK_EQ(atomic_load(&drops), 1);
-        cm_op struck = cm_faults_struck(w.rt);
+        cm_op injected = cm_faults_last_injected(w.rt);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         /* Some calls are not the copy's own: the watcher's, and those that give back
          * what is not needed. */
         if (!cm_is_ok(status)) {
-            CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[struck].name);
+            CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[injected].name);
             CHECK_EQ(status.code, 998);
         }
         CHECK_EQ(cm_engine_count_pending(w.engine), 0);

@@ -154,18 +154,18 @@ run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
     cm_faults_plan(w->rt, CM_OP_none, nth, 998, false);
     cm_status status = copy_and_check(w, &e, how, &drops);
     uint64_t calls = cm_faults_count(w->rt, CM_OP_none);
-    cm_op struck = cm_faults_struck(w->rt);
+    cm_op injected = cm_faults_last_injected(w->rt);
     cm_faults_plan(w->rt, CM_OP_none, 0, 0, false);
     /* Some calls are not the copy's own: the watcher's, and those that give back what
      * is not needed. */
     if (!cm_is_ok(status)
-        && (status.code != 998 || (cm_op)status.op != struck || nth == 0)) {
+        && (status.code != 998 || (cm_op)status.op != injected || nth == 0)) {
         CHECK_FAIL_("%d of %s where %s failed", status.code,
-                    cm_op_facts[status.op].name, cm_op_facts[struck].name);
+                    cm_op_facts[status.op].name, cm_op_facts[injected].name);
     }
     if (cm_is_ok(status) && count_wrong(&e) != 0) {
         CHECK_FAIL_("%llu bytes wrong where %s failed and nobody was told",
-                    (unsigned long long)count_wrong(&e), cm_op_facts[struck].name);
+                    (unsigned long long)count_wrong(&e), cm_op_facts[injected].name);
     }
     check_nothing_left(w, &drops);
     atomic_store(&drops, 0);

@@ -38,14 +38,14 @@ test_faults_count_calls_by_operation(void)
 }
 
 static void
-test_faults_strike_the_nth_call_only(void)
+test_faults_fail_the_nth_call_only(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
     cm_address address = 0;
     cm_emulated_counts counts;
     cm_faults_plan(rt, CM_OP_device_alloc, 2, CM_CUDA_OUT_OF_MEMORY, false);
     CHECK_OK(cm_rt_device_alloc(rt, 100, &address));
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_none);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_none);
     CHECK_OK(cm_rt_device_free(rt, address));
     address = 77;
     cm_status status = cm_rt_device_alloc(rt, 123, &address);
@@ -53,7 +53,7 @@ test_faults_strike_the_nth_call_only(void)
     CHECK_EQ(status.op, CM_OP_device_alloc);
     CHECK_EQ(status.arg, 123);
     CHECK_EQ(address, 77);
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_device_alloc);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_device_alloc);
     cm_emulated_read_counts(rt, &counts);
     CHECK_EQ(counts.device_allocs, 0);
     CHECK_OK(cm_rt_device_alloc(rt, 100, &address));
@@ -62,7 +62,7 @@ test_faults_strike_the_nth_call_only(void)
 }
 
 static void
-test_faults_struck_free_does_not_reach_the_inner_runtime(void)
+test_faults_failed_free_does_not_reach_the_inner_runtime(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
     cm_address address = 0;
@@ -89,23 +89,23 @@ test_faults_repeat_strikes_every_later_call(void)
     cm_faults_plan(rt, CM_OP_none, 2, 998, true);
     CHECK_OK(cm_rt_driver_version(rt, &version));
     CHECK_CODE(cm_rt_context_get(rt, &context), 998);
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_context_get);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_context_get);
     CHECK_CODE(cm_rt_driver_version(rt, &version), 998);
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_driver_version);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_driver_version);
     close_emulated(rt);
 }
 
 /* Call every row of the list with zeros. The plan must make it fail before its
  * arguments are looked at, and the inner runtime must not be reached. */
 static void
-test_faults_strike_each_operation(void)
+test_faults_fail_each_operation(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
     const cm_ops_table *ops = rt->ops;
     cm_faults_plan(rt, CM_OP_none, 1, 700, true);
 #define STRIKE(name, expression)                                                       \
     CHECK_CODE(expression, 700);                                                       \
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_##name);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_##name);
     int i = 0;
     uint64_t n = 0;
     bool b = false;
@@ -230,17 +230,17 @@ test_faults_count_exactly_from_many_threads(void)
         cm_thread_join(threads[i]);
     }
     CHECK_EQ(cm_faults_count(rt, CM_OP_driver_version), COUNT * 1000);
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_driver_version);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_driver_version);
     close_emulated(rt);
 }
 
 /* clang-format off */
 MAIN(RUN(test_faults_stand_in_for_the_inner_runtime)
      RUN(test_faults_count_calls_by_operation)
-     RUN(test_faults_strike_the_nth_call_only)
-     RUN(test_faults_struck_free_does_not_reach_the_inner_runtime)
+     RUN(test_faults_fail_the_nth_call_only)
+     RUN(test_faults_failed_free_does_not_reach_the_inner_runtime)
      RUN(test_faults_repeat_strikes_every_later_call)
-     RUN(test_faults_strike_each_operation)
+     RUN(test_faults_fail_each_operation)
      RUN(test_faults_delay_slows_the_operation)
      RUN(test_faults_count_exactly_from_many_threads))
 /* clang-format on */

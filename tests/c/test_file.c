@@ -309,10 +309,10 @@ test_file_every_runtime_call_may_fail(void)
             cm_status status = run_scenario(&s, &p, &scenarios[i], &failure);
             calls = nth == 0 ? cm_faults_count(s.w.rt, CM_OP_none) : calls;
             calls = calls < 120 ? calls : 120; /* the rest is polling */
-            cm_op struck = cm_faults_struck(s.w.rt);
+            cm_op injected = cm_faults_last_injected(s.w.rt);
             cm_faults_plan(s.w.rt, CM_OP_none, 0, 0, false);
             if (!cm_is_ok(status)) {
-                CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[struck].name);
+                CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[injected].name);
                 CHECK_EQ(status.code, 998);
                 CHECK(!failure.at_end && failure.error == 0);
             }

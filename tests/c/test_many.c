@@ -295,7 +295,7 @@ test_many_fails_whole_with_any_call(void)
             if (ticket != NULL) {
                 cm_ticket_release(ticket);
             }
-            bool struck = cm_faults_struck(w.rt) != CM_OP_none;
+            bool injected = cm_faults_last_injected(w.rt) != CM_OP_none;
             cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
             while (cm_engine_count_pending(w.engine) > 0) {
                 cm_engine_poll(w.engine);
@@ -305,7 +305,7 @@ test_many_fails_whole_with_any_call(void)
             failures += !cm_is_ok(status);
             while (!cm_is_ok(cm_engine_take_unread(w.engine))) {
             }
-            if (!struck) {
+            if (!injected) {
                 break;
             }
         }

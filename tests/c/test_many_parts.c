@@ -286,7 +286,7 @@ test_failed_part_lets_no_later_one_pass(void)
     CHECK_NE(first.bytes[0], 0xcc);
     atomic_store(&may_go, true);
     CHECK_EQ(cm_ticket_wait(ticket, UINT64_MAX).code, 999);
-    CHECK_EQ(cm_faults_struck(w.rt), CM_OP_stream_create);
+    CHECK_EQ(cm_faults_last_injected(w.rt), CM_OP_stream_create);
     CHECK_BYTES_EQ(near.bytes, first.bytes, NBYTES);
     CHECK_NE(near.bytes[0], 0xee);
     CHECK_EQ(far.bytes[0], 0xdd);
@@ -336,7 +336,7 @@ test_chain_fails_whole_with_any_call(void)
             if (ticket != NULL) {
                 cm_ticket_release(ticket);
             }
-            bool struck = cm_faults_struck(w.rt) != CM_OP_none;
+            bool injected = cm_faults_last_injected(w.rt) != CM_OP_none;
             cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
             while (cm_engine_count_pending(w.engine) > 0) {
                 cm_engine_poll(w.engine);
@@ -348,7 +348,7 @@ test_chain_fails_whole_with_any_call(void)
                 CHECK_BYTES_EQ(host[1].bytes, host[0].bytes, NBYTES);
                 CHECK_BYTES_EQ(near.bytes + 100, host[0].bytes, 1000);
             }
-            if (!struck) {
+            if (!injected) {
                 CHECK_GT(nth, 10);
                 break;
             }

@@ -385,7 +385,7 @@ test_pool_block_of_a_foreign_stream_outlives_a_failed_record(void)
     give(pool, one, foreign, 0);
     cm_faults_plan(rt, CM_OP_event_record, 1, 999, false);
     give(pool, two, foreign, 0);
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_event_record);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_event_record);
     CHECK_OK(cm_emulated_gate_open(rt, made->handle));
     CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(read_counters(pool).reserved_nbytes, 0);

@@ -75,16 +75,16 @@ test_pool_peer_is_let_in_once(void)
 static void
 test_pool_peer_is_let_in_at_the_next_try(void)
 {
-    bool struck = true;
-    for (uint64_t nth = 1; struck; nth++) {
+    bool injected = true;
+    for (uint64_t nth = 1; injected; nth++) {
         cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
         cm_pool *pool = open_pool(rt, DEVICE);
         cm_block *block = take(pool, CHUNK, NULL);
         make_context(rt, 1);
         cm_faults_plan(rt, CM_OP_none, nth, 999, false);
         cm_status status = cm_pool_admit_peers(pool);
-        struck = cm_faults_struck(rt) != CM_OP_none;
-        bool is_told = cm_faults_struck(rt) == CM_OP_address_set_access;
+        injected = cm_faults_last_injected(rt) != CM_OP_none;
+        bool is_told = cm_faults_last_injected(rt) == CM_OP_address_set_access;
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
         CHECK(!is_told || status.code == 999);
         CHECK(cm_pool_check(pool));

@@ -449,7 +449,7 @@ sweep(cm_op op, int32_t code, bool repeat)
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     uint64_t free_nbytes = driver_free_nbytes(rt);
     uint64_t nth = 1;
-    for (bool struck = true; struck && nth < 400; nth += CHECK_EVERY(12)) {
+    for (bool injected = true; injected && nth < 400; nth += CHECK_EVERY(12)) {
         int before = atomic_load(&check_failures);
         outcome o = {0, cm_ok()};
         cm_budget budget;
@@ -460,13 +460,13 @@ sweep(cm_op op, int32_t code, bool repeat)
         cm_faults_plan(rt, op, nth, code, repeat);
         run_places(pool, &o);
         run_holes(rt, pool, &o);
-        struck = cm_faults_struck(rt) != CM_OP_none;
+        injected = cm_faults_last_injected(rt) != CM_OP_none;
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
         if (!cm_is_ok(o.first) && o.first.code != code) {
             CHECK_FAIL_("told as code %d of %s", o.first.code,
                         cm_op_facts[o.first.op].name);
         }
-        CHECK(struck || o.refused_count == 0);
+        CHECK(injected || o.refused_count == 0);
         check_well(rt, pool, &budget);
         cm_pool_release(pool);
         CHECK_EQ(atomic_load(&budget.used_nbytes), 0);
@@ -476,7 +476,7 @@ sweep(cm_op op, int32_t code, bool repeat)
             fprintf(stderr, "  … in call %llu of %s with code %d%s\n",
                     (unsigned long long)nth, cm_op_facts[op].name, code,
                     repeat ? " and all later ones" : "");
-            struck = false;
+            injected = false;
         }
     }
     CHECK_GT(nth, 4);
@@ -513,7 +513,7 @@ test_pool_source_that_cannot_be_opened_is_tried_again(void)
         cm_block *block = NULL;
         cm_faults_plan(rt, CM_OP_none, nth, 999, false);
         cm_status status = pool_alloc(pool, 3 * MIB, NULL, &block);
-        bool struck = cm_faults_struck(rt) != CM_OP_none;
+        bool injected = cm_faults_last_injected(rt) != CM_OP_none;
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
         CHECK(cm_is_ok(status) || status.code == 999);
         if (!cm_is_ok(status)) {
@@ -523,7 +523,7 @@ test_pool_source_that_cannot_be_opened_is_tried_again(void)
         give(pool, block, NULL, 0);
         cm_pool_release(pool);
         check_nothing_live(rt);
-        if (!struck) {
+        if (!injected) {
             CHECK_GT(nth, 8);
             break;
         }

@@ -79,7 +79,7 @@ test_pool_growth_that_fails_once_keeps_what_it_moved(void)
     cm_faults_plan(w.rt, CM_OP_physical_create, 4, 999, false);
     cm_block *block = NULL;
     CHECK_CODE(pool_alloc(w.pool, 100 * MIB, NULL, &block), 999);
-    CHECK_EQ(cm_faults_struck(w.rt), CM_OP_physical_create);
+    CHECK_EQ(cm_faults_last_injected(w.rt), CM_OP_physical_create);
     cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
     CHECK(cm_pool_check(w.pool));
     cm_pool_counters c = read_counters(w.pool);

@@ -654,7 +654,7 @@ test_pool_failed_recording_becomes_a_fence(void)
         hold_work(rt, stream, a);
         cm_faults_plan(rt, ops[i], 1, 999, false);
         give(pool, a, stream, 0);
-        CHECK_EQ(cm_faults_struck(rt), ops[i]);
+        CHECK_EQ(cm_faults_last_injected(rt), ops[i]);
         cm_block *b = take(pool, CHUNK, NULL);
         CHECK(b->host != first);
         CHECK_OK(cm_emulated_gate_open(rt, stream->handle));

@@ -507,11 +507,11 @@ sweep(int driver_version, cm_pool_config config, int32_t code)
         int before = atomic_load(&check_failures);
         cm_faults_plan(s.rt, CM_OP_none, nth, code, false);
         cm_status status = run_scenario(&s);
-        cm_op struck = cm_faults_struck(s.rt);
+        cm_op injected = cm_faults_last_injected(s.rt);
         cm_faults_plan(s.rt, CM_OP_none, 0, 0, false);
-        if (!cm_is_ok(status) && (status.code != code || status.op != struck)) {
+        if (!cm_is_ok(status) && (status.code != code || status.op != injected)) {
             CHECK_FAIL_("failure of %s was told as code %d of %s",
-                        cm_op_facts[struck].name, status.code,
+                        cm_op_facts[injected].name, status.code,
                         cm_op_facts[status.op].name);
         }
         check_only_streams_live(s.rt);
@@ -521,7 +521,7 @@ sweep(int driver_version, cm_pool_config config, int32_t code)
         check_only_streams_live(s.rt);
         if (atomic_load(&check_failures) != before) {
             fprintf(stderr, "  … in call %llu (%s) with code %d on kind %d\n",
-                    (unsigned long long)nth, cm_op_facts[struck].name, code,
+                    (unsigned long long)nth, cm_op_facts[injected].name, code,
                     (int)config.kind);
         }
     }

@@ -585,10 +585,10 @@ test_registry_any_call_may_fail_and_nothing_stays_locked(void)
         for (uint64_t nth = 1; nth <= total; nth++) {
             cm_faults_plan(rt, CM_OP_none, nth, codes[c], false);
             cm_status status = run_scenario(rt, memory);
-            cm_op struck = cm_faults_struck(rt);
+            cm_op injected = cm_faults_last_injected(rt);
             cm_faults_plan(rt, CM_OP_none, 0, 0, false);
             CHECK(cm_is_ok(status)
-                  || (status.code == codes[c] && status.op == (uint16_t)struck));
+                  || (status.code == codes[c] && status.op == (uint16_t)injected));
             cm_emulated_counts counts;
             cm_emulated_read_counts(rt, &counts);
             CHECK_EQ(counts.registrations, 1); /* the foreign one */

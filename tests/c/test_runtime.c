@@ -85,7 +85,7 @@ test_guard_stale_context_is_made_anew(void)
     CHECK_OK(cm_device_enter(rt, 1, &guard));
     CHECK(guard.switched);
     cm_device_leave(rt, &guard);
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_context_set);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_context_set);
     close_emulated(rt);
 }
 
@@ -120,7 +120,7 @@ test_guard_tries_twice_to_put_back(void)
     CHECK_OK(cm_device_enter(rt, 0, &guard));
     cm_faults_plan(rt, CM_OP_context_set, 1, 999, false);
     cm_device_leave(rt, &guard);
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_context_set);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_context_set);
     CHECK_OK(cm_rt_context_get(rt, &context));
     CHECK_EQ(context, 2);
     close_emulated(rt);
@@ -492,7 +492,7 @@ test_stream_release_tries_its_device_twice(void)
     CHECK_OK(cm_stream_create(rt, 0, 0, 0, &stream));
     cm_faults_plan(rt, CM_OP_context_get, 1, 999, false);
     cm_stream_release(stream);
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_context_get);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_context_get);
     close_emulated(rt);
 }
 

@@ -471,13 +471,13 @@ test_host_any_call_may_fail_and_nothing_is_left(void)
     for (;; nth++) {
         cm_faults_plan(rt, CM_OP_none, nth, CM_CUDA_OUT_OF_MEMORY, false);
         cm_status status = open_and_use(rt, &PINNED, &world);
-        cm_op struck = cm_faults_struck(rt);
-        if (struck == CM_OP_none) {
+        cm_op injected = cm_faults_last_injected(rt);
+        if (injected == CM_OP_none) {
             CHECK_OK(status);
             break;
         }
         CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
-        CHECK_EQ(status.op, struck);
+        CHECK_EQ(status.op, injected);
         check_nothing_live(rt);
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
         CHECK_OK(open_and_use(rt, &PINNED, &world));
@@ -533,7 +533,7 @@ test_host_driver_that_is_gone_has_let_go(void)
     cm_faults_plan(rt, CM_OP_host_unregister, 1, CM_CUDA_UNLOADING, false);
     CHECK_OK(source->ops->close_chunk(source, &chunk));
     CHECK(!is_mapped(host, 2 * MIB));
-    CHECK_EQ(cm_faults_struck(rt), CM_OP_host_unregister);
+    CHECK_EQ(cm_faults_last_injected(rt), CM_OP_host_unregister);
     /* The emulated registration is still there. */
     CHECK_OK(cm_rt_host_unregister(rt, host));
     source->ops->destroy(source);
@@ -646,13 +646,13 @@ test_plain_any_call_may_fail_and_nothing_is_left(void)
         for (uint64_t nth = 1;; nth++) {
             cm_faults_plan(rt, CM_OP_none, nth, 999, false);
             cm_status status = open_and_use_plain(rt, &configs[i]);
-            if (cm_faults_struck(rt) == CM_OP_none) {
+            if (cm_faults_last_injected(rt) == CM_OP_none) {
                 CHECK_OK(status);
                 CHECK_EQ(nth, i < 2 ? 4 : 3);
                 break;
             }
             CHECK_CODE(status, 999);
-            CHECK_EQ(status.op, cm_faults_struck(rt));
+            CHECK_EQ(status.op, cm_faults_last_injected(rt));
             check_nothing_live(rt);
         }
     }

@@ -133,7 +133,7 @@ def test_access_that_is_refused_is_done_without(emulated, op) -> None:
         cumem.copy(near, bytes(range(250)) * 16)
         testing.plan_fault(op, 1, 999)
         cumem.copy(far.view("u2")[::2], near.view("u2")[1::2])
-        assert testing.fault_struck() is not None
+        assert testing.last_injected_fault() is not None
         testing.plan_fault(None, 0)
         got = values.get(far).view("u2")[::2]
         assert (got == np.frombuffer(bytes(range(250)) * 16, "u2")[1::2]).all()
@@ -156,7 +156,7 @@ def test_no_kernel_crosses_where_access_is_refused(emulated, op, way) -> None:
         testing.deny_peers(False)
         testing.plan_fault(op, 1, 999, repeat=True)
         assert send(to, source) == "peer"
-        assert testing.fault_struck() == op
+        assert testing.last_injected_fault() == op
         testing.plan_fault(None, 0)
         assert (values.get(to) == values.get(source)).all()
         del near, far, to, source
@@ -175,7 +175,7 @@ def test_enabling_does_not_break_the_capture_of_another_stream(emulated) -> None
     finally:
         testing.set_capturing(captured, False)
     handle.wait()
-    assert testing.fault_struck() is None
+    assert testing.last_injected_fault() is None
     assert not values.get(far).any()
     assert (
         send(far.view("u2")[::2], near[:500].view("u2")) == "kernel"

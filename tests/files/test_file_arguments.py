@@ -357,7 +357,7 @@ def test_interrupt_after_an_opening_leaves_no_descriptor(
     ours = os.path.dirname(cumem.__file__)
     returned = 0
 
-    def strike(frame: Any, event: str, function: Any) -> None:
+    def call_at_event(frame: Any, event: str, function: Any) -> None:
         nonlocal returned
         if event == "c_return" and frame.f_code.co_filename.startswith(ours):
             returned += function in (os.open, open, next)
@@ -369,7 +369,7 @@ def test_interrupt_after_an_opening_leaves_no_descriptor(
         returned = 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
-            sys.setprofile(strike)
+            sys.setprofile(call_at_event)
             try:
                 call(path)
             except session.AlarmError:

@@ -197,7 +197,7 @@ def test_noted_stream_may_be_of_a_device_that_only_others_use(emulated) -> None:
         address = address_of(MIB)
         testing.plan_fault("context_is_active", 1)  # who knows: it counts as in use
         note_stream(address, handle(noted))
-        assert testing.fault_struck() == "context_is_active"
+        assert testing.last_injected_fault() == "context_is_active"
         testing.plan_fault(None, 0)
         with session.gate(unknown):
             keep_busy(unknown)
@@ -629,7 +629,7 @@ def test_failing_growth_is_null_and_then_succeeds(emulated) -> None:
     with lent_pool():
         testing.plan_fault("physical_create", 1, faults.UNKNOWN)
         assert lend(MIB, 0, None) is None
-        assert testing.fault_struck()
+        assert testing.last_injected_fault()
         testing.plan_fault(None, 0)
         give(address_of(MIB))
 

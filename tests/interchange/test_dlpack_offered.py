@@ -461,7 +461,7 @@ def test_tensor_stays_the_callers_where_its_stream_cannot_be_noted(emulated) -> 
         session.testing.plan_fault("stream_is_capturing", 1, 999)
         with pytest.raises(cumem.CudaError):
             made_of(produced)
-        assert session.testing.fault_struck() == "stream_is_capturing"
+        assert session.testing.last_injected_fault() == "stream_is_capturing"
         session.testing.plan_fault(None, 0)
     gc.collect()
     assert produced.deleted == 0  # the caller does that

@@ -741,12 +741,12 @@ FAULTS = [
         ],
     ),
     Fault(
-        "fault strikes one late",
+        "fault is injected one call late",
         "csrc/runtime/faults.c",
         "the planned call goes well and the next one fails",
         "if (nth == 0 || seen < nth ||",
         "if (nth == 0 || seen <= nth ||",
-        ["tests/c/test_faults.c::test_faults_strike_the_nth_call_only"],
+        ["tests/c/test_faults.c::test_faults_fail_the_nth_call_only"],
     ),
     # -- what a stream orders ------------------------------------------------------------
     Fault(

@@ -142,16 +142,16 @@ def test_every_call_of_a_growth_may_fail(runtime) -> None:
     run()  # what is made once is made
     calls = {op: testing.fault_count(op) for op in faults.reached()}
     assert "host_register" in calls or "host_alloc" in calls
-    struck = set()
+    injected = set()
     for op, count in sorted(calls.items()):
         for nth in faults.chosen(op, count):
             with faults.unraised():
                 run(op, nth)
-            struck |= {testing.fault_struck()} - {None}
+            injected |= {testing.last_injected_fault()} - {None}
             testing.plan_fault(None, 0)
             assert pool.stats().live_nbytes == 0
             assert testing.check_pools()
-    assert struck == set(calls)
+    assert injected == set(calls)
     run()
 
 

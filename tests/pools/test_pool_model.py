@@ -157,7 +157,7 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             buffer = self.try_allocate(pool, nbytes, 0)
         except cumem.CudaError:
-            assert session.testing.fault_struck() == op
+            assert session.testing.last_injected_fault() == op
             buffer = None
         session.testing.plan_fault(None, 0)
         if buffer is not None:

@@ -109,7 +109,7 @@ def unraised() -> Iterator[None]:
     assert others == []
 
 
-def strike(scenario: Callable[[], None], op: str, nth: int, result: Swept) -> None:
+def inject(scenario: Callable[[], None], op: str, nth: int, result: Swept) -> None:
     """Run `scenario` while the `nth` call of `op` fails, and check what came of it."""
     testing.plan_fault(op, nth, UNKNOWN)
     error: cumem.CudaError | None = None
@@ -118,10 +118,10 @@ def strike(scenario: Callable[[], None], op: str, nth: int, result: Swept) -> No
             scenario()
         except cumem.CudaError as caught:
             error = caught.with_traceback(None)
-        struck = testing.fault_struck()
+        injected = testing.last_injected_fault()
         testing.plan_fault(None, 0)
         settle()
-    if struck is None:
+    if injected is None:
         return
     result.failed.add(op)
     if error is None:
@@ -143,7 +143,7 @@ def sweep(scenario: Callable[[], None]) -> Swept:
     scenario()  # once beforehand, so that everything that is made lazily exists
     settle()
     gc.freeze()  # or each of hundreds of collections looks at all older objects
-    return strike_all(scenario)
+    return inject_all(scenario)
 
 
 def chosen(op: str, count: int) -> list[int]:
@@ -163,7 +163,7 @@ def some_of(count: int, most: int) -> list[int]:
     return [*range(1, first + 1), *(int(first + step * i) for i in range(1, first + 1))]
 
 
-def strike_all(scenario: Callable[[], None]) -> Swept:
+def inject_all(scenario: Callable[[], None]) -> Swept:
     """Let each call of the scenario fail in turn."""
     testing.plan_fault(None, 0)
     scenario()
@@ -172,7 +172,7 @@ def strike_all(scenario: Callable[[], None]) -> Swept:
     calls = {op: testing.fault_count(op) for op in result.succeeded}
     for op in sorted(calls):
         for nth in chosen(op, calls[op]):
-            strike(scenario, op, nth, result)
+            inject(scenario, op, nth, result)
             left = session.leftovers()
             # Pages that could not be unlocked stay locked until the next try.
             left.pop("registrations", None)

@@ -136,9 +136,9 @@ def fault_count(op: str | None = None) -> int:
     return _hook("fault_count")(op)
 
 
-def fault_struck() -> str | None:
+def last_injected_fault() -> str | None:
     """Return the operation that was made to fail, or None."""
-    return _hook("fault_struck")()
+    return _hook("last_injected_fault")()
 
 
 def delay_op(op: str | None, us: int) -> None:

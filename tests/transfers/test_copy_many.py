@@ -277,7 +277,7 @@ def test_kernel_that_cannot_be_compiled_is_done_without(emulated, device) -> Non
     pairs = [(target[d], source[s]) for d, s in shuffled(10, 100)]
     session.testing.plan_fault("module_load", 1, code=221)
     cumem.copy_many(pairs)
-    assert session.testing.fault_struck() is not None
+    assert session.testing.last_injected_fault() is not None
     expected = np.zeros_like(data)
     for d, s in shuffled(10, 100):
         expected[d] = data[s]

@@ -6,8 +6,8 @@
  * References and holds
  * --------------------
  * A storage is counted twice. `refs` keeps the struct: each buffer, export and transfer
- * has one. `holds` keeps the bytes: it counts exports (views of other libraries, calls
- * of our own calls) and transfers that are still running. free() and the end of a
+ * has one. `holds` keeps the bytes: it counts exports (views of other libraries, and
+ * calls of our own) and transfers that are still running. free() and the end of a
  * `with` block close a storage. The bytes then go at once if there is no hold, or with
  * the last hold.
  *

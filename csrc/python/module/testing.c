@@ -241,13 +241,13 @@ fault_count(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-fault_struck(PyObject *module, PyObject *Py_UNUSED(unused))
+last_injected_fault(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     cm_runtime *rt = faulty_runtime(module);
     if (rt == NULL) {
         return NULL;
     }
-    cm_op op = cm_faults_struck(rt);
+    cm_op op = cm_faults_last_injected(rt);
     if (op == CM_OP_none) {
         Py_RETURN_NONE;
     }
@@ -546,7 +546,8 @@ PyMethodDef cm_testing_methods[] = {
     {"_test_operations", operations, METH_NOARGS, CM_DOC__test_operations},
     {"_test_plan_fault", plan_fault, METH_VARARGS, CM_DOC__test_plan_fault},
     {"_test_fault_count", fault_count, METH_VARARGS, CM_DOC__test_fault_count},
-    {"_test_fault_struck", fault_struck, METH_NOARGS, CM_DOC__test_fault_struck},
+    {"_test_last_injected_fault", last_injected_fault, METH_NOARGS,
+     CM_DOC__test_last_injected_fault},
     {"_test_delay_op", delay_op, METH_VARARGS, CM_DOC__test_delay_op},
     {"_test_calls_with_gil", calls_with_gil, METH_NOARGS, CM_DOC__test_calls_with_gil},
     {"_test_set_capturing", set_capturing, METH_VARARGS, CM_DOC__test_set_capturing},

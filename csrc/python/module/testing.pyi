@@ -44,7 +44,7 @@ def _test_plan_fault(op: str | None, nth: int, code: int, repeat: bool, /) -> No
 def _test_fault_count(op: str | None, /) -> int:
     """The number of calls since the last plan."""
 
-def _test_fault_struck() -> str | None:
+def _test_last_injected_fault() -> str | None:
     """The operation that the plan made fail last."""
 
 def _test_delay_op(op: str | None, us: int, /) -> None:
