@@ -212,7 +212,7 @@ cm_runtime_wake(cm_runtime *rt)
 }
 
 bool
-cm_runtime_is_of_use(cm_runtime *rt)
+cm_runtime_wake_if_started(cm_runtime *rt)
 {
     rt = innermost(rt);
     return cm_runtime_is_awake(rt)
@@ -471,7 +471,7 @@ cm_host_may_be_locked(cm_runtime *rt, bool *out)
 {
     uint64_t context = 0;
     *out = false;
-    if (!cm_runtime_is_of_use(rt)) { /* nobody has started the driver */
+    if (!cm_runtime_wake_if_started(rt)) { /* nobody has started the driver */
         return cm_ok();
     }
     *out = true;
@@ -491,7 +491,7 @@ uint64_t
 cm_devices_in_use(cm_runtime *rt, bool by_anyone)
 {
     uint64_t devices = 0;
-    if (by_anyone && !cm_runtime_is_of_use(rt)) {
+    if (by_anyone && !cm_runtime_wake_if_started(rt)) {
         return 0; /* without a driver nobody has a context */
     }
     for (int d = 0; d < rt->device_count; d++) {

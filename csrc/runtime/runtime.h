@@ -343,11 +343,11 @@ cm_runtime_is_awake(const cm_runtime *rt)
     return atomic_load_explicit(&rt->is_awake, memory_order_acquire);
 }
 
-/* True if asking the driver can tell more than "nothing". This is so if the runtime is
- * awake. If other code in the process has started the driver, this wakes the runtime:
- * the driver knows the memory that such code has page-locked, and it no longer works in
- * children anyway. */
-bool cm_runtime_is_of_use(cm_runtime *rt);
+/* True if asking the driver can tell more than "nothing", which is so once the runtime
+ * is awake. If other code in the process has started the driver, this wakes the
+ * runtime: the driver knows the memory that such code has page-locked, and it no longer
+ * works in children anyway. */
+bool cm_runtime_wake_if_started(cm_runtime *rt);
 
 /* Bind the runtime to this process, so that children which are forked from now on may
  * not use it. From the second call on this costs nothing. */

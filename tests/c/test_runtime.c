@@ -188,7 +188,7 @@ test_sleeping_runtime_goes_on_in_child(void)
     CHECK_OK(cm_rt_runtime_version(rt, &number));
     CHECK(!cm_runtime_is_awake(rt));
     CHECK_EQ(cm_devices_in_use(rt, true), 0);
-    CHECK(!cm_runtime_is_of_use(rt));
+    CHECK(!cm_runtime_wake_if_started(rt));
     CHECK(is_so_in_child(works, rt));
     CHECK(!cm_runtime_is_awake(rt)); /* only the child's runtime woke */
     cm_runtime_bind(rt);
@@ -224,7 +224,7 @@ test_runtime_for_the_host_alone_refuses_what_needs_a_driver(void)
     CHECK_CODE(cm_rt_device_alloc(rt, 64, &address), CM_EFORKED);
     CHECK_CODE(cm_rt_stream_create(rt, 0, 0, &handle), CM_EFORKED);
     CHECK_CODE(cm_rt_copy_async(rt, 1, 2, 3, 0), CM_EFORKED);
-    CHECK(!cm_runtime_is_of_use(rt));
+    CHECK(!cm_runtime_wake_if_started(rt));
     CHECK(!cm_runtime_is_forked(rt));
     rt->close(rt);
     close_emulated(parent);

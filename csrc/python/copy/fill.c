@@ -179,7 +179,7 @@ is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, boo
     if (named || has_context || !cm_kind_is_pageable(self->storage->residency)) {
         return cm_ok();
     }
-    if (cm_runtime_is_of_use(stream->rt)) {
+    if (cm_runtime_wake_if_started(stream->rt)) {
         CM_TRY(cm_rt_context_is_active(stream->rt, stream->device, &has_context));
     }
     *out = !has_context;

@@ -87,7 +87,7 @@ cm_state_ask_device(const cm_state *state)
 {
     int device = cm_state_own_device(state);
     if (device < 0 && state->runtime != NULL && !cm_runtime_is_forked(state->runtime)
-        && cm_runtime_is_of_use(state->runtime)) {
+        && cm_runtime_wake_if_started(state->runtime)) {
         cm_ignore(cm_rt_context_device(state->runtime, &device));
     }
     return device < 0 ? 0 : device;

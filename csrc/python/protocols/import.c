@@ -151,7 +151,7 @@ probe(cm_state *state, cm_runtime *rt, cm_import *import, const char *what,
     cm_page_shares shares = {.count = 0};
     cm_pointer_info last;
     /* No driver is in use, so none has locked memory. */
-    if (!cm_runtime_is_of_use(rt)) {
+    if (!cm_runtime_wake_if_started(rt)) {
         *info = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
         return 0;
     }

@@ -106,7 +106,7 @@ watch(void *argument)
          * nobody has started the driver there are neither events nor captures, and
          * copies from host to host must not start it. If the change of mode fails, so
          * will the question about an event, which reports it. */
-        if (!is_relaxed && cm_runtime_is_of_use(engine->rt)) {
+        if (!is_relaxed && cm_runtime_wake_if_started(engine->rt)) {
             int mode = CM_CAPTURE_RELAXED;
             cm_ignore(cm_rt_capture_mode_exchange(engine->rt, &mode));
             is_relaxed = true;

@@ -69,7 +69,7 @@ work(void *argument)
          * queued something needs this more, so it tries twice. Until somebody has
          * started the driver nothing is captured, and a copy from host to host must not
          * start it. */
-        bool asks = !relaxed && cm_runtime_is_of_use(engine->rt);
+        bool asks = !relaxed && cm_runtime_wake_if_started(engine->rt);
         for (int i = 0; asks && !relaxed && i <= job->has_queued; i++) {
             int mode = CM_CAPTURE_RELAXED;
             status = cm_rt_capture_mode_exchange(engine->rt, &mode);
