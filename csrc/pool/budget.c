@@ -34,7 +34,7 @@ cm_budget_has_share(const cm_budget *budget)
 }
 
 void
-cm_budget_settle(cm_budget *budget, uint64_t total_nbytes)
+cm_budget_resolve_shares(cm_budget *budget, uint64_t total_nbytes)
 {
     for (; budget != NULL; budget = budget->parent) {
         uint64_t limit = atomic_load(&budget->limit_nbytes);

@@ -10,8 +10,8 @@
  * A limit may be a share of a device's memory, such as "50%". Asking the driver how
  * much memory there is would start it, and a process that has only set a limit should
  * still be able to fork. So such a limit is at first a number that no memory reaches
- * (CM_LIMIT_SHARE and above). cm_budget_settle() replaces it by bytes before the first
- * memory of the device is taken.
+ * (CM_LIMIT_SHARE and above). cm_budget_resolve_shares() replaces it by bytes before
+ * the first memory of the device is taken.
  *
  * Example: a pool has a budget of 2 GiB whose parent allows 10 GiB to all pools of the
  * kind. A growth by 64 MiB when the pool holds 2 GiB fails with CM_ELIMIT whatever the
@@ -49,7 +49,7 @@ void cm_budget_init(cm_budget *budget, uint64_t limit_nbytes, cm_budget *parent)
 bool cm_budget_has_share(const cm_budget *budget);
 /* Replace each share in the chain by bytes. A limit that somebody sets meanwhile is
  * left alone. */
-void cm_budget_settle(cm_budget *budget, uint64_t total_nbytes);
+void cm_budget_resolve_shares(cm_budget *budget, uint64_t total_nbytes);
 /* Charge each budget of the chain. Returns false, with nothing charged, if that would
  * exceed any limit of the chain. */
 bool cm_budget_try_charge(cm_budget *budget, uint64_t nbytes);

@@ -266,7 +266,7 @@ move_in(const cm_arena *arena)
 
 /* In the child: make an arena look as cm_fork says. */
 static void
-settle_child(cm_fork way, cm_arena *arena)
+prepare_child_arena(cm_fork way, cm_arena *arena)
 {
     if (way == CM_FORK_SHARE) {
         arena->is_inherited = arena->is_living;
@@ -289,7 +289,7 @@ settle_child(cm_fork way, cm_arena *arena)
  * of its own fork for good, and frees all families, since it keeps no blocks for
  * anybody. */
 static void
-settle_families(fork_list *list, bool is_child)
+keep_or_drop_families(fork_list *list, bool is_child)
 {
     family *made = list->next;
     list->next = NULL;
@@ -312,7 +312,7 @@ settle_families(fork_list *list, bool is_child)
 }
 
 static void
-settle(bool is_child)
+end_fork(bool is_child)
 {
     fork_list *list = the_list();
     for (cm_list *n = list->pools.next; n != &list->pools; n = n->next) {
@@ -321,26 +321,26 @@ settle(bool is_child)
         for (cm_list *a = arenas->next; pool->is_copied && a != arenas; a = a->next) {
             cm_arena *arena = CM_LIST_ENTRY(a, cm_arena, node);
             if (is_child) {
-                settle_child(pool->config.fork, arena);
+                prepare_child_arena(pool->config.fork, arena);
             }
             drop_copy(arena);
         }
         cm_spin_lock_give(&pool->lock);
     }
-    settle_families(list, is_child);
+    keep_or_drop_families(list, is_child);
     cm_spin_lock_give(&list->lock);
 }
 
 static void
 in_parent(void)
 {
-    settle(false);
+    end_fork(false);
 }
 
 static void
 in_child(void)
 {
-    settle(true);
+    end_fork(true);
 }
 
 /* -- which pools take part --------------------------------------------------------------------- */

@@ -41,7 +41,7 @@
  * Runtime calls are made without the pool's lock, so a growth has three parts. Under
  * the lock, plan_place_locked() chooses everything and makes its spans BUSY, so that
  * nobody else takes them. Without the lock, fill() makes the calls. Under the lock
- * again, settle_place_locked() turns what has memory into free spans and the rest into
+ * again, finish_place_locked() turns what has memory into free spans and the rest into
  * gaps, whether the calls worked or not. So a failure half-way loses nothing: chunks
  * that were moved stay moved, new ones are closed again, and the request fails.
  *
@@ -376,7 +376,7 @@ drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
  * are joined with each other before their neighbours join them, since otherwise a late
  * neighbour might join a part of the place only. */
 static cm_heap_span *
-settle_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
+finish_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
     cm_heap *heap = &pool->heap;
     for (uint32_t i = 0; i < plan->idle.count; i++) {
@@ -413,7 +413,7 @@ plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
 {
     uint64_t granule = pool->source->granule;
     *plan = (place_plan){0};
-    cm_heap_settle(&pool->heap, view);
+    cm_heap_join_ready(&pool->heap, view);
     cm_heap_find_hole(&pool->heap, size, cm_pool_align_of(pool, size), view, true,
                       &plan->at);
     if (plan->at.first == NULL) {
@@ -446,7 +446,7 @@ plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
         span = next;
     }
     if (!good) {
-        (void)settle_place_locked(pool, plan, view);
+        (void)finish_place_locked(pool, plan, view);
         return cm_fail(CM_ENOMEM, missing * sizeof(idle_chunk));
     }
     drop_unneeded_locked(pool, plan, view);
@@ -577,7 +577,7 @@ grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span 
         pool->heap.tidy_count = TIDY_TAKES;
     }
     view = cm_pool_view_for_locked(pool, stream);
-    cm_heap_span *span = settle_place_locked(pool, &plan, &view);
+    cm_heap_span *span = finish_place_locked(pool, &plan, &view);
     if (cm_is_ok(status)) {
         *out = cm_heap_carve(&pool->heap, span, plan.at.begin, size);
         if (*out == NULL) {
@@ -663,11 +663,11 @@ open_source(cm_pool *pool)
 
 /* Replace limits that are shares of the device by bytes (budget.h). */
 static cm_status
-settle_shares(const cm_pool *pool)
+resolve_shares(const cm_pool *pool)
 {
     cm_device_info info;
     CM_TRY(cm_rt_device_describe(pool->rt, pool->config.device, &info));
-    cm_budget_settle(pool->config.budget, info.total_nbytes);
+    cm_budget_resolve_shares(pool->config.budget, info.total_nbytes);
     return cm_ok();
 }
 
@@ -679,7 +679,7 @@ cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span
         CM_TRY(open_source(pool));
     }
     if (CM_UNLIKELY(cm_budget_has_share(pool->config.budget))) {
-        CM_TRY(settle_shares(pool));
+        CM_TRY(resolve_shares(pool));
     }
     if (size > INT64_MAX - pool->source->granule) {
         return cm_fail(CM_EOVERFLOW, size);
@@ -760,7 +760,7 @@ cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_n
             .items = batch, .room = TRIM_BATCH, .enough_nbytes = UINT64_MAX};
         cm_spin_lock_take(&pool->lock);
         cm_heap_view view = cm_pool_view_locked(pool, 0);
-        cm_heap_settle(&pool->heap, &view);
+        cm_heap_join_ready(&pool->heap, &view);
         (void)cm_heap_join(&pool->heap, &view);
         take_leaving_locked(pool, keep_nbytes, &leaving);
         cm_spin_lock_give(&pool->lock);

@@ -696,7 +696,7 @@ cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view 
 {
     cm_heap_span *span = take_fit(heap, nbytes, align, view, false);
     if (span == NULL && heap->ready_count > 0) {
-        cm_heap_settle(heap, view);
+        cm_heap_join_ready(heap, view);
         span = take_fit(heap, nbytes, align, view, false);
     }
     return span;
@@ -735,7 +735,7 @@ take_from(cm_heap *heap, cm_heap_span **kept)
 
 /* Take a READY span out of the table, make it FREE and join it to its neighbours. */
 static void
-settle_one(cm_heap *heap, cm_heap_span **kept, const cm_heap_view *view)
+join_ready(cm_heap *heap, cm_heap_span **kept, const cm_heap_view *view)
 {
     cm_heap_span *span = take_from(heap, kept);
     (void)cm_heap_give(heap, span, span->tag, span->epoch, view);
@@ -765,7 +765,7 @@ cm_heap_take_ready(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
     }
     else if (!is_fit(*kept, nbytes, view)) {
         if (*kept != NULL) {
-            settle_one(heap, kept, view);
+            join_ready(heap, kept, view);
         }
         return NULL;
     }
@@ -786,7 +786,7 @@ find_way(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
             return &set[way];
         }
     }
-    settle_one(heap, &set[0], view);
+    join_ready(heap, &set[0], view);
     memmove(&set[0], &set[1], (CM_READY_WAYS - 1) * sizeof(*set));
     return &set[CM_READY_WAYS - 1];
 }
@@ -813,21 +813,21 @@ cm_heap_give_ready(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epo
 }
 
 void
-cm_heap_settle(cm_heap *heap, const cm_heap_view *view)
+cm_heap_join_ready(cm_heap *heap, const cm_heap_view *view)
 {
     for (int i = 0; i < CM_READY_COUNT && heap->ready_count > 0; i++) {
         if (heap->ready[i] != NULL) {
-            settle_one(heap, &heap->ready[i], view);
+            join_ready(heap, &heap->ready[i], view);
         }
     }
 }
 
 /* -- counting the pieces that joining would leave ------------------------------------- */
 
-/* Return a copy of the span as it would be after cm_heap_settle(): a READY span is FREE
- * in it. */
+/* Return a copy of the span as it would be after cm_heap_join_ready(): a READY span is
+ * FREE in it. */
 static cm_heap_span
-settled(const cm_heap_span *span)
+as_free(const cm_heap_span *span)
 {
     cm_heap_span copy = *span;
     if (copy.state == CM_SPAN_READY) {
@@ -841,10 +841,10 @@ const cm_heap_span *
 cm_heap_follow_run(const cm_heap_span *first, const cm_heap_view *view,
                    uint64_t *nbytes)
 {
-    cm_heap_span run = settled(first);
+    cm_heap_span run = as_free(first);
     const cm_heap_span *last = first;
     while (last->next != NULL && cm_span_is_free(last->next)) {
-        cm_heap_span next = settled(last->next);
+        cm_heap_span next = as_free(last->next);
         if (!may_join(&run, &next, view)) {
             break;
         }

@@ -214,7 +214,7 @@ void cm_heap_give_ready(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_
 cm_heap_span *cm_heap_take_ready(cm_heap *heap, uint64_t nbytes,
                                  const cm_heap_view *view);
 /* Turn all READY spans into FREE ones and join them to their neighbours. */
-void cm_heap_settle(cm_heap *heap, const cm_heap_view *view);
+void cm_heap_join_ready(cm_heap *heap, const cm_heap_view *view);
 
 /* Take the best free span for `nbytes`, cut to size and LIVE; its address is a multiple
  * of `align`, a power of two. If none fits, READY spans are turned into free ones and

@@ -338,7 +338,7 @@ take_thoroughly(cm_pool *pool, const alloc_request *r)
     cm_heap_view view = cm_pool_view_for_locked(pool, r->stream);
     cm_heap_span *span = NULL;
     if (pool->heap.free_nbytes >= r->size && !cm_pool_is_over_locked(pool)) {
-        cm_heap_settle(&pool->heap, &view);
+        cm_heap_join_ready(&pool->heap, &view);
         bool joined = is_long_locked(pool, r->size) && cm_heap_join(&pool->heap, &view);
         span = cm_heap_take(&pool->heap, r->size, align, &view);
         if (span == NULL && !joined && cm_heap_join(&pool->heap, &view)) {

@@ -50,7 +50,7 @@ struct cm_registry {
     cm_budget *budget; /* borrowed; NULL: there is no limit */
     uintptr_t page_nbytes;
     cm_mutex lock;
-    cm_cond settled; /* signalled when a piece becomes busy or is no longer busy */
+    cm_cond busy_changed; /* signalled when a piece becomes busy or is no longer busy */
     cm_page_piece **pieces; /* owned, as are the pieces themselves */
     uint32_t room;
     /* How many pieces were ever inserted. Raised before a new piece is registered. */
@@ -80,7 +80,7 @@ cm_registry_create(cm_runtime *rt, cm_budget *budget, cm_registry **out)
 {
     cm_registry *registry = calloc(1, sizeof(*registry));
     CM_TRY(cm_allocated(registry != NULL, sizeof(*registry)));
-    cm_cond_init(&registry->settled);
+    cm_cond_init(&registry->busy_changed);
     atomic_init(&registry->refs, 1);
     registry->rt = rt;
     registry->budget = budget;
@@ -355,7 +355,7 @@ set_busy_locked(cm_registry *registry, cm_page_piece *p, bool busy)
 {
     p->busy = busy;
     atomic_fetch_add(&registry->busy_count, busy ? 1 : -1);
-    cm_cond_signal_all(&registry->settled);
+    cm_cond_signal_all(&registry->busy_changed);
 }
 
 /* Unregister a piece that is not busy, and remove it. With `at_last` it is removed even
@@ -427,7 +427,7 @@ cm_registry_share(cm_registry *registry, const void *host, uint64_t nbytes, bool
     for (size_t i = find_index_locked(registry, base);
          good && (p = piece_in_locked(registry, i, base, nbytes)) != NULL; i++) {
         if (p->busy && waits) {
-            cm_cond_wait(&registry->settled, &registry->lock);
+            cm_cond_wait(&registry->busy_changed, &registry->lock);
             /* The list may have changed, so start again from the first piece. */
             i = find_index_locked(registry, base) - 1;
             continue;
@@ -645,7 +645,7 @@ share_range_locked(cm_registration *r, uintptr_t cursor, uintptr_t end)
             CM_TRY(add_piece_locked(r, cursor, gap_end, &p));
         }
         else if (p->busy) {
-            cm_cond_wait(&registry->settled, &registry->lock);
+            cm_cond_wait(&registry->busy_changed, &registry->lock);
             continue;
         }
         else if (p->share_count == 0) {
@@ -728,7 +728,7 @@ cm_registry_close(cm_registry *registry)
     while (count_pieces(registry) > 0) {
         cm_page_piece *p = registry->pieces[0];
         if (p->busy) {
-            cm_cond_wait(&registry->settled, &registry->lock);
+            cm_cond_wait(&registry->busy_changed, &registry->lock);
             continue;
         }
         first = cm_first_failure(first, remove_locked(registry, p, true));

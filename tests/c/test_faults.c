@@ -75,7 +75,7 @@ test_faults_failed_free_does_not_reach_the_inner_runtime(void)
 }
 
 static void
-test_faults_repeat_strikes_every_later_call(void)
+test_faults_repeat_fails_every_later_call(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 1 << 20);
     int version;
@@ -239,7 +239,7 @@ MAIN(RUN(test_faults_stand_in_for_the_inner_runtime)
      RUN(test_faults_count_calls_by_operation)
      RUN(test_faults_fail_the_nth_call_only)
      RUN(test_faults_failed_free_does_not_reach_the_inner_runtime)
-     RUN(test_faults_repeat_strikes_every_later_call)
+     RUN(test_faults_repeat_fails_every_later_call)
      RUN(test_faults_fail_each_operation)
      RUN(test_faults_delay_slows_the_operation)
      RUN(test_faults_count_exactly_from_many_threads))

@@ -156,7 +156,7 @@ may_wait(const cm_storage *detached)
  * storage, but streams that were recorded, and those of a consumer whom nobody knows,
  * do not. */
 static cm_status
-settle(const cm_storage *detached, cm_runtime *runtime)
+wait_for_uses(const cm_storage *detached, cm_runtime *runtime)
 {
     cm_status first = cm_ok();
     bool fence = detached->was_exported;
@@ -227,7 +227,7 @@ cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime)
                          detached->use_count, free_flags(detached));
         }
         if (unlocks(detached)) {
-            status = cm_first_failure(status, settle(detached, runtime));
+            status = cm_first_failure(status, wait_for_uses(detached, runtime));
         }
         if (detached->registration != NULL) {
             cm_storage_note_registered(detached, CM_EVENT_FREE);

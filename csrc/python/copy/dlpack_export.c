@@ -140,7 +140,8 @@ find_answer(const cm_buffer *buffer, const cm_runtime *rt, const export_request 
 /* Let the consumer come after all work on the memory, by waiting for it or by ordering
  * the consumer's stream. */
 static int
-settle(const cm_buffer *buffer, const export_request *asked, const answer *found)
+order_consumer(const cm_buffer *buffer, const export_request *asked,
+               const answer *found)
 {
     if (asked->is_copy || (asked->has_stream && asked->stream == -1)) {
         return 0;
@@ -300,7 +301,8 @@ export_as(cm_buffer *buffer, const cm_runtime *rt, const export_request *asked)
         return Py_NewRef(Py_None);
     }
     bool on_device = found.tensor.device.type != CM_DL_CPU;
-    if (settle(buffer, asked, &found) < 0 || cm_buffer_note_side(buffer, on_device) < 0
+    if (order_consumer(buffer, asked, &found) < 0
+        || cm_buffer_note_side(buffer, on_device) < 0
         || cm_buffer_check_open(buffer) < 0) {
         return NULL;
     }

@@ -26,7 +26,7 @@ is_on_device(const cm_buffer *self)
 /* Wait until the host may read the memory. 0, if the buffer is still open then, or -1
  * with an exception. Releases the GIL, and may run Python code. */
 static int
-settle(cm_buffer *self)
+wait_until_readable(cm_buffer *self)
 {
     if (cm_buffer_check_open(self) < 0 || cm_buffer_check_inherited(self) < 0
         || cm_storage_wait(self->storage, false) < 0
@@ -61,7 +61,7 @@ copy_element(cm_buffer *self, int64_t offset, int ndim)
     if (array == NULL) {
         return NULL;
     }
-    if (settle(self) < 0) {
+    if (wait_until_readable(self) < 0) {
         Py_DECREF(array);
         return NULL;
     }
@@ -89,7 +89,7 @@ static PyObject *
 read_number(cm_buffer *self, cm_number number, int64_t offset)
 {
     unsigned char element[CM_ELEMENT_NBYTES];
-    if (settle(self) < 0) {
+    if (wait_until_readable(self) < 0) {
         return NULL;
     }
     memcpy(element, (char *)cm_buffer_host(self) + offset, (size_t)self->itemsize);
@@ -363,7 +363,7 @@ cm_buffer_bytes(PyObject *object, PyObject *unused CM_UNUSED)
     if (is_on_device(self) || !cm_buffer_is_contiguous(self, false)) {
         return read_values(self, read_bytes, NULL);
     }
-    if (settle(self) < 0) {
+    if (wait_until_readable(self) < 0) {
         return NULL;
     }
     return PyBytes_FromStringAndSize(cm_buffer_host(self),

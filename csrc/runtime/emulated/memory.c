@@ -941,7 +941,7 @@ find_whole(const cm_emulated *emulated, cm_address address, uint64_t nbytes,
 /* Free physical memory if it has neither a handle nor a mapping any more. Until then it
  * counts against the device's memory. */
 static void
-settle(cm_emulated_memory *memory, cm_emulated_physical *physical)
+free_if_unused(cm_emulated_memory *memory, cm_emulated_physical *physical)
 {
     if (physical->is_released && !physical->is_mapped) {
         (void)munmap(physical->bytes, physical->nbytes);
@@ -1008,7 +1008,7 @@ cm_emulated_op_physical_release(cm_emulated *emulated, uint64_t handle)
         return CM_CUDA_INVALID_VALUE;
     }
     physical->is_released = true;
-    settle(memory, physical);
+    free_if_unused(memory, physical);
     return 0;
 }
 
@@ -1109,7 +1109,7 @@ cm_emulated_op_address_unmap(cm_emulated *emulated, cm_address address, uint64_t
         address += gone->nbytes;
         free(cm_emulated_table_remove(&memory->mapped, address));
         physical->is_mapped = false;
-        settle(memory, physical);
+        free_if_unused(memory, physical);
     }
     return 0;
 }

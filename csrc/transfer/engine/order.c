@@ -57,7 +57,7 @@ watch(cm_ticket *ticket, bool is_watched)
  * queued, or, if it has no job, its state advances. A ticket that becomes over adds its
  * own waiters to the list, so this loop takes the place of a recursion. */
 static void
-go_on(cm_engine *engine, cm_list *settled)
+go_on(cm_engine *engine, cm_list *advanced)
 {
     cm_list *node;
     while ((node = cm_list_pop_front(&engine->going_on)) != NULL) {
@@ -66,7 +66,7 @@ go_on(cm_engine *engine, cm_list *settled)
             continue;
         }
         if (next->is_whole && next->state == CM_TICKET_QUEUED) {
-            cm_ticket_enter_state_locked(next, CM_TICKET_SUBMITTED, settled);
+            cm_ticket_enter_state_locked(next, CM_TICKET_SUBMITTED, advanced);
             if (hang(next)) {
                 continue;
             }
@@ -78,18 +78,19 @@ go_on(cm_engine *engine, cm_list *settled)
         else if (next->state == CM_TICKET_SUBMITTED) { /* a whole whose parts are over
                                                         */
             next->busy = true;
-            cm_list_push_back(settled, &next->order_node);
+            cm_list_push_back(advanced, &next->order_node);
         }
         else if (next->state == CM_TICKET_DONE) {
             next->state = CM_TICKET_OVER;
             cm_list_splice_back(&engine->going_on, &next->waiters);
-            cm_list_push_back(settled, &next->order_node);
+            cm_list_push_back(advanced, &next->order_node);
         }
     }
 }
 
 void
-cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state, cm_list *settled)
+cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state,
+                             cm_list *advanced)
 {
     cm_engine *engine = ticket->engine;
     ticket->state = state;
@@ -100,11 +101,11 @@ cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state, cm_list *
         ticket->state = hang(ticket) ? CM_TICKET_DONE : CM_TICKET_OVER;
     }
     if (ticket->state == CM_TICKET_OVER) {
-        cm_list_push_back(settled, &ticket->order_node);
+        cm_list_push_back(advanced, &ticket->order_node);
     }
     if (ticket->state != CM_TICKET_DONE) {
         cm_list_splice_back(&engine->going_on, &ticket->waiters);
-        go_on(engine, settled);
+        go_on(engine, advanced);
     }
     cm_cond_signal_all(&engine->changed);
 }

@@ -216,15 +216,15 @@ static void
 enter_state_and_unlock(cm_ticket *ticket, cm_ticket_state state)
 {
     cm_engine *engine = ticket->engine;
-    cm_list settled;
+    cm_list advanced;
     cm_list *node;
-    cm_list_init(&settled);
-    cm_ticket_enter_state_locked(ticket, state, &settled);
+    cm_list_init(&advanced);
+    cm_ticket_enter_state_locked(ticket, state, &advanced);
     if (state == CM_TICKET_DONE && ticket->asker_count == 0) {
         (void)queue_unread_locked(ticket);
     }
     cm_mutex_unlock(&engine->lock);
-    while ((node = cm_list_pop_front(&settled)) != NULL) {
+    while ((node = cm_list_pop_front(&advanced)) != NULL) {
         cm_ticket *next = CM_LIST_ENTRY(node, cm_ticket, order_node);
         if (next->state == CM_TICKET_OVER) {
             let_go_of_those_before(next);

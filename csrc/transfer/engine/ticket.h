@@ -181,9 +181,9 @@ void cm_ticket_drain(cm_ticket *ticket);
 bool cm_ticket_is_passed(const cm_ticket *ticket, bool needs_completion);
 /* Put the ticket into `state`, and let the tickets that hang on it advance. Tickets
  * that become over in this way, perhaps this one too, and wholes whose last part became
- * over, are put into `settled`, by their `order_node`. */
+ * over, are put into `advanced`, by their `order_node`. */
 void cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state,
-                                  cm_list *settled);
+                                  cm_list *advanced);
 /* Put a job that no thread runs where it waits: for its event, for what comes before
  * it, or for a job thread. */
 void cm_order_put_job_locked(cm_engine *engine, struct cm_job *job);

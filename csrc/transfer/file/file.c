@@ -61,7 +61,7 @@ check_size(cm_file_job *file)
 /* Set where the file ends. Which part found the end first is chance, so the file is
  * asked again where it is. */
 static void
-settle_failure(cm_file_job *file)
+check_end_again(cm_file_job *file)
 {
     if (file->failure.at_end) {
         cm_file_failure found = file->failure;
@@ -78,7 +78,7 @@ cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure)
     if (file->direct_fd >= 0) {
         (void)close(file->direct_fd);
     }
-    settle_failure(file);
+    check_end_again(file);
     *failure = file->failure;
     free(file);
 }
