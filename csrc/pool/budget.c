@@ -13,7 +13,7 @@ cm_budget_init(cm_budget *budget, uint64_t limit_nbytes, cm_budget *parent)
 }
 
 uint64_t
-cm_limit_settled(uint64_t limit_nbytes, uint64_t total_nbytes)
+cm_limit_in_bytes(uint64_t limit_nbytes, uint64_t total_nbytes)
 {
     if (!cm_limit_is_share(limit_nbytes)) {
         return limit_nbytes;
@@ -39,8 +39,8 @@ cm_budget_resolve_shares(cm_budget *budget, uint64_t total_nbytes)
     for (; budget != NULL; budget = budget->parent) {
         uint64_t limit = atomic_load(&budget->limit_nbytes);
         if (cm_limit_is_share(limit)) {
-            (void)atomic_compare_exchange_strong(&budget->limit_nbytes, &limit,
-                                                 cm_limit_settled(limit, total_nbytes));
+            (void)atomic_compare_exchange_strong(
+                &budget->limit_nbytes, &limit, cm_limit_in_bytes(limit, total_nbytes));
         }
     }
 }

@@ -42,7 +42,7 @@ cm_limit_is_share(uint64_t limit_nbytes)
 
 /* Return a limit in bytes. If it is a share, it is taken of `total_nbytes`; else it is
  * returned as it is. */
-uint64_t cm_limit_settled(uint64_t limit_nbytes, uint64_t total_nbytes);
+uint64_t cm_limit_in_bytes(uint64_t limit_nbytes, uint64_t total_nbytes);
 
 void cm_budget_init(cm_budget *budget, uint64_t limit_nbytes, cm_budget *parent);
 /* True if any limit in the chain is a share. */

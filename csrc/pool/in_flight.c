@@ -180,7 +180,8 @@ drop_mark(cm_pool *pool, cm_mark *mark)
     cm_spin_lock_take(&pool->lock);
     cm_list_remove(&mark->node);
     cm_spin_lock_give(&pool->lock);
-    if (!CM_TRY_TWICE(cm_scope_settle(cm_rt_event_destroy(pool->rt, mark->event)))) {
+    if (!CM_TRY_TWICE(
+            cm_scope_accept_gone(cm_rt_event_destroy(pool->rt, mark->event)))) {
         atomic_fetch_add(&pool->lost_count, 1);
     }
     free(mark);
@@ -275,7 +276,7 @@ look(cm_pool *pool, uint32_t i)
         bool passed = mark->epoch <= pool->done[i];
         if (!passed) {
             cm_status status = cm_rt_event_query(pool->rt, mark->event, &passed);
-            CM_TRY(cm_scope_settle(status));
+            CM_TRY(cm_scope_accept_gone(status));
             /* If the context is gone, so is the work. */
             passed = passed || !cm_is_ok(status);
         }
@@ -754,7 +755,7 @@ wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
             status = cm_ok();
         }
         else if (hooks->wait_device == NULL) {
-            status = cm_scope_settle(
+            status = cm_scope_accept_gone(
                 CM_IN_SCOPE(pool->rt, d, cm_rt_device_synchronize(pool->rt)));
         }
         else if (!hooks->wait_device(hooks->argument, d, &status)) {

@@ -132,7 +132,7 @@ static cm_status
 unlock_piece(const cm_registry *registry, const cm_page_piece *p)
 {
     return p->foreign ? cm_ok()
-                      : cm_scope_settle(CM_IN_SCOPE(
+                      : cm_scope_accept_gone(CM_IN_SCOPE(
                             registry->rt, p->device,
                             cm_rt_host_unregister(registry->rt, (void *)p->base)));
 }

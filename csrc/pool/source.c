@@ -166,7 +166,8 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
     }
     /* If the driver refuses to unregister the memory, it stays mapped, so that no other
      * memory gets its addresses. */
-    if (!registered || cm_is_ok(cm_scope_settle(cm_rt_host_unregister(rt, start)))) {
+    if (!registered
+        || cm_is_ok(cm_scope_accept_gone(cm_rt_host_unregister(rt, start)))) {
         cm_host_unmap(start, nbytes);
     }
     return status;
@@ -199,14 +200,14 @@ close_segment(cm_source *source, cm_chunk *chunk)
     cm_runtime *rt = source->rt;
     bool by_us = chunk->handle == MADE_BY_US;
     if (by_us) {
-        CM_TRY(cm_scope_settle(cm_rt_host_unregister(rt, chunk->host)));
+        CM_TRY(cm_scope_accept_gone(cm_rt_host_unregister(rt, chunk->host)));
         cm_host_unmap(chunk->host, chunk->nbytes);
     }
     else if (is_host(source)) {
-        CM_TRY(cm_scope_settle(cm_rt_host_free(rt, chunk->host)));
+        CM_TRY(cm_scope_accept_gone(cm_rt_host_free(rt, chunk->host)));
     }
     else {
-        CM_TRY(cm_scope_settle(cm_rt_device_free(rt, chunk->address)));
+        CM_TRY(cm_scope_accept_gone(cm_rt_device_free(rt, chunk->address)));
     }
     *chunk = (cm_chunk){.host = NULL};
     return cm_ok();

@@ -80,11 +80,11 @@ static cm_status
 close_chunk(cm_source *base, cm_chunk *chunk)
 {
     if (chunk->handle != 0) {
-        CM_TRY(cm_scope_settle(cm_rt_physical_release(base->rt, chunk->handle)));
+        CM_TRY(cm_scope_accept_gone(cm_rt_physical_release(base->rt, chunk->handle)));
         chunk->handle = 0;
     }
-    CM_TRY(
-        cm_scope_settle(cm_rt_address_unmap(base->rt, chunk->address, chunk->nbytes)));
+    CM_TRY(cm_scope_accept_gone(
+        cm_rt_address_unmap(base->rt, chunk->address, chunk->nbytes)));
     *chunk = (cm_chunk){NULL, 0, 0, 0};
     return cm_ok();
 }

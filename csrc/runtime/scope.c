@@ -29,7 +29,7 @@ cm_scope_leave(cm_scope *scope)
 }
 
 cm_status
-cm_scope_settle(cm_status status)
+cm_scope_accept_gone(cm_status status)
 {
     return cm_code_is_unloading(status.code) ? cm_ok() : status;
 }

@@ -49,4 +49,4 @@ void cm_scope_leave(cm_scope *scope);
 
 /* Return the outcome of a call that was to give something back. If its code says that
  * the driver is gone, the thing is gone too, which counts as success. */
-cm_status cm_scope_settle(cm_status status);
+cm_status cm_scope_accept_gone(cm_status status);

@@ -71,7 +71,7 @@ def is_share(limit: int | None) -> bool:
     return limit is not None and limit >= _SHARE
 
 
-def settled(limit: int | None, index: int) -> int | None:
+def limit_in_bytes(limit: int | None, index: int) -> int | None:
     """Return the limit in bytes, for which a share starts the driver."""
     if limit is None or not is_share(limit):
         return limit

@@ -26,7 +26,7 @@ from cumem.base.places import found_in
 from cumem.base.units import fit, format_nbytes
 from cumem.buffers.arguments import hinting
 from cumem.devices.device import Device
-from cumem.pools.limits import enter, leave, lock, put, read_limit, settled
+from cumem.pools.limits import enter, leave, limit_in_bytes, lock, put, read_limit
 from cumem.pools.statistics import stats
 
 _P = ParamSpec("_P")
@@ -319,7 +319,7 @@ def get_limit(kind: _core._Kind, device: object = None) -> int | None:
     """
     places = read_limit(kind, None, device)
     index = places[0][0] if device is not None else _core.current_device().index
-    return settled(_core._limit(kind, index), index)
+    return limit_in_bytes(_core._limit(kind, index), index)
 
 
 @found_in("cumem.types")

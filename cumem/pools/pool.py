@@ -39,7 +39,7 @@ from cumem.base.kinds import (
 from cumem.base.locks import make_lock
 from cumem.base.units import fold, format_nbytes, read_size
 from cumem.buffers.arguments import hinting, read_flag, read_seconds, wrong_type
-from cumem.pools.limits import read_limit, settled
+from cumem.pools.limits import limit_in_bytes, read_limit
 
 if TYPE_CHECKING:  # importing these takes milliseconds
     from matplotlib.axes import Axes
@@ -202,7 +202,7 @@ class Pool(_core._Pool[_B_co]):
         back at once, and live buffers stay. Reading it after close() raises a ValueError.
         """
         facts = self._describe()
-        return settled(facts.limit, facts.device)
+        return limit_in_bytes(facts.limit, facts.device)
 
     @limit.setter
     def limit(self, value: int | str | None) -> None:

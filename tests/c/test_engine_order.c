@@ -698,7 +698,7 @@ test_engine_never_waits_for_a_ticket_in_the_background(void)
     CHECK_OK(cm_engine_copy(w.engine, &hold, NULL));
     CHECK_OK(cm_engine_copy(w.engine, &down, &tickets[0]));
     CHECK_OK(cm_engine_copy(w.engine, &up, &tickets[1]));
-    CHECK_CODE(cm_ticket_settle(tickets[1], 5000000), CM_ETIMEOUT);
+    CHECK_CODE(cm_ticket_wait_submitted(tickets[1], 5000000), CM_ETIMEOUT);
     unshut(&w, w.streams[0]);
     CHECK_OK(cm_ticket_wait(tickets[1], UINT64_MAX));
     cm_ticket_read(tickets[1], &info);

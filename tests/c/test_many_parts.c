@@ -196,7 +196,7 @@ test_what_is_left_of_a_failed_call_is_ordered(void)
     memory out = take_memory(&w, CM_KIND_PINNED, 0, 100);
     (void)start_two_ways(&t);
     CHECK(t.ticket != NULL);
-    CHECK_OK(cm_ticket_settle(t.ticket, UINT64_MAX)); /* everything is queued */
+    CHECK_OK(cm_ticket_wait_submitted(t.ticket, UINT64_MAX)); /* everything is queued */
     CHECK_EQ(cm_ticket_wait(t.ticket, 1000).code, CM_ETIMEOUT);
     cm_copy_request next = {.dst = row(&out, 0, 100, 1, 1),
                             .src = row(&t.near, 0, 100, 1, 1),

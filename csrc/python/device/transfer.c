@@ -174,8 +174,8 @@ int
 cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream)
 {
     cm_status status;
-    if (!cm_wait_for_ticket(transfer->ticket, cm_ticket_settle, UINT64_MAX, NULL, 0,
-                            &status)) {
+    if (!cm_wait_for_ticket(transfer->ticket, cm_ticket_wait_submitted, UINT64_MAX,
+                            NULL, 0, &status)) {
         return -1;
     }
     if (cm_is_ok(status)) {

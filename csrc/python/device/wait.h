@@ -37,9 +37,10 @@ bool cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
                  cm_status (*synchronize)(cm_runtime *rt, uint64_t handle),
                  uint64_t handle, bool naps, cm_status *out);
 
-/* Wait for a transfer by `wait`, which is cm_ticket_wait or cm_ticket_settle, and
- * report its progress unless `progress` is NULL. False with the exception of a signal
- * handler or of the progress callback. Needs the GIL, and releases it meanwhile. */
+/* Wait for a transfer by `wait`, which is cm_ticket_wait or cm_ticket_wait_submitted,
+ * and report its progress unless `progress` is NULL. False with the exception of a
+ * signal handler or of the progress callback. Needs the GIL, and releases it meanwhile.
+ */
 bool cm_wait_for_ticket(cm_ticket *ticket,
                         cm_status (*wait)(cm_ticket *ticket, uint64_t timeout_ns),
                         uint64_t timeout_ns, const cm_progress *progress,

@@ -61,7 +61,7 @@ cm_limit_from_object(PyObject *object, uint64_t *out)
 }
 
 int
-cm_limit_settle(cm_state *state, int device, uint64_t *limit_nbytes)
+cm_limit_resolve(cm_state *state, int device, uint64_t *limit_nbytes)
 {
     cm_runtime *runtime = state->runtime;
     cm_device_info info;
@@ -75,7 +75,7 @@ cm_limit_settle(cm_state *state, int device, uint64_t *limit_nbytes)
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(state, status, "while reading the device's memory size");
     }
-    *limit_nbytes = cm_limit_settled(*limit_nbytes, info.total_nbytes);
+    *limit_nbytes = cm_limit_in_bytes(*limit_nbytes, info.total_nbytes);
     return 0;
 }
 
@@ -100,7 +100,7 @@ obey(cm_state *state)
 static int
 put(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 {
-    if (cm_limit_settle(state, device, &nbytes) < 0) {
+    if (cm_limit_resolve(state, device, &nbytes) < 0) {
         return -1;
     }
     put_in_force(state, kind, device, nbytes);

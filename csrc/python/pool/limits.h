@@ -29,6 +29,6 @@ PyObject *cm_limit_to_object(uint64_t limit_nbytes);
 PyObject *cm_limits_list(const cm_budget *budget);
 /* Replace a limit that is a share of the device's memory (budget.h) by bytes, if the
  * driver has been started. 0, or -1 with CudaError. Releases the GIL. */
-int cm_limit_settle(cm_state *state, int device, uint64_t *limit_nbytes);
+int cm_limit_resolve(cm_state *state, int device, uint64_t *limit_nbytes);
 /* Read a limit from an int or None. 0, or -1 with an exception. */
 int cm_limit_from_object(PyObject *object, uint64_t *out);

@@ -163,7 +163,7 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     config.serial = ++state->pool_serial;
     config.budget = cm_limits_budget(state, config.kind, config.device);
     cm_runtime *runtime = cm_state_runtime(state);
-    if (runtime == NULL || cm_limit_settle(state, config.device, &limit) < 0) {
+    if (runtime == NULL || cm_limit_resolve(state, config.device, &limit) < 0) {
         return NULL;
     }
     config.number = ++state->pool_count;
@@ -387,7 +387,7 @@ pool_set_limit(PyObject *op, PyObject *value)
     cm_pool_object *self = (cm_pool_object *)(void *)op;
     uint64_t limit;
     if (check_open(self) < 0 || cm_limit_from_object(value, &limit) < 0
-        || cm_limit_settle(self->state, self->config.device, &limit) < 0) {
+        || cm_limit_resolve(self->state, self->config.device, &limit) < 0) {
         return NULL;
     }
     cm_pool *pool = cm_pool_object_take(op);

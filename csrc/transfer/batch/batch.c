@@ -215,7 +215,7 @@ wait_for_part(batch *b, uint64_t index)
     do {
         cm_status status = b->request->common.blocking
                                ? cm_ticket_depend(b->parts[index], NULL, CM_ASK_NS)
-                               : cm_ticket_settle(b->parts[index], CM_ASK_NS);
+                               : cm_ticket_wait_submitted(b->parts[index], CM_ASK_NS);
         late = status.code == CM_ETIMEOUT;
         CM_TRY(cm_wait_ask(&b->hooks, &b->asked_ns));
     } while (late);

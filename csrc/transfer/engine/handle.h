@@ -57,7 +57,7 @@ CM_NODISCARD cm_status cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns);
 /* Wait until the ticket is submitted or done, after which cm_ticket_order() returns at
  * once. Blocks for at most `timeout_ns`.
  * Fails: CM_ETIMEOUT, CM_EFORKED. */
-CM_NODISCARD cm_status cm_ticket_settle(cm_ticket *ticket, uint64_t timeout_ns);
+CM_NODISCARD cm_status cm_ticket_wait_submitted(cm_ticket *ticket, uint64_t timeout_ns);
 /* Write the number 1, in 8 bytes, to the eventfd `fd` when the ticket is done, or at
  * once if it is. The descriptor is duplicated, so the caller may close its own.
  * Fails: CM_EFORKED, CM_ENOMEM, CM_ESYSTEM. */

@@ -39,12 +39,12 @@ typedef enum cm_job_wait {
 /* The steps of a job, in their order. A job that has waited goes on at the step that it
  * had reached. */
 typedef enum cm_job_step {
-    CM_JOB_ORDER,  /* it waits for what must come first */
-    CM_JOB_SETTLE, /* it decides what could not be decided before its turn had come:
-                      see routes/settle.c */
-    CM_JOB_MOVE,   /* it moves its bytes */
-    CM_JOB_DRAIN,  /* all is queued; a job thread unpacks what arrives at the host */
-    CM_JOB_END,    /* all is queued; a job that blocks waits for it, and is over then */
+    CM_JOB_ORDER,    /* it waits for what must come first */
+    CM_JOB_FINALIZE, /* it decides what could not be decided before its turn had come:
+                      see routes/replan.c */
+    CM_JOB_MOVE,     /* it moves its bytes */
+    CM_JOB_DRAIN,    /* all is queued; a job thread unpacks what arrives at the host */
+    CM_JOB_END, /* all is queued; a job that blocks waits for it, and is over then */
     CM_JOB_SUBMITTED, /* all is queued, and the ticket sees to the end */
     CM_JOB_DETACHED,  /* all is queued, and nobody asks when it ends */
 } cm_job_step;

@@ -582,7 +582,7 @@ cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
 }
 
 enum {
-    SETTLED = CM_TICKET_SUBMITTED | CM_TICKET_DONE | CM_TICKET_OVER,
+    SUBMITTED_OR_LATER = CM_TICKET_SUBMITTED | CM_TICKET_DONE | CM_TICKET_OVER,
     ENDED = CM_TICKET_DONE | CM_TICKET_OVER,
     PASSED = CM_TICKET_SUBMITTED | CM_TICKET_OVER, /* a stream can come after it */
 };
@@ -648,9 +648,9 @@ cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns)
 }
 
 cm_status
-cm_ticket_settle(cm_ticket *ticket, uint64_t timeout_ns)
+cm_ticket_wait_submitted(cm_ticket *ticket, uint64_t timeout_ns)
 {
-    return reach(ticket, SETTLED, timeout_ns);
+    return reach(ticket, SUBMITTED_OR_LATER, timeout_ns);
 }
 
 /* Make `stream` wait for the event of a submitted ticket, or for those of its parts. A
@@ -712,7 +712,7 @@ cm_ticket_drain(cm_ticket *ticket)
 cm_status
 cm_ticket_order(cm_ticket *ticket, cm_stream *stream)
 {
-    CM_TRY(reach(ticket, SETTLED, UINT64_MAX));
+    CM_TRY(reach(ticket, SUBMITTED_OR_LATER, UINT64_MAX));
     CM_TRY(queue_wait(ticket, stream));
     return cm_ticket_outcome(ticket, true);
 }

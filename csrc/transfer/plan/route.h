@@ -14,7 +14,7 @@
  *   suits   when the copy is planned: is this the way? Those rows of CM_ROUTES that are
  *           for such ends (`ends`) are asked from the first to the last, and the first
  *           that suits is taken. The last one takes whatever is left.
- *   settle  when the job's turn has come, before it moves anything: takes the memory
+ *   reserve when the job's turn has come, before it moves anything: takes the memory
  *           without which the way is no use. Where there is none it may plan the copy
  *           anew. From then on the route of the job stays as it is.
  *   move    queues the copy, or makes it.
@@ -54,18 +54,18 @@
       .ends = CM_ENDS_DEVICE | CM_ENDS_DEVICES, .fits_graph = true)                      \
     /* between devices that do not reach each other: in a graph as if they did */        \
     X(PEER_STAGED, "peer-staged", cm_peer_staged_suits, cm_job_copy_peer,                \
-      .ends = CM_ENDS_DEVICES, .settle = cm_peer_staged_settle,                          \
+      .ends = CM_ENDS_DEVICES, .reserve = cm_peer_staged_reserve,                          \
       .uses_ring = true, .crosses = true, .fits_graph = true)                            \
     X(PEER, "peer", cm_peer_suits, cm_job_copy_peer,                                     \
       .ends = CM_ENDS_DEVICES, .crosses = true, .fits_graph = true)                      \
     /* The host packs or unpacks on the way; or a kernel of the device does, for which   \
      * the row before has found out what it needs, so that no row may go between. */     \
     X(STAGED, "staged", cm_staged_suits, cm_job_copy_staged, .ends = CM_ENDS_DEVICE,     \
-      .settle = cm_staged_settle, .drain = cm_staged_drain,                              \
+      .reserve = cm_staged_reserve, .drain = cm_staged_drain,                              \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
     X(STAGED_KERNEL, "staged-kernel", cm_staged_kernel_suits, cm_job_copy_staged,        \
       .ends = CM_ENDS_DEVICE,                                                            \
-      .settle = cm_staged_settle, .drain = cm_staged_drain,                              \
+      .reserve = cm_staged_reserve, .drain = cm_staged_drain,                              \
       .uses_host = true, .uses_ring = true, .packs = true)
 
 /* X(name, text for users, move, other members of cm_route_row) */
@@ -109,8 +109,8 @@ typedef struct cm_route_row {
      * nothing else. */
     bool (*suits)(struct cm_plan *plan, const struct cm_plan_ends *ends);
     cm_status (*move)(struct cm_job *job);
-    cm_status (*settle)(struct cm_job *job); /* NULL if there is nothing to do */
-    cm_status (*drain)(struct cm_job *job);  /* NULL if there is nothing to do */
+    cm_status (*reserve)(struct cm_job *job); /* NULL if there is nothing to do */
+    cm_status (*drain)(struct cm_job *job);   /* NULL if there is nothing to do */
     bool uses_host;  /* a thread of the host works until the end */
     bool uses_ring;  /* the bytes go through page-locked slots */
     bool packs;      /* and the host packs or unpacks them */

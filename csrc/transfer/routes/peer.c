@@ -147,7 +147,7 @@ copy_many(cm_job *job)
  * page-locked memory for the slot, plan the copy again as one that the runtime brings
  * across. While the stream is captured, the copy goes as one run and needs no slot. */
 cm_status
-cm_peer_staged_settle(cm_job *job)
+cm_peer_staged_reserve(cm_job *job)
 {
     if (job->capturing) {
         return cm_ok();

@@ -21,15 +21,15 @@ CM_ROUTES(CM_ROUTE_FUNCTIONS)
     CM_NODISCARD cm_status move(cm_job *job);
 CM_ROUTES_OF_MANY(CM_ROUTE_FUNCTIONS)
 #undef CM_ROUTE_FUNCTIONS
-CM_NODISCARD cm_status cm_peer_staged_settle(cm_job *job);
-CM_NODISCARD cm_status cm_staged_settle(cm_job *job);
+CM_NODISCARD cm_status cm_peer_staged_reserve(cm_job *job);
+CM_NODISCARD cm_status cm_staged_reserve(cm_job *job);
 CM_NODISCARD cm_status cm_staged_drain(cm_job *job);
 
 /* fill.c: the body of cm_engine_try_fill(). The caller has called
  * cm_engine_begin_call(). */
 bool cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out);
 
-/* settle.c: read the whole of a source that overlaps its target into memory of our own,
+/* replan.c: read the whole of a source that overlaps its target into memory of our own,
  * which is the source from then on. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
 /* Whether that memory is on the plan's device; otherwise it is the host's. */

@@ -300,7 +300,7 @@ convert_on_device_if_memory_allows(cm_job *job)
 
 /* In a download the stream keeps everything in order, and no memory is taken ahead. */
 cm_status
-cm_staged_settle(cm_job *job)
+cm_staged_reserve(cm_job *job)
 {
     if (job->plan.is_download) {
         return cm_ok();

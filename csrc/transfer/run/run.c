@@ -5,7 +5,7 @@
  * has reached:
  *
  *     ORDER      wait for what comes first, or make the job's stream wait for it
- *     SETTLE     let the route decide what had to wait for the job's turn (settle.c)
+ *     FINALIZE   let the route decide what had to wait for the job's turn (replan.c)
  *     MOVE       call the route's `move`, which queues the copy or makes it
  *
  * After that the copy is over, or somebody else finds out when it is:
@@ -95,22 +95,22 @@ drain(cm_job *job)
     return job->plan.row->drain == NULL ? cm_ok() : job->plan.row->drain(job);
 }
 
-/* Settle what had to wait for the job's turn, before anything is moved: an overlapping
+/* Decide what had to wait for the job's turn, before anything is moved: an overlapping
  * source is read as a whole, and the row of the route takes the memory that it cannot
  * do without. Either may change the plan, which stays as it is from here on. The ticket
  * shows route and size to others, so both are set there again. */
 static cm_status
-settle(cm_job *job)
+finalize_plan(cm_job *job)
 {
-    if (!job->overlaps && job->plan.row->settle == NULL) {
+    if (!job->overlaps && job->plan.row->reserve == NULL) {
         return cm_ok();
     }
     if (job->overlaps) {
         CM_TRY(cm_job_begin(job));
         CM_TRY(cm_job_replace_source(job));
     }
-    if (job->plan.row->settle != NULL) { /* the plan may have another row now */
-        CM_TRY(job->plan.row->settle(job));
+    if (job->plan.row->reserve != NULL) { /* the plan may have another row now */
+        CM_TRY(job->plan.row->reserve(job));
     }
     cm_mutex_lock(&job->engine->lock);
     job->ticket->row = job->plan.row;
@@ -127,10 +127,10 @@ run_on_stream(cm_job *job)
     }
     if (job->step == CM_JOB_ORDER) {
         CM_TRY(prepare_stream(job));
-        job->step = CM_JOB_SETTLE;
+        job->step = CM_JOB_FINALIZE;
     }
-    if (job->step == CM_JOB_SETTLE) {
-        CM_TRY(settle(job));
+    if (job->step == CM_JOB_FINALIZE) {
+        CM_TRY(finalize_plan(job));
         job->step = CM_JOB_MOVE;
     }
     if (job->step == CM_JOB_MOVE) {

@@ -3,12 +3,12 @@
  *
  * A plan is made when the copy is asked for. The job may have to wait long after that,
  * and only when its turn comes is it known what memory there is. So the last decisions
- * are made in CM_JOB_SETTLE, a step of run.c. Two of them change the plan, by the
+ * are made in CM_JOB_FINALIZE, a step of run.c. Two of them change the plan, by the
  * functions of this file:
  *
  * - A source that overlaps its target is first read as a whole, into memory of our own.
  *   That memory is the source from then on, and the rest of the copy is planned for it.
- * - A row whose `settle` gets no memory has the copy planned again, for a way that
+ * - A row whose `reserve` gets no memory has the copy planned again, for a way that
  * needs none.
  *
  * Most copies need neither, and never come here. */
