@@ -73,10 +73,10 @@ def begin(progress: Any, title: str) -> Callable[[int, int], object]:
     return progress  # type: ignore[no-any-return]
 
 
-def end(tell: Callable[[int, int], object]) -> None:
+def end(report: Callable[[int, int], object]) -> None:
     """Close what `begin` returned if it is a bar; a user's callable needs no end."""
-    if type(tell) is Bar:
-        tell.close()
+    if type(report) is Bar:
+        report.close()
 
 
 class Parts:
@@ -102,7 +102,7 @@ class Parts:
 
     def __init__(self, progress: Progress, total: int, title: str) -> None:
         wanted = progress is not None and progress is not False
-        self._tell = begin(progress, title) if wanted else None
+        self._report = begin(progress, title) if wanted else None
         self.total = total
         self._before = 0
 
@@ -110,13 +110,13 @@ class Parts:
         """Return what to pass as ``progress=`` to the next call, which moves `nbytes`."""
         before = self._before
         self._before += nbytes
-        tell, total = self._tell, self.total
-        if tell is None:
+        report, total = self._report, self.total
+        if report is None:
             return None
 
         def of_part(done: int, _: int) -> None:
             if before + done < total:  # only __exit__ says that all is done
-                tell(before + done, total)
+                report(before + done, total)
 
         return of_part
 
@@ -130,8 +130,8 @@ class Parts:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if kind is None and self._tell is not None:
-                self._tell(self.total, self.total)
+            if kind is None and self._report is not None:
+                self._report(self.total, self.total)
         finally:
-            if self._tell is not None:
-                end(self._tell)
+            if self._report is not None:
+                end(self._report)

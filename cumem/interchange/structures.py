@@ -461,18 +461,18 @@ def mapped(
     value: Any,
     function: Callable[[Any], Any],
     is_leaf: Callable[[Any], bool] | None = None,
-    tell: Callable[[str], object] | None = None,
+    report_left: Callable[[str], object] | None = None,
 ) -> Any:
     """Return the same structure with ``function(leaf)`` for each leaf.
 
     Mappings, sequences, named tuples, dataclasses and classes of attrs are taken apart.
     Subclasses keep their type if possible, and memory in their other attributes is treated
-    in the same way. `tell` is called with the names of attributes for which that is
+    in the same way. `report_left` is called with the names of attributes for which that is
     impossible. Everything else is a leaf, including strings, and so is everything for which
     `is_leaf` returns True. If the same leaf occurs twice, `function` should return the same
     for it.
     """
-    return _Mapping(function, is_leaf, tell).of(value)
+    return _Mapping(function, is_leaf, report_left).of(value)
 
 
 class _Mapping:
@@ -482,11 +482,11 @@ class _Mapping:
         self,
         function: Callable[[Any], Any],
         is_leaf: Callable[[Any], bool] | None,
-        tell: Callable[[str], object] | None,
+        report_left: Callable[[str], object] | None,
     ) -> None:
         self._function = function
         self._is_leaf = is_leaf
-        self._tell = tell
+        self._report_left = report_left
         self._path: set[int] = set()  # ids of the containers that are being taken apart
 
     def of(self, value: Any) -> Any:
@@ -552,8 +552,8 @@ class _Mapping:
             # A container whose type does not allow other items has become a dict or a list.
             # Its items may have come from this attribute, and then nothing is lost.
             is_lost = type(made) is type(value) or memory[0] is held
-            if is_more and not is_set and is_lost and self._tell is not None:
-                self._tell(f"{type(value).__name__}.{name}")
+            if is_more and not is_set and is_lost and self._report_left is not None:
+                self._report_left(f"{type(value).__name__}.{name}")
         return made
 
     def _is_opaque(self, held: Any) -> bool:

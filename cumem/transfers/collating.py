@@ -2,7 +2,7 @@
 """`PinnedCollate` stacks samples straight into page-locked memory.
 
 A batch that the process stacks itself lies in memory of the pinned pool. A worker of a
-loader writes its batch to a slot of a `Ring`, whose pages the parent locks, and sends
+loader writes its batch to a slot of a `SlotRing`, whose pages the parent locks, and sends
 the slot's number. Where page-locked memory runs short or no slot is free, batches are
 stacked in ordinary memory instead.
 """
@@ -35,7 +35,7 @@ from cumem.interchange.structures import (
     make_tensordict,
     mapped,
 )
-from cumem.transfers.worker_slots import Ring, Shortage
+from cumem.transfers.worker_slots import Shortage, SlotRing
 
 #: Notes that page-locked memory ran short, for all batches of this process.
 _shortage = Shortage("cumem.PinnedCollate: batches are stacked in ordinary memory")
@@ -44,7 +44,7 @@ _shortage = Shortage("cumem.PinnedCollate: batches are stacked in ordinary memor
 _ALIGNMENT = 256
 
 #: The rings of this process by key; the message of a worker names its ring by it.
-_rings: weakref.WeakValueDictionary[tuple[int, int], Ring] = (
+_rings: weakref.WeakValueDictionary[tuple[int, int], SlotRing] = (
     weakref.WeakValueDictionary()
 )
 
@@ -343,7 +343,7 @@ class _Message:
     unpickled as the batch itself.
     """
 
-    def __init__(self, ring: Ring, batch: Any) -> None:
+    def __init__(self, ring: SlotRing, batch: Any) -> None:
         self._ring = ring
         self._slot: int | None = None
         stacks: list[tuple[_Stack, _Place]] = []
@@ -408,7 +408,7 @@ def _received(
     ring = _rings.get(key)
     if ring is None:
         raise RuntimeError("a batch is lost: the PinnedCollate that it is of is gone")
-    ring.settle()
+    ring.reclaim()
     if slot is None:
         return pickle.loads(data)
     raw = np.frombuffer(ring.claim(slot, turn, nbytes), np.uint8)
@@ -423,7 +423,7 @@ def _attached(
 ) -> PinnedCollate:
     """What a worker gets that was not forked."""
     made = PinnedCollate.__new__(PinnedCollate)
-    made._ring = Ring(slots, slot_nbytes, _device, _streams, file.detach(), key)
+    made._ring = SlotRing(slots, slot_nbytes, _device, _streams, file.detach(), key)
     _rings[key] = made._ring
     return made
 
@@ -482,7 +482,7 @@ class PinnedCollate:
     2
     """
 
-    _ring: Ring
+    _ring: SlotRing
     _is_open = True
 
     @hinting
@@ -495,7 +495,7 @@ class PinnedCollate:
         nbytes = read_size(slot_nbytes, "slot_nbytes", False, None)
         if nbytes < 1:
             raise ValueError("slot_nbytes must be at least 1, not 0")
-        self._ring = Ring(count, nbytes, _device, _streams)
+        self._ring = SlotRing(count, nbytes, _device, _streams)
         _rings[self._ring.key] = self._ring
 
     def __call__(self, samples: Any) -> Any:

@@ -325,7 +325,7 @@ class _Mover:
         """Begin all copies of a batch, by one call."""
         moving = _Moving(self)
         moved = moving.of(self._taken[0])
-        self._tell(moving.left)
+        self._warn_left(moving.left)
         pairs = moving.pairs
         transfer = _core.copy_many_async(pairs) if pairs else None
         self.nbytes = 0 if transfer is None else transfer.nbytes
@@ -361,7 +361,7 @@ class _Mover:
         with torch.cuda.stream(self._lane):
             return move_whole(value, device, False)
 
-    def _tell(self, left: list[str]) -> None:
+    def _warn_left(self, left: list[str]) -> None:
         if not left or self._has_warned:
             return
         self._has_warned = True

@@ -403,12 +403,12 @@ def _wait(transfers: Sequence[_core.Transfer], progress: Parts) -> None:
     An exception of a signal handler or of the progress callback ends the wait.
     """
     progress.total = sum(each.nbytes for each in transfers)
-    tell_part: Any = progress.next(0)
+    report_part: Any = progress.next(0)
     raised: list[BaseException] = []
 
-    def tell(*_: int) -> None:
+    def report(*_: int) -> None:
         try:
-            tell_part(sum(each.progress for each in transfers), 0)
+            report_part(sum(each.progress for each in transfers), 0)
         except BaseException as error:
             raised.append(error)
             raise
@@ -417,7 +417,7 @@ def _wait(transfers: Sequence[_core.Transfer], progress: Parts) -> None:
     with progress:
         for each in transfers:
             try:
-                each.wait(progress=tell if tell_part else None)
+                each.wait(progress=report if report_part else None)
             except Exception as error:
                 if error in raised or not each.done:
                     raise

@@ -673,14 +673,14 @@ class _Run:
         index = self._given
         self._given += 1
         if len(self._leaving) == self._depth:
-            self._tell(self._settle_first())
+            self._report(self._finish_first())
         if self._open_ended:
             self._parts.total += buffer.nbytes
         stream = self._lanes[index % len(self._lanes)]
         with naming("chunk", index, part_label(part)), stream.device, stream:
             if self._target is None:
                 self.results.append(self._func(buffer, None, stream))
-                self._tell(buffer.nbytes)
+                self._report(buffer.nbytes)
                 return
             if part.stop > len(self._target):
                 raise ValueError(
@@ -695,7 +695,7 @@ class _Run:
             transfer = _core.copy_async(into, result, after=stream)
         self._leaving.append(_Leaving(index, part, transfer, buffer.nbytes))
 
-    def _settle_first(self) -> int:
+    def _finish_first(self) -> int:
         """Wait for the oldest output, and return the bytes of its source."""
         first = self._leaving[0]
         try:
@@ -706,16 +706,16 @@ class _Run:
                 self._leaving.popleft()
         return first.nbytes
 
-    def _tell(self, nbytes: int) -> None:
+    def _report(self, nbytes: int) -> None:
         self._done += nbytes
-        tell: Any = self._parts.next(0)
-        if tell:
-            tell(self._done, 0)
+        report: Any = self._parts.next(0)
+        if report:
+            report(self._done, 0)
 
     def finish(self) -> None:
         """Wait for all work, and raise the first failure."""
         while self._leaving:
-            self._tell(self._settle_first())
+            self._report(self._finish_first())
         for stream in self._lanes:
             stream.synchronize()
 
@@ -737,7 +737,7 @@ class _Run:
         earlier: list[Exception] = []
         while self._leaving:
             try:
-                self._settle_first()
+                self._finish_first()
             except Exception as failure:
                 earlier.append(failure)
         for stream in self._lanes:

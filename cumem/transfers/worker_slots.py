@@ -87,7 +87,7 @@ def _reason(error: CudaError) -> str:
     return str(error)
 
 
-class Ring:
+class SlotRing:
     """Slots in anonymous memory, for the process that made it and its children.
 
     A child that *takes* a slot holds the POSIX lock on the slot's byte of the file. The
@@ -233,7 +233,7 @@ class Ring:
         """Whether this process made the ring; only that one locks pages."""
         return self.key[0] == os.getpid()
 
-    def settle(self) -> None:
+    def reclaim(self) -> None:
         """Free slots whose memory has died and that no stream uses any longer."""
         with _lock:
             count = len(self._dead)
@@ -250,11 +250,11 @@ class Ring:
         if not self.is_maker:  # another process has locked them
             return
         with _lock:
-            self.settle()
+            self.reclaim()
             for _, events in self._in_use:
                 for event in events:
                     event.synchronize()
-            self.settle()
+            self.reclaim()
             try:
                 self._lock_ring()
                 for slot, word in enumerate(self._words.tolist()):

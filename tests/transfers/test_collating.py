@@ -27,7 +27,7 @@ from support.session import testing
 
 import cumem
 from cumem.transfers import collating
-from cumem.transfers.worker_slots import Ring, Shortage
+from cumem.transfers.worker_slots import Shortage, SlotRing
 
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 
@@ -149,9 +149,9 @@ def workers(collate: Any, count: int = 1) -> Iterator[list[Worker]]:
             each.end()
 
 
-def taken(ring: Ring) -> int:
+def taken(ring: SlotRing) -> int:
     """Slots that are not free."""
-    ring.settle()
+    ring.reclaim()
     return int(np.count_nonzero(ring._words % 4))
 
 
@@ -554,7 +554,7 @@ def test_ring_after_shutdown_is_as_new(runtime) -> None:
     collate = cumem.PinnedCollate(1, SLOT)
     with workers(collate) as (worker,):
         assert is_locked(worker(arrays(3)))
-        collate._ring.settle()
+        collate._ring.reclaim()
         cumem.shutdown()
         assert taken(collate._ring) == 0
         found = worker(arrays(3))

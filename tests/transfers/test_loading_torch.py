@@ -417,12 +417,12 @@ def test_slot_waits_for_what_torch_copies_on_its_current_stream(as_if_cuda) -> N
     assert cumem.asbuffer(found).kind == "pinned"
     session.shut(as_if_cuda)
     del found
-    ring.settle()
+    ring.reclaim()
     cumem.current_stream().synchronize()  # which has nothing to do with it
-    ring.settle()
+    ring.reclaim()
     assert cumem.asbuffer(batch()).kind == "pageable"
     testing.gate_open(as_if_cuda)
-    session.wait_until(lambda: ring.settle() or not (ring._words % 4).any())
+    session.wait_until(lambda: ring.reclaim() or not (ring._words % 4).any())
     assert cumem.asbuffer(batch()).kind == "pinned"
 
 

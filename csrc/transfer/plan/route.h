@@ -54,18 +54,18 @@
       .ends = CM_ENDS_DEVICE | CM_ENDS_DEVICES, .fits_graph = true)                      \
     /* between devices that do not reach each other: in a graph as if they did */        \
     X(PEER_STAGED, "peer-staged", cm_peer_staged_suits, cm_job_copy_peer,                \
-      .ends = CM_ENDS_DEVICES, .reserve = cm_peer_staged_reserve,                          \
+      .ends = CM_ENDS_DEVICES, .reserve = cm_peer_staged_reserve,                        \
       .uses_ring = true, .crosses = true, .fits_graph = true)                            \
     X(PEER, "peer", cm_peer_suits, cm_job_copy_peer,                                     \
       .ends = CM_ENDS_DEVICES, .crosses = true, .fits_graph = true)                      \
     /* The host packs or unpacks on the way; or a kernel of the device does, for which   \
      * the row before has found out what it needs, so that no row may go between. */     \
     X(STAGED, "staged", cm_staged_suits, cm_job_copy_staged, .ends = CM_ENDS_DEVICE,     \
-      .reserve = cm_staged_reserve, .drain = cm_staged_drain,                              \
+      .reserve = cm_staged_reserve, .drain = cm_staged_drain,                            \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
     X(STAGED_KERNEL, "staged-kernel", cm_staged_kernel_suits, cm_job_copy_staged,        \
       .ends = CM_ENDS_DEVICE,                                                            \
-      .reserve = cm_staged_reserve, .drain = cm_staged_drain,                              \
+      .reserve = cm_staged_reserve, .drain = cm_staged_drain,                            \
       .uses_host = true, .uses_ring = true, .packs = true)
 
 /* X(name, text for users, move, other members of cm_route_row) */
