@@ -14,7 +14,7 @@ from cumem.recording.pairing import changes, pair
 _REGISTERED, _STAGING = KINDS.index("registered"), KINDS.index("staging")
 
 
-class Living(NamedTuple):
+class BytesOverTime(NamedTuple):
     """The bytes that are alive, over time.
 
     Attributes
@@ -39,7 +39,7 @@ class Living(NamedTuple):
         """The largest sum of all kinds, "registered" included, which a plot must show."""
         return int(self.rows.sum(axis=0).max())
 
-    def sampled(self, count: int) -> Living:
+    def sampled(self, count: int) -> BytesOverTime:
         """Reduce it to `count` steps of equal length.
 
         Each step has the bytes at the moment in it when the most were alive.
@@ -57,7 +57,7 @@ class Living(NamedTuple):
             here = most.get(i, before)
             chosen.append(here if total[here] >= total[before] else before)
             before = ends.get(i, before)
-        return Living(np.arange(count) * end // count, self.rows[:, chosen])
+        return BytesOverTime(np.arange(count) * end // count, self.rows[:, chosen])
 
 
 class Left(NamedTuple):
@@ -96,7 +96,7 @@ def of_op(log: Log, op: int) -> NDArray[Any]:
     return chosen
 
 
-def living(log: Log) -> Living:
+def bytes_over_time(log: Log) -> BytesOverTime:
     """Return the bytes alive of each kind, after each allocation and free."""
     lives = pair(log)
     found = changes(lives)
@@ -108,15 +108,15 @@ def living(log: Log) -> Living:
         row[0] = change[:before].sum()
         row[1:-1] = row[0] + np.cumsum(change[before:])
         row[-1] = row[-2]
-    return Living(times, rows)
+    return BytesOverTime(times, rows)
 
 
 def peaks(log: Log) -> dict[str, tuple[int, int]]:
     """Return the peak of each kind that was alive, as its bytes and its time in ns.
 
-    ``"all"`` is the peak of `Living.total`.
+    ``"all"`` is the peak of `BytesOverTime.total`.
     """
-    found = living(log)
+    found = bytes_over_time(log)
     rows = dict(zip(KINDS, found.rows, strict=True)) | {"all": found.total}
     return {
         kind: (int(row.max()), int(found.times_ns[np.argmax(row)]))

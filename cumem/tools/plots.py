@@ -79,7 +79,9 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
         ax.figure.subplots_adjust(left=0.17, right=0.84, top=0.93, bottom=bottom)
     end = max(log.duration_ns, 1)
     unit_ns, unit = _time_unit(end)
-    alive = reading.living(log).sampled(_STEPS)  # which keeps even the shortest peak
+    alive = reading.bytes_over_time(log).sampled(
+        _STEPS
+    )  # which keeps even the shortest peak
     times = np.append(alive.times_ns, end) / unit_ns
     most = alive.height
     scale, name = _size_unit(most)

@@ -262,7 +262,7 @@ def test_living_counts_each_kind_from_what_lived_before() -> None:
         ],
         living=[event("allocate", 0, 9, 7)],
     )
-    found = reading.living(log)
+    found = reading.bytes_over_time(log)
     assert found.times_ns.tolist() == [0, 100, 200, 300, 400, 1000]
     assert found.rows[3].tolist() == [7, 17, 17, 7, 0, 0]
     assert found.rows[0].tolist() == [0, 0, 5, 5, 5, 5]
@@ -280,7 +280,7 @@ def test_pages_of_others_are_in_no_peak_of_all() -> None:
             event("allocate", 200, 5, 90, kind="registered"),
         ]
     )
-    found = reading.living(log)
+    found = reading.bytes_over_time(log)
     assert reading.peaks(log)["registered"] == (90, 200)
     assert reading.peaks(log)["all"] == (10, 100) == (summarize(log).peak_nbytes, 100)
     assert found.height == 100  # of a picture, in which they are
@@ -295,10 +295,10 @@ def test_sampled_shows_each_step_at_its_most() -> None:
             event("allocate", 560, 2, 8),
         ]
     )
-    few = reading.living(log).sampled(10)
+    few = reading.bytes_over_time(log).sampled(10)
     assert few.times_ns.tolist() == [*range(0, 1000, 100)]
     assert few.rows[3].tolist() == [100, 0, 0, 0, 0, 8, 8, 8, 8, 8]
-    assert reading.living(made([])).sampled(3).total.tolist() == [0, 0, 0]
+    assert reading.bytes_over_time(made([])).sampled(3).total.tolist() == [0, 0, 0]
 
 
 def test_left_is_by_line_of_the_user_and_copies_by_way() -> None:

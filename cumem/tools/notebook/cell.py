@@ -21,10 +21,10 @@ from cumem.recording.pairing import lanes
 from cumem.recording.reading import (
     Copies,
     Left,
+    bytes_over_time,
     copies,
     joined,
     left,
-    living,
     of_op,
     peaks,
     way,
@@ -55,7 +55,7 @@ _MOST_LANES: Final = 6
 
 def timeline(log: Log) -> Raw:
     """Draw the bytes alive over time, stacked by kind, with transfers as lanes below."""
-    alive = living(log).sampled(_WIDTH)
+    alive = bytes_over_time(log).sampled(_WIDTH)
     end = max(log.duration_ns, 1)
     most = max(alive.height, 1)
     shapes: list[str] = []
