@@ -274,14 +274,14 @@ keep_handles(cm_runtime *rt CM_UNUSED, uint64_t first CM_UNUSED,
 }
 
 static cm_status
-say_done(cm_runtime *rt CM_UNUSED, uint64_t handle CM_UNUSED, bool *out)
+answer_done(cm_runtime *rt CM_UNUSED, uint64_t handle CM_UNUSED, bool *out)
 {
     *out = true;
     return cm_ok();
 }
 
 static cm_status
-say_not_capturing(cm_runtime *rt CM_UNUSED, uint64_t stream CM_UNUSED, bool *out)
+answer_not_capturing(cm_runtime *rt CM_UNUSED, uint64_t stream CM_UNUSED, bool *out)
 {
     *out = false;
     return cm_ok();
@@ -309,21 +309,21 @@ stream_get_id(cm_runtime *rt CM_UNUSED, uint64_t stream, uint64_t *out)
 
 /* Facts that the parent knew are still true in the child. */
 static cm_status
-tell_driver_version(cm_runtime *rt, int *out)
+answer_driver_version(cm_runtime *rt, int *out)
 {
     *out = rt->driver_version;
     return cm_ok();
 }
 
 static cm_status
-tell_device_count(cm_runtime *rt, int *out)
+answer_device_count(cm_runtime *rt, int *out)
 {
     *out = rt->device_count;
     return cm_ok();
 }
 
 static cm_status
-tell_runtime_version(cm_runtime *rt, int *out)
+answer_runtime_version(cm_runtime *rt, int *out)
 {
     *out = rt->runtime_version;
     return cm_ok();
@@ -353,18 +353,18 @@ cm_host_only_open(const cm_runtime *parent, cm_runtime **out)
     made->ops.context_set = keep_handle;
     made->ops.capture_mode_exchange = exchange_mode;
     made->ops.stream_get_id = stream_get_id;
-    made->ops.stream_query = say_done;
+    made->ops.stream_query = answer_done;
     made->ops.stream_synchronize = keep_handle;
-    made->ops.stream_is_capturing = say_not_capturing;
+    made->ops.stream_is_capturing = answer_not_capturing;
     made->ops.stream_wait_event = keep_handles;
     made->ops.event_create = event_create;
     made->ops.event_destroy = keep_handle;
     made->ops.event_record = keep_handles;
-    made->ops.event_query = say_done;
+    made->ops.event_query = answer_done;
     made->ops.event_synchronize = keep_handle;
-    made->ops.driver_version = tell_driver_version;
-    made->ops.device_count = tell_device_count;
-    made->ops.runtime_version = tell_runtime_version;
+    made->ops.driver_version = answer_driver_version;
+    made->ops.device_count = answer_device_count;
+    made->ops.runtime_version = answer_runtime_version;
     rt->ops = &made->ops;
     rt->backend = parent->backend;
     rt->driver_version = parent->driver_version;

@@ -128,7 +128,7 @@ typedef struct cm_storage {
     bool side_is_device;
     /* The warning was given. This and the members after it mean nothing while side_high
      * is 0. */
-    bool side_was_told;
+    bool thrashing_was_warned;
     uint32_t side_turns;
     uint64_t side_since_ns;
     int64_t side_low;

@@ -60,7 +60,7 @@ cm_buffer_note_side(cm_buffer *self, bool on_device)
         return 0; /* most uses are like this */
     }
     if (is_first) {
-        storage->side_was_told = false;
+        storage->thrashing_was_warned = false;
     }
     uint64_t now = cm_now_ns();
     if (!is_same || now - storage->side_since_ns > WINDOW_NS) {
@@ -71,9 +71,9 @@ cm_buffer_note_side(cm_buffer *self, bool on_device)
     storage->side_low = low;
     storage->side_high = high;
     storage->side_is_device = on_device;
-    if (storage->side_turns != MANY_TURNS || storage->side_was_told) {
+    if (storage->side_turns != MANY_TURNS || storage->thrashing_was_warned) {
         return 0;
     }
-    storage->side_was_told = true;
+    storage->thrashing_was_warned = true;
     return warn(self);
 }

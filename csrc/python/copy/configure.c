@@ -76,7 +76,7 @@ put_tuning(cm_state *state, PyObject *values)
 /* The values that hold now, by name, with the least and the most that each may be. A
  * new dict, or NULL with an exception. */
 static PyObject *
-tell_tuning(cm_state *state)
+make_tuning_dict(cm_state *state)
 {
     cm_tuning tuning;
     unsigned cpu_count = cm_usable_cpu_count();
@@ -104,7 +104,7 @@ tell_tuning(cm_state *state)
 static int
 begin_tuning(cm_state *state)
 {
-    PyObject *now = tell_tuning(state);
+    PyObject *now = make_tuning_dict(state);
     if (now == NULL) {
         return -1;
     }
@@ -147,7 +147,7 @@ read_tuning(PyObject *module, PyObject *opens)
     if (opens == Py_True && cm_configure_open(state) < 0) {
         return NULL;
     }
-    return tell_tuning(state);
+    return make_tuning_dict(state);
 }
 
 PyMethodDef cm_configure_methods[] = {

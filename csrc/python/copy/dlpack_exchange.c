@@ -35,7 +35,7 @@ open_own(PyObject *capsule, cm_dl_versioned **out)
  * know Python's exceptions by name, so each that means a lack of memory is a
  * MemoryError. */
 static void
-tell_exception(void *context, cm_dl_tell tell)
+report_exception(void *context, cm_dl_set_error set_error)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -47,8 +47,8 @@ tell_exception(void *context, cm_dl_tell tell)
     const char *kind = name == NULL ? NULL : PyUnicode_AsUTF8AndSize(name, NULL);
     const char *message = text == NULL ? NULL : PyUnicode_AsUTF8AndSize(text, NULL);
     PyErr_Clear();
-    tell(context, kind == NULL ? "RuntimeError" : kind,
-         message == NULL ? "cumem could not allocate this" : message);
+    set_error(context, kind == NULL ? "RuntimeError" : kind,
+              message == NULL ? "cumem could not allocate this" : message);
     Py_XDECREF(name);
     Py_XDECREF(text);
     Py_XDECREF(type);
@@ -97,13 +97,13 @@ done:
 /* Allocate memory like that of `like`. The caller need not hold the GIL. */
 static int
 give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
-            cm_dl_tell tell)
+            cm_dl_set_error set_error)
 {
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *capsule = allocate(like);
     int result = open_own(capsule, out);
     if (result < 0) {
-        tell_exception(context, tell);
+        report_exception(context, set_error);
     }
     PyGILState_Release(gil);
     return result;
@@ -168,7 +168,7 @@ take_tensor(cm_dl_versioned *managed, void **out)
 /* Tell the handle of the current stream of a device, or 0 if no stream orders the
  * memory. */
 static int
-tell_stream(int32_t type, int32_t id, void **out)
+get_current_stream(int32_t type, int32_t id, void **out)
 {
     cm_kind kind;
     cm_state *state = find_state();
@@ -205,7 +205,7 @@ cm_dlpack_add_exchange(PyTypeObject *type)
         give_tensor,
         take_tensor,
         lend_tensor,
-        tell_stream,
+        get_current_stream,
     };
     PyObject *capsule =
         PyCapsule_New((void *)(uintptr_t)&table, CM_DL_EXCHANGE_NAME, NULL);

@@ -400,8 +400,8 @@ cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
         return NULL;
     }
     bool has_device = cm_arg_is_given(values[2]);
-    bool says_copy = cm_arg_is_given(values[3]);
-    if (cm_arg_flag(says_copy ? values[3] : NULL, "copy", false, &wants_copy) < 0) {
+    bool has_copy = cm_arg_is_given(values[3]);
+    if (cm_arg_flag(has_copy ? values[3] : NULL, "copy", false, &wants_copy) < 0) {
         return NULL;
     }
     if (has_device && read_place((cm_buffer *)(void *)self, values[2], &device) < 0) {
@@ -418,7 +418,7 @@ cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
             return capsule;
         }
         Py_DECREF(capsule);
-        if (says_copy) {
+        if (has_copy) {
             PyErr_SetString(PyExc_BufferError,
                             "device memory reaches the CPU only as a copy, and "
                             "copy=False forbids that");

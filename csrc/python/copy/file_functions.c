@@ -294,7 +294,7 @@ open_call(file_call *call)
 
 /* Make a _FileFailure, which says what was wrong with the file. */
 static PyObject *
-tell_failure(cm_state *state, const cm_file_failure *failure)
+make_failure(cm_state *state, const cm_file_failure *failure)
 {
     PyObject *members[CM_FileFailure_COUNT] = {
         [CM_FileFailure_error] = PyLong_FromLong(failure->at_end ? 0 : failure->error),
@@ -323,7 +323,7 @@ move_bytes(file_call *call, cm_engine *engine)
         return NULL; /* of Ctrl-C, or of the callback for the progress */
     }
     if (failure.at_end || failure.error != 0) {
-        return tell_failure(state, &failure);
+        return make_failure(state, &failure);
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status,

@@ -854,7 +854,7 @@ cm_numpy_can_cast(PyObject *from, PyObject *to, cm_casting_rule rule)
 
 /* True if an attribute of a dtype's type is a text that contains `part`. */
 static bool
-type_says(const PyArray_Descr *descr, const char *attribute, const char *part)
+type_name_contains(const PyArray_Descr *descr, const char *attribute, const char *part)
 {
     PyObject *said = PyObject_GetAttrString((PyObject *)descr->typeobj, attribute);
     const char *text = said != NULL && PyUnicode_Check(said)
@@ -873,7 +873,7 @@ is_complex(const PyArray_Descr *descr)
 {
     return descr->kind == 'c'
            || (descr->type_num >= NPY_USERDEF
-               && type_says(descr, "__name__", "complex"));
+               && type_name_contains(descr, "__name__", "complex"));
 }
 
 static bool
@@ -882,7 +882,8 @@ is_real(const PyArray_Descr *descr)
     if (descr->kind == 'i' || descr->kind == 'u' || descr->kind == 'f') {
         return true;
     }
-    return descr->type_num >= NPY_USERDEF && type_says(descr, "__module__", "ml_dtypes")
+    return descr->type_num >= NPY_USERDEF
+           && type_name_contains(descr, "__module__", "ml_dtypes")
            && !is_complex(descr);
 }
 

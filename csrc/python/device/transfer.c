@@ -139,13 +139,15 @@ wait_for_end(cm_transfer_object *self, PyObject *timeout_object,
     return check_memory(self);
 }
 
-/* The same, with `told`, a bar or a function of the user, that hears of the end too. */
+/* The same, with `progress_object`, a bar or a function of the user, that hears of the
+ * end too. */
 static int
-wait_and_tell(cm_transfer_object *self, PyObject *timeout_object, PyObject *told)
+wait_and_report(cm_transfer_object *self, PyObject *timeout_object,
+                PyObject *progress_object)
 {
     cm_progress progress;
     cm_ticket_info info;
-    if (cm_progress_open(told, "copy", &progress) < 0) {
+    if (cm_progress_open(progress_object, "copy", &progress) < 0) {
         return -1;
     }
     cm_ticket_look(self->ticket, &info);
@@ -165,8 +167,9 @@ transfer_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
         return NULL;
     }
     CM_NVTX("wait for copy", read_info(op).nbytes);
-    int result = cm_arg_is_given(values[1]) ? wait_and_tell(self, values[0], values[1])
-                                            : wait_for_end(self, values[0], NULL, 0);
+    int result = cm_arg_is_given(values[1])
+                     ? wait_and_report(self, values[0], values[1])
+                     : wait_for_end(self, values[0], NULL, 0);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 

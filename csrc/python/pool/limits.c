@@ -228,7 +228,7 @@ cm_limit(PyObject *module, PyObject *args)
 }
 
 PyObject *
-cm_host_memory_tell(PyObject *module, PyObject *Py_UNUSED(unused))
+cm_host_memory_info(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     cm_host_memory memory;
     cm_host_memory_read(NULL, &memory);

@@ -10,7 +10,7 @@
 /* Functions of the module for the package. The first is METH_VARARGS, the others are
  * METH_NOARGS. */
 PyObject *cm_limit(PyObject *module, PyObject *args);
-PyObject *cm_host_memory_tell(PyObject *module, PyObject *unused);
+PyObject *cm_host_memory_info(PyObject *module, PyObject *unused);
 PyObject *cm_processors(PyObject *module, PyObject *unused);
 
 /* Set all budgets up, once, before anything else. */

@@ -688,7 +688,7 @@ PyMethodDef cm_pool_methods[] = {
     {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
     {"_living", living, METH_NOARGS, CM_DOC__living},
     {"_limit", cm_limit, METH_VARARGS, CM_DOC__limit},
-    {"_host_memory", cm_host_memory_tell, METH_NOARGS, CM_DOC__host_memory},
+    {"_host_memory", cm_host_memory_info, METH_NOARGS, CM_DOC__host_memory},
     {"_processors", cm_processors, METH_NOARGS, CM_DOC__processors},
     {NULL, NULL, 0, NULL},
 };

@@ -66,12 +66,12 @@ typedef struct cm_dl_versioned {
  * is used on the current one. All but `allocate` are called with the GIL held and
  * return 0, or -1 with an exception; `allocate` reports what failed by calling `tell`.
  * Tables of other major versions are found through `previous`. */
-typedef void (*cm_dl_tell)(void *context, const char *kind, const char *message);
+typedef void (*cm_dl_set_error)(void *context, const char *kind, const char *message);
 typedef struct cm_dl_exchange {
     cm_dl_version version;
     const struct cm_dl_exchange *previous;
     int (*allocate)(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
-                    cm_dl_tell tell);
+                    cm_dl_set_error set_error);
     int (*from_object)(void *object, cm_dl_versioned **out); /* the caller owns *out */
     int (*to_object)(cm_dl_versioned *managed, void **out);  /* takes `managed` over */
     /* Valid until the caller returns to Python. */

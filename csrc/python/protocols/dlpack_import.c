@@ -483,13 +483,13 @@ done:
 /* Does the device of a tensor agree with what `__dlpack_device__` said? Pinned memory
  * is commonly handed out as the CPU's. */
 static bool
-is_as_told(cm_dl_device told, cm_dl_device found)
+is_announced_device(cm_dl_device announced, cm_dl_device found)
 {
-    if (told.type == found.type) {
-        return told.type != CM_DL_CUDA || told.id == found.id;
+    if (announced.type == found.type) {
+        return announced.type != CM_DL_CUDA || announced.id == found.id;
     }
-    return (told.type == CM_DL_CUDA_HOST && found.type == CM_DL_CPU)
-           || (told.type == CM_DL_CUDA_MANAGED && found.type == CM_DL_CUDA);
+    return (announced.type == CM_DL_CUDA_HOST && found.type == CM_DL_CPU)
+           || (announced.type == CM_DL_CUDA_MANAGED && found.type == CM_DL_CUDA);
 }
 
 /* A question about an object has failed. 0 where the exception is an error, which is
@@ -587,7 +587,7 @@ take_capsule(cm_state *state, const exporter *self, PyObject *capsule)
         discard(&from);
         return NULL;
     }
-    if (!is_as_told(self->device, from.tensor->device)) {
+    if (!is_announced_device(self->device, from.tensor->device)) {
         Py_DECREF(buffer); /* and with it the tensor */
         refuse(WHAT ": its device is not the one that __dlpack_device__() named");
         return NULL;

@@ -77,7 +77,7 @@ take_part(cm_workers *workers, cm_copy_task *task, uint32_t *part)
 }
 
 static void
-tell_waiters(cm_workers *workers)
+wake_waiters(cm_workers *workers)
 {
     if (atomic_load(&workers->waiter_count) > 0) {
         cm_mutex_lock(&workers->sleep);
@@ -101,7 +101,7 @@ copy_part(cm_workers *workers, cm_copy_task *task, uint32_t number)
         cm_host_copy(&part, task->dst, task->src, wide);
     }
     if (atomic_fetch_add(&task->done_count, 1) + 1 == count) {
-        tell_waiters(workers);
+        wake_waiters(workers);
     }
 }
 
@@ -182,7 +182,7 @@ static void
 leave_task(cm_workers *workers, uint32_t number)
 {
     atomic_store(&workers->views[number].task, NULL);
-    tell_waiters(workers);
+    wake_waiters(workers);
 }
 
 /* Find a task and take a part of it; NULL if there is none. The view of the thread
