@@ -17,7 +17,7 @@ typedef struct event_ring {
     cm_event *rows; /* owned; NULL while closed */
     uint64_t capacity;
     uint64_t next;
-    uint64_t kept;
+    uint64_t row_count;
     uint64_t count;
     bool watches_forks;
 } event_ring;
@@ -44,7 +44,7 @@ cm_recorder_note(cm_event event)
         event.time_ns = event.time_ns != 0 ? event.time_ns : cm_now_ns();
         ring.rows[ring.next] = event;
         ring.next = ring.next + 1 == ring.capacity ? 0 : ring.next + 1;
-        ring.kept += ring.kept < ring.capacity;
+        ring.row_count += ring.row_count < ring.capacity;
         ring.count++;
     }
     cm_spin_lock_give(&ring.lock);
@@ -111,12 +111,12 @@ cm_recorder_open(uint64_t capacity, cm_recorder_asked *ask)
         }
         cm_spin_lock_take(&ring.lock);
         cm_event *old = ring.rows;
-        for (uint64_t i = 0; i < ring.kept; i++) {
-            rows[i] = *row_locked(ring.count - ring.kept + i);
+        for (uint64_t i = 0; i < ring.row_count; i++) {
+            rows[i] = *row_locked(ring.count - ring.row_count + i);
         }
         ring.rows = rows;
         ring.capacity = capacity;
-        ring.next = ring.kept;
+        ring.next = ring.row_count;
         cm_spin_lock_give(&ring.lock);
         free(old);
     }
@@ -131,7 +131,7 @@ cm_recorder_close(void)
     cm_spin_lock_take(&ring.lock);
     cm_event *old = ring.rows;
     ring.rows = NULL;
-    ring.capacity = ring.next = ring.kept = 0;
+    ring.capacity = ring.next = ring.row_count = 0;
     cm_spin_lock_give(&ring.lock);
     free(old);
 }
@@ -155,7 +155,7 @@ cm_recorder_read(uint64_t begin, uint64_t end, char *out)
     for (bool more = true; more && first > begin;) {
         uint64_t from = first - begin < SOME ? begin : first - SOME;
         cm_spin_lock_take(&ring.lock);
-        uint64_t oldest = ring.count - ring.kept;
+        uint64_t oldest = ring.count - ring.row_count;
         more = from >= oldest;
         from = more ? from : oldest;
         while (first > from) {

@@ -461,7 +461,7 @@ look_at_kept(cm_pool *pool, bool any)
     cm_list_init(&looked_at);
     cm_list_init(&left);
     cm_spin_lock_take(&pool->lock);
-    cm_list_splice_back(&looked_at, &pool->kept);
+    cm_list_splice_back(&looked_at, &pool->held_by_children);
     cm_spin_lock_give(&pool->lock);
     cm_list *node;
     while ((node = cm_list_pop_front(&looked_at)) != NULL) {
@@ -475,7 +475,7 @@ look_at_kept(cm_pool *pool, bool any)
         }
     }
     cm_spin_lock_take(&pool->lock);
-    cm_list_splice_back(&pool->kept, &left);
+    cm_list_splice_back(&pool->held_by_children, &left);
     cm_spin_lock_give(&pool->lock);
 }
 

@@ -723,10 +723,10 @@ _Static_assert(CM_READY_SETS == 32, "set_of takes the top five bits");
 
 /* Take a READY span out of the table. */
 static cm_heap_span *
-take_from(cm_heap *heap, cm_heap_span **kept)
+take_from(cm_heap *heap, cm_heap_span **entry)
 {
-    cm_heap_span *span = *kept;
-    *kept = NULL;
+    cm_heap_span *span = *entry;
+    *entry = NULL;
     heap->ready_count--;
     heap->free_count--;
     heap->free_nbytes -= span->block.nbytes;
@@ -735,41 +735,41 @@ take_from(cm_heap *heap, cm_heap_span **kept)
 
 /* Take a READY span out of the table, make it FREE and join it to its neighbours. */
 static void
-join_ready(cm_heap *heap, cm_heap_span **kept, const cm_heap_view *view)
+join_ready(cm_heap *heap, cm_heap_span **entry, const cm_heap_view *view)
 {
-    cm_heap_span *span = take_from(heap, kept);
+    cm_heap_span *span = take_from(heap, entry);
     (void)cm_heap_give(heap, span, span->tag, span->epoch, view);
 }
 
 static bool
-is_fit(const cm_heap_span *kept, uint64_t nbytes, const cm_heap_view *view)
+is_fit(const cm_heap_span *span, uint64_t nbytes, const cm_heap_view *view)
 {
-    return kept != NULL && kept->block.nbytes == nbytes
-           && cm_span_is_usable(kept, view);
+    return span != NULL && span->block.nbytes == nbytes
+           && cm_span_is_usable(span, view);
 }
 
 cm_heap_span *
 cm_heap_take_ready(cm_heap *heap, uint64_t nbytes, const cm_heap_view *view)
 {
-    cm_heap_span **kept = &heap->ready[CM_READY_LONG];
+    cm_heap_span **entry = &heap->ready[CM_READY_LONG];
     if (nbytes <= CM_READY_NBYTES) {
-        kept = set_of(heap, nbytes);
+        entry = set_of(heap, nbytes);
         int way = 0;
-        while (way < CM_READY_WAYS && !is_fit(kept[way], nbytes, view)) {
+        while (way < CM_READY_WAYS && !is_fit(entry[way], nbytes, view)) {
             way++;
         }
         if (way == CM_READY_WAYS) {
             return NULL;
         }
-        kept += way;
+        entry += way;
     }
-    else if (!is_fit(*kept, nbytes, view)) {
-        if (*kept != NULL) {
-            join_ready(heap, kept, view);
+    else if (!is_fit(*entry, nbytes, view)) {
+        if (*entry != NULL) {
+            join_ready(heap, entry, view);
         }
         return NULL;
     }
-    cm_heap_span *span = take_from(heap, kept);
+    cm_heap_span *span = take_from(heap, entry);
     span->state = CM_SPAN_LIVE;
     heap->taken_last = span;
     return span;

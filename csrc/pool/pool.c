@@ -131,7 +131,7 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     pool->large = is_host ? LARGE_HOST_NBYTES : LARGE_DEVICE_NBYTES;
     cm_heap_init(&pool->heap);
     cm_list_init(&pool->in_flight);
-    cm_list_init(&pool->kept);
+    cm_list_init(&pool->held_by_children);
     cm_pool_init_slots(pool);
     cm_status status = cm_pool_watch_forks(pool);
     if (!cm_is_ok(status)) {
@@ -763,7 +763,7 @@ give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight, bool fenced
         cm_list_push_back(&pool->in_flight, &flight->node);
     }
     if (kept != NULL) {
-        cm_list_push_back(&pool->kept, kept);
+        cm_list_push_back(&pool->held_by_children, kept);
     }
     leave(pool);
 }

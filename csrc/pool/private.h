@@ -116,7 +116,8 @@ struct cm_pool {
     /* Bits of the other devices to which all chunks are open, as far as they can reach
      * this device at all. Set by the grower. */
     _Atomic uint64_t admitted;
-    cm_list kept;      /* freed blocks that forked children still have: see fork.c */
+    /* Blocks that were freed but that forked children still have: see fork.c. */
+    cm_list held_by_children;
     cm_list fork_node; /* in the list of all pools; this and the next are for fork.c */
     bool is_copied;    /* a fork is under way that looks after the live blocks */
 };

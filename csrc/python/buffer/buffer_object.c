@@ -251,8 +251,8 @@ reset_storage(cm_storage *storage)
     storage->side_high = 0;
     storage->unlocks = false;
     storage->lasting_count = 0;
-    storage->late_count = 0;
-    storage->seen_count = 0;
+    storage->stream_fill_count = 0;
+    storage->awaited_fill_count = 0;
     storage->view_count = 0;
     storage->foreign_argument = NULL;
 }

@@ -107,7 +107,7 @@ cm_storage_inherit(cm_storage *storage)
 {
     bool is_here = storage->block == NULL ? storage->pool == NULL
                                           : cm_block_is_inherited(storage->block);
-    bool is_late = cm_storage_is_late(storage);
+    bool has_pending_fill = cm_storage_has_pending_fill(storage);
     void *host = storage->host;
     cm_kind residency = storage->residency;
     forget_block(storage);
@@ -115,7 +115,7 @@ cm_storage_inherit(cm_storage *storage)
     storage->unlocks = false;
     storage->is_advised = false;
     storage->was_exported = false;
-    if (is_here && !is_late && host != NULL
+    if (is_here && !has_pending_fill && host != NULL
         && (cm_kind_is_pageable(residency) || cm_kind_is_page_locked(residency))) {
         storage->host = host;
         storage->residency = CM_KIND_PAGEABLE;

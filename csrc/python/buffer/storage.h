@@ -134,8 +134,8 @@ typedef struct cm_storage {
     int64_t side_low;
     int64_t side_high; /* 0 if nobody has used any */
     /* How many fills were left to streams. No ticket stands for these writes. */
-    uint64_t late_count;
-    uint64_t seen_count; /* how many of these fills were waited for */
+    uint64_t stream_fill_count;
+    uint64_t awaited_fill_count; /* how many of these fills were waited for */
     /* How often it was ever exported through the buffer protocol. Each consumer may
      * have kept nothing but the object, so after such an export the bytes go with the
      * last reference. Our own arrays take their export back. */
@@ -322,9 +322,9 @@ cm_storage_count_exports(const cm_storage *storage)
 /* True if a stream that it remembers was given a fill of it that nobody has waited for.
  * Needs the GIL. */
 static inline bool
-cm_storage_is_late(const cm_storage *storage)
+cm_storage_has_pending_fill(const cm_storage *storage)
 {
-    return storage->seen_count != storage->late_count;
+    return storage->awaited_fill_count != storage->stream_fill_count;
 }
 
 /* True if a transfer of it is not done. */

@@ -617,19 +617,19 @@ cm_storage_wait(cm_storage *storage, bool streams)
     if (cm_storage_wait_pending(storage) < 0) {
         return -1;
     }
-    if (!streams && !cm_storage_is_late(storage)) {
+    if (!streams && !cm_storage_has_pending_fill(storage)) {
         return 0;
     }
     /* Other threads may add fills while we wait, and must wait for those themselves. */
-    uint64_t late_count = storage->late_count;
+    uint64_t stream_fill_count = storage->stream_fill_count;
     cm_pending pending;
     int result = cm_pending_take(storage, &pending);
     for (uint32_t i = 0; result == 0 && i < pending.stream_count; i++) {
         result = wait_for_stream(storage, pending.streams[i]);
     }
     cm_pending_give(&pending);
-    if (result == 0 && storage->seen_count < late_count) {
-        storage->seen_count = late_count;
+    if (result == 0 && storage->awaited_fill_count < stream_fill_count) {
+        storage->awaited_fill_count = stream_fill_count;
     }
     return result;
 }

@@ -53,7 +53,7 @@ typedef struct many_call {
     uint32_t storage_count;
     uint32_t storage_room;
     bool asks;            /* the driver must be asked what memory some arrays have */
-    PyObject *kept;       /* owned list of all objects that keep memory alive */
+    PyObject *owners;     /* owned list of all objects that keep memory alive */
     uint64_t devices;     /* of ends on a device, as a set of indices */
     uint64_t any_devices; /* of ends that are not ordinary memory, in the same way */
     int first_device;     /* of the first end on a device; -1 if there is none */
@@ -94,7 +94,7 @@ add_storage(many_call *self, cm_storage *storage, bool written)
 static int
 keep_end(many_call *self, const cm_operand *end, bool written)
 {
-    if (end->locked != NULL && PyList_Append(self->kept, end->locked) < 0) {
+    if (end->locked != NULL && PyList_Append(self->owners, end->locked) < 0) {
         return -1;
     }
     if (end->storage != NULL) {
@@ -102,9 +102,9 @@ keep_end(many_call *self, const cm_operand *end, bool written)
     }
     PyObject *under =
         self->call.blocking ? NULL : cm_memory_under(self->state, end->keep);
-    int result = under == NULL ? 0 : PyList_Append(self->kept, under);
+    int result = under == NULL ? 0 : PyList_Append(self->owners, under);
     Py_XDECREF(under);
-    return result < 0 ? -1 : PyList_Append(self->kept, end->keep);
+    return result < 0 ? -1 : PyList_Append(self->owners, end->keep);
 }
 
 /* -- a pair of buffers and arrays --------------------------------------------------------- */
@@ -420,7 +420,7 @@ static int
 keep_locked(many_call *self, cm_registry *registry, cm_page_shares *locked)
 {
     PyObject *pages = cm_locked_pages_new(self->state, registry, locked);
-    int result = pages == NULL ? -1 : PyList_Append(self->kept, pages);
+    int result = pages == NULL ? -1 : PyList_Append(self->owners, pages);
     Py_XDECREF(pages);
     return result;
 }
@@ -507,8 +507,8 @@ read_pairs(many_call *self, PyObject *iterable)
     self->first_device = -1;
     self->convert = (cm_convert){.from = CM_NUMBER_NONE};
     self->pairs = PySequence_Tuple(iterable);
-    self->kept = PyList_New(0);
-    if (self->pairs == NULL || self->kept == NULL) {
+    self->owners = PyList_New(0);
+    if (self->pairs == NULL || self->owners == NULL) {
         return -1;
     }
     uint64_t count = (uint64_t)PyTuple_Size(self->pairs);
@@ -545,8 +545,8 @@ init_call(many_call *self, PyObject *iterable)
             return -1;
         }
     }
-    if (PyList_Size(self->kept) > 0
-        && cm_call_keep_object(&self->call, self->kept) < 0) {
+    if (PyList_Size(self->owners) > 0
+        && cm_call_keep_object(&self->call, self->owners) < 0) {
         return -1;
     }
     cm_many_request *request = &self->request;
@@ -571,7 +571,7 @@ fini_call(many_call *self)
         free(self->storages);
     }
     Py_XDECREF(self->pairs);
-    Py_XDECREF(self->kept);
+    Py_XDECREF(self->owners);
     Py_XDECREF(self->dtypes[0]);
     Py_XDECREF(self->dtypes[1]);
 }

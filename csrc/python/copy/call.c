@@ -341,9 +341,9 @@ cm_call_keep(cm_call *call, const cm_operand *end)
 }
 
 void
-cm_call_keep_late(cm_call *call, const cm_operand *end)
+cm_call_keep_on_request(cm_call *call, const cm_operand *end)
 {
-    call->late[call->late_count++] = end;
+    call->deferred_ends[call->deferred_count++] = end;
 }
 
 /* More keeps than a request has room for, as a single one. */
@@ -393,15 +393,15 @@ cm_call_take_keeps(void *argument)
 {
     cm_call *call = argument;
     bool was_let_go = call->thread != NULL;
-    uint32_t count = call->late_count;
+    uint32_t count = call->deferred_count;
     if (count == 0) {
         return true;
     }
     cm_call_take_back(call);
-    call->late_count = 0;
+    call->deferred_count = 0;
     int result = 0;
     for (uint32_t i = 0; result == 0 && i < count; i++) {
-        result = cm_call_keep(call, call->late[i]);
+        result = cm_call_keep(call, call->deferred_ends[i]);
     }
     if (result == 0) {
         result = give_keeps(call, call->request);
@@ -486,7 +486,7 @@ cm_call_prepare(cm_call *call, cm_copy_request *request)
     if (is_on_stream(call) && add_uses(call) < 0) {
         return -1;
     }
-    if (call->late_count > 0) {
+    if (call->deferred_count > 0) {
         call->request = request;
         request->take_keeps = cm_call_take_keeps;
     }

@@ -91,8 +91,8 @@ typedef struct cm_call {
     cm_kept *keeps;
     uint32_t keep_count;
     uint32_t keep_room;
-    const cm_operand *late[2]; /* borrowed; ends that are kept when the engine asks */
-    uint32_t late_count;
+    const cm_operand *deferred_ends[2]; /* borrowed; kept when the engine asks */
+    uint32_t deferred_count;
     cm_copy_request *request; /* borrowed; gets those keeps */
     cm_ticket *seen;       /* borrowed from the engine while it asks for interrupts */
     PyThreadState *thread; /* while the GIL is released; else NULL */
@@ -203,7 +203,7 @@ int cm_call_keep_object(cm_call *call, PyObject *object);
 int cm_call_keep(cm_call *call, const cm_operand *end);
 /* Keep one of at most two ends of a blocking call later, and only if the engine needs
  * it for longer than the call, since the caller holds it until then. */
-void cm_call_keep_late(cm_call *call, const cm_operand *end);
+void cm_call_keep_on_request(cm_call *call, const cm_operand *end);
 /* The request's hook `take_keeps`, whose argument is the call. Returns true at once if
  * no end is kept late. */
 bool cm_call_take_keeps(void *call);

@@ -85,7 +85,7 @@ take_end(copy_call *call, const cm_operand *end, bool writes)
         return -1;
     }
     if (call->call.blocking) {
-        cm_call_keep_late(&call->call, end);
+        cm_call_keep_on_request(&call->call, end);
         return 0;
     }
     return cm_call_keep(&call->call, end);

@@ -56,7 +56,7 @@ note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
      * with it, cannot be read too early. So nothing needs to wait for such a fill. */
     bool is_unseen = storage->pool != NULL && cm_kind_is_on_device(storage->residency);
     if (!blocking && !is_unseen) {
-        storage->late_count++;
+        storage->stream_fill_count++;
     }
     cm_storage_forget_uses(storage, stream, CM_EXTENT_ALL(true), true, use_calls);
 }
@@ -216,7 +216,7 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
     /* Memory of others may be freed as soon as this returns, so the fill must be over.
      * Registered memory waits by itself before it goes. */
     bool foreign = storage->pool == NULL && storage->registration == NULL;
-    if ((foreign || !named) && cm_storage_is_late(storage)) {
+    if ((foreign || !named) && cm_storage_has_pending_fill(storage)) {
         return cm_storage_wait(storage, true);
     }
     return 0;

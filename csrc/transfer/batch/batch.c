@@ -211,14 +211,14 @@ set_group(batch *b, uint32_t group)
 static cm_status
 wait_for_part(batch *b, uint64_t index)
 {
-    bool late;
+    bool timed_out;
     do {
         cm_status status = b->request->common.blocking
                                ? cm_ticket_depend(b->parts[index], NULL, CM_ASK_NS)
                                : cm_ticket_wait_submitted(b->parts[index], CM_ASK_NS);
-        late = status.code == CM_ETIMEOUT;
+        timed_out = status.code == CM_ETIMEOUT;
         CM_TRY(cm_wait_ask(&b->hooks, &b->asked_ns));
-    } while (late);
+    } while (timed_out);
     return cm_ok();
 }
 

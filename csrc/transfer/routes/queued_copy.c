@@ -115,13 +115,13 @@ submit(cm_engine *engine, const cm_copy_request *request, cm_ticket *ticket)
 /* Make the ticket, and queue the copy that it stands for. */
 static cm_status
 queue_behind_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
-                    cm_ticket **out, bool *kept)
+                    cm_ticket **out, bool *ticket_has_keeps)
 {
     cm_ticket *ticket = cm_ticket_create(engine, request);
     if (ticket == NULL) {
         return cm_fail(CM_ENOMEM, 0);
     }
-    *kept = true;
+    *ticket_has_keeps = true;
     if (request->ticket_seen != NULL) {
         *request->ticket_seen = ticket;
     }
@@ -140,7 +140,7 @@ queue_behind_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t 
  * make it. */
 static bool
 try_queue(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
-          cm_ticket **out, cm_status *status, bool *kept)
+          cm_ticket **out, cm_status *status, bool *ticket_has_keeps)
 {
     const cm_stream *stream = request->stream;
     bool capturing = false;
@@ -153,17 +153,17 @@ try_queue(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
         return false;
     }
     if (cm_is_ok(*status)) {
-        *status = queue_behind_ticket(engine, request, nbytes, out, kept);
+        *status = queue_behind_ticket(engine, request, nbytes, out, ticket_has_keeps);
     }
     return true;
 }
 
 bool
 cm_engine_try_queue_copy(cm_engine *engine, const cm_copy_request *request,
-                         cm_ticket **out, cm_status *status, bool *kept)
+                         cm_ticket **out, cm_status *status, bool *ticket_has_keeps)
 {
     cm_scope scope;
-    *kept = false;
+    *ticket_has_keeps = false;
     uint64_t nbytes = queued_nbytes(engine, request);
     if (nbytes == 0) {
         return false;
@@ -173,7 +173,7 @@ cm_engine_try_queue_copy(cm_engine *engine, const cm_copy_request *request,
                                  CM_CAPTURE_THREAD_LOCAL, &scope))) {
         return false;
     }
-    bool is_made = try_queue(engine, request, nbytes, out, status, kept);
+    bool is_made = try_queue(engine, request, nbytes, out, status, ticket_has_keeps);
     cm_scope_leave(&scope);
     return is_made;
 }

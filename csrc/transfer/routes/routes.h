@@ -78,16 +78,18 @@ CM_NODISCARD cm_status cm_job_moved_status(const cm_job *job);
 
 /* short_copy.c: make the copy here and now if it is short and nothing has to come
  * before it. Returns false if nothing was done. The keeps stay the caller's unless
- * *kept is set. Blocks. */
+ * *ticket_has_keeps is set. Blocks. */
 bool cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
-                              const cm_tuning *tuning, cm_status *out, bool *kept);
+                              const cm_tuning *tuning, cm_status *out,
+                              bool *ticket_has_keeps);
 
 /* queued_copy.c: queue the copy here and now if its stream takes it as it is. Returns
  * false if a job has to make it. *status is the outcome, and *out is what
- * cm_engine_copy() would give. The keeps stay the caller's unless *kept is set. Blocks
+ * cm_engine_copy() would give. The keeps stay the caller's unless *ticket_has_keeps is set. Blocks
  * if the runtime has no room for another command. */
 bool cm_engine_try_queue_copy(cm_engine *engine, const cm_copy_request *request,
-                              cm_ticket **out, cm_status *status, bool *kept);
+                              cm_ticket **out, cm_status *status,
+                              bool *ticket_has_keeps);
 
 /* short_copy.c: tell whether cm_engine_try_short_copy() would make the copy if it were
  * called now. If so, sets *bounced to whether the copy would go through a page-locked

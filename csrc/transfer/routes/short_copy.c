@@ -167,14 +167,14 @@ typedef struct short_copy {
     unsigned piece_count;
     uint64_t piece_nbytes;
     uint64_t events[PIECES_MAX]; /* lent */
-    char *to;             /* where the host's half writes: the block, or on the way
-                             down the user's memory */
-    const char *from;     /* ... and reads: the other one of these two */
-    cm_task_group *group; /* if workers help; else NULL */
-    cm_copy_task *tasks;  /* up: one for each piece; down: one for all */
-    bool wakes;           /* sleeping workers are woken to help as well */
-    bool flying;          /* the copy may still be in flight at the end */
-    bool kept;            /* ... and a ticket has the keeps */
+    char *to;              /* where the host's half writes: the block, or on the way
+                              down the user's memory */
+    const char *from;      /* ... and reads: the other one of these two */
+    cm_task_group *group;  /* if workers help; else NULL */
+    cm_copy_task *tasks;   /* up: one for each piece; down: one for all */
+    bool wakes;            /* sleeping workers are woken to help as well */
+    bool flying;           /* the copy may still be in flight at the end */
+    bool ticket_has_keeps; /* ... and keeps its ends */
 } short_copy;
 
 /* Whether the runtime's own way is the best one for a copy between ends on devices:
@@ -320,7 +320,7 @@ wait_or_leave(short_copy *c, unsigned index)
     if (status.code == CM_ECANCELLED
         && leave_to_ticket(c->engine, c->request, status)) {
         c->flying = true;
-        c->kept = true;
+        c->ticket_has_keeps = true;
     }
     return status;
 }
@@ -557,7 +557,7 @@ copy(short_copy *c)
         cm_cache_give_event(c->engine, c->stream->device, CM_POLLED, c->events[i]);
     }
     if (pool != NULL) {
-        bool lost = c->flying && !c->kept;
+        bool lost = c->flying && !c->ticket_has_keeps;
         cm_pool_free(cm_block_pool(c->block), c->block, &c->stream, c->flying ? 1 : 0,
                      lost ? CM_POOL_FREE_FENCE : 0u);
         cm_cache_leave_ring(c->engine, c->nbytes);
@@ -626,11 +626,12 @@ note_short_copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbyt
 
 bool
 cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
-                         const cm_tuning *tuning, cm_status *out, bool *kept)
+                         const cm_tuning *tuning, cm_status *out,
+                         bool *ticket_has_keeps)
 {
     short_copy c;
     cm_scope scope;
-    *kept = false;
+    *ticket_has_keeps = false;
     if (request->after_ticket_count > 0) {
         cm_request_let_go(request); /* the device is asked about those tickets */
     }
@@ -662,7 +663,7 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
     if (is_made) {
         uint64_t begin_ns = cm_recorder_is_on() ? cm_now_ns() : 0;
         *out = copy(&c);
-        *kept = c.kept;
+        *ticket_has_keeps = c.ticket_has_keeps;
         is_made = !c.has_given_up;
         if (is_made) {
             note_short_copy(engine, request, c.nbytes, cm_is_ok(*out) ? begin_ns : 0);

@@ -303,13 +303,16 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
  * that its stream takes as it is. */
 static bool
 try_without_job(cm_engine *engine, const cm_copy_request *request,
-                const cm_tuning *tuning, cm_ticket **out, cm_status *status, bool *kept)
+                const cm_tuning *tuning, cm_ticket **out, cm_status *status,
+                bool *ticket_has_keeps)
 {
     if (request->file != NULL) {
         return false;
     }
-    return out == NULL ? cm_engine_try_short_copy(engine, request, tuning, status, kept)
-                       : cm_engine_try_queue_copy(engine, request, out, status, kept);
+    return out == NULL ? cm_engine_try_short_copy(engine, request, tuning, status,
+                                                  ticket_has_keeps)
+                       : cm_engine_try_queue_copy(engine, request, out, status,
+                                                  ticket_has_keeps);
 }
 
 cm_status
@@ -321,9 +324,9 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
         cm_request_drop_keeps(request);
         return status;
     }
-    bool kept;
-    if (try_without_job(engine, request, &tuning, out, &status, &kept)) {
-        if (!kept) {
+    bool ticket_has_keeps;
+    if (try_without_job(engine, request, &tuning, out, &status, &ticket_has_keeps)) {
+        if (!ticket_has_keeps) {
             cm_request_drop_keeps(request);
         }
     }
