@@ -952,7 +952,7 @@ FAULTS = [
         "ring turned over",
         "csrc/base/recorder.c",
         "a ring that is made larger has its rows in another order",
-        "rows[i] = *row_locked(ring.count - ring.kept + i);",
+        "rows[i] = *row_locked(ring.count - ring.row_count + i);",
         "rows[i] = *row_locked(ring.count - 1 - i);",
         [
             "tests/c/test_recorder.c::test_last_rows_are_kept_in_order",
