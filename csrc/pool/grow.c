@@ -222,7 +222,7 @@ typedef struct place_plan {
     uint64_t create_nbytes; /* the length of all bare spans */
     /* The bytes of the new chunks. They count as reserved when the plan ends. */
     uint64_t made_nbytes;
-    uint32_t tag; /* of the late free spans at the place */
+    uint32_t tag; /* of the pending free spans at the place */
     uint64_t epoch;
 } place_plan;
 
@@ -870,7 +870,7 @@ cm_pool_trim_idle(cm_pool *pool)
         return;
     }
     /* Only clean spans can go back, and the last short block that joined a span may
-     * have made it late. So ask which work has ended first. */
+     * have made it pending. So ask which work has ended first. */
     cm_ignore(cm_pool_poll(pool, false));
     cm_spin_lock_take(&pool->lock);
     /* Another thread may have trimmed meanwhile, so look again. */

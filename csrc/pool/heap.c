@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Spans, the bins in which they are found by size, and the READY spans. heap.h explains
- * all three, and what makes a span clean or late. */
+ * all three, and what makes a span clean or pending. */
 #include "pool/heap.h"
 
 #include <stdlib.h>
@@ -52,7 +52,7 @@ take_node(cm_heap *heap)
     span->requested_nbytes = 0;
     span->tag = 0;
     span->epoch = 0;
-    span->late_nbytes = 0;
+    span->pending_nbytes = 0;
     return span;
 }
 
@@ -87,16 +87,16 @@ cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
     rest->state = span->state;
     rest->tag = span->tag;
     rest->epoch = span->epoch;
-    if (span->late_nbytes == span->block.nbytes) {
-        rest->late_nbytes = rest->block.nbytes;
+    if (span->pending_nbytes == span->block.nbytes) {
+        rest->pending_nbytes = rest->block.nbytes;
     }
-    /* Nobody knows which bytes are late, so both parts get a share of them in
+    /* Nobody knows which bytes are pending, so both parts get a share of them in
      * proportion to their length. */
     else {
         double share = (double)rest->block.nbytes / (double)span->block.nbytes;
-        rest->late_nbytes = (uint64_t)(share * (double)span->late_nbytes);
+        rest->pending_nbytes = (uint64_t)(share * (double)span->pending_nbytes);
     }
-    span->late_nbytes -= rest->late_nbytes;
+    span->pending_nbytes -= rest->pending_nbytes;
     rest->prev = span;
     rest->next = span->next;
     if (rest->next != NULL) {
@@ -119,8 +119,8 @@ enum {
      * short, */
     LOOK_OWN_BIN = 24,
     LOOK_LATER_BINS = 8, /* and in each bin of longer spans */
-    /* How many bins to look at before the search gives up. Their spans may all be late
-     * by other streams. */
+    /* How many bins to look at before the search gives up. Their spans may all be
+     * pending by other streams. */
     LOOK_BINS = 8,
     /* The search stops after this many spans that fit and takes the best of them. */
     LOOK_FITS = 12,
@@ -271,14 +271,14 @@ cm_heap_remove_arena(cm_heap *heap, cm_arena *arena)
 /* -- giving and joining ----------------------------------------------------------------- */
 
 static uint64_t
-late_nbytes(const cm_heap_span *span, const cm_heap_view *view)
+pending_nbytes(const cm_heap_span *span, const cm_heap_view *view)
 {
-    return cm_span_is_clean(span, view) ? 0 : span->late_nbytes;
+    return cm_span_is_clean(span, view) ? 0 : span->pending_nbytes;
 }
 
 /* True if two FREE neighbours may become one. Pending work of one stream must not hold
- * up much more memory than it covers. So a clean span joins a late one only if at least
- * half of their bytes together are late, or if no other stream could want them
+ * up much more memory than it covers. So a clean span joins a pending one only if at
+ * least half of their bytes together are pending, or if no other stream could want them
  * (view->alone). */
 static bool
 may_join(const cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
@@ -291,8 +291,8 @@ may_join(const cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
     if (!a_clean && !b_clean) {
         return false;
     }
-    uint64_t late = a_clean ? b->late_nbytes : a->late_nbytes;
-    return view->alone || late >= a->block.nbytes + b->block.nbytes - late;
+    uint64_t pending = a_clean ? b->pending_nbytes : a->pending_nbytes;
+    return view->alone || pending >= a->block.nbytes + b->block.nbytes - pending;
 }
 
 /* Make `a` cover its next neighbour `b` as well. The node of `b` stays in the arena. */
@@ -301,7 +301,7 @@ add_up(cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
 {
     bool a_clean = cm_span_is_clean(a, view);
     bool b_clean = cm_span_is_clean(b, view);
-    a->late_nbytes = late_nbytes(a, view) + late_nbytes(b, view);
+    a->pending_nbytes = pending_nbytes(a, view) + pending_nbytes(b, view);
     if (a_clean && b_clean) {
         a->tag = 0;
         a->epoch = 0;
@@ -341,7 +341,7 @@ cm_heap_give(cm_heap *heap, cm_heap_span *span, uint32_t tag, uint64_t epoch,
     span->state = CM_SPAN_FREE;
     span->tag = tag;
     span->epoch = epoch;
-    span->late_nbytes = tag == 0 ? 0 : span->block.nbytes;
+    span->pending_nbytes = tag == 0 ? 0 : span->block.nbytes;
     cm_heap_span *next = span->next;
     if (next != NULL && next->state == CM_SPAN_FREE) {
         (void)try_join(heap, span, next, next, view);
@@ -832,7 +832,7 @@ as_free(const cm_heap_span *span)
     cm_heap_span copy = *span;
     if (copy.state == CM_SPAN_READY) {
         copy.state = CM_SPAN_FREE;
-        copy.late_nbytes = copy.tag == 0 ? 0 : copy.block.nbytes;
+        copy.pending_nbytes = copy.tag == 0 ? 0 : copy.block.nbytes;
     }
     return copy;
 }
@@ -924,7 +924,7 @@ check_arena(const cm_arena *arena, cm_heap_sums *sums)
     const cm_heap_span *prev = NULL;
     for (const cm_heap_span *span = arena->first; span != NULL; span = span->next) {
         if (span->prev != prev || span->block.address != at || span->arena != arena
-            || span->block.nbytes == 0 || span->late_nbytes > span->block.nbytes
+            || span->block.nbytes == 0 || span->pending_nbytes > span->block.nbytes
             || (span->block.host == NULL) != (arena->host == NULL)
             || (is_gap(prev) && is_gap(span))) {
             return false;

@@ -35,16 +35,17 @@
  * as many, it is the one in the shorter run. So whole granules stay free, and their
  * memory can be moved to where it is needed (grow.c).
  *
- * Clean, late, usable
+ * Clean, pending, usable
  * -------------------
  * A free span has a tag and an epoch. The tag is the slot of the stream in whose order
  * the span was given back (0 if nothing runs on it), and the epoch is a number that
  * says when (in_flight.c). If that epoch has ended, which view->done tells, the span is
- * clean and any stream may have it. Otherwise the span is late, and only its own stream
- * may have it. Joining has to be careful: if a clean span of 1 GiB took in a late one
- * of 64 KiB, the whole gigabyte would be late. So a clean and a late span join only if
- * at least half of their bytes are late (`late_nbytes` counts these), or if no second
- * stream has given spans back. Two late spans with different tags never join.
+ * clean and any stream may have it. Otherwise the span is pending, and only its own
+ * stream may have it. Joining has to be careful: if a clean span of 1 GiB took in a
+ * pending one of 64 KiB, the whole gigabyte would be pending. So a clean and a pending
+ * span join only if at least half of their bytes are pending (`pending_nbytes` counts
+ * these), or if no second stream has given spans back. Two pending spans with different
+ * tags never join.
  *
  * READY spans
  * -----------
@@ -91,7 +92,7 @@ typedef struct cm_heap_span {
     uint64_t epoch;
     /* On a FREE span, how many of its bytes were given back with the tag. The others
      * were clean when they joined it. */
-    uint64_t late_nbytes;
+    uint64_t pending_nbytes;
     uint32_t tag; /* 0: nothing runs on it */
     cm_span_state state;
     /* The number of a fork: its children and those of later forks share this block. 0
@@ -160,7 +161,7 @@ enum { CM_HEAP_BIN_COUNT = 1536, CM_BIN_WORDS = CM_HEAP_BIN_COUNT / 64 };
  *
  *   - The spans of an arena cover it from base to base + nbytes without holes.
  *   - Two neighbours are never both GAP. Two neighbours are both FREE only if they must
- *     not join (see "Clean, late, usable"), or if they may join since an epoch has
+ *     not join (see "Clean, pending, usable"), or if they may join since an epoch has
  *     ended and cm_heap_join() has not been called yet.
  *   - A span is in the bin of its size exactly when it is FREE, and in `ready` exactly
  *     when it is READY.

@@ -57,8 +57,8 @@
  * -----
  *   - The owner of a foreign stream may destroy it at any time, so an event is recorded
  *     on it when a block is given back, and never later (cm_pool_try_mark_foreign()).
- *   - The pool records nothing on a stream that captures. Spans with its tag stay late
- *     until the capture has ended and a poll asks again.
+ *   - The pool records nothing on a stream that captures. Spans with its tag stay
+ * pending until the capture has ended and a poll asks again.
  *   - A block that a graph may use is never idle before the pool ends.
  *   - If a stream gets no slot, since all CM_STREAMS_MAX are taken, its blocks wait for
  *     a fence.
@@ -409,9 +409,9 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
     cm_spin_lock_give(&pool->lock);
     for (uint32_t i = 1; i < CM_STREAMS_MAX; i++) {
         cm_spin_lock_take(&pool->lock);
-        bool late = pool->epochs[i].given_epoch > pool->done[i];
+        bool pending = pool->epochs[i].given_epoch > pool->done[i];
         cm_spin_lock_give(&pool->lock);
-        if (!late) {
+        if (!pending) {
             continue;
         }
         /* If this fails, the events that are there cover less work, but are still

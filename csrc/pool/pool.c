@@ -689,16 +689,16 @@ static bool
 try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, cm_due due)
 {
     cm_spin_lock_take(&pool->lock);
-    bool was_late = span->epoch > pool->done[span->tag];
+    bool was_pending = span->epoch > pool->done[span->tag];
     if (stream != NULL) {
         due.slot = due.slot != 0 ? due.slot : cm_pool_slot_locked(pool, stream);
-        if (due.slot == 0 || (was_late && span->tag != due.slot)) {
+        if (due.slot == 0 || (was_pending && span->tag != due.slot)) {
             cm_spin_lock_give(&pool->lock);
             return false;
         }
         cm_pool_give_in_order_locked(pool, &due);
     }
-    else if (was_late) {
+    else if (was_pending) {
         due = (cm_due){span->tag, span->epoch};
     }
     cm_heap_view view = cm_pool_view_locked(pool, due.slot);

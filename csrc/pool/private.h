@@ -237,8 +237,8 @@ cm_pool_view_for_locked(const cm_pool *pool, const cm_stream *stream)
  * slots are taken. */
 uint32_t cm_pool_slot_locked(cm_pool *pool, cm_stream *stream);
 
-/* Note that a span is given back in the order of a stream, and is late until `due` has
- * ended. If the epoch in `due` is 0, the present epoch is filled in. */
+/* Note that a span is given back in the order of a stream, and is pending until `due`
+ * has ended. If the epoch in `due` is 0, the present epoch is filled in. */
 static inline void
 cm_pool_give_in_order_locked(cm_pool *pool, cm_due *due)
 {
@@ -256,13 +256,13 @@ cm_pool_give_in_order_locked(cm_pool *pool, cm_due *due)
  * what the block waits for. For other streams nothing is done, and *out is left alone.
  * Returns false if no event could be recorded. */
 bool cm_pool_try_mark_foreign(cm_pool *pool, cm_stream *stream, cm_due *out);
-/* True if there are free spans that are late by a stream other than that of slot
+/* True if there are free spans that are pending by a stream other than that of slot
  * `own`. */
 bool cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own);
-/* Make `stream` wait, on the device, for the work of other streams that late spans are
- * tagged with. Writes to `done` the epochs up to which `stream` may then take spans.
- * Returns false if this changed nothing, because there was no such work or because the
- * calls failed. Called by the poller. */
+/* Make `stream` wait, on the device, for the work of other streams that pending spans
+ * are tagged with. Writes to `done` the epochs up to which `stream` may then take
+ * spans. Returns false if this changed nothing, because there was no such work or
+ * because the calls failed. Called by the poller. */
 bool cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
                                uint64_t done[CM_EPOCHS_MAX]);
 /* Free the slots of streams whose work has ended. With `orphans_only` this spares

@@ -184,7 +184,7 @@ test_heap_spans_of_two_streams_stay_apart_until_both_ended(void)
     CHECK(cm_heap_search(&heap, 2 * KIB, 64, &view) == NULL);
     CHECK(!cm_heap_join(&heap, &view));
     done[2] = 1;
-    CHECK(cm_heap_join(&heap, &view)); /* clean spans join late ones of their size */
+    CHECK(cm_heap_join(&heap, &view)); /* clean spans join pending ones of their size */
     CHECK_EQ(heap.free_count, 1);
     CHECK(is_sound(&heap));
     done[1] = 1;
@@ -193,8 +193,8 @@ test_heap_spans_of_two_streams_stay_apart_until_both_ended(void)
     cm_heap_fini(&heap);
 }
 
-/* In whatever order blocks come back, a late one may take along no more clean memory
- * than its own length. More would be out of reach for as long as its stream is late. */
+/* In whatever order blocks come back, a pending one may take along no more clean memory
+ * than its own length. More would be out of reach for as long as its stream is busy. */
 static void
 test_heap_late_span_strands_no_more_than_its_length(void)
 {
@@ -227,13 +227,13 @@ test_heap_late_share_survives_cutting(void)
     (void)give(&heap, s[0], 1, 1);
     cm_heap_span *both = give(&heap, s[1], 0, 0);
     CHECK_EQ(both->block.nbytes, 2 * KIB);
-    CHECK_EQ(both->late_nbytes, KIB);
+    CHECK_EQ(both->pending_nbytes, KIB);
     cm_heap_span *half = cm_heap_carve(&heap, both, both->block.address, KIB);
     CHECK(half != NULL);
     half->state = CM_SPAN_LIVE;
-    CHECK_EQ(half->late_nbytes + half->next->late_nbytes, KIB);
+    CHECK_EQ(half->pending_nbytes + half->next->pending_nbytes, KIB);
     both = give(&heap, half, 1, 1);
-    CHECK_LE(both->late_nbytes, both->block.nbytes);
+    CHECK_LE(both->pending_nbytes, both->block.nbytes);
     CHECK(is_sound(&heap));
     cm_heap_fini(&heap);
 }

@@ -167,7 +167,7 @@ FAULTS = [
         ["tests/c/test_pool_streams.c::test_pool_block_of_many_streams_waits_for_all"],
     ),
     Fault(
-        "late spans for all",
+        "pending spans for all",
         "csrc/pool/heap.c",
         "spans that two streams still use are joined",
         "if (!a_clean && !b_clean) { return false; }",
