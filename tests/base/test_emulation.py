@@ -296,7 +296,7 @@ def test_visible_devices_that_leave_none_are_an_error(monkeypatch, said) -> None
         device_module.read_settings()
 
 
-def test_visible_devices_keep_their_identity_and_later_changes_are_told() -> None:
+def test_visible_devices_keep_their_identity_and_later_changes_are_reported() -> None:
     program = """
 import os
 os.environ["CUDA_VISIBLE_DEVICES"] = "2,1"

@@ -35,7 +35,7 @@ def told(error: cumem.CudaError) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("kind", [cumem.CudaError, cumem.OutOfMemoryError])
-def test_error_made_by_hand_tells_nothing_that_it_was_not_told(kind) -> None:
+def test_error_made_by_hand_shows_only_what_it_was_given(kind) -> None:
     assert told(kind("text")) == (kind, ("text",), None, None, None, None)
     error = kind("text", call="cudaMalloc", code=2, arg=64)
     assert told(error) == (kind, ("text",), "cudaMalloc", 2, None, 64)
@@ -76,7 +76,7 @@ def test_subclass_of_an_error_is_one() -> None:
         ("STREAM", 0x7F10, "stream 0x7f10"),
     ],
 )
-def test_telling_argument_is_told_by_its_kind(kind, arg, text) -> None:
+def test_argument_in_an_error_is_named_by_its_kind(kind, arg, text) -> None:
     error = errors.make("cudaCall", kind, arg, 1, 12000, None)
     assert (
         str(error) == f"cudaCall({text}): cudaErrorInvalidValue (1): invalid argument"

@@ -123,7 +123,7 @@ def test_name_that_is_elsewhere_is_an_error_that_says_where(
     assert str(caught.value) == f"module 'cumem' has no attribute {name!r}; {hint}"
 
 
-def test_names_are_those_that_type_checkers_are_told() -> None:
+def test_names_are_those_that_type_checkers_see() -> None:
     run(
         """
         import ast

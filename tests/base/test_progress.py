@@ -136,7 +136,7 @@ class StopError(Exception):
     """Raised by a callable that is told of progress."""
 
 
-def test_callable_is_told_while_it_waits_and_at_the_end(
+def test_callable_is_called_while_it_waits_and_at_the_end(
     emulated, call, total, tmp_path
 ) -> None:
     told: list[tuple[int, int]] = []
@@ -236,7 +236,7 @@ def test_bar_is_closed_after_a_failure(emulated, tmp_path, bars) -> None:
     assert [bar.closed for bar in bars] == [1, 1, 1]
 
 
-def test_nothing_is_told_of_as_done(emulated, tmp_path) -> None:
+def test_nothing_is_reported_as_done(emulated, tmp_path) -> None:
     told: list[tuple[int, int]] = []
 
     def tell(*args: int) -> None:
@@ -280,7 +280,7 @@ def test_asynchronous_forms_have_handles_instead(emulated, name) -> None:
         getattr(cumem, name + "_async")(*ends, progress=True)
 
 
-def test_long_copy_of_many_tells_how_far_it_is(emulated) -> None:
+def test_long_copy_of_many_shows_how_far_it_is(emulated) -> None:
     """It is also told while parts of the copy are still to begin."""
     nbytes = 24 << 20
     told: list[tuple[int, int]] = []
@@ -294,7 +294,7 @@ def test_long_copy_of_many_tells_how_far_it_is(emulated) -> None:
     assert [done == total for done, total in told] == [False] * (len(told) - 1) + [True]
 
 
-def test_long_file_tells_how_far_it_is(emulated, tmp_path) -> None:
+def test_long_file_shows_how_far_it_is(emulated, tmp_path) -> None:
     """The read takes long since the memory's stream is shut until progress was told."""
     nbytes = 8 << 20
     path = tmp_path / "long.bin"

@@ -87,16 +87,20 @@ def dropped(worker: Worker, found: np.ndarray, untold: int) -> list[str]:
 PART = np.repeat(np.array([1, 0], "u1"), 50)
 
 
-def test_copy_that_did_not_arrive_is_excused_by_a_failure_that_was_told(worker) -> None:
+def test_copy_that_did_not_arrive_is_excused_by_a_failure_that_was_reported(
+    worker,
+) -> None:
     assert dropped(worker, PART, untold=1) == []
 
 
-def test_copy_that_did_not_arrive_fails_the_round_where_none_was_told(worker) -> None:
+def test_copy_that_did_not_arrive_fails_the_round_where_none_was_reported(
+    worker,
+) -> None:
     (said,) = dropped(worker, PART, untold=0)
     assert said.startswith("1 copies did not arrive, but 0 failures were told")
 
 
-def test_failure_that_was_told_excuses_one_copy(worker) -> None:
+def test_failure_that_was_reported_excuses_one_copy(worker) -> None:
     world = worker.world
     world.unwritten.append("another")
     (said,) = dropped(worker, PART, untold=1)
@@ -108,7 +112,7 @@ def test_failure_of_one_round_excuses_no_copy_of_the_next(worker) -> None:
     assert len(dropped(worker, PART, untold=0)) == 1
 
 
-def test_byte_that_no_copy_wrote_is_wrong_whatever_was_told(worker) -> None:
+def test_byte_that_no_copy_wrote_is_wrong_whatever_was_reported(worker) -> None:
     wrong = PART.copy()
     wrong[70] = 2
     with pytest.raises(WrongError, match="1 bytes are wrong, from 70 to 70"):

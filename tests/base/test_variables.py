@@ -40,7 +40,7 @@ def clean(monkeypatch) -> pytest.MonkeyPatch:
         ("CUMEM_XYZ", None),
     ],
 )
-def test_misspelt_variable_is_told_once_with_the_nearest_name(
+def test_misspelt_variable_is_reported_once_with_the_nearest_name(
     clean, name: str, near: str | None
 ) -> None:
     clean.setenv(name, "1")
@@ -66,14 +66,14 @@ def test_warning_that_was_made_an_error_comes_again(clean) -> None:
         cumem.empty(1)
 
 
-def test_variables_that_are_read_are_not_told_of(clean) -> None:
+def test_variables_that_are_read_are_not_reported(clean) -> None:
     for name in variables.READ | variables.OTHERS:
         clean.setenv(name, "")
     clean.setenv("CUMEMORY", "1")
     assert variables.misspelt() == {}
 
 
-def test_doctor_tells_of_misspelt_variables() -> None:
+def test_doctor_reports_misspelt_variables() -> None:
     done = programs.run("-m", "cumem", "doctor", CUMEM_LIMIT_PINED="1GiB")
     assert "nothing reads CUMEM_LIMIT_PINED" in done.stdout
     assert "write CUMEM_LIMIT_PINNED" in done.stdout

@@ -431,7 +431,7 @@ def test_dtype_that_closes_the_pool_leaves_a_buffer_of_it(runtime) -> None:
     assert buffer.numpy().tolist() == [7, 7, 7]
 
 
-def test_dtype_that_shuts_down_is_told_of_the_call(runtime) -> None:
+def test_dtype_that_shuts_down_gets_the_error_of_a_call_under_way(runtime) -> None:
     cumem.empty_pinned(3).free()
     # NumPy before 2.3 has an error of its own in place of that of the attribute it reads.
     said = "a call of cumem is under way|Cannot interpret"
@@ -631,7 +631,7 @@ def test_short_name_of_a_dtype_says_the_long_one(emulated, name, meant) -> None:
 
 
 @pytest.mark.parametrize("name", ["empty", "zeros", "empty_pinned"])
-def test_lengths_one_by_one_are_told_to_be_a_tuple(emulated, name: str) -> None:
+def test_lengths_one_by_one_are_asked_for_as_a_tuple(emulated, name: str) -> None:
     with pytest.raises(TypeError, match=r"dtype 3 is a number.*empty\(\(2, 3\)\)"):
         getattr(cumem, name)(2, 3)
 
@@ -680,7 +680,7 @@ def public_callables() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", public_callables())
-def test_misspelt_keyword_of_a_public_name_is_told_with_the_one_meant(
+def test_misspelt_keyword_of_a_public_name_is_refused_with_the_one_meant(
     emulated, name: str
 ) -> None:
     function = public_callables()[name]
@@ -695,7 +695,7 @@ def test_misspelt_keyword_of_a_public_name_is_told_with_the_one_meant(
         assert str(caught.value).startswith(f"{called}()"), caught.value
 
 
-def test_misspelt_keyword_of_a_method_is_told_with_the_one_meant(emulated) -> None:
+def test_misspelt_keyword_of_a_method_is_refused_with_the_one_meant(emulated) -> None:
     lacking: list[str] = []
     buffer = cumem.empty_managed(8)
     with cumem.Workspace("1MiB") as workspace, cumem.Pool("pinned") as pool:

@@ -132,7 +132,7 @@ def test_capture_refuses_a_cast(emulated) -> None:
 # -- a rule that is asked for again and again -------------------------------------------
 
 
-def test_rule_that_was_asked_for_before_is_told_from_others(runtime) -> None:
+def test_rule_that_was_asked_for_before_differs_from_others(runtime) -> None:
     f8 = np.ones(3)
     for target in (np.zeros(3, "f4"), cumem.zeros(3, "f4", "pinned")):
         for _ in range(3):
@@ -145,7 +145,7 @@ def test_rule_that_was_asked_for_before_is_told_from_others(runtime) -> None:
             assert_refused(ValueError, "must be one of", target, f8, casting="any")
 
 
-def test_dtypes_that_stand_for_others_are_told_from_equal_ones(runtime) -> None:
+def test_dtypes_that_stand_for_others_differ_from_equal_ones(runtime) -> None:
     """Equal to NumPy, as metadata does not count, and of another meaning."""
     ones = np.ones(3, "f4")
     numbers = np.zeros(3, "u2")

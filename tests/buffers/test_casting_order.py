@@ -113,7 +113,7 @@ def test_cast_that_waits_hears_of_a_signal(emulated) -> None:
     assert not target.any()
 
 
-def test_progress_is_told_to_the_end(runtime) -> None:
+def test_progress_is_reported_to_the_end(runtime) -> None:
     seen: list[tuple[int, int]] = []
     target = cumem.zeros(1_000_000, "f4")
     cumem.copy(

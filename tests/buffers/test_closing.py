@@ -360,7 +360,7 @@ def test_threads_that_end_and_close_at_once_leave_nothing(emulated) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fork")
-def test_child_is_told_the_truth_about_transfers(emulated) -> None:
+def test_child_sees_the_true_state_of_transfers(emulated) -> None:
     stream = cumem.Stream()
     source = cumem.zeros(16, "u1", "pinned")
     target = cumem.empty_device(16, "u1")

@@ -317,7 +317,7 @@ def test_fill_after_work_of_another_stream_comes_after_it(emulated) -> None:
     assert values.get(buffer).tolist() == [3] * 64
 
 
-def test_fill_that_the_runtime_refuses_is_told_and_leaves_nothing(emulated) -> None:
+def test_fill_that_the_runtime_refuses_is_reported_and_leaves_nothing(emulated) -> None:
     stream = cumem.Stream()
     buffer = cumem.zeros(64, "f4", stream=stream)
     session.testing.plan_fault("fill_32_async", 1)

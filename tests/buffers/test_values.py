@@ -449,7 +449,7 @@ def test_what_holds_no_plain_values_says_what_to_pass(emulated, value, words) ->
 
 
 @pytest.mark.parametrize("value", [1 << 70, [1, -(1 << 64)], [[1 << 64, 2], [3, 4]]])
-def test_integers_that_no_dtype_of_numpys_holds_are_told(runtime, value) -> None:
+def test_integers_that_no_dtype_of_numpys_holds_are_reported(runtime, value) -> None:
     with pytest.raises(OverflowError, match=r'more than 64 bits.*dtype="f8"'):
         cumem.array(value)
     rounded = np.asarray(value, "f8")

@@ -216,7 +216,7 @@ sweep(const route_case *c, mode how, size_t offset)
 }
 
 static void
-test_ticket_tells_the_truth_whichever_call_fails(void)
+test_ticket_reports_the_truth_whichever_call_fails(void)
 {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         for (mode how = 0; how < MODE_COUNT; how++) {
@@ -326,4 +326,4 @@ test_ticket_is_cancelled_whichever_call_fails(void)
 
 MAIN(RUN(test_ticket_is_cancelled_whichever_call_fails)
          RUN(test_ticket_is_not_done_because_one_question_failed)
-             RUN(test_ticket_tells_the_truth_whichever_call_fails))
+             RUN(test_ticket_reports_the_truth_whichever_call_fails))

@@ -205,7 +205,7 @@ test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
 
 /* Whatever the worker is doing, either all of the copy happens or nothing. */
 static void
-test_ticket_cancelled_at_any_time_tells_the_truth(void)
+test_ticket_cancelled_at_any_time_reports_the_truth(void)
 {
     world w;
     open_world(&w);
@@ -435,7 +435,7 @@ test_loan_of_a_brief_event_is_without_time(void)
 MAIN(RUN(test_ticket_cancelled_before_its_copy_begins_lets_go_of_everything)
          RUN(test_ticket_that_waits_for_a_cancelled_one_goes_on)
              RUN(test_ticket_is_cancelled_before_a_worker_has_it_and_not_after)
-                 RUN(test_ticket_cancelled_at_any_time_tells_the_truth)
+                 RUN(test_ticket_cancelled_at_any_time_reports_the_truth)
                      RUN(test_ticket_progress_counts_pieces_that_are_over)
                          RUN(test_ticket_progress_of_one_runtime_copy_is_nothing_or_all)
                              RUN(test_ticket_progress_of_a_broadcast_is_of_its_payload)

@@ -545,7 +545,7 @@ typedef struct held_call {
 } held_call;
 
 static bool
-stay_until_told(void *argument)
+stay_until_stopped(void *argument)
 {
     held_call *call = argument;
     atomic_store(&call->asked, true);
@@ -590,7 +590,7 @@ test_engine_close_waits_for_what_an_interrupted_call_left(void)
                                   .blocking = true,
                                   .keep = {{&drops, count_drop}},
                                   .keep_count = 1,
-                                  .interrupted = stay_until_told}};
+                                  .interrupted = stay_until_stopped}};
     call.request.interrupted_argument = &call;
     shut(&w, w.streams[0]);
     CHECK_EQ(pthread_create(&threads[0], NULL, make_held_call, &call), 0);

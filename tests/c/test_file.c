@@ -325,7 +325,7 @@ test_file_every_runtime_call_may_fail(void)
 }
 
 static void
-test_file_end_is_told(void)
+test_file_end_is_reported(void)
 {
     setup s;
     plan p;
@@ -489,9 +489,10 @@ test_file_calls_of_several_threads(void)
 }
 
 MAIN(RUN(test_file_ranges_of_every_kind) RUN(test_file_without_a_page_locked_pool)
-         RUN(test_file_direct_read_stays_within_its_memory) RUN(test_file_end_is_told)
-             RUN(test_file_every_call_on_the_file_may_fail)
-                 RUN(test_file_interrupted_call_leaves_its_copies_behind_the_keep)
-                     RUN(test_file_interrupted_call_waits_for_its_copies)
-                         RUN(test_file_calls_of_several_threads)
-                             RUN(test_file_every_runtime_call_may_fail))
+         RUN(test_file_direct_read_stays_within_its_memory)
+             RUN(test_file_end_is_reported)
+                 RUN(test_file_every_call_on_the_file_may_fail)
+                     RUN(test_file_interrupted_call_leaves_its_copies_behind_the_keep)
+                         RUN(test_file_interrupted_call_waits_for_its_copies)
+                             RUN(test_file_calls_of_several_threads)
+                                 RUN(test_file_every_runtime_call_may_fail))

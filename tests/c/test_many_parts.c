@@ -24,7 +24,7 @@ stop_at_copy(cm_address dst, cm_address src, uint64_t nbytes)
 
 /* The first part is over while the copy of the second one has not been queued yet. */
 static void
-test_whole_tells_what_its_parts_have_moved(void)
+test_whole_reports_what_its_parts_have_moved(void)
 {
     world w;
     open_world(&w);
@@ -420,7 +420,7 @@ test_failed_part_is_over_after_what_stands_beside_its_stream(void)
 }
 
 /* clang-format off */
-MAIN(RUN(test_whole_tells_what_its_parts_have_moved)
+MAIN(RUN(test_whole_reports_what_its_parts_have_moved)
      RUN(test_runs_on_the_host_tell_their_pieces)
      RUN(test_failed_part_leaves_the_others_under_way)
      RUN(test_what_is_left_of_a_failed_call_is_ordered)

@@ -84,9 +84,9 @@ test_pool_peer_is_let_in_at_the_next_try(void)
         cm_faults_plan(rt, CM_OP_none, nth, 999, false);
         cm_status status = cm_pool_admit_peers(pool);
         injected = cm_faults_last_injected(rt) != CM_OP_none;
-        bool is_told = cm_faults_last_injected(rt) == CM_OP_address_set_access;
+        bool is_reported = cm_faults_last_injected(rt) == CM_OP_address_set_access;
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
-        CHECK(!is_told || status.code == 999);
+        CHECK(!is_reported || status.code == 999);
         CHECK(cm_pool_check(pool));
         CHECK_OK(cm_pool_admit_peers(pool));
         CHECK(can_reach(rt, 1, block));

@@ -25,7 +25,7 @@ check_one_piece(cm_pool *pool, uint64_t nbytes)
 }
 
 static void
-test_pool_tells_of_free_runs_as_if_joined(void)
+test_pool_counts_free_runs_as_if_joined(void)
 {
     enum { BLOCKS = 512 };
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
@@ -66,7 +66,7 @@ test_pool_tells_of_free_runs_as_if_joined(void)
 }
 
 static void
-test_pool_tells_of_late_runs_apart(void)
+test_pool_counts_pending_runs_apart(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool *pool = open_pool(rt, DEVICE);
@@ -96,6 +96,6 @@ test_pool_tells_of_late_runs_apart(void)
 }
 
 /* clang-format off */
-MAIN(RUN(test_pool_tells_of_free_runs_as_if_joined)
-     RUN(test_pool_tells_of_late_runs_apart))
+MAIN(RUN(test_pool_counts_free_runs_as_if_joined)
+     RUN(test_pool_counts_pending_runs_apart))
 /* clang-format on */

@@ -161,14 +161,14 @@ test_pool_counters_agree_while_memory_comes_and_goes(void)
 
 /* A hook that is true once it has been asked as often as its argument says. */
 static bool
-is_told(void *argument)
+stops_at_last(void *argument)
 {
     int *questions = argument;
     return --*questions <= 0;
 }
 
 static void
-test_pool_trim_waits_until_told_not_to_or_until_all_has_passed(void)
+test_pool_trim_waits_until_interrupted_or_until_all_has_passed(void)
 {
     static const cm_pool_config configs[] = {CONFIG(CM_KIND_DEVICE, 0, 0),
                                              CONFIG(CM_KIND_PINNED, 0, 0)};
@@ -179,7 +179,7 @@ test_pool_trim_waits_until_told_not_to_or_until_all_has_passed(void)
         uint64_t event = 0;
         CHECK_OK(cm_rt_event_create(rt, CM_EVENT_DISABLE_TIMING, &event));
         int questions = 2;
-        cm_wait_hooks hooks = {.interrupted = is_told, .argument = &questions};
+        cm_wait_hooks hooks = {.interrupted = stops_at_last, .argument = &questions};
         uint64_t released = 1;
         CHECK_OK(cm_pool_trim(pool, 0, &hooks, &released)); /* nothing to wait for */
         CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
@@ -470,7 +470,7 @@ run_scenario(const scenario *s)
         }
     }
     cm_status status = cm_pool_trim(
-        pool, 0, &(cm_wait_hooks){.interrupted = is_told, .argument = &hooks},
+        pool, 0, &(cm_wait_hooks){.interrupted = stops_at_last, .argument = &hooks},
         &released);
     if (status.code == CM_ECANCELLED) {
         CHECK_FAIL_("a wait that nobody ended is cancelled");
@@ -551,7 +551,7 @@ MAIN(RUN(test_pool_keeps_what_is_freed_until_trimmed)
      RUN(test_pool_idle_trim_gives_back_what_was_not_needed)
      RUN(test_pool_idle_trim_is_off_by_default)
      RUN(test_pool_counters_agree_while_memory_comes_and_goes)
-     RUN(test_pool_trim_waits_until_told_not_to_or_until_all_has_passed)
+     RUN(test_pool_trim_waits_until_interrupted_or_until_all_has_passed)
      RUN(test_pool_out_of_memory_waits_trims_and_retries)
      RUN(test_pool_limit_counts_what_is_reserved)
      RUN(test_pool_limit_is_met_by_waiting_for_another_stream)

@@ -257,7 +257,7 @@ test_registry_close_unregisters_what_is_left(void)
 }
 
 static void
-test_registry_refused_unregister_is_told_and_tried_again(void)
+test_registry_refused_unregister_is_reported_and_tried_again(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, UINT64_C(1) << 28);
     cm_registry *registry = open_registry(rt);
@@ -670,7 +670,7 @@ MAIN(RUN(test_registry_unaligned_range_locks_its_pages)
      RUN(test_registry_memory_that_is_pinned_already_is_no_error)
      RUN(test_registry_device_address_of_a_range)
      RUN(test_registry_close_unregisters_what_is_left)
-     RUN(test_registry_refused_unregister_is_told_and_tried_again)
+     RUN(test_registry_refused_unregister_is_reported_and_tried_again)
      RUN(test_registry_forked_child_touches_nothing)
      RUN(test_registry_shares_keep_pieces_after_their_registration)
      RUN(test_registry_shares_may_outlive_it)

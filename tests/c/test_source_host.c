@@ -339,11 +339,11 @@ test_numa_pages_on_the_wrong_node_fail_the_check(void)
         mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(page != MAP_FAILED);
     *page = 1;
-    bool is_told = cm_numa_elsewhere(cm_numa_find_nodes, page, 4096, FAR_NODE) != 0;
+    bool must_fail = cm_numa_elsewhere(cm_numa_find_nodes, page, 4096, FAR_NODE) != 0;
     munmap(page, 4096);
     cm_source *source = open_source(rt, &config, &(cm_host_world){.root = root.path});
     cm_status status = source->ops->open_chunk(source, 0, 4 * MIB, &chunk);
-    CHECK_CODE(status, is_told ? CM_ENUMA : CM_OK);
+    CHECK_CODE(status, must_fail ? CM_ENUMA : CM_OK);
     if (cm_is_ok(status)) {
         CHECK_OK(source->ops->close_chunk(source, &chunk));
     }

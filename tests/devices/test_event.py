@@ -138,7 +138,7 @@ def test_milliseconds_between_events_are_the_same_time(runtime) -> None:
     assert end.elapsed_time(start) <= 0
 
 
-def test_stream_waits_for_an_event_that_it_is_told_of(emulated) -> None:
+def test_stream_waits_for_a_given_event(emulated) -> None:
     first, then = cumem.Stream(), cumem.Stream()
     with session.gate(first):
         event = cumem.Event().record(first)

@@ -136,7 +136,7 @@ def test_errno_chooses_the_exception(emulated, path, number, kind) -> None:
     assert caught.value.__notes__ == [f"while writing at offset {caught.value.offset}"]
 
 
-def test_full_device_is_told(runtime) -> None:
+def test_full_device_is_reported(runtime) -> None:
     with pytest.raises(OSError, match="No space left on device: '/dev/full'") as caught:
         cumem.tofile("/dev/full", memory("device"))
     assert caught.value.errno == errno.ENOSPC
@@ -184,7 +184,7 @@ def test_a_write_that_moves_nothing_is_an_error(emulated, path) -> None:
 # -- the end of the file ------------------------------------------------------------------
 
 
-def test_a_file_that_is_too_short_is_told_before_anything_is_read(
+def test_a_file_that_is_too_short_is_reported_before_anything_is_read(
     runtime, path
 ) -> None:
     target = memory("numpy", 100)

@@ -26,17 +26,17 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     events: list[str] = []
     fsync, replace = os.fsync, os.replace
 
-    def told_fsync(fd: int) -> None:
+    def noted_fsync(fd: int) -> None:
         fsync(fd)
         name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
         events.append(f"fsync {'temporary' if name.endswith('.tmp') else name}")
 
-    def told_replace(old: Any, new: Any) -> None:
+    def noted_replace(old: Any, new: Any) -> None:
         replace(old, new)
         events.append(f"place {Path(new).name}")
 
-    monkeypatch.setattr(os, "fsync", told_fsync)
-    monkeypatch.setattr(os, "replace", told_replace)
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
     return events
 
 

@@ -66,7 +66,7 @@ def refused(call: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_copy_with_progress_tells_of_all_of_a_file(emulated, path, place) -> None:
+def test_copy_with_progress_reports_all_of_a_file(emulated, path, place) -> None:
     mapped = np.memmap(path, "u1", "r")
     target = blank(place)
     told: list[tuple[int, int]] = []
@@ -152,7 +152,7 @@ def test_private_mappings_keep_what_was_written_to_them(emulated, path) -> None:
     assert not np.fromfile(path, "u1").all()
 
 
-def test_failure_of_a_file_that_nobody_read_is_told(
+def test_failure_of_a_file_that_nobody_read_is_reported(
     emulated, doomed, monkeypatch
 ) -> None:
     told: list[object] = []

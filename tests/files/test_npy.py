@@ -241,7 +241,7 @@ def test_names_and_out_of_the_other_sort_of_file_are_refused(runtime, tmp_path) 
         cumem.load(tmp_path / "a.npy", kind="nonsense")  # type: ignore[arg-type]
 
 
-def test_progress_tells_of_all_bytes(runtime, tmp_path) -> None:
+def test_progress_reports_all_bytes(runtime, tmp_path) -> None:
     array = np.zeros((LONG // 8 + 1), "f8")
     np.savez_compressed(tmp_path / "a.npz", x=array, y=array)
     told: list[tuple[int, int]] = []

@@ -113,7 +113,7 @@ def test_mapped_tensor_of_a_file_that_changed_is_refused(emulated, tmp_path) -> 
         header.memmap("w")
 
 
-def test_device_is_where_tensors_go_unless_told(runtime, tmp_path) -> None:
+def test_device_is_where_tensors_go_by_default(runtime, tmp_path) -> None:
     path = cumem.save_safetensors(tmp_path / "a", {"w": np.ones(3)})
     loaded = cumem.load_safetensors(str(path))
     assert isinstance(loaded["w"], cumem.DeviceBuffer)

@@ -57,7 +57,7 @@ def test_every_file_of_results_is_about_something(results) -> None:
     check_none(p for p in patterns if not list(ROOT.glob(p)))
 
 
-def test_every_page_tells_of_what_commit_its_figures_are(results) -> None:
+def test_every_page_names_the_commit_of_its_figures(results) -> None:
     check_none(
         (
             str(page.relative_to(ROOT))

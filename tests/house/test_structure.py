@@ -194,7 +194,7 @@ def test_functions_that_macros_name_are_found() -> None:
     assert "Buffer_one(a)" in expanded
 
 
-def test_function_whose_name_is_no_text_is_told() -> None:
+def test_function_whose_name_is_no_text_is_reported() -> None:
     call = 'cm_package_call(which ? "a" : "b", "c", PyTuple_Pack(1, object))'
     assert list(structure.names_in(call)) == ['?.which ? "a" : "b", "c"']
     assert not structure.exists('?.which ? "a" : "b", "c"')
@@ -257,7 +257,7 @@ def test_circles_and_arrows_are_found() -> None:
         ("list[_LivingBlock]", False),
     ],
 )
-def test_answers_without_names_are_told(answer: str, is_bare: bool) -> None:
+def test_answers_without_names_are_reported(answer: str, is_bare: bool) -> None:
     function = ast.parse(f"def _ask() -> {answer}: ...").body[0]
     assert isinstance(function, ast.FunctionDef)
     assert bool(structure.bare_reasons(function)) is is_bare

@@ -606,7 +606,7 @@ def test_examples_of_docstrings_are_functions_where_they_stand(
     assert lines[9:12] == ["def _8() -> None:", "    for i in [1]:", "        print(i)"]
 
 
-def test_cells_of_a_notebook_are_told_by_their_numbers(examples: ModuleType) -> None:
+def test_cells_of_a_notebook_are_named_by_their_numbers(examples: ModuleType) -> None:
     text = (
         '{"cells": [{"cell_type": "markdown", "source": "x"}, {"cell_type": "code", '
         '"metadata": {}, "source": ["%load_ext cumem\\n", "y = 1"]}, {"cell_type": "code",'

@@ -146,7 +146,7 @@ def test_numbas_second_device_has_a_pool_of_its_own(numba) -> None:
     del kept
 
 
-def test_numba_is_told_that_it_is_too_late(numba) -> None:
+def test_numba_that_is_in_use_is_refused_as_too_late(numba) -> None:
     numba.it.enable()
     numba.context()
     with pytest.raises(RuntimeError, match="before its first array"):

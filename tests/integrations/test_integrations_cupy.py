@@ -319,7 +319,7 @@ def test_managed_memory_is_used_again_when_the_host_may(cupy) -> None:
 # -- page-locked memory ------------------------------------------------------------------
 
 
-def test_page_locked_memory_waits_for_work_that_nobody_tells_of(cupy) -> None:
+def test_page_locked_memory_waits_for_work_that_nobody_announces(cupy) -> None:
     pool = cumem.Pool("pinned")
     cupy.it.enable(pinned=pool)
     stream = stand_ins.CupyStream()

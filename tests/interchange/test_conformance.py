@@ -879,7 +879,7 @@ def test_we_read_after_a_long_kernel_of_theirs(cuda, library_type, way) -> None:
         del late, array
 
 
-def test_limits_are_told() -> None:
+def test_limits_are_stated() -> None:
     """Each stands on the page."""
     text = " ".join(PAGE.read_text(encoding="utf-8").replace("`", "").split())
     for limit in LIMITS.values():

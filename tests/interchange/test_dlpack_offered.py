@@ -179,7 +179,7 @@ def test_borrowed_memory_is_the_callers_to_keep(runtime) -> None:
 
 
 @pytest.mark.parametrize("door", [lambda b: delete(taken(b)), borrowed])
-def test_block_waits_for_work_that_nobody_told_of(emulated, door) -> None:
+def test_block_waits_for_work_that_nobody_announced(emulated, door) -> None:
     """Who had the address may still use it, on any stream."""
     stream = cumem.Stream()
     other = cumem.zeros(4096, "u1", "device")
@@ -383,7 +383,7 @@ def test_allocated_scalars_and_nothing_at_all(runtime) -> None:
         ),
     ],
 )
-def test_allocator_tells_what_it_refuses(
+def test_allocator_reports_what_it_refuses(
     runtime, shape, dtype, device, error, text
 ) -> None:
     kind, message = allocated(prototype(shape, dtype, device))  # type: ignore[misc]
@@ -391,7 +391,7 @@ def test_allocator_tells_what_it_refuses(
     assert any(word in message for word in text.split("|")), message
 
 
-def test_allocator_tells_that_memory_is_short(runtime) -> None:
+def test_allocator_reports_that_memory_is_short(runtime) -> None:
     with cumem.Pool("pinned", limit="1MiB"):
         kind, message = allocated(prototype((1 << 22,), (0, 8), (CPU, 0)))  # type: ignore[misc]
     assert kind == "MemoryError"
@@ -493,7 +493,7 @@ def test_tvm_ffi_takes_and_returns_our_memory(runtime, kind) -> None:
     buffer.free()
 
 
-def test_tvm_ffi_is_told_what_cannot_go(runtime) -> None:
+def test_tvm_ffi_is_refused_what_cannot_go(runtime) -> None:
     tvm_ffi = pytest.importorskip("tvm_ffi")
     echo = tvm_ffi.get_global_func("testing.echo")
     with pytest.raises(BufferError, match="negative strides"):

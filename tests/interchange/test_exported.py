@@ -84,7 +84,7 @@ def test_block_stays_out_of_the_pool_until_it_is_let_go(emulated, kind, door) ->
 
 
 @pytest.mark.parametrize(("kind", "door"), ways())
-def test_block_waits_for_work_that_nobody_told_of(emulated, kind, door) -> None:
+def test_block_waits_for_work_that_nobody_announced(emulated, kind, door) -> None:
     """Of another stream, and a device that nothing of it ever was on."""
     pool = cumem.Pool(kind)
     for device in range(2):

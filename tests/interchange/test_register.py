@@ -302,7 +302,7 @@ def test_read_only_heap_pages_can_be_registered_for_writing_too(runtime) -> None
     assert testing.registrations() == 0
 
 
-def test_read_only_follows_the_object_unless_told(runtime) -> None:
+def test_read_only_follows_the_object_by_default(runtime) -> None:
     data = np.arange(100)
     frozen = data.copy()
     frozen.flags.writeable = False

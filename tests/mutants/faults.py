@@ -93,7 +93,7 @@ FAULTS = [
         [
             "tests/c/test_pool_streams.c::test_pool_fence_covers_every_device_in_use",
             "tests/interchange/test_exported.py::"
-            "test_block_waits_for_work_that_nobody_told_of",
+            "test_block_waits_for_work_that_nobody_announced",
         ],
     ),
     Fault(
@@ -112,7 +112,7 @@ FAULTS = [
         "return 0u",
         [
             "tests/interchange/test_exported.py::"
-            "test_block_waits_for_work_that_nobody_told_of",
+            "test_block_waits_for_work_that_nobody_announced",
             "tests/interchange/test_exported.py::"
             "test_letting_go_takes_no_fence_and_does_not_wait",
         ],
@@ -670,7 +670,7 @@ FAULTS = [
             "tests/devices/test_event.py::"
             "test_failure_of_a_dropped_event_goes_to_the_unraisable_hook",
             "tests/transfers/test_transfer.py::"
-            "test_failure_nobody_read_is_told_once_its_handle_is_dropped",
+            "test_failure_nobody_read_is_reported_once_its_handle_is_dropped",
         ],
     ),
     # -- fork ----------------------------------------------------------------------------

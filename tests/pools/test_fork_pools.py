@@ -79,7 +79,7 @@ def child(body: Callable[[], object] = lambda: None) -> Iterator[Callable[[], No
 # -- as an argument ------------------------------------------------------------------------
 
 
-def test_fork_is_copy_by_default_and_is_told(runtime) -> None:
+def test_fork_is_copy_by_default_and_is_shown(runtime) -> None:
     assert cumem.Pool("pinned").fork == "copy"
     assert cumem.default_pool("pinned").fork == "copy"
     for way in "copy", "share", "omit":
@@ -106,7 +106,7 @@ def test_fork_that_cannot_be_is_refused(runtime, named, error, text) -> None:
 
 
 @pytest.mark.filterwarnings("always:fork='share' has pages:RuntimeWarning")
-def test_share_tells_where_pages_are_small(runtime, monkeypatch, tmp_path) -> None:
+def test_share_reports_where_pages_are_small(runtime, monkeypatch, tmp_path) -> None:
     from cumem.pools import pool as pools
 
     setting = tmp_path / "shmem_enabled"

@@ -31,7 +31,7 @@ def small():
         gc.collect()
 
 
-def test_error_tells_all_that_is_known(small) -> None:
+def test_error_reports_all_that_is_known(small) -> None:
     pool = cumem.Pool(limit=48 * MIB)
     kept = pool.allocate(16 * MIB)
     outside = cumem.Pool().allocate(8 * MIB)
@@ -169,7 +169,7 @@ def test_own_limit_of_a_pool_leaves_the_caches_of_others(emulated) -> None:
     assert other.stats().cached_nbytes == 0
 
 
-def test_error_of_host_memory_tells_what_the_host_has(emulated) -> None:
+def test_error_of_host_memory_reports_what_the_host_has(emulated) -> None:
     with pytest.raises(cumem.OutOfMemoryError) as caught:
         cumem.empty_pinned(1 << 45, "u1")
     error = caught.value
@@ -509,7 +509,7 @@ def test_callback_of_a_copy_may_copy(small) -> None:
     assert (cumem.asnumpy(other) == others).all()
 
 
-def test_background_copy_short_of_device_memory_tells_its_handle(small) -> None:
+def test_background_copy_short_of_device_memory_reports_its_handle(small) -> None:
     """Its worker runs no Python code."""
     dst, src, _ = ends_of("peers")
     held = fill_device()
@@ -532,7 +532,7 @@ def test_memory_in_flight_is_waited_for(small) -> None:
 
 @pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
 @pytest.mark.parametrize("nbytes", [65 * MIB, 2 << 40, 1 << 60])
-def test_what_is_far_larger_than_the_limit_is_told_of_the_limit(
+def test_request_far_larger_than_the_limit_names_the_limit_in_its_error(
     emulated, kind, nbytes: int
 ) -> None:
     """More than there are addresses for, too: no call of the driver has failed."""
@@ -551,7 +551,7 @@ def test_what_is_far_larger_than_the_limit_is_told_of_the_limit(
 
 @pytest.mark.parametrize("kind", ["pinned", "mapped"])
 @pytest.mark.parametrize("code", [2, 801])
-def test_refused_pinning_is_told_as_that(emulated, kind, code) -> None:
+def test_refused_pinning_is_reported_as_that(emulated, kind, code) -> None:
     """Of a host that has much free memory: WSL, gVisor, confidential computing."""
     pool = cumem.Pool(kind, segments="auto" if code == 2 else "malloc")
     call = "host_register" if code == 2 else "host_alloc"
@@ -565,7 +565,7 @@ def test_refused_pinning_is_told_as_that(emulated, kind, code) -> None:
 
 
 @pytest.mark.parametrize("code", [2, 801])
-def test_refused_registration_is_told_as_that(emulated, code) -> None:
+def test_refused_registration_is_reported_as_that(emulated, code) -> None:
     session.testing.plan_fault("host_register", 1, code, repeat=True)
     with pytest.raises(cumem.CudaError) as caught:
         cumem.register(np.zeros(64 << 20, "u1"))
@@ -573,7 +573,7 @@ def test_refused_registration_is_told_as_that(emulated, code) -> None:
     assert "refuses to page-lock 64 MiB although the host has" in said
 
 
-def test_more_than_the_host_has_is_told_as_that(emulated, monkeypatch) -> None:
+def test_more_than_the_host_has_is_reported_as_that(emulated, monkeypatch) -> None:
     available = cumem.memory_info("host").available
     assert available is not None
     cumem.set_limit("pinned", None)

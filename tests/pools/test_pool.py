@@ -366,7 +366,7 @@ def test_trim_gives_back_what_is_cached(runtime, kind: str) -> None:
     assert pool.trim() == 0
 
 
-def test_trim_waits_unless_told_not_to(emulated) -> None:
+def test_trim_waits_by_default(emulated) -> None:
     pool = cumem.Pool("mapped")
     stream = cumem.Stream()
     with session.gate(stream):

@@ -64,7 +64,7 @@ def test_pools_let_in_a_device_that_is_used_later(
     del kept, other
 
 
-def test_device_that_cannot_be_let_in_is_told_and_no_reason_to_fail(
+def test_device_that_cannot_be_let_in_is_reported_and_does_not_fail_the_call(
     emulated, monkeypatch
 ) -> None:
     told: list[BaseException] = []

@@ -125,7 +125,7 @@ def test_peak_of_cached_leaves_out_what_memory_was_taken_for(runtime) -> None:
     assert now.peak_cached_nbytes >= 64 * MIB
 
 
-def test_free_neighbours_are_one_piece_wherever_they_are_told_of(runtime) -> None:
+def test_free_neighbours_count_as_one_piece_everywhere(runtime) -> None:
     pool = cumem.Pool("pinned")
     held = [pool.allocate(4096) for _ in range(100)]
     del held
@@ -199,7 +199,7 @@ def test_text_is_aligned_and_html_is_escaped(emulated) -> None:
 # -- measure -------------------------------------------------------------------------------
 
 
-def test_measure_tells_differences_and_peaks_of_its_block(runtime) -> None:
+def test_measure_reports_differences_and_peaks_of_its_block(runtime) -> None:
     pool = cumem.Pool("pinned")
     before = pool.allocate(8 * MIB)
     with cumem.measure() as m:

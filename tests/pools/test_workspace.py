@@ -77,7 +77,7 @@ def test_nested_blocks_leave_no_holes(runtime, kind: str) -> None:
     assert workspace.high_water > 4 * MIB
 
 
-def test_free_bytes_in_two_pieces_are_told_as_such(emulated) -> None:
+def test_free_bytes_in_two_pieces_are_reported_as_two(emulated) -> None:
     workspace = cumem.Workspace("64 MiB", "pinned")
     stream = cumem.Stream()
     target = cumem.empty_device(10 * MIB, "u1")

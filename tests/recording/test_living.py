@@ -84,7 +84,7 @@ def test_holders_are_found_through_all_that_has_names(runtime) -> None:
     held.clear()
 
 
-def test_holders_of_a_generator_and_an_array_are_told(runtime) -> None:
+def test_holders_of_a_generator_and_an_array_are_found(runtime) -> None:
     buffer = cumem.empty_pinned(64)
 
     def generate(mine: object) -> Any:
@@ -129,7 +129,7 @@ def test_a_search_keeps_nothing_alive(runtime, in_dict: bool) -> None:
     assert count == 1
 
 
-def test_history_of_a_notebook_is_told_as_such(runtime, monkeypatch) -> None:
+def test_history_of_a_notebook_is_shown_as_such(runtime, monkeypatch) -> None:
     main = sys.modules["__main__"]
     buffer = cumem.empty_pinned(64)
     monkeypatch.setattr(main, "Out", {3: buffer}, raising=False)
@@ -145,7 +145,7 @@ def test_history_of_a_notebook_is_told_as_such(runtime, monkeypatch) -> None:
     assert found["__main__.mine"].kind == "global"
 
 
-def test_last_error_is_told_as_such(runtime, monkeypatch) -> None:
+def test_last_error_is_reported_as_such(runtime, monkeypatch) -> None:
     def fail(buffer: object) -> None:
         raise KeyError(id(buffer))
 

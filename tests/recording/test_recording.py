@@ -82,7 +82,7 @@ def test_row_of_an_allocation_has_all_its_fields(runtime, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", kinds.KINDS)
-def test_trim_tells_what_went_back(runtime, kind) -> None:
+def test_trim_reports_what_went_back(runtime, kind) -> None:
     pool = cumem.Pool(kind)
     del_me = pool.allocate(3 * MIB)
     del del_me
@@ -134,7 +134,7 @@ def test_failing_allocation_leaves_no_event_but_shortages(runtime) -> None:
     pool.close()
 
 
-def test_pages_of_others_are_told_of_as_registered(runtime) -> None:
+def test_pages_of_others_are_reported_as_registered(runtime) -> None:
     array = np.zeros(5000, "u1")
     with cumem.record() as rec:
         registration = cumem.register(array); line = here()  # fmt: skip # noqa: E702
@@ -148,7 +148,7 @@ def test_pages_of_others_are_told_of_as_registered(runtime) -> None:
     assert rec.summary().peak_nbytes == 0  # it is not ours
 
 
-def test_transfers_of_every_way_are_told_of_once(runtime) -> None:
+def test_transfers_of_every_way_are_reported_once(runtime) -> None:
     size = 3 * MIB
     pinned, device = cumem.empty_pinned(size, "u1"), cumem.empty_device(size, "u1")
     ordinary, stream = np.ones(size, "u1"), cumem.Stream()
@@ -189,7 +189,7 @@ def test_transfers_of_every_way_are_told_of_once(runtime) -> None:
         )
 
 
-def test_many_copies_files_and_fills_are_told_of(runtime, tmp_path) -> None:
+def test_many_copies_files_and_fills_are_reported(runtime, tmp_path) -> None:
     device = [cumem.empty_device(1000, "u1") for _ in range(3)]
     pinned = [cumem.empty_pinned(1000, "u1") for _ in range(3)]
     with cumem.record() as rec:
@@ -214,7 +214,7 @@ def test_many_copies_files_and_fills_are_told_of(runtime, tmp_path) -> None:
     assert (KINDS[read["kind"]], read["nbytes"]) == ("device", 1000)
 
 
-def test_failed_and_cancelled_transfers_are_not_told_of(runtime) -> None:
+def test_failed_and_cancelled_transfers_are_not_reported(runtime) -> None:
     device = cumem.empty_device(1000, "u1")
     with cumem.record() as rec, pytest.raises(ValueError, match="shape"):
         cumem.copy(device, np.ones(7, "u1"))
@@ -441,7 +441,7 @@ def test_suffix_that_ends_with_another_has_its_own_format(
     assert (tmp_path / "made.lines.json").read_bytes() == expected
 
 
-def test_environment_that_names_no_format_is_told_so(tmp_path) -> None:
+def test_environment_that_names_no_format_is_refused(tmp_path) -> None:
     done = programs.run("-c", "import cumem", CUMEM_RECORD=str(tmp_path / "a.txt"))
     assert "RuntimeWarning" in done.stderr
     assert ".npz" in done.stderr

@@ -169,7 +169,7 @@ def test_record_whose_stacks_have_great_numbers_costs_no_more(
     assert all(Path(__file__).name in name for name in names)
 
 
-def test_file_that_is_no_archive_is_told_so_and_not_how_to_load_pickles(
+def test_error_of_a_file_that_is_no_archive_says_so_and_not_how_to_load_pickles(
     tmp_path,
 ) -> None:
     path = tmp_path / "record.html"

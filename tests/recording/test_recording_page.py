@@ -203,7 +203,7 @@ def test_browser_shows_a_record_worked_out_by_hand(browser, tmp_path) -> None:
     assert browser.complaints() == []
 
 
-def test_browser_tells_what_is_under_the_pointer(browser, tmp_path) -> None:
+def test_browser_shows_what_is_under_the_pointer(browser, tmp_path) -> None:
     shown(browser, by_hand(), tmp_path)
 
     def tip(time_ns: int, y: str) -> str:

@@ -249,7 +249,7 @@ def test_measurement_that_runs_has_nothing_to_tell(emulated) -> None:
         m.to_dict()
 
 
-def test_what_the_command_line_tells_is_plain(emulated) -> None:
+def test_what_the_command_line_reports_is_plain(emulated) -> None:
     facts = info.collect()
     check_plain(facts)
     host = cumem.memory_info("host").to_dict()

@@ -72,7 +72,7 @@ def test_info_prints_versions_backend_devices_and_limits() -> None:
         assert re.search(part, done.stdout, re.M), (part, done.stdout)
 
 
-def test_no_device_at_all_is_told_and_no_traceback() -> None:
+def test_no_device_at_all_is_reported_and_no_traceback() -> None:
     done = run("info", CUMEM_EMULATED_DEVICES="0")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^devices +none$", done.stdout, re.M)

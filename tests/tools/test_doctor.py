@@ -621,7 +621,7 @@ def test_doors_are_those_of_the_integrations() -> None:
     assert checks.DOORS["torch"][0] == nesting
 
 
-def test_a_link_that_is_not_told_is_judged_by_the_links_that_there_are() -> None:
+def test_a_link_that_is_not_reported_is_judged_by_the_other_links() -> None:
     facts = changed(("devices.0.link.current_gtps", None))
     finding = found(facts, "bandwidth")
     assert finding.status == "ok"

@@ -85,7 +85,7 @@ def test_ratio_is_exact_on_a_trace_checked_by_hand(emulated) -> None:
     assert (result.events, result.allocations) == (4, 3)
 
 
-def test_allocator_that_cannot_be_told_keeps_its_blocks(emulated) -> None:
+def test_allocator_that_takes_no_streams_keeps_its_blocks(emulated) -> None:
     trace = hand_checked()
     result = replay.replay(trace, Exact(), hold=Hold(100))
     assert result.peak_reserved == result.peak_busy == 28 * KIB
@@ -328,7 +328,7 @@ def test_peer_replays_a_trace_whose_name_looks_like_an_option(
     assert found["peak_live"] == PEAK_LIVE
 
 
-def test_failure_of_a_peer_is_told_with_its_notes(emulated, monkeypatch) -> None:
+def test_failure_of_a_peer_is_reported_with_its_notes(emulated, monkeypatch) -> None:
     for stderr, error in (
         ("cumem: out of memory\n  while replaying row 5\n", "out of memory; while"),
         ("Traceback:\n  File x\nValueError: no\nnote\n", "ValueError: no; note"),

@@ -54,7 +54,7 @@ CALLS: dict[str, Callable[[cumem.Buffer, np.ndarray], object]] = {
 
 @pytest.mark.parametrize("kind", ["pinned", "device"])
 @pytest.mark.parametrize("call", CALLS)
-def test_text_that_is_no_number_is_told_as_numpy_tells_it(runtime, call, kind) -> None:
+def test_text_that_is_no_number_gets_the_error_of_numpy(runtime, call, kind) -> None:
     target = cumem.zeros(COUNT, "f8", kind)
     for bad in (0, COUNT - 1):
         with pytest.raises(ValueError, match=r"cannot be converted.*'x'") as raised:
@@ -402,7 +402,9 @@ def test_every_runtime_call_of_a_cast_between_devices_may_fail(emulated) -> None
     assert "copy_async" in swept.raised
 
 
-def test_failure_that_was_told_is_no_concern_of_what_is_written_later(emulated) -> None:
+def test_failure_that_was_reported_is_no_concern_of_what_is_written_later(
+    emulated,
+) -> None:
     """A short copy has often failed before the buffer takes note of it."""
     target = cumem.zeros(8, "f8", "pinned")
     for _ in range(300):

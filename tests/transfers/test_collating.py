@@ -619,7 +619,7 @@ def short(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("code", [2, 801])
-def test_pages_that_cannot_be_locked_are_told_once_and_batches_stay_right(
+def test_pages_that_cannot_be_locked_are_reported_once_and_batches_stay_right(
     emulated, code
 ) -> None:
     collate = cumem.PinnedCollate(2, SLOT)

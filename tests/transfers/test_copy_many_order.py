@@ -229,7 +229,7 @@ class TestFailedPart:
         """The copies between the devices, which come second."""
         session.testing.plan_fault("kernel_launch", 2, code=999)
 
-    def test_it_is_told_at_once_and_the_rest_comes_first(self, emulated) -> None:
+    def test_it_is_reported_at_once_and_the_rest_comes_first(self, emulated) -> None:
         stream = cumem.Stream()
         target, pairs = self.pairs()
         out = cumem.zeros(500, "u1", "pinned")

@@ -122,7 +122,7 @@ def pairs(count):
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_explain_tells_the_route_of_every_pair(view, shape):
+def test_explain_reports_the_route_of_every_pair(view, shape):
     stack: list[cumem.types.Registration] = []
     routes = set()
     for dst_kind, src_kind in pairs(cumem.device_count()):

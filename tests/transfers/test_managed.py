@@ -36,7 +36,7 @@ def streams(emulated, monkeypatch) -> Iterator[Streams]:
 # -- prefetch ---------------------------------------------------------------------------
 
 
-def test_prefetch_goes_where_it_is_told(runtime) -> None:
+def test_prefetch_goes_where_its_arguments_say(runtime) -> None:
     steers(runtime)
     buffer = managed()
     for to, place in (
@@ -157,7 +157,7 @@ def test_residency_is_the_name_of_a_kind_for_every_kind(runtime) -> None:
     assert cumem.empty_mapped(4).as_device().residency == "mapped"
 
 
-def test_residency_tells_where_each_part_was_sent(runtime) -> None:
+def test_residency_reports_where_each_part_was_sent(runtime) -> None:
     steers(runtime)
     buffer = cumem.empty_managed(4 * NBYTES, "u1")
     buffer.prefetch_pages("cpu")
@@ -217,7 +217,7 @@ def test_residency_of_much_memory_is_drawn_from_some_pages(emulated) -> None:
     assert all_but_one.host_nbytes == nbytes - PAGE
 
 
-def test_residency_of_many_small_ranges_tells_each(emulated) -> None:
+def test_residency_of_many_small_ranges_reports_each(emulated) -> None:
     step = 64 << 10
     buffer = managed(64 * step)
     for part in range(0, 64, 2):

@@ -112,7 +112,7 @@ def test_memory_goes_back_without_its_advice(runtime) -> None:
         ({"shape": 3}, TypeError, "unexpected keyword argument 'shape'"),
     ],
 )
-def test_wrong_advice_is_refused_and_nothing_told(
+def test_wrong_advice_is_refused_and_changes_nothing(
     emulated, advice, error, text
 ) -> None:
     buffer = managed()

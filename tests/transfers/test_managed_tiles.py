@@ -257,7 +257,7 @@ def test_tiles_that_the_loop_closes_go_back_too(emulated, evict: bool) -> None:
     assert on_device(buffer) == (0 if evict else 6)
 
 
-def test_buffer_closed_under_its_tiles_is_told_once(emulated, monkeypatch) -> None:
+def test_buffer_closed_under_its_tiles_is_reported_once(emulated, monkeypatch) -> None:
     unraisable: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     buffer = managed(6 * NBYTES)

@@ -412,7 +412,7 @@ def test_block_that_fails_saves_nothing_more(torch, device: str) -> None:
     assert context.tensor_count == 1
 
 
-def test_pinned_memory_that_runs_out_is_told_and_nothing_is_lost(
+def test_pinned_memory_that_runs_out_is_reported_and_nothing_is_lost(
     torch, device: str
 ) -> None:
     model = make_model(torch, device)

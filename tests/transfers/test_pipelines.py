@@ -499,7 +499,7 @@ def test_failure_names_its_chunk_and_the_ones_before_are_done(runtime) -> None:
     assert cumem.memory_info(0).live == before
 
 
-def test_failed_copy_of_a_chunk_before_is_the_one_told(emulated) -> None:
+def test_failed_copy_of_a_chunk_before_is_the_one_reported(emulated) -> None:
     out = np.zeros((60, WIDTH // 2), "f4")
     stream = cumem.Stream()
     count = 0
@@ -594,7 +594,7 @@ def test_interrupted_while_it_waits_nothing_is_in_flight(emulated, depth: int) -
     assert not out[rows:].any()
 
 
-def test_progress_is_told_and_ends_with_all(runtime) -> None:
+def test_progress_is_reported_and_ends_with_all(runtime) -> None:
     told: list[tuple[int, int]] = []
     array, out = data(), np.zeros((ROWS, WIDTH // 2), "f4")
 

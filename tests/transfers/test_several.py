@@ -63,7 +63,7 @@ def place(data: np.ndarray, where: str) -> object:
     return values.put(data, where)
 
 
-def test_end_is_told_with_whether_it_is_locked_whole(four) -> None:
+def test_end_is_reported_with_whether_it_is_locked_whole(four) -> None:
     page, pinned = 4096, cumem.zeros(3000, "u1", "pinned")
     pages = np.zeros(8 * page, "u1")[page:]
     pages = pages[-pages.ctypes.data % page :][: 6 * page]
@@ -643,7 +643,7 @@ def test_interrupted_call_leaves_the_rest_undone(four, function, where) -> None:
 
 @pytest.mark.parametrize("op", ["copy_async", "event_record", "stream_wait_event"])
 @pytest.mark.parametrize("nth", [1, 4, 7])
-def test_failed_call_ends_all_and_is_told_once(four, op, nth) -> None:
+def test_failed_call_ends_all_and_is_reported_once(four, op, nth) -> None:
     dsts = [on(device, LONG) for device in range(DEVICES)]
     data = numbers(LONG)
     hooked: list[object] = []
@@ -662,7 +662,7 @@ def test_failed_call_ends_all_and_is_told_once(four, op, nth) -> None:
         assert (values.get(dst) == data).all()
 
 
-def test_failure_in_the_background_is_told_by_the_handles(four) -> None:
+def test_failure_in_the_background_is_reported_by_the_handles(four) -> None:
     dsts = [on(device, LONG) for device in range(DEVICES)]
     testing.plan_fault("copy_async", 3, 999)
     handles = cumem.broadcast_async(dsts, numbers(LONG))

@@ -232,7 +232,7 @@ def test_failure_nobody_read_goes_to_the_unraisable_hook(emulated, monkeypatch) 
     assert [type(error) for error in seen] == [cumem.CudaError]
 
 
-def test_failure_nobody_read_is_told_once_its_handle_is_dropped(
+def test_failure_nobody_read_is_reported_once_its_handle_is_dropped(
     emulated, monkeypatch
 ) -> None:
     seen: list[BaseException | None] = []
@@ -283,7 +283,7 @@ def test_failure_of_a_dropped_handle_is_raised_by_numpy_of_its_target(
     assert not target.numpy().any()  # it is raised once
 
 
-def test_failure_nobody_read_is_told_after_shutdown(emulated, monkeypatch) -> None:
+def test_failure_nobody_read_is_reported_after_shutdown(emulated, monkeypatch) -> None:
     seen: list[BaseException | None] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda u: seen.append(u.exc_value))
     source = np.zeros(64, "u1")[::-1]

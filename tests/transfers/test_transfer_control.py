@@ -258,7 +258,7 @@ def test_progress_of_a_copy_that_waits_is_nothing(emulated) -> None:
     assert transfer.progress == NBYTES
 
 
-def test_callable_is_told_the_end_of_a_copy(runtime) -> None:
+def test_callable_is_called_at_the_end_of_a_copy(runtime) -> None:
     seen: list[tuple[int, int]] = []
     target = cumem.zeros(NBYTES, "u1", "device")
     cumem.copy(target, array(3), progress=lambda *args: seen.append(args))
@@ -270,7 +270,7 @@ def test_callable_is_told_the_end_of_a_copy(runtime) -> None:
     assert seen[-1] == (NBYTES, NBYTES)
 
 
-def test_callable_is_told_while_a_copy_waits(emulated) -> None:
+def test_callable_is_called_while_a_copy_waits(emulated) -> None:
     seen: list[tuple[int, int]] = []
     stream = cumem.Stream()
     target = cumem.zeros(NBYTES, "u1", "device", stream=stream)
@@ -403,7 +403,7 @@ def test_long_copy_shows_a_bar(emulated, bars, monkeypatch) -> None:
     assert bar.closed
 
 
-def test_bar_follows_what_it_is_told(bars, monkeypatch) -> None:
+def test_bar_follows_the_reported_progress(bars, monkeypatch) -> None:
     pytest.importorskip("tqdm")
     bar = Bar()
     bar(10, 100)
@@ -614,7 +614,7 @@ def test_callback_of_a_transfer_that_is_done_is_called_at_once(runtime) -> None:
     assert told == [threading.current_thread()]
 
 
-def test_callbacks_are_told_of_failures_and_of_cancelling(emulated) -> None:
+def test_callbacks_hear_of_failures_and_of_cancelling(emulated) -> None:
     stream = cumem.Stream()
     target = cumem.empty_device(1000)
     told: list[object] = []

@@ -70,7 +70,7 @@ def test_interpreter_ends_with_transfers_under_way(end) -> None:
 
 
 @pytest.mark.hooks
-def test_interpreter_tells_of_failures_that_nobody_read() -> None:
+def test_interpreter_reports_failures_that_nobody_read() -> None:
     code = """
 from support import testing
 import numpy as np, cumem
