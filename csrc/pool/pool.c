@@ -960,13 +960,13 @@ raise_peaks(cm_pool_counters *peaks, const cm_pool_counters *others)
 }
 
 /* Begin the peaks in `counters` anew, from the present values. There are two sets of
- * older peaks (private.h). The peaks so far are merged into `kept`, the set of the
- * other reader; `told`, the set of the reader that begins anew, is cleared. */
+ * older peaks (private.h). The peaks so far are merged into `other`, the set of the
+ * other reader; `own`, the set of the reader that begins anew, is cleared. */
 static void
-begin_peaks_locked(cm_pool *pool, cm_pool_counters *kept, cm_pool_counters *told)
+begin_peaks_locked(cm_pool *pool, cm_pool_counters *other, cm_pool_counters *own)
 {
-    raise_peaks(kept, &pool->counters);
-    *told = (cm_pool_counters){0};
+    raise_peaks(other, &pool->counters);
+    *own = (cm_pool_counters){0};
 #define CLEAR_PEAK(name) pool->counters.name = 0;
     CM_POOL_PEAKS(CLEAR_PEAK)
 #undef CLEAR_PEAK

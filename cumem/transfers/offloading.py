@@ -189,14 +189,14 @@ class _Saved:
         previous: _Saved | None,
     ) -> None:
         self.link = link
-        self.begin = begin  #: the offset of the bytes in `kept`
+        self.begin = begin  #: the offset of the bytes in `source`
         self.nbytes = nbytes
         self.weak = weak  #: a weak reference to the storage that was saved
         self.alias = alias  #: a tensor with the change counter of the bytes
-        self.kept: Any = storage  #: until the copy is done, in the order of `stream`
+        self.source: Any = storage  #: until the copy is done, in the order of `stream`
         self.host: Any = None
         self.down: _core.Transfer | None = None  #: copies the bytes to `host`
-        self.down_end: Any = None  #: the device end of that copy, which owns `kept`
+        self.down_end: Any = None  #: the device end of that copy, which owns `source`
         self.back: Any = None  #: the storage of the bytes after they were brought back
         self.up: _core.Transfer | None = None  #: copies the bytes back
         self.up_end: Any = None  #: the device end of that copy, which owns `back`
@@ -207,10 +207,10 @@ class _Saved:
 
     def copy_down(self) -> None:
         """Begin to copy the bytes to the host."""
-        self.host = _pinned(self.nbytes, self.kept.device)
-        address = self.kept.data_ptr() + self.begin
+        self.host = _pinned(self.nbytes, self.source.device)
+        address = self.source.data_ptr() + self.begin
         self.down_end = self.link.memory(address, self.nbytes)
-        self.down_end.owner = self.kept
+        self.down_end.owner = self.source
         self.down = self.link.take(self.host, self.down_end, self.stream)
 
     def release(self) -> None:
@@ -218,11 +218,11 @@ class _Saved:
         assert self.down is not None
         if not self.down.done:
             self.link.order(self.down, self.stream)
-        self.kept = self.down_end.owner = None
+        self.source = self.down_end.owner = None
 
     def copy_up(self, torch: Any, device: Any) -> None:
         """Begin to bring the bytes back, unless they are on the device."""
-        if self.kept is None and self.back is None:
+        if self.source is None and self.back is None:
             flat = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
             self.stream = self.link.current()
             self.up_end = self.link.memory(flat.data_ptr(), self.nbytes)
@@ -232,7 +232,7 @@ class _Saved:
 
     def take(self) -> tuple[Any, int]:
         """Return a storage that the current stream may use, and the offset in it."""
-        storage, begin = self.kept, self.begin
+        storage, begin = self.source, self.begin
         if storage is None:
             storage, begin = self.back, 0
             if self.up is not None:

@@ -162,10 +162,10 @@ def test_what_is_found_at_opening_holds(tmp_path) -> None:
     (tmp_path / "memory.max").write_text("67108864\n")
     (tmp_path / "memory.current").write_text("0\n")
     program = LIMITED.format(folder=str(tmp_path))
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert told.stdout.split() == ["67108864", "67108864", "1", "33554432"]
+    assert reported.stdout.split() == ["67108864", "67108864", "1", "33554432"]
 
 
 def test_info_reads_the_same_limit(emulated) -> None:

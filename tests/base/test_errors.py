@@ -30,15 +30,15 @@ COPIES = [
 ]
 
 
-def told(error: cumem.CudaError) -> tuple[object, ...]:
+def reported(error: cumem.CudaError) -> tuple[object, ...]:
     return (type(error), error.args, error.call, error.code, error.name, error.arg)
 
 
 @pytest.mark.parametrize("kind", [cumem.CudaError, cumem.OutOfMemoryError])
 def test_error_made_by_hand_shows_only_what_it_was_given(kind) -> None:
-    assert told(kind("text")) == (kind, ("text",), None, None, None, None)
+    assert reported(kind("text")) == (kind, ("text",), None, None, None, None)
     error = kind("text", call="cudaMalloc", code=2, arg=64)
-    assert told(error) == (kind, ("text",), "cudaMalloc", 2, None, 64)
+    assert reported(error) == (kind, ("text",), "cudaMalloc", 2, None, 64)
     assert kind().args == ()
     with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
         kind("text", size=1)
@@ -53,7 +53,7 @@ def test_error_survives_copying(emulated, again) -> None:
     error = caught.value
     assert error.call == "cuMemCreate"
     twin = again(error)
-    assert told(twin) == told(error)
+    assert reported(twin) == reported(error)
     assert vars(twin) == vars(error)
     assert isinstance(twin, MemoryError)
 
@@ -62,7 +62,7 @@ def test_subclass_of_an_error_is_one() -> None:
     class Mine(cumem.CudaError):
         pass
 
-    assert told(Mine("text", code=1)) == (Mine, ("text",), None, 1, None, None)
+    assert reported(Mine("text", code=1)) == (Mine, ("text",), None, 1, None, None)
 
 
 @pytest.mark.parametrize(

@@ -329,13 +329,13 @@ def await_an_event() -> None:
 
 @scenario
 def call_back_after_a_transfer() -> None:
-    told: list[cumem.Transfer] = []
+    reported: list[cumem.Transfer] = []
     source = cumem.zeros(1 << 20, "u1", "pinned")
     transfer = cumem.copy_async(cumem.empty_device(1 << 20, "u1"), source)
-    transfer.add_done_callback(told.append)
+    transfer.add_done_callback(reported.append)
     transfer.wait()
-    session.wait_until(lambda: told)
-    told.clear()
+    session.wait_until(lambda: reported)
+    reported.clear()
 
 
 @scenario

@@ -139,19 +139,19 @@ class StopError(Exception):
 def test_callable_is_called_while_it_waits_and_at_the_end(
     emulated, call, total, tmp_path
 ) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def tell(*args: int) -> None:
-        if not told:
+        if not reported:
             session.testing.gate_open(stream)
-        told.append(args)
+        reported.append(args)
 
     with held() as (memory, stream):
         made = call(memory, stream, tmp_path, tell)
-    assert told[0] == (0, total)
-    assert told == sorted(told)
-    assert told[-1] == (total, total)
-    assert call not in (load_safetensors, save_safetensors) or len(set(told)) > 2
+    assert reported[0] == (0, total)
+    assert reported == sorted(reported)
+    assert reported[-1] == (total, total)
+    assert call not in (load_safetensors, save_safetensors) or len(set(reported)) > 2
     if call in COPIES or call in (fromfile, read_ranges):
         assert (values.get(memory) == 5).all()
     if call in (tofile, write_ranges):
@@ -184,11 +184,11 @@ def bars(monkeypatch) -> list[Any]:
 
     class Recorder:
         def __init__(self, title: str) -> None:
-            self.title, self.told, self.closed = title, (0, 0), 0
+            self.title, self.reported, self.closed = title, (0, 0), 0
             made.append(self)
 
-        def __call__(self, *told: int) -> None:
-            self.told = told
+        def __call__(self, *reported: int) -> None:
+            self.reported = reported
 
         def close(self) -> None:
             self.closed += 1
@@ -212,14 +212,14 @@ def test_bar_is_shown_where_it_is_asked_for_and_closed(
         title = "read"
     if call in (tofile, write_ranges, save_safetensors):
         title = "write"
-    assert (bar.title, bar.told, bar.closed) == (title, (total, total), 1)
+    assert (bar.title, bar.reported, bar.closed) == (title, (total, total), 1)
 
 
 def test_bar_is_closed_after_ctrl_c(emulated, call, tmp_path, bars) -> None:
     with held() as (memory, stream), session.alarm(stream):
         call(memory, stream, tmp_path, True)
     (bar,) = bars
-    assert (bar.told[0], bar.closed) == (0, 1)
+    assert (bar.reported[0], bar.closed) == (0, 1)
     assert session.leftovers(held=1) == {"storages": 1}
 
 
@@ -237,17 +237,17 @@ def test_bar_is_closed_after_a_failure(emulated, tmp_path, bars) -> None:
 
 
 def test_nothing_is_reported_as_done(emulated, tmp_path) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def tell(*args: int) -> None:
-        told.append(args)
+        reported.append(args)
 
     cumem.copy_many([], progress=tell)
     cumem.read_ranges(file_of(tmp_path), [], progress=tell)
     path = cumem.save_safetensors(tmp_path / "m.safetensors", {}, progress=tell)
     cumem.load_safetensors(path, progress=tell)
     cumem.load_safetensors(checkpoint_of(tmp_path), names=[], progress=tell)
-    assert told == [(0, 0)] * 5
+    assert reported == [(0, 0)] * 5
 
 
 @pytest.mark.parametrize("wrong", [1, "yes", object()])
@@ -283,15 +283,17 @@ def test_asynchronous_forms_have_handles_instead(emulated, name) -> None:
 def test_long_copy_of_many_shows_how_far_it_is(emulated) -> None:
     """It is also told while parts of the copy are still to begin."""
     nbytes = 24 << 20
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     targets = [cumem.zeros(nbytes, "u1", "device") for _ in range(4)]
     source, pinned = np.full(nbytes, 5, "u1"), cumem.full(1000, 5, "u1", "pinned")
     pairs = [(target, source) for target in targets]
     pairs += [(cumem.zeros(1000, "u1", "device"), pinned) for _ in range(3)]
-    cumem.copy_many(pairs, progress=lambda *args: told.append(args))
-    assert {total for _, total in told} == {4 * nbytes + 3000}
-    assert told == sorted(told)
-    assert [done == total for done, total in told] == [False] * (len(told) - 1) + [True]
+    cumem.copy_many(pairs, progress=lambda *args: reported.append(args))
+    assert {total for _, total in reported} == {4 * nbytes + 3000}
+    assert reported == sorted(reported)
+    assert [done == total for done, total in reported] == [False] * (
+        len(reported) - 1
+    ) + [True]
 
 
 def test_long_file_shows_how_far_it_is(emulated, tmp_path) -> None:
@@ -300,19 +302,19 @@ def test_long_file_shows_how_far_it_is(emulated, tmp_path) -> None:
     path = tmp_path / "long.bin"
     with open(path, "wb") as file:
         file.truncate(nbytes)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     stream = cumem.Stream()
     memory = cumem.full(nbytes, 1, "u1", "device")
     session.shut(stream)
 
     def progress(done: int, total: int) -> None:
-        told.append((done, total))
-        if len(told) == 1:
+        reported.append((done, total))
+        if len(reported) == 1:
             session.testing.gate_open(stream)
 
     with session.rescued(stream):
         cumem.fromfile(path, out=memory, stream=stream, progress=progress)
-    assert told == sorted(told)
-    assert {total for _, total in told} == {nbytes}
-    assert told[0][0] < told[-1][0] == nbytes
+    assert reported == sorted(reported)
+    assert {total for _, total in reported} == {nbytes}
+    assert reported[0][0] < reported[-1][0] == nbytes
     assert not values.get(memory).any()

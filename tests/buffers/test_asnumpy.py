@@ -98,18 +98,18 @@ def test_mapped_file_is_read(emulated, tmp_path) -> None:
 def test_comes_after_the_stream(emulated) -> None:
     stream, other = cumem.Stream(), cumem.Stream()
     memory = cumem.zeros(5000, "u1", "device")
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def tell(*args: int) -> None:
-        told.append(args)
+        reported.append(args)
         session.testing.gate_open(stream)
 
     with session.gate(stream):
         memory.fill(7, stream=stream)
         made = memory.to_numpy(stream=other, progress=tell)
     assert (made == 7).all()
-    assert told[0] == (0, 5000)
-    assert told[-1] == (5000, 5000)
+    assert reported[0] == (0, 5000)
+    assert reported[-1] == (5000, 5000)
     with session.gate(stream):
         memory.fill(8, stream=stream)
         session.testing.gate_open(stream)

@@ -212,10 +212,10 @@ def test_long_copies_convert_in_pieces(
     shape = view(was).shape
     given = view(cumem.array(was) if down else was)
     target = np.zeros(shape, to) if down else cumem.zeros(shape, to)
-    told = cumem.explain(target, given, casting="same_kind")
-    assert told.route.startswith("staged")
-    assert told.pieces > 4
-    assert f"{given.dtype} becomes {target.dtype}" in told.why
+    reported = cumem.explain(target, given, casting="same_kind")
+    assert reported.route.startswith("staged")
+    assert reported.pieces > 4
+    assert f"{given.dtype} becomes {target.dtype}" in reported.why
     cumem.copy(target, given, casting="same_kind")
     assert (values.get(target) == view(was).astype(to)).all()
 
@@ -227,8 +227,8 @@ def test_long_copies_between_hosts_convert_by_several_threads(
     was = np.random.default_rng(0).standard_normal((1500, 1000))
     given = LAYOUTS[layout](was)
     target = np.zeros(given.shape, "f2")
-    told = cumem.explain(target, given, casting="same_kind")
-    assert told.route == "host"
+    reported = cumem.explain(target, given, casting="same_kind")
+    assert reported.route == "host"
     cumem.copy(target, given, casting="same_kind")
     assert (target == given.astype("f2")).all()
 

@@ -57,9 +57,13 @@ def test_few_elements_are_converted_without_a_job(emulated, kind, source, to) ->
     assert testing.copy_counts()["quick"] == before + 2
     assert_same(values.get(far), was.astype(to), was)
     assert same_bytes(values.get(back), was)
-    told = cumem.explain(far, given, casting="unsafe")
-    assert (told.route, told.threads, told.nbytes) == ("direct", 1, far.nbytes)
-    assert "becomes" in told.why
+    reported = cumem.explain(far, given, casting="unsafe")
+    assert (reported.route, reported.threads, reported.nbytes) == (
+        "direct",
+        1,
+        far.nbytes,
+    )
+    assert "becomes" in reported.why
 
 
 def test_few_elements_in_views_or_by_numpy_are_left_to_a_job(emulated) -> None:

@@ -89,10 +89,10 @@ def test_views_grow_on_the_device(runtime, in_pieces, layout, into, kind) -> Non
         "upside down": lambda: cumem.zeros(shape, F4)[::-1],
     }
     target = room[into]()
-    told = cumem.explain(target, given, casting="same_kind")
-    assert told.route == "staged-kernel"
-    assert told.nbytes == given.size * 2
-    assert "uint16 becomes float32 on the device" in told.why
+    reported = cumem.explain(target, given, casting="same_kind")
+    assert reported.route == "staged-kernel"
+    assert reported.nbytes == given.size * 2
+    assert "uint16 becomes float32 on the device" in reported.why
     cumem.copy(target, given, casting="same_kind")
     assert (values.get(target) == expected).all()
 

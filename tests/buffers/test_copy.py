@@ -381,16 +381,16 @@ def test_elements_of_a_target_that_share_memory_are_refused(runtime, kind) -> No
     target = same if kind == "numpy" else cumem.asbuffer(same)
     source = cumem.array(np.arange(12.0).reshape(3, 4))
     apart = np.zeros((3, 4))
-    told = r"share memory .*strides \(0, 8\) in bytes\), as after expand\(\)"
+    reported = r"share memory .*strides \(0, 8\) in bytes\), as after expand\(\)"
     for copy in (cumem.copy, cumem.copy_async):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=reported):
             copy(target, source)
     for pairs in ([(target, source)], [(apart, source), (target, source)]):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=reported):
             cumem.copy_many(pairs)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         cumem.copy(target, np.zeros((3, 4), "f4"), casting="unsafe")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         cumem.copy(target, np.zeros((3, 4), "c16"), casting="unsafe")
     assert (same == 0).all()
 

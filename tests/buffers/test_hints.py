@@ -49,13 +49,13 @@ def test_no_hint_sends_the_host_to_device_memory(runtime, kind) -> None:
         "indices": lambda: buffer[[0, 1]],
         "truth": lambda: bool(buffer),
     }
-    told, other = "buf.numpy()", "buf.to_numpy()"
+    reported, other = "buf.numpy()", "buf.to_numpy()"
     if kind == "device":
-        told, other = other, told
+        reported, other = other, reported
     for name, call in calls.items():
         with pytest.raises((AttributeError, IndexError, ValueError)) as caught:
             call()
-        assert told in str(caught.value), name
+        assert reported in str(caught.value), name
         assert other not in str(caught.value), name
 
 
@@ -106,12 +106,12 @@ UNARY: dict[str, Callable[[Any], object]] = {
 
 
 def check_says_where_to_compute(kind: str, call: Callable[[], object]) -> None:
-    told, other = "buf.numpy()", "buf.to_numpy()"
+    reported, other = "buf.numpy()", "buf.to_numpy()"
     if kind == "device":
-        told, other = other, told
+        reported, other = other, reported
     with pytest.raises(TypeError, match="buffers do not compute: use ") as caught:
         call()
-    for hint in ("cupy.asarray(buf)", "torch.from_dlpack(buf)", told):
+    for hint in ("cupy.asarray(buf)", "torch.from_dlpack(buf)", reported):
         assert hint in str(caught.value)
     assert other not in str(caught.value)
 

@@ -28,13 +28,13 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 def answer(call: Callable[[Any], Any], operand: Any) -> tuple[Any, ...]:
     """What a call gives: a type and the text of a value, or of an exception's type."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         try:
             found = call(operand)
         except (TypeError, ValueError, OverflowError) as error:
             return (type(error),)
-    return type(found), repr(found), {each.category for each in told}
+    return type(found), repr(found), {each.category for each in reported}
 
 
 @pytest.mark.parametrize("kind", ["pinned", "managed", "device"])

@@ -40,9 +40,9 @@ def numbers(*shape: int) -> np.ndarray:
 def test_each_element_finds_its_place(runtime, rows, background) -> None:
     array = numbers(rows, ROW_NBYTES // 4)
     buffer = cumem.full(array.T.shape, -1, "i4", "device")
-    told = cumem.explain(buffer, array.T)
-    assert told.route == "staged-kernel"
-    assert (told.pieces == 1) == (rows == 80)
+    reported = cumem.explain(buffer, array.T)
+    assert reported.route == "staged-kernel"
+    assert (reported.pieces == 1) == (rows == 80)
     for turn in range(3):
         array += turn
         if background:

@@ -311,15 +311,15 @@ def test_checkpoint_of_several_files_is_converted(runtime, tmp_path, small) -> N
         tmp_path / "m.safetensors", arrays, max_shard_nbytes=4000
     )
     assert index.suffix == ".json"
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     loaded = cumem.load_safetensors(
-        index, dtype="f2", progress=lambda done, total: told.append((done, total))
+        index, dtype="f2", progress=lambda done, total: reported.append((done, total))
     )
     for name, array in arrays.items():
         assert (values.get(loaded[name]) == array.astype("f2")).all()
     total = sum(array.nbytes for array in arrays.values())
-    assert told[-1] == (total, total)
-    assert all(a <= b for (a, _), (b, _) in itertools.pairwise(told))
+    assert reported[-1] == (total, total)
+    assert all(a <= b for (a, _), (b, _) in itertools.pairwise(reported))
 
 
 def test_every_runtime_call_of_converted_tensors_may_fail(

@@ -69,11 +69,13 @@ def refused(call: Callable[[], object]) -> None:
 def test_copy_with_progress_reports_all_of_a_file(emulated, path, place) -> None:
     mapped = np.memmap(path, "u1", "r")
     target = blank(place)
-    told: list[tuple[int, int]] = []
-    cumem.copy(target, mapped, progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (LONG, LONG)
-    assert told == sorted(told)
-    assert all(total == LONG for _, total in told)
+    reported: list[tuple[int, int]] = []
+    cumem.copy(
+        target, mapped, progress=lambda done, total: reported.append((done, total))
+    )
+    assert reported[-1] == (LONG, LONG)
+    assert reported == sorted(reported)
+    assert all(total == LONG for _, total in reported)
     assert (values.get(target) == np.fromfile(path, "u1")).all()
 
 
@@ -155,8 +157,10 @@ def test_private_mappings_keep_what_was_written_to_them(emulated, path) -> None:
 def test_failure_of_a_file_that_nobody_read_is_reported(
     emulated, doomed, monkeypatch
 ) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append(what.exc_value))
+    reported: list[object] = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda what: reported.append(what.exc_value)
+    )
     mapped = np.memmap(doomed, "u1", "r")
     os.truncate(doomed, MIB)
     target = blank("device")
@@ -164,9 +168,9 @@ def test_failure_of_a_file_that_nobody_read_is_reported(
     while testing.pending_transfers():
         testing.poll()
     del target  # which remembers it as well
-    while not told:
+    while not reported:
         testing.poll()
-    assert [type(error) for error in told] == [OSError]
+    assert [type(error) for error in reported] == [OSError]
 
 
 def test_parts_before_the_end_of_a_file_arrive(emulated, doomed) -> None:

@@ -244,10 +244,10 @@ def test_names_and_out_of_the_other_sort_of_file_are_refused(runtime, tmp_path) 
 def test_progress_reports_all_bytes(runtime, tmp_path) -> None:
     array = np.zeros((LONG // 8 + 1), "f8")
     np.savez_compressed(tmp_path / "a.npz", x=array, y=array)
-    told: list[tuple[int, int]] = []
-    cumem.load(tmp_path / "a.npz", progress=lambda *now: told.append(now))
-    assert told[-1] == (2 * array.nbytes, 2 * array.nbytes)
-    assert sorted(told) == told
+    reported: list[tuple[int, int]] = []
+    cumem.load(tmp_path / "a.npz", progress=lambda *now: reported.append(now))
+    assert reported[-1] == (2 * array.nbytes, 2 * array.nbytes)
+    assert sorted(reported) == reported
 
 
 def test_save_appends_the_suffix_as_numpy_does(runtime, tmp_path) -> None:

@@ -502,7 +502,7 @@ def test_type_of_every_public_symbol_is_known() -> None:
     said = json.loads(done.stdout)["typeCompleteness"]
     assert said["packageRootDirectory"] == str(ROOT / "cumem")
     unknown = {
-        each["name"]: [told["message"] for told in each["diagnostics"]]
+        each["name"]: [reported["message"] for reported in each["diagnostics"]]
         for each in said["symbols"]
         if each["isExported"] and (not each["isTypeKnown"] or each["isTypeAmbiguous"])
     }

@@ -426,8 +426,8 @@ def test_a_tensor_comes_after_the_stream_it_was_asked_for_on(emulated) -> None:
     scratch = cumem.empty(4, "f4", "device")
     with session.gate(stream):
         scratch.fill(1, stream=stream)
-        told = session.testing.array_interface(imported)
-        assert told["stream"] == stream.handle  # a consumer comes after it as well
+        reported = session.testing.array_interface(imported)
+        assert reported["stream"] == stream.handle  # a consumer comes after it as well
     stream.synchronize()
 
 

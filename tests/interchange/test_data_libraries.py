@@ -155,8 +155,8 @@ def test_hdf5_writes_it_and_is_a_source(runtime, tmp_path: Path) -> None:
         for name in ("x", "y"):
             assert (file[name][...] == data).all()
         up(file["x"], data)
-        told = r"cannot be written to.*assign: obj\[\.\.\.\] = buf\.to_numpy"
-        with pytest.raises(TypeError, match=told):
+        reported = r"cannot be written to.*assign: obj\[\.\.\.\] = buf\.to_numpy"
+        with pytest.raises(TypeError, match=reported):
             cumem.copy(kept, buffer)
 
 

@@ -480,7 +480,7 @@ def by_address(work: Any, memory: Any) -> Any:
     return work.view_of_address(memory.ptr, memory.nbytes)
 
 
-def by_address_and_told(work: Any, memory: Any) -> Any:
+def by_address_and_announced(work: Any, memory: Any) -> Any:
     memory.record_stream(work.stream)
     return work.view_of_address(memory.ptr, memory.nbytes)
 
@@ -629,10 +629,12 @@ def on_a_gpu() -> list[Pattern]:
         CONSUMER, "peer", "PyTorch, DLPack", TorchMemory, CupyWork, by_dlpack
     )
     found += device(CONSUMER, "peer", "CuPy, DLPack", CupyMemory, TorchWork, by_dlpack)
-    untold, told = "cumem, address alone", "cumem, address and record_stream"
+    untold, reported = "cumem, address alone", "cumem, address and record_stream"
     for kind in (CupyWork, DriverWork):
         found += device(ADDRESS, "documented", untold, OurMemory, kind, by_address)
-        found += device(ADDRESS, "cumem", told, OurMemory, kind, by_address_and_told)
+        found += device(
+            ADDRESS, "cumem", reported, OurMemory, kind, by_address_and_announced
+        )
     return found
 
 
@@ -649,9 +651,11 @@ def emulated() -> list[Pattern]:
     found += device(
         CONSUMER, "cumem", "cumem, DLPack", OurMemory, DriverWork, by_dlpack
     )
-    untold, told = "cumem, address alone", "cumem, address and record_stream"
+    untold, reported = "cumem, address alone", "cumem, address and record_stream"
     found += device(ADDRESS, "documented", untold, OurMemory, DriverWork, by_address)
-    found += device(ADDRESS, "cumem", told, OurMemory, DriverWork, by_address_and_told)
+    found += device(
+        ADDRESS, "cumem", reported, OurMemory, DriverWork, by_address_and_announced
+    )
     return found
 
 
@@ -690,12 +694,12 @@ def line(case: Case) -> str:
         return f"{head}left out, {case.missing}"
     if case.error is not None:
         return f"{head}failed, {case.error}"
-    told = f"{case.corrupted_rounds} of {case.rounds} rounds corrupted"
+    reported = f"{case.corrupted_rounds} of {case.rounds} rounds corrupted"
     if case.role == "peer" and case.corrupted_rounds == 0:
-        told += ", not reproduced"
+        reported += ", not reproduced"
     if case.late_rounds < case.rounds:
-        told += f"; {case.rounds - case.late_rounds} were not late"
-    return f"{head}{told}; the memory was handed out again in {case.reused_rounds}"
+        reported += f"; {case.rounds - case.late_rounds} were not late"
+    return f"{head}{reported}; the memory was handed out again in {case.reused_rounds}"
 
 
 def failures_of(cases: list[Case]) -> list[str]:

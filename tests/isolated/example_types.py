@@ -213,7 +213,7 @@ class Programs:
             self.origins[name] = origin, places
             self.modules.update(imported(program))
 
-    def told(self, line: str) -> str:
+    def reported(self, line: str) -> str:
         """What a checker says, with the place in the document for that in the program."""
         found = re.match(r"\s*(?:\S*/)?(\w+)\.py:(\d+)(?::\d+)?(.*)", line)
         if found is None or found[1] not in self.origins:
@@ -305,7 +305,7 @@ def main() -> int:
         with concurrent.futures.ThreadPoolExecutor() as executor:
             ends = list(executor.map(lambda each: check(each, folder), checkers))
     for checker, end in zip(checkers, ends, strict=True):
-        said = "\n".join(map(programs.told, end.stdout.splitlines()))
+        said = "\n".join(map(programs.reported, end.stdout.splitlines()))
         print(f"{checker}: {said or 'nothing'}")
     for each in programs.opted_out:
         print(f"not checked: {each}")

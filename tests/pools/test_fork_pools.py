@@ -111,7 +111,7 @@ def test_share_reports_where_pages_are_small(runtime, monkeypatch, tmp_path) -> 
 
     setting = tmp_path / "shmem_enabled"
     monkeypatch.setattr(pools, "_SHARED_PAGES", str(setting))
-    for text, told in {
+    for text, reported in {
         "always within_size advise [never] deny force": "never",
         "always within_size advise never [deny] force": "deny",
         "always within_size [advise] never deny force": None,
@@ -121,9 +121,9 @@ def test_share_reports_where_pages_are_small(runtime, monkeypatch, tmp_path) -> 
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             cumem.Pool("pinned", fork="share")
-        assert len(found) == (told is not None)
-        if told is not None:
-            assert f"says '{told}'" in str(found[0].message)
+        assert len(found) == (reported is not None)
+        if reported is not None:
+            assert f"says '{reported}'" in str(found[0].message)
             assert found[0].filename == __file__
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -273,8 +273,8 @@ def test_limit_notices_bad_values_when_it_is_made(runtime) -> None:
         ("9 EiB", "limit must be"),
     ],
 )
-def test_limit_that_cannot_be_read_is_refused(runtime, limit, told) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_limit_that_cannot_be_read_is_refused(runtime, limit, reported) -> None:
+    with pytest.raises(ValueError, match=reported):
         cumem.set_limit("device", limit)
     assert cumem.get_limit("device") is None
 
@@ -332,10 +332,12 @@ def test_environment_sets_limits_at_opening(monkeypatch) -> None:
         ("-5", " must be .* not '-5'"),
     ],
 )
-def test_nonsense_in_the_environment_is_refused(monkeypatch, kind, text, told) -> None:
+def test_nonsense_in_the_environment_is_refused(
+    monkeypatch, kind, text, reported
+) -> None:
     with session.opened("emulated"):
         monkeypatch.setenv(f"CUMEM_LIMIT_{kind}", text)
-        with pytest.raises(ValueError, match=f"CUMEM_LIMIT_{kind}{told}"):
+        with pytest.raises(ValueError, match=f"CUMEM_LIMIT_{kind}{reported}"):
             cumem.empty(1)
         monkeypatch.delenv(f"CUMEM_LIMIT_{kind}")
         cumem.empty(1)

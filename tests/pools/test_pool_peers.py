@@ -67,14 +67,16 @@ def test_pools_let_in_a_device_that_is_used_later(
 def test_device_that_cannot_be_let_in_is_reported_and_does_not_fail_the_call(
     emulated, monkeypatch
 ) -> None:
-    told: list[BaseException] = []
-    monkeypatch.setattr("sys.unraisablehook", lambda args: told.append(args.exc_value))
+    reported: list[BaseException] = []
+    monkeypatch.setattr(
+        "sys.unraisablehook", lambda args: reported.append(args.exc_value)
+    )
     buffer = cumem.empty(1 << 20, "u1", "device", device=0)
     testing.plan_fault("address_set_access", 1, 999)
     stream = cumem.Stream(device=1)
     testing.plan_fault(None, 0)
     assert stream.device == cumem.Device(1)
-    assert [error.call for error in told if isinstance(error, cumem.CudaError)] == [
+    assert [error.call for error in reported if isinstance(error, cumem.CudaError)] == [
         "cuMemSetAccess"
     ]
     cumem.copy(buffer, bytes(1 << 20))

@@ -714,8 +714,8 @@ def test_reserved_intervals_agree_with_a_set(paged: bool) -> None:
         adds = random.random() < 0.5
         change = held.add if adds else held.remove
         parts = change(begin, begin + len(mine))
-        told = {each for a, b in parts for each in range(a, b)}
-        assert told == (mine - wanted if adds else mine & wanted)
+        reported = {each for a, b in parts for each in range(a, b)}
+        assert reported == (mine - wanted if adds else mine & wanted)
         wanted = wanted | mine if adds else wanted - mine
         pairs = list(zip(held.starts, held.ends, strict=True))
         assert {each for a, b in pairs for each in range(a, b)} == wanted

@@ -230,18 +230,18 @@ def test_page_lists_the_keys_of_each_answer(emulated, tmp_path) -> None:
 
 
 def test_dict_is_a_copy(emulated) -> None:
-    told = cumem.configure()
-    told.to_dict()["sources"].clear()
-    assert told.to_dict()["sources"] == told.sources
+    reported = cumem.configure()
+    reported.to_dict()["sources"].clear()
+    assert reported.to_dict()["sources"] == reported.sources
 
 
 def test_devices_are_their_indices_and_places_texts(emulated) -> None:
     buffer = cumem.zeros(MIB, "u1", "managed")
     buffer.prefetch_pages("host", stream=cumem.Stream())
     buffer.preferred_location = 0
-    told = json.loads(json.dumps(buffer.page_residency().to_dict()))
-    assert told["preferred_location"] == 0
-    assert told["last_prefetch"] == [[0, MIB, "host"]]
+    reported = json.loads(json.dumps(buffer.page_residency().to_dict()))
+    assert reported["preferred_location"] == 0
+    assert reported["last_prefetch"] == [[0, MIB, "host"]]
 
 
 def test_measurement_that_runs_has_nothing_to_tell(emulated) -> None:

@@ -393,13 +393,13 @@ def test_wrong_data_shows_in_the_short_table() -> None:
 @pytest.mark.parametrize("verbose", [False, True])
 def test_figures_of_emulation_advise_nothing(verbose: bool) -> None:
     results = results_of_an_h200()
-    told, silent = (Report(results, advises) for advises in (True, False))
+    reported, silent = (Report(results, advises) for advises in (True, False))
     words = ("pinned (2.0", "use two streams", "allocate once", "use pinned")
-    assert any(word in told.render(verbose) for word in words)
+    assert any(word in reported.render(verbose) for word in words)
     assert not any(word in silent.render(verbose) for word in words)
     assert ("advise nothing" in silent.render(verbose)) or verbose
     assert {row["advice"] for row in silent.as_data()["results"]} == {None}
-    assert all(row["advice"] for row in told.as_data()["results"])
+    assert all(row["advice"] for row in reported.as_data()["results"])
 
 
 # -- the whole -------------------------------------------------------------------------

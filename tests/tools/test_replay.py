@@ -44,7 +44,7 @@ class Exact(replay_allocators.Allocator):
         self.streams: list[Any] = [None]
         self.side = None
         self.live = self.total = 0
-        self.told: list[object] = []
+        self.reported: list[object] = []
 
     def allocate(self, size: int) -> object:
         allocator = self

@@ -62,8 +62,8 @@ def step(worker: Worker) -> int:
         # The order matters: a shutdown() that ends meanwhile counts itself before it says
         # so.
         if not world.shutting and world.epoch == epoch:
-            told = "".join(traceback.format_exception(error))
-            world.fail(f"{worker.name}, calm {what}, but no shutdown(): {told}")
+            reported = "".join(traceback.format_exception(error))
+            world.fail(f"{worker.name}, calm {what}, but no shutdown(): {reported}")
         return 0
     if not np.array_equal(out, content):
         world.fail(f"{worker.name}, calm {what}: {content.size} bytes are wrong")

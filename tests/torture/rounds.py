@@ -162,7 +162,7 @@ def set_hooks(world: World, unread: list[str]) -> None:
     def hook(args: Any) -> None:
         error = args.exc_value
         if getattr(args, "object", None) is cumem.Transfer and world.may_fail(error):
-            world.untold.append(str(error))
+            world.unreported.append(str(error))
         elif not (isinstance(error, KeyboardInterrupt) or world.planned(error)):
             unread.append("".join(traceback.format_exception(error)))
 

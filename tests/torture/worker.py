@@ -115,8 +115,8 @@ class Worker(threading.Thread):
                 return
         if self.world.planned(error):
             return
-        told = "".join(traceback.format_exception(error))
-        self.world.fail(f"{self.name}, {name}: {told}")
+        reports = "".join(traceback.format_exception(error))
+        self.world.fail(f"{self.name}, {name}: {reports}")
 
     def forget(self) -> None:
         self.boxes.clear()

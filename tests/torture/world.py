@@ -33,7 +33,7 @@ class World:
         self.noise.flags.writeable = False
         self.failures: list[str] = []
         self.unwritten: list[str] = []  # copies without a handle that did not arrive
-        self.untold: list[str] = []  # their failures, which only the hook was told
+        self.unreported: list[str] = []  # their failures, which only the hook was told
         self.workers: list[Worker] = []
         self.deadline = 0.0
         self.epoch = 0  # shutdowns so far
@@ -66,15 +66,15 @@ class World:
         cannot excuse a certain copy, but the numbers have to agree at the end of a round,
         when every failure has been reported.
         """
-        if len(self.unwritten) > len(self.untold):
+        if len(self.unwritten) > len(self.unreported):
             copies = "; ".join(self.unwritten)
             self.fail(
-                f"{len(self.unwritten)} copies did not arrive, but {len(self.untold)} "
+                f"{len(self.unwritten)} copies did not arrive, but {len(self.unreported)} "
                 f"failures were told. The copies: {copies}. "
             )
         self.excused += len(self.unwritten)
         self.unwritten.clear()
-        self.untold.clear()
+        self.unreported.clear()
 
     def planned(self, error: BaseException | None) -> bool:
         """Return True if the error is a fault that was put into a call of the driver."""

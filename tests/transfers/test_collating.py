@@ -108,12 +108,12 @@ class Worker:
     def hear(self) -> bytes:
         return self._end.recv_bytes()
 
-    def told(self, samples: list[Any]) -> bytes:
+    def reported(self, samples: list[Any]) -> bytes:
         self.tell(samples)
         return self.hear()
 
     def __call__(self, samples: list[Any]) -> Any:
-        return pickle.loads(self.told(samples))
+        return pickle.loads(self.reported(samples))
 
     def kill(self) -> None:
         """It is dead then, but nobody has asked how it died: a zombie."""
@@ -354,8 +354,8 @@ def test_slot_grows_with_what_it_holds(runtime) -> None:
 def test_slot_of_a_batch_that_is_not_read_yet_is_not_taken_again(runtime) -> None:
     collate = cumem.PinnedCollate(1, SLOT)
     with workers(collate) as (worker,):
-        told = [worker.told(arrays(i)) for i in (1, 2, 3)]
-        found = [pickle.loads(each) for each in told]
+        reported = [worker.reported(arrays(i)) for i in (1, 2, 3)]
+        found = [pickle.loads(each) for each in reported]
         assert [is_locked(each) for each in found] == [True, False, False]
         for i, each in enumerate(found, 1):
             assert np.array_equal(each, arrays(i))
@@ -364,7 +364,7 @@ def test_slot_of_a_batch_that_is_not_read_yet_is_not_taken_again(runtime) -> Non
 def test_slots_that_a_worker_no_longer_needs_are_for_others(runtime) -> None:
     collate = cumem.PinnedCollate(2, SLOT)
     with workers(collate, 2) as (one, other):
-        found = [pickle.loads(one.told(arrays(i))) for i in (1, 2)]
+        found = [pickle.loads(one.reported(arrays(i))) for i in (1, 2)]
         del found
         session.wait_until(lambda: taken(collate._ring) == 0)
         kept = one(arrays(3))
@@ -382,8 +382,8 @@ def test_workers_do_not_get_in_each_others_way(emulated) -> None:
             samples = [[np.full(500, i * 4 + k, "i4")] * 3 for k in chosen]
             for k, each in zip(chosen, samples, strict=True):
                 all_of_them[k].tell(each)  # they work at the same time
-            told = [all_of_them[k].hear() for k in chosen]
-            for message, each in zip(told, samples, strict=True):
+            reported = [all_of_them[k].hear() for k in chosen]
+            for message, each in zip(reported, samples, strict=True):
                 kept.append((pickle.loads(message), each))
             for found, each in kept:
                 assert np.array_equal(found, each)
@@ -410,7 +410,7 @@ def test_slots_of_a_dead_worker_come_back(runtime) -> None:
     collate = cumem.PinnedCollate(2, SLOT)
     with workers(collate, 3) as (one, other, third):
         kept = one(arrays(1))
-        lost = one.told(arrays(2))  # nobody reads it
+        lost = one.reported(arrays(2))  # nobody reads it
         assert not is_locked(other(arrays(3)))
         one.kill()
         found = other(arrays(3))
@@ -428,7 +428,7 @@ def test_slots_of_a_dead_worker_come_back(runtime) -> None:
 def test_batch_of_a_dead_worker_that_was_sent_can_be_read(runtime) -> None:
     collate = cumem.PinnedCollate(1, SLOT)
     with workers(collate, 2) as (one, other):
-        sent = one.told(arrays(2))
+        sent = one.reported(arrays(2))
         one.kill()
         found = pickle.loads(sent)
         assert not is_locked(other(arrays(3)))
@@ -532,7 +532,7 @@ def test_memory_is_given_back_on_request(runtime) -> None:
 
     with workers(collate, 2) as (one, other):
         kept = one(arrays(50))
-        lost = other.told(arrays(50))
+        lost = other.reported(arrays(50))
         one(arrays(50))
         assert nbytes() >= 3 * 50_000
         other.kill()
@@ -581,7 +581,7 @@ def test_child_that_drops_a_batch_leaves_its_slot_alone(emulated) -> None:
 def test_process_that_did_not_make_the_ring_gets_a_copy(emulated) -> None:
     collate = cumem.PinnedCollate(1, SLOT)
     with workers(collate) as (worker,):
-        sent = worker.told(arrays(3))
+        sent = worker.reported(arrays(3))
 
         def check() -> None:
             found = pickle.loads(sent)
@@ -595,7 +595,7 @@ def test_process_that_did_not_make_the_ring_gets_a_copy(emulated) -> None:
 def test_batch_whose_ring_is_gone_is_an_error(emulated) -> None:
     collate = cumem.PinnedCollate(1, SLOT)
     with workers(collate) as (worker,):
-        sent = worker.told(arrays(3))
+        sent = worker.reported(arrays(3))
         del collate
         gc.collect()
         with pytest.raises(RuntimeError, match="PinnedCollate that it is of is gone"):
@@ -625,9 +625,9 @@ def test_pages_that_cannot_be_locked_are_reported_once_and_batches_stay_right(
     collate = cumem.PinnedCollate(2, SLOT)
     with workers(collate) as (worker,):
         testing.plan_fault("host_register", 1, code, repeat=True)
-        with pytest.warns(RuntimeWarning, match="page-locked") as told:
+        with pytest.warns(RuntimeWarning, match="page-locked") as reported:
             found = worker(arrays(3))
-        assert len(told) == 1
+        assert len(reported) == 1
         assert np.array_equal(found, arrays(3))
         assert not is_locked(found)
         assert np.array_equal(worker(arrays(3)), arrays(3))  # and no second warning
@@ -662,9 +662,9 @@ def test_batch_without_workers_goes_on_in_ordinary_memory(emulated, short) -> No
     """As under WSL, gVisor and confidential computing, however much memory is free."""
     testing.plan_fault("host_register", 1, 2, repeat=True)
     samples = [{"x": np.ones(100_000), "y": 1}, {"x": np.zeros(100_000), "y": 2}]
-    with pytest.warns(RuntimeWarning, match="refuses to page-lock") as told:
+    with pytest.warns(RuntimeWarning, match="refuses to page-lock") as reported:
         batches = [cumem.PinnedCollate()(samples) for _ in range(3)]
-    assert len(told) == 1
+    assert len(reported) == 1
     for batch in batches:
         assert np.array_equal(batch["x"], np.stack([each["x"] for each in samples]))
         assert [int(each) for each in batch["y"]] == [1, 2]
@@ -673,9 +673,9 @@ def test_batch_without_workers_goes_on_in_ordinary_memory(emulated, short) -> No
 def test_batch_above_a_limit_goes_on_in_ordinary_memory(emulated, short) -> None:
     samples = [np.ones(1 << 20)] * 2
     cumem.set_limit("pinned", "1MiB")
-    with pytest.warns(RuntimeWarning, match="set_limit") as told:
+    with pytest.warns(RuntimeWarning, match="set_limit") as reported:
         batches = [cumem.PinnedCollate()(samples) for _ in range(2)]
-    assert len(told) == 1
+    assert len(reported) == 1
     assert all(np.array_equal(batch, np.stack(samples)) for batch in batches)
 
 

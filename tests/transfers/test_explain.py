@@ -71,17 +71,17 @@ VIEWS = {
 SHAPES = ((6, 10), (100, 100), (600, 900))
 
 
-def expected_counts(told, before):
+def expected_counts(reported, before):
     counts = dict(before)
-    if told.is_quick:
+    if reported.is_quick:
         counts["quick"] += 1
-        counts["bounced"] += told.is_bounced
+        counts["bounced"] += reported.is_bounced
     else:
-        counts[told.route] += 1
-    if told.route in ("staged", "staged-kernel", "peer-staged") or (
-        told.route == "peer" and told.loops > 0
+        counts[reported.route] += 1
+    if reported.route in ("staged", "staged-kernel", "peer-staged") or (
+        reported.route == "peer" and reported.loops > 0
     ):
-        counts["pieces"] += told.pieces
+        counts["pieces"] += reported.pieces
     return counts
 
 
@@ -89,7 +89,7 @@ def check(dst, src, *, blocking, stream=None):
     """Compare what is said with what is done; return what was said."""
     for index in range(cumem.device_count()):  # an idle stream has routes of its own
         cumem.Device(index).synchronize()
-    told = _core._explain(dst, src, stream, blocking)
+    reported = _core._explain(dst, src, stream, blocking)
     said = cumem.explain(dst, src, stream=stream, blocking=blocking)
     before = testing.copy_counts()
     if blocking:
@@ -99,8 +99,8 @@ def check(dst, src, *, blocking, stream=None):
         transfer.wait()
         assert transfer.route == said.route
         assert transfer.nbytes == said.nbytes
-    assert testing.copy_counts() == expected_counts(told, before)
-    assert said.route == told.route
+    assert testing.copy_counts() == expected_counts(reported, before)
+    assert said.route == reported.route
     assert said.route in ROUTES
     assert said.why
     assert said.route in repr(said)
@@ -313,13 +313,13 @@ def test_new_pages_are_made_by_several_threads_whoever_is_faster_else(emulated):
     sizes = {"quick_nbytes": 0, "chunk_nbytes": "8MiB", "ring_nbytes": "64MiB"}
     with tuned(staged_down_nbytes=1 << 40, threads=2, **sizes):
         target = np.frombuffer(mmap.mmap(-1, src.nbytes, flags=flags), "u1")
-        told = check(target, src, blocking=True)
-        assert (told.route, told.piece_nbytes) == ("staged", 2 << 20)
-        assert "new pages of ordinary memory are made" in told.why
+        reported = check(target, src, blocking=True)
+        assert (reported.route, reported.piece_nbytes) == ("staged", 2 << 20)
+        assert "new pages of ordinary memory are made" in reported.why
         assert (target == 7).all()
-        told = check(target, src, blocking=True)
-        assert told.route == "direct"
-        assert "at any size" in told.why
+        reported = check(target, src, blocking=True)
+        assert reported.route == "direct"
+        assert "at any size" in reported.why
     with tuned(staged_down_nbytes=1 << 40, threads=1):
         target = np.frombuffer(mmap.mmap(-1, src.nbytes, flags=flags), "u1")
         assert check(target, src, blocking=True).route == "direct"
@@ -350,8 +350,8 @@ def test_explain_of_a_way_that_it_has_no_reason_for(monkeypatch):
     said = cumem.explain(np.empty(8, "u1"), np.zeros(8, "u1"))
     assert (said.route, said.how) == ("host", "by the processor")
     known = dict(zip(facts.__match_args__, facts, strict=True))
-    told = types.SimpleNamespace(**known | {"route": "new"})
-    monkeypatch.setattr(_core, "_explain", lambda *ends: told)
+    reported = types.SimpleNamespace(**known | {"route": "new"})
+    monkeypatch.setattr(_core, "_explain", lambda *ends: reported)
     said = cumem.explain(None, None)
     assert (said.route, said.how) == ("new", "new")
     assert said.why == "new is the first route that is possible for both ends"

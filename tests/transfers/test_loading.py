@@ -54,14 +54,14 @@ def test_structure_stays_and_its_memory_is_on_the_device(runtime) -> None:
     data = np.arange(12, dtype="i2").reshape(3, 4)
     named = Named(a=data.T)
     named.note = "kept"
-    told = object()
+    reported = object()
     batch = {
         "pair": Pair(data, [data[::-1], (data[1:1],)]),
         "sample": Sample(np.asfortranarray(data)),
         "named": named,
         "ordered": collections.OrderedDict(b=data, a=np.array(5.0)),
         "frozen": types.MappingProxyType({"x": cumem.array(data, kind="pinned")}),
-        "others": ["text", b"bytes", 3, 2.5, None, told, np.float32(4), Sample],
+        "others": ["text", b"bytes", 3, 2.5, None, reported, np.float32(4), Sample],
     }
     (found,) = cumem.prefetch([batch])
     assert list(found) == list(batch)
@@ -75,7 +75,7 @@ def test_structure_stays_and_its_memory_is_on_the_device(runtime) -> None:
     assert found["named"].note == "kept"
     assert list(found["ordered"]) == ["b", "a"]
     assert found["others"] == batch["others"]
-    assert found["others"][5] is told
+    assert found["others"][5] is reported
     moved = [
         (pair.image, data),
         (pair.label[0], data[::-1]),

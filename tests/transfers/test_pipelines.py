@@ -595,18 +595,18 @@ def test_interrupted_while_it_waits_nothing_is_in_flight(emulated, depth: int) -
 
 
 def test_progress_is_reported_and_ends_with_all(runtime) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     array, out = data(), np.zeros((ROWS, WIDTH // 2), "f4")
 
     def tell(done: int, total: int) -> None:
-        told.append((done, total))
+        reported.append((done, total))
 
     cumem.pipeline(halve, array, out, rows=50, progress=tell)
-    assert told == [(50 * ROW * i, ROWS * ROW) for i in range(1, 7)]
-    told.clear()
+    assert reported == [(50 * ROW * i, ROWS * ROW) for i in range(1, 7)]
+    reported.clear()
     cumem.pipeline(halve, np.split(array, 3), out, progress=tell)
-    assert told[-1] == (ROWS * ROW, ROWS * ROW)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reported[-1] == (ROWS * ROW, ROWS * ROW)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
 
     def fail(done: int, total: int) -> None:
         raise RuntimeError("the bar is closed")

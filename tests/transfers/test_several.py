@@ -715,7 +715,7 @@ def test_ends_are_held_until_the_call_is_over(four, name: str) -> None:
     whole = np.zeros(LONG if name == "broadcast" else 2 * LONG, "i4")
     refused: list[BaseException] = []
 
-    def told(*_: int) -> None:
+    def reported(*_: int) -> None:
         for call in (parts[1].free, cumem.shutdown):
             with contextlib.suppress(Exception):
                 try:
@@ -725,7 +725,7 @@ def test_ends_are_held_until_the_call_is_over(four, name: str) -> None:
                     raise
 
     ends = (whole, parts) if name == "gather" else (parts, whole)
-    getattr(cumem, name)(*ends, progress=told)
+    getattr(cumem, name)(*ends, progress=reported)
     kinds = {type(error) for error in refused}
     assert kinds == {BufferError, RuntimeError}, refused
     parts[1].free()

@@ -586,11 +586,11 @@ def test_callback_of_a_transfer_under_way_is_called_once_when_it_is_done(
 ) -> None:
     stream = cumem.Stream()
     source, target = cumem.zeros(1000, kind="pinned"), cumem.empty_device(1000)
-    told: list[cumem.Transfer] = []
+    reported: list[cumem.Transfer] = []
     states: set[tuple[bool, str]] = set()
 
     def tell(transfer: cumem.Transfer) -> None:
-        told.append(transfer)
+        reported.append(transfer)
         states.add((transfer.done, threading.current_thread().name))
 
     with session.gate(stream):
@@ -598,33 +598,33 @@ def test_callback_of_a_transfer_under_way_is_called_once_when_it_is_done(
         for each in transfers:
             each.add_done_callback(tell)
         transfers[0].add_done_callback(tell)
-        assert not told
+        assert not reported
     for each in transfers:
         each.wait()
     end_of_callbacks()
-    assert sorted(map(id, told)) == sorted(map(id, [*transfers, transfers[0]]))
+    assert sorted(map(id, reported)) == sorted(map(id, [*transfers, transfers[0]]))
     assert states == {(True, THREAD)}
 
 
 def test_callback_of_a_transfer_that_is_done_is_called_at_once(runtime) -> None:
     transfer = cumem.copy_async(cumem.empty_device(10), np.ones(10))
     transfer.wait()
-    told: list[object] = []
-    transfer.add_done_callback(lambda each: told.append(threading.current_thread()))
-    assert told == [threading.current_thread()]
+    reported: list[object] = []
+    transfer.add_done_callback(lambda each: reported.append(threading.current_thread()))
+    assert reported == [threading.current_thread()]
 
 
 def test_callbacks_hear_of_failures_and_of_cancelling(emulated) -> None:
     stream = cumem.Stream()
     target = cumem.empty_device(1000)
-    told: list[object] = []
+    reported: list[object] = []
     with session.gate(stream):
         target.fill(1, stream=stream)
         transfer = cumem.copy_async(np.zeros(1000), target)
-        transfer.add_done_callback(lambda each: told.append(each.cancelled))
+        transfer.add_done_callback(lambda each: reported.append(each.cancelled))
         assert transfer.cancel()
         end_of_callbacks()
-        assert told == [True]
+        assert reported == [True]
     failed: list[str] = []
 
     def ask(each: cumem.Transfer) -> None:
@@ -650,7 +650,7 @@ def test_error_in_a_callback_goes_to_the_hook_and_the_others_are_called(
     monkeypatch.setattr(
         sys, "unraisablehook", lambda args: hooked.append((args.exc_value, args.object))
     )
-    told: list[object] = []
+    reported: list[object] = []
     failure = LookupError("mine")
 
     def fail(_: cumem.Transfer) -> None:
@@ -660,30 +660,30 @@ def test_error_in_a_callback_goes_to_the_hook_and_the_others_are_called(
     source, target = cumem.zeros(10, kind="pinned"), cumem.empty_device(10)
     with session.gate(stream):
         transfer = cumem.copy_async(target, source, stream=stream)
-        for each in (fail, told.append):
+        for each in (fail, reported.append):
             transfer.add_done_callback(each)
     end_of_callbacks()
     transfer.add_done_callback(fail)
     assert hooked == [(failure, fail)] * 2
-    assert told == [transfer]
+    assert reported == [transfer]
 
 
 def test_callback_may_add_another_one(emulated) -> None:
     stream = cumem.Stream()
     source, target = cumem.zeros(10, kind="pinned"), cumem.empty_device(10)
-    told: list[str] = []
+    reported: list[str] = []
 
     def again(transfer: cumem.Transfer) -> None:
-        told.append("first")
+        reported.append("first")
         cumem.copy_async(target, source).add_done_callback(
-            lambda _: told.append("second")
+            lambda _: reported.append("second")
         )
 
     with session.gate(stream):
         cumem.copy_async(target, source, stream=stream).add_done_callback(again)
-    session.wait_until(lambda: len(told) == 2)
+    session.wait_until(lambda: len(reported) == 2)
     end_of_callbacks()
-    assert told == ["first", "second"]
+    assert reported == ["first", "second"]
 
 
 def test_what_cannot_be_called_back_is_refused(runtime) -> None:

@@ -75,8 +75,8 @@ find_device(const cm_state *state, PyObject *object, bool asks, int depth)
 int
 cm_device_hint(const cm_state *state, PyObject *object, PyObject *stream, int depth)
 {
-    bool says = !cm_arg_is_given(stream) || Py_TYPE(stream) == state->stream_type;
-    return says ? -1 : find_device(state, object, PyLong_Check(stream), depth);
+    bool has_device = !cm_arg_is_given(stream) || Py_TYPE(stream) == state->stream_type;
+    return has_device ? -1 : find_device(state, object, PyLong_Check(stream), depth);
 }
 
 int

@@ -324,8 +324,8 @@ cm_emulated_op_device_describe(cm_emulated *emulated, int device, cm_device_info
         .uuid = "cumem-emulated",
         .total_nbytes = emulated->config.memory_nbytes,
     };
-    int told = emulated->config.numbers[device];
-    int number = told == 0 ? device : told - 1;
+    int configured = emulated->config.numbers[device];
+    int number = configured == 0 ? device : configured - 1;
     info.uuid[15] = (unsigned char)number;
     (void)snprintf(info.pci_bus_id, sizeof(info.pci_bus_id), "0000:%02x:00.0",
                    number + 1);

@@ -150,21 +150,21 @@ class _Late:
     hold: Hold
     gates: Gates
     own: bool
-    kept: deque[tuple[int, object]] = field(default_factory=deque)
+    blocks: deque[tuple[int, object]] = field(default_factory=deque)
     window: int = 0
 
     def enter(self, row: int) -> None:
         """Begin the window that starts at a row."""
         self.window = row // self.hold.step + 1
         self.gates.enter(self.window)
-        while self.kept and self.kept[0][0] + self.hold.windows <= self.window:
+        while self.blocks and self.blocks[0][0] + self.hold.windows <= self.window:
             with self.gates:
-                self.kept.popleft()
+                self.blocks.popleft()
 
     def freed(self, block: object) -> None:
         """Take over a block that the trace frees."""
         if not self.own and not self.allocator.use_on_side(block):
-            self.kept.append((self.window, block))
+            self.blocks.append((self.window, block))
 
 
 def _walk(
@@ -369,7 +369,7 @@ def _pass(
         _walk(rows, allocator, live, observer, late)
     finally:
         gates.close()
-        late.kept.clear()
+        late.blocks.clear()
     return gates.forced
 
 

@@ -29,8 +29,8 @@ class Tracked(np.ndarray):
 def copy_blocking(worker: Worker) -> None:
     target, source = worker.take(), worker.source()
     to, of = worker.ends(target.nbytes, source.nbytes)
-    told: list[tuple[int, int]] = []
-    progress = worker.rng.choice((None, None, lambda *done: told.append(done)))
+    reported: list[tuple[int, int]] = []
+    progress = worker.rng.choice((None, None, lambda *done: reported.append(done)))
     cumem.copy(to(target.memory), of(source.memory), progress=progress)
     to(target.expect)[...] = of(source.expect)
     worker.verify(target, f"after a copy of {source!r}")
