@@ -73,13 +73,13 @@ def worker(emulated, tmp_path: Path) -> Worker:
     return found
 
 
-def dropped(worker: Worker, found: np.ndarray, untold: int) -> list[str]:
+def dropped(worker: Worker, found: np.ndarray, unreported: int) -> list[str]:
     """What a round says in which a copy left that in place of ones where zeros were."""
     zeros, ones = np.zeros(found.size, "u1"), np.ones(found.size, "u1")
     world = worker.world
     target = Box(found, "numpy", 0, zeros)
     assert worker.arrived(found, target, ones, "dropped") == (found == 1).all()
-    world.untold += ["no memory"] * untold
+    world.unreported += ["no memory"] * unreported
     world.balance()
     return world.failures
 
@@ -90,30 +90,30 @@ PART = np.repeat(np.array([1, 0], "u1"), 50)
 def test_copy_that_did_not_arrive_is_excused_by_a_failure_that_was_reported(
     worker,
 ) -> None:
-    assert dropped(worker, PART, untold=1) == []
+    assert dropped(worker, PART, unreported=1) == []
 
 
 def test_copy_that_did_not_arrive_fails_the_round_where_none_was_reported(
     worker,
 ) -> None:
-    (said,) = dropped(worker, PART, untold=0)
+    (said,) = dropped(worker, PART, unreported=0)
     assert said.startswith("1 copies did not arrive, but 0 failures were told")
 
 
 def test_failure_that_was_reported_excuses_one_copy(worker) -> None:
     world = worker.world
     world.unwritten.append("another")
-    (said,) = dropped(worker, PART, untold=1)
+    (said,) = dropped(worker, PART, unreported=1)
     assert said.startswith("2 copies did not arrive, but 1 failures were told")
 
 
 def test_failure_of_one_round_excuses_no_copy_of_the_next(worker) -> None:
-    assert dropped(worker, np.ones(100, "u1"), untold=1) == []
-    assert len(dropped(worker, PART, untold=0)) == 1
+    assert dropped(worker, np.ones(100, "u1"), unreported=1) == []
+    assert len(dropped(worker, PART, unreported=0)) == 1
 
 
 def test_byte_that_no_copy_wrote_is_wrong_whatever_was_reported(worker) -> None:
     wrong = PART.copy()
     wrong[70] = 2
     with pytest.raises(WrongError, match="1 bytes are wrong, from 70 to 70"):
-        dropped(worker, wrong, untold=1)
+        dropped(worker, wrong, unreported=1)
