@@ -265,7 +265,7 @@ def test_limit_notices_bad_values_when_it_is_made(runtime) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("limit", "reported"),
     [
         *((wrong, "limit must") for wrong in ("lots", "-1", "", "1e9", -1)),
         ("101%", r"limit: a share must be at most 100%, got '101%'"),
@@ -325,7 +325,7 @@ def test_environment_sets_limits_at_opening(monkeypatch) -> None:
 
 @pytest.mark.parametrize("kind", ["PINNED", "MAPPED", "MANAGED", "DEVICE"])
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("lots", " must be .* not 'lots'"),
         ("120%", ": a share must be at most 100%, got '120%'"),

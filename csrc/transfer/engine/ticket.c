@@ -143,19 +143,19 @@ cm_status
 cm_ticket_abandon(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
-    cm_status untold = cm_ok();
+    cm_status unreported = cm_ok();
     if (cm_engine_is_forked(engine)) {
-        return untold;
+        return unreported;
     }
     cm_mutex_lock(&engine->lock);
     if (--ticket->asker_count == 0 && ticket->state >= CM_TICKET_DONE
         && !queue_unread_locked(ticket) && !ticket->read) {
-        untold = ticket->status;
+        unreported = ticket->status;
         ticket->read = true;
     }
     cm_mutex_unlock(&engine->lock);
     cm_ticket_release(ticket);
-    return untold;
+    return unreported;
 }
 
 cm_status
