@@ -19,19 +19,19 @@ typedef struct cm_page_call {
     int advice;        /* one of CM_ADVISE_…, for an advice */
     cm_stream *stream; /* on loan; an advice has none */
     /* On loan, or NULL. The memory remembers this stream in place of `stream`, since
-     * the caller makes it come after `stream` before the memory is unpinned. */
+     * the caller makes it come after `stream` before the memory may be freed. */
     cm_stream *follower;
     /* The call is not for the one span of the buffer, but for the spans of those of its
      * parts that have nothing of others between their elements. */
     bool by_rows;
 } cm_page_call;
 
-/* Make the call for all of the buffers, which are pinned meanwhile: free() of another
- * thread has to fail, since the pages could belong to the pool's next owner then, whose
- * bytes a discard would take. A discard leaves out pages that lie only partly in the
- * buffer, and comes after all work on the buffer. Nothing is done for buffers without
- * bytes. 0; or -1 with ValueError where a buffer is closed, CudaError (some pages may
- * be moving by then), or MemoryError. */
+/* Make the call for all of the buffers, which are kept open meanwhile: free() of
+ * another thread has to fail, since the pages could belong to the pool's next owner
+ * then, whose bytes a discard would take. A discard leaves out pages that lie only
+ * partly in the buffer, and comes after all work on the buffer. Nothing is done for
+ * buffers without bytes. 0; or -1 with ValueError where a buffer is closed, CudaError
+ * (some pages may be moving by then), or MemoryError. */
 int cm_pages_submit(cm_state *state, const cm_page_call *call,
                     cm_buffer *const *buffers, Py_ssize_t buffer_count);
 

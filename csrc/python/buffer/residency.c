@@ -164,7 +164,7 @@ fail:
     return answer;
 }
 
-/* Pins the memory, so that all answers are about the same memory. */
+/* Keeps the memory open, so that all answers are about the same memory. */
 PyObject *
 cm_buffer_page_residency(PyObject *object, PyObject *unused CM_UNUSED)
 {

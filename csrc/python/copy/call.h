@@ -41,7 +41,7 @@
 
 /* A storage at an end of the call. */
 typedef struct cm_call_use {
-    cm_storage *storage; /* borrowed; the operand of the end has pinned it */
+    cm_storage *storage; /* borrowed; the operand of the end keeps it open */
     cm_extent extent;
     uint64_t seen; /* the call comes after transfers of the storage whose numbers are
                       lower than this */
@@ -205,7 +205,7 @@ int cm_call_keep(cm_call *call, const cm_operand *end);
  * it for longer than the call, since the caller holds it until then. */
 void cm_call_keep_on_request(cm_call *call, const cm_operand *end);
 /* The request's hook `take_keeps`, whose argument is the call. Returns true at once if
- * no end is kept late. */
+ * no end was left for later. */
 bool cm_call_take_keeps(void *call);
 /* Make the Transfer of a copy in the background (cm_transfer_object_new()). At its end
  * it checks whether the owner of an end has moved the memory meanwhile. */
@@ -223,8 +223,8 @@ cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
  * it. */
 void cm_call_fill(cm_call *call, cm_copy_request *request);
 /* Fill in the request with its keeps. These belong to the engine from now on, except
- * late ones, so its function must be called. The storages remember the call's stream
- * from now on. 0, or -1 with MemoryError. */
+ * those that were left for later, so its function must be called. The storages remember
+ * the call's stream from now on. 0, or -1 with MemoryError. */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
 /* Release the GIL, unless the call has released it; and take it again, if it has. The
  * first is the request's hook `let_go`, whose argument is the call. */

@@ -111,7 +111,7 @@ typedef enum cm_asking {
     CM_ASK_LATER         /* the caller will ask about arrays */
 } cm_asking;
 /* Read one end of a copy. This runs foreign code and lets other threads run, so the
- * memory of a buffer is pinned from here to cm_operand_fini() and cannot be freed
+ * memory of a buffer is kept open from here to cm_operand_fini() and cannot be freed
  * meanwhile.
  *
  * `target_dtype` gives scalars and lists their dtype; it is NULL for a target.

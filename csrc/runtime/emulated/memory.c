@@ -23,7 +23,7 @@
  * that comes too late then finds a FREED range and fails with code 700. Otherwise it
  * might find other memory at these addresses and silently overwrite that.
  *
- * Freeing waits until executing work has finished with the range (`pins`).
+ * Freeing waits until executing work has finished with the range (`user_count`).
  * Unregistering also waits for copies that are queued (`waiting`), as the driver does.
  *
  * Mapped memory
@@ -239,7 +239,7 @@ range_retire(cm_emulated *emulated, cm_emulated_range *range)
     memory->counts[CM_EMULATED_FREED]++;
     range->kind = CM_EMULATED_FREED;
     range->device = -1;
-    while (range->pins != 0) {
+    while (range->user_count != 0) {
         cm_cond_wait(&emulated->changed, &emulated->lock);
     }
     if (range->used_nbytes != NULL) {
@@ -348,10 +348,10 @@ move_pages(const cm_emulated_range *range, cm_address address, uint64_t nbytes,
     }
 }
 
-/* Keep the memory at one end of the job alive until unpin(). */
+/* Keep the memory at one end of the job alive until release_end(). */
 static int32_t
-pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *end,
-    cm_emulated_place *out)
+hold_end(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *end,
+         cm_emulated_place *out)
 {
     cm_emulated_place place;
     int device = job->device;
@@ -371,7 +371,7 @@ pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *en
         return CM_CUDA_ILLEGAL_ADDRESS;
     }
     for (EACH_TOUCHED(place.table, place.address, place.nbytes, i)) {
-        ((cm_emulated_range *)place.table->entries[i].object)->pins++;
+        ((cm_emulated_range *)place.table->entries[i].object)->user_count++;
     }
     if (place.kind == CM_EMULATED_MANAGED && device != CM_EMULATED_ANY) {
         move_pages(place.range, end->address, end->nbytes, device);
@@ -380,10 +380,10 @@ pin(cm_emulated *emulated, const cm_emulated_job *job, const cm_emulated_end *en
     return 0;
 }
 
-/* Let go of the memory that pin() kept. Returns `code`, or CM_CUDA_ILLEGAL_ADDRESS if
- * `code` is 0 and the memory was unmapped during the work. */
+/* Let go of the memory that hold_end() kept. Returns `code`, or CM_CUDA_ILLEGAL_ADDRESS
+ * if `code` is 0 and the memory was unmapped during the work. */
 static int32_t
-unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
+release_end(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
 {
     if (place->range == NULL) {
         return code;
@@ -391,7 +391,7 @@ unpin(cm_emulated *emulated, const cm_emulated_place *place, int32_t code)
     for (EACH_TOUCHED(place->table, place->address, place->nbytes, i)) {
         cm_emulated_range *each = place->table->entries[i].object;
         bool is_unmapped = each->kind == CM_EMULATED_FREED && each->physical != NULL;
-        each->pins--;
+        each->user_count--;
         code = code == 0 && is_unmapped ? CM_CUDA_ILLEGAL_ADDRESS : code;
     }
     cm_cond_signal_all(&emulated->changed);
@@ -402,15 +402,15 @@ int32_t
 cm_emulated_touch(cm_emulated *emulated, cm_emulated_job *job)
 {
     cm_emulated_place to, from;
-    CM_TRY_CODE(pin(emulated, job, &job->dst, &to));
-    int32_t code = pin(emulated, job, &job->src, &from);
+    CM_TRY_CODE(hold_end(emulated, job, &job->dst, &to));
+    int32_t code = hold_end(emulated, job, &job->src, &from);
     if (code == 0) {
         cm_mutex_unlock(&emulated->lock);
         job->touch(job, to.bytes, from.bytes);
         cm_mutex_lock(&emulated->lock);
-        code = unpin(emulated, &from, code);
+        code = release_end(emulated, &from, code);
     }
-    return unpin(emulated, &to, code);
+    return release_end(emulated, &to, code);
 }
 
 /* ---- allocation ------------------------------------------------------------------ */
@@ -1102,7 +1102,7 @@ cm_emulated_op_address_unmap(cm_emulated *emulated, cm_address address, uint64_t
     for (cm_address end = address + nbytes; address < end;) {
         cm_emulated_range *gone = range_touched(&memory->mapped, address, 1);
         cm_emulated_physical *physical = gone->physical;
-        while (gone->pins != 0) {
+        while (gone->user_count != 0) {
             cm_cond_wait(&emulated->changed, &emulated->lock);
         }
         cm_emulated_pages_kill(gone->bytes, gone->nbytes);

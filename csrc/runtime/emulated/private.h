@@ -104,9 +104,9 @@ typedef struct cm_emulated_range {
     cm_emulated_kind kind;
     cm_list node; /* in the list of freed ranges */
     unsigned flags;
-    unsigned pins;      /* how many pieces of executing work use it */
-    unsigned waiting;   /* how many queued copies use it, if it is registered */
-    cm_address address; /* its start for devices */
+    unsigned user_count; /* how many pieces of executing work use it */
+    unsigned waiting;    /* how many queued copies use it, if it is registered */
+    cm_address address;  /* its start for devices */
     /* Its start for the host, or NULL if the host may not touch it. */
     unsigned char *host;
     unsigned char *bytes;  /* its start for the emulator */
