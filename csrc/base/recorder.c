@@ -9,7 +9,7 @@
 
 #include "base/thread.h"
 
-/* The ring holds the last `kept` of all rows that were noted. The newest is at the
+/* The ring holds the last `row_count` of all rows that were noted. The newest is at the
  * place before `next`. Invariants: kept <= capacity, kept <= count, and next < capacity
  * unless both are 0. */
 typedef struct event_ring {

@@ -377,11 +377,11 @@ cm_pool_unwatch_forks(cm_pool *pool)
 /* -- blocks that children share -------------------------------------------------------------- */
 
 /* A block that was given back while children still had it. */
-typedef struct kept_block {
+typedef struct held_block {
     cm_list node;
     cm_heap_span *span;
     unsigned flags; /* the flags of its cm_pool_free() */
-} kept_block;
+} held_block;
 
 /* True if a process is left that descends from the fork with the number `first` or from
  * a later one. Frees the families of which no process is left. */
@@ -415,33 +415,34 @@ has_child(uint64_t first)
 }
 
 bool
-cm_pool_try_keep(cm_pool *pool, cm_heap_span *span, unsigned flags, cm_list **out)
+cm_pool_try_hold_for_children(cm_pool *pool, cm_heap_span *span, unsigned flags,
+                              cm_list **out)
 {
     if (!has_child(atomic_load(&span->first_fork))) {
         atomic_store(&span->first_fork, 0);
         return false;
     }
-    kept_block *kept = malloc(sizeof(*kept));
+    held_block *held = malloc(sizeof(*held));
     /* Without a node nobody will look at the block again, so it stays until the pool
      * ends. */
-    if (kept == NULL) {
+    if (held == NULL) {
         atomic_fetch_add(&pool->lost_count, 1);
         return true;
     }
-    *kept = (kept_block){.span = span, .flags = flags};
-    *out = &kept->node;
+    *held = (held_block){.span = span, .flags = flags};
+    *out = &held->node;
     return true;
 }
 
-/* Move a kept block into flight. Its streams were not remembered, so it waits for
+/* Move a held block into flight. Its streams were not remembered, so it waits for
  * everything that the devices are doing. */
 static void
-go_on(cm_pool *pool, const kept_block *kept)
+move_to_flight(cm_pool *pool, const held_block *held)
 {
-    cm_heap_span *span = kept->span;
+    cm_heap_span *span = held->span;
     atomic_store(&span->first_fork, 0);
     cm_flight *flight =
-        cm_flight_create(pool, span, NULL, 0, kept->flags | CM_POOL_FREE_FENCE);
+        cm_flight_create(pool, span, NULL, 0, held->flags | CM_POOL_FREE_FENCE);
     if (flight == NULL) {
         atomic_fetch_add(&pool->lost_count, 1);
         return;
@@ -452,7 +453,7 @@ go_on(cm_pool *pool, const kept_block *kept)
     cm_spin_lock_give(&pool->lock);
 }
 
-/* Move those kept blocks into flight that no child has any more, or all of them with
+/* Move those held blocks into flight that no child has any more, or all of them with
  * `any`. */
 static void
 look_at_kept(cm_pool *pool, bool any)
@@ -465,10 +466,10 @@ look_at_kept(cm_pool *pool, bool any)
     cm_spin_lock_give(&pool->lock);
     cm_list *node;
     while ((node = cm_list_pop_front(&looked_at)) != NULL) {
-        kept_block *kept = CM_LIST_ENTRY(node, kept_block, node);
-        if (any || !has_child(atomic_load(&kept->span->first_fork))) {
-            go_on(pool, kept);
-            free(kept);
+        held_block *held = CM_LIST_ENTRY(node, held_block, node);
+        if (any || !has_child(atomic_load(&held->span->first_fork))) {
+            move_to_flight(pool, held);
+            free(held);
         }
         else {
             cm_list_push_back(&left, node);
@@ -480,7 +481,7 @@ look_at_kept(cm_pool *pool, bool any)
 }
 
 void
-cm_pool_look_at_kept(cm_pool *pool)
+cm_pool_poll_children(cm_pool *pool)
 {
     if (pool->config.fork == CM_FORK_SHARE) {
         look_at_kept(pool, false);
@@ -488,7 +489,7 @@ cm_pool_look_at_kept(cm_pool *pool)
 }
 
 void
-cm_pool_end_kept(cm_pool *pool)
+cm_pool_end_children(cm_pool *pool)
 {
     look_at_kept(pool, true);
 }

@@ -841,7 +841,7 @@ cm_pool_trim_as(cm_pool *pool, uint64_t keep_nbytes, const cm_wait_hooks *hooks,
         return cm_fail(CM_EFORKED, 0);
     }
     cm_status first = cm_ok();
-    cm_pool_look_at_kept(pool);
+    cm_pool_poll_children(pool);
     if (waits) {
         first = cm_pool_wait(pool, hooks, false);
         if (first.code == CM_ECANCELLED) {

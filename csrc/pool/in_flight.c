@@ -151,7 +151,7 @@ is_late_locked(const cm_pool *pool, uint32_t i)
 }
 
 bool
-cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own)
+cm_pool_has_other_pending_locked(const cm_pool *pool, uint32_t own)
 {
     for (uint32_t i = 1; i < pool->slot_count; i++) {
         if (i != own && pool->epochs[i].given_epoch > pool->done[i]) {

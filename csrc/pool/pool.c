@@ -149,7 +149,7 @@ static void
 destroy(cm_pool *pool)
 {
     cm_pool_unwatch_forks(pool); /* no block is live, so the rest needs no lock */
-    cm_pool_end_kept(pool);
+    cm_pool_end_children(pool);
     /* Wait first, since giving memory back does not wait for its work in all kinds of
      * memory. */
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
@@ -277,7 +277,7 @@ static inline bool
 must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
 {
     return pool->given_count > 1 && is_long_locked(pool, size)
-           && cm_pool_is_other_late_locked(pool, view->tag);
+           && cm_pool_has_other_pending_locked(pool, view->tag);
 }
 
 /* True if so much was given back with a fence that a miss should ask for it now, even
@@ -584,7 +584,7 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     if (!round_size(pool, nbytes, &r.size)) {
         return cm_fail(nbytes == 0 ? CM_EINVALID : CM_EOVERFLOW, nbytes);
     }
-    cm_pool_look_at_kept(pool);
+    cm_pool_poll_children(pool);
     cm_pool_trim_idle(pool);
     /* A stream that cannot be asked counts as capturing, so that the call neither
      * records on it nor waits for it. */
@@ -626,7 +626,7 @@ cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit)
     if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &r.size)) {
         return NULL;
     }
-    cm_pool_look_at_kept(pool);
+    cm_pool_poll_children(pool);
     cm_pool_trim_idle(pool);
     if (is_over(pool)) {
         cm_pool_obey_limits(pool, true);
@@ -749,7 +749,7 @@ enum { FLIGHT_NBYTES = 16 << 10 };
 
 static void
 give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight, bool fenced,
-               cm_list *kept)
+               cm_list *held)
 {
     cm_pool_counters *c = &pool->counters;
     cm_spin_lock_take(&pool->lock);
@@ -762,8 +762,8 @@ give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight, bool fenced
     if (flight != NULL) {
         cm_list_push_back(&pool->in_flight, &flight->node);
     }
-    if (kept != NULL) {
-        cm_list_push_back(&pool->held_by_children, kept);
+    if (held != NULL) {
+        cm_list_push_back(&pool->held_by_children, held);
     }
     leave(pool);
 }
@@ -781,10 +781,10 @@ cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses, uint32_t us
     if (!span->was_noted) {
         note_block(pool, CM_EVENT_FREE, span, use_count == 0 ? NULL : uses[0]);
     }
-    cm_list *kept = NULL;
+    cm_list *held = NULL;
     if (CM_UNLIKELY(atomic_load_explicit(&span->first_fork, memory_order_relaxed) != 0)
-        && cm_pool_try_keep(pool, span, flags, &kept)) {
-        give_to_flight(pool, span, NULL, false, kept);
+        && cm_pool_try_hold_for_children(pool, span, flags, &held)) {
+        give_to_flight(pool, span, NULL, false, held);
         return;
     }
     if (flags == 0 && use_count <= 1

@@ -68,7 +68,7 @@ typedef struct cm_flight {
  *   heap.free_nbytes = S(FREE) + S(READY)
  *   reserved_nbytes = S(LIVE) + S(FLIGHT) + S(FREE) + S(READY) + S(BUSY with memory),
  *       but not the memory that a growth under way has made for BUSY spans
- *   in_flight_count = |in_flight| + |kept| + the blocks for which no node could be made
+ *   in_flight_count = |in_flight| + |held_by_children| + the blocks without a node
  *   hit_count + miss_count = allocation_count
  *   each peak is at least as large as the present value of its counter
  *   each flight in in_flight waits for at least one epoch, or for a graph
@@ -258,7 +258,7 @@ cm_pool_give_in_order_locked(cm_pool *pool, cm_due *due)
 bool cm_pool_try_mark_foreign(cm_pool *pool, cm_stream *stream, cm_due *out);
 /* True if there are free spans that are pending by a stream other than that of slot
  * `own`. */
-bool cm_pool_is_other_late_locked(const cm_pool *pool, uint32_t own);
+bool cm_pool_has_other_pending_locked(const cm_pool *pool, uint32_t own);
 /* Make `stream` wait, on the device, for the work of other streams that pending spans
  * are tagged with. Writes to `done` the epochs up to which `stream` may then take
  * spans. Returns false if this changed nothing, because there was no such work or
@@ -340,14 +340,15 @@ CM_NODISCARD cm_status cm_pool_watch_forks(cm_pool *pool);
 void cm_pool_unwatch_forks(cm_pool *pool);
 /* Find out whether a block that is being given back has to be kept, because a forked
  * child still has it. Returns true if so; then the caller puts *out into the pool's
- * `kept`. If there was no memory for that node *out stays as it was (callers set it to
- * NULL), and the block stays in flight until the pool ends. Returns false if no child
- * has the block any more. */
-bool cm_pool_try_keep(cm_pool *pool, cm_heap_span *span, unsigned flags, cm_list **out);
-/* Move kept blocks whose children have ended into flight, as if they had been freed
+ * `held_by_children`. If there was no memory for that node *out stays as it was
+ * (callers set it to NULL), and the block stays in flight until the pool ends. Returns
+ * false if no child has the block any more. */
+bool cm_pool_try_hold_for_children(cm_pool *pool, cm_heap_span *span, unsigned flags,
+                                   cm_list **out);
+/* Move held blocks whose children have ended into flight, as if they had been freed
  * with a fence now. */
-void cm_pool_look_at_kept(cm_pool *pool);
-/* Move all kept blocks into flight. Called when the pool ends. Children still keep
+void cm_pool_poll_children(cm_pool *pool);
+/* Move all held blocks into flight. Called when the pool ends. Children still keep
  * their memory after it has gone back to the system, since they have their own mapping
  * of it. */
-void cm_pool_end_kept(cm_pool *pool);
+void cm_pool_end_children(cm_pool *pool);
