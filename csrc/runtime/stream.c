@@ -298,7 +298,7 @@ cm_stream_wait_event(cm_stream *stream, uint64_t event)
 }
 
 uint64_t
-cm_stream_tell_handle(cm_stream *stream)
+cm_stream_export_handle(cm_stream *stream)
 {
     if (stream->handle > CM_STREAM_LEGACY) {
         may_capture_for_good(stream);

@@ -40,7 +40,7 @@ typedef struct cm_stream {
     /* How many reasons there are why it may be in a capture; see
      * cm_stream_may_capture(). */
     atomic_uint capture_refs;
-    uint64_t handle; /* other code gets it from cm_stream_tell_handle() */
+    uint64_t handle; /* other code gets it from cm_stream_export_handle() */
     /* From cudaStreamGetId. That of the legacy stream is its handle, and that of a
      * per-thread default stream belongs to its thread alone. */
     uint64_t id;
@@ -159,7 +159,7 @@ CM_NODISCARD cm_status cm_stream_wait_event(cm_stream *stream, uint64_t event);
 CM_NODISCARD cm_status cm_stream_follow(cm_stream *consumer, const cm_stream *producer);
 
 /* Return the handle for other code, which may begin a capture with it. */
-uint64_t cm_stream_tell_handle(cm_stream *stream);
+uint64_t cm_stream_export_handle(cm_stream *stream);
 
 /* False if the stream cannot be in a capture, so that the runtime need not be asked.
  * This is so for default streams, and for a stream of ours whose handle no other code

@@ -291,13 +291,13 @@ test_pool_takes_no_fence_while_a_capture_runs(void)
     CHECK_OK(cm_stream_create(rt, 0, 0, 0, &stream));
     cm_block *a = take(pool, CHUNK, NULL);
     void *first = a->host;
-    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(stream), true));
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_export_handle(stream), true));
     give(pool, a, NULL, CM_POOL_FREE_FENCE);
     cm_block *b = take(pool, CHUNK, NULL);
     CHECK(b->host != first);
     CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 0);
     CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 0);
-    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(stream), false));
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_export_handle(stream), false));
     cm_block *c = take(pool, CHUNK, NULL);
     CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 1);
     give(pool, b, NULL, 0);
@@ -516,13 +516,13 @@ test_pool_block_used_in_a_capture_stays_with_the_graph(void)
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_pool *pool = open_pool(rt, DEVICE);
     cm_stream *stream = open_stream(rt, 0);
-    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(stream), true));
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_export_handle(stream), true));
     cm_block *a = take(pool, CHUNK, stream);
     cm_address first = a->address;
     give(pool, a, stream, 0);
     cm_block *b = take(pool, CHUNK, stream);
     CHECK_NE(b->address, first);
-    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(stream), false));
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_export_handle(stream), false));
     uint64_t released = 0;
     CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, 0);
@@ -549,7 +549,7 @@ test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
     }
     CHECK_EQ(cm_faults_count(rt, CM_OP_none), 0);
     CHECK_EQ(read_counters(pool).hit_count, 3);
-    (void)cm_stream_tell_handle(stream);
+    (void)cm_stream_export_handle(stream);
     cm_block *block = cm_pool_try_alloc(pool, 4 * KIB, stream, 0);
     CHECK(!cm_pool_quick_free(pool, block, &stream, 1));
     give(pool, block, stream, 0);
@@ -596,7 +596,7 @@ test_pool_capture_elsewhere_is_not_in_the_way(void)
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_stream *capturing = open_stream(rt, 0);
     cm_stream *stream = open_stream(rt, 0);
-    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(capturing), true));
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_export_handle(capturing), true));
     for (int i = 0; i < 3; i++) {
         cm_pool *pool = open_pool(rt, (cm_pool_config)CONFIG(kinds[i], 0, 0));
         give(pool, take(pool, CHUNK, NULL), stream, 0);
@@ -610,7 +610,7 @@ test_pool_capture_elsewhere_is_not_in_the_way(void)
         CHECK_EQ(total, CHUNK);
         cm_pool_release(pool);
     }
-    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_tell_handle(capturing), false));
+    CHECK_OK(cm_emulated_set_capturing(rt, cm_stream_export_handle(capturing), false));
     cm_stream_release(capturing);
     cm_stream_release(stream);
     close_emulated(rt);

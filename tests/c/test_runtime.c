@@ -363,11 +363,11 @@ test_stream_that_nobody_else_knows_is_not_captured(void)
         CHECK_OK(
             cm_stream_wrap(rt, 0, is_known ? mine->handle : handle, NULL, NULL, &same));
         CHECK_EQ(cm_stream_may_capture(same), handle >= CM_STREAM_PER_THREAD);
-        CHECK_EQ(cm_stream_tell_handle(same), same->handle);
+        CHECK_EQ(cm_stream_export_handle(same), same->handle);
         CHECK_EQ(cm_stream_may_capture(same), handle >= CM_STREAM_PER_THREAD);
         cm_stream_release(same);
     }
-    CHECK_EQ(cm_stream_tell_handle(mine), mine->handle);
+    CHECK_EQ(cm_stream_export_handle(mine), mine->handle);
     CHECK(cm_stream_may_capture(mine));
     cm_stream_release(mine);
     close_emulated(rt);

@@ -187,7 +187,7 @@ get_current_stream(int32_t type, int32_t id, void **out)
     if (stream == NULL) {
         return -1;
     }
-    uint64_t handle = cm_stream_tell_handle(stream);
+    uint64_t handle = cm_stream_export_handle(stream);
     *out = (void *)(uintptr_t)(handle == 0 ? CM_STREAM_LEGACY : handle);
     cm_stream_give(state, stream);
     return 0;

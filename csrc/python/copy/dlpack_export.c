@@ -456,7 +456,7 @@ cm_dlpack_current(PyObject *self)
     if (stream == NULL) {
         return NULL;
     }
-    int64_t handle = (int64_t)cm_stream_tell_handle(stream); /* 0: legacy default */
+    int64_t handle = (int64_t)cm_stream_export_handle(stream); /* 0: legacy default */
     export_request asked = {.has_stream = true,
                             .stream = handle + (handle == 0),
                             .versioned = true,

@@ -13,7 +13,7 @@ act_on(cm_stream *stream, cm_status (*act)(cm_runtime *rt, uint64_t handle))
 {
     cm_device_guard guard;
     CM_TRY(cm_device_enter(stream->rt, stream->device, &guard));
-    cm_status status = act(stream->rt, cm_stream_tell_handle(stream));
+    cm_status status = act(stream->rt, cm_stream_export_handle(stream));
     cm_device_leave(stream->rt, &guard);
     return status;
 }

@@ -307,7 +307,7 @@ stream_get_handle(PyObject *op, void *Py_UNUSED(closure))
         PyErr_SetString(PyExc_ValueError, "the stream is closed");
         return NULL;
     }
-    return PyLong_FromUnsignedLongLong(cm_stream_tell_handle(stream));
+    return PyLong_FromUnsignedLongLong(cm_stream_export_handle(stream));
 }
 
 static PyObject *

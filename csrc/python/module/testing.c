@@ -476,8 +476,8 @@ order_consumer(PyObject *module, PyObject *args)
         return NULL;
     }
     cm_storage *storage = ((cm_buffer *)(void *)buffer)->storage;
-    int result =
-        cm_storage_order_handle(storage, stream->device, cm_stream_tell_handle(stream));
+    int result = cm_storage_order_handle(storage, stream->device,
+                                         cm_stream_export_handle(stream));
     cm_stream_give(state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }

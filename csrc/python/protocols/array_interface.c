@@ -77,7 +77,7 @@ join(cm_storage *storage, cm_pending *pending, cm_stream *current)
     status = CM_WITHOUT_GIL(cm_pending_order(pending, joined));
     PyObject *entry = NULL;
     if (cm_py_check(state, status, "while ordering pending work") == 0) {
-        entry = PyLong_FromUnsignedLongLong(cm_stream_tell_handle(joined));
+        entry = PyLong_FromUnsignedLongLong(cm_stream_export_handle(joined));
     }
     cm_stream_release(joined);
     return entry;

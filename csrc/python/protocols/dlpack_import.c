@@ -611,7 +611,7 @@ import_on_stream(cm_state *state, const exporter *self, cm_stream *stream)
     bool knows;
     uint64_t handle = 0;
     if (stream != NULL) {
-        handle = cm_stream_tell_handle(stream);
+        handle = cm_stream_export_handle(stream);
         handle = handle == 0 ? CM_STREAM_LEGACY : handle;
     }
     PyObject *capsule = ask_capsule(self->method, handle, &knows);

@@ -104,7 +104,7 @@ typedef struct cm_job {
     cm_wait_hooks hooks;   /* of the caller's thread, if it waits in the call */
     /* Borrowed; the request of a call that waits for the end of the copy and keeps the
      * ends alive itself (see take_keeps). NULL if the ticket has the keeps. */
-    const cm_copy_request *unkept;
+    const cm_copy_request *keeps_source;
     cm_stream *request_stream; /* held; NULL in the background */
     cm_stream *stream;         /* held; the stream that works: request_stream, or one
                                   lent by the engine */

@@ -12,13 +12,13 @@
 #include "transfer/run/run.h"
 
 /* Run the job in this thread. If the host still has to unpack something, a job thread
- * goes on with it. `tells`: this call reports a failure to the user itself. */
+ * goes on with it. `is_reported`: this call reports a failure to the user itself. */
 static cm_status
-run_here(cm_job *job, bool tells)
+run_here(cm_job *job, bool is_reported)
 {
     cm_status status = cm_job_run(job);
     if (!cm_is_ok(status) || job->step != CM_JOB_DRAIN) {
-        return cm_job_finish(job, status, tells);
+        return cm_job_finish(job, status, is_reported);
     }
     cm_wait_hooks hooks = job->hooks;
     job->hooks.interrupted = NULL; /* the caller's thread does not wait any more */
@@ -28,7 +28,7 @@ run_here(cm_job *job, bool tells)
     }
     job->hooks = hooks;
     /* No job thread can be had, so the caller waits after all. */
-    return cm_job_finish(job, cm_job_run(job), tells);
+    return cm_job_finish(job, cm_job_run(job), is_reported);
 }
 
 /* Keep page-locked what the plan has found to be so, until the ticket is done. It may
@@ -183,7 +183,7 @@ cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
     job->file = request->file;
     job->blocking = request->blocking;
     job->hooks = cm_request_hooks(request);
-    job->unkept = request->take_keeps == NULL ? NULL : request;
+    job->keeps_source = request->take_keeps == NULL ? NULL : request;
 }
 
 /* Run the job, here or in the background; or give it up if its preparation failed. */

@@ -165,10 +165,11 @@ run_on_stream(cm_job *job)
 static bool
 leave_to_ticket(cm_job *job, cm_status status)
 {
-    if (job->unkept != NULL && !cm_ticket_take_keeps(job->ticket, job->unkept)) {
+    if (job->keeps_source != NULL
+        && !cm_ticket_take_keeps(job->ticket, job->keeps_source)) {
         return false;
     }
-    job->unkept = NULL;
+    job->keeps_source = NULL;
     return cm_is_ok(submit_end(job, status));
 }
 
@@ -304,13 +305,13 @@ destroy(cm_job *job)
 }
 
 cm_status
-cm_job_finish(cm_job *job, cm_status status, bool tells)
+cm_job_finish(cm_job *job, cm_status status, bool is_reported)
 {
     cm_ticket *ticket = cm_ticket_hold(job->ticket);
     bool submitted = job->step == CM_JOB_SUBMITTED;
     destroy(job);
     if (!submitted) {
-        cm_ticket_finish(ticket, status, tells);
+        cm_ticket_finish(ticket, status, is_reported);
     }
     cm_ticket_release(ticket);
     return status;
