@@ -368,8 +368,8 @@ FAULTS = [
         "interrupted job keeps nothing",
         "csrc/transfer/run/run.c",
         "the ends of a long copy that is still in flight are handed out again",
-        "job->unkept != NULL && !cm_ticket_take_keeps(job->ticket, job->unkept)",
-        "job->unkept != NULL && job->ticket == NULL",
+        "job->keeps_source != NULL && !cm_ticket_take_keeps(job->ticket, job->keeps_source)",
+        "job->keeps_source != NULL && job->ticket == NULL",
         [
             "tests/transfers/test_transfer_control.py::"
             "test_interrupted_copy_keeps_its_ends_until_it_is_done[long]",
