@@ -574,7 +574,7 @@ grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span 
     cm_spin_lock_take(&pool->lock);
     pool->counters.reserved_nbytes += plan.made_nbytes;
     if (plan.made_nbytes > 0) {
-        pool->heap.tidy_count = TIDY_TAKES;
+        pool->heap.hole_preference_count = TIDY_TAKES;
     }
     view = cm_pool_view_for_locked(pool, stream);
     cm_heap_span *span = finish_place_locked(pool, &plan, &view);

@@ -279,7 +279,7 @@ pending_nbytes(const cm_heap_span *span, const cm_heap_view *view)
 /* True if two FREE neighbours may become one. Pending work of one stream must not hold
  * up much more memory than it covers. So a clean span joins a pending one only if at
  * least half of their bytes together are pending, or if no other stream could want them
- * (view->alone). */
+ * (view->single_stream). */
 static bool
 may_join(const cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
 {
@@ -292,7 +292,8 @@ may_join(const cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
         return false;
     }
     uint64_t pending = a_clean ? b->pending_nbytes : a->pending_nbytes;
-    return view->alone || pending >= a->block.nbytes + b->block.nbytes - pending;
+    return view->single_stream
+           || pending >= a->block.nbytes + b->block.nbytes - pending;
 }
 
 /* Make `a` cover its next neighbour `b` as well. The node of `b` stays in the arena. */
@@ -324,7 +325,7 @@ try_join(cm_heap *heap, cm_heap_span *a, cm_heap_span *b, cm_heap_span *binned,
          const cm_heap_view *view)
 {
     if (!may_join(a, b, view)) {
-        heap->apart_count++;
+        heap->unjoined_count++;
         return false;
     }
     unbin_span(heap, binned);
@@ -385,7 +386,7 @@ bool
 cm_heap_join(cm_heap *heap, const cm_heap_view *view)
 {
     bool any = false;
-    if (heap->apart_count == 0) {
+    if (heap->unjoined_count == 0) {
         return false;
     }
     for (cm_list *n = heap->arenas.next; n != &heap->arenas; n = n->next) {
@@ -401,7 +402,7 @@ cm_heap_join(cm_heap *heap, const cm_heap_view *view)
             bin_span(heap, s);
         }
     }
-    heap->apart_count = heap->free_count > 1 ? 1 : 0;
+    heap->unjoined_count = heap->free_count > 1 ? 1 : 0;
     return any;
 }
 
@@ -640,15 +641,15 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
  * fewer granules, even though the memory of a few granules must be moved there first.
  * The memory of a granule that a block touches can no longer be moved to where it is
  * needed next. That matters soon after the pool had to grow, which is why this is asked
- * only a number of times after each growth (tidy_count). */
+ * only a number of times after each growth (hole_preference_count). */
 static bool
 is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, const cm_hole *fit)
 {
-    if (heap->tidy_count == 0) {
+    if (heap->hole_preference_count == 0) {
         return false;
     }
-    heap->tidy_count--;
+    heap->hole_preference_count--;
     cm_hole best = *fit;
     best.run_nbytes = 0; /* so that a hole wins only if it touches fewer granules */
     best.missing = 0;
@@ -838,20 +839,20 @@ as_free(const cm_heap_span *span)
 }
 
 const cm_heap_span *
-cm_heap_follow_run(const cm_heap_span *first, const cm_heap_view *view,
-                   uint64_t *nbytes)
+cm_heap_follow_piece(const cm_heap_span *first, const cm_heap_view *view,
+                     uint64_t *nbytes)
 {
-    cm_heap_span run = as_free(first);
+    cm_heap_span piece = as_free(first);
     const cm_heap_span *last = first;
     while (last->next != NULL && cm_span_is_free(last->next)) {
         cm_heap_span next = as_free(last->next);
-        if (!may_join(&run, &next, view)) {
+        if (!may_join(&piece, &next, view)) {
             break;
         }
-        add_up(&run, &next, view);
+        add_up(&piece, &next, view);
         last = last->next;
     }
-    *nbytes = run.block.nbytes;
+    *nbytes = piece.block.nbytes;
     return last;
 }
 
@@ -860,7 +861,7 @@ cm_heap_follow_run(const cm_heap_span *first, const cm_heap_view *view,
  * first span. With `is_many` count the span `first` alone, as if it could not join. */
 static void
 count_from(const cm_heap_span *first, const cm_heap_view *view, bool is_many,
-           cm_heap_runs *out)
+           cm_heap_pieces *out)
 {
     if (!is_many && first->prev != NULL && cm_span_is_free(first->prev)) {
         return;
@@ -868,7 +869,7 @@ count_from(const cm_heap_span *first, const cm_heap_view *view, bool is_many,
     const cm_heap_span *at = first;
     do {
         uint64_t nbytes = at->block.nbytes;
-        at = is_many ? NULL : cm_heap_follow_run(at, view, &nbytes)->next;
+        at = is_many ? NULL : cm_heap_follow_piece(at, view, &nbytes)->next;
         out->looked_count++;
         out->largest_nbytes =
             nbytes > out->largest_nbytes ? nbytes : out->largest_nbytes;
@@ -889,30 +890,30 @@ last_bin(const cm_heap *heap)
                : word * 64 - 1 - (uint32_t)__builtin_clzll(heap->occupied[word - 1]);
 }
 
-cm_heap_runs
-cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view)
+cm_heap_pieces
+cm_heap_count_pieces(const cm_heap *heap, const cm_heap_view *view)
 {
-    cm_heap_runs runs = {0, 0, 0};
-    uint64_t left = CM_RUN_LOOKS;
+    cm_heap_pieces pieces = {0, 0, 0};
+    uint64_t left = CM_PIECE_LOOKS;
     /* If there are many spans, look only into the last bin that has any: the longest
      * span is in it, and the others there are hardly shorter. */
-    bool is_many = heap->free_count > CM_RUN_LOOKS;
+    bool is_many = heap->free_count > CM_PIECE_LOOKS;
     uint32_t bin = is_many ? last_bin(heap) : next_bin(heap, 0);
     for (; bin < CM_HEAP_BIN_COUNT; bin = next_bin(heap, bin + 1)) {
         const cm_list *list = &heap->bins[bin];
         for (const cm_list *n = list->next; n != list && left > 0;
              n = n->next, left--) {
-            count_from(CM_LIST_ENTRY(n, cm_heap_span, node), view, is_many, &runs);
+            count_from(CM_LIST_ENTRY(n, cm_heap_span, node), view, is_many, &pieces);
         }
     }
     /* READY spans are in no bin. There are only a few of them. */
     for (int i = 0; i < CM_READY_COUNT && heap->ready_count > 0; i++) {
         if (heap->ready[i] != NULL) {
-            count_from(heap->ready[i], view, is_many, &runs);
+            count_from(heap->ready[i], view, is_many, &pieces);
         }
     }
-    runs.count = is_many ? heap->free_count : runs.count;
-    return runs;
+    pieces.count = is_many ? heap->free_count : pieces.count;
+    return pieces;
 }
 
 /* -- checking --------------------------------------------------------------------------- */

@@ -129,7 +129,7 @@ typedef struct cm_heap_view {
     uint32_t tag;         /* the slot of the stream that asks; 0 if it has none */
     const uint64_t *done; /* for each tag, the last epoch that has ended */
     /* At most one stream has given spans back, so any free spans may join. */
-    bool alone;
+    bool single_stream;
 } cm_heap_view;
 
 /* The table of READY spans. Spans of up to CM_READY_NBYTES are in CM_READY_SETS sets by
@@ -185,11 +185,11 @@ typedef struct cm_heap {
     uint64_t free_nbytes;
     uint64_t split_count;
     uint64_t merge_count;
-    uint32_t tidy_count; /* how many more takes may prefer a hole to a free span that
-                            fits */
+    uint32_t hole_preference_count; /* how many more takes may prefer a hole to a free
+                            span that fits */
     /* Rises when neighbours could not join. While it is 0, cm_heap_join() has nothing
      * to do. */
-    uint64_t apart_count;
+    uint64_t unjoined_count;
 } cm_heap;
 
 void cm_heap_init(cm_heap *heap);
@@ -220,7 +220,7 @@ void cm_heap_join_ready(cm_heap *heap, const cm_heap_view *view);
 /* Take the best free span for `nbytes`, cut to size and LIVE; its address is a multiple
  * of `align`, a power of two. If none fits, READY spans are turned into free ones and
  * it tries once more. Returns NULL if nothing fits, or if a hole would be the better
- * place for the block (tidy_count). */
+ * place for the block (hole_preference_count). */
 cm_heap_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
                            const cm_heap_view *view);
 /* As cm_heap_take(), but looks at every FREE span, and leaves READY spans alone. */
@@ -282,24 +282,24 @@ cm_span_is_free(const cm_heap_span *span)
 
 /* A piece is the span that neighbouring free spans would become if they joined now.
  * Neighbours join late, or never, so the counters of a pool count pieces instead. */
-typedef struct cm_heap_runs {
+typedef struct cm_heap_pieces {
     uint64_t largest_nbytes;
     uint64_t count;
     uint64_t looked_count; /* spans that were looked at for this */
-} cm_heap_runs;
+} cm_heap_pieces;
 
 /* How many free spans are looked at for a count, at most: the lock is held
  * meanwhile. */
-enum { CM_RUN_LOOKS = 512 };
+enum { CM_PIECE_LOOKS = 512 };
 
-/* Count the pieces and find the largest. If there are more than CM_RUN_LOOKS free
+/* Count the pieces and find the largest. If there are more than CM_PIECE_LOOKS free
  * spans, this counts the spans instead, and the largest may be up to 3 % shorter than
  * the longest span. */
-cm_heap_runs cm_heap_count_runs(const cm_heap *heap, const cm_heap_view *view);
+cm_heap_pieces cm_heap_count_pieces(const cm_heap *heap, const cm_heap_view *view);
 /* Return the last span of the piece that begins with `first`, a free span, and store
  * the length of the piece in *nbytes. */
-const cm_heap_span *cm_heap_follow_run(const cm_heap_span *first,
-                                       const cm_heap_view *view, uint64_t *nbytes);
+const cm_heap_span *cm_heap_follow_piece(const cm_heap_span *first,
+                                         const cm_heap_view *view, uint64_t *nbytes);
 typedef struct cm_heap_sums {
     uint64_t nbytes;
     uint64_t count;

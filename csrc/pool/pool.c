@@ -942,7 +942,7 @@ read_locked(cm_pool *pool, cm_pool_counters *out)
     *out = pool->counters;
     out->cached_nbytes = cached_nbytes(&pool->counters);
     cm_heap_view view = cm_pool_view_locked(pool, 0);
-    cm_heap_runs runs = cm_heap_count_runs(&pool->heap, &view);
+    cm_heap_pieces runs = cm_heap_count_pieces(&pool->heap, &view);
     out->cached_count = runs.count;
     out->largest_free_nbytes = runs.largest_nbytes;
     out->split_count = pool->heap.split_count;
@@ -1024,7 +1024,7 @@ write_rows_locked(const cm_pool *pool, cm_block_row *rows)
                                held ? s->requested_nbytes : 0,
                                is_listed ? (cm_block_state)s->state : CM_BLOCK_CACHED};
             if (cm_span_is_free(s)) {
-                s = cm_heap_follow_run(s, &view, &row->nbytes);
+                s = cm_heap_follow_piece(s, &view, &row->nbytes);
             }
         }
     }

@@ -364,7 +364,7 @@ void cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns);
 CM_NODISCARD cm_status cm_pool_admit_peers(cm_pool *pool);
 
 /* Read all counters at one moment. To find cached_count and largest_free_nbytes the
- * call looks at up to CM_RUN_LOOKS free pieces (heap.h) under the lock. If there are
+ * call looks at up to CM_PIECE_LOOKS free pieces (heap.h) under the lock. If there are
  * more, cached_count counts every free span by itself, although neighbours could join,
  * and largest_free_nbytes may be up to 3 % too small. */
 void cm_pool_read(cm_pool *pool, cm_pool_counters *out);

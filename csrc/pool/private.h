@@ -222,7 +222,7 @@ static inline cm_heap_view
 cm_pool_view_locked(const cm_pool *pool, uint32_t slot)
 {
     return (cm_heap_view){
-        .tag = slot, .done = pool->done, .alone = pool->given_count <= 1};
+        .tag = slot, .done = pool->done, .single_stream = pool->given_count <= 1};
 }
 
 /* Return the view that says from which free spans a block for `stream` (NULL: any) may

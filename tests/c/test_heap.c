@@ -33,7 +33,7 @@ add_chunk(cm_heap *heap, cm_address base, uint64_t nbytes)
 static uint64_t
 largest_of(const cm_heap *heap)
 {
-    return cm_heap_count_runs(heap, &ANY).largest_nbytes;
+    return cm_heap_count_pieces(heap, &ANY).largest_nbytes;
 }
 
 static cm_heap_view
@@ -242,7 +242,7 @@ static void
 test_heap_alone_joins_everything(void)
 {
     cm_heap heap;
-    cm_heap_view view = {.tag = 1, .done = NONE_DONE, .alone = true};
+    cm_heap_view view = {.tag = 1, .done = NONE_DONE, .single_stream = true};
     cm_heap_init(&heap);
     CHECK(add_chunk(&heap, BASE, MIB) != NULL);
     cm_heap_span *span = cm_heap_take(&heap, 64, 64, &view);
@@ -348,14 +348,14 @@ test_heap_counts_many_free_spans_by_a_look_at_a_few(void)
     for (int i = 0; i < COUNT; i += 2) {
         (void)give(&heap, spans[i], 0, 0);
         freed++;
-        cm_heap_runs runs = cm_heap_count_runs(&heap, &ANY);
+        cm_heap_pieces runs = cm_heap_count_pieces(&heap, &ANY);
         CHECK_EQ(runs.count, freed);
         CHECK_EQ(runs.largest_nbytes, 4 * KIB);
-        CHECK_LE(runs.looked_count, CM_RUN_LOOKS + CM_READY_SETS * CM_READY_WAYS + 1);
+        CHECK_LE(runs.looked_count, CM_PIECE_LOOKS + CM_READY_SETS * CM_READY_WAYS + 1);
     }
     (void)give(&heap, spans[COUNT - 2 - LONG], 0, 0); /* this joins two */
     CHECK_EQ(largest_of(&heap), 12 * KIB);
-    CHECK_EQ(cm_heap_count_runs(&heap, &ANY).count, freed - 1);
+    CHECK_EQ(cm_heap_count_pieces(&heap, &ANY).count, freed - 1);
     CHECK(is_sound(&heap));
     cm_heap_fini(&heap);
 }
@@ -363,7 +363,7 @@ test_heap_counts_many_free_spans_by_a_look_at_a_few(void)
 static void
 test_heap_counts_few_free_spans_as_joining_would_leave_them(void)
 {
-    enum { COUNT = CM_RUN_LOOKS };
+    enum { COUNT = CM_PIECE_LOOKS };
     cm_heap heap;
     cm_heap_init(&heap);
     cm_heap_span *spans[COUNT];
@@ -375,8 +375,8 @@ test_heap_counts_few_free_spans_as_joining_would_leave_them(void)
     uint64_t done[TAGS] = {UINT64_MAX, 1, 1, 1};
     cm_heap_view view = {.tag = 0, .done = done};
     CHECK_EQ(heap.free_count, COUNT);
-    CHECK_EQ(cm_heap_count_runs(&heap, &view).count, 1);
-    CHECK_EQ(cm_heap_count_runs(&heap, &view).largest_nbytes, COUNT * 4 * KIB);
+    CHECK_EQ(cm_heap_count_pieces(&heap, &view).count, 1);
+    CHECK_EQ(cm_heap_count_pieces(&heap, &view).largest_nbytes, COUNT * 4 * KIB);
     cm_heap_fini(&heap);
 }
 

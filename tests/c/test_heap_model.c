@@ -84,7 +84,7 @@ set_units(model *m, const cm_heap_span *span, uint8_t was, uint8_t is)
 static cm_heap_view
 model_view(const model *m, uint32_t tag)
 {
-    return (cm_heap_view){.tag = tag, .done = m->done, .alone = false};
+    return (cm_heap_view){.tag = tag, .done = m->done, .single_stream = false};
 }
 
 /* The shortest free span that could serve; 0 if there is none. */
