@@ -65,7 +65,7 @@ cm_pages_populate(const void *p, uint64_t nbytes, bool writes)
 }
 
 cm_status
-cm_pages_look(const void *p, uint64_t nbytes, bool writes)
+cm_pages_probe(const void *p, uint64_t nbytes, bool writes)
 {
     return cm_pages_populate((const char *)p + nbytes - (nbytes != 0), nbytes != 0,
                              writes);

@@ -28,7 +28,7 @@ void cm_pages_ask_huge(void *p, uint64_t nbytes);
 CM_NODISCARD cm_status cm_pages_populate(const void *p, uint64_t nbytes, bool writes);
 /* As cm_pages_populate(), for the page of the last byte alone. That tells whether a
  * file was cut short, and costs the same however long the memory is. */
-CM_NODISCARD cm_status cm_pages_look(const void *p, uint64_t nbytes, bool writes);
+CM_NODISCARD cm_status cm_pages_probe(const void *p, uint64_t nbytes, bool writes);
 
 /* Map `nbytes` of fresh memory that begins at a huge page, and ask for huge pages where
  * the kernel has any. `is_shared`: forked children share the memory.

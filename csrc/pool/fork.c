@@ -456,7 +456,7 @@ move_to_flight(cm_pool *pool, const held_block *held)
 /* Move those held blocks into flight that no child has any more, or all of them with
  * `any`. */
 static void
-look_at_kept(cm_pool *pool, bool any)
+poll_held(cm_pool *pool, bool any)
 {
     cm_list looked_at, left;
     cm_list_init(&looked_at);
@@ -484,14 +484,14 @@ void
 cm_pool_poll_children(cm_pool *pool)
 {
     if (pool->config.fork == CM_FORK_SHARE) {
-        look_at_kept(pool, false);
+        poll_held(pool, false);
     }
 }
 
 void
 cm_pool_end_children(cm_pool *pool)
 {
-    look_at_kept(pool, true);
+    poll_held(pool, true);
 }
 
 bool

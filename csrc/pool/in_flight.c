@@ -269,7 +269,7 @@ find_mark(cm_pool *pool, uint32_t i, bool youngest)
  * order in which they were recorded, so the first that has not passed ends the
  * search. */
 static cm_status
-look(cm_pool *pool, uint32_t i)
+query_marks(cm_pool *pool, uint32_t i)
 {
     cm_mark *mark;
     while ((mark = find_mark(pool, i, false)) != NULL) {
@@ -323,7 +323,7 @@ poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
     uint64_t handle = stream != NULL ? stream->handle : CM_STREAM_LEGACY;
     bool capturing = false;
     bool idle = false;
-    CM_TRY(look(pool, i));
+    CM_TRY(query_marks(pool, i));
     cm_spin_lock_take(&pool->lock);
     bool needed = needs_mark_locked(pool, i, can_fence, orders);
     cm_spin_lock_give(&pool->lock);
@@ -347,7 +347,7 @@ poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
         return cm_ok();
     }
     CM_TRY(record(pool, i, stream, epoch));
-    return look(pool, i);
+    return query_marks(pool, i);
 }
 
 /* Return the first slot from `i` on that has an event, or needs one; CM_EPOCHS_MAX if

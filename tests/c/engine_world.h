@@ -123,7 +123,7 @@ fill(world *w, const cm_region *dst, const void *value, cm_stream *stream,
     CM_TRY(cm_region_broadcast(dst, &request.src));
     CM_TRY(cm_engine_copy(w->engine, &request, &ticket));
     if (out != NULL) {
-        cm_ticket_read(ticket, out);
+        cm_ticket_query(ticket, out);
     }
     cm_ticket_release(ticket);
     return cm_ok();

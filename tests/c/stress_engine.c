@@ -227,7 +227,7 @@ static void
 check_ticket(const copy *c, cm_ticket *ticket, cm_status status, bool cancelled)
 {
     cm_ticket_info info;
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     uint64_t moved = cm_ticket_count_moved(ticket);
     CHECK(info.done);
     CHECK_EQ(info.cancelled, cancelled);

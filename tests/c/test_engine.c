@@ -104,7 +104,7 @@ check_random_copy(world *w, memory *dst_memory, memory *src_memory, mode how)
         memset(src_memory->bytes, 0x77, ARENA); /* the source has been read */
     }
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     CHECK(info.done);
     cm_ticket_release(ticket);
     CHECK_BYTES_EQ(dst_memory->bytes, wanted, ARENA);
@@ -377,7 +377,7 @@ test_engine_broadcast_source_travels_once(void)
     cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
     CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     CHECK_EQ(info.nbytes, 4096);
     CHECK_EQ(route_of(info.row), CM_ROUTE_STAGED_KERNEL);
     CHECK_EQ(cm_faults_count(w.rt, CM_OP_copy_async), 1);
@@ -580,7 +580,7 @@ test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
         unsigned char *bytes = cm_runtime_host_alias(w.rt, base, 4);
         memset(bytes, 3 + part, CM_EMULATED_GRANULARITY);
         CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
-        cm_ticket_read(ticket, &info);
+        cm_ticket_query(ticket, &info);
         cm_ticket_release(ticket);
         CHECK_EQ(route_of(info.row), part == 0 ? CM_ROUTE_KERNEL : CM_ROUTE_PEER);
         CHECK_FILLED(dst.bytes, 3 + part, 4);

@@ -316,7 +316,7 @@ test_engine_transposed_source_needs_no_device_memory(void)
         }
         CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
         CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
-        cm_ticket_read(ticket, &info);
+        cm_ticket_query(ticket, &info);
         cm_ticket_release(ticket);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         CHECK_EQ(route_of(info.row), full ? CM_ROUTE_STAGED : CM_ROUTE_STAGED_KERNEL);

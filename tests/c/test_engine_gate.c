@@ -122,7 +122,7 @@ finish_going(world *w, going *g)
 {
     cm_ticket_info info;
     CHECK_OK(cm_ticket_wait(g->ticket, UINT64_C(60000000000)));
-    cm_ticket_read(g->ticket, &info);
+    cm_ticket_query(g->ticket, &info);
     if (route_of(info.row) != g->way->route) {
         CHECK_FAIL_("way %d went by route %d", (int)(g->way - ways),
                     (int)route_of(info.row));
@@ -182,7 +182,7 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
     }
     for (int i = 0; i < WAYS; i++) {
         cm_ticket_info info;
-        cm_ticket_read(held[i].ticket, &info);
+        cm_ticket_query(held[i].ticket, &info);
         CHECK(!info.done);
         CHECK_FILLED(held[i].dst.bytes, 0xee, NBYTES);
     }

@@ -104,7 +104,7 @@ copy_and_check(world *w, const ends *e, mode how, atomic_int *drops)
         return status; /* nobody has a ticket */
     }
     status = cm_ticket_wait(ticket, UINT64_MAX);
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     uint64_t moved = cm_ticket_count_moved(ticket);
     bool good = info.done && !info.cancelled && info.nbytes == NBYTES
                 && info.status.code == status.code
@@ -249,7 +249,7 @@ test_ticket_is_not_done_because_one_question_failed(void)
     CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
     cm_faults_plan(w.rt, CM_OP_event_query, 1, 998, false);
     do {
-        cm_ticket_read(ticket, &info);
+        cm_ticket_query(ticket, &info);
         CHECK(!info.done);
         CHECK_EQ(atomic_load(&drops), 0);
     } while (cm_faults_count(w.rt, CM_OP_event_query) < 4);

@@ -94,7 +94,7 @@ test_ticket_cancelled_before_its_copy_begins_lets_go_of_everything(void)
             }
             CHECK(cm_ticket_cancel(ticket));
             CHECK_EQ(atomic_load(&drops), 1);
-            cm_ticket_read(ticket, &info);
+            cm_ticket_query(ticket, &info);
             CHECK(info.done);
             CHECK(info.cancelled);
             CHECK_EQ(info.status.code, CM_ECANCELLED);
@@ -326,7 +326,7 @@ test_ticket_progress_of_one_runtime_copy_is_nothing_or_all(void)
     CHECK(!cm_ticket_cancel(ticket)); /* nobody can call it back from the stream */
     unshut(&w, w.streams[0]);
     WAIT_UNTIL(cm_ticket_count_moved(ticket) >= NBYTES);
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     CHECK(info.done);
     CHECK(!info.cancelled);
     cm_ticket_release(ticket);
@@ -360,7 +360,7 @@ test_ticket_progress_of_a_broadcast_is_of_its_payload(void)
     while (cm_ticket_count_moved(ticket) < COUNT) {
         CHECK_LE(cm_ticket_count_moved(ticket), COUNT);
     }
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     CHECK(info.done);
     CHECK_EQ(info.nbytes, COUNT);
     CHECK_EQ(memcmp(dst.bytes + 3 * COUNT, src.bytes, COUNT), 0);
@@ -390,7 +390,7 @@ test_ticket_seconds_are_of_the_copy_alone(void)
     unshut(&w, w.streams[0]);
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     double most = (double)(cm_now_ns() - opened_ns) * 1e-9;
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     CHECK(info.seconds > 0);
     CHECK(info.seconds <= most);
     CHECK_EQ(e.device.bytes[NBYTES - 1], 7);

@@ -31,7 +31,7 @@ test_engine_pageable_source_is_read_before_the_call_returns(void)
     cm_ticket *ticket;
     CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
     memset(src.bytes, 1, 4096);
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     CHECK(!info.done);
     CHECK_EQ(route_of(info.row), CM_ROUTE_STAGED);
     CHECK_CODE(cm_ticket_wait(ticket, 2000000), CM_ETIMEOUT);
@@ -41,7 +41,7 @@ test_engine_pageable_source_is_read_before_the_call_returns(void)
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     CHECK_EQ(atomic_load(&drops), 1);
     CHECK_FILLED(dst.bytes, 9, 4096);
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     CHECK(info.seconds > 0);
     cm_ticket_release(ticket);
     give_memory(&w, &src);
@@ -177,7 +177,7 @@ test_engine_close_waits_for_all_and_tickets_outlive_it(void)
     give_memory(&w, &a);
     give_memory(&w, &b);
     close_world(&w);
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     CHECK(info.done);
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     cm_ticket_release(ticket);
@@ -401,7 +401,7 @@ test_engine_on_a_capturing_stream(void)
                                .stream = w.streams[0]};
     MUST(cm_emulated_set_capturing(w.rt, w.streams[0]->handle, true));
     CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     CHECK(info.done);
     CHECK_EQ(route_of(info.row), CM_ROUTE_KERNEL);
     cm_ticket_release(ticket);
@@ -701,7 +701,7 @@ test_engine_never_waits_for_a_ticket_in_the_background(void)
     CHECK_CODE(cm_ticket_wait_submitted(tickets[1], 5000000), CM_ETIMEOUT);
     unshut(&w, w.streams[0]);
     CHECK_OK(cm_ticket_wait(tickets[1], UINT64_MAX));
-    cm_ticket_read(tickets[1], &info);
+    cm_ticket_query(tickets[1], &info);
     CHECK(info.seconds > 0);
     CHECK_FILLED(c.bytes, 6, 4096);
     CHECK_FILLED(b.bytes, 5, 4096);

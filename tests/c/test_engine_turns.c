@@ -63,7 +63,7 @@ race(world *w, const memory *source, memory *giants)
     }
     CHECK_EQ(atomic_load(&too_late), 0);
     for (int i = 0; i < GIANT_COUNT; i++) {
-        cm_ticket_read(tickets[i], &info);
+        cm_ticket_query(tickets[i], &info);
         CHECK(!info.done);
         CHECK_LT(cm_ticket_count_moved(tickets[i]), GIANT_NBYTES);
     }
@@ -125,7 +125,7 @@ overtakes_all(world *w, const memory *source, memory *targets, memory *target)
     MUST(cm_ticket_wait(small, UINT64_MAX));
     cm_ticket_release(small);
     for (int i = 0; i < CM_MAX_JOB_THREADS; i++) {
-        cm_ticket_read(tickets[i], &info);
+        cm_ticket_query(tickets[i], &info);
         done += info.done;
     }
     for (int i = 0; i < CM_MAX_JOB_THREADS; i++) {

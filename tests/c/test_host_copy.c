@@ -239,13 +239,13 @@ test_look_finds_what_is_no_longer_there(void)
     char *map =
         mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
     CHECK(map != MAP_FAILED);
-    CHECK_OK(cm_pages_look(map, 4 * page, false));
-    CHECK_OK(cm_pages_look(map, 4 * page, true));
+    CHECK_OK(cm_pages_probe(map, 4 * page, false));
+    CHECK_OK(cm_pages_probe(map, 4 * page, true));
     CHECK_EQ(ftruncate(fileno(file), (off_t)(2 * page)), 0);
     if (madvise(map, page, MADV_POPULATE_READ) == 0) { /* else nobody can tell */
         for (int writes = 0; writes < 2; writes++) {
-            CHECK_OK(cm_pages_look(map, 2 * page, writes));
-            cm_status status = cm_pages_look(map + 1, 2 * page, writes);
+            CHECK_OK(cm_pages_probe(map, 2 * page, writes));
+            cm_status status = cm_pages_probe(map + 1, 2 * page, writes);
             CHECK_EQ(status.code, CM_EFAULT);
             CHECK_EQ(status.arg, EFAULT);
         }
@@ -255,15 +255,15 @@ test_look_finds_what_is_no_longer_there(void)
         layout.axes[0].stride[CM_DST] = 8;
         layout.axes[0].stride[CM_SRC] = -(int64_t)page;
         layout.offset[CM_SRC] = 2 * (int64_t)page;
-        CHECK_EQ(cm_host_look(&layout, CM_SRC, map, 0).code, CM_EFAULT);
-        CHECK_OK(cm_host_look(&layout, CM_SRC, map, 3 * page));
-        CHECK_OK(cm_host_look(&layout, CM_SRC, map - page, 0));
-        CHECK_OK(cm_host_look(&layout, CM_DST, map, 0));
+        CHECK_EQ(cm_host_probe(&layout, CM_SRC, map, 0).code, CM_EFAULT);
+        CHECK_OK(cm_host_probe(&layout, CM_SRC, map, 3 * page));
+        CHECK_OK(cm_host_probe(&layout, CM_SRC, map - page, 0));
+        CHECK_OK(cm_host_probe(&layout, CM_DST, map, 0));
     }
     CHECK_EQ(munmap(map, 4 * page), 0);
     if (madvise((char *)&page - (uintptr_t)&page % page, page, MADV_POPULATE_READ)
         == 0) {
-        CHECK_EQ(cm_pages_look(map, page, false).arg, ENOMEM);
+        CHECK_EQ(cm_pages_probe(map, page, false).arg, ENOMEM);
     }
     CHECK_EQ(fclose(file), 0);
 }
@@ -289,7 +289,7 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
         for (int writes = 0; writes < 2; writes++) {
             CHECK_OK(cm_pages_populate(map, 2 * page, writes));
             CHECK_OK(cm_pages_populate(map, 0, writes));
-            CHECK_OK(cm_pages_look(map, 8 * page, writes));
+            CHECK_OK(cm_pages_probe(map, 8 * page, writes));
             CHECK_EQ(cm_pages_populate(map + 1, 2 * page, writes).arg, EFAULT);
             CHECK_EQ(cm_pages_populate(map, 8 * page, writes).code, CM_EFAULT);
         }

@@ -37,7 +37,7 @@ copy_as_explained(world *w, const cm_region *dst, const cm_region *src)
     CHECK_OK(cm_engine_explain(w->engine, &request, &said));
     cm_copy_counts before = *counts;
     CHECK_OK(cm_engine_copy(w->engine, &request, &ticket));
-    cm_ticket_read(ticket, &info);
+    cm_ticket_query(ticket, &info);
     cm_ticket_release(ticket);
     CHECK_EQ(route_of(info.row), route_of(said.plan.row));
     CHECK_EQ(info.nbytes, said.plan.nbytes);

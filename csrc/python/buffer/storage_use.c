@@ -391,7 +391,7 @@ forget_finished_pending(cm_storage *storage)
     bool failed = false;
     for (uint32_t i = storage->writer_count; i > 0; i--) {
         cm_ticket_info info;
-        cm_ticket_look(storage->pending[i - 1].ticket, &info);
+        cm_ticket_peek(storage->pending[i - 1].ticket, &info);
         if (info.done) {
             failed = failed || !cm_is_ok(info.status);
             remove_writer(storage, i - 1);
@@ -468,7 +468,7 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
         < 0) {
         return -1;
     }
-    cm_ticket_look(ticket, &info);
+    cm_ticket_peek(ticket, &info);
     if (!info.done) { /* a transfer that is done may have had nothing to wait for */
         cover_others(storage, extent, seen);
     }
@@ -686,7 +686,7 @@ cm_pending_prune(cm_pending *pending, int device, uint64_t consumer)
     uint32_t left = 0;
     for (uint32_t i = 0; i < pending->ticket_count; i++) {
         cm_ticket_info info;
-        cm_ticket_read(pending->tickets[i], &info);
+        cm_ticket_query(pending->tickets[i], &info);
         if (info.done) {
             cm_ticket_release(pending->tickets[i]);
         }

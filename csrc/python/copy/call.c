@@ -192,7 +192,7 @@ come_after_transfer(cm_call *call, cm_ticket *ticket)
         && call->after_tickets[call->ticket_count - 1] == ticket) {
         return 0;
     }
-    cm_ticket_look(ticket, &info);
+    cm_ticket_peek(ticket, &info);
     if (info.done && cm_is_ok(info.status)) {
         return 0; /* there is nothing to wait for */
     }
@@ -522,7 +522,7 @@ report_progress(const cm_call *call)
     if (!cm_call_reports_progress(call) || call->seen == NULL) {
         return 0;
     }
-    cm_ticket_look(call->seen, &info);
+    cm_ticket_peek(call->seen, &info);
     return cm_progress_report(call->progress, cm_ticket_count_moved(call->seen),
                               info.nbytes);
 }
@@ -576,7 +576,7 @@ int
 cm_call_remember(cm_call *call, cm_ticket *ticket)
 {
     cm_ticket_info info;
-    cm_ticket_look(ticket, &info);
+    cm_ticket_peek(ticket, &info);
     if (info.captured) {
         cm_call_mark_captured(call);
     }
@@ -601,7 +601,7 @@ PyObject *
 cm_call_report_end(const cm_call *call, cm_ticket *ticket)
 {
     cm_ticket_info info;
-    cm_ticket_look(ticket, &info);
+    cm_ticket_peek(ticket, &info);
     cm_ticket_release(ticket);
     int result = cm_call_reports_progress(call)
                      ? cm_progress_report(call->progress, info.nbytes, info.nbytes)

@@ -146,7 +146,7 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
         status = cm_engine_copy(engine, &request, &ticket);
     }
     if (cm_is_ok(status)) {
-        cm_ticket_read(ticket, &info);
+        cm_ticket_query(ticket, &info);
         cm_ticket_release(ticket);
     }
     cm_gil_take(waiter.thread);

@@ -85,10 +85,10 @@ read_info(PyObject *op)
 {
     cm_ticket *ticket = ((cm_transfer_object *)(void *)op)->ticket;
     cm_ticket_info info;
-    cm_ticket_look(ticket, &info);
+    cm_ticket_peek(ticket, &info);
     if (!info.done) {
         Py_BEGIN_ALLOW_THREADS
-        cm_ticket_read(ticket, &info);
+        cm_ticket_query(ticket, &info);
         Py_END_ALLOW_THREADS
     }
     return info;
@@ -150,7 +150,7 @@ wait_and_report(cm_transfer_object *self, PyObject *timeout_object,
     if (cm_progress_open(progress_object, "copy", &progress) < 0) {
         return -1;
     }
-    cm_ticket_look(self->ticket, &info);
+    cm_ticket_peek(self->ticket, &info);
     if (wait_for_end(self, timeout_object, &progress, info.nbytes) == 0) {
         (void)cm_progress_report(&progress, info.nbytes, info.nbytes);
     }
@@ -309,7 +309,7 @@ static PyObject *
 transfer_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
 {
     cm_ticket_info info;
-    cm_ticket_look(((cm_transfer_object *)(void *)op)->ticket, &info);
+    cm_ticket_peek(((cm_transfer_object *)(void *)op)->ticket, &info);
     return PyLong_FromUnsignedLongLong(info.nbytes);
 }
 

@@ -68,7 +68,7 @@ extend(cm_file_span *files, bool is_file, cm_byte_span span)
  * shows through another mapping. No copy may then be made beside another, and each
  * between two mappings is made as one whose ends overlap. */
 static cm_status
-look_whether_they_touch(batch *b)
+find_conflicts(batch *b)
 {
     cm_runtime *rt = b->engine->rt;
     const cm_many_request *request = b->request;
@@ -256,7 +256,7 @@ start_part(batch *b)
     }
     /* It counts as a part even if it failed, since some of it may be under way. */
     b->parts[b->part_count++] = ticket;
-    cm_ticket_look(ticket, &info);
+    cm_ticket_peek(ticket, &info);
     part->part_of->captured |= info.captured;
     /* A part without work is done at once, whatever it was to come after, so the next
      * one cannot come after it. */
@@ -411,7 +411,7 @@ start(batch *b, cm_ticket **out)
     if (b->request->other_count > 0) { /* pieces are never converted */
         CM_TRY(cm_via_host_expand(b->engine->rt, &b->whole, &b->expanded));
     }
-    CM_TRY(look_whether_they_touch(b));
+    CM_TRY(find_conflicts(b));
     CM_TRY(choose_groups(b));
     uint64_t count = b->group_count - 1 + b->alone_count + b->request->other_count;
     b->part = b->request->common;

@@ -101,7 +101,7 @@ is_apart(const cm_peer_access *access, int device, int owner)
 }
 
 cm_peer_facts
-cm_peer_access_look(cm_peer_access *access, const cm_region *dst, const cm_region *src,
+cm_peer_access_find(cm_peer_access *access, const cm_region *dst, const cm_region *src,
                     bool all)
 {
     int to = dst->device;

@@ -31,5 +31,5 @@ bool cm_peer_access_is_enabled(const cm_peer_access *access, int device, int oth
  * This makes calls of the runtime, but makes no context on devices other than the two.
  * The first call for a pair may map everything that cudaMalloc has given on either
  * device. Streams may be captured meanwhile. */
-cm_peer_facts cm_peer_access_look(cm_peer_access *access, const cm_region *dst,
+cm_peer_facts cm_peer_access_find(cm_peer_access *access, const cm_region *dst,
                                   const cm_region *src, bool all);

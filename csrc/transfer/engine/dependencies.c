@@ -264,7 +264,7 @@ check_all_over(cm_job *job, const cm_copy_request *request)
 }
 
 cm_status
-cm_job_look_for_capture(cm_job *job)
+cm_job_check_capturing(cm_job *job)
 {
     const cm_stream *stream = job->request_stream;
     return stream == NULL ? cm_ok()

@@ -152,7 +152,7 @@ bool cm_job_must_wait_after(const cm_job *job);
  * device. */
 bool cm_job_uses_host(const cm_job *job);
 /* Set job->capturing, which says whether the request's stream is being captured. */
-CM_NODISCARD cm_status cm_job_look_for_capture(cm_job *job);
+CM_NODISCARD cm_status cm_job_check_capturing(cm_job *job);
 /* Check, once the copy is planned, that a stream that captures can take it.
  * Fails: CM_ECAPTURING, if it cannot. */
 CM_NODISCARD cm_status cm_job_check_capture(cm_job *job,

@@ -19,11 +19,11 @@
 enum {
     CM_MAX_JOB_THREADS = 4,
     CM_CACHE_SLOTS = 16, /* most spare events, and spare streams, of one device */
-    /* Memory that is shorter than this is not passed to cm_pages_look(), which takes as
-     * long as copying a few KiB. The first is for copies to and from a device, the
+    /* Memory that is shorter than this is not passed to cm_pages_probe(), which takes
+     * as long as copying a few KiB. The first is for copies to and from a device, the
      * second for copies between two host ends and for batches. */
-    CM_LOOK_NBYTES = 64 << 10,
-    CM_LOOK_HOST_NBYTES = 1 << 20,
+    CM_PROBE_NBYTES = 64 << 10,
+    CM_PROBE_HOST_NBYTES = 1 << 20,
     CM_PARK_AFTER_NS = 1000 * 1000,   /* how long a job thread waits for an event before
                                          it puts the job aside and takes another */
     CM_DRAIN_NS = 1000 * 1000 * 1000, /* how long an interrupted call waits for what it

@@ -446,7 +446,7 @@ ask_device(cm_runtime *rt, int device, uint64_t event, bool *done)
 /* Ask about the event of a submitted ticket, and make the ticket done if it has passed.
  * Such a ticket is then over as well. Returns whether it is. */
 static bool
-look_at_end(cm_ticket *ticket)
+query_end(cm_ticket *ticket)
 {
     bool done;
     cm_status status = ask_device(ticket->engine->rt, ticket->loan.device,
@@ -480,7 +480,7 @@ hold_part(cm_ticket *whole, uint64_t *index)
  * goes on if the event has passed, and also if the question failed, so that it meets
  * the failure itself. */
 static void
-look_for_job(cm_ticket *ticket, cm_job *job)
+query_job_event(cm_ticket *ticket, cm_job *job)
 {
     cm_engine *engine = ticket->engine;
     bool done;
@@ -513,9 +513,9 @@ cm_ticket_update(cm_ticket *ticket)
     ticket->busy = looks;
     cm_mutex_unlock(&engine->lock);
     if (job != NULL) {
-        look_for_job(ticket, job);
+        query_job_event(ticket, job);
     }
-    return looks ? look_at_end(ticket) : over;
+    return looks ? query_end(ticket) : over;
 }
 
 void
@@ -549,7 +549,7 @@ cm_engine_count_pending(cm_engine *engine)
 /* -- reading, waiting, and letting streams and event loops wait --- */
 
 void
-cm_ticket_look(const cm_ticket *ticket, cm_ticket_info *out)
+cm_ticket_peek(const cm_ticket *ticket, cm_ticket_info *out)
 {
     cm_engine *engine = ticket->engine;
     /* In a forked child nobody changes the ticket, and the lock may have been held by
@@ -573,12 +573,12 @@ cm_ticket_look(const cm_ticket *ticket, cm_ticket_info *out)
 }
 
 void
-cm_ticket_read(cm_ticket *ticket, cm_ticket_info *out)
+cm_ticket_query(cm_ticket *ticket, cm_ticket_info *out)
 {
     if (!cm_engine_is_forked(ticket->engine)) {
         (void)cm_ticket_update(ticket);
     }
-    cm_ticket_look(ticket, out);
+    cm_ticket_peek(ticket, out);
 }
 
 enum {

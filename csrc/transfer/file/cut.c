@@ -75,7 +75,7 @@ enum { DIRECT_LEAST_RUN = 256 << 10, PROBE_NBYTES = 64 << 10 };
 /* Set is_direct and is_cold of a chunk that begins at `offset`, where `nbytes` are
  * left. */
 static void
-look_at_cache(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t nbytes)
+choose_direct(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t nbytes)
 {
     const cm_file_request *request = file->request;
     bool pays = request->direct == CM_FILE_DIRECT_ALWAYS;
@@ -195,7 +195,7 @@ cm_file_cut_next(cm_file_job *file, cm_file_chunk *chunk)
     chunk->device = cm_file_range_device(range);
     chunk->piece_count = 0;
     chunk->nbytes = 0;
-    look_at_cache(file, chunk, range->offset + cursor->cut.done_nbytes,
+    choose_direct(file, chunk, range->offset + cursor->cut.done_nbytes,
                   cursor->cut.left_nbytes);
     take_piece(file, range, chunk);
     const cm_file_piece *first = &chunk->pieces[0];

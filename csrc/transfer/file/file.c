@@ -209,19 +209,19 @@ move_at_file(cm_job *job, cm_slot *s)
 
 /* Check the user's memory before the host itself copies from it or to it. */
 static cm_status
-look_at_host(const cm_file_chunk *chunk)
+probe_host(const cm_file_chunk *chunk)
 {
     bool writes = chunk->file->request->writes;
     cm_layout run = {.run_nbytes = chunk->nbytes - chunk->pieces[0].at};
     char *host = chunk->pieces[0].host;
-    return cm_host_look(chunk->is_strided ? &chunk->layout : &run,
-                        writes ? CM_SRC : CM_DST, host, CM_LOOK_NBYTES);
+    return cm_host_probe(chunk->is_strided ? &chunk->layout : &run,
+                         writes ? CM_SRC : CM_DST, host, CM_PROBE_NBYTES);
 }
 
 /* Tell the ring what comes next: whether all chunks are cut, and whether the next one
  * needs page-locked memory. */
 static void
-look_ahead(cm_job *job)
+find_next_chunk(cm_job *job)
 {
     cm_file_job *file = job->file;
     job->ring->all_cut = !cm_file_find_next(file);
@@ -234,7 +234,7 @@ cut_chunk(cm_job *job, cm_slot *s)
     cm_file_chunk *chunk = chunk_of(job, s);
     chunk->file = job->file;
     CM_TRY(cm_file_cut_next(job->file, chunk));
-    look_ahead(job);
+    find_next_chunk(job);
     s->skips_device = chunk->device < 0;
     s->piece = (cm_layout){.run_nbytes = 0};
     for (uint32_t i = 0; i < chunk->piece_count; i++) {
@@ -242,7 +242,7 @@ cut_chunk(cm_job *job, cm_slot *s)
     }
     chunk->memory = s->host == NULL ? NULL : cm_file_align(s->host);
     if (chunk->device < 0 && (chunk->is_strided || chunk->bounces)) {
-        return look_at_host(chunk);
+        return probe_host(chunk);
     }
     return cm_ok();
 }
@@ -257,6 +257,6 @@ cm_job_copy_file(cm_job *job)
     static const cm_ring_way writes = {
         .host_is_slow = true, .begin = move_on_device, .pass = move_at_file};
     CM_TRY(cm_ring_create_for(job, cut_chunk));
-    look_ahead(job);
+    find_next_chunk(job);
     return cm_ring_run(job, job->file->request->writes ? &writes : &reads, true);
 }

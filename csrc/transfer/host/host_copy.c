@@ -319,8 +319,8 @@ run_of(const cm_layout *layout, cm_side side)
 }
 
 cm_status
-cm_host_look(const cm_layout *layout, cm_side side, const void *base,
-             uint64_t least_nbytes)
+cm_host_probe(const cm_layout *layout, cm_side side, const void *base,
+              uint64_t least_nbytes)
 {
     int64_t low = layout->offset[side];
     int64_t high = low + (int64_t)run_of(layout, side);
@@ -333,7 +333,7 @@ cm_host_look(const cm_layout *layout, cm_side side, const void *base,
     uint64_t nbytes = (uint64_t)(high - low);
     return nbytes < least_nbytes
                ? cm_ok()
-               : cm_pages_look((const char *)base + low, nbytes, side == CM_DST);
+               : cm_pages_probe((const char *)base + low, nbytes, side == CM_DST);
 }
 
 /* Describe the pages of one side as spans in which every page is touched. `own` gets a

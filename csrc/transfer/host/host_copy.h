@@ -17,11 +17,11 @@ bool cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *d
                      const void *src);
 
 /* Called before a copy for either end, whose element 0 is at `base`: does
- * cm_pages_look() if the end has at least `least_nbytes` from its first byte to its
+ * cm_pages_probe() if the end has at least `least_nbytes` from its first byte to its
  * last.
  * Fails: CM_EFAULT. */
-CM_NODISCARD cm_status cm_host_look(const cm_layout *layout, cm_side side,
-                                    const void *base, uint64_t least_nbytes);
+CM_NODISCARD cm_status cm_host_probe(const cm_layout *layout, cm_side side,
+                                     const void *base, uint64_t least_nbytes);
 
 /* Called for an end that is known to be a mapping of a file: does cm_pages_populate()
  * for each page that the layout touches. Pages between its runs are left alone, since

@@ -93,7 +93,7 @@ populate_files(const cm_job *job)
 static cm_status
 prepare_ordinary_memory(cm_job *job)
 {
-    CM_TRY(cm_job_look(job, &job->plan.layout));
+    CM_TRY(cm_job_probe_pages(job, &job->plan.layout));
     CM_TRY(populate_files(job));
     if (job->in_background || (job->hooks.interrupted != NULL && !job->blocking)) {
         /* The runtime's call would wait for the stream, and nobody could end it. So the

@@ -8,19 +8,19 @@
 
 /* The source of a fill is memory of our own, so it is not checked. */
 cm_status
-cm_job_look(const cm_job *job, const cm_layout *layout)
+cm_job_probe_pages(const cm_job *job, const cm_layout *layout)
 {
     if (job->many != NULL) {
-        return layout == &job->plan.layout ? cm_many_look(job->many) : cm_ok();
+        return layout == &job->plan.layout ? cm_many_probe_pages(job->many) : cm_ok();
     }
     bool on_host = job->plan.device < 0;
     bool by_src = cm_kind_is_pageable(job->src.kind) && !job->src.is_heap
                   && !job->src_facts.locked && !job->is_fill;
     bool by_dst = cm_kind_is_pageable(job->dst.kind) && !job->dst.is_heap
                   && !job->dst_facts.locked;
-    uint64_t least = on_host ? CM_LOOK_HOST_NBYTES : CM_LOOK_NBYTES;
-    CM_TRY(by_src ? cm_host_look(layout, CM_SRC, job->src.host, least) : cm_ok());
-    return by_dst ? cm_host_look(layout, CM_DST, job->dst.host, least) : cm_ok();
+    uint64_t least = on_host ? CM_PROBE_HOST_NBYTES : CM_PROBE_NBYTES;
+    CM_TRY(by_src ? cm_host_probe(layout, CM_SRC, job->src.host, least) : cm_ok());
+    return by_dst ? cm_host_probe(layout, CM_DST, job->dst.host, least) : cm_ok();
 }
 
 /* Pages are brought in by steps, and after each the job asks whether to go on. An end
@@ -67,7 +67,7 @@ cm_job_populate_ahead(cm_job *job)
 static cm_status
 populate_part(const cm_job *job, const cm_layout *part, cm_side side, const void *base)
 {
-    return job->is_populated[side] ? cm_host_look(part, side, base, 0)
+    return job->is_populated[side] ? cm_host_probe(part, side, base, 0)
                                    : cm_host_populate(part, side, base);
 }
 

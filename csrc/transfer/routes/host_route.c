@@ -121,7 +121,7 @@ copy_pieces(cm_job *job)
             CM_TRY(cm_job_ask(job, &job->host.asked_ns));
         }
         if (first || job->host.way != CM_COPY_FRESH) {
-            CM_TRY(cm_job_look(job, first ? &job->plan.layout : &piece));
+            CM_TRY(cm_job_probe_pages(job, first ? &job->plan.layout : &piece));
         }
         if (shared) {
             cm_job_share(job, &piece, job->dst.host, job->src.host, job->host.way);
@@ -142,7 +142,7 @@ cm_job_run_on_host(cm_job *job)
         CM_TRY(cm_job_wait_after(job));
         CM_TRY(cm_job_begin(job));
         if (job->overlaps && !shifts(job)) {
-            CM_TRY(cm_job_look(job, &job->plan.layout));
+            CM_TRY(cm_job_probe_pages(job, &job->plan.layout));
             CM_TRY(cm_job_populate_ahead(job)); /* the source is about to be read */
             CM_TRY(cm_job_replace_source(job));
         }

@@ -50,7 +50,7 @@ reach_each_other(const cm_job *job, const cm_many *many)
             extend(&src, &piece->src, piece->nbytes);
         }
         cm_peer_facts peers =
-            cm_peer_access_look(&job->engine->peers, &dst, &src, true);
+            cm_peer_access_find(&job->engine->peers, &dst, &src, true);
         do_reach = peers.pulls && peers.pushes;
     }
     return do_reach;
@@ -150,18 +150,18 @@ cm_many_copy_by_table(cm_job *job)
 /* -- the host ----------------------------------------------------------------------------- */
 
 cm_status
-cm_many_look(const cm_many *many)
+cm_many_probe_pages(const cm_many *many)
 {
     for (uint64_t i = 0; i < many->count; i++) {
         const cm_piece *piece = &many->pieces[i];
-        if (piece->nbytes < CM_LOOK_HOST_NBYTES) {
+        if (piece->nbytes < CM_PROBE_HOST_NBYTES) {
             continue;
         }
         if (cm_kind_is_pageable(piece->src.kind)) {
-            CM_TRY(cm_pages_look(piece->src.host, piece->nbytes, false));
+            CM_TRY(cm_pages_probe(piece->src.host, piece->nbytes, false));
         }
         if (cm_kind_is_pageable(piece->dst.kind)) {
-            CM_TRY(cm_pages_look(piece->dst.host, piece->nbytes, true));
+            CM_TRY(cm_pages_probe(piece->dst.host, piece->nbytes, true));
         }
     }
     return cm_ok();

@@ -20,7 +20,7 @@ CM_NODISCARD cm_status cm_many_share_locked(cm_job *job);
 /* Check that what is mapped at the ends of long runs is still there, before the host
  * touches ordinary memory.
  * Fails: CM_EFAULT. */
-CM_NODISCARD cm_status cm_many_look(const cm_many *many);
+CM_NODISCARD cm_status cm_many_probe_pages(const cm_many *many);
 /* Whether a slot on the way to the device holds several runs, all of them for memory of
  * the device. */
 bool cm_many_can_go_by_block(const cm_many *many, const cm_slot *s);

@@ -51,7 +51,7 @@ cm_ring_create(cm_job *job)
     if (job->ring != NULL) {
         return cm_ok();
     }
-    CM_TRY(cm_job_look(job, layout));
+    CM_TRY(cm_job_probe_pages(job, layout));
     CM_TRY(cm_ring_create_for(job, cut_layout));
     cm_ring *ring = job->ring;
     cm_layout_take_repeats(layout, &ring->repeats);
@@ -251,7 +251,7 @@ cm_slot_set_device(const cm_job *job, cm_slot *s, int device)
 }
 
 cm_status
-cm_slot_look(const cm_job *job, const cm_slot *s, bool *out)
+cm_slot_query(const cm_job *job, const cm_slot *s, bool *out)
 {
     return CM_ON_DEVICE(job->engine->rt, s->device,
                         cm_rt_event_query(job->engine->rt, s->event, out));
@@ -281,7 +281,7 @@ end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *o
     *out = s != NULL && (at_host ? cm_copy_task_is_done(&s->task) : s->skips_device);
     if (s != NULL && !at_host && !*out) {
         CM_TRY(waits ? cm_job_wait_event(job, s->device, s->event)
-                     : cm_slot_look(job, s, out));
+                     : cm_slot_query(job, s, out));
         *out = *out || waits;
     }
     if (!*out) {

@@ -121,7 +121,7 @@ void cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out);
  * queued. */
 CM_NODISCARD cm_status cm_slot_set_device(const cm_job *job, cm_slot *s, int device);
 /* Ask whether the device's work on this slot has ended. Never blocks. */
-CM_NODISCARD cm_status cm_slot_look(const cm_job *job, const cm_slot *s, bool *out);
+CM_NODISCARD cm_status cm_slot_query(const cm_job *job, const cm_slot *s, bool *out);
 /* Close the ring's tasks: once this returns no worker touches the ends of the copy, and
  * what was not packed or unpacked by then stays so. */
 void cm_ring_stop(cm_job *job);

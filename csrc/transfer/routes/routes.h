@@ -54,7 +54,7 @@ void cm_job_count_moved(cm_job *job, uint64_t nbytes);
  * the plan's layout checks all of the runs, and one with the layout of a piece does
  * nothing.
  * Fails: CM_EFAULT. */
-CM_NODISCARD cm_status cm_job_look(const cm_job *job, const cm_layout *layout);
+CM_NODISCARD cm_status cm_job_probe_pages(const cm_job *job, const cm_layout *layout);
 /* Bring in the pages of an end that maps a file and whose elements lie apart, such as
  * every third element or a matrix that is turned. This happens before the parts are
  * shared out, since many parts touch each page of such an end, and each would have to

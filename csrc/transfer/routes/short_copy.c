@@ -495,18 +495,18 @@ is_worth_a_block(const short_copy *c)
  * runtime touches it. The pages of a mapped file are all populated, which costs more
  * than the check. */
 static cm_status
-look(const short_copy *c)
+probe_pages(const short_copy *c)
 {
     const cm_region *host = host_end(c);
     if (!cm_kind_is_pageable(host->kind) || host->is_heap || c->locked
-        || (host_nbytes(c) < CM_LOOK_NBYTES && !host->is_file)) {
+        || (host_nbytes(c) < CM_PROBE_NBYTES && !host->is_file)) {
         return cm_ok();
     }
     cm_request_let_go(c->request); /* the pages may come from a disk */
     if (host->is_file) {
         return cm_pages_populate(host->host, host_nbytes(c), c->down);
     }
-    return cm_pages_look(host->host, host_nbytes(c), c->down);
+    return cm_pages_probe(host->host, host_nbytes(c), c->down);
 }
 
 /* Take a page-locked block. Returns its pool, or NULL if there is no block, in which
@@ -540,7 +540,7 @@ take_block(short_copy *c)
 static cm_status
 copy(short_copy *c)
 {
-    CM_TRY(look(c));
+    CM_TRY(probe_pages(c));
     cm_pool *pool = is_worth_a_block(c) ? take_block(c) : NULL;
     if (pool == NULL && c->converted_count > 0) {
         c->has_given_up = true;

@@ -105,7 +105,7 @@ move_on_host(cm_job *job, cm_slot *s)
         }
     }
     if (!job->plan.is_fresh) {
-        CM_TRY(cm_job_look(job, &layout));
+        CM_TRY(cm_job_probe_pages(job, &layout));
     }
     cm_task_group_post(&job->ring->group, &s->task, &layout,
                        down ? job->dst.host : s->host, down ? s->host : job->src.host,
@@ -207,7 +207,7 @@ note_if_behind(cm_job *job)
     cm_ring *ring = job->ring;
     bool behind = ring->passed > 0 && job->many == NULL && job->targets == NULL;
     if (behind && ring->ended < ring->passed) {
-        CM_TRY(cm_slot_look(job, cm_slot_at(ring, ring->passed - 1), &behind));
+        CM_TRY(cm_slot_query(job, cm_slot_at(ring, ring->passed - 1), &behind));
     }
     if (behind && ring->group.more < MORE_THREADS) {
         ring->group.more++;

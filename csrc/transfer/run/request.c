@@ -55,7 +55,7 @@ static cm_status
 plan_many(cm_job *job, const cm_copy_request *request)
 {
     CM_TRY(cm_many_share_locked(job));
-    CM_TRY(cm_job_look_for_capture(job));
+    CM_TRY(cm_job_check_capturing(job));
     cm_many_plan(job);
     job->blocking = job->blocking || is_written_in_call(request, &job->plan);
     return cm_ok();
@@ -113,7 +113,7 @@ cm_job_plan(cm_job *job, const cm_copy_request *request)
     };
     if (cm_region_is_on_device(dst) && cm_region_is_on_device(src)
         && dst->device != src->device) {
-        options.peers = cm_peer_access_look(&engine->peers, dst, src,
+        options.peers = cm_peer_access_find(&engine->peers, dst, src,
                                             !cm_region_is_c_contiguous(dst)
                                                 || !cm_region_is_c_contiguous(src));
     }
@@ -144,7 +144,7 @@ plan_two_ends(cm_job *job, const cm_copy_request *request)
     if (request->broadcast != NULL) {
         CM_TRY(cm_targets_check(job));
     }
-    return cm_job_look_for_capture(job);
+    return cm_job_check_capturing(job);
 }
 
 static cm_status
