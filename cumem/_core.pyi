@@ -3338,7 +3338,7 @@ def _copy_part(
     dsts: tuple[object, ...],
     src: object,
     stream: object,
-    beside: bool,
+    on_engine_stream: bool,
     after: tuple[object, ...],
     number: int,
     before: int,
@@ -3347,7 +3347,7 @@ def _copy_part(
 ) -> list[Transfer]:
     """Copy to all of `dsts` at once, as copy_async() does to one: a Transfer for each.
 
-    The copy does not come after transfers that began since `before`. With `beside` it is
+    The copy does not come after transfers that began since `before`. With `on_engine_stream` it is
     not made on `stream`, which the caller will order after it.
     """
 

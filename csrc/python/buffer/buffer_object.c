@@ -59,7 +59,7 @@ cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage, int64_t 
     self->itemsize = cm_numpy_itemsize(dtype);
     self->ndim = ndim;
     self->readonly = readonly || storage->readonly;
-    self->deferred = false;
+    self->with_ended = false;
     self->as_device = base != NULL && type == state->buffer_types[CM_KIND_DEVICE]
                       && !cm_kind_is_on_device(storage->kind);
     return (PyObject *)self;
@@ -169,7 +169,7 @@ cm_buffer_address(const cm_buffer *buffer)
 int
 cm_buffer_check_open(const cm_buffer *buffer)
 {
-    if (CM_UNLIKELY(cm_buffer_is_left(buffer))) {
+    if (CM_UNLIKELY(cm_buffer_with_ended(buffer))) {
         PyErr_SetString(PyExc_ValueError,
                         "the buffer is closed: its with block has ended");
         return -1;
@@ -231,7 +231,7 @@ reset_buffer(cm_buffer *buffer)
     buffer->weakrefs = NULL;
     buffer->offset = 0;
     buffer->readonly = false;
-    buffer->deferred = false;
+    buffer->with_ended = false;
     buffer->as_device = false;
     buffer->extents = buffer->few;
 }

@@ -20,7 +20,7 @@ typedef struct cm_buffer {
     int ndim;
     bool readonly;
     /* Its `with` block has ended: it is closed, whatever becomes of the storage. */
-    bool deferred;
+    bool with_ended;
     /* Made by as_device(): the device type over mapped or managed memory. */
     bool as_device;
     /* shape[ndim], strides[ndim] in bytes, and room for those that DLPack borrows:
@@ -107,10 +107,10 @@ cm_buffer_is_fortran(const cm_buffer *buffer)
 }
 /* True if its `with` block has ended, or that of the buffer that it is a view of. */
 static inline bool
-cm_buffer_is_left(const cm_buffer *buffer)
+cm_buffer_with_ended(const cm_buffer *buffer)
 {
     const cm_buffer *base = (const cm_buffer *)buffer->base;
-    return buffer->deferred || (base != NULL && base->deferred);
+    return buffer->with_ended || (base != NULL && base->with_ended);
 }
 /* Check that the buffer can be used. Returns 0, or -1 with ValueError if its `with`
  * block has ended, or with the exception of cm_storage_check_open(). */

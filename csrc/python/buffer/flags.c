@@ -27,7 +27,7 @@ static bool
 is_aligned(const cm_buffer *self)
 {
     int64_t alignment = cm_numpy_alignment(self->dtype);
-    bool has_memory = !self->storage->closed && !cm_buffer_is_left(self);
+    bool has_memory = !self->storage->closed && !cm_buffer_with_ended(self);
     for (int i = 0; i < self->ndim; i++) {
         if (cm_buffer_shape(self)[i] > 1
             && cm_buffer_strides(self)[i] % alignment != 0) {

@@ -56,7 +56,7 @@ block_exit(PyObject *object, PyObject *const *args CM_UNUSED,
         return NULL;
     }
     self->stage = LEFT;
-    if (buffer->storage->closed || cm_buffer_is_left(buffer)) {
+    if (buffer->storage->closed || cm_buffer_with_ended(buffer)) {
         Py_RETURN_NONE;
     }
     int result = cm_buffer_prefetch_to(buffer, self->back, self->stream, self->home);

@@ -166,7 +166,7 @@ cm_buffer_exit(PyObject *object, PyObject *const *args CM_UNUSED, Py_ssize_t nar
         return NULL;
     }
     cm_buffer *self = (cm_buffer *)object;
-    self->deferred = true;
+    self->with_ended = true;
     if (self->base == NULL && !self->storage->was_named) {
         cm_storage_retire(self->storage);
     }

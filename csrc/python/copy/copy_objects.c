@@ -362,7 +362,7 @@ run(copy_call *call)
     if (engine == NULL || cm_call_prepare(&call->call, &call->request) < 0) {
         return NULL;
     }
-    if (call->how.beside) { /* a job thread does not ask the call */
+    if (call->how.on_engine_stream) { /* a job thread does not ask the call */
         call->request.stream = NULL;
         call->request.interrupted = NULL;
     }
@@ -380,7 +380,7 @@ run(copy_call *call)
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, "while copying");
     }
-    call->call.is_ordered = !call->how.beside;
+    call->call.is_ordered = !call->how.on_engine_stream;
     call->call.moves_bytes = cm_call_moves_bytes(&call->dst.region, &call->src.region);
     cm_call_join(&call->call, call->how.number);
     if (reports_progress) {
@@ -426,9 +426,9 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
     if (init_call(call) < 0) {
         result = NULL;
     }
-    else if (how.look != NULL) {
+    else if (how.explain != NULL) {
         cm_call_fill(&call->call, &call->request);
-        result = how.look(state, &call->request);
+        result = how.explain(state, &call->request);
     }
     else {
         result = CM_NVTX_IS_ON() ? run_in_range(call) : run(call);

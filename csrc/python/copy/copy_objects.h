@@ -5,7 +5,7 @@
 #include "python/copy/call.h"
 
 /* Makes an answer of the request for a copy that is not made, as explain() does. */
-typedef PyObject *cm_copy_use(cm_state *state, const cm_copy_request *request);
+typedef PyObject *cm_request_reader(cm_state *state, const cm_copy_request *request);
 
 /* How a copy is made. All of it is borrowed. */
 typedef struct cm_copy_how {
@@ -21,9 +21,10 @@ typedef struct cm_copy_how {
                           targets of its shape (see cm_broadcast); NULL: only dst */
     uint64_t before;   /* for one of several that begin together: see cm_call; else 0 */
     uint64_t number;   /* of that group: see cm_call_join(); else 0 */
-    bool beside; /* the copy runs on a stream of the engine's; the caller will make
-                    `stream` wait for it */
-    cm_copy_use *look; /* answers in place of the copy; NULL: the copy is made */
+    bool on_engine_stream; /* the copy runs on a stream of the engine's; the caller will
+                    make `stream` wait for it */
+    cm_request_reader *explain; /* answers in place of the copy; NULL: the copy is made
+                                 */
 } cm_copy_how;
 
 /* Copy `src` to `dst`. Shapes (the source is broadcast), dtypes (see cm_casting) and

@@ -71,9 +71,9 @@ describe(cm_state *state, const cm_explanation *e, const cm_copy_request *reques
     return cm_structseq_new(state, CM_STRUCTSEQ_CopyFacts, members);
 }
 
-/* The cm_copy_use that explains a copy in place of making it. */
+/* The cm_request_reader that explains a copy in place of making it. */
 static PyObject *
-look(cm_state *state, const cm_copy_request *request)
+explain(cm_state *state, const cm_copy_request *request)
 {
     cm_engine *engine = cm_state_engine(state, -1);
     if (engine == NULL) {
@@ -107,7 +107,7 @@ cm_explain(PyObject *module, PyObject *args)
     int device = cm_device_hint_of(state, dst, src, stream);
     if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0) {
         cm_copy_how how = {frame.stream, .blocking = blocking != 0, .casting = casting,
-                           .look = look};
+                           .explain = explain};
         result = cm_copy_objects(state, dst, src, how);
     }
     return cm_call_leave(&frame, result);

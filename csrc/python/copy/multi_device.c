@@ -191,10 +191,10 @@ static PyObject *
 copy_part(PyObject *module, PyObject *args)
 {
     PyObject *dsts, *src, *stream, *after, *casting;
-    int beside;
+    int on_engine_stream;
     unsigned long long number, before;
     if (!PyArg_ParseTuple(args, "O!OOpOKKO", &PyTuple_Type, &dsts, &src, &stream,
-                          &beside, &after, &number, &before, &casting)) {
+                          &on_engine_stream, &after, &number, &before, &casting)) {
         return NULL;
     }
     if (PyTuple_Size(dsts) == 0) {
@@ -210,7 +210,7 @@ copy_part(PyObject *module, PyObject *args)
                            .targets = dsts,
                            .before = before,
                            .number = number,
-                           .beside = beside,
+                           .on_engine_stream = on_engine_stream,
                            .casting = {.casting = casting}};
         transfers = cm_copy_objects(state, PyTuple_GetItem(dsts, 0), src, how);
     }

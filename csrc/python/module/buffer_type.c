@@ -60,7 +60,7 @@ get(PyObject *object, void *attribute)
                    ? Py_NewRef(Py_None)
                    : cm_device_object_new(self->state, storage->device);
     default:
-        return PyBool_FromLong(storage->closed || cm_buffer_is_left(self));
+        return PyBool_FromLong(storage->closed || cm_buffer_with_ended(self));
     }
 }
 

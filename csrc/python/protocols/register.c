@@ -228,7 +228,7 @@ cm_unregister_memory(PyObject *module, PyObject *args)
         result = cm_storage_wait_transfers(storage);
     }
     else if (defers != 0 && cm_storage_count_exports(storage) > 0) {
-        buffer->deferred = true;
+        buffer->with_ended = true;
         cm_storage_retire(storage);
     }
     else if ((result = wait_until_unused(storage)) == 0
