@@ -3347,8 +3347,8 @@ def _copy_part(
 ) -> list[Transfer]:
     """Copy to all of `dsts` at once, as copy_async() does to one: a Transfer for each.
 
-    The copy does not come after transfers that began since `before`. With `on_engine_stream` it is
-    not made on `stream`, which the caller will order after it.
+    The copy does not come after transfers that began since `before`. With
+    `on_engine_stream` it is not made on `stream`, which the caller will order after it.
     """
 
 def _prefetch_rows(tile: ManagedBuffer, device: int | None, stream: object, /) -> None:

@@ -149,7 +149,7 @@ void *
 cm_buffer_host(const cm_buffer *buffer)
 {
     const cm_storage *storage = buffer->storage;
-    if (storage->host == NULL || cm_kind_is_on_device(storage->residency)
+    if (storage->host == NULL || cm_kind_is_on_device(storage->copy_kind)
         || buffer->as_device || cm_buffer_nbytes(buffer) == 0) {
         return NULL;
     }
@@ -203,11 +203,11 @@ cm_buffer_region(const cm_buffer *buffer, cm_region *out)
 {
     const cm_storage *storage = buffer->storage;
     bool empty = cm_buffer_nbytes(buffer) == 0;
-    bool on_host = storage->host != NULL && !cm_kind_is_on_device(storage->residency);
+    bool on_host = storage->host != NULL && !cm_kind_is_on_device(storage->copy_kind);
     out->host = empty || !on_host ? NULL : (char *)storage->host + buffer->offset;
     out->address = cm_buffer_address(buffer);
-    out->kind = storage->residency;
-    out->device = cm_kind_is_pageable(storage->residency) ? -1 : storage->device;
+    out->kind = storage->copy_kind;
+    out->device = cm_kind_is_pageable(storage->copy_kind) ? -1 : storage->device;
     out->ndim = buffer->ndim;
     out->is_heap = false;
     out->is_file = storage->is_file;
@@ -245,11 +245,11 @@ reset_storage(cm_storage *storage)
     atomic_store_explicit(&storage->deferring, false, memory_order_relaxed);
     storage->readonly = false;
     storage->was_exported = false;
-    storage->was_named = false;
+    storage->address_was_exported = false;
     storage->was_captured = false;
     storage->is_advised = false;
     storage->side_high = 0;
-    storage->unlocks = false;
+    storage->holds_locked_pages = false;
     storage->lasting_count = 0;
     storage->stream_fill_count = 0;
     storage->awaited_fill_count = 0;

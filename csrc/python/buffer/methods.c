@@ -167,7 +167,7 @@ cm_buffer_exit(PyObject *object, PyObject *const *args CM_UNUSED, Py_ssize_t nar
     }
     cm_buffer *self = (cm_buffer *)object;
     self->with_ended = true;
-    if (self->base == NULL && !self->storage->was_named) {
+    if (self->base == NULL && !self->storage->address_was_exported) {
         cm_storage_retire(self->storage);
     }
     return Py_NewRef(Py_None);

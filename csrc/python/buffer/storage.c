@@ -34,7 +34,7 @@ cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
         storage->deferred.then = end_deferred;
     }
     storage->kind = kind;
-    storage->residency = kind;
+    storage->copy_kind = kind;
     storage->device = device;
     cm_list_push_back(&state->storages, &storage->node);
 }
@@ -109,20 +109,20 @@ cm_storage_inherit(cm_storage *storage)
                                           : cm_block_is_inherited(storage->block);
     bool has_pending_fill = cm_storage_has_pending_fill(storage);
     void *host = storage->host;
-    cm_kind residency = storage->residency;
+    cm_kind copy_kind = storage->copy_kind;
     forget_block(storage);
     storage->registration = NULL;
-    storage->unlocks = false;
+    storage->holds_locked_pages = false;
     storage->is_advised = false;
     storage->was_exported = false;
     if (is_here && !has_pending_fill && host != NULL
-        && (cm_kind_is_pageable(residency) || cm_kind_is_page_locked(residency))) {
+        && (cm_kind_is_pageable(copy_kind) || cm_kind_is_page_locked(copy_kind))) {
         storage->host = host;
-        storage->residency = CM_KIND_PAGEABLE;
+        storage->copy_kind = CM_KIND_PAGEABLE;
         return;
     }
     if (storage->nbytes > 0) {
-        storage->is_lost = true;
+        storage->was_not_inherited = true;
         storage->closed = true;
     }
 }
@@ -137,7 +137,7 @@ free_flags(const cm_storage *detached)
 static bool
 unlocks(const cm_storage *detached)
 {
-    return detached->unlocks || detached->registration != NULL;
+    return detached->holds_locked_pages || detached->registration != NULL;
 }
 
 /* True if giving back may make calls of the runtime, for which the GIL is released. */
@@ -456,7 +456,7 @@ cm_storage_look_closer(const cm_storage *storage)
     if (storage->is_watched && !storage->closed && cm_memory_check(storage) < 0) {
         return -1;
     }
-    if (storage->closed && storage->is_lost) {
+    if (storage->closed && storage->was_not_inherited) {
         return cm_py_raise_int(storage->state, cm_fail(CM_EFORKED, 0), NULL);
     }
     if (storage->closed) {

@@ -98,7 +98,7 @@ typedef struct cm_storage {
     cm_list node;      /* in state->storages while open */
     cm_state *state;   /* borrowed */
     cm_kind kind;      /* what consumers may do with it */
-    cm_kind residency; /* where the planner takes the bytes to be */
+    cm_kind copy_kind; /* where the planner takes the bytes to be */
     int device;        /* index; 0 for pageable memory, which has none */
     /* Flags of cudaHostAlloc, cudaMallocManaged or cudaHostRegister. */
     unsigned flags;
@@ -114,13 +114,13 @@ typedef struct cm_storage {
     bool is_file; /* foreign, and known to be that of a mapped file */
     /* __cuda_array_interface__ gave the address away; its consumers may have kept
      * nothing but the object. */
-    bool was_named;
-    bool unlocks; /* an import whose pages stay locked until it ends */
+    bool address_was_exported;
+    bool holds_locked_pages; /* an import whose pages stay locked until it ends */
     /* Managed memory that was advised; the advice is taken back before the memory
      * goes. */
     bool is_advised;
     /* A forked child does not have its bytes; it is closed then too. */
-    bool is_lost;
+    bool was_not_inherited;
     bool is_traced;    /* tracemalloc knows of the block */
     bool was_captured; /* a graph may use it at any time, so the pool keeps the block */
     /* For thrashing.c, about managed memory: which side used which bytes last, how

@@ -128,12 +128,12 @@ place_array(cm_operand *end, uint64_t nbytes)
     cm_region *region = &end->region;
     const cm_storage *storage = end->storage;
     if (storage == NULL || !cm_kind_is_pageable(region->kind)
-        || cm_kind_is_on_device(storage->residency) || storage->host == NULL) {
+        || cm_kind_is_on_device(storage->copy_kind) || storage->host == NULL) {
         return;
     }
     uint64_t from = (uintptr_t)region->host - (uintptr_t)storage->host;
     if (from <= storage->nbytes && nbytes <= storage->nbytes - from) {
-        region->kind = storage->residency;
+        region->kind = storage->copy_kind;
         region->device = cm_kind_is_pageable(region->kind) ? -1 : storage->device;
         region->address = storage->address == 0 ? 0 : storage->address + from;
     }
@@ -173,7 +173,7 @@ is_unknown(const cm_piece_end *end)
 {
     const cm_storage *storage = end->owner;
     return cm_kind_is_pageable(end->kind)
-           && (storage == NULL || !cm_kind_is_pageable(storage->residency));
+           && (storage == NULL || !cm_kind_is_pageable(storage->copy_kind));
 }
 
 /* Note the devices of the pair being read, whose source is stretched to `src`, and keep

@@ -53,7 +53,7 @@ find_device(const cm_state *state, PyObject *object, bool asks, int depth)
 {
     if (cm_buffer_check(state, object)) {
         const cm_storage *storage = ((const cm_buffer *)(void *)object)->storage;
-        return cm_kind_is_on_device(storage->residency) ? storage->device : -1;
+        return cm_kind_is_on_device(storage->copy_kind) ? storage->device : -1;
     }
     bool is_tuple = PyTuple_Check(object);
     if (!is_tuple && !PyList_Check(object)) {

@@ -27,9 +27,9 @@ static int
 choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
 {
     const cm_storage *storage = self->storage;
-    bool on_device = cm_kind_is_on_device(storage->residency);
-    bool managed = cm_kind_migrates(storage->residency);
-    if ((!on_device && !cm_kind_is_shared(storage->residency))
+    bool on_device = cm_kind_is_on_device(storage->copy_kind);
+    bool managed = cm_kind_migrates(storage->copy_kind);
+    if ((!on_device && !cm_kind_is_shared(storage->copy_kind))
         || (managed && storage->flags == CM_MANAGED_HOST)) { /* only the host may */
         return -1;
     }
@@ -54,7 +54,7 @@ note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
 {
     /* Memory that only devices reach, and that a pool keeps until its streams are done
      * with it, cannot be read too early. So nothing needs to wait for such a fill. */
-    bool is_unseen = storage->pool != NULL && cm_kind_is_on_device(storage->residency);
+    bool is_unseen = storage->pool != NULL && cm_kind_is_on_device(storage->copy_kind);
     if (!blocking && !is_unseen) {
         storage->stream_fill_count++;
     }
@@ -80,7 +80,7 @@ static int
 try_queue(cm_buffer *self, const void *element, cm_stream *stream)
 {
     cm_storage *storage = self->storage;
-    if (!cm_kind_is_on_device(storage->residency) || stream->device != storage->device
+    if (!cm_kind_is_on_device(storage->copy_kind) || stream->device != storage->device
         || !cm_buffer_is_contiguous(self, false) || !is_in_order_of(storage, stream)) {
         return 0;
     }
@@ -176,7 +176,7 @@ is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, boo
 {
     bool has_context = cm_device_was_entered(stream->rt, stream->device);
     *out = false;
-    if (named || has_context || !cm_kind_is_pageable(self->storage->residency)) {
+    if (named || has_context || !cm_kind_is_pageable(self->storage->copy_kind)) {
         return cm_ok();
     }
     if (cm_runtime_wake_if_started(stream->rt)) {
@@ -229,7 +229,7 @@ find_stream(const cm_buffer *self, PyObject *object)
 {
     const cm_storage *storage = self->storage;
     object = object == NULL ? Py_None : object;
-    return cm_kind_is_on_device(storage->residency)
+    return cm_kind_is_on_device(storage->copy_kind)
                ? cm_stream_for_device(self->state, object, storage->device)
                : cm_stream_from_object(self->state, object, storage->device);
 }
@@ -355,7 +355,7 @@ fill_by_buffer(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
         Py_XDECREF(array);
         return result;
     }
-    if (!cm_kind_is_on_device(self->storage->residency)) {
+    if (!cm_kind_is_on_device(self->storage->copy_kind)) {
         return cm_copy_behind(self->state, object, source, on, NULL);
     }
     return cm_copy_now(self->state, object, source, on, NULL);

@@ -54,7 +54,7 @@ get(PyObject *object, void *attribute)
     case AT_kind:
         return PyUnicode_FromString(cm_kinds[cm_buffer_kind(self)].text);
     case AT_residency:
-        return PyUnicode_FromString(cm_kinds[storage->residency].text);
+        return PyUnicode_FromString(cm_kinds[storage->copy_kind].text);
     case AT_device:
         return cm_kind_is_pageable(storage->kind)
                    ? Py_NewRef(Py_None)

@@ -155,7 +155,7 @@ is_forked(const cm_storage *storage)
 static bool
 is_inherited(const cm_storage *storage)
 {
-    return storage->block == NULL ? !storage->is_lost
+    return storage->block == NULL ? !storage->was_not_inherited
                                   : cm_block_is_inherited(storage->block);
 }
 

@@ -258,7 +258,7 @@ cm_array_interface_dict(PyObject *self)
     /* From here on the consumer's work cannot be seen. */
     buffer->storage->was_exported = true;
     buffer->state->export_total++;
-    buffer->storage->was_named = true;
+    buffer->storage->address_was_exported = true;
     PyObject *stream = address == 0 ? Py_NewRef(Py_None)
                                     : stream_entry(buffer->state, buffer->storage);
     if (stream == NULL || PyDict_SetItemString(dict, "stream", stream) < 0

@@ -327,7 +327,7 @@ cm_import_finish(cm_state *state, const cm_import *import)
         return NULL;
     }
     uint64_t below = 0 - (uint64_t)import->low;
-    storage->residency = region->kind;
+    storage->copy_kind = region->kind;
     storage->nbytes = import->nbytes;
     storage->readonly = import->readonly;
     storage->is_file = region->is_file;
@@ -342,7 +342,7 @@ cm_import_finish(cm_state *state, const cm_import *import)
         region->ndim, region->shape, region->strides, import->readonly, NULL);
     if (buffer != NULL) {
         storage->foreign = Py_XNewRef(kept);
-        storage->unlocks = import->locked != NULL;
+        storage->holds_locked_pages = import->locked != NULL;
         storage->foreign_drop = import->drop;
         storage->foreign_argument = import->argument;
     }
