@@ -3316,7 +3316,7 @@ class _CopyParts(structseq[Any]):
         """The number by which storages recognise the copies that belong together."""
     @property
     def before(self) -> int:
-        """The number of the first writer that none of these copies waits for."""
+        """The number of the first transfer that none of these copies waits for."""
     @property
     def is_captured(self) -> bool:
         """Whether the stream is being captured."""

@@ -368,7 +368,8 @@ FAULTS = [
         "interrupted job keeps nothing",
         "csrc/transfer/run/run.c",
         "the ends of a long copy that is still in flight are handed out again",
-        "job->keeps_source != NULL && !cm_ticket_take_keeps(job->ticket, job->keeps_source)",
+        "job->keeps_source != NULL "
+        "&& !cm_ticket_take_keeps(job->ticket, job->keeps_source)",
         "job->keeps_source != NULL && job->ticket == NULL",
         [
             "tests/transfers/test_transfer_control.py::"

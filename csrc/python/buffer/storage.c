@@ -95,8 +95,9 @@ cm_storage_detach(cm_storage *storage, cm_storage *out)
     storage->foreign_drop = NULL;
     storage->memory = NULL;
     storage->is_watched = false;
-    storage->pending = NULL;
-    storage->writer_count = storage->writer_capacity = storage->forget_at = 0;
+    storage->transfers = NULL;
+    storage->transfer_count = storage->transfer_capacity =
+        storage->forget_transfers_at = 0;
 }
 
 /* Gives nothing back, since the blocks, streams and registrations belong to a driver
@@ -237,8 +238,8 @@ cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime)
         for (uint32_t i = 0; i < detached->use_count; i++) {
             cm_stream_release(detached->uses[i]);
         }
-        for (uint32_t i = 0; i < detached->writer_count; i++) {
-            cm_ticket_release(detached->pending[i].ticket);
+        for (uint32_t i = 0; i < detached->transfer_count; i++) {
+            cm_ticket_release(detached->transfers[i].ticket);
         }
         if (detached->pool != NULL && detached->block == NULL) {
             cm_pool_release(detached->pool);
@@ -247,7 +248,7 @@ cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime)
     if (detached->uses != &detached->first_use) {
         free(detached->uses);
     }
-    free(detached->pending);
+    free(detached->transfers);
     return status;
 }
 
@@ -299,7 +300,7 @@ static bool
 try_give_back(cm_storage *storage)
 {
     bool alone = storage->use_capacity <= 1;
-    if (storage->block == NULL || !alone || storage->pending != NULL
+    if (storage->block == NULL || !alone || storage->transfers != NULL
         || storage->was_exported || storage->was_captured || storage->is_advised
         || storage->foreign != NULL
         || !cm_pool_quick_free(storage->pool, storage->block, storage->uses,

@@ -44,21 +44,21 @@ typedef struct cm_extent {
 #define CM_EXTENT_ALL(writes) ((cm_extent){0, UINT64_MAX, (writes)})
 
 /* A transfer that a storage remembers; it may have finished. */
-typedef struct cm_writer {
+typedef struct cm_storage_transfer {
     cm_ticket *ticket; /* held */
     cm_extent extent;
     uint64_t number; /* transfers are numbered in the order in which they came */
     /* Whatever would have to wait for it also waits for a later one, which waits for
      * it. */
     bool covered;
-} cm_writer;
+} cm_storage_transfer;
 
 /* True if work of `extent` must come after the transfer. */
 static inline bool
-cm_writer_is_in_the_way(const cm_writer *writer, cm_extent extent)
+cm_storage_transfer_is_in_the_way(const cm_storage_transfer *transfer, cm_extent extent)
 {
-    return (writer->extent.writes || extent.writes) && writer->extent.low < extent.high
-           && extent.low < writer->extent.high;
+    return (transfer->extent.writes || extent.writes)
+           && transfer->extent.low < extent.high && extent.low < transfer->extent.high;
 }
 
 /* -- what streams do to it ------------------------------------------------------------------ */
@@ -178,10 +178,11 @@ typedef struct cm_storage {
     void (*free_struct)(struct cm_storage *storage); /* called at the very end */
     /* Transfers of it that have not finished, and some that have; guarded by the
      * GIL. */
-    cm_writer *pending;
-    uint32_t writer_count;
-    uint32_t writer_capacity;
-    uint32_t forget_at; /* how many transfers make us look again which have finished */
+    cm_storage_transfer *transfers;
+    uint32_t transfer_count;
+    uint32_t transfer_capacity;
+    uint32_t forget_transfers_at; /* how many transfers make us look again which have
+                                     finished */
     /* The engine's count of failures when it was last looked at. */
     uint64_t failed_total;
     uint64_t many_call; /* the last copy_many() that named it, and its index there */
@@ -339,7 +340,7 @@ cm_storage_is_in_transfer(const cm_storage *storage)
 static inline bool
 cm_storage_has_past(const cm_storage *storage)
 {
-    return storage->use_count > storage->lasting_count || storage->writer_count > 0;
+    return storage->use_count > storage->lasting_count || storage->transfer_count > 0;
 }
 
 /* Where `region`, a part of its memory, lies in it. */
@@ -348,8 +349,8 @@ cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
 /* Remember an unfinished transfer of it, which came after all those in its way that
  * have numbers below `seen` (0 if after none). 0, or -1 with MemoryError. Needs the
  * GIL. */
-int cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
-                          uint64_t seen);
+int cm_storage_add_transfer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
+                            uint64_t seen);
 /* Called when a transfer into it ended well before it could be remembered: failures of
  * earlier ones are no longer reported to whoever uses the memory. Needs the GIL. */
 void cm_storage_note_written(cm_storage *storage);

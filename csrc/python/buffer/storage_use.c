@@ -11,9 +11,10 @@
  *
  * Two kinds of work are remembered:
  *
- *   uses      streams that were given work on the memory, each with the spans of bytes
- *             that it reads and writes (cm_use_span), because nobody else remembers it
- *   pending   transfers of ours that have a ticket and have not ended (cm_writer)
+ *   uses       streams that were given work on the memory, each with the spans of bytes
+ *              that it reads and writes (cm_use_span), because nobody else remembers it
+ *   transfers  those of ours that have a ticket and have not ended
+ *              (cm_storage_transfer)
  *
  * Uses
  * ----
@@ -372,16 +373,16 @@ cm_storage_prune_uses(cm_storage *storage)
 static void
 uncover_all(cm_storage *storage)
 {
-    for (uint32_t i = 0; i < storage->writer_count; i++) {
-        storage->pending[i].covered = false;
+    for (uint32_t i = 0; i < storage->transfer_count; i++) {
+        storage->transfers[i].covered = false;
     }
 }
 
 static void
 remove_writer(cm_storage *storage, uint32_t index)
 {
-    cm_ticket *ticket = storage->pending[index].ticket;
-    storage->pending[index] = storage->pending[--storage->writer_count];
+    cm_ticket *ticket = storage->transfers[index].ticket;
+    storage->transfers[index] = storage->transfers[--storage->transfer_count];
     cm_ticket_release(ticket);
 }
 
@@ -389,9 +390,9 @@ static void
 forget_finished_pending(cm_storage *storage)
 {
     bool failed = false;
-    for (uint32_t i = storage->writer_count; i > 0; i--) {
+    for (uint32_t i = storage->transfer_count; i > 0; i--) {
         cm_ticket_info info;
-        cm_ticket_peek(storage->pending[i - 1].ticket, &info);
+        cm_ticket_peek(storage->transfers[i - 1].ticket, &info);
         if (info.done) {
             failed = failed || !cm_is_ok(info.status);
             remove_writer(storage, i - 1);
@@ -414,12 +415,13 @@ forget_some_pending(cm_storage *storage)
                           ? 0
                           : atomic_load_explicit(&cm_engine_counts(engine)->failed,
                                                  memory_order_relaxed);
-    if (storage->writer_count < storage->forget_at && failed == storage->failed_total) {
+    if (storage->transfer_count < storage->forget_transfers_at
+        && failed == storage->failed_total) {
         return;
     }
     forget_finished_pending(storage);
     storage->failed_total = failed;
-    storage->forget_at = 2 * storage->writer_count + FEW;
+    storage->forget_transfers_at = 2 * storage->transfer_count + FEW;
 }
 
 cm_extent
@@ -448,23 +450,24 @@ cm_storage_extent(const cm_storage *storage, const cm_region *region, bool write
 static void
 cover_others(cm_storage *storage, cm_extent extent, uint64_t seen)
 {
-    for (uint32_t i = 0; i < storage->writer_count && extent.writes; i++) {
-        cm_writer *writer = &storage->pending[i];
-        writer->covered = writer->covered
-                          || (writer->number < seen && extent.low <= writer->extent.low
-                              && writer->extent.high <= extent.high);
+    for (uint32_t i = 0; i < storage->transfer_count && extent.writes; i++) {
+        cm_storage_transfer *transfer = &storage->transfers[i];
+        transfer->covered =
+            transfer->covered
+            || (transfer->number < seen && extent.low <= transfer->extent.low
+                && transfer->extent.high <= extent.high);
     }
 }
 
 int
-cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
-                      uint64_t seen)
+cm_storage_add_transfer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
+                        uint64_t seen)
 {
     cm_ticket_info info;
     CM_NEEDS_GIL();
     forget_some_pending(storage);
-    if (cm_reserve(&storage->pending, sizeof(*storage->pending), NULL, 0,
-                   storage->writer_count, &storage->writer_capacity)
+    if (cm_reserve(&storage->transfers, sizeof(*storage->transfers), NULL, 0,
+                   storage->transfer_count, &storage->transfer_capacity)
         < 0) {
         return -1;
     }
@@ -472,12 +475,12 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
     if (!info.done) { /* a transfer that is done may have had nothing to wait for */
         cover_others(storage, extent, seen);
     }
-    storage->pending[storage->writer_count++] =
-        (cm_writer){.ticket = cm_ticket_hold(ticket),
-                    .extent = extent,
-                    .number = storage->state->writer_total++};
+    storage->transfers[storage->transfer_count++] =
+        (cm_storage_transfer){.ticket = cm_ticket_hold(ticket),
+                              .extent = extent,
+                              .number = storage->state->transfer_total++};
     if (info.done) { /* it failed, and was counted, before it was remembered here */
-        storage->forget_at = 0;
+        storage->forget_transfers_at = 0;
     }
     return 0;
 }
@@ -485,7 +488,7 @@ cm_storage_add_writer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
 void
 cm_storage_note_written(cm_storage *storage)
 {
-    if (CM_UNLIKELY(storage->writer_count > 0)) {
+    if (CM_UNLIKELY(storage->transfer_count > 0)) {
         forget_some_pending(storage);
     }
 }
@@ -502,8 +505,8 @@ wait_for_writer(cm_storage *storage, cm_ticket *ticket)
     }
     /* A child never learns how a transfer of its parent ended. */
     if (status.code != CM_EFORKED) {
-        for (uint32_t i = storage->writer_count; i > 0; i--) {
-            if (storage->pending[i - 1].ticket == ticket) {
+        for (uint32_t i = storage->transfer_count; i > 0; i--) {
+            if (storage->transfers[i - 1].ticket == ticket) {
                 remove_writer(storage, i - 1);
             }
         }
@@ -600,8 +603,8 @@ cm_storage_wait_transfers(cm_storage *storage)
 int
 cm_storage_wait_pending(cm_storage *storage)
 {
-    while (storage->writer_count > 0) {
-        cm_ticket *ticket = cm_ticket_hold(storage->pending[0].ticket);
+    while (storage->transfer_count > 0) {
+        cm_ticket *ticket = cm_ticket_hold(storage->transfers[0].ticket);
         int result = wait_for_writer(storage, ticket);
         cm_ticket_release(ticket);
         if (result < 0) {
@@ -640,7 +643,7 @@ int
 cm_pending_take(const cm_storage *storage, cm_pending *out)
 {
     uint32_t stream_count = storage->use_count;
-    uint32_t ticket_count = storage->writer_count;
+    uint32_t ticket_count = storage->transfer_count;
     *out = (cm_pending){.state = NULL};
     void **room = malloc((stream_count + ticket_count + 1u) * sizeof(*room));
     if (room == NULL) {
@@ -657,7 +660,7 @@ cm_pending_take(const cm_storage *storage, cm_pending *out)
         out->streams[i] = cm_stream_hold(storage->uses[i]);
     }
     for (uint32_t i = 0; i < ticket_count; i++) {
-        out->tickets[i] = cm_ticket_hold(storage->pending[i].ticket);
+        out->tickets[i] = cm_ticket_hold(storage->transfers[i].ticket);
     }
     cm_state_enter(out->state);
     return 0;
@@ -754,7 +757,7 @@ int
 cm_storage_order_handle(cm_storage *storage, int device, uint64_t handle)
 {
     bool pooled = storage->pool != NULL && handle > CM_STREAM_LEGACY;
-    if (storage->use_count == 0 && storage->writer_count == 0 && !pooled) {
+    if (storage->use_count == 0 && storage->transfer_count == 0 && !pooled) {
         return 0;
     }
     cm_runtime *rt = cm_state_runtime(storage->state);

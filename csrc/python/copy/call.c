@@ -233,7 +233,7 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
         return -1;
     }
     cm_storage_prune_uses(storage);
-    uint64_t seen = call->before != 0 ? call->before : call->state->writer_total;
+    uint64_t seen = call->before != 0 ? call->before : call->state->transfer_total;
     /* One of several copies that begin together comes after all streams of the storage,
      * since _end_parts() lets the storage forget all of them. A call that meets very
      * many streams comes after all of them as well. */
@@ -247,11 +247,11 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
             return -1;
         }
     }
-    for (uint32_t i = 0; i < storage->writer_count; i++) {
-        const cm_writer *writer = &storage->pending[i];
-        if (writer->number < seen && !(call->has_ticket && writer->covered)
-            && cm_writer_is_in_the_way(writer, extent)
-            && come_after_transfer(call, writer->ticket) < 0) {
+    for (uint32_t i = 0; i < storage->transfer_count; i++) {
+        const cm_storage_transfer *transfer = &storage->transfers[i];
+        if (transfer->number < seen && !(call->has_ticket && transfer->covered)
+            && cm_storage_transfer_is_in_the_way(transfer, extent)
+            && come_after_transfer(call, transfer->ticket) < 0) {
             return -1;
         }
     }
@@ -295,8 +295,8 @@ add_keep(cm_call *call, cm_keep keep, cm_deferred *deferred)
         keep.drop(keep.object);
         return -1;
     }
-    call->keeps[call->keep_count++] =
-        (cm_kept){keep, deferred == NULL ? NULL : cm_deferred_share(deferred)};
+    call->keeps[call->keep_count++] = (cm_call_keep_entry){
+        keep, deferred == NULL ? NULL : cm_deferred_share(deferred)};
     return 0;
 }
 
@@ -559,12 +559,12 @@ cm_call_mark_captured(const cm_call *call)
 /* Let the target remember the transfer, and the source as well if no stream says that
  * it is read: whoever writes the source next has to wait. */
 static int
-add_writers(const cm_call *call, cm_ticket *ticket)
+add_transfers(const cm_call *call, cm_ticket *ticket)
 {
     for (uint32_t i = 0; i < call->use_count; i++) {
         const cm_call_use *use = &call->uses[i];
         if ((use->extent.writes || !is_on_stream(call))
-            && cm_storage_add_writer(use->storage, ticket, use->extent, use->seen)
+            && cm_storage_add_transfer(use->storage, ticket, use->extent, use->seen)
                    < 0) {
             return -1;
         }
@@ -586,7 +586,7 @@ cm_call_remember(cm_call *call, cm_ticket *ticket)
         }
         return 0;
     }
-    if (add_writers(call, ticket) == 0) {
+    if (add_transfers(call, ticket) == 0) {
         return 0;
     }
     call->is_ordered = false;
@@ -643,12 +643,12 @@ cm_call_fini(cm_call *call)
         forget_streams(call);
     }
     for (uint32_t i = 0; i < call->keep_count; i++) {
-        const cm_kept *kept = &call->keeps[i];
-        if (kept->keep.drop != NULL) {
-            kept->keep.drop(kept->keep.object);
+        const cm_call_keep_entry *entry = &call->keeps[i];
+        if (entry->keep.drop != NULL) {
+            entry->keep.drop(entry->keep.object);
         }
-        if (kept->deferred != NULL) {
-            cm_deferred_end(kept->deferred);
+        if (entry->deferred != NULL) {
+            cm_deferred_end(entry->deferred);
         }
     }
     void *arrays[] = {call->uses, call->after, call->after_tickets, call->keeps};

@@ -23,7 +23,7 @@
  * Example: a copy in the background from X to Y on stream A, where stream B used Y
  * before. cm_call_come_after() puts B into `after` if B's use is in the way of the
  * bytes that are written. cm_call_prepare() notes on both storages that A uses them.
- * If the transfer is not finished yet, cm_call_remember() makes its ticket a writer of
+ * If the transfer is not finished yet, cm_call_remember() makes it a transfer of
  * Y, but not of X, because A's use of X already says that X is being read. If the
  * caller has set `is_ordered` and `moves_bytes`, cm_call_fini() asks the storages to
  * forget B. Y does so only where A now stands for all of B's use, where nobody else has
@@ -52,10 +52,10 @@ typedef struct cm_call_use {
 } cm_call_use;
 
 /* Something that stays alive until the engine is done. */
-typedef struct cm_kept {
+typedef struct cm_call_keep_entry {
     cm_keep keep;
     cm_deferred *deferred; /* counted, as the engine has it too; NULL for a storage */
-} cm_kept;
+} cm_call_keep_entry;
 
 enum { CM_CALL_USES = 2, CM_CALL_STREAMS = 4, CM_CALL_TICKETS = 4, CM_CALL_KEEPS = 4 };
 
@@ -88,7 +88,7 @@ typedef struct cm_call {
     cm_ticket **after_tickets; /* held */
     uint32_t ticket_count;
     uint32_t ticket_room;
-    cm_kept *keeps;
+    cm_call_keep_entry *keeps;
     uint32_t keep_count;
     uint32_t keep_room;
     const cm_operand *deferred_ends[2]; /* borrowed; kept when the engine asks */
@@ -103,7 +103,7 @@ typedef struct cm_call {
     cm_call_use first_uses[CM_CALL_USES];
     cm_stream *first_after[CM_CALL_STREAMS];
     cm_ticket *first_tickets[CM_CALL_TICKETS];
-    cm_kept first_keeps[CM_CALL_KEEPS];
+    cm_call_keep_entry first_keeps[CM_CALL_KEEPS];
 } cm_call;
 
 /* -- ends, as they were read -------------------------------------------------------------- */

@@ -70,7 +70,7 @@ is_in_order_of(const cm_storage *storage, const cm_stream *stream)
             return false;
         }
     }
-    return storage->writer_count == 0;
+    return storage->transfer_count == 0;
 }
 
 /* Try the short way, which is for a device's own memory without gaps. Returns 1 if the

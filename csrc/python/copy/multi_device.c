@@ -161,7 +161,7 @@ make_parts(cm_state *state, PyObject *module, PyObject *ends, bool captures)
     }
     PyObject *members[CM_CopyParts_COUNT] = {
         [CM_CopyParts_number] = PyLong_FromUnsignedLongLong(++state->many_count),
-        [CM_CopyParts_before] = PyLong_FromUnsignedLongLong(state->writer_total),
+        [CM_CopyParts_before] = PyLong_FromUnsignedLongLong(state->transfer_total),
         [CM_CopyParts_is_captured] = PyBool_FromLong(captures),
         [CM_CopyParts_held] = held,
     };

@@ -21,7 +21,7 @@ cm_state_init(cm_state *state)
     for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
         state->free_inline[kind].room = FREE_ROOT_COUNT;
     }
-    state->writer_total = 1;
+    state->transfer_total = 1;
     cm_list_init(&state->deferred);
 }
 

@@ -190,8 +190,8 @@ typedef struct cm_state {
     Py_ssize_t call_count; /* see cm_state_enter() */
     uint64_t many_count;   /* calls of copy_many() so far */
     uint64_t export_total; /* how often memory was ever given to others */
-    /* The number of the next writer that a storage remembers; > 0. */
-    uint64_t writer_total;
+    /* The number of the next transfer that a storage remembers; > 0. */
+    uint64_t transfer_total;
     /* One more at each shutdown: objects of an older one are closed. */
     uint64_t generation;
     cm_list storages; /* every live cm_storage of this generation */

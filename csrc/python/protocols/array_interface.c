@@ -87,7 +87,7 @@ join(cm_storage *storage, cm_pending *pending, cm_stream *current)
 static PyObject *
 stream_entry(cm_state *state, cm_storage *storage)
 {
-    if (storage->use_count == 0 && storage->writer_count == 0) {
+    if (storage->use_count == 0 && storage->transfer_count == 0) {
         return Py_NewRef(Py_None);
     }
     cm_stream *current = cm_stream_from_object(state, Py_None, storage->device);
