@@ -85,7 +85,7 @@ test_runs_on_the_host_tell_their_pieces(void)
     cm_many_request request = {.common = {.blocking = true,
                                           .interrupted = look,
                                           .interrupted_argument = &me,
-                                          .ticket_seen = &me.ticket},
+                                          .ticket_out = &me.ticket},
                                .pieces = pieces,
                                .piece_count = 2};
     CHECK_OK(cm_engine_copy_many(w.engine, &request, NULL));

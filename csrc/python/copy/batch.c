@@ -60,9 +60,9 @@ typedef struct many_call {
     PyObject *casting;    /* borrowed; NULL and None: dtypes must be equal */
     PyObject *dtypes[2]; /* owned; the dtypes of the last pair, if there is a casting */
     bool may_convert;    /* there is a casting, without which no pair is converted */
-    cm_convert seen;     /* ... and how its elements are converted */
-    cm_convert convert;  /* how those of the pair being read are */
-    cm_operand dst;      /* the ends of the pair being read */
+    cm_convert last_convert; /* ... and how its elements are converted */
+    cm_convert convert;      /* how those of the pair being read are */
+    cm_operand dst;          /* the ends of the pair being read */
     cm_operand src;
     many_storage first_storages[MANY_STORAGES];
 } many_call;
@@ -220,14 +220,14 @@ check_casting(many_call *self)
     cm_casting how = {.casting = self->casting};
     PyObject *dtypes[2] = {self->dst.dtype, self->src.dtype};
     if (self->dtypes[0] == dtypes[0] && self->dtypes[1] == dtypes[1]) {
-        self->convert = self->seen;
+        self->convert = self->last_convert;
         return 0;
     }
     if (cm_check_casting(&self->call, "", &self->dst, &self->src, how, &self->convert)
         < 0) {
         return -1;
     }
-    self->seen = self->convert;
+    self->last_convert = self->convert;
     for (int i = 0; i < 2; i++) {
         Py_INCREF(dtypes[i]);
         cm_replace(&self->dtypes[i], dtypes[i]);

@@ -233,14 +233,14 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
         return -1;
     }
     cm_storage_prune_uses(storage);
-    uint64_t seen = call->before != 0 ? call->before : call->state->transfer_total;
+    uint64_t before = call->before != 0 ? call->before : call->state->transfer_total;
     /* One of several copies that begin together comes after all streams of the storage,
      * since _end_parts() lets the storage forget all of them. A call that meets very
      * many streams comes after all of them as well. */
     bool after_all = call->before != 0 || storage->use_count > CM_MOST_USES;
     const cm_stream *own = is_on_stream(call) ? call->stream : NULL;
     call->uses[call->use_count++] =
-        (cm_call_use){storage, extent, seen, storage->use_calls, after_all};
+        (cm_call_use){storage, extent, before, storage->use_calls, after_all};
     for (uint32_t i = 0; i < storage->use_count; i++) {
         bool waits = after_all || cm_storage_is_in_the_way(storage, i, extent, own);
         if (waits && cm_call_come_after_stream(call, storage->uses[i]) < 0) {
@@ -249,7 +249,7 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
     }
     for (uint32_t i = 0; i < storage->transfer_count; i++) {
         const cm_storage_transfer *transfer = &storage->transfers[i];
-        if (transfer->number < seen && !(call->has_ticket && transfer->covered)
+        if (transfer->number < before && !(call->has_ticket && transfer->covered)
             && cm_storage_transfer_is_in_the_way(transfer, extent)
             && come_after_transfer(call, transfer->ticket) < 0) {
             return -1;
@@ -471,7 +471,7 @@ cm_call_fill(cm_call *call, cm_copy_request *request)
     request->after_ticket_count = call->ticket_count;
     if (call->blocking || call->stream != NULL) {
         request->interrupted = cm_call_is_interrupted;
-        request->ticket_seen = cm_call_reports_progress(call) ? &call->seen : NULL;
+        request->ticket_out = cm_call_reports_progress(call) ? &call->ticket : NULL;
     }
     /* A thread that gives the GIL up may get it back only after 5 ms, if another thread
      * computes in Python. That is a hundred times longer than a short copy takes. So
@@ -519,11 +519,11 @@ static int
 report_progress(const cm_call *call)
 {
     cm_ticket_info info;
-    if (!cm_call_reports_progress(call) || call->seen == NULL) {
+    if (!cm_call_reports_progress(call) || call->ticket == NULL) {
         return 0;
     }
-    cm_ticket_peek(call->seen, &info);
-    return cm_progress_report(call->progress, cm_ticket_count_moved(call->seen),
+    cm_ticket_peek(call->ticket, &info);
+    return cm_progress_report(call->progress, cm_ticket_count_moved(call->ticket),
                               info.nbytes);
 }
 
@@ -564,7 +564,7 @@ add_transfers(const cm_call *call, cm_ticket *ticket)
     for (uint32_t i = 0; i < call->use_count; i++) {
         const cm_call_use *use = &call->uses[i];
         if ((use->extent.writes || !is_on_stream(call))
-            && cm_storage_add_transfer(use->storage, ticket, use->extent, use->seen)
+            && cm_storage_add_transfer(use->storage, ticket, use->extent, use->before)
                    < 0) {
             return -1;
         }

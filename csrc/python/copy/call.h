@@ -43,7 +43,7 @@
 typedef struct cm_call_use {
     cm_storage *storage; /* borrowed; the operand of the end keeps it open */
     cm_extent extent;
-    uint64_t seen; /* the call comes after transfers of the storage whose numbers are
+    uint64_t before; /* the call comes after transfers of the storage whose numbers are
                       lower than this */
     uint64_t use_calls; /* the storage's count when the use was added here; see
                            add_uses() for what it becomes */
@@ -94,7 +94,7 @@ typedef struct cm_call {
     const cm_operand *deferred_ends[2]; /* borrowed; kept when the engine asks */
     uint32_t deferred_count;
     cm_copy_request *request; /* borrowed; gets those keeps */
-    cm_ticket *seen;       /* borrowed from the engine while it asks for interrupts */
+    cm_ticket *ticket;     /* borrowed from the engine while it asks for interrupts */
     PyThreadState *thread; /* while the GIL is released; else NULL */
     PyObject *watched; /* owned list, for the handle: memory of the ends that its owner
                           can move (memory_watch.h); NULL: there is none */

@@ -364,15 +364,15 @@ start_several(batch *b, uint64_t count, cm_ticket **out)
     cm_ticket *ticket = b->parts == NULL ? NULL : cm_ticket_create(b->engine, common);
     CM_TRY(cm_allocated(ticket != NULL, count * sizeof(cm_ticket *)));
     b->has_begun = true;
-    if (common->ticket_seen != NULL) {
-        *common->ticket_seen = ticket;
+    if (common->ticket_out != NULL) {
+        *common->ticket_out = ticket;
     }
     ticket->nbytes = count_nbytes(b->request);
     ticket->row = &cm_routes[CM_ROUTE_SEVERAL];
     b->part.part_of = ticket;
     b->part.keep_count = 0; /* the whole keeps the ends */
     b->part.blocking = false;
-    b->part.ticket_seen = NULL;
+    b->part.ticket_out = NULL;
     b->hooks = cm_request_hooks(common);
     b->asked_ns = cm_now_ns();
     cm_status status = join_parts(b, ticket, start_parts(b));

@@ -127,7 +127,7 @@ typedef struct cm_copy_request {
     /* The engine stores the ticket of the call here, for `interrupted` to read. It
      * stores nothing for a short copy, which has no ticket. The ticket must not be used
      * after a call that failed. May be NULL. */
-    cm_ticket **ticket_seen;
+    cm_ticket **ticket_out;
     cm_keep keep[4]; /* dropped when the transfer is done, whatever its outcome */
     uint32_t keep_count;
     /* Fills in `keep`, with the same argument. The engine calls it once it is clear

@@ -122,8 +122,8 @@ queue_behind_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t 
         return cm_fail(CM_ENOMEM, 0);
     }
     *ticket_has_keeps = true;
-    if (request->ticket_seen != NULL) {
-        *request->ticket_seen = ticket;
+    if (request->ticket_out != NULL) {
+        *request->ticket_out = ticket;
     }
     ticket->nbytes = nbytes;
     ticket->row = &cm_routes[CM_ROUTE_DIRECT];

@@ -285,8 +285,8 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
     if (ticket->noted.op == CM_EVENT_TRANSFER) {
         note_ends(request, &ticket->noted);
     }
-    if (request->ticket_seen != NULL) {
-        *request->ticket_seen = ticket;
+    if (request->ticket_out != NULL) {
+        *request->ticket_out = ticket;
     }
     cm_job_init(job, engine, request, tuning);
     job->ticket = cm_ticket_hold(ticket);
