@@ -776,7 +776,7 @@ wait_events(cm_pool *pool, const cm_wait_hooks *hooks, const uint64_t *goal)
     uint64_t asked = start;
     bool may_fence = !cm_others_capture(hooks);
     while (is_pending(pool, hooks->interrupted != NULL, may_fence, goal)) {
-        CM_TRY(cm_wait_ask(hooks, &asked));
+        CM_TRY(cm_wait_check_interrupted(hooks, &asked));
         cm_nap_after(cm_now_ns() - start);
     }
     return cm_ok();

@@ -438,7 +438,7 @@ await_fences(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     uint64_t asked = start;
     bool may_pass = true;
     while (*out == NULL && may_pass && cm_now_ns() - start < FENCE_WAIT_NS) {
-        CM_TRY(cm_wait_ask(r->hooks, &asked));
+        CM_TRY(cm_wait_check_interrupted(r->hooks, &asked));
         cm_nap_after(cm_now_ns() - start);
         /* A block stays in flight if asking about it fails. */
         cm_ignore(cm_pool_poll(pool, false));

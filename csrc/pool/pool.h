@@ -188,7 +188,7 @@ enum { CM_ASK_NS = 50 * 1000 * 1000 };
  * ago, and note the time of this one.
  * Fails: CM_ECANCELLED if the hook returns true. */
 CM_NODISCARD static inline cm_status
-cm_wait_ask(const cm_wait_hooks *hooks, uint64_t *asked_ns)
+cm_wait_check_interrupted(const cm_wait_hooks *hooks, uint64_t *asked_ns)
 {
     if (hooks->interrupted == NULL || cm_now_ns() - *asked_ns < CM_ASK_NS) {
         return cm_ok();

@@ -799,7 +799,7 @@ FAULTS = [
         "csrc/python/copy/call.c",
         "the source of a blocking copy lives until the main thread runs Python",
         "if (entry->deferred != NULL) {",
-        "if (kept->deferred != NULL && call->state == NULL) {",
+        "if (entry->deferred != NULL && call->state == NULL) {",
         ["tests/transfers/test_transfer.py::test_call_that_waited_keeps_nothing_alive"],
     ),
     Fault(

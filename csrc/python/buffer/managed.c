@@ -193,7 +193,7 @@ discard_beside(cm_buffer *self, cm_stream *legacy)
         return cm_py_raise_int(state, status, "making a stream");
     }
     if (state->context_count != atomic_load(&legacy->rt->context_count)) {
-        state->when_contexts_grow(state); /* the device is in use from now on */
+        state->admit_peers(state); /* the device is in use from now on */
     }
     cm_storage_keep_open(self->storage);
     int result = discard_between(self, legacy, side);

@@ -117,12 +117,12 @@ cm_state_runtime(cm_state *state)
                 "cumem cannot be used any more: the interpreter is exiting");
             return NULL;
         }
-        if (state->when_closed(state) < 0) {
+        if (state->open_runtime(state) < 0) {
             return NULL;
         }
     }
     if (CM_UNLIKELY(cm_runtime_is_forked(state->runtime))) {
-        if (state->when_forked(state) < 0) {
+        if (state->leave_parent(state) < 0) {
             return NULL;
         }
         /* There may be no runtime now, so that one is opened afresh. */
@@ -138,7 +138,7 @@ cm_state_runtime(cm_state *state)
         atomic_load_explicit(&state->runtime->context_count, memory_order_relaxed);
     if (CM_UNLIKELY(contexts != state->context_count)) {
         cm_state_enter(state);
-        state->when_contexts_grow(state);
+        state->admit_peers(state);
         cm_state_leave(state);
     }
     return state->runtime;

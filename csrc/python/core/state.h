@@ -108,13 +108,13 @@ typedef struct cm_inline_list {
 typedef struct cm_state {
     /* Opens the runtime for cm_state_runtime(), or waits for the thread that does. 0,
      * or -1 with an exception. */
-    int (*when_closed)(struct cm_state *state);
+    int (*open_runtime)(struct cm_state *state);
     /* Called in a forked child at its first use of what its parent had opened: leaves
      * that and opens what works in the child. 0, or -1 with an exception. */
-    int (*when_forked)(struct cm_state *state);
+    int (*leave_parent)(struct cm_state *state);
     /* Opens the memory of all pools to devices that have got a context. A failure goes
      * to the unraisable hook. */
-    void (*when_contexts_grow)(struct cm_state *state);
+    void (*admit_peers)(struct cm_state *state);
     /* Owned, and so is every pointer down to `exchange_type`: module.c visits them
      * all. */
     /* Device objects, made when first needed. */

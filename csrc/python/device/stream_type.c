@@ -72,7 +72,7 @@ make_stream(cm_state *state, int device, PyObject *priority_number, bool non_blo
     PyObject *self = cm_stream_object_new(state, stream);
     if (self != NULL && state->context_count != atomic_load(&rt->context_count)) {
         /* The stream may work on any memory from now on. */
-        state->when_contexts_grow(state);
+        state->admit_peers(state);
     }
     cm_state_enter(state); /* cm_stream_give() leaves it */
     cm_stream_give(state, stream);

@@ -149,9 +149,9 @@ core_exec(PyObject *module)
     cm_signals_init();
     cm_tracing_init();
     cm_limits_init(state);
-    state->when_closed = cm_state_open;
-    state->when_forked = cm_state_leave_parent;
-    state->when_contexts_grow = cm_pools_admit_peers;
+    state->open_runtime = cm_state_open;
+    state->leave_parent = cm_state_leave_parent;
+    state->admit_peers = cm_pools_admit_peers;
     cm_state_init(state);
     if (cm_numpy_import() < 0 || make_words(state) < 0
         || init_overrides(module, state) < 0

@@ -5,7 +5,7 @@
 
 #include "python/core/state.h"
 
-/* open.c: cm_state.when_forked and cm_state.when_closed call these. */
+/* open.c: cm_state.leave_parent and cm_state.open_runtime call these. */
 int cm_state_leave_parent(cm_state *state);
 int cm_state_open(cm_state *state);
 

@@ -448,7 +448,7 @@ after_fork(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     cm_state *state = cm_state_of_module(module);
     if (state->runtime != NULL && cm_runtime_is_forked(state->runtime)
-        && state->when_forked(state) < 0) {
+        && state->leave_parent(state) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;

@@ -693,7 +693,8 @@ import_on_device(cm_state *state, const exporter *self)
 }
 
 PyObject *
-cm_import_asked(cm_state *state, PyObject *object, cm_stream *stream, bool has_buffer)
+cm_import_by_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
+                    bool has_buffer)
 {
     exporter self = {.object = object, .given = stream, .has_buffer = has_buffer};
     PyObject *buffer = NULL;

@@ -383,7 +383,7 @@ import_described(cm_state *state, PyObject *object, PyObject *entries, cm_stream
 }
 
 PyObject *
-cm_import_entries(cm_state *state, PyObject *object, cm_stream *stream)
+cm_import_by_array_interface(cm_state *state, PyObject *object, cm_stream *stream)
 {
     PyObject *entries;
     int found = cm_arg_find_word(object, state->words[CM_WORD___cuda_array_interface__],

@@ -96,12 +96,12 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
     Py_DECREF(buffer);
     bool has_buffer = PyObject_CheckBuffer(object) != 0;
     if (!PyType_Check(object)) { /* the methods of a type are those of its objects */
-        buffer = cm_import_asked(state, object, stream, has_buffer);
+        buffer = cm_import_by_dlpack(state, object, stream, has_buffer);
         if (buffer != Py_NotImplemented) {
             return buffer;
         }
         Py_DECREF(buffer);
-        buffer = cm_import_entries(state, object, stream);
+        buffer = cm_import_by_array_interface(state, object, stream);
         if (buffer != Py_NotImplemented) {
             return buffer;
         }

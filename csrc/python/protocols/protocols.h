@@ -64,12 +64,13 @@ int cm_exporter_device(const cm_state *state, PyObject *object);
  * device. Returns NULL with an exception. Returns NotImplemented (a new reference) if
  * the object lacks these methods, and if DLPack cannot describe its memory but
  * `has_buffer` says that it has the buffer protocol too. */
-PyObject *cm_import_asked(cm_state *state, PyObject *object, cm_stream *stream,
-                          bool has_buffer);
+PyObject *cm_import_by_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
+                              bool has_buffer);
 
 /* Make a buffer over the memory of an object with the CUDA array interface, likewise.
  * Returns NotImplemented if the object has none. */
-PyObject *cm_import_entries(cm_state *state, PyObject *object, cm_stream *stream);
+PyObject *cm_import_by_array_interface(cm_state *state, PyObject *object,
+                                       cm_stream *stream);
 
 /* For cumem/pools/registering.py; METH_VARARGS. */
 PyObject *cm_register_memory(PyObject *module, PyObject *args);

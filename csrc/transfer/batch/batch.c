@@ -217,7 +217,7 @@ wait_for_part(batch *b, uint64_t index)
                                ? cm_ticket_depend(b->parts[index], NULL, CM_ASK_NS)
                                : cm_ticket_wait_submitted(b->parts[index], CM_ASK_NS);
         timed_out = status.code == CM_ETIMEOUT;
-        CM_TRY(cm_wait_ask(&b->hooks, &b->asked_ns));
+        CM_TRY(cm_wait_check_interrupted(&b->hooks, &b->asked_ns));
     } while (timed_out);
     return cm_ok();
 }
@@ -232,7 +232,7 @@ make_way(batch *b)
         return wait_for_part(b, b->part_count - AHEAD_MAX);
     }
     /* A single part may be too short to ask. */
-    return cm_wait_ask(&b->hooks, &b->asked_ns);
+    return cm_wait_check_interrupted(&b->hooks, &b->asked_ns);
 }
 
 /* Start the next part. If the copies touch each other, it comes after the part before

@@ -25,7 +25,7 @@ poll_event(cm_job *job, int device, uint64_t event)
         if (done) {
             return cm_ok();
         }
-        CM_TRY(cm_job_ask(job, &asked_ns));
+        CM_TRY(cm_job_check_cancelled(job, &asked_ns));
         uint64_t waited_ns = cm_now_ns() - begin_ns;
         if (job->in_background && waited_ns >= patience_ns) {
             job->awaited = (cm_after){.event = event, .device = device};
@@ -178,7 +178,7 @@ wait_for_ticket(cm_job *job, cm_ticket *before)
         if (status.code != CM_ETIMEOUT) {
             return status;
         }
-        CM_TRY(cm_job_ask(job, &asked_ns));
+        CM_TRY(cm_job_check_cancelled(job, &asked_ns));
         if (job->in_background) {
             return cm_job_suspend(job, CM_WAIT_ORDER);
         }

@@ -184,13 +184,14 @@ cm_job_suspend(cm_job *job, cm_job_wait wait)
 }
 
 /* Ask whether the job is to go on. Each call looks whether its ticket was stopped; the
- * caller is asked now and then (cm_wait_ask).
+ * caller is asked now and then (cm_wait_check_interrupted).
  * Fails: CM_ECANCELLED, if it is not to go on. */
 CM_NODISCARD static inline cm_status
-cm_job_ask(const cm_job *job, uint64_t *asked_ns)
+cm_job_check_cancelled(const cm_job *job, uint64_t *asked_ns)
 {
-    return cm_ticket_is_stopped(job->ticket) ? cm_fail(CM_ECANCELLED, 0)
-                                             : cm_wait_ask(&job->hooks, asked_ns);
+    return cm_ticket_is_stopped(job->ticket)
+               ? cm_fail(CM_ECANCELLED, 0)
+               : cm_wait_check_interrupted(&job->hooks, asked_ns);
 }
 
 /* Whether this end is ordinary memory that is known to map a file. The host populates

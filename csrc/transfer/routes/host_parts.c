@@ -40,7 +40,7 @@ populate_end_ahead(cm_job *job, cm_side side, const void *base, bool *done)
         return cm_ok();
     }
     for (uint64_t at = 0; at < hull.nbytes; at += AHEAD_STEP_NBYTES) {
-        CM_TRY(cm_job_ask(job, &job->host.asked_ns));
+        CM_TRY(cm_job_check_cancelled(job, &job->host.asked_ns));
         CM_TRY(cm_pages_populate(hull.start + at,
                                  cm_least(hull.nbytes - at, AHEAD_STEP_NBYTES),
                                  side == CM_DST));

@@ -118,7 +118,7 @@ copy_pieces(cm_job *job)
         bool shared = (nbytes >= SHARED_NBYTES && !is_shifted) || job->many != NULL;
         bool first = job->moved_nbytes == 0;
         if (!first) {
-            CM_TRY(cm_job_ask(job, &job->host.asked_ns));
+            CM_TRY(cm_job_check_cancelled(job, &job->host.asked_ns));
         }
         if (first || job->host.way != CM_COPY_FRESH) {
             CM_TRY(cm_job_probe_pages(job, first ? &job->plan.layout : &piece));

@@ -329,7 +329,7 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
     for (;;) {
         cm_slot *s;
         bool over;
-        CM_TRY(cm_job_ask(job, &ring->asked_ns));
+        CM_TRY(cm_job_check_cancelled(job, &ring->asked_ns));
         do { /* end all halves of the host that are over */
             CM_TRY(end_oldest(job, way, !way->host_first, false, &over));
         } while (over);

@@ -85,7 +85,7 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
         }
         if (waited_ns >= HELD_NS) {
             cm_request_let_go(request); /* work ahead of us may need the GIL to end */
-            CM_TRY(cm_wait_ask(&hooks, &asked_ns));
+            CM_TRY(cm_wait_check_interrupted(&hooks, &asked_ns));
         }
         cm_pause_after(waited_ns);
     }
