@@ -3110,7 +3110,7 @@ class _CopyFacts(structseq[Any]):
     def is_broadcast(self) -> bool:
         """Whether elements of the source are repeated."""
     @property
-    def is_turned(self) -> bool:
+    def rearranges_on_device(self) -> bool:
         """Whether pieces are packed in the order of the source, and the device turns
         them."""
     @property

@@ -274,7 +274,7 @@ def _staged(facts: _core._CopyFacts, blocking: bool) -> str:
     move = ("unpack" if down else "pack") + ("s" if facts.threads == 1 else "")
     what = "each piece while others are on their way" if facts.pieces > 1 else "it"
     reason += f": {many} {move} {what}"
-    if facts.is_turned:
+    if facts.rearranges_on_device:
         reason += f", and {device} transposes it"
         reason += ", since neighbours lie along another axis"
     elif facts.route == "staged-kernel" and not facts.converts_on_device:

@@ -135,7 +135,7 @@ sort_axes(const cm_buffer *self, int *axes)
 }
 
 PyObject *
-cm_buffer_turn(cm_buffer *self, char order)
+cm_buffer_reorder(cm_buffer *self, char order)
 {
     int axes[CM_MAX_NDIM];
     bool is_c = order == 'C' || (order == 'A' && !cm_buffer_is_fortran(self))

@@ -33,7 +33,7 @@ PyObject *cm_buffer_squeeze(PyObject *self, PyObject *const *args, Py_ssize_t na
 /* A view, or the buffer itself, whose elements are in C's order as `order` reads those
  * of the buffer. 'A' means Fortran's order for a buffer that is in that order alone;
  * 'K' means the order in which they lie in memory. */
-PyObject *cm_buffer_turn(cm_buffer *self, char order);
+PyObject *cm_buffer_reorder(cm_buffer *self, char order);
 
 /* In rows.c: Py_tp_iter, __reversed__ (METH_NOARGS), and the type of the iterators,
  * which is added to the module. */

@@ -140,24 +140,24 @@ cm_buffer_copied(PyObject *object, PyObject *memo CM_UNUSED)
  * is written through a view that has the axes of `turned`. That view is dropped here,
  * so the result is not a view of another buffer. */
 static PyObject *
-copy_into_a_row(cm_buffer *turned)
+copy_into_a_row(cm_buffer *reordered)
 {
-    cm_region row = {.ndim = 1, .itemsize = turned->itemsize};
+    cm_region row = {.ndim = 1, .itemsize = reordered->itemsize};
     cm_region like;
     int64_t strides[CM_MAX_NDIM];
-    row.shape[0] = cm_buffer_size(turned);
+    row.shape[0] = cm_buffer_size(reordered);
     PyObject *made =
-        make_like(turned, cm_buffer_kind(turned), turned->dtype, &row, 'C');
+        make_like(reordered, cm_buffer_kind(reordered), reordered->dtype, &row, 'C');
     if (made == NULL) {
         return NULL;
     }
-    cm_buffer_region(turned, &like);
-    cm_strides_in_order(&like, 'C', turned->itemsize, strides);
+    cm_buffer_region(reordered, &like);
+    cm_strides_in_order(&like, 'C', reordered->itemsize, strides);
     PyObject *target =
         cm_buffer_new_view((cm_buffer *)made, NULL, ((cm_buffer *)made)->offset,
-                           turned->dtype, turned->ndim, like.shape, strides);
+                           reordered->dtype, reordered->ndim, like.shape, strides);
     if (target == NULL
-        || copy_into(turned->state, target, (PyObject *)turned, NULL) < 0) {
+        || copy_into(reordered->state, target, (PyObject *)reordered, NULL) < 0) {
         Py_CLEAR(made);
     }
     Py_XDECREF(target);
@@ -178,18 +178,18 @@ put_in_a_row(PyObject *object, const char *function, bool copies, PyObject *cons
         || cm_arg_order(given, "order", "CFAK", 'C', &order) < 0) {
         return NULL;
     }
-    cm_buffer *turned = (cm_buffer *)cm_buffer_turn(self, order);
-    if (turned == NULL) {
+    cm_buffer *reordered = (cm_buffer *)cm_buffer_reorder(self, order);
+    if (reordered == NULL) {
         return NULL;
     }
     if (!copies) {
-        row = cm_buffer_in_a_row(turned);
+        row = cm_buffer_in_a_row(reordered);
     }
     if (copies || row == Py_NotImplemented) {
         Py_XDECREF(row);
-        row = copy_into_a_row(turned);
+        row = copy_into_a_row(reordered);
     }
-    Py_DECREF((PyObject *)turned);
+    Py_DECREF((PyObject *)reordered);
     return row;
 }
 

@@ -55,7 +55,8 @@ describe(cm_state *state, const cm_explanation *e, const cm_copy_request *reques
         [CM_CopyFacts_is_quick] = PyBool_FromLong(e->is_short),
         [CM_CopyFacts_is_bounced] = PyBool_FromLong(e->is_bounced),
         [CM_CopyFacts_is_broadcast] = PyBool_FromLong(e->is_broadcast),
-        [CM_CopyFacts_is_turned] = PyBool_FromLong(plan->is_turned),
+        [CM_CopyFacts_rearranges_on_device] =
+            PyBool_FromLong(plan->rearranges_on_device),
         [CM_CopyFacts_is_download] = PyBool_FromLong(plan->is_download),
         [CM_CopyFacts_is_fresh] = PyBool_FromLong(plan->is_fresh),
         [CM_CopyFacts_overlaps] = PyBool_FromLong(e->overlaps),

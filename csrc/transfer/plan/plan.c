@@ -74,7 +74,7 @@ cm_plan_choose_again(cm_plan *plan, const cm_region *dst, const cm_region *src,
                      cm_plan_options options)
 {
     cm_plan_ends ends = {dst, src, dst_facts, src_facts, &options};
-    if (plan->is_turned) { /* every plan begins in the order of the target */
+    if (plan->rearranges_on_device) { /* every plan begins in the order of the target */
         cm_layout_sort(&plan->layout, CM_DST);
     }
     choose_route(plan, &ends);

@@ -49,7 +49,7 @@ typedef struct cm_plan {
     bool is_download; /* a copy to the host that goes through page-locked blocks */
     /* The link carries the elements in the order of the source, and a kernel of the
      * device rearranges them, although the target is packed. */
-    bool is_turned;
+    bool rearranges_on_device;
     /* A download whose target's pages do not exist yet. */
     bool is_fresh;
     /* An upload through so few blocks that they stay in the processor's caches. */

@@ -49,18 +49,18 @@ cm_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
     plan->is_download =
         between ? !up : !ends->dst_facts.locked || ends->dst->address == 0;
     plan->is_fresh = plan->is_download && ends->dst_facts.fresh;
-    plan->is_turned = !ends->options->lacks_memory
-                      && (plan->converts_on_device || (is_packed && up))
-                      && turns_on_device(&plan->layout);
-    return is_packed && !plan->is_turned;
+    plan->rearranges_on_device = !ends->options->lacks_memory
+                                 && (plan->converts_on_device || (is_packed && up))
+                                 && turns_on_device(&plan->layout);
+    return is_packed && !plan->rearranges_on_device;
 }
 
 /* Every plan that is left suits. cm_staged_suits(), which was asked before, has set
- * plan->is_turned. */
+ * plan->rearranges_on_device. */
 bool
 cm_staged_kernel_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
 {
-    if (plan->is_turned) {
+    if (plan->rearranges_on_device) {
         cm_layout_sort(&plan->layout, CM_SRC);
     }
     return true;
@@ -267,8 +267,9 @@ static cm_status
 rearrange_on_device_if_memory_allows(cm_job *job)
 {
     cm_address block;
-    cm_status status =
-        job->plan.is_turned ? cm_job_take_device_block(job, 0, &block) : cm_ok();
+    cm_status status = job->plan.rearranges_on_device
+                           ? cm_job_take_device_block(job, 0, &block)
+                           : cm_ok();
     if (cm_is_ok(status) || status.code == CM_ECANCELLED) {
         return status;
     }
