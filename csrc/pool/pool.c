@@ -923,7 +923,7 @@ cached_nbytes(const cm_pool_counters *c)
 }
 
 bool
-cm_pool_is_behind(cm_pool *pool, uint64_t nbytes)
+cm_pool_fits_after_flight(cm_pool *pool, uint64_t nbytes)
 {
     const cm_pool_counters *counters = &pool->counters;
     cm_spin_lock_take(&pool->lock);

@@ -244,7 +244,7 @@ uint64_t cm_pool_room(cm_pool *pool);
 /* True if less than `nbytes` are free but at least `nbytes` are in flight. A caller
  * that then waits for the work in flight can get `nbytes` without making the pool
  * grow. */
-bool cm_pool_is_behind(cm_pool *pool, uint64_t nbytes);
+bool cm_pool_fits_after_flight(cm_pool *pool, uint64_t nbytes);
 
 /* Flags of cm_pool_free(), which say more about the use of a block than its list of
  * streams can. */

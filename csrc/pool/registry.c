@@ -774,7 +774,8 @@ cm_registration_device_address(cm_registration *registration, cm_address *out)
 }
 
 uint64_t
-cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes, bool *locked)
+cm_registry_run_nbytes(cm_registry *registry, const void *host, uint64_t nbytes,
+                       bool *locked)
 {
     uintptr_t address = (uintptr_t)host;
     uint64_t run = nbytes;

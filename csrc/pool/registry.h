@@ -17,7 +17,8 @@
  *   B       the same: piece 1 stays locked until B goes as well
  *
  * A copy that reads [4 KiB, 16 KiB) crosses the edge of a registration, which the
- * driver does not allow in one call. cm_registry_run() says how far one call may go.
+ * driver does not allow in one call. cm_registry_run_nbytes() says how far one call may
+ * go.
  * Locks: one mutex. It is not held while a piece is registered or unregistered; the
  * piece has the mark "busy" meanwhile. While there are no pieces, questions are
  * answered without the mutex. */
@@ -86,8 +87,8 @@ bool cm_registry_has_pieces(const cm_registry *registry);
  * copy, since a copy must not cross the edge of a registration. *locked says whether we
  * have locked these bytes because a request asked for them. Bytes that merely lie on
  * the same page as requested bytes do not count. */
-uint64_t cm_registry_run(cm_registry *registry, const void *host, uint64_t nbytes,
-                         bool *locked);
+uint64_t cm_registry_run_nbytes(cm_registry *registry, const void *host,
+                                uint64_t nbytes, bool *locked);
 
 /* Add to `shares` a share of each piece that we have locked and that has bytes of
  * [host, host + nbytes). If the last share in `shares` is of the same piece, it is not

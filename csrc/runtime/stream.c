@@ -29,7 +29,7 @@ id_of_own_stream(void)
 }
 
 bool
-cm_stream_is_here(const cm_stream *stream)
+cm_stream_is_of_this_thread(const cm_stream *stream)
 {
     return stream->handle != CM_STREAM_PER_THREAD || stream->id == id_of_own_stream();
 }
@@ -43,7 +43,7 @@ normal_handle(uint64_t handle)
 bool
 cm_stream_is_handle(const cm_stream *stream, int device, uint64_t handle)
 {
-    return stream->device == device && cm_stream_is_here(stream)
+    return stream->device == device && cm_stream_is_of_this_thread(stream)
            && normal_handle(stream->handle) == normal_handle(handle);
 }
 
@@ -311,7 +311,7 @@ static cm_status
 record(const cm_stream *stream, uint64_t event)
 {
     cm_runtime *rt = stream->rt;
-    if (cm_stream_is_here(stream)) {
+    if (cm_stream_is_of_this_thread(stream)) {
         return cm_rt_event_record(rt, event, stream->handle);
     }
     if (cm_runtime_has(rt, CM_OP_context_record_event)) {
@@ -349,7 +349,7 @@ cm_status
 cm_stream_query(const cm_stream *stream, bool *done)
 {
     return CM_ASKING(stream->rt, stream->device,
-                     cm_stream_is_here(stream)
+                     cm_stream_is_of_this_thread(stream)
                          ? cm_rt_stream_query(stream->rt, stream->handle, done)
                          : use_event(stream, NULL, done));
 }

@@ -114,7 +114,7 @@ cm_stream_is_foreign(const cm_stream *stream)
 }
 
 /* True if the handle means this stream in the calling thread. */
-bool cm_stream_is_here(const cm_stream *stream);
+bool cm_stream_is_of_this_thread(const cm_stream *stream);
 /* True if `handle`, on `device`, means this stream in the calling thread. */
 bool cm_stream_is_handle(const cm_stream *stream, int device, uint64_t handle);
 

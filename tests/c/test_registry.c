@@ -60,18 +60,20 @@ test_registry_unaligned_range_locks_its_pages(void)
     CHECK(is_locked(rt, memory + 3 * page - 1));
     CHECK(!is_locked(rt, memory + 3 * page));
     bool locked = true;
-    CHECK_EQ(cm_registry_run(registry, memory, 10 * page, &locked), page);
+    CHECK_EQ(cm_registry_run_nbytes(registry, memory, 10 * page, &locked), page);
     CHECK(!locked);
-    CHECK_EQ(cm_registry_run(registry, memory + page + 8, 16, &locked), 16);
+    CHECK_EQ(cm_registry_run_nbytes(registry, memory + page + 8, 16, &locked), 16);
     CHECK(!locked); /* that is a neighbour's page */
-    CHECK_EQ(cm_registry_run(registry, memory + page, 10 * page, &locked), 100);
+    CHECK_EQ(cm_registry_run_nbytes(registry, memory + page, 10 * page, &locked), 100);
     CHECK(!locked);
-    CHECK_EQ(cm_registry_run(registry, memory + page + 100, 10 * page, &locked), page);
+    CHECK_EQ(cm_registry_run_nbytes(registry, memory + page + 100, 10 * page, &locked),
+             page);
     CHECK(locked);
-    CHECK_EQ(cm_registry_run(registry, memory + 2 * page + 100, page, &locked),
+    CHECK_EQ(cm_registry_run_nbytes(registry, memory + 2 * page + 100, page, &locked),
              page - 100);
     CHECK(!locked);
-    CHECK_EQ(cm_registry_run(registry, memory + 3 * page, 5 * page, &locked), 5 * page);
+    CHECK_EQ(cm_registry_run_nbytes(registry, memory + 3 * page, 5 * page, &locked),
+             5 * page);
     CHECK(!locked);
     CHECK_OK(cm_registration_release(r));
     CHECK_EQ(cm_registry_count(registry), 0);
@@ -96,7 +98,8 @@ test_registry_overlapping_requests_share_pieces(void)
     cm_registration *d = lock(registry, memory + 3 * page, 1);
     CHECK_EQ(cm_registry_count(registry), 5);
     bool locked = false;
-    CHECK_EQ(cm_registry_run(registry, memory + 3 * page, 9 * page, &locked), page);
+    CHECK_EQ(cm_registry_run_nbytes(registry, memory + 3 * page, 9 * page, &locked),
+             page);
     CHECK(locked);
     CHECK_OK(cm_registration_release(c));
     CHECK_EQ(cm_registry_count(registry), 2);
@@ -177,9 +180,10 @@ test_registry_foreign_pages_are_shared_and_left_alone(void)
         CHECK(is_locked(rt, memory + i * page));
     }
     bool locked = true;
-    CHECK_EQ(cm_registry_run(registry, memory, 12 * page, &locked), 4 * page);
+    CHECK_EQ(cm_registry_run_nbytes(registry, memory, 12 * page, &locked), 4 * page);
     CHECK(locked);
-    CHECK_EQ(cm_registry_run(registry, memory + 4 * page, 8 * page, &locked), 2 * page);
+    CHECK_EQ(cm_registry_run_nbytes(registry, memory + 4 * page, 8 * page, &locked),
+             2 * page);
     CHECK(!locked);
     cm_registration *inside = lock(registry, memory + 5 * page, 10);
     CHECK_OK(cm_registration_release(whole));
@@ -289,7 +293,7 @@ test_registry_forked_child_touches_nothing(void)
         bool locked = true;
         int wrong = cm_registry_register(registry, 0, memory, 8, false, &none).code
                     != CM_EFORKED;
-        wrong |= cm_registry_run(registry, memory, 77, &locked) != 77 || locked;
+        wrong |= cm_registry_run_nbytes(registry, memory, 77, &locked) != 77 || locked;
         wrong |= !cm_is_ok(cm_registration_release(r));
         wrong |= !cm_is_ok(cm_registry_close(registry));
         _exit(wrong);
@@ -500,7 +504,7 @@ compare(cm_registry *registry, const char *memory, const model *m)
     for (uint64_t at = 0; at < MODEL_PAGES * page; at += page / 2 - 1) {
         uint64_t left = MODEL_PAGES * page - at;
         bool locked, expected;
-        uint64_t run = cm_registry_run(registry, memory + at, left, &locked);
+        uint64_t run = cm_registry_run_nbytes(registry, memory + at, left, &locked);
         CHECK_EQ(run, model_run(m, page, at, left, &expected));
         CHECK_EQ(locked, expected);
     }
@@ -622,8 +626,8 @@ share_pages(void *arg)
         MUST(cm_registry_register(job->registry, 0, job->memory + first * page,
                                   count * page, false, &r));
         for (uint64_t k = first; k < first + count; k++) {
-            uint64_t run = cm_registry_run(job->registry, job->memory + k * page,
-                                           PAGE_COUNT * page, &locked);
+            uint64_t run = cm_registry_run_nbytes(job->registry, job->memory + k * page,
+                                                  PAGE_COUNT * page, &locked);
             if (run == 0 || !locked || !is_locked(job->rt, job->memory + k * page)) {
                 CHECK_FAIL_("page %llu is not locked", (unsigned long long)k);
             }

@@ -325,7 +325,7 @@ look_from_elsewhere(void *argument)
 {
     own_streams *own = argument;
     MUST(cm_stream_wrap(own->rt, 0, CM_STREAM_PER_THREAD, NULL, NULL, &own->of_other));
-    own->is_main_here = cm_stream_is_here(own->of_main);
+    own->is_main_here = cm_stream_is_of_this_thread(own->of_main);
     return NULL;
 }
 
@@ -341,8 +341,8 @@ test_stream_of_its_own_is_each_threads(void)
     cm_thread_join(thread);
     CHECK(cm_stream_same(own.of_main, again));
     CHECK(!cm_stream_same(own.of_main, own.of_other));
-    CHECK(cm_stream_is_here(own.of_main));
-    CHECK(!cm_stream_is_here(own.of_other));
+    CHECK(cm_stream_is_of_this_thread(own.of_main));
+    CHECK(!cm_stream_is_of_this_thread(own.of_other));
     CHECK(!own.is_main_here);
     cm_stream_release(own.of_main);
     cm_stream_release(again);

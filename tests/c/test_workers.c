@@ -358,7 +358,7 @@ test_workers_resting_poster_sees_every_task_done(void)
         cm_task_group_open(&group, &workers, &tuning);
         cm_task_group_post(&group, &task, &layout, dst, src, (cm_copy_way)(round % 5));
         while (!cm_copy_task_is_done(&task)) {
-            cm_task_group_rest(&group, NULL);
+            cm_task_group_pause(&group, NULL);
         }
         cm_task_group_close(&group);
         CHECK_BYTES_EQ(dst, src, layout.run_nbytes);
@@ -390,7 +390,7 @@ test_workers_single_part_is_copied_where_others_rest(void)
         memset(dst, 0, MIB);
         cm_task_group_post(&group, &task, &layout, dst, src, CM_COPY_PLAIN);
         while (!cm_copy_task_is_done(&task)) {
-            cm_task_group_rest(&group, NULL);
+            cm_task_group_pause(&group, NULL);
         }
         CHECK_BYTES_EQ(dst, src, nbytes);
         tuning.thread_count = 3;

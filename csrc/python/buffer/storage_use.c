@@ -329,7 +329,7 @@ cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent exten
 static cm_status
 query_stream(const cm_stream *stream, bool *done, bool *capturing)
 {
-    if (cm_stream_is_here(stream)) { /* only this thread can ask it */
+    if (cm_stream_is_of_this_thread(stream)) { /* only this thread can ask it */
         CM_TRY(cm_stream_ask_capturing(stream->rt, stream->device, stream->handle,
                                        capturing));
     }
@@ -355,8 +355,9 @@ cm_storage_prune_uses(cm_storage *storage)
         bool done = false;
         bool capturing = false;
         /* Another thread's default stream cannot be asked without more calls. */
-        cm_status status =
-            cm_stream_is_here(use) ? query_stream(use, &done, &capturing) : cm_ok();
+        cm_status status = cm_stream_is_of_this_thread(use)
+                               ? query_stream(use, &done, &capturing)
+                               : cm_ok();
         if (cm_is_ok(status) && done && !capturing) {
             remove_use(storage, i - 1);
             gone[count++] = use;
@@ -527,7 +528,7 @@ static cm_status
 mark_stream(const cm_stream *stream, uint64_t *event)
 {
     *event = 0;
-    if (cm_stream_is_here(stream)) {
+    if (cm_stream_is_of_this_thread(stream)) {
         return cm_ok();
     }
     cm_status status =

@@ -106,7 +106,7 @@ cm_stream_object_take(PyObject *op)
         cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
         return NULL;
     }
-    if (!cm_stream_is_here(self->stream)) {
+    if (!cm_stream_is_of_this_thread(self->stream)) {
         return take_own(self->state, self->stream);
     }
     return cm_stream_take(self->state, self->stream);

@@ -69,7 +69,7 @@ may_ask(const cm_stream *stream)
     bool capturing = true;
     cm_device_guard guard;
     if ((cm_stream_is_legacy(stream) || stream->owns_handle || stream->owner != NULL)
-        && cm_stream_is_here(stream)
+        && cm_stream_is_of_this_thread(stream)
         && cm_is_ok(cm_device_enter(stream->rt, stream->device, &guard))) {
         cm_status asked =
             cm_rt_stream_is_capturing(stream->rt, stream->handle, &capturing);

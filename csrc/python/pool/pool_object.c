@@ -205,9 +205,9 @@ cm_is_memory_in_flight(PyObject *module, PyObject *args)
     if (pool == NULL) {
         return NULL;
     }
-    bool is_behind = cm_pool_is_behind(pool, nbytes);
+    bool fits_after_flight = cm_pool_fits_after_flight(pool, nbytes);
     cm_pool_let_go(state, pool);
-    return PyBool_FromLong(is_behind);
+    return PyBool_FromLong(fits_after_flight);
 }
 
 int

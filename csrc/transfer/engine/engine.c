@@ -171,7 +171,7 @@ facts_of_host(cm_engine *engine, const char *host, cm_kind kind, uint64_t nbytes
     if (nbytes > 0) {
         bool locked = false;
         facts.whole =
-            cm_registry_run(engine->registry, host, nbytes, &locked) == nbytes;
+            cm_registry_run_nbytes(engine->registry, host, nbytes, &locked) == nbytes;
         facts.locked = facts.locked || (facts.whole && locked);
     }
     return facts;

@@ -14,7 +14,7 @@ enum {
     WAKE_COUNT = 2,   /* waking takes time, so each thread that is awake wakes others */
     REST_TURNS = 20,
     VAIN_TURNS = 2000, /* rounds in which a thread finds no part before it yields */
-    RESTS = 64,        /* rests in vain after which the poster copies a part */
+    PAUSES = 64,       /* pauses in vain after which the poster copies a part */
     PART_EDGE = 4096,
 };
 
@@ -480,7 +480,7 @@ cm_task_group_help(cm_task_group *group)
 }
 
 void
-cm_task_group_rest(cm_task_group *group, cm_copy_task *task)
+cm_task_group_pause(cm_task_group *group, cm_copy_task *task)
 {
     cm_workers *workers = group->workers;
     uint32_t thread_count = atomic_load(&workers->thread_count);
@@ -490,7 +490,7 @@ cm_task_group_rest(cm_task_group *group, cm_copy_task *task)
      * and if some are busy elsewhere it may be long until they come. */
     uint32_t asleep = atomic_load(&workers->asleep) & mask_below(few);
     bool all_sleep = (uint32_t)__builtin_popcount(asleep) >= few;
-    if ((all_sleep || ++group->rests % RESTS == 0) && cm_task_group_help(group)) {
+    if ((all_sleep || ++group->pauses % PAUSES == 0) && cm_task_group_help(group)) {
         return;
     }
     if (thread_count < MANY_THREADS || group->tuning->spin_ns == 0) {

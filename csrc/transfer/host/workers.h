@@ -74,7 +74,7 @@ typedef struct cm_task_place {
  * stay until no view names it. Each view has a cache line of its own. */
 typedef struct cm_task_view {
     _Atomic(cm_copy_task *) task;
-    char rest[64 - sizeof(void *)];
+    char padding[64 - sizeof(void *)];
 } cm_task_view;
 
 /* 0 <= thread_count <= CM_WORKERS_MAX.
@@ -116,7 +116,7 @@ typedef struct cm_task_group {
     cm_list tasks;           /* posted, oldest first */
     uint64_t turn;           /* the turn of the last task */
     uint32_t post_count;
-    uint32_t rests; /* how often the poster has let a moment pass */
+    uint32_t pauses; /* how often the poster has let a moment pass */
 
     /* The members from here on concern what is posted later. */
 
@@ -161,7 +161,7 @@ bool cm_task_group_help(cm_task_group *group);
 /* Called by a poster that has nothing else to do at the moment. Where threads are few
  * it copies a part, and if there is none, it waits for `task`, unless that is NULL.
  * Where there are enough threads it only lets a moment pass. */
-void cm_task_group_rest(cm_task_group *group, cm_copy_task *task);
+void cm_task_group_pause(cm_task_group *group, cm_copy_task *task);
 /* Copies the parts that nobody has taken. Blocks until the task is done. */
 void cm_task_group_wait(cm_task_group *group, cm_copy_task *task);
 

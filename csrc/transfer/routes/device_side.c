@@ -39,19 +39,19 @@ cm_job_copy_layout(cm_job *job, const cm_stream *stream, const cm_layout *layout
 }
 
 uint64_t
-cm_job_run_of(const cm_job *job, cm_address at, uint64_t nbytes)
+cm_job_run_nbytes(const cm_job *job, cm_address at, uint64_t nbytes)
 {
     bool locked;
-    return cm_registry_run(job->engine->registry, (const void *)(uintptr_t)at, nbytes,
-                           &locked);
+    return cm_registry_run_nbytes(job->engine->registry, (const void *)(uintptr_t)at,
+                                  nbytes, &locked);
 }
 
 cm_status
 cm_job_copy_over_edges(cm_job *job, cm_address dst, cm_address src, uint64_t nbytes)
 {
     for (uint64_t at = 0; at < nbytes;) {
-        uint64_t run = cm_job_run_of(job, dst + at, nbytes - at);
-        run = cm_job_run_of(job, src + at, run);
+        uint64_t run = cm_job_run_nbytes(job, dst + at, nbytes - at);
+        run = cm_job_run_nbytes(job, src + at, run);
         CM_TRY(cm_rt_copy_async(job->engine->rt, dst + at, src + at, run,
                                 job->stream->handle));
         at += run;

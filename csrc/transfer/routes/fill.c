@@ -112,7 +112,7 @@ cm_job_fill(cm_job *job)
     uint64_t length = cm_layout_nbytes(&job->plan.layout);
     uint32_t period = period_of_plan(&job->plan, &job->dst, &job->src);
     for (uint64_t done = 0; done < length;) {
-        uint64_t nbytes = cm_job_run_of(
+        uint64_t nbytes = cm_job_run_nbytes(
             job, cm_region_copy_address(&job->dst) + offset + done, length - done);
         CM_TRY(queue_pattern(job->engine->rt, job->stream->handle, job->src.host,
                              period, job->dst.address + offset + done, nbytes));

@@ -307,7 +307,7 @@ wait_for_tasks(cm_ring *ring, const cm_ring_way *way, cm_slot *at_host)
 {
     cm_copy_task *task = at_host == NULL ? NULL : &at_host->task;
     if (!way->host_is_slow) {
-        cm_task_group_rest(&ring->group, task);
+        cm_task_group_pause(&ring->group, task);
     }
     else if (!cm_task_group_help(&ring->group) && task != NULL) {
         cm_task_group_wait(&ring->group, task);

@@ -269,8 +269,8 @@ is_free(short_copy *c)
     bool idle = false;
     bool capturing = false;
     return (c->between
-            || cm_registry_run(c->engine->registry, host_end(c)->host, host_nbytes(c),
-                               &c->locked)
+            || cm_registry_run_nbytes(c->engine->registry, host_end(c)->host,
+                                      host_nbytes(c), &c->locked)
                    == host_nbytes(c))
            && cm_is_ok(cm_rt_stream_is_capturing(rt, c->stream->handle, &capturing))
            && !capturing && cm_is_ok(cm_rt_stream_query(rt, c->stream->handle, &idle))
