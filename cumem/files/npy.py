@@ -1041,9 +1041,9 @@ def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
         buffer = _core.asbuffer(as_array(obj))
     _ = buffer.ptr  # raises an error if the buffer is closed
     _warn_of_lost_type(obj, buffer.dtype)
-    rearranges_on_device = buffer.flags.fnc
-    head = _header(buffer.shape, rearranges_on_device, buffer.dtype)
-    return head, buffer.T if rearranges_on_device else buffer
+    is_fortran = buffer.flags.fnc
+    head = _header(buffer.shape, is_fortran, buffer.dtype)
+    return head, buffer.T if is_fortran else buffer
 
 
 def _warn_of_lost_type(obj: Any, dtype: np.dtype[Any]) -> None:
