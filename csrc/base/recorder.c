@@ -24,7 +24,7 @@ typedef struct event_ring {
 
 atomic_bool cm_recorder_on;
 static event_ring ring;
-static cm_recorder_asked *_Atomic asked;
+static cm_origin_finder *_Atomic find_origin;
 static _Thread_local cm_event_origin lent;
 static _Thread_local uint32_t thread_number;
 
@@ -53,8 +53,8 @@ cm_recorder_note(cm_event event)
 cm_event_origin
 cm_recorder_find_origin(uint64_t nbytes)
 {
-    cm_recorder_asked *ask = atomic_load_explicit(&asked, memory_order_acquire);
-    return ask == NULL ? lent : ask(nbytes, lent);
+    cm_origin_finder *find = atomic_load_explicit(&find_origin, memory_order_acquire);
+    return find == NULL ? lent : find(nbytes, lent);
 }
 
 cm_event_origin
@@ -96,9 +96,9 @@ row_locked(uint64_t number)
 }
 
 bool
-cm_recorder_open(uint64_t capacity, cm_recorder_asked *ask)
+cm_recorder_open(uint64_t capacity, cm_origin_finder *finder)
 {
-    atomic_store_explicit(&asked, ask, memory_order_release);
+    atomic_store_explicit(&find_origin, finder, memory_order_release);
     if (!ring.watches_forks) {
         ring.watches_forks = pthread_atfork(NULL, NULL, forget_in_child) == 0;
     }

@@ -86,11 +86,11 @@ cm_event_origin cm_recorder_find_origin(uint64_t nbytes);
 cm_event_origin cm_recorder_lend_origin(cm_event_origin origin);
 
 /* Note events from now on, with room for at least `capacity` rows. Rows that are
- * already there stay. `asked`, unless it is NULL, finds origins; it gets the origin
- * that was lent to the thread. Returns false if there is no memory. A forked child
- * notes nothing until it calls this itself. */
-typedef cm_event_origin cm_recorder_asked(uint64_t nbytes, cm_event_origin lent);
-bool cm_recorder_open(uint64_t capacity, cm_recorder_asked *asked);
+ * already there stay. `find_origin`, unless it is NULL, finds origins; it gets the
+ * origin that was lent to the thread. Returns false if there is no memory. A forked
+ * child notes nothing until it calls this itself. */
+typedef cm_event_origin cm_origin_finder(uint64_t nbytes, cm_event_origin lent);
+bool cm_recorder_open(uint64_t capacity, cm_origin_finder *find_origin);
 void cm_recorder_close(void);
 /* Return how many rows were noted so far, in all the times that the recorder was
  * open. */

@@ -267,7 +267,7 @@ access_to(const cm_emulated_memory *memory, const cm_emulated_range *range)
     }
     return range->physical != NULL
                ? range->access
-               : memory->guests[range->device] | UINT64_C(1) << range->device;
+               : memory->peers[range->device] | UINT64_C(1) << range->device;
 }
 
 cm_emulated_found
@@ -423,7 +423,7 @@ init_pages(cm_emulated_range *range)
     range->pages = malloc(count * sizeof(*range->pages));
     for (size_t i = 0; range->pages != NULL && i < count; i++) {
         range->pages[i] = (cm_emulated_page){.resident = CM_HOST_LOCATION,
-                                             .wished = CM_NO_LOCATION,
+                                             .last_prefetch = CM_NO_LOCATION,
                                              .preferred = CM_NO_LOCATION};
     }
     return range->pages != NULL;
@@ -700,11 +700,11 @@ cm_emulated_op_peer_enable(cm_emulated *emulated, int peer)
         return CM_CUDA_PEER_UNSUPPORTED;
     }
     uint64_t guest = UINT64_C(1) << self->device;
-    uint64_t *guests = &emulated->memory.guests[peer];
-    if ((*guests & guest) != 0) {
+    uint64_t *peers = &emulated->memory.peers[peer];
+    if ((*peers & guest) != 0) {
         return CM_CUDA_PEER_ENABLED;
     }
-    *guests |= guest;
+    *peers |= guest;
     return 0;
 }
 
@@ -782,7 +782,7 @@ submit_pages(cm_emulated *emulated, page_work job, uint64_t stream)
     }
     if (!job.discards) {
         for (EACH_PAGE(range, job.address, job.nbytes, page)) {
-            page->wished = (signed char)job.location;
+            page->last_prefetch = (signed char)job.location;
         }
     }
     job.base.run = page_run;
@@ -880,7 +880,8 @@ cm_emulated_op_range_attribute(cm_emulated *emulated, cm_address address,
         all.accessed_by &= page->accessed_by;
         all.preferred =
             page->preferred == all.preferred ? all.preferred : CM_NO_LOCATION;
-        all.wished = page->wished == all.wished ? all.wished : CM_NO_LOCATION;
+        all.last_prefetch = page->last_prefetch == all.last_prefetch ? all.last_prefetch
+                                                                     : CM_NO_LOCATION;
     }
     switch (attribute) {
     case CM_RANGE_READ_MOSTLY:
@@ -890,7 +891,7 @@ cm_emulated_op_range_attribute(cm_emulated *emulated, cm_address address,
         *out = all.preferred;
         break;
     default:
-        *out = all.wished;
+        *out = all.last_prefetch;
     }
     int device = CM_HOST_LOCATION;
     for (int i = 0; attribute == CM_RANGE_ACCESSED_BY && i < count; i++) {
@@ -1155,9 +1156,9 @@ cm_emulated_memory_reset(cm_emulated *emulated, int device)
     while ((left = cm_emulated_table_of_device(&memory->physicals, device)) != NULL) {
         (void)cm_emulated_op_physical_release(emulated, left->key);
     }
-    memory->guests[device] = 0;
+    memory->peers[device] = 0;
     for (int i = 0; i < CM_MAX_DEVICES; i++) {
-        memory->guests[i] &= ~(UINT64_C(1) << device);
+        memory->peers[i] &= ~(UINT64_C(1) << device);
     }
     while ((left = cm_emulated_table_of_device(&memory->ranges, device)) != NULL) {
         range_retire(emulated, left->object);

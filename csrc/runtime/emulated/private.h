@@ -91,9 +91,9 @@ typedef struct cm_emulated_physical cm_emulated_physical;
 
 /* A page of managed memory. */
 typedef struct cm_emulated_page {
-    signed char resident;  /* the location where it is, */
-    signed char wished;    /* where it was sent last, or CM_NO_LOCATION, */
-    signed char preferred; /* and where it should be, or CM_NO_LOCATION */
+    signed char resident;      /* the location where it is, */
+    signed char last_prefetch; /* where it was sent last, or CM_NO_LOCATION, */
+    signed char preferred;     /* and where it should be, or CM_NO_LOCATION */
     bool read_mostly;
     uint64_t accessed_by; /* bit 0: by the host, bit d + 1: by device d */
 } cm_emulated_page;
@@ -130,7 +130,7 @@ typedef struct cm_emulated_range {
 typedef struct cm_emulated_memory {
     uint64_t used_nbytes[CM_MAX_DEVICES];
     /* For each device, bits of other devices that may use what it allocated. */
-    uint64_t guests[CM_MAX_DEVICES];
+    uint64_t peers[CM_MAX_DEVICES];
     uint64_t host_used_nbytes;
     uint64_t counts[CM_EMULATED_FREED + 1];
     uint64_t physical_count;
