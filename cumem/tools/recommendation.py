@@ -25,7 +25,7 @@ from cumem.files.opening import open_regular
 from cumem.pools.memory import get_limit, memory_info
 from cumem.tools.bench.cases import Result
 from cumem.tools.bench.report import Report
-from cumem.tools.kept import has_kept, kept_path, machine_key
+from cumem.tools.saved_results import has_results, machine_key, result_path
 
 _Reuse = Literal["once", "many"]
 _Access = Literal["host", "host-writes", "host-reads", "device", "both"]
@@ -389,9 +389,9 @@ def _find_report(figures: Any, device: Device) -> tuple[Report | None, str]:
     if figures is not None:
         path = pathlib.Path(os.fsdecode(figures))
         return _read_report(_load(path), str(path))
-    if device.emulated or not has_kept("bench"):
+    if device.emulated or not has_results("bench"):
         return None, ""
-    kept = kept_path(device, "bench")
+    kept = result_path(device, "bench")
     if kept is None:
         return None, ""
     try:

@@ -13,8 +13,7 @@ import numpy
 import pytest
 
 import cumem
-from cumem.tools import bench, cli, recommendation
-from cumem.tools import kept as keeping
+from cumem.tools import bench, cli, recommendation, saved_results
 from cumem.tools.bench.cases import Result
 from cumem.tools.bench.report import Report
 
@@ -211,7 +210,7 @@ def test_rows_that_bench_never_writes_are_refused(kept: Path, bad: dict) -> None
             ValueError, match="figures has no results of python -m cumem"
         ):
             cumem.recommend(MIB, figures=data)
-        kept.write_text(json.dumps(data | {"key": keeping.machine_key(Unit())}))
+        kept.write_text(json.dumps(data | {"key": saved_results.machine_key(Unit())}))
         assert recommendation._find_report(None, Unit()) == (None, "")
 
 
@@ -252,14 +251,14 @@ def test_wrong_arguments_list_the_choices(emulated) -> None:
 def kept(emulated, monkeypatch, tmp_path: Path) -> Path:
     """Where figures of `Unit` are looked for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = keeping.kept_path(Unit(), "bench")
+    path = saved_results.result_path(Unit(), "bench")
     path.parent.mkdir()
     return path
 
 
 def test_kept_figures_of_this_machine_are_taken(kept: Path) -> None:
     assert recommendation._find_report(None, Unit()) == (None, "")
-    data = made_up(pageable=10, pinned=20) | {"key": keeping.machine_key(Unit())}
+    data = made_up(pageable=10, pinned=20) | {"key": saved_results.machine_key(Unit())}
     kept.write_text(json.dumps(data))
     report, source = recommendation._find_report(None, Unit())
     assert source == "this machine's bench of 2026-01-02, GPU"
@@ -272,7 +271,7 @@ def test_kept_figures_of_this_machine_are_taken(kept: Path) -> None:
     [{"key": {}}, {"schema": 1}, {"emulated": True}, {"results": 5}, {"devices": []}],
 )
 def test_kept_figures_of_others_are_passed_over(kept: Path, change: dict) -> None:
-    data = made_up(pageable=10, pinned=20) | {"key": keeping.machine_key(Unit())}
+    data = made_up(pageable=10, pinned=20) | {"key": saved_results.machine_key(Unit())}
     kept.write_text(json.dumps(data | change))
     assert recommendation._find_report(None, Unit()) == (None, "")
     kept.write_text("damaged")

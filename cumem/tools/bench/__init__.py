@@ -20,7 +20,7 @@ from cumem.base.driver import backend, emulation_reason
 from cumem.base.units import fit, format_nbytes
 from cumem.base.version import __version__
 from cumem.devices.device import Device
-from cumem.tools import info, kept
+from cumem.tools import info, saved_results
 from cumem.tools.bench import cases
 from cumem.tools.bench.cases import KIB, MIB, Plan, Result
 from cumem.tools.bench.report import PLOT_FORMATS, Report, save_plot
@@ -203,7 +203,7 @@ def _check(options: Options) -> None:
         raise UsageError(
             "--keep: figures of the emulated device say nothing about a GPU"
         )
-    keep_at = _kept_path(device) if options.keep else None
+    keep_at = _result_path(device) if options.keep else None
     for path in (options.json, options.plot, keep_at):
         if path is not None:
             try:
@@ -289,7 +289,7 @@ def _save(
             "started": when.isoformat(timespec="seconds"),
             "emulated": device.emulated,
             "device": device.index,
-            "key": kept.machine_key(device),
+            "key": saved_results.machine_key(device),
             "plan": {
                 "sizes": plan.sizes,
                 "budget": plan.budget,
@@ -298,7 +298,7 @@ def _save(
             **facts,
             **report.as_data(),
         }
-        for path in (options.json, _kept_path(device) if options.keep else None):
+        for path in (options.json, _result_path(device) if options.keep else None):
             if path is not None:
                 info.save(data, path)
                 print(f"wrote {path}")
@@ -309,9 +309,9 @@ def _save(
         print(f"wrote {options.plot}")
 
 
-def _kept_path(device: Device) -> str:
-    """Return the path of the kept results, and create its directory."""
-    path = kept.kept_path(device, "bench")
+def _result_path(device: Device) -> str:
+    """Return the path of the saved results, and create its directory."""
+    path = saved_results.result_path(device, "bench")
     if path is None:
         raise UsageError("--keep: there is no home and no XDG_CACHE_HOME to keep it in")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

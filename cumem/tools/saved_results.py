@@ -13,25 +13,25 @@ from cumem.base.version import __version__
 from cumem.devices.device import Device
 
 
-def kept_path(unit: Device, name: str) -> pathlib.Path | None:
+def result_path(unit: Device, name: str) -> pathlib.Path | None:
     """Return the file for figures of this machine, or None if there is no place for it."""
-    folder = _kept_folder()
+    folder = _result_folder()
     if folder is None:
         return None
     mark = zlib.crc32(repr(sorted(machine_key(unit).items())).encode())
     return folder / f"{name}-{mark:08x}.json"
 
 
-def has_kept(name: str) -> bool:
+def has_results(name: str) -> bool:
     """Return whether such figures of any GPU are kept.
 
     This does not ask which GPU the figures belong to, since that would start the driver.
     """
-    folder = _kept_folder()
+    folder = _result_folder()
     return folder is not None and any(folder.glob(f"{name}-*.json"))
 
 
-def _kept_folder() -> pathlib.Path | None:
+def _result_folder() -> pathlib.Path | None:
     root = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(root):  # the XDG specification says to ignore it then
         root = os.path.join(os.path.expanduser("~"), ".cache")
