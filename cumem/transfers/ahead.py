@@ -47,7 +47,7 @@ T_co = TypeVar("T_co", covariant=True)
 _PATIENCE = 1.0
 
 
-class Coming(Protocol[T_co]):
+class InFlightItem(Protocol[T_co]):
     """An item whose copies have begun."""
 
     @property
@@ -69,14 +69,14 @@ class Coming(Protocol[T_co]):
     def wait_read(self) -> None:
         """Wait until its source has been read."""
 
-    def come(self, index: int) -> None:
+    def order_after_copy(self, index: int) -> None:
         """Make the streams that will work on it wait for its copy."""
 
-    def leave(self, index: int) -> list[_core.Event]:
+    def record_use(self, index: int) -> list[_core.Event]:
         """Return events that end with the work on it, which the caller has queued."""
 
 
-class Steps(Protocol[T_co]):
+class ItemSource(Protocol[T_co]):
     """Where items come from, and how their copies begin."""
 
     def take(self) -> bool:
@@ -99,9 +99,9 @@ class Steps(Protocol[T_co]):
 
     @property
     def label(self) -> str:
-        """The `Coming.label` of the item that was taken."""
+        """The `InFlightItem.label` of the item that was taken."""
 
-    def begin(self) -> Coming[T_co]:
+    def begin(self) -> InFlightItem[T_co]:
         """Begin the copies of the item that was taken."""
 
     def split(self) -> bool:
@@ -180,7 +180,7 @@ class Ahead(Generic[T]):
 
     def __init__(
         self,
-        steps: Steps[T],
+        source: ItemSource[T],
         depth: int,
         unfinished: int,
         room: Room,
@@ -188,17 +188,19 @@ class Ahead(Generic[T]):
         word: str,
     ) -> None:
         self._word = word  # names one item in messages
-        self._steps = steps
+        self._source = source
         self._depth = depth
         self._unfinished = unfinished
         self._room = room
         self._name = name
-        self._coming: collections.deque[Coming[T]] = collections.deque()
-        self._unread: list[Coming[T]] = []  # items whose source may be overwritten
+        self._in_flight: collections.deque[InFlightItem[T]] = collections.deque()
+        self._unread: list[
+            InFlightItem[T]
+        ] = []  # items whose source may be overwritten
         self._used: collections.deque[tuple[int, str, list[_core.Event]]]
         self._used = collections.deque()
-        self._ready: Coming[T] | None = None  # the item to deliver next
-        self._in_hand: Coming[T] | None = None
+        self._ready: InFlightItem[T] | None = None  # the item to deliver next
+        self._in_hand: InFlightItem[T] | None = None
         # The bytes of the item that was delivered last, and a reference to it.
         self._last: tuple[int, weakref.ref[Any]] | None = None
         self._failure: Exception | None = None
@@ -328,7 +330,9 @@ class Ahead(Generic[T]):
         """Note that the caller has queued its work on the item in hand."""
         in_hand, self._in_hand = self._in_hand, None
         if in_hand is not None:
-            self._used.append((self._index, in_hand.label, in_hand.leave(self._index)))
+            self._used.append(
+                (self._index, in_hand.label, in_hand.record_use(self._index))
+            )
             self._index += 1
 
     def _prepare(self) -> None:
@@ -339,42 +343,42 @@ class Ahead(Generic[T]):
                 for event in events:
                     event.synchronize()
         self._begin_more()
-        self._ready = self._coming.popleft() if self._coming else None
+        self._ready = self._in_flight.popleft() if self._in_flight else None
 
     def _deliver(self) -> T:
-        coming = self._ready
-        if coming is None:
+        item = self._ready
+        if item is None:
             failure, self._failure = self._failure, None
             raise StopIteration if failure is None else failure
-        with self._naming(self._index, coming.label):
-            coming.come(self._index)
-        self._in_hand, self._ready = coming, None
-        self._last = _watched(coming)
-        return coming.output
+        with self._naming(self._index, item.label):
+            item.order_after_copy(self._index)
+        self._in_hand, self._ready = item, None
+        self._last = _watched(item)
+        return item.output
 
     def _begin_more(self) -> None:
         """Begin copies until enough are ahead or memory runs short."""
         try:
-            while len(self._coming) <= self._depth and self._take():
-                must = not self._coming
-                if not self._room.has(self._steps.nbytes, must):
+            while len(self._in_flight) <= self._depth and self._take():
+                must = not self._in_flight
+                if not self._room.has(self._source.nbytes, must):
                     return
                 try:
-                    coming = self._steps.begin()
+                    item = self._source.begin()
                 except OutOfMemoryError as error:
                     if not must:  # deliver those that are ahead: they make room
-                        self._depth = len(self._coming) - 1
+                        self._depth = len(self._in_flight) - 1
                         return
-                    if self._steps.split():
+                    if self._source.split():
                         continue
                     self._advise(error)
                     raise
                 self._is_taken = False
-                self._coming.append(coming)
-                if self._steps.reuses:
-                    self._unread.append(coming)
+                self._in_flight.append(item)
+                if self._source.reuses:
+                    self._unread.append(item)
         except Exception as error:
-            self._note(error, self._index + len(self._coming), self._steps.label)
+            self._note(error, self._index + len(self._in_flight), self._source.label)
             self._failure = error  # raised after the items before it are delivered
             self._has_ended = True
 
@@ -382,20 +386,21 @@ class Ahead(Generic[T]):
         """Ask for the next item, once those before it have been read."""
         if self._is_taken or self._has_ended:
             return self._is_taken
-        if self._unread and not self._steps.has_more:
-            for coming in self._unread:
-                with contextlib.suppress(OSError, RuntimeError):  # `come` raises it
-                    coming.wait_read()
+        if self._unread and not self._source.has_more:
+            for item in self._unread:
+                # A failure is raised by `order_after_copy`.
+                with contextlib.suppress(OSError, RuntimeError):
+                    item.wait_read()
             self._unread.clear()
-        self._is_taken = self._steps.take()
+        self._is_taken = self._source.take()
         self._has_ended = not self._is_taken
         return self._is_taken
 
     def _advise(self, error: OutOfMemoryError) -> None:
         error.add_note(
             f"{self._name} wants memory for depth + 2 pieces, of which this one has "
-            f"{format_nbytes(self._steps.nbytes)}, and has tried with fewer: lower "
-            f"depth= and {self._steps.advice}, and keep fewer of those that have come"
+            f"{format_nbytes(self._source.nbytes)}, and has tried with fewer: lower "
+            f"depth= and {self._source.advice}, and keep fewer of those that have come"
         )
         if self._last is not None and self._last[1]() is not None:
             error.add_note(
@@ -410,19 +415,19 @@ class Ahead(Generic[T]):
         self._is_open = False
         with contextlib.suppress(Exception):  # the device may be gone
             self._leave()
-        coming = [*([] if self._ready is None else [self._ready]), *self._coming]
+        items = [*([] if self._ready is None else [self._ready]), *self._in_flight]
         self._ready = None
-        self._coming.clear()
+        self._in_flight.clear()
         self._unread.clear()
         self._used.clear()
         self._failure = None
-        transfers = [each.transfer for each in coming if each.transfer is not None]
+        transfers = [each.transfer for each in items if each.transfer is not None]
         for transfer in transfers:
             transfer.cancel()
-        for each in coming:
+        for each in items:
             with contextlib.suppress(OSError, RuntimeError):
                 each.wait_read()
-        self._steps.close()
+        self._source.close()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown(wait=False)
@@ -436,13 +441,11 @@ class Ahead(Generic[T]):
         return naming(self._word, index, label)
 
 
-def _watched(coming: Coming[Any]) -> tuple[int, weakref.ref[Any]] | None:
+def _watched(item: InFlightItem[Any]) -> tuple[int, weakref.ref[Any]] | None:
     """Return the bytes of an item and a weak reference, or None where it takes none."""
-    output = coming.output
+    output = item.output
     try:
-        return coming.nbytes, weakref.ref(
-            output[1] if type(output) is tuple else output
-        )
+        return item.nbytes, weakref.ref(output[1] if type(output) is tuple else output)
     except (IndexError, TypeError):
         return None
 

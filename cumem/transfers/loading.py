@@ -209,7 +209,7 @@ class _Batch:
         if self._event is not None:
             self._event.synchronize()
 
-    def come(self, index: int) -> None:
+    def order_after_copy(self, index: int) -> None:
         device = self._mover.index
         if self.transfer is not None:
             for stream in work_streams(device, self._libraries):
@@ -224,7 +224,7 @@ class _Batch:
                 if callable(record):
                     _keep_until_used(each, stream)
 
-    def leave(self, index: int) -> list[_core.Event]:
+    def record_use(self, index: int) -> list[_core.Event]:
         self._mover.note_work()
         streams = work_streams(self._mover.index, self._libraries)
         return [_record(stream) for stream in streams]

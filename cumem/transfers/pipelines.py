@@ -2,9 +2,9 @@
 """Works on data larger than the GPU piece by piece, while the next pieces are on their way.
 
 `chunks` brings pieces to the device; `pipeline` also calls a function for each piece and
-copies the results back. Both use `Ahead` with `_Steps`, which takes pieces from a source
-and begins their copies. If the device runs out of memory, `Ahead` first has fewer pieces
-on their way, and then `_Steps` cuts pieces into smaller ones.
+copies the results back. Both use `Ahead` with `_ChunkSource`, which takes pieces from a
+source and begins their copies. If the device runs out of memory, `Ahead` first has fewer
+pieces on their way, and then `_ChunkSource` cuts pieces into smaller ones.
 """
 
 from __future__ import annotations
@@ -182,16 +182,16 @@ class _Chunk:
     def wait_read(self) -> None:
         self.transfer.wait()
 
-    def come(self, index: int) -> None:
+    def order_after_copy(self, index: int) -> None:
         self.transfer.order(self._after(index))
 
-    def leave(self, index: int) -> list[_core.Event]:
+    def record_use(self, index: int) -> list[_core.Event]:
         stream = self._after(index)
         self.output[1].record_stream(stream)  # for libraries that do not tell cumem
         return [stream.record()]
 
 
-class _Steps:
+class _ChunkSource:
     """Takes the pieces of a source and begins their copies, as `Ahead` asks for it."""
 
     advice = "nbytes= or rows="
@@ -414,10 +414,10 @@ def chunks(
         return _core.current_stream(unit.index)
 
     found = pieces(src, memory, step, size.nbytes, fresh)
-    steps = _Steps(
+    source = _ChunkSource(
         found, unit.index, current, wanted, casting, lambda: _available(unit)
     )
-    return Ahead(steps, ahead, 1, Room(unit.index, ahead + 2), "chunks", "chunk")
+    return Ahead(source, ahead, 1, Room(unit.index, ahead + 2), "chunks", "chunk")
 
 
 # -- pipeline: chunks come, are worked on, and leave -----------------------------------
@@ -614,7 +614,7 @@ def pipeline(
 
         row = row_in if size.nbytes is not None and row_in > 0 else max(row_in, row_out)
         step = size.rows_of(row, length, default_nbytes)
-    steps = _Steps(
+    source = _ChunkSource(
         pieces(src, memory, step, size.nbytes, fresh),
         unit.index,
         lambda index: lanes[index % len(lanes)],
@@ -622,7 +622,7 @@ def pipeline(
         casting,
     )
     room = Room(unit.index, ahead + 1 + len(lanes))
-    found = Ahead(steps, ahead, len(lanes), room, "pipeline", "chunk")
+    found = Ahead(source, ahead, len(lanes), room, "pipeline", "chunk")
     parts = Parts(progress, total_nbytes(memory, wanted), "pipeline")
     run = _Run(func, target, lanes, ahead, parts, memory is None)
     with run, contextlib.closing(found), parts:
