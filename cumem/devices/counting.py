@@ -36,7 +36,7 @@ print("cumem:", code, count.value)
 """
 
 
-class _DoubtError(Exception):
+class _UnknownCountError(Exception):
     """CUDA might give another count."""
 
 
@@ -52,7 +52,7 @@ def count_devices() -> Counted:
     try:
         said = os.environ.get("CUDA_VISIBLE_DEVICES")
         return Counted(0, count_visible(said, _list_uuids()))
-    except _DoubtError:
+    except _UnknownCountError:
         return _ask_other_process()
 
 
@@ -64,7 +64,7 @@ def count_visible(text: str | None, uuids: Sequence[str]) -> int:
 
     Raises
     ------
-    _DoubtError
+    _UnknownCountError
         If the count depends on which GPU a number means, or on rules that CUDA does not
         document.
     """
@@ -72,7 +72,7 @@ def count_visible(text: str | None, uuids: Sequence[str]) -> int:
         return len(uuids)
     shown, doubt = visible(text, uuids)
     if doubt is not None:
-        raise _DoubtError(doubt)
+        raise _UnknownCountError(doubt)
     return len(shown)
 
 
@@ -97,37 +97,37 @@ def _list_uuids() -> list[str]:
 
     Raises
     ------
-    _DoubtError
+    _UnknownCountError
         If CUDA may see others: if GPUs are partitioned, shared by a server or cannot be
         opened, or if NVML does not answer.
     """
     server = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
     for path in ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap", server):
         if os.path.exists(path):
-            raise _DoubtError(f"{path} means rules of its own")
+            raise _UnknownCountError(f"{path} means rules of its own")
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         _check(nvml.nvmlInit_v2())
     except (OSError, AttributeError):
-        raise _DoubtError("there is no NVML") from None
+        raise _UnknownCountError("there is no NVML") from None
     try:
         return _ask_nvml(nvml)
     except AttributeError:
-        raise _DoubtError("NVML is too old") from None
+        raise _UnknownCountError("NVML is too old") from None
     finally:
         nvml.nvmlShutdown()
 
 
 def _check(code: int) -> None:
     if code != 0:
-        raise _DoubtError(f"NVML answers {code}")
+        raise _UnknownCountError(f"NVML answers {code}")
 
 
 def _ask_nvml(nvml: Any) -> list[str]:
     count = ctypes.c_uint()
     _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)))
     if count.value > 0 and not _can_open("/dev/nvidia-uvm"):
-        raise _DoubtError("/dev/nvidia-uvm cannot be opened")
+        raise _UnknownCountError("/dev/nvidia-uvm cannot be opened")
     uuids = []
     for index in range(count.value):
         device = ctypes.c_void_p()
@@ -139,10 +139,10 @@ def _ask_nvml(nvml: Any) -> list[str]:
         if code != _NOT_SUPPORTED:
             _check(code)
             if mode.value or pending.value:
-                raise _DoubtError("a GPU is in parts")
+                raise _UnknownCountError("a GPU is in parts")
         _check(nvml.nvmlDeviceGetMinorNumber(device, ctypes.byref(minor)))
         if not _can_open(f"/dev/nvidia{minor.value}"):
-            raise _DoubtError(f"/dev/nvidia{minor.value} cannot be opened")
+            raise _UnknownCountError(f"/dev/nvidia{minor.value} cannot be opened")
         _check_fabric(nvml, device)
         text = ctypes.create_string_buffer(96)
         _check(nvml.nvmlDeviceGetUUID(device, text, len(text)))
@@ -155,7 +155,7 @@ def _can_open(path: str) -> bool:
 
 
 def _check_fabric(nvml: Any, device: ctypes.c_void_p) -> None:
-    """Raise a _DoubtError if NVSwitch is not ready, without which no driver starts."""
+    """Raise a _UnknownCountError if NVSwitch is not ready, without which no driver starts."""
     if not os.path.isdir("/proc/driver/nvidia-nvswitch/devices"):
         return
     if not any(Path("/proc/driver/nvidia-nvswitch/devices").iterdir()):
@@ -163,7 +163,7 @@ def _check_fabric(nvml: Any, device: ctypes.c_void_p) -> None:
     fabric = _Fabric()
     _check(nvml.nvmlDeviceGetGpuFabricInfo(device, ctypes.byref(fabric)))
     if fabric.state != 3 or fabric.status != 0:  # state 3 is "completed"
-        raise _DoubtError("the GPUs are not joined yet")
+        raise _UnknownCountError("the GPUs are not joined yet")
 
 
 # -- the driver ------------------------------------------------------------------------

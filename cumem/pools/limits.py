@@ -84,7 +84,7 @@ _Place = tuple[str, int]  #: a kind, and the index of a device
 
 #: What `set_limit` set for a place since the driver was opened. A place without a call has
 #: its first limit here as soon as a block was entered.
-_said: dict[_Place, int | None] = {}
+_limits_set: dict[_Place, int | None] = {}
 #: The open blocks with their limits, in the order in which they were entered.
 _blocks: dict[_Place, list[tuple[object, int | None]]] = {}
 lock: threading.RLock = make_lock()  #: guards both; callers of the next three hold it
@@ -92,7 +92,7 @@ lock: threading.RLock = make_lock()  #: guards both; callers of the next three h
 
 def put(kind: str, index: int, nbytes: int | None) -> None:
     """Set a limit for `set_limit`, which is in force unless a block is open."""
-    _said[kind, index] = nbytes
+    _limits_set[kind, index] = nbytes
     if not _blocks.get((kind, index)):
         _core._limit(kind, index, nbytes)
 
@@ -100,7 +100,7 @@ def put(kind: str, index: int, nbytes: int | None) -> None:
 def enter(block: object, kind: str, index: int, nbytes: int | None) -> None:
     """Begin a block, whose limit is in force from now on."""
     place = kind, index
-    _said.setdefault(place, _core._limit(kind, index))
+    _limits_set.setdefault(place, _core._limit(kind, index))
     _blocks.setdefault(place, []).append((block, nbytes))
     _core._limit(kind, index, nbytes)
 
@@ -110,7 +110,7 @@ def leave(block: object, kind: str, index: int) -> None:
     place = kind, index
     left = [each for each in _blocks[place] if each[0] is not block]
     _blocks[place] = left
-    _core._limit(kind, index, left[-1][1] if left else _said[place])
+    _core._limit(kind, index, left[-1][1] if left else _limits_set[place])
 
 
 def begin(
@@ -138,8 +138,8 @@ def begin(
             if blocks:
                 said.setdefault(place, page_locked if place[0] in PAGE_LOCKED else None)
                 in_force[place] = blocks[-1][1]
-        _said.clear()
-        _said.update(said)
+        _limits_set.clear()
+        _limits_set.update(said)
         limits: dict[str, dict[int, int | None]] = {}
         for (kind, index), nbytes_or_none in in_force.items():
             limits.setdefault(kind, {})[index] = nbytes_or_none

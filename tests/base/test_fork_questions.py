@@ -335,7 +335,7 @@ SHOWN: list[tuple[str | None, int | None]] = [
 @pytest.mark.parametrize(("text", "count"), SHOWN)
 def test_visible_devices_are_read_by_the_rules_of_cuda(text, count) -> None:
     if count is None:
-        with pytest.raises(counting._DoubtError):
+        with pytest.raises(counting._UnknownCountError):
             counting.count_visible(text, UUIDS)
     else:
         assert counting.count_visible(text, UUIDS) == count
@@ -511,7 +511,7 @@ def test_nvml_that_leaves_a_doubt_is_not_believed(monkeypatch, said) -> None:
     monkeypatch.setattr(counting, "_check_fabric", lambda nvml, device: None)
     assert counting._ask_nvml(Nvml()) == ["GPU-1", "GPU-1"]
     assert counting._ask_nvml(Nvml(mig=(0, 0))) == ["GPU-1", "GPU-1"]
-    with pytest.raises(counting._DoubtError):
+    with pytest.raises(counting._UnknownCountError):
         counting._ask_nvml(Nvml(**said))
 
 
@@ -519,5 +519,5 @@ def test_server_that_shares_gpus_makes_the_count_doubtful(
     monkeypatch, tmp_path
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    with pytest.raises(counting._DoubtError, match=str(tmp_path)):
+    with pytest.raises(counting._UnknownCountError, match=str(tmp_path)):
         counting._list_uuids()

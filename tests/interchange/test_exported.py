@@ -39,7 +39,7 @@ def dictionary(buffer: cumem.Buffer) -> Any:
     return testing.array_interface(buffer), buffer
 
 
-DOORS: dict[str, Callable[[Any], Any]] = {
+ENABLE_CALLS: dict[str, Callable[[Any], Any]] = {
     "buffer protocol": memoryview,
     "NumPy": lambda buffer: buffer.numpy(),
     "old DLPack": lambda buffer: buffer.__dlpack__(),
@@ -54,7 +54,7 @@ def ways(kinds: tuple[str, ...] = KINDS) -> list[Any]:
     return [
         (kind, door)
         for kind in kinds
-        for door in DOORS
+        for door in ENABLE_CALLS
         if (kind in HOST_KINDS or door in ("old DLPack", "DLPack", "array interface"))
         and (door != "array interface" or kind != "pinned")
     ]
@@ -74,7 +74,7 @@ def test_block_stays_out_of_the_pool_until_it_is_let_go(emulated, kind, door) ->
     pool = cumem.Pool(kind)
     buffer = pool.allocate(NBYTES)
     address = buffer.ptr
-    held = DOORS[door](buffer)
+    held = ENABLE_CALLS[door](buffer)
     del buffer
     others = [pool.allocate(NBYTES) for _ in range(8)]
     assert pool.stats().live_count == 9
@@ -94,7 +94,7 @@ def test_block_waits_for_work_that_nobody_announced(emulated, kind, door) -> Non
         address = buffer.ptr
         with session.gate(stream):
             scratch.fill(1, stream=stream)  # it might be on the buffer: nobody can know
-            del_after = DOORS[door](buffer)
+            del_after = ENABLE_CALLS[door](buffer)
             del buffer, del_after
             assert fenced(pool, 1 - device) == 1
             assert pool.allocate(NBYTES).ptr != address
@@ -126,7 +126,7 @@ def test_letting_go_takes_no_fence_and_does_not_wait(
     pool = cumem.Pool(kind)
     stream = cumem.Stream()
     buffer = pool.allocate(NBYTES)
-    held = [DOORS[door](buffer)]
+    held = [ENABLE_CALLS[door](buffer)]
     scratch = cumem.empty_device(NBYTES, "u1")
     with session.gate(stream):
         scratch.fill(1, stream=stream)

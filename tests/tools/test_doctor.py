@@ -618,7 +618,7 @@ def test_doors_are_those_of_the_integrations() -> None:
         and node.target.id == "_NESTING"
         and node.value is not None
     )
-    assert checks.DOORS["torch"][0] == nesting
+    assert checks.ENABLE_CALLS["torch"][0] == nesting
 
 
 def test_a_link_that_is_not_reported_is_judged_by_the_other_links() -> None:

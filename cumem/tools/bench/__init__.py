@@ -166,11 +166,11 @@ def _run(options: Options, plan: Plan, facts: dict[str, Any]) -> int:
     more = "" if options.verbose else "; --verbose prints all sizes and spreads"
     print(fit(f"took {seconds:.1f} s{more}"))
     if report.is_mostly_missing:
-        print(f"cumem bench: most figures are missing; {_cure()}", file=sys.stderr)
+        print(f"cumem bench: most figures are missing; {_advice()}", file=sys.stderr)
     return 1 if report.failures or report.is_mostly_missing else 0
 
 
-def _cure() -> str:
+def _advice() -> str:
     """Say what to do if most figures are missing."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:

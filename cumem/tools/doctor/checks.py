@@ -36,7 +36,7 @@ _OLDEST_MODULE: Final = 525
 _FEW_CPUS: Final = 4
 _SMALL_SHM: Final = _GIB
 #: The oldest version of a framework that can use the integration of this name.
-DOORS: Final = {"torch": ((2, 11), "cumem.integrations.torch.enable()")}
+ENABLE_CALLS: Final = {"torch": ((2, 11), "cumem.integrations.torch.enable()")}
 
 Status = Literal["ok", "note", "problem"]
 
@@ -946,7 +946,7 @@ def check_frameworks(facts: Facts) -> Findings:
                 "frameworks", values["name"], status, text, cure, None, values
             )
 
-        door = DOORS.get(name)
+        door = ENABLE_CALLS.get(name)
         if cuda == "none":
             yield found(
                 "note" if is_real else "ok",

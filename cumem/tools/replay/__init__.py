@@ -143,7 +143,7 @@ class _Observer:
 
 
 @dataclass(slots=True)
-class _Late:
+class _DelayedFrees:
     """Keeps each freed block in use for as many events as `Hold` says."""
 
     allocator: Allocator
@@ -172,7 +172,7 @@ def _walk(
     allocator: Allocator,
     live: dict[int, Any],
     observer: _Observer | None,
-    late: _Late | None,
+    late: _DelayedFrees | None,
 ) -> None:
     """Replay with everything that is not timed, or with late work, which is timed too."""
     sizes: dict[int, int] = {}
@@ -364,7 +364,7 @@ def _pass(
         return 0
     streams = allocator.streams if own else [allocator.side]
     gates = open_gates(hold, streams, device)
-    late = _Late(allocator, hold, gates, own)
+    late = _DelayedFrees(allocator, hold, gates, own)
     try:
         _walk(rows, allocator, live, observer, late)
     finally:
