@@ -155,7 +155,7 @@ def _can_open(path: str) -> bool:
 
 
 def _check_fabric(nvml: Any, device: ctypes.c_void_p) -> None:
-    """Raise a _UnknownCountError if NVSwitch is not ready, without which no driver starts."""
+    """Raise a _UnknownCountError if NVSwitch is not ready, as no driver starts then."""
     if not os.path.isdir("/proc/driver/nvidia-nvswitch/devices"):
         return
     if not any(Path("/proc/driver/nvidia-nvswitch/devices").iterdir()):

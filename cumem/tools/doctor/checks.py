@@ -946,7 +946,7 @@ def check_frameworks(facts: Facts) -> Findings:
                 "frameworks", values["name"], status, text, cure, None, values
             )
 
-        door = ENABLE_CALLS.get(name)
+        enabling = ENABLE_CALLS.get(name)
         if cuda == "none":
             yield found(
                 "note" if is_real else "ok",
@@ -963,11 +963,11 @@ def check_frameworks(facts: Facts) -> Findings:
         else:
             built = f", built for CUDA {cuda}" if cuda is not None else ""
             yield found("ok", title + built)
-        if door is not None and () < _pair(version) < door[0]:
-            wanted = ".".join(str(part) for part in door[0])
+        if enabling is not None and () < _pair(version) < enabling[0]:
+            wanted = ".".join(str(part) for part in enabling[0])
             yield found(
                 "note",
-                f"{title} is too old for {door[1]}",
+                f"{title} is too old for {enabling[1]}",
                 f"install {name} {wanted} or newer",
             )
 
