@@ -74,7 +74,7 @@ describe(cm_state *state, const cm_explanation *e, const cm_copy_request *reques
 
 /* The cm_request_reader that explains a copy in place of making it. */
 static PyObject *
-explain(cm_state *state, const cm_copy_request *request)
+explain_request(cm_state *state, const cm_copy_request *request)
 {
     cm_engine *engine = cm_state_engine(state, -1);
     if (engine == NULL) {
@@ -108,7 +108,7 @@ cm_explain(PyObject *module, PyObject *args)
     int device = cm_device_hint_of(state, dst, src, stream);
     if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0) {
         cm_copy_how how = {frame.stream, .blocking = blocking != 0, .casting = casting,
-                           .explain = explain};
+                           .explain = explain_request};
         result = cm_copy_objects(state, dst, src, how);
     }
     return cm_call_leave(&frame, result);

@@ -287,7 +287,7 @@ find_driver(cm_state *state, opening *plan)
 /* Open the runtime. 0 if it is open or another thread is opening it, or -1 with an
  * exception. */
 static int
-open_runtime(cm_state *state)
+open_now(cm_state *state)
 {
     opening plan;
     if (cm_errors_load(state) < 0 || cm_limits_find_groups() < 0
@@ -402,5 +402,5 @@ cm_state_leave_parent(cm_state *state)
 int
 cm_state_open(cm_state *state)
 {
-    return state->opening ? wait_while_opening(state) : open_runtime(state);
+    return state->opening ? wait_while_opening(state) : open_now(state);
 }
