@@ -19,8 +19,8 @@ choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
     if (cm_layout_has_items(&plan->layout) && share < plan->layout.run_nbytes) {
         share = plan->layout.run_nbytes; /* an element that is converted is not cut */
     }
-    /* Pieces of whole huge pages let one thread make each page. Users may have asked
-     * for shorter pieces. */
+    /* Pieces of whole huge pages let one thread make each page. The tuning may have
+     * shorter pieces, as with few processors. */
     if (plan->is_fresh && share < CM_HUGE_PAGE_NBYTES
         && tuning->chunk_nbytes >= CM_HUGE_PAGE_NBYTES
         && tuning->ring_nbytes >= PIPELINE * CM_HUGE_PAGE_NBYTES) {
