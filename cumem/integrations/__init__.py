@@ -8,7 +8,19 @@ library allocates into cumem's pools, over the helpers in ``serving``.
 To add one, begin with a module here. These name the libraries that there are, and get the
 new one too: ``_FRAMEWORKS`` in cumem/tools/doctor/facts.py, with ``ENABLE_CALLS`` in
 checks.py; cumem/buffers/hints.py; PUBLIC_MODULES in tests/support/structure.py, whose
-public names count as a debt; benchmarks/interop.py; and tests/torture/libraries.py. Its
-tests are in tests/integrations/, and its pages are docs/allocators.md, docs/interop.md and
-docs/computing.md.
+public names count as a debt; the libraries without types in pyproject.toml;
+benchmarks/interop.py; and tests/torture/libraries.py. Its tests are in tests/integrations/,
+with a stand-in for the library in tests/support/stand_ins.py, and its pages are
+docs/allocators.md, docs/interop.md, docs/computing.md and docs/api.md.
+
+To let copies take its arrays and streams, begin at what it lacks:
+
+- Arrays that speak none of the three protocols: an importer beside
+  csrc/python/protocols/dlpack_import.c, which operand.c there tries in its turn.
+- Streams: csrc/python/device/stream_handle.c reads their handles, and ``is_captured`` in
+  cumem/interchange/foreign_stream.py asks whether one is captured.
+- Arrays of its own in place of buffers: ``framework=`` of `prefetch`
+  (cumem/transfers/loading.py) and of `load_safetensors` (cumem/files/safetensors/).
+
+tests/support/consumers.py and tests/interchange/test_libraries.py hold it to what it takes.
 """
