@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Operations that go through all pools of a runtime: trimming pools on request or so
  * that another pool can grow, making them obey lowered limits, and trimming idle
- * memory. */
+ * memory. The list of the pools itself, and cm_pool_after(), which walks it, are in
+ * fork.c: it is one list of the process, and a thread that forks holds its lock. */
 #include "pool/private.h"
 
 void

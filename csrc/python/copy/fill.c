@@ -5,8 +5,10 @@
  * that both reach is filled by the stream's device if a stream was given; else by the
  * host or, if it is managed memory that was prefetched to a device, by that one. A fill
  * of device memory without gaps that comes after nothing but its own stream takes the
- * short way of transfer/routes/fill.c (try_queue()); any other goes to the engine as a
- * request (queue_fill()).
+ * short way: try_queue() asks cm_engine_try_fill(), which leads to
+ * cm_fill_try_queue() of transfer/routes/fill.c. Any other goes to the engine as the
+ * request for a copy whose source is one element (queue_fill()), and from there on as a
+ * copy does.
  * fill_by() keeps the buffer's storage open for as long as a fill takes, so that no
  * other thread frees the memory while this one waits. Most functions here rely on it.
  */
