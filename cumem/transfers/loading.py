@@ -180,7 +180,7 @@ def work_streams(device: int, libraries: Iterable[str]) -> list[_core.Stream]:
 
 
 class _Batch:
-    """A batch whose copies have begun, in the form that `Ahead` needs."""
+    """A batch whose copies have begun: an `InFlightItem` of ahead.py."""
 
     label = ""
 
@@ -274,7 +274,7 @@ class _Moving:
 
 
 class _Mover:
-    """Takes the batches of a loader, and begins their copies, as `Ahead` asks for it."""
+    """Takes batches of a loader and begins their copies: an `ItemSource` of ahead.py."""
 
     advice = "smaller batches"
     label = ""

@@ -162,7 +162,7 @@ class _Size(NamedTuple):
 
 
 class _Chunk:
-    """A chunk whose copy has begun, in the form that `Ahead` needs."""
+    """A chunk whose copy has begun: an `InFlightItem` of ahead.py."""
 
     __slots__ = ("_after", "label", "nbytes", "output", "transfer")
 
@@ -192,7 +192,7 @@ class _Chunk:
 
 
 class _ChunkSource:
-    """Takes the pieces of a source and begins their copies, as `Ahead` asks for it."""
+    """Takes the pieces of a source and begins their copies: an `ItemSource` of ahead.py."""
 
     advice = "nbytes= or rows="
 
