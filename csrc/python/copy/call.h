@@ -20,6 +20,9 @@
  *     }
  *     cm_call_fini(&call);
  *
+ * Around it is a cm_call_frame, from cm_call_enter() to cm_call_leave(), if the
+ * function has the arguments stream= and progress=; `buf[index] = value` has neither.
+ *
  * Example: a copy in the background from X to Y on stream A, where stream B used Y
  * before. cm_call_come_after() puts B into `after` if B's use is in the way of the
  * bytes that are written. cm_call_prepare() notes on both storages that A uses them.

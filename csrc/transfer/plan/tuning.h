@@ -51,7 +51,8 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
     /* Shorter runs are packed before another device reads them. */                      \
     X(pulled_run_nbytes, 128, 1, 1 << 20)                                                \
     /* Up to quick_nbytes a copy is made without a job, the cost of which shows only     \
-     * in short copies. It goes in a few pieces of at least quick_piece_nbytes. */       \
+     * in short copies (routes/short_copy.c). Through a page-locked block it goes in a   \
+     * few pieces of at least quick_piece_nbytes. */                                     \
     X(quick_nbytes, 16 << 20, 0, 256 << 20)                                              \
     X(quick_piece_nbytes, 128 << 10, 4 << 10, 256 << 20)                                 \
     /* Shorter uploads from ordinary memory are left to the runtime, which is no slower  \

@@ -300,7 +300,8 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
 }
 
 /* Try to make the copy without a job: a short copy that the caller waits for, or one
- * that its stream takes as it is. */
+ * that its stream takes as it is. `out` tells them apart: who wants no ticket waits in
+ * this call and shows no progress, and who gets one can come back to what is queued. */
 static bool
 try_without_job(cm_engine *engine, const cm_copy_request *request,
                 const cm_tuning *tuning, cm_ticket **out, cm_status *status,
