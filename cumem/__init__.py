@@ -75,6 +75,8 @@ def _find(face: str, name: str) -> object:
     """Return the object or module that has a public name, and load it if need be.
 
     `face` is "cumem" or "cumem.types". Raises AttributeError, with a hint if there is one.
+    ``from cumem import name`` would put a text of its own in the place of that error's, so
+    it gets an ImportError with the same hint.
     """
     homes = _homes(face)
     if name == "__all__":
@@ -84,10 +86,32 @@ def _find(face: str, name: str) -> object:
         hint = None if name.startswith("_") else _load("buffers.hints").name_hint(name)
         if name in _homes("cumem.types"):
             hint = f"use cumem.types.{name}"
-        raise AttributeError(text if hint is None else f"{text}; {hint}")
+        if hint is None:
+            raise AttributeError(text)
+        if _is_import_from() and not _is_folder(name):
+            text = f"cannot import name {name!r} from {face!r}"
+            raise ImportError(f"{text}; {hint}", name=face, path=__file__)
+        raise AttributeError(f"{text}; {hint}")
     if not homes[name]:
         return import_module(f"cumem.{name}")
     return getattr(_load(homes[name]), name)
+
+
+def _is_import_from() -> bool:
+    """Say whether `_find` was called for ``from cumem import name``.
+
+    For that statement importlib asks with ``hasattr`` whether the package has the name,
+    before it looks for a module of that name. Only this frame tells the two uses apart.
+    """
+    caller = sys._getframe(3).f_code  # of `__getattr__`, which called `_find`
+    return caller.co_name == "_handle_fromlist"
+
+
+def _is_folder(name: str) -> bool:
+    """Say whether `name` is a room of the package, which an import finds by itself."""
+    from os.path import isdir
+
+    return isdir(f"{__path__[0]}/{name}")
 
 
 @cache

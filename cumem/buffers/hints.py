@@ -48,7 +48,9 @@ MEMBERS = {
 }
 #: Members of arrays that compute; they all get the hint of `compute_hint`.
 FUNCTIONS = ("max", "mean", "min", "sum")
-#: All names for which a buffer raises an AttributeError with a hint.
+#: Hints for members that managed buffers had in early builds.
+MANAGED_MEMBERS = {"prefetch": "buf.prefetch_pages(to)"}
+#: All names for which every buffer raises an AttributeError with a hint.
 NAMES = frozenset(MEMBERS).union(FUNCTIONS)
 #: Hints for members that streams of other libraries have and those of cumem do not.
 STREAM_MEMBERS = {
@@ -108,6 +110,7 @@ _NEXT = "depth= says how many batches may be on their way besides the one in use
 _LOADERS = "it is an argument of the DataLoader: give it there"
 _PICKLES = "nothing is unpickled: leave it out"
 _PLACE = "kind= and device= say where the data goes"
+_CONSTANT = "it is a constant now: leave it out; threads= and ring_nbytes= remain"
 _INTO = {
     "map_location": _PLACE,
     "pin_memory": 'kind="pinned" is page-locked memory',
@@ -121,6 +124,13 @@ _AWAITED = (
 #: in most. For a function that is listed here, `ARGUMENTS` is ignored.
 ARGUMENTS_OF: dict[str, dict[str, str]] = {
     "chunks": _CUT,
+    "configure": dict.fromkeys(
+        (
+            *("bounce_nbytes", "chunk_nbytes", "depth", "quick_nbytes"),
+            *("staged_down_nbytes", "staged_up_nbytes"),
+        ),
+        _CONSTANT,
+    ),
     "pipeline": _CUT,
     "prefetch": {
         "batch_size": _LOADERS,
@@ -158,6 +168,10 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
     },
     "fromfile": {**_INTO, "like": "out= is memory to fill", "sep": _TEXT},
     "tofile": {"format": _TEXT, "sep": _TEXT},
+    "prefetch_pages": dict.fromkeys(
+        ("device", "dst", "location"),
+        'to= says where the pages go: a device, "cpu" or "numa:N"',
+    ),
     "to_device": {"non_blocking": _AWAITED, "copy": _AWAITED},
     "to_host": {"non_blocking": _AWAITED, "copy": _AWAITED},
     "copy": {
@@ -340,7 +354,8 @@ def refuse_attribute(owner: Any, name: str) -> NoReturn:
         if name in FUNCTIONS:
             hint = _COMPUTES + compute_hint(owner)
         else:
-            hint = f"use {MEMBERS[name].replace('buf.numpy()', host_array(owner))}"
+            typed = {**MEMBERS, **MANAGED_MEMBERS}[name]
+            hint = f"use {typed.replace('buf.numpy()', host_array(owner))}"
     else:
         is_stream = isinstance(owner, _core.Stream)
         hint = f"use {(STREAM_MEMBERS if is_stream else EVENT_MEMBERS)[name]}"

@@ -10,7 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from cumem import _core
-from cumem.buffers.hints import EVENT_MEMBERS, NAMES, STREAM_MEMBERS
+from cumem.buffers.hints import (
+    EVENT_MEMBERS,
+    MANAGED_MEMBERS,
+    NAMES,
+    STREAM_MEMBERS,
+)
 
 #: Members that raise an error once the object is closed.
 _OF_OPEN: dict[type, frozenset[str]] = {
@@ -31,7 +36,10 @@ def list_names(owner: Any, has_interface: bool = False) -> list[str]:
     one that others may use.
     """
     own = next(each for each in _OF_OPEN if isinstance(owner, each))
-    hidden = {_core.Buffer: NAMES, _core.Stream: {*STREAM_MEMBERS}}
+    hidden = {
+        _core.Buffer: NAMES.union(MANAGED_MEMBERS),
+        _core.Stream: {*STREAM_MEMBERS},
+    }
     names = {*object.__dir__(owner)} - hidden.get(own, {*EVENT_MEMBERS})
     if owner.closed:
         names -= _OF_OPEN[own]

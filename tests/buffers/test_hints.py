@@ -31,6 +31,7 @@ def test_missing_members_say_what_to_type(runtime, kind) -> None:
             getattr(buffer, name)
     assert not hints.NAMES & {*dir(buffer)}
     assert "ravel" in dir(buffer)
+    assert hints.MANAGED_MEMBERS.keys().isdisjoint(dir(buffer))
     for stated, owner in (
         (hints.STREAM_MEMBERS, cumem.current_stream()),
         (hints.EVENT_MEMBERS, cumem.Event()),
@@ -64,6 +65,7 @@ def test_hints_are_those_of_the_extension() -> None:
     doc = "Not there: its error says why."
     for owner, stated in (
         (cumem.Buffer, hints.NAMES),
+        (cumem.ManagedBuffer, {*hints.MANAGED_MEMBERS}),
         (cumem.Stream, {*hints.STREAM_MEMBERS}),
         (cumem.Event, {*hints.EVENT_MEMBERS}),
     ):
@@ -279,6 +281,8 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "to_device": (np.ones(3),),
     "to_host": (np.ones(3),),
     "copy": (np.ones(3), np.ones(3)),
+    "configure": (),
+    "prefetch_pages": ([],),
     "reshape": (1, 1),
     "transpose": (1, 0),
 }

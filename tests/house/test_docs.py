@@ -101,6 +101,79 @@ def test_former_names_with_an_error_are_on_their_page() -> None:
     assert len(names) > 30
 
 
+def former_names() -> list[str]:
+    """Return what the page's first column names: functions, classes, modules and members.
+
+    Left out are variables of the environment and keys of a file.
+    """
+    text = (ROOT / "docs" / "renamed.md").read_text(encoding="utf-8")
+    names = text.split("## Names that moved")[1].split("## Arguments and behaviour")[0]
+    cells = re.findall(r"^\| ([^|]+) \|", names, re.M)
+    found = []
+    for cell in cells:
+        for code in re.findall(r"`([^`]+)`", cell):
+            name = code.partition("(")[0].removeprefix("cumem.")
+            is_other = name.startswith("CUMEM_") or cell.startswith("`info --json`")
+            if not is_other and re.fullmatch(r"[\w.]+", name):
+                found.append(name)
+    return found
+
+
+def test_former_names_are_read_from_every_row_of_their_page() -> None:
+    names = former_names()
+    assert {"Stats", "offload", "diff", "safetensors", "pool_counters"} <= {*names}
+    assert "ManagedBuffer.prefetch" in names
+    assert len(names) > 45
+
+
+@pytest.mark.parametrize("name", former_names())
+def test_former_name_as_attribute_and_import_says_what_to_type(
+    runtime, name: str
+) -> None:
+    if name in ("configure", "pipeline", "ManagedBuffer.residency"):
+        return  # the name is there; the next test has the arguments that are gone
+    if name == "ManagedBuffer.prefetch":
+        with pytest.raises(AttributeError, match=r"; use buf\.prefetch_pages\(to\)$"):
+            cumem.empty_managed(1).prefetch  # type: ignore[attr-defined]  # noqa: B018
+        return
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; .*use|import"):
+        getattr(cumem, name)
+    with pytest.raises(ImportError) as caught:
+        exec(f"from cumem import {name}", {})
+    text = f"cannot import name '{name}' from 'cumem'; "
+    assert str(caught.value).startswith(text)
+    hint = str(caught.value).removeprefix(text)
+    for module, there in re.findall(r"from (cumem[\w.]*) import (\w+)", hint):
+        exec(f"from {module} import {there}", {})
+    for path in re.findall(r"import (cumem[\w.]*)$", hint):
+        exec(f"import {path}", {})
+    for path in re.findall(r"use (cumem\.\w+(?:\.\w+)?)", hint):
+        assert eval(path, {"cumem": cumem}) is not None
+    assert re.search(r"import|use ", hint)
+
+
+def test_former_arguments_say_what_to_type(runtime) -> None:
+    text = (ROOT / "docs" / "renamed.md").read_text(encoding="utf-8")
+    settings = ("bounce_nbytes", "chunk_nbytes", "depth", "quick_nbytes")
+    settings += ("staged_down_nbytes", "staged_up_nbytes")
+    named = re.findall(r"`configure\(([^)]*)\)`", text)[0]
+    assert {*re.findall(r"(\w+)=", named)} < {*settings}
+    for setting in settings:
+        with pytest.raises(TypeError, match="it is a constant now: leave it out"):
+            cumem.configure(**{setting: 1})
+    with pytest.raises(TypeError, match="'chunk': rows= says how many rows"):
+        cumem.pipeline(abs, [1], chunk=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="'device': to= says where the pages go"):
+        cumem.empty_managed(1).prefetch_pages(device=0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="'device': to= says where the pages go"):
+        cumem.prefetch_pages([], device=0)  # type: ignore[call-arg]
+
+
+def test_import_of_a_room_is_no_error() -> None:
+    """``integrations`` has a hint as an attribute, and an import finds it all the same."""
+    exec("from cumem import files, integrations, tools, units", {})
+
+
 def test_list_of_names_has_nothing_that_does_not_exist() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     top = text.split("## `cumem.")[0]

@@ -115,6 +115,7 @@ static PyGetSetDef managed_getters[] = {
     ADVICE(read_mostly),
     ADVICE(preferred_location),
     ADVICE(accessed_by),
+    CM_HINT(prefetch) /* the former name of prefetch_pages() */
     ARRAY_INTERFACE,
     {NULL, NULL, NULL, NULL, NULL},
 };
