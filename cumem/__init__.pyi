@@ -30,11 +30,16 @@ from cumem._core import (
     current_stream as current_stream,
     empty as empty,
     empty_device as empty_device,
+    empty_like as empty_like,
     empty_managed as empty_managed,
     empty_mapped as empty_mapped,
     empty_pinned as empty_pinned,
+    full as full,
+    full_like as full_like,
     prefetch_pages as prefetch_pages,
     set_current_device as set_current_device,
+    zeros as zeros,
+    zeros_like as zeros_like,
 )
 from cumem.base.driver import (
     backend as backend,
@@ -48,15 +53,7 @@ from cumem.base.errors import (
     OutOfMemoryError as OutOfMemoryError,
 )
 from cumem.base.version import __version__ as __version__
-from cumem.buffers.constructors import (
-    array as array,
-    asarray as asarray,
-    empty_like as empty_like,
-    full as full,
-    full_like as full_like,
-    zeros as zeros,
-    zeros_like as zeros_like,
-)
+from cumem.buffers.constructors import array as array, asarray as asarray
 from cumem.devices.device import (
     Device as Device,
     shutdown as shutdown,

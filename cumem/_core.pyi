@@ -2039,6 +2039,971 @@ def empty(
     'pinned'
     """
 
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: None = ...,
+) -> DeviceBuffer: ...
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool[_B],
+) -> _B: ...
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike,
+    kind: Literal["pinned"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["pinned"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike,
+    kind: Literal["mapped"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> MappedBuffer: ...
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["mapped"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> MappedBuffer: ...
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike,
+    kind: Literal["managed"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["managed"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike,
+    kind: Literal["device"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike = ...,
+    *,
+    kind: Literal["device"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike,
+    kind: _Kind,
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> Buffer: ...
+@overload  # the last one is the signature that the extension shows
+def zeros(
+    shape: _Shape,
+    dtype: DTypeLike = "float64",
+    kind: _Kind = "device",
+    *,
+    order: _Order = "C",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+) -> Buffer:
+    """Allocate a buffer and set all its bytes to zero.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Lengths in elements.
+    dtype : dtype_like
+        Any NumPy dtype without Python objects.
+    kind : str
+        The kind of memory, as in `empty`; default: device memory.
+    order : {'C', 'F'}
+        Whether the last or the first index runs fastest.
+    device : Device, int or str, optional
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
+    stream : Stream or other stream object, optional
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
+    pool : Pool, optional
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        The process is a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: until the memory is zero if the host can read it. Device memory is set on the
+    stream, later, and so is mapped and managed memory if `stream` is given.
+    Ordered after: work on `stream`.
+
+    Examples
+    --------
+    >>> cumem.zeros(3, "i4", "pinned").numpy()
+    array([0, 0, 0], dtype=int32)
+    """
+
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: None = ...,
+    casting: _Casting | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool[_B],
+    casting: _Casting | None = ...,
+) -> _B: ...
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> MappedBuffer: ...
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> MappedBuffer: ...
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: _Kind,
+    *,
+    order: _Order = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> Buffer: ...
+@overload  # the last one is the signature that the extension shows
+def full(
+    shape: _Shape,
+    fill_value: object,
+    dtype: DTypeLike | None = None,
+    kind: _Kind = "device",
+    *,
+    order: _Order = "C",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+    casting: _Casting | None = None,
+) -> Buffer:
+    """Allocate a buffer and set all its elements to a value.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Lengths in elements.
+    fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
+        A scalar, or an array that broadcasts to the shape and may be on a device.
+    dtype : dtype_like, optional
+        Default: the dtype of `fill_value`, or the one that NumPy gives it.
+    kind : str
+        The kind of memory, as in `empty`; default: device memory.
+    order : {'C', 'F'}
+        Whether the last or the first index runs fastest.
+    device : Device, int or str, optional
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
+    stream : Stream or other stream object, optional
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
+    pool : Pool, optional
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which dtypes of an array may be converted to `dtype`, as in ``numpy.can_cast``;
+        default: ``"same_kind"``. If it is given it also covers scalars, which otherwise
+        must fit into `dtype`.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        The process is a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: until the memory is filled if the host can read it. Device memory is filled on
+    the stream, later, and so is mapped and managed memory if `stream` is given.
+    Ordered after: work on `stream`.
+
+    Examples
+    --------
+    >>> cumem.full(3, 7, "i4", "pinned").numpy()
+    array([7, 7, 7], dtype=int32)
+    """
+
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> Buffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> MappedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> MappedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: _Kind | None,
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> Buffer: ...
+@overload  # the last one is the signature that the extension shows
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = None,
+    kind: _Kind | None = None,
+    *,
+    order: _LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+) -> Buffer:
+    """Allocate a buffer with the shape and dtype of another array.
+
+    Parameters
+    ----------
+    prototype : Buffer or array_like
+        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
+        flags and device.
+    dtype : dtype_like, optional
+        A dtype to use instead of the prototype's.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        A kind to use instead of the prototype's. The default is device memory if the
+        prototype is ordinary memory or not a buffer.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
+    stream : Stream or other stream object, optional
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
+    pool : Pool, optional
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        The process is a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: only when the pool has nothing that fits (GIL released).
+    Ordered after: as `empty`.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_like(numpy.ones((2, 3), "f4"))
+    >>> buf.kind, buf.shape
+    ('device', (2, 3))
+    """
+
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> Buffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> MappedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> MappedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None,
+    kind: _Kind | None,
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+) -> Buffer: ...
+@overload  # the last one is the signature that the extension shows
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = None,
+    kind: _Kind | None = None,
+    *,
+    order: _LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+) -> Buffer:
+    """Allocate a buffer like another array and set all its bytes to zero.
+
+    Parameters
+    ----------
+    prototype : Buffer or array_like
+        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
+        flags and device.
+    dtype : dtype_like, optional
+        A dtype to use instead of the prototype's.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        A kind to use instead of the prototype's. The default is device memory if the
+        prototype is ordinary memory or not a buffer.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: the prototype's, or cumem's current device.
+    stream : Stream or other stream object, optional
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
+    pool : Pool, optional
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        There is no such kind, order or device, or `stream` belongs to another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        The process is a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: as `zeros`.
+    Ordered after: work on `stream`.
+
+    Examples
+    --------
+    >>> cumem.zeros_like(numpy.ones(2)).to_numpy()
+    array([0., 0.])
+    """
+
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    kind: None = ...,
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> Buffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["pinned"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["pinned"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> PinnedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["mapped"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> MappedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["mapped"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> MappedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["managed"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["managed"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> ManagedBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: Literal["device"],
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = ...,
+    *,
+    kind: Literal["device"],
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> DeviceBuffer: ...
+@overload
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None,
+    kind: _Kind | None,
+    *,
+    order: _LikeOrder | None = ...,
+    device: object = ...,
+    stream: object = ...,
+    pool: Pool | None = ...,
+    casting: _Casting | None = ...,
+) -> Buffer: ...
+@overload  # the last one is the signature that the extension shows
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = None,
+    kind: _Kind | None = None,
+    *,
+    order: _LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+    casting: _Casting | None = None,
+) -> Buffer:
+    """Allocate a buffer like another array and set all its elements to a value.
+
+    Parameters
+    ----------
+    prototype : Buffer or array_like
+        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
+        flags and device.
+    fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
+        A scalar, or an array that broadcasts to the shape and may be on a device.
+    dtype : dtype_like, optional
+        A dtype to use instead of the prototype's.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        A kind to use instead of the prototype's. The default is device memory if the
+        prototype is ordinary memory or not a buffer.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: the prototype's, or cumem's current device.
+    stream : Stream or other stream object, optional
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
+    pool : Pool, optional
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which dtypes of an array may be converted to the buffer's, as in
+        ``numpy.can_cast``; default: ``"same_kind"``. If it is given it also covers
+        scalars, which otherwise must fit into the dtype.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        There is no such kind, order or device, `stream` belongs to another device, or
+        `fill_value` does not broadcast.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        The process is a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: as `full`.
+    Ordered after: work on `stream`.
+
+    Examples
+    --------
+    >>> cumem.full_like(numpy.ones(3), 7.0).to_numpy()
+    array([7., 7., 7.])
+    """
+
 def empty_pinned(
     shape: _Shape,
     dtype: DTypeLike = "float64",
@@ -3364,23 +4329,6 @@ def _at_exit(others_run: bool, /) -> None:
 
 def _after_fork() -> None:
     """Leave what the parent had opened, in a forked child, and open what works there."""
-
-def _allocate(
-    shape: object,
-    like: Buffer | np.ndarray[Any, Any] | None,
-    dtype: DTypeLike | None,
-    order: object,
-    kind: str,
-    flags: int | Buffer | None,
-    device: object,
-    stream: object,
-    pool: object,
-    /,
-) -> Buffer:
-    """Allocate a buffer with that shape, or with the layout of `like`.
-
-    `flags` may be a Buffer, whose flags are then taken.
-    """
 
 def _nvtx_listens() -> bool:
     """Return True if a tool that sees ranges is attached."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constructors of buffers that have values, or that are like other arrays."""
+"""Constructors of buffers from whatever is like an array: `array` and `asarray`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from cumem.buffers.filling import (
     as_value_of,
     copy_as,
     is_memory,
-    make_like,
     read_source,
     read_value,
 )
@@ -29,233 +28,6 @@ if TYPE_CHECKING:
 # literal, so that `_place` sees whether the caller left `kind` out for the pool to
 # determine.
 _DEVICE: Any = str(b"device", "ascii")
-
-
-@hinting
-def zeros(
-    shape: _core._Shape,
-    dtype: DTypeLike = "float64",
-    kind: _core._Kind = _DEVICE,
-    *,
-    order: _core._Order = "C",
-    device: object = None,
-    stream: object = None,
-    pool: Pool | None = None,
-) -> _core.Buffer:
-    """Allocate a buffer and set all its bytes to zero.
-
-    Parameters
-    ----------
-    shape : int or sequence of int
-        Lengths in elements.
-    dtype : dtype_like
-        Any NumPy dtype without Python objects.
-    kind : str
-        The kind of memory, as in `empty`; default: device memory.
-    order : {'C', 'F'}
-        Whether the last or the first index runs fastest.
-    device : Device, int or str, optional
-        The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: cumem's current device.
-    stream : Stream or other stream object, optional
-        The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
-    pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
-        given, the pool determines them as well.
-
-    Returns
-    -------
-    Buffer
-        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
-
-    Raises
-    ------
-    ValueError
-        A length is negative, the size does not fit in 63 bits, there is no such kind,
-        order or device, or `stream` belongs to another device.
-    TypeError
-        An argument has the wrong type, or the dtype holds Python objects.
-    OutOfMemoryError
-        There is not enough memory, even after waiting for freed memory and trimming
-        pools.
-    CudaError
-        A call to CUDA failed.
-    RuntimeError
-        The process is a child made by ``fork``.
-
-    Notes
-    -----
-    Blocks: until the memory is zero if the host can read it. Device memory is set on the
-    stream, later, and so is mapped and managed memory if `stream` is given.
-    Ordered after: work on `stream`.
-
-    Examples
-    --------
-    >>> cumem.zeros(3, "i4", "pinned").numpy()
-    array([0, 0, 0], dtype=int32)
-    """
-    buffer: _core.Buffer = _core.empty(
-        shape, dtype, order=order, **_place(kind, device, stream, pool)
-    )
-    buffer.fill(np.zeros((), buffer.dtype), stream=stream)
-    return buffer
-
-
-@hinting
-def full(
-    shape: _core._Shape,
-    fill_value: object,
-    dtype: DTypeLike | None = None,
-    kind: _core._Kind = _DEVICE,
-    *,
-    order: _core._Order = "C",
-    device: object = None,
-    stream: object = None,
-    pool: Pool | None = None,
-    casting: _core._Casting | None = None,
-) -> _core.Buffer:
-    """Allocate a buffer and set all its elements to a value.
-
-    Parameters
-    ----------
-    shape : int or sequence of int
-        Lengths in elements.
-    fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
-        A scalar, or an array that broadcasts to the shape and may be on a device.
-    dtype : dtype_like, optional
-        Default: the dtype of `fill_value`, or the one that NumPy gives it.
-    kind : str
-        The kind of memory, as in `empty`; default: device memory.
-    order : {'C', 'F'}
-        Whether the last or the first index runs fastest.
-    device : Device, int or str, optional
-        The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: cumem's current device.
-    stream : Stream or other stream object, optional
-        The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
-    pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
-        given, the pool determines them as well.
-    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Which dtypes of an array may be converted to `dtype`, as in ``numpy.can_cast``;
-        default: ``"same_kind"``. If it is given it also covers scalars, which otherwise
-        must fit into `dtype`.
-
-    Returns
-    -------
-    Buffer
-        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
-
-    Raises
-    ------
-    ValueError
-        A length is negative, the size does not fit in 63 bits, there is no such kind,
-        order or device, or `stream` belongs to another device.
-    TypeError
-        An argument has the wrong type, or the dtype holds Python objects.
-    OutOfMemoryError
-        There is not enough memory, even after waiting for freed memory and trimming
-        pools.
-    CudaError
-        A call to CUDA failed.
-    RuntimeError
-        The process is a child made by ``fork``.
-
-    Notes
-    -----
-    Blocks: until the memory is filled if the host can read it. Device memory is filled on
-    the stream, later, and so is mapped and managed memory if `stream` is given.
-    Ordered after: work on `stream`.
-
-    Examples
-    --------
-    >>> cumem.full(3, 7, "i4", "pinned").numpy()
-    array([7, 7, 7], dtype=int32)
-    """
-    place = _place(kind, device, stream, pool)
-    source = fill_value
-    if dtype is None:
-        source = read_source(fill_value, _first_stream(place))
-        dtype = (source if isinstance(source, _core.Buffer) else as_array(source)).dtype
-    buffer: _core.Buffer = _core.empty(shape, dtype, order=order, **place)
-    _set(buffer, source, stream, casting)
-    return buffer
-
-
-@hinting
-def empty_like(
-    prototype: object,
-    dtype: DTypeLike | None = None,
-    kind: _core._Kind | None = None,
-    *,
-    order: _core._LikeOrder | None = "K",
-    device: object = None,
-    stream: object = None,
-    pool: Pool | None = None,
-) -> _core.Buffer:
-    """Allocate a buffer with the shape and dtype of another array.
-
-    Parameters
-    ----------
-    prototype : Buffer or array_like
-        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
-        flags and device.
-    dtype : dtype_like, optional
-        A dtype to use instead of the prototype's.
-    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        A kind to use instead of the prototype's. The default is device memory if the
-        prototype is ordinary memory or not a buffer.
-    order : {'C', 'F', 'A', 'K'}
-        As in NumPy: 'C' and 'F' say whether the last or the first index runs
-        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
-        else 'C', and 'K' keeps the order of its strides.
-    device : Device, int or str, optional
-        The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: cumem's current device.
-    stream : Stream or other stream object, optional
-        The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
-    pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
-        given, the pool determines them as well.
-
-    Returns
-    -------
-    Buffer
-        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
-
-    Raises
-    ------
-    ValueError
-        A length is negative, the size does not fit in 63 bits, there is no such kind,
-        order or device, or `stream` belongs to another device.
-    TypeError
-        An argument has the wrong type, or the dtype holds Python objects.
-    OutOfMemoryError
-        There is not enough memory, even after waiting for freed memory and trimming
-        pools.
-    CudaError
-        A call to CUDA failed.
-    RuntimeError
-        The process is a child made by ``fork``.
-
-    Notes
-    -----
-    Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: as `empty`.
-
-    Examples
-    --------
-    >>> buf = cumem.empty_like(numpy.ones((2, 3), "f4"))
-    >>> buf.kind, buf.shape
-    ('device', (2, 3))
-    """
-    return make_like(prototype, dtype, kind, order, device, stream, pool)
 
 
 @hinting
@@ -346,182 +118,15 @@ def array(
     if wanted is not None and wanted != source.dtype:
         rule = "same_kind" if casting is None else casting
         check("array: ", source.dtype, wanted, rule)
-        buffer = make_like(source, wanted, order=order, **_apart(place))
+        buffer: _core.Buffer = _core.empty_like(
+            source, wanted, order=order, **_apart(place)
+        )
         copy_as(buffer, source, stream, rule)
         return buffer
     if casting is not None:
         check("array: ", source.dtype, source.dtype, casting)
-    buffer = make_like(source, order=order, **_apart(place))
+    buffer = _core.empty_like(source, order=order, **_apart(place))
     _core.copy(buffer, source, stream=stream)
-    return buffer
-
-
-@hinting
-def zeros_like(
-    prototype: object,
-    dtype: DTypeLike | None = None,
-    kind: _core._Kind | None = None,
-    *,
-    order: _core._LikeOrder | None = "K",
-    device: object = None,
-    stream: object = None,
-    pool: Pool | None = None,
-) -> _core.Buffer:
-    """Allocate a buffer like another array and set all its bytes to zero.
-
-    Parameters
-    ----------
-    prototype : Buffer or array_like
-        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
-        flags and device.
-    dtype : dtype_like, optional
-        A dtype to use instead of the prototype's.
-    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        A kind to use instead of the prototype's. The default is device memory if the
-        prototype is ordinary memory or not a buffer.
-    order : {'C', 'F', 'A', 'K'}
-        As in NumPy: 'C' and 'F' say whether the last or the first index runs
-        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
-        else 'C', and 'K' keeps the order of its strides.
-    device : Device, int or str, optional
-        The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: the prototype's, or cumem's current device.
-    stream : Stream or other stream object, optional
-        The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
-    pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
-        given, the pool determines them as well.
-
-    Returns
-    -------
-    Buffer
-        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
-
-    Raises
-    ------
-    ValueError
-        There is no such kind, order or device, or `stream` belongs to another device.
-    TypeError
-        An argument has the wrong type, or the dtype holds Python objects.
-    OutOfMemoryError
-        There is not enough memory, even after waiting for freed memory and trimming
-        pools.
-    CudaError
-        A call to CUDA failed.
-    RuntimeError
-        The process is a child made by ``fork``.
-
-    Notes
-    -----
-    Blocks: as `zeros`.
-    Ordered after: work on `stream`.
-
-    Examples
-    --------
-    >>> cumem.zeros_like(numpy.ones(2)).to_numpy()
-    array([0., 0.])
-    """
-    buffer = empty_like(
-        prototype,
-        dtype,
-        kind,
-        order=order,
-        device=device,
-        stream=stream,
-        pool=pool,
-    )
-    buffer.fill(np.zeros((), buffer.dtype), stream=stream)
-    return buffer
-
-
-@hinting
-def full_like(
-    prototype: object,
-    fill_value: object,
-    dtype: DTypeLike | None = None,
-    kind: _core._Kind | None = None,
-    *,
-    order: _core._LikeOrder | None = "K",
-    device: object = None,
-    stream: object = None,
-    pool: Pool | None = None,
-    casting: _core._Casting | None = None,
-) -> _core.Buffer:
-    """Allocate a buffer like another array and set all its elements to a value.
-
-    Parameters
-    ----------
-    prototype : Buffer or array_like
-        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
-        flags and device.
-    fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
-        A scalar, or an array that broadcasts to the shape and may be on a device.
-    dtype : dtype_like, optional
-        A dtype to use instead of the prototype's.
-    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        A kind to use instead of the prototype's. The default is device memory if the
-        prototype is ordinary memory or not a buffer.
-    order : {'C', 'F', 'A', 'K'}
-        As in NumPy: 'C' and 'F' say whether the last or the first index runs
-        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
-        else 'C', and 'K' keeps the order of its strides.
-    device : Device, int or str, optional
-        The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: the prototype's, or cumem's current device.
-    stream : Stream or other stream object, optional
-        The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
-    pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
-        given, the pool determines them as well.
-    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Which dtypes of an array may be converted to the buffer's, as in
-        ``numpy.can_cast``; default: ``"same_kind"``. If it is given it also covers
-        scalars, which otherwise must fit into the dtype.
-
-    Returns
-    -------
-    Buffer
-        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
-
-    Raises
-    ------
-    ValueError
-        There is no such kind, order or device, `stream` belongs to another device, or
-        `fill_value` does not broadcast.
-    TypeError
-        An argument has the wrong type, or the dtype holds Python objects.
-    OutOfMemoryError
-        There is not enough memory, even after waiting for freed memory and trimming
-        pools.
-    CudaError
-        A call to CUDA failed.
-    RuntimeError
-        The process is a child made by ``fork``.
-
-    Notes
-    -----
-    Blocks: as `full`.
-    Ordered after: work on `stream`.
-
-    Examples
-    --------
-    >>> cumem.full_like(numpy.ones(3), 7.0).to_numpy()
-    array([7., 7., 7.])
-    """
-    buffer = empty_like(
-        prototype,
-        dtype,
-        kind,
-        order=order,
-        device=device,
-        stream=stream,
-        pool=pool,
-    )
-    _set(buffer, fill_value, stream, casting)
     return buffer
 
 
@@ -627,16 +232,6 @@ def asarray(
     return made
 
 
-def _set(buffer: _core.Buffer, value: object, stream: object, casting: Any) -> None:
-    if isinstance(value, (int, float, complex, np.generic)) and casting is None:
-        buffer.fill(value, stream=stream)
-    else:
-        source = read_source(value, stream)
-        if casting is None and is_memory(source) and source.dtype != buffer.dtype:
-            casting = "same_kind"
-        buffer.fill(source, stream=stream, casting=casting)
-
-
 def _has_dtype(source: object) -> bool:
     """Return True for memory, whose dtype needs a rule of casting; False for a value."""
     is_plain = isinstance(source, (bytes, str, list, tuple))
@@ -688,7 +283,7 @@ def _place(
 
 
 def _apart(place: dict[str, Any]) -> dict[str, Any]:
-    """Return keywords for `make_like` that replace the prototype's kind and device."""
+    """Return keywords for `empty_like` that replace the prototype's kind and device."""
     if place["pool"] is not None:
         return place
     device = _core.current_device() if place["device"] is None else place["device"]

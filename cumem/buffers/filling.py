@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.base.kinds import is_on_device
@@ -23,42 +22,6 @@ def read_source(value: Any, stream: object) -> Any:
         hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__")
     ) and not isinstance(value, (_core.Buffer, np.ndarray, np.generic))
     return _core.asbuffer(value, stream=stream) if is_exporter else value
-
-
-def read_prototype(value: Any, stream: object) -> Any:
-    """A Buffer or an array with the layout and dtype of what a new buffer is made like."""
-    source = read_source(value, stream)
-    return source if isinstance(source, _core.Buffer) else as_array(source)
-
-
-def make_like(
-    prototype: Any,
-    dtype: DTypeLike | None = None,
-    kind: str | None = None,
-    order: object = "K",
-    device: object = None,
-    stream: object = None,
-    pool: object = None,
-) -> _core.Buffer:
-    """What `empty_like` answers."""
-    like = None  #: whose flags it gets
-    layout = prototype
-    if isinstance(prototype, _core.Buffer):
-        place = prototype.device
-        if pool is None and place is not None:  # no ordinary memory
-            device = place if device is None else device
-            if kind is None:
-                kind = prototype.kind
-                like = prototype if not is_on_device(kind) else None
-    elif not isinstance(prototype, np.ndarray):
-        layout = read_prototype(prototype, stream)
-        if pool is None:
-            device = _core._device(device, "device", prototype)
-    if dtype is None:
-        dtype = layout.dtype
-    if kind is None:
-        kind = getattr(pool, "kind", "device")
-    return _core._allocate(None, layout, dtype, order, kind, like, device, stream, pool)
 
 
 def as_array(value: object) -> Array:

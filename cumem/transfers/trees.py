@@ -14,7 +14,6 @@ from cumem import _core
 from cumem.base.errors import warn_caller
 from cumem.base.kinds import is_on_device
 from cumem.buffers.arguments import hinting
-from cumem.buffers.filling import make_like
 from cumem.interchange.structures import (
     M2,
     M,
@@ -174,7 +173,7 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
 
     def make(source: Any) -> tuple[_core.Buffer, _core.Buffer]:
         like = _core.asbuffer(source) if is_tensor(source) else source
-        made = make_like(like, like.dtype, "device", "K", place, stream)
+        made = _core.empty_like(like, kind="device", device=place, stream=stream)
         return made, made
 
     def make_tensor(source: Any) -> tuple[Any, _core.Buffer]:

@@ -8,10 +8,12 @@ import ctypes
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from support import session, values
+from support.strategies import KINDS
 
 import cumem
 
@@ -147,6 +149,46 @@ def test_constructors_fill_on_the_stream_given(emulated) -> None:
             assert not stream.done
         assert (ones.numpy() == 1.5).all()
         assert not zeros.numpy().any()
+
+
+class BecomesArray:
+    """An object that NumPy reads by `__array__`, and which has no dtype itself."""
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return np.array([1, 2, 3], dtype)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_full_of_what_becomes_an_array_converts_as_of_an_array(runtime, kind) -> None:
+    values: Any = BecomesArray()
+    kept = cumem.full((2, 3), values, kind=kind)
+    assert (kept.to_numpy() == [[1, 2, 3]] * 2).all()
+    assert kept.dtype == np.array(values).dtype
+    assert cumem.full(3, values, "f4", kind).to_numpy().tolist() == [1.0, 2.0, 3.0]
+    assert cumem.full_like(kept[0], values, "f8").to_numpy().tolist() == [1, 2, 3]
+    with pytest.raises(TypeError, match="'same_kind' does not allow"):
+        cumem.full(3, values, "u1", kind)
+    # A buffer that was there before converts nothing.
+    with pytest.raises(TypeError, match=r"fill: .*dtype"):
+        cumem.empty(3, "f4", kind).fill(values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zeros_of_elements_of_any_size_are_zero(runtime, kind) -> None:
+    record = np.dtype([("a", "i4", (40,)), ("b", "S3")])
+    for dtype in ("S63", "S64", "S65", record, "M8[s]", "c16", ">i4"):
+        made = cumem.zeros(5, dtype, kind)
+        assert made.to_numpy().tobytes() == bytes(made.nbytes), dtype
+        assert cumem.zeros_like(made).to_numpy().tobytes() == bytes(made.nbytes), dtype
+
+
+def test_new_buffer_whose_value_is_refused_leaves_no_memory(emulated) -> None:
+    before = cumem.stats()["pinned"].live_nbytes
+    with pytest.raises(OverflowError):
+        cumem.full(1 << 20, 300, "u1", "pinned")
+    with pytest.raises(ValueError, match="does not fit"):
+        cumem.full((1 << 10, 2), [1, 2, 3], "u1", "pinned")
+    assert cumem.stats()["pinned"].live_nbytes == before
 
 
 def read_copy(buffer: cumem.Buffer) -> np.ndarray:

@@ -68,6 +68,26 @@ def test_streams_and_events_run_no_function_of_the_package(emulated) -> None:
         assert functions_of_python(call) == [], f"calls[{number}]"
 
 
+def test_new_buffers_with_values_run_no_function_of_the_package(emulated) -> None:
+    buffer, array = cumem.zeros(8, "i4"), np.arange(8)
+    with cumem.Pool("pinned") as pool:
+        calls: list[Callable[[], object]] = [
+            lambda: cumem.zeros(8),
+            lambda: cumem.zeros((2, 4), "i2", "pinned", order="F"),
+            lambda: cumem.zeros(np.int64(8), pool=pool),
+            lambda: cumem.full(8, 1.5, "f4"),
+            lambda: cumem.full(8, np.float32(1.5), kind="mapped", device=1),
+            lambda: cumem.full((3, 8), array, "f8", casting="unsafe"),
+            lambda: cumem.empty_like(buffer),
+            lambda: cumem.empty_like(array, kind="pinned"),
+            lambda: cumem.zeros_like(buffer, order="C"),
+            lambda: cumem.full_like(array, 7),
+            lambda: cumem.full_like(buffer, buffer),
+        ]
+        for number, call in enumerate(calls):
+            assert functions_of_python(call) == [], f"calls[{number}]"
+
+
 @pytest.mark.parametrize("seconds", [5, 5.0, np.float32(5), np.int64(5), True])
 def test_timeout_of_any_number_runs_no_function_of_the_package(
     emulated, seconds

@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions that make new buffers: empty(), whose kind is an argument, and one
- * function for each kind. Usual calls are answered by fast_path.c, which each function
- * tries first. Calls with any other arguments are read here. Functions that also give
- * the elements values are in cumem/buffers/constructors.py. */
+/* The functions that make new buffers: empty(), whose kind is an argument, one function
+ * for each kind, empty_like(), and zeros(), full(), zeros_like() and full_like(), which
+ * also give the elements a value (fill.c). Usual calls are answered by fast_path.c,
+ * which each function tries first. Calls with any other arguments are read here.
+ * array() and asarray(), which read whatever is like an array, are in
+ * cumem/buffers/constructors.py. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/core/types.h"
+#include "python/core/values.h"
+#include "python/device/objects.h"
 #include "python/pool/allocate.h"
+#include "python/protocols/protocols.h"
 
 /* -- from arguments to memory ------------------------------------------------------------ */
 
@@ -118,44 +123,228 @@ allocate(cm_state *state, const request *asked)
     return buffer;
 }
 
-/* -- for the package ----------------------------------------------------------------- */
+/* The parameters of empty(), in the order of the words that fast_path.c knows. */
+enum {
+    AT_SHAPE,
+    AT_DTYPE,
+    AT_KIND,
+    AT_ORDER,
+    AT_DEVICE,
+    AT_STREAM,
+    AT_POOL,
+    NEW_COUNT
+};
 
-/* Read the flags: an int; or a Buffer of that kind, whose flags are taken if it has a
- * pool; or None. Otherwise they are the usual flags of the kind. */
+/* Read which kind is meant, which the pool determines where none is given. */
 static int
-read_flags(const cm_state *state, PyObject *object, cm_kind kind, unsigned *out)
+read_kind(PyObject *given, const cm_pool_object *pool, cm_kind *out)
 {
-    const cm_buffer *like = (const cm_buffer *)object;
-    *out = cm_kinds[kind].flags;
-    if (cm_buffer_check(state, object)) {
-        *out = like->storage->pool != NULL ? like->storage->flags : *out;
-    }
-    else if (object != Py_None) {
-        unsigned long flags = PyLong_AsUnsignedLong(object);
-        if (PyErr_Occurred()) {
-            return -1;
-        }
-        *out = flags < CM_POOL_FLAG_SLOTS ? (unsigned)flags : CM_POOL_FLAG_SLOTS;
-    }
-    /* The flags are also the index of the default pool for them. */
-    return cm_arg_check_range((int)*out, "flags", 0, CM_POOL_FLAG_SLOTS);
+    *out = pool != NULL ? pool->config.kind : CM_KIND_DEVICE;
+    return given == NULL ? 0 : cm_arg_kind(given, out);
 }
 
-/* _allocate(shape, like, dtype, order, kind, flags, device, stream, pool) */
+/* Allocate what the arguments of empty() ask for, each at its place. */
 static PyObject *
-allocate_for_package(PyObject *module, PyObject *args)
+allocate_any(cm_state *state, PyObject *const *values)
 {
-    PyObject *kind_object, *flags_object;
-    request asked;
-    cm_state *state = cm_state_of_module(module);
-    if (!PyArg_ParseTuple(args, "OOOOOOOOO", &asked.shape, &asked.like, &asked.dtype,
-                          &asked.order, &kind_object, &flags_object, &asked.device,
-                          &asked.stream, &asked.pool)
-        || cm_arg_kind(kind_object, &asked.kind) < 0
-        || read_flags(state, flags_object, asked.kind, &asked.flags) < 0) {
+    PyObject *made = cm_fast_read(state, values);
+    if (made != NULL || PyErr_Occurred()) {
+        return made;
+    }
+    request asked = {.shape = values[AT_SHAPE],
+                     .dtype = values[AT_DTYPE],
+                     .order = values[AT_ORDER],
+                     .device = values[AT_DEVICE],
+                     .stream = values[AT_STREAM],
+                     .pool = values[AT_POOL]};
+    cm_pool_object *pool;
+    if (cm_arg_pool(state, asked.pool, &pool) < 0
+        || read_kind(values[AT_KIND], pool, &asked.kind) < 0) {
         return NULL;
     }
+    asked.flags = cm_kinds[asked.kind].flags;
     return allocate(state, &asked);
+}
+
+/* -- like another array -------------------------------------------------------------------- */
+
+/* The parameters of empty_like(). */
+enum {
+    LIKE_PROTOTYPE,
+    LIKE_DTYPE,
+    LIKE_KIND,
+    LIKE_ORDER,
+    LIKE_DEVICE,
+    LIKE_STREAM,
+    LIKE_POOL,
+    LIKE_COUNT
+};
+
+/* Read the prototype as a Buffer or an array: it may be any exporter, or a list. A new
+ * reference, or NULL with an exception. */
+static PyObject *
+read_prototype(cm_state *state, PyObject *prototype, PyObject *stream)
+{
+    if (cm_buffer_check(state, prototype) || cm_numpy_is_array(prototype)) {
+        return Py_NewRef(prototype);
+    }
+    return cm_is_exporter(state, prototype) ? cm_asbuffer_on(state, prototype, stream)
+                                            : cm_value_read_array(prototype);
+}
+
+/* Find the device that a prototype is on, for a call that names neither a device nor a
+ * pool. That of a tensor is PyTorch's current one. A new reference, or NULL with an
+ * exception. */
+static PyObject *
+device_of(cm_state *state, PyObject *prototype, PyObject *device)
+{
+    int index;
+    if (cm_buffer_check(state, prototype)) {
+        const cm_storage *storage = ((cm_buffer *)(void *)prototype)->storage;
+        bool is_named = cm_arg_is_given(device) || cm_kind_is_pageable(storage->kind);
+        return is_named ? Py_NewRef(device == NULL ? Py_None : device)
+                        : PyLong_FromLong(storage->device);
+    }
+    if (cm_numpy_is_array(prototype)) {
+        return Py_NewRef(device == NULL ? Py_None : device);
+    }
+    return cm_arg_device_about(state, device, "device", prototype, &index) < 0
+               ? NULL
+               : PyLong_FromLong(index);
+}
+
+/* Read the kind and its flags. Without a pool they are those of a prototype that is a
+ * buffer of ours; the flags only where the kind is not named, and only if its memory
+ * comes from a pool, since other memory has no flags of ours. */
+static int
+read_kind_like(const cm_state *state, PyObject *const *values,
+               const cm_pool_object *pool, request *asked)
+{
+    PyObject *named = cm_arg_is_given(values[LIKE_KIND]) ? values[LIKE_KIND] : NULL;
+    if (read_kind(named, pool, &asked->kind) < 0) {
+        return -1;
+    }
+    asked->flags = cm_kinds[asked->kind].flags;
+    if (named != NULL || pool != NULL
+        || !cm_buffer_check(state, values[LIKE_PROTOTYPE])) {
+        return 0;
+    }
+    const cm_buffer *like = (const cm_buffer *)(void *)values[LIKE_PROTOTYPE];
+    if (cm_kind_is_pageable(like->storage->kind)) {
+        return 0;
+    }
+    asked->kind = cm_buffer_kind(like);
+    asked->flags = cm_kinds[asked->kind].flags;
+    if (like->storage->pool != NULL && !cm_kind_is_on_device(asked->kind)) {
+        asked->flags = like->storage->flags;
+    }
+    return 0;
+}
+
+/* Allocate what the arguments of empty_like() ask for, each at its place. */
+static PyObject *
+allocate_like(cm_state *state, PyObject *const *values)
+{
+    request asked = {.order = values[LIKE_ORDER],
+                     .stream = values[LIKE_STREAM],
+                     .pool = values[LIKE_POOL]};
+    cm_pool_object *pool;
+    PyObject *prototype = values[LIKE_PROTOTYPE];
+    PyObject *device = NULL;
+    PyObject *made = NULL;
+    if (cm_arg_pool(state, asked.pool, &pool) < 0) {
+        return NULL;
+    }
+    PyObject *like = read_prototype(state, prototype, values[LIKE_STREAM]);
+    if (like == NULL) {
+        return NULL;
+    }
+    device = pool == NULL ? device_of(state, prototype, values[LIKE_DEVICE])
+                          : Py_XNewRef(values[LIKE_DEVICE]);
+    if ((device == NULL && PyErr_Occurred())
+        || read_kind_like(state, values, pool, &asked) < 0) {
+        goto leave;
+    }
+    asked.like = like;
+    asked.device = device;
+    asked.dtype = values[LIKE_DTYPE];
+    if (!cm_arg_is_given(asked.dtype)) {
+        asked.dtype = cm_buffer_check(state, like) ? ((cm_buffer *)(void *)like)->dtype
+                                                   : cm_numpy_dtype_of(like);
+    }
+    made = allocate(state, &asked);
+leave:
+    Py_XDECREF(device);
+    Py_DECREF(like);
+    return made;
+}
+
+/* -- values of new buffers ----------------------------------------------------------------- */
+
+/* Give a new buffer zeros, or a value; it is dropped if that fails. Both take over the
+ * reference to `made`, which may be NULL with an exception. */
+static PyObject *
+zeroed(PyObject *made, PyObject *stream)
+{
+    if (made != NULL && cm_buffer_zero(made, stream) < 0) {
+        Py_CLEAR(made);
+    }
+    return made;
+}
+
+static PyObject *
+filled(PyObject *made, PyObject *value, PyObject *stream, PyObject *casting)
+{
+    if (made != NULL && cm_buffer_fill_new(made, value, stream, casting) < 0) {
+        Py_CLEAR(made);
+    }
+    return made;
+}
+
+/* Find the stream on which the value of full() is read from the memory of another
+ * library: the one that was given, or for device memory the current one of the device,
+ * which fills the buffer. *out is a new reference, or NULL where any stream may. */
+static int
+find_reading_stream(cm_state *state, PyObject *const *values, PyObject **out)
+{
+    cm_pool_object *pool;
+    cm_kind kind;
+    int device;
+    *out = NULL;
+    if (cm_arg_is_given(values[AT_STREAM])) {
+        *out = Py_NewRef(values[AT_STREAM]);
+        return 0;
+    }
+    if (cm_arg_pool(state, values[AT_POOL], &pool) < 0
+        || read_kind(values[AT_KIND], pool, &kind) < 0) {
+        return -1;
+    }
+    if (!cm_kind_is_on_device(kind)) {
+        return 0;
+    }
+    if (read_place(state, values[AT_DEVICE], pool, &device) < 0) {
+        return -1;
+    }
+    *out = cm_current_stream(state, device);
+    return *out == NULL ? -1 : 0;
+}
+
+/* Read the value of full() where it determines the dtype as well: as a Buffer, or as
+ * the array that NumPy makes of it. A new reference, or NULL with an exception. */
+static PyObject *
+read_value_with_dtype(cm_state *state, PyObject *value, PyObject *const *values)
+{
+    PyObject *stream;
+    if (!cm_is_exporter(state, value)) {
+        return cm_buffer_check(state, value) ? Py_NewRef(value)
+                                             : cm_value_read_array(value);
+    }
+    if (find_reading_stream(state, values, &stream) < 0) {
+        return NULL;
+    }
+    PyObject *source = cm_asbuffer_on(state, value, stream);
+    Py_XDECREF(stream);
+    return source;
 }
 
 /* -- the functions: each tries the fast path first ---------------------------------------- */
@@ -169,7 +358,7 @@ KEYWORDED(empty)
     static const char *const names[] = {"shape",  "dtype",  "kind", "order",
                                         "device", "stream", "pool", NULL};
     cm_state *state = cm_state_of_module(module);
-    PyObject *values[7];
+    PyObject *values[NEW_COUNT];
     PyObject *made = cm_fast_any(state, args, nargs, kwnames);
     if (CM_LIKELY(made != NULL) || PyErr_Occurred()) {
         return made;
@@ -177,27 +366,88 @@ KEYWORDED(empty)
     if (cm_args_parse("empty", args, nargs, kwnames, names, 3, 1, values) < 0) {
         return NULL;
     }
-    request asked = {.shape = values[0],
-                     .dtype = values[1],
-                     .order = values[3],
-                     .device = values[4],
-                     .stream = values[5],
-                     .pool = values[6],
-                     .kind = CM_KIND_DEVICE};
-    cm_pool_object *pool;
-    if (cm_arg_pool(state, asked.pool, &pool) < 0) {
+    return allocate_any(state, values);
+}
+
+KEYWORDED(zeros)
+{
+    static const char *const names[] = {"shape",  "dtype",  "kind", "order",
+                                        "device", "stream", "pool", NULL};
+    PyObject *values[NEW_COUNT];
+    if (cm_args_parse("zeros", args, nargs, kwnames, names, 3, 1, values) < 0) {
         return NULL;
     }
-    if (values[2] != NULL) {
-        if (cm_arg_kind(values[2], &asked.kind) < 0) {
+    PyObject *made = allocate_any(cm_state_of_module(module), values);
+    return zeroed(made, values[AT_STREAM]);
+}
+
+KEYWORDED(full)
+{
+    static const char *const names[] = {"shape",   "fill_value", "dtype",  "kind",
+                                        "order",   "device",     "stream", "pool",
+                                        "casting", NULL};
+    cm_state *state = cm_state_of_module(module);
+    PyObject *given[9];
+    if (cm_args_parse("full", args, nargs, kwnames, names, 4, 2, given) < 0) {
+        return NULL;
+    }
+    PyObject *value = given[1];
+    PyObject *values[NEW_COUNT] = {given[0], given[2], given[3], given[4],
+                                   given[5], given[6], given[7]};
+    PyObject *source = NULL;
+    if (!cm_arg_is_given(values[AT_DTYPE])) {
+        source = read_value_with_dtype(state, value, values);
+        if (source == NULL) {
             return NULL;
         }
+        value = source;
+        values[AT_DTYPE] = cm_buffer_check(state, source)
+                               ? ((cm_buffer *)(void *)source)->dtype
+                               : cm_numpy_dtype_of(source);
     }
-    else if (pool != NULL) {
-        asked.kind = pool->config.kind;
+    PyObject *made =
+        filled(allocate_any(state, values), value, values[AT_STREAM], given[8]);
+    Py_XDECREF(source);
+    return made;
+}
+
+static const char *const like_names[] = {"prototype", "dtype",  "kind", "order",
+                                         "device",    "stream", "pool", NULL};
+
+KEYWORDED(empty_like)
+{
+    PyObject *values[LIKE_COUNT];
+    if (cm_args_parse("empty_like", args, nargs, kwnames, like_names, 3, 1, values)
+        < 0) {
+        return NULL;
     }
-    asked.flags = cm_kinds[asked.kind].flags;
-    return allocate(state, &asked);
+    return allocate_like(cm_state_of_module(module), values);
+}
+
+KEYWORDED(zeros_like)
+{
+    PyObject *values[LIKE_COUNT];
+    if (cm_args_parse("zeros_like", args, nargs, kwnames, like_names, 3, 1, values)
+        < 0) {
+        return NULL;
+    }
+    PyObject *made = allocate_like(cm_state_of_module(module), values);
+    return zeroed(made, values[LIKE_STREAM]);
+}
+
+KEYWORDED(full_like)
+{
+    static const char *const names[] = {"prototype", "fill_value", "dtype",  "kind",
+                                        "order",     "device",     "stream", "pool",
+                                        "casting",   NULL};
+    PyObject *given[9];
+    if (cm_args_parse("full_like", args, nargs, kwnames, names, 4, 2, given) < 0) {
+        return NULL;
+    }
+    PyObject *values[LIKE_COUNT] = {given[0], given[2], given[3], given[4],
+                                    given[5], given[6], given[7]};
+    PyObject *made = allocate_like(cm_state_of_module(module), values);
+    return filled(made, given[1], values[LIKE_STREAM], given[8]);
 }
 
 /* empty_pinned() and empty_mapped(), which differ in the kind only. */
@@ -321,11 +571,8 @@ KEYWORDED(empty_device)
 #define CONSTRUCTOR(name) {#name, CM_METHOD(name), CM_KEYWORDS, CM_DOC_##name}
 
 PyMethodDef cm_constructor_methods[] = {
-    CONSTRUCTOR(empty),
-    CONSTRUCTOR(empty_pinned),
-    CONSTRUCTOR(empty_mapped),
-    CONSTRUCTOR(empty_managed),
-    CONSTRUCTOR(empty_device),
-    {"_allocate", allocate_for_package, METH_VARARGS, CM_DOC__allocate},
-    {NULL, NULL, 0, NULL},
+    CONSTRUCTOR(empty),         CONSTRUCTOR(empty_pinned), CONSTRUCTOR(empty_mapped),
+    CONSTRUCTOR(empty_managed), CONSTRUCTOR(empty_device), CONSTRUCTOR(empty_like),
+    CONSTRUCTOR(zeros),         CONSTRUCTOR(zeros_like),   CONSTRUCTOR(full),
+    CONSTRUCTOR(full_like),     {NULL, NULL, 0, NULL},
 };

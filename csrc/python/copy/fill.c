@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fill(): store one value in all elements of a buffer.
+/* fill(): store one value in all elements of a buffer. zeros(), full() and those named
+ * after them fill new buffers here as well.
  *
  * Memory of a device is filled by that device, and ordinary memory by the host. Memory
  * that both reach is filled by the stream's device if a stream was given; else by the
@@ -243,12 +244,12 @@ find_stream(const cm_buffer *self, PyObject *object)
  * unless nobody could see the difference. The storage is pinned until the end, because
  * the waits let other threads run, and so may Python code that was deferred or that is
  * called on the way. */
-static PyObject *
+static int
 fill_by(cm_buffer *self, const void *element, PyObject *given)
 {
     cm_stream *stream = find_stream(self, given);
     if (stream == NULL) {
-        return NULL;
+        return -1;
     }
     int result = 0;
     if (cm_buffer_nbytes(self) > 0) {
@@ -260,7 +261,7 @@ fill_by(cm_buffer *self, const void *element, PyObject *given)
         cm_storage_allow_close(self->storage);
     }
     cm_stream_give(self->state, stream);
-    return result < 0 ? NULL : Py_NewRef(Py_None);
+    return result;
 }
 
 /* Whether the value is an array without dimensions that has the buffer's dtype, so that
@@ -273,18 +274,16 @@ is_element(const cm_buffer *self, PyObject *value)
            && !cm_numpy_may_be_masked(value);
 }
 
-/* Is it memory of another library, which NumPy cannot read or would lose sight of where
- * it is? Then it is asked for by protocol, and comes after its exporter's work. */
-static bool
-is_exporter(const cm_buffer *self, PyObject *value)
+bool
+cm_is_exporter(const cm_state *state, PyObject *value)
 {
-    if (cm_buffer_check(self->state, value) || cm_numpy_is_array(value)
+    if (cm_buffer_check(state, value) || cm_numpy_is_array(value)
         || cm_numpy_is_scalar(value) || PyList_CheckExact(value)
         || PyTuple_CheckExact(value)) {
         return false;
     }
     PyObject *type = (PyObject *)Py_TYPE(value);
-    PyObject *const *words = self->state->words;
+    PyObject *const *words = state->words;
     return PyObject_HasAttr(type, words[CM_WORD___dlpack__])
            || PyObject_HasAttr(type, words[CM_WORD___cuda_array_interface__]);
 }
@@ -338,9 +337,7 @@ fill_by_array(cm_buffer *self, PyObject *array, PyObject *on, PyObject *given)
     if (cm_numpy_ndim(array) > 0) {
         return cm_copy_now(self->state, (PyObject *)self, array, on, NULL);
     }
-    PyObject *done = fill_by(self, cm_numpy_data(array), given);
-    Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return fill_by(self, cm_numpy_data(array), given);
 }
 
 /* Fill with a buffer of the same dtype. A device's own memory is copied as it is. */
@@ -385,38 +382,128 @@ fill_by_values(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
     return result;
 }
 
+/* Return the dtype of a source that is memory, borrowed; NULL for a value. An array is
+ * what NumPy has made of it already. */
+static PyObject *
+dtype_of_memory(const cm_buffer *self, PyObject *source)
+{
+    if (cm_buffer_check(self->state, source)) {
+        return ((cm_buffer *)(void *)source)->dtype;
+    }
+    return cm_numpy_is_array(source) ? cm_numpy_dtype_of(source) : NULL;
+}
+
+/* Return what to fill with: a buffer of what is asked for by protocol; and for a new
+ * buffer (`is_new`), whose dtype decides less than that of one that was there, an array
+ * of what makes one of itself. A new reference, or NULL with an exception. */
+static PyObject *
+read_source(const cm_buffer *self, PyObject *value, PyObject *on, bool is_new)
+{
+    if (cm_is_exporter(self->state, value)) {
+        return cm_asbuffer_on(self->state, value, on);
+    }
+    bool is_read = cm_buffer_check(self->state, value) || cm_numpy_is_array(value);
+    if (is_new && !is_read && cm_value_is_array(value)) {
+        return cm_value_read_array(value);
+    }
+    return Py_NewRef(value);
+}
+
 /* Fill with what is neither a number nor an element. `given` and `casting` may be
  * None. */
 static int
-fill_by_object(cm_buffer *self, PyObject *value, PyObject *given, PyObject *casting)
+fill_by_object(cm_buffer *self, PyObject *value, PyObject *given, PyObject *casting,
+               bool is_new)
 {
     cm_state *state = self->state;
     const cm_storage *storage = self->storage;
     int device = cm_kind_is_pageable(storage->kind) ? 0 : storage->device;
+    PyObject *source = NULL;
+    PyObject *rule = NULL;
+    int result = -1;
     if (cm_state_runtime(state) == NULL) {
         return -1;
     }
     PyObject *on =
         cm_arg_is_given(given) ? Py_NewRef(given) : cm_current_stream(state, device);
-    if (on == NULL) {
+    if (on != NULL) {
+        source = read_source(self, value, on, is_new);
+    }
+    if (source == NULL) {
+        goto leave;
+    }
+    rule = cm_arg_is_given(casting) ? Py_NewRef(casting) : NULL;
+    PyObject *dtype = dtype_of_memory(self, source);
+    if (is_new && rule == NULL && dtype != NULL
+        && !cm_numpy_dtype_equal(dtype, self->dtype)) {
+        rule = PyUnicode_InternFromString("same_kind");
+        if (rule == NULL) {
+            goto leave;
+        }
+    }
+    if (rule != NULL) {
+        result = fill_by_rule(self, source, on, rule);
+    }
+    else if (cm_buffer_check(state, source)) {
+        result = fill_by_buffer(self, source, on, given);
+    }
+    else {
+        result = fill_by_values(self, source, on, given);
+    }
+leave:
+    Py_XDECREF(rule);
+    Py_XDECREF(source);
+    Py_XDECREF(on);
+    return result;
+}
+
+/* Fill with any value, as fill() does, or as full() does if the buffer is new. 0, or -1
+ * with an exception. */
+static int
+fill_with(cm_buffer *self, PyObject *value, PyObject *stream, PyObject *casting,
+          bool is_new)
+{
+    unsigned char element[CM_ELEMENT_NBYTES];
+    const void *found = NULL;
+    if (!cm_arg_is_given(casting)) {
+        if (cm_value_write_number(value, self->dtype, element)) {
+            found = element;
+        }
+        else if (is_element(self, value)) {
+            found = cm_numpy_data(value);
+        }
+    }
+    if (found == NULL) {
+        return fill_by_object(self, value, stream, casting, is_new);
+    }
+    Py_INCREF(value); /* others may drop it while the fill waits */
+    int result = fill_by(self, found, stream);
+    Py_DECREF(value);
+    return result;
+}
+
+int
+cm_buffer_fill_new(PyObject *object, PyObject *value, PyObject *stream,
+                   PyObject *casting)
+{
+    return fill_with((cm_buffer *)(void *)object, value, stream, casting, true);
+}
+
+int
+cm_buffer_zero(PyObject *object, PyObject *stream)
+{
+    static const unsigned char zeros[64]; /* longer than any number */
+    cm_buffer *self = (cm_buffer *)(void *)object;
+    if ((size_t)self->itemsize <= sizeof(zeros)) {
+        return fill_by(self, zeros, stream);
+    }
+    void *element = PyMem_Calloc(1, (size_t)self->itemsize);
+    if (element == NULL) {
+        PyErr_NoMemory();
         return -1;
     }
-    PyObject *source =
-        is_exporter(self, value) ? cm_asbuffer_on(state, value, on) : Py_NewRef(value);
-    int result = -1;
-    if (source != NULL) {
-        if (cm_arg_is_given(casting)) {
-            result = fill_by_rule(self, source, on, casting);
-        }
-        else if (cm_buffer_check(state, source)) {
-            result = fill_by_buffer(self, source, on, given);
-        }
-        else {
-            result = fill_by_values(self, source, on, given);
-        }
-    }
-    Py_XDECREF(source);
-    Py_DECREF(on);
+    int result = fill_by(self, element, stream);
+    PyMem_Free(element);
     return result;
 }
 
@@ -427,7 +514,6 @@ cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     static const char *const names[] = {"value", "stream", "casting", NULL};
     cm_buffer *self = (cm_buffer *)object;
     PyObject *values[3];
-    unsigned char element[CM_ELEMENT_NBYTES];
     if (cm_args_parse("fill", args, nargs, kwnames, names, 1, 1, values) < 0
         || cm_buffer_check_open(self) < 0) {
         return NULL;
@@ -436,18 +522,8 @@ cm_buffer_fill(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
         PyErr_SetString(PyExc_ValueError, "the buffer is read-only");
         return NULL;
     }
-    PyObject *value = values[0];
-    if (!cm_arg_is_given(values[2])) {
-        if (cm_value_write_number(value, self->dtype, element)) {
-            return fill_by(self, element, values[1]);
-        }
-        if (is_element(self, value)) {
-            Py_INCREF(value); /* others may drop it while the fill waits */
-            PyObject *done = fill_by(self, cm_numpy_data(value), values[1]);
-            Py_DECREF(value);
-            return done;
-        }
+    if (fill_with(self, values[0], values[1], values[2], false) < 0) {
+        return NULL;
     }
-    return fill_by_object(self, value, values[1], values[2]) < 0 ? NULL
-                                                                 : Py_NewRef(Py_None);
+    return Py_NewRef(Py_None);
 }

@@ -44,6 +44,10 @@ PyObject *cm_fast_kind(cm_state *state, cm_kind kind, PyObject *const *args,
 PyObject *cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
                       PyObject *kwnames);
 
+/* As cm_fast_any(), with the values of empty()'s parameters in their order. NULL stands
+ * for one that was not given; the shape is always given. */
+PyObject *cm_fast_read(cm_state *state, PyObject *const *values);
+
 /* As cm_fast_kind(), for `nbytes` (>= 0) bytes of a Pool, if it is warm. `stream` NULL:
  * the current stream, where that matters. */
 PyObject *cm_fast_bytes(cm_state *state, const cm_pool_object *pool, int64_t nbytes,

@@ -360,6 +360,23 @@ cm_fast_kind(cm_state *state, cm_kind kind, PyObject *const *args, Py_ssize_t na
     return fast_empty(state, kind, &asked);
 }
 
+/* As fast_empty(), where the kind is one of the arguments. */
+static CM_INLINE PyObject *
+fast_any(cm_state *state, fast_request *asked)
+{
+    cm_kind kind = CM_KIND_DEVICE;
+    PyObject *given = asked->values[CM_WORD_pool];
+    if (asked->values[CM_WORD_kind] != NULL) {
+        if (!find_kind(state, asked->values[CM_WORD_kind], &kind)) {
+            return NULL;
+        }
+    }
+    else if (cm_arg_is_given(given) && Py_TYPE(given) == state->pool_type) {
+        kind = ((const cm_pool_object *)(void *)given)->config.kind;
+    }
+    return fast_empty(state, kind, asked);
+}
+
 PyObject *
 cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -368,17 +385,17 @@ cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs, PyObject *
         || read_shape(&asked) < 0) {
         return NULL;
     }
-    cm_kind kind = CM_KIND_DEVICE;
-    PyObject *given = asked.values[CM_WORD_pool];
-    if (asked.values[CM_WORD_kind] != NULL) {
-        if (!find_kind(state, asked.values[CM_WORD_kind], &kind)) {
-            return NULL;
-        }
+    return fast_any(state, &asked);
+}
+
+PyObject *
+cm_fast_read(cm_state *state, PyObject *const *values)
+{
+    fast_request asked;
+    for (int i = 0; i < SLOT_COUNT; i++) {
+        asked.values[i] = values[i];
     }
-    else if (cm_arg_is_given(given) && Py_TYPE(given) == state->pool_type) {
-        kind = ((const cm_pool_object *)(void *)given)->config.kind;
-    }
-    return fast_empty(state, kind, &asked);
+    return read_shape(&asked) < 0 ? NULL : fast_any(state, &asked);
 }
 
 PyObject *
