@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support import session
+from support import faults, session
 from support.managed import NBYTES, PAGE, managed, steers
 from support.session import testing
 
@@ -122,6 +122,30 @@ def test_what_is_no_thrashing_is_not_warned_of(emulated) -> None:
             steered.numpy()
         for _ in range(20):
             to_and_fro(managed(), 7)  # other memory each time
+
+
+def test_advice_that_is_taken_back_does_not_cost_the_warning(emulated) -> None:
+    buffer = managed()
+    buffer.read_mostly = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        to_and_fro(buffer, 20)
+    buffer.read_mostly = False
+    with pytest.warns(cumem.ManagedThrashWarning) as caught:
+        to_and_fro(buffer, 20)
+    assert len(caught) == 1
+
+
+def test_driver_that_cannot_be_asked_does_not_cost_the_warning(emulated) -> None:
+    buffer = managed()
+    to_and_fro(buffer, 7)
+    testing.plan_fault("range_attribute", 1, faults.UNKNOWN)
+    with pytest.raises(cumem.CudaError, match="cudaMemRangeGetAttribute"):
+        to_and_fro(buffer, 2)
+    testing.plan_fault(None, 0)
+    with pytest.warns(cumem.ManagedThrashWarning) as caught:
+        to_and_fro(buffer, 20)
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("name", WAYS)

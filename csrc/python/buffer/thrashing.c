@@ -30,13 +30,22 @@ is_steered(const cm_buffer *self)
     return read_mostly != 0 || preferred != CM_NO_LOCATION;
 }
 
+/* Warn, unless the moves are intended. Only a warning that is given counts as the one
+ * that there is: advice may be taken back, and a driver that did not answer may answer
+ * later. Then another sixteen turns ask again (page_calls.c sets the count back where
+ * advice is given). */
 static int
 warn(cm_buffer *self)
 {
     int steered = is_steered(self);
-    if (steered != 0) {
-        return steered < 0 ? -1 : 0;
+    if (steered < 0) {
+        self->storage->side_turns = 0;
+        return -1;
     }
+    if (steered) {
+        return 0;
+    }
+    self->storage->thrashing_was_warned = true; /* first: repr() may come here again */
     return cm_package_do("transfers.managed", "warn_of_thrashing",
                          PyTuple_Pack(1, (PyObject *)self));
 }
@@ -74,6 +83,5 @@ cm_buffer_note_side(cm_buffer *self, bool on_device)
     if (storage->side_turns != MANY_TURNS || storage->thrashing_was_warned) {
         return 0;
     }
-    storage->thrashing_was_warned = true;
     return warn(self);
 }
