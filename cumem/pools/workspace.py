@@ -20,6 +20,7 @@ from typing import (
     Any,
     Generic,
     Literal,
+    NamedTuple,
     NoReturn,
     Self,
     SupportsIndex,
@@ -70,6 +71,15 @@ def _nbytes_of(shape: _core._Shape, dtype: DTypeLike) -> int:
         return 0
 
 
+class _Block(NamedTuple):
+    """A `with` block of a workspace."""
+
+    buffers: list[
+        tuple[_core.Buffer, int]
+    ]  #: those that it handed out, and their sizes
+    used_before: int  #: the bytes that outer blocks had handed out when it began
+
+
 @final
 class Workspace(Generic[_B_co]):
     """Scratch memory of a fixed size, for buffers that end together.
@@ -111,6 +121,9 @@ class Workspace(Generic[_B_co]):
     begins at such a multiple. A workspace is for one thread at a time, whose blocks end in
     the reverse order of their beginning.
 
+    Another thread may call `close`. It ends the blocks of all threads, and an allocation
+    that runs meanwhile raises a ValueError.
+
     A buffer is closed when its block ends, and using it afterwards raises a ValueError.
     Arrays and tensors made from it stay valid. Their bytes are not handed out again until
     they are dropped, and bytes that a stream still works on not until it has finished. A
@@ -131,7 +144,8 @@ class Workspace(Generic[_B_co]):
     """
 
     __slots__ = (
-        *("__weakref__", "_blocks", "_ended", "_high_water", "_is_cut", "_kind"),
+        *("__weakref__", "_blocks", "_ended", "_high_water", "_is_closed"),
+        *("_is_cut", "_kind"),
         *("_nbytes", "_pool", "_spent", "_stream", "_thread", "_used"),
     )
 
@@ -195,12 +209,13 @@ class Workspace(Generic[_B_co]):
         self._nbytes = -(-size // _PAGE) * _PAGE
         self._kind = kind
         self._stream = stream
-        #: The open blocks: buffers with their sizes, and what was used before the block.
-        self._blocks: list[tuple[list[tuple[_core.Buffer, int]], int]] = []
+        self._blocks: list[_Block] = []  #: the open ones, the innermost last
         #: Buffers of ended blocks, which unfinished transfers may still use.
         self._ended: collections.deque[tuple[_core.Buffer, int]] = collections.deque()
         self._spent = 0  #: the bytes of these buffers
         self._used = self._high_water = self._thread = 0
+        #: Whether close() was called; shutdown() closes only the pool.
+        self._is_closed = False
         self._is_cut = False  #: whether free pieces of ended blocks may be unmerged
         # The pool has one segment, which it cuts from the front. So there are no holes
         # except where bytes of ended blocks are still in use.
@@ -226,7 +241,7 @@ class Workspace(Generic[_B_co]):
     @property
     def used(self) -> int:
         """The bytes that are handed out, including rounding; 0 outside blocks."""
-        return self._used
+        return self._used if self._blocks and not self.closed else 0
 
     @property
     def high_water(self) -> int:
@@ -236,7 +251,7 @@ class Workspace(Generic[_B_co]):
     @property
     def closed(self) -> bool:
         """Whether close() or shutdown() was called."""
-        return self._pool.closed
+        return self._is_closed or self._pool.closed
 
     @hinting
     def empty(
@@ -268,7 +283,7 @@ class Workspace(Generic[_B_co]):
             If an argument has the wrong type, or the dtype holds Python objects.
         ValueError
             If a length is negative, `order` is unknown, no block is open, or the
-            workspace is closed.
+            workspace is closed, also by another thread during the call.
         RuntimeError
             If the block was begun in another thread.
         OutOfMemoryError
@@ -282,7 +297,8 @@ class Workspace(Generic[_B_co]):
         memory may be used at once on the workspace's stream; for another stream, the user
         takes care of the order.
         """
-        if not self._blocks:
+        block = self._blocks[-1] if self._blocks else None
+        if block is None:
             self._check_open()
             raise ValueError("a workspace hands out memory only inside its with block")
         self._check_thread()
@@ -290,16 +306,22 @@ class Workspace(Generic[_B_co]):
         size = _end_of(nbytes, self._used) - self._used
         if self._used + size > self._nbytes:
             raise self._full(nbytes)
-        self._wait_for_room(self._nbytes - self._used - size)
-        if self._is_cut:
-            self._join()
+        self._wait_for_room(self._nbytes - self._used - size, block)
         try:
+            if self._is_cut:
+                self._join()
             buffer = self._take(shape, dtype, order)
         except OutOfMemoryError as error:
             if error.name != "CM_ELIMIT":
                 raise  # the memory was trimmed, and others have taken it
-            buffer = self._take_last(shape, dtype, order, nbytes)
-        self._blocks[-1][0].append((buffer, size))
+            buffer = self._take_last(shape, dtype, order, nbytes, block)
+        except ValueError:
+            self._check_block(block)  # says more than that the pool is closed
+            raise
+        block.buffers.append((buffer, size))
+        if not self._is_open(block):  # close() may have missed this buffer
+            buffer.__exit__(None, None, None)
+            self._check_block(block)
         self._used += size
         self._high_water = max(self._high_water, self._used)
         return buffer
@@ -332,16 +354,22 @@ class Workspace(Generic[_B_co]):
     def close(self) -> None:
         """End all blocks, and give the memory back to the driver.
 
-        Closing a workspace twice is not an error.
+        Closing a workspace twice is not an error. Any thread may do it: blocks of other
+        threads end as well, and an allocation that runs there raises a ValueError.
 
         Notes
         -----
         **Blocks** as `Pool.close` does. Memory that arrays and tensors keep is given back
         when they are dropped.
         """
-        while self._blocks:
-            self._end_block()
-        self._ended.clear()
+        self._is_closed = True
+        # The lists are replaced rather than emptied, since a call of another thread may be
+        # in the middle of one. It finds out by `_is_open` that its block has gone.
+        blocks, self._blocks = self._blocks, []
+        for block in reversed(blocks):
+            for buffer, _ in block.buffers:
+                buffer.__exit__(None, None, None)
+        self._ended = collections.deque()
         self._spent = 0
         self._pool.close()
 
@@ -359,7 +387,7 @@ class Workspace(Generic[_B_co]):
         if self._blocks:
             self._check_thread()
         self._thread = threading.get_ident()
-        self._blocks.append(([], self._used))
+        self._blocks.append(_Block([], self._used))
         return self
 
     def __exit__(
@@ -409,9 +437,10 @@ class Workspace(Generic[_B_co]):
         dtype: DTypeLike,
         order: _core._Order,
         nbytes: int,
+        block: _Block,
     ) -> _B_co:
         """Wait until ended blocks use no memory, merge what is free, and hand out some."""
-        self._wait_for_room(0)
+        self._wait_for_room(0, block)
         self._join()
         try:
             return self._take(shape, dtype, order)
@@ -431,27 +460,45 @@ class Workspace(Generic[_B_co]):
         self._is_cut = False
 
     def _end_block(self) -> None:
-        buffers, self._used = self._blocks.pop()
-        self._is_cut = self._is_cut or bool(buffers)
-        for buffer, size in buffers:
+        try:
+            block = self._blocks.pop()
+        except IndexError:  # another thread has closed the workspace this moment
+            return
+        self._used = block.used_before
+        self._is_cut = self._is_cut or bool(block.buffers)
+        for buffer, size in block.buffers:
             buffer.__exit__(None, None, None)
             self._ended.append((buffer, size))
             self._spent += size
 
-    def _wait_for_room(self, most: int) -> None:
+    def _wait_for_room(self, most: int, block: _Block) -> None:
         """Wait until transfers use at most this much of ended blocks, the oldest first.
 
         The pool itself waits for streams that use the memory.
         """
-        while self._spent > most:
-            buffer, size = self._ended[0]
+        ended = self._ended
+        while self._spent > most and ended:
+            buffer, size = ended[0]
             _core._unregister(buffer, True)
-            self._ended.popleft()
+            self._check_block(block)
+            ended.popleft()
             self._spent -= size
 
     def _check_open(self) -> None:
         if self.closed:
             raise ValueError("the workspace is closed")
+
+    def _is_open(self, block: _Block) -> bool:
+        """Say whether the innermost block of a call that runs is still there.
+
+        Only close() can have ended it, in another thread or in a finaliser.
+        """
+        blocks = self._blocks
+        return not self.closed and bool(blocks) and blocks[-1] is block
+
+    def _check_block(self, block: _Block) -> None:
+        if not self._is_open(block):
+            raise ValueError("the workspace was closed while it handed out memory")
 
     def _check_thread(self) -> None:
         if self._thread != threading.get_ident():

@@ -303,6 +303,90 @@ def test_closed_workspace_gives_back_all_and_says_so(runtime) -> None:
     assert sum(pool.reserved_nbytes for pool in cumem.stats().pools) == 0
 
 
+def test_close_in_another_thread_ends_an_allocation_that_waits(emulated) -> None:
+    workspace = cumem.Workspace("2 MiB", "pinned")
+    stream = cumem.Stream()
+    target = cumem.empty_device(3 * MIB // 2, "u1")
+    with workspace:
+        session.shut(stream)
+        source = workspace.zeros(target.shape, "u1")
+        cumem.copy_async(target, source, stream=stream)
+
+    def act() -> None:
+        closer = threading.Thread(target=workspace.close)
+        closer.start()
+        session.wait_until_waiting(closer, lambda: workspace.closed)
+        testing.gate_open(stream)
+        closer.join()
+
+    with (
+        workspace,
+        session.when_waiting(act),
+        pytest.raises(ValueError, match="workspace was closed while"),
+    ):
+        workspace.empty(target.shape, "u1")
+    assert workspace.closed
+    assert workspace.used == 0
+    assert not target.to_numpy().any()
+
+
+def test_close_in_another_thread_ends_the_blocks_of_this_one(runtime) -> None:
+    workspace = cumem.Workspace(MIB, "pinned")
+    with workspace:
+        outer = workspace.empty(1000)
+        kept = workspace.zeros(100)
+        array = kept.numpy()
+        with workspace:
+            inner = workspace.empty(1000)
+            closer = threading.Thread(target=workspace.close)
+            closer.start()
+            closer.join()
+            assert outer.closed
+            assert inner.closed
+            assert workspace.used == 0
+            with pytest.raises(ValueError, match="closed"):
+                workspace.empty(1)
+    assert not array.any()  # its memory lives as long as it does
+    with pytest.raises(ValueError, match="closed"):
+        workspace.__enter__()
+
+
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+def test_close_beside_allocations_is_an_error_and_loses_nothing(
+    emulated, kind: str
+) -> None:
+    errors: list[BaseException] = []
+
+    def use(workspace: cumem.Workspace, begun: threading.Event) -> None:
+        try:
+            while True:
+                with workspace:
+                    for _ in range(4):
+                        workspace.zeros(1000)
+                        begun.set()
+        except BaseException as error:
+            errors.append(error)
+
+    for _ in range(30):
+        workspace = cumem.Workspace(MIB, kind)
+        begun = threading.Event()
+        threads = [threading.Thread(target=use, args=(workspace, begun))]
+        threads[0].start()
+        begun.wait()
+        threads += [threading.Thread(target=workspace.close) for _ in range(2)]
+        for thread in threads[1:]:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert workspace.closed
+        assert workspace.used == 0
+        del workspace, threads, thread
+    wrong = [error for error in errors if "closed" not in str(error)]
+    assert wrong == []
+    assert {type(error) for error in errors} == {ValueError}
+    errors.clear()
+
+
 def test_trimmed_workspace_takes_its_memory_anew(runtime) -> None:
     workspace = cumem.Workspace("4 MiB", "pinned")
     assert cumem.trim() >= 4 * MIB
