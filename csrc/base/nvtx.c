@@ -116,6 +116,7 @@ static void
 fill_slots(void)
 {
     for (int i = 1; i < SLOT_COUNT; i++) {
+        core2_functions[i] = NULL; /* a tool that refused may have written some */
         core2_slots[i] = &core2_functions[i];
         unused_slots[i] = &unused_function;
     }
@@ -149,8 +150,7 @@ cm_nvtx_attach(const char *path, char *reason, size_t capacity)
     void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
     if (library == NULL) {
         (void)snprintf(reason, capacity, "%s", dlerror());
-        atomic_store(&is_loaded, false);
-        return false;
+        goto fail;
     }
     union { /* dlsym() gives functions as pointers to data */
         void *symbol;
@@ -158,11 +158,19 @@ cm_nvtx_attach(const char *path, char *reason, size_t capacity)
     } found = {dlsym(library, "InitializeInjectionNvtx2")};
     if (found.symbol == NULL) {
         (void)snprintf(reason, capacity, "%s", dlerror());
-        return false;
+        goto fail;
     }
     if (!listen_to(found.initialize)) {
         (void)snprintf(reason, capacity, "it refused");
-        return false;
+        goto fail;
     }
     return true;
+fail:
+    /* Nothing of it is kept, so that the next call may ask again, or another tool. A
+     * tool that refuses expects to be unloaded, as NVIDIA's own client does it. */
+    if (library != NULL) {
+        (void)dlclose(library);
+    }
+    atomic_store(&is_loaded, false);
+    return false;
 }

@@ -18,10 +18,10 @@ typedef struct cm_nvtx_tool {
 extern _Atomic(const cm_nvtx_tool *) cm_nvtx_tool_now; /* NULL if nobody listens */
 
 /* Load the library `path` as a tool and listen to it. Returns false with a text in
- * `reason` if it cannot be loaded, lacks the entry point of a tool, or refuses. A
- * library that could be loaded is asked only once: even if it lacked the entry point or
- * refused, later calls return true and do nothing. Blocks while the tool starts, so the
- * caller must not hold the GIL. */
+ * `reason` if it cannot be loaded, lacks the entry point of a tool, or refuses; then it
+ * is unloaded, and a later call tries again. Once a tool listens, or while another
+ * thread asks one, calls return true and do nothing. Blocks while the tool starts, so
+ * the caller must not hold the GIL. */
 bool cm_nvtx_attach(const char *path, char *reason, size_t capacity);
 
 const cm_nvtx_tool *cm_nvtx_push(const char *what, uint64_t nbytes);

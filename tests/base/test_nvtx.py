@@ -290,6 +290,40 @@ def test_tool_that_cannot_be_used_is_a_warning(
     assert seen(code, path, tmp_path, **more) == []
 
 
+@pytest.mark.parametrize("trouble", ["refuses", "no tool"])
+def test_tool_that_was_refused_is_unloaded_and_told_of_again(
+    tool: Path, tmp_path: Path, trouble: str
+) -> None:
+    """A second opening says so as well, and a tool that works by then is used."""
+    empty = tmp_path / "libnothing.so"
+    if trouble == "no tool":
+        command = [shutil.which("gcc") or "cc", "-shared", "-fPIC", "-x", "c"]
+        subprocess.run(
+            [*command, "-o", str(empty), "-"], check=True, input=b"int nothing;"
+        )
+    code = """
+        import os, warnings, cumem
+        from cumem import _core
+        path = os.environ["NVTX_INJECTION64_PATH"]
+        for _ in range(2):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                cumem.empty_device(1000, "u1").copy()
+            assert ["sees no ranges" in str(each.message) for each in caught] == [True]
+            assert not _core._nvtx_listens()
+            assert path not in open("/proc/self/maps").read()
+            cumem.shutdown()
+        os.environ.pop("REFUSES", None)
+        os.environ["NVTX_INJECTION64_PATH"] = os.environ["WORKS"]
+        cumem.empty_device(1000, "u1").copy()
+        assert _core._nvtx_listens()
+    """
+    path = tool if trouble == "refuses" else empty
+    more = {"REFUSES": "1"} if trouble == "refuses" else {}
+    lines = seen(code, path, tmp_path, WORKS=str(tool), **more)
+    assert "copy 1000 B" in pushed(lines)
+
+
 def test_another_value_of_the_variable_is_refused(tool: Path, tmp_path: Path) -> None:
     code = """
         import cumem
