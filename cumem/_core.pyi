@@ -1701,6 +1701,8 @@ class Transfer:
             ``nbytes``, ``progress_nbytes``, ``done``, ``cancelled``, ``seconds``,
             ``gbps`` and ``route``. Never blocks.
         """
+    def __dir__(self) -> list[str]:
+        """List the names of the members that can be read."""
     def _repr_html_(self) -> str:
         """Return what a notebook shows: progress, route and rate."""
     def add_done_callback(self, fn: Callable[[Transfer], object], /) -> None:
@@ -1774,6 +1776,8 @@ class _Pool(Generic[_B_co]):
         limit: int | None,
         /,
     ) -> Self: ...
+    def __dir__(self) -> list[str]:
+        """List the names of the members that can be read."""
     @property
     def _config(self) -> _PoolConfig:
         """How the pool was made. It can be read after the pool is closed, too."""

@@ -71,6 +71,27 @@ EVENT_MEMBERS = {
     "time_since": "event.seconds_since(start), in seconds",
     "time_till": "end.seconds_since(event), in seconds",
 }
+#: The same for transfers, which others call futures or events.
+TRANSFER_MEMBERS = {
+    "get": "transfer.wait(), which returns None: the bytes are in the target",
+    "is_done": "transfer.done",
+    "query": "transfer.done",
+    "result": "transfer.wait(), which returns None: the bytes are in the target",
+    "sync": "transfer.wait()",
+    "synchronize": "transfer.wait()",
+}
+#: The same for pools.
+POOL_MEMBERS = {
+    "empty": "cumem.empty(shape, dtype, pool=pool)",
+    "free_all_blocks": "pool.trim()",
+    "free_bytes": "pool.stats().cached_nbytes",
+    "get_limit": "pool.limit",
+    "malloc": "pool.allocate(nbytes)",
+    "set_limit": "pool.limit = nbytes",
+    "total_bytes": "pool.stats().reserved_nbytes",
+    "used_bytes": "pool.stats().live_nbytes",
+    "zeros": "cumem.zeros(shape, dtype, pool=pool)",
+}
 _PAGE_LOCKED = 'kind="pinned" or empty_pinned() is page-locked memory'
 _NO_WAIT = "copy_async(dst, src) does not wait, and takes stream= for the order"
 _HOST_FLAG = "empty_pinned() and empty_mapped() take it"
@@ -110,6 +131,9 @@ _NEXT = "depth= says how many batches may be on their way besides the one in use
 _LOADERS = "it is an argument of the DataLoader: give it there"
 _PICKLES = "nothing is unpickled: leave it out"
 _PLACE = "kind= and device= say where the data goes"
+_NO_IPC = "events are not shared between processes: leave it out"
+_LIMIT = 'limit= is a number of bytes, or a text such as "4GiB" or "50%"'
+_LIMITS = dict.fromkeys(("fraction", "max_size", "maximum_pool_size", "size"), _LIMIT)
 _CONSTANT = "it is a constant now: leave it out; threads= and ring_nbytes= remain"
 _INTO = {
     "map_location": _PLACE,
@@ -131,6 +155,22 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
         ),
         _CONSTANT,
     ),
+    "Pool": {
+        **_LIMITS,
+        "initial_pool_size": "pool.allocate(nbytes) once fills the pool",
+    },
+    "set_limit": {**_LIMITS, "nbytes": _LIMIT},
+    "Event": {
+        "block": "blocking=True lets the processor sleep in synchronize()",
+        "disable_timing": "timing=False makes such an event",
+        "enable_timing": "timing=True, which is the default, makes such an event",
+        "interprocess": _NO_IPC,
+    },
+    "Stream": {
+        "device_id": "device= is the device",
+        "null": "cumem.Stream.from_external(0) is CUDA's default stream",
+        "ptds": "cumem.Stream.from_external(2) is the default stream of the thread",
+    },
     "pipeline": _CUT,
     "prefetch": {
         "batch_size": _LOADERS,
@@ -184,26 +224,36 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
 
 #: Hints for functions of other libraries whose names ``cumem`` does not have.
 NAMES_OF_CUMEM: dict[str, str] = {
+    "alloc_pinned_memory": 'use cumem.empty_pinned(nbytes, "u1")',
     "arange": "use cumem.array(np.arange(n))",
     "as_tensor": "use cumem.asarray(obj)",
+    "asfortranarray": 'use cumem.asarray(obj, order="F")',
     "concatenate": "use cumem.copy(out[part], buf) for each part",
+    "copyto": "use cumem.copy(dst, src)",
+    "cuda": "use cumem.Stream, cumem.Event and cumem.Device themselves",
     "device_array": "use cumem.empty(shape)",
     "empty_cache": "use cumem.trim()",
     "from_dlpack": "use cumem.asbuffer(obj)",
     "from_numpy": "use cumem.asbuffer(obj)",
     "frombuffer": "use cumem.asbuffer(obj)",
     "get_default_memory_pool": "use cumem.default_pool(kind)",
+    "get_default_pinned_memory_pool": 'use cumem.default_pool("pinned")',
     "integrations": "import cumem.integrations.torch, .cupy, .numba or .cuda_core",
     "load_file": "use cumem.load_safetensors(path)",
     "managed_array": "use cumem.empty_managed(shape)",
     "mapped_array": "use cumem.empty_mapped(shape)",
+    "max_memory_allocated": "use cumem.stats()[kind].peak_live_nbytes",
     "mem_get_info": "use cumem.memory_info()",
-    "memory_allocated": "use cumem.stats()",
+    "memory_allocated": "use cumem.stats()[kind].live_nbytes",
+    "memory_reserved": "use cumem.stats()[kind].reserved_nbytes",
+    "memory_stats": "use cumem.stats()",
     "MemoryPool": "use cumem.Pool(kind)",
+    "ndarray": "use cumem.empty(shape), which makes a cumem.Buffer",
     "ones": "use cumem.full(shape, 1)",
     "ones_like": "use cumem.full_like(buf, 1)",
     "pin_memory": "use cumem.register(array) in place, or cumem.empty_pinned(shape)",
     "pinned_array": "use cumem.empty_pinned(shape)",
+    "reset_peak_memory_stats": "use cumem.default_pool(kind).reset_peaks()",
     "safe_open": "use cumem.load_safetensors(path, names=[...]) for some of the tensors, "
     "cumem.read_safetensors_header(path) for names, shapes and memmap(name)",
     "save_file": "use cumem.save_safetensors(path, tensors)",
@@ -347,6 +397,18 @@ def compute_hint(buffer: _core.Buffer) -> str:
     )
 
 
+def _members_of(owner: object) -> dict[str, str]:
+    """Return the hints for the members of any object of ours that is not a buffer."""
+    for cls, members in (
+        (_core.Stream, STREAM_MEMBERS),
+        (_core.Event, EVENT_MEMBERS),
+        (_core.Transfer, TRANSFER_MEMBERS),
+    ):
+        if isinstance(owner, cls):
+            return members
+    return POOL_MEMBERS
+
+
 def refuse_attribute(owner: Any, name: str) -> NoReturn:
     """Raise AttributeError, so that ``hasattr`` is False, and say what to type."""
     kind = type(owner).__name__
@@ -357,8 +419,7 @@ def refuse_attribute(owner: Any, name: str) -> NoReturn:
             typed = {**MEMBERS, **MANAGED_MEMBERS}[name]
             hint = f"use {typed.replace('buf.numpy()', host_array(owner))}"
     else:
-        is_stream = isinstance(owner, _core.Stream)
-        hint = f"use {(STREAM_MEMBERS if is_stream else EVENT_MEMBERS)[name]}"
+        hint = f"use {_members_of(owner)[name]}"
     text = f"{kind!r} object has no attribute {name!r}; {hint}"
     raise AttributeError(text)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the names of buffers, streams and events for ``dir()``.
+"""Lists the names of buffers, streams, events, transfers and pools for ``dir()``.
 
 The extension says whether a buffer has the CUDA array interface, which depends on its
 memory, its strides and its dtype.
@@ -14,7 +14,9 @@ from cumem.buffers.hints import (
     EVENT_MEMBERS,
     MANAGED_MEMBERS,
     NAMES,
+    POOL_MEMBERS,
     STREAM_MEMBERS,
+    TRANSFER_MEMBERS,
 )
 
 #: Members that raise an error once the object is closed.
@@ -25,6 +27,17 @@ _OF_OPEN: dict[type, frozenset[str]] = {
     ),
     _core.Stream: frozenset({"done", "handle", "is_capturing", "priority"}),
     _core.Event: frozenset({"done", "handle"}),
+    _core._Pool: frozenset({"limit"}),
+}
+
+
+#: Members that are there only for their errors, which say what to type.
+_HIDDEN: dict[type, frozenset[str]] = {
+    _core.Buffer: NAMES.union(MANAGED_MEMBERS),
+    _core.Stream: frozenset(STREAM_MEMBERS),
+    _core.Event: frozenset(EVENT_MEMBERS),
+    _core.Transfer: frozenset(TRANSFER_MEMBERS),
+    _core._Pool: frozenset(POOL_MEMBERS),
 }
 
 
@@ -35,12 +48,10 @@ def list_names(owner: Any, has_interface: bool = False) -> list[str]:
     function reads none of them: reading a stream's handle, for example, marks the stream as
     one that others may use.
     """
-    own = next(each for each in _OF_OPEN if isinstance(owner, each))
-    hidden = {
-        _core.Buffer: NAMES.union(MANAGED_MEMBERS),
-        _core.Stream: {*STREAM_MEMBERS},
-    }
-    names = {*object.__dir__(owner)} - hidden.get(own, {*EVENT_MEMBERS})
+    own = next(each for each in _HIDDEN if isinstance(owner, each))
+    names = {*object.__dir__(owner)} - _HIDDEN[own]
+    if own not in _OF_OPEN:
+        return sorted(names)
     if owner.closed:
         names -= _OF_OPEN[own]
     elif not has_interface:

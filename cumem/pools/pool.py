@@ -190,10 +190,6 @@ class Pool(_core._Pool[_B_co]):
         """The device of the memory, or the one whose context page-locks it."""
         return self._config.device
 
-    def __dir__(self) -> list[str]:
-        """Return the names of members that can be read now."""
-        return sorted({*object.__dir__(self)}.difference(("limit",) * self.closed))
-
     @property
     def limit(self) -> int | None:
         """The most bytes that the pool may hold, or None.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import (
@@ -125,6 +126,26 @@ def chunk_size(
             f"{format_nbytes(total)}"
         )
     return items
+
+
+def _check_takes_chunks(func: Work) -> None:
+    """Raise TypeError now if a call with a chunk, its output and a stream cannot work.
+
+    Later, in the first chunk, the error would only count the arguments. A callable whose
+    signature nobody knows, as of some in C, is called as it is.
+    """
+    try:
+        signature = inspect.signature(func)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, None, None)
+    except TypeError:
+        raise TypeError(
+            f"func must take three arguments, not {signature}: it is called as "
+            "func(x, y, stream), with a chunk, the rows of out for it (or None) and the "
+            "stream to work on"
+        ) from None
 
 
 def _chunk_nbytes(memory: Any) -> int:
@@ -599,6 +620,7 @@ def pipeline(
     wanted = None if dtype is None else read_dtype(dtype)
     memory = find_memory(src, wanted)
     target = None if out is None else _target(out)
+    _check_takes_chunks(func)
     step = size.rows
     if memory is not None:
         length = length_of(memory)

@@ -35,7 +35,10 @@ def test_missing_members_say_what_to_type(runtime, kind) -> None:
     for stated, owner in (
         (hints.STREAM_MEMBERS, cumem.current_stream()),
         (hints.EVENT_MEMBERS, cumem.Event()),
+        (hints.TRANSFER_MEMBERS, cumem.copy_async(np.zeros(3), np.ones(3))),
+        (hints.POOL_MEMBERS, cumem.default_pool(kind)),
     ):
+        assert stated.keys().isdisjoint(dir(owner))
         for name, hint in stated.items():
             assert not hasattr(owner, name)
             with pytest.raises(AttributeError, match=re.escape(f"use {hint}")):
@@ -68,6 +71,8 @@ def test_hints_are_those_of_the_extension() -> None:
         (cumem.ManagedBuffer, {*hints.MANAGED_MEMBERS}),
         (cumem.Stream, {*hints.STREAM_MEMBERS}),
         (cumem.Event, {*hints.EVENT_MEMBERS}),
+        (cumem.Transfer, {*hints.TRANSFER_MEMBERS}),
+        (cumem._core._Pool, {*hints.POOL_MEMBERS}),
     ):
         assert {n for n, m in vars(owner).items() if m.__doc__ == doc} == stated
 
@@ -282,6 +287,10 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "to_host": (np.ones(3),),
     "copy": (np.ones(3), np.ones(3)),
     "configure": (),
+    "Pool": ("pinned",),
+    "set_limit": ("pinned",),
+    "Event": (),
+    "Stream": (),
     "prefetch_pages": ([],),
     "reshape": (1, 1),
     "transpose": (1, 0),
@@ -419,9 +428,15 @@ def test_every_hint_of_a_member_can_be_typed(runtime) -> None:
     for stated, cls in (
         (hints.STREAM_MEMBERS, cumem.Stream),
         (hints.EVENT_MEMBERS, cumem.Event),
+        (hints.TRANSFER_MEMBERS, cumem.Transfer),
+        (hints.POOL_MEMBERS, cumem.Pool),
     ):
         for text in stated.values():
-            for name in re.findall(r"\b(?:stream|event|end)\.(\w+)", text):
+            for name in re.findall(r"stats\(\)\.(\w+)", text):
+                assert hasattr(cumem.stats()["device"], name), text
+            for name in re.findall(
+                r"\b(?:stream|event|end|transfer|pool)\.(\w+)", text
+            ):
                 assert hasattr(cls, name), text
     assert known
 

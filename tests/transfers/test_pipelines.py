@@ -47,6 +47,20 @@ SOURCES: dict[str, Callable[[np.ndarray], object]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "func",
+    [lambda x: x, lambda x, y: x, lambda *, stream: None],
+    ids=["one", "two", "keyword"],
+)
+def test_function_of_other_arguments_is_told_how_it_is_called(runtime, func) -> None:
+    calls: list[object] = []
+    source = np.ones((8, 2))
+    with pytest.raises(TypeError, match=r"called as func\(x, y, stream\)"):
+        cumem.pipeline(func, source, rows=4)
+    cumem.pipeline(lambda *all_of_them: calls.append(all_of_them), source, rows=4)
+    assert [len(each) for each in calls] == [3, 3]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("depth", [1, 3, 1000])
 def test_chunks_are_the_source(runtime, name: str, depth: int) -> None:

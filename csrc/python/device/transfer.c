@@ -335,6 +335,7 @@ transfer_get(PyObject *op, void *fact)
 
 CM_PACKAGED(Transfer, "base.answer", to_dict)
 CM_PACKAGED(Transfer, "devices.awaiting", add_done_callback)
+CM_PACKAGED(Transfer, "interchange.listing", list_names)
 
 /* -- tables ------------------------------------------------------------------------------ */
 
@@ -348,6 +349,8 @@ static PyMethodDef transfer_methods[] = {
     CM_PACKAGED_METHOD(Transfer, add_done_callback)
         CM_PACKAGED_METHOD(Transfer, to_dict){"_repr_html_", transfer_html, METH_NOARGS,
                                               CM_DOC_Transfer__repr_html_},
+    {"__dir__", CM_METHOD(Transfer_list_names), METH_VARARGS | METH_KEYWORDS,
+     CM_DOC_Transfer___dir__},
     {NULL, NULL, 0, NULL},
 };
 
@@ -362,7 +365,8 @@ static PyGetSetDef transfer_getset[] = {
     FACT(seconds),
     FACT(gbps),
     FACT(route),
-    {NULL, NULL, NULL, NULL, NULL},
+    CM_HINT(get) CM_HINT(is_done) CM_HINT(query) CM_HINT(result) CM_HINT(sync)
+        CM_HINT(synchronize){NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef transfer_members[] = CM_WEAKREFS(cm_transfer_object);

@@ -403,6 +403,8 @@ pool_set_limit(PyObject *op, PyObject *value)
     Py_RETURN_NONE;
 }
 
+CM_PACKAGED(Pool, "interchange.listing", list_names)
+
 /* -- tables ------------------------------------------------------------------------ */
 
 static PyMethodDef pool_methods[] = {
@@ -415,6 +417,8 @@ static PyMethodDef pool_methods[] = {
     {"_close", pool_close, METH_NOARGS, CM_DOC__Pool__close},
     {"__enter__", pool_enter, METH_NOARGS, CM_DOC__Pool___enter__},
     {"__exit__", pool_exit, METH_VARARGS, CM_DOC__Pool___exit__},
+    {"__dir__", CM_METHOD(Pool_list_names), METH_VARARGS | METH_KEYWORDS,
+     CM_DOC__Pool___dir__},
     /* Type checkers know which buffers a pool makes: Pool[PinnedBuffer] is an
      * annotation. */
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "See PEP 585."},
@@ -423,7 +427,9 @@ static PyMethodDef pool_methods[] = {
 
 static PyGetSetDef pool_getset[] = {
     {"_config", pool_get_config, NULL, CM_DOC__Pool__config, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+    CM_HINT(empty) CM_HINT(free_all_blocks) CM_HINT(free_bytes) CM_HINT(get_limit)
+        CM_HINT(malloc) CM_HINT(set_limit) CM_HINT(total_bytes) CM_HINT(used_bytes)
+            CM_HINT(zeros){NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef pool_members[] = CM_WEAKREFS(cm_pool_object);
