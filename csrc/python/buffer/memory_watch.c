@@ -48,19 +48,6 @@ read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t 
 
 /* -- keeping it --------------------------------------------------------------------------- */
 
-/* Clear an exception that says that an object does not tell where its memory is. That
- * is no failure: such memory is not watched. 0, or -1 if the exception is not an
- * Exception (a KeyboardInterrupt, for instance) and therefore stays. */
-static int
-forgive(void)
-{
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
-        return -1;
-    }
-    PyErr_Clear();
-    return 0;
-}
-
 /* Keep the storage of a tensor. A tensor that only wraps others has none, and raises.
  */
 static int
@@ -68,7 +55,9 @@ keep_storage_of(cm_storage *storage, PyObject *tensor)
 {
     PyObject *name = storage->state->words[CM_WORD_untyped_storage];
     storage->memory = PyObject_CallMethodObjArgs(tensor, name, NULL);
-    return storage->memory != NULL ? 0 : forgive();
+    /* Memory of an object that does not tell where it is is not watched, here and
+     * below, which is no failure. */
+    return storage->memory != NULL ? 0 : cm_error_forgive();
 }
 
 /* Return the object that owns an array's memory, as a new reference. If the array is
@@ -170,7 +159,7 @@ fix_size(const cm_storage *storage)
     PyObject *can = PyObject_CallMethodObjArgs(storage->memory, name, NULL);
     Py_XDECREF(can);
     if (can == NULL) {
-        return forgive();
+        return cm_error_forgive();
     }
     return can == Py_False ? 0
                            : cm_package_do("interchange.foreign_memory", "fix_size",
@@ -185,7 +174,7 @@ cm_memory_watch(cm_storage *storage)
         return 0;
     }
     if (read_place(storage->state, storage->memory, &address, &nbytes) < 0) {
-        return forgive();
+        return cm_error_forgive();
     }
     if (!holds_bytes_of(storage, address, nbytes)) {
         return 0;
@@ -282,7 +271,7 @@ cm_memory_note_place(cm_state *state, PyObject *memory, PyObject **list)
 {
     uint64_t address, nbytes;
     if (read_place(state, memory, &address, &nbytes) < 0) {
-        return forgive();
+        return cm_error_forgive();
     }
     return note(state, memory, address, nbytes, list);
 }

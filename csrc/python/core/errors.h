@@ -22,6 +22,18 @@ cm_py_check(cm_state *state, cm_status status, const char *doing)
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, doing);
 }
 
+/* Clear the exception of something that may fail without harm, if there is one. 0, or
+ * -1 if it is none of Exception (a KeyboardInterrupt, for instance) and so stays. */
+static inline int
+cm_error_forgive(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
 /* The pending exception, which is put aside while code runs that must not see it. */
 typedef struct cm_kept_error {
     PyObject *type;

@@ -285,11 +285,7 @@ has_gradient(const cm_state *state, PyObject *object)
 static int
 leave_to_python(void)
 {
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
-        return -1;
-    }
-    PyErr_Clear();
-    return 1;
+    return cm_error_forgive() < 0 ? -1 : 1;
 }
 
 /* Ask for the stream that the exporter works on now, if the memory has any. 0, 1 if
@@ -492,18 +488,6 @@ is_announced_device(cm_dl_device announced, cm_dl_device found)
            || (announced.type == CM_DL_CUDA_MANAGED && found.type == CM_DL_CUDA);
 }
 
-/* A question about an object has failed. 0 where the exception is an error, which is
- * cleared, since an object that cannot answer has said nothing; -1 where it is none. */
-static int
-has_said_nothing(void)
-{
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return -1;
-    }
-    PyErr_Clear();
-    return 0;
-}
-
 /* Read the second member of the entry "data" of an object's CUDA array interface. 1 if
  * it says that the memory is read-only, 0, or -1 with an exception. */
 static int
@@ -558,12 +542,12 @@ is_readonly(const exporter *self)
             PyBuffer_Release(&view);
             return answer;
         }
-        if (has_said_nothing() < 0) {
+        if (cm_error_forgive() < 0) { /* what cannot answer has said nothing */
             return -1;
         }
     }
     int answer = is_interface_readonly(self->object);
-    if (answer < 0 && has_said_nothing() < 0) {
+    if (answer < 0 && cm_error_forgive() < 0) {
         return -1;
     }
     return answer > 0 || is_of_jax(self->object);
