@@ -45,9 +45,11 @@ def wrong_call(
     """What says why a call is not what the function takes."""
     if given > positional:
         most = "no" if positional == 0 else f"at most {positional}"
+        hint = hints.POSITIONAL.get(function)
         return TypeError(
             f"{function}() takes {most} positional "
             f"argument{'s' * (positional != 1)} ({given} given)"
+            + (f": {hint}" if hint else "")
         )
     found = names[:given]
     for keyword in keywords:

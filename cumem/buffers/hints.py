@@ -74,23 +74,17 @@ EVENT_MEMBERS = {
 #: The same for transfers, which others call futures or events.
 TRANSFER_MEMBERS = {
     "get": "transfer.wait(), which returns None: the bytes are in the target",
-    "is_done": "transfer.done",
     "query": "transfer.done",
     "result": "transfer.wait(), which returns None: the bytes are in the target",
-    "sync": "transfer.wait()",
     "synchronize": "transfer.wait()",
 }
 #: The same for pools.
 POOL_MEMBERS = {
-    "empty": "cumem.empty(shape, dtype, pool=pool)",
     "free_all_blocks": "pool.trim()",
-    "free_bytes": "pool.stats().cached_nbytes",
-    "get_limit": "pool.limit",
     "malloc": "pool.allocate(nbytes)",
     "set_limit": "pool.limit = nbytes",
     "total_bytes": "pool.stats().reserved_nbytes",
     "used_bytes": "pool.stats().live_nbytes",
-    "zeros": "cumem.zeros(shape, dtype, pool=pool)",
 }
 _PAGE_LOCKED = 'kind="pinned" or empty_pinned() is page-locked memory'
 _NO_WAIT = "copy_async(dst, src) does not wait, and takes stream= for the order"
@@ -219,6 +213,19 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
         "nbytes": "slice both ends: cumem.copy(dst[:n], src[:n])",
         "size": "slice both ends: cumem.copy(dst[:n], src[:n])",
     },
+}
+
+
+_LENGTHS = "the lengths are one argument, as in cumem.empty((2, 3))"
+_PAIRS = "the pairs are one argument, as in cumem.copy_many(zip(dsts, srcs))"
+#: Hints for calls with more arguments by position than a function takes.
+POSITIONAL: dict[str, str] = {
+    **dict.fromkeys(("empty", "zeros"), _LENGTHS),
+    **{f"empty_{kind}": _LENGTHS for kind in ("device", "managed", "mapped", "pinned")},
+    "Pool": "a limit and the like are given by name, as in cumem.Pool(kind, limit=limit)",
+    "advise": "advice is given by name, as in buf.advise(read_mostly=True)",
+    "copy_many": _PAIRS,
+    "copy_many_async": _PAIRS,
 }
 
 

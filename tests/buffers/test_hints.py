@@ -312,6 +312,31 @@ def test_every_function_says_what_to_type_for_arguments_of_others(
     assert not list(tmp_path.iterdir())
 
 
+#: Calls as others take them, with more arguments than the function has.
+TOO_MANY: dict[str, Callable[..., Any]] = {
+    "empty": lambda: cumem.empty(2, 3, 4, 5),  # type: ignore[call-overload]
+    "zeros": lambda: cumem.zeros(2, 3, 4, 5),  # type: ignore[call-overload]
+    "empty_device": lambda: cumem.empty_device(2, 3, 4),  # type: ignore[call-arg]
+    "empty_managed": lambda: cumem.empty_managed(2, 3, 4),  # type: ignore[call-arg]
+    "empty_mapped": lambda: cumem.empty_mapped(2, 3, 4),  # type: ignore[call-arg]
+    "empty_pinned": lambda: cumem.empty_pinned(2, 3, 4),  # type: ignore[call-arg]
+    "Pool": lambda: cumem.Pool("pinned", "1 GB"),  # type: ignore[call-overload]
+    "advise": lambda: cumem.empty_managed(1).advise("r"),  # type: ignore[call-arg]
+    "copy_many": lambda: cumem.copy_many([], []),  # type: ignore[call-arg]
+    "copy_many_async": lambda: cumem.copy_many_async([], []),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize("name", hints.POSITIONAL)
+def test_call_with_too_many_arguments_says_how_they_are_given(
+    emulated, name: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        TOO_MANY[name]()
+    assert str(caught.value).endswith(f" given): {hints.POSITIONAL[name]}")
+    assert str(caught.value).startswith(f"{name}() takes ")
+
+
 @pytest.mark.parametrize("library", ["torch", "numba"])
 def test_dtypes_of_others_say_which_one_of_numpy_to_type(emulated, library) -> None:
     class Dtype:

@@ -365,7 +365,7 @@ static PyGetSetDef transfer_getset[] = {
     FACT(seconds),
     FACT(gbps),
     FACT(route),
-    CM_HINT(get) CM_HINT(is_done) CM_HINT(query) CM_HINT(result) CM_HINT(sync)
+    CM_HINT(get) CM_HINT(query) CM_HINT(result)
         CM_HINT(synchronize){NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -427,9 +427,8 @@ static PyMethodDef pool_methods[] = {
 
 static PyGetSetDef pool_getset[] = {
     {"_config", pool_get_config, NULL, CM_DOC__Pool__config, NULL},
-    CM_HINT(empty) CM_HINT(free_all_blocks) CM_HINT(free_bytes) CM_HINT(get_limit)
-        CM_HINT(malloc) CM_HINT(set_limit) CM_HINT(total_bytes) CM_HINT(used_bytes)
-            CM_HINT(zeros){NULL, NULL, NULL, NULL, NULL},
+    CM_HINT(free_all_blocks) CM_HINT(malloc) CM_HINT(set_limit) CM_HINT(total_bytes)
+        CM_HINT(used_bytes){NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef pool_members[] = CM_WEAKREFS(cm_pool_object);
