@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numbers
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -54,6 +55,8 @@ def _values_hint(value: object) -> str:
         return "pass what it reads, such as obj[...]"
     if isinstance(value, Iterator):
         return "pass list(values), since an iterator is not read here"
+    if isinstance(value, numbers.Number):
+        return "pass float(value), or int(value)"
     if isinstance(value, Mapping):
         return "cumem.to_device(tree) copies the arrays in it"
     return "pass numbers, text, or nested lists of them that are all of one kind"

@@ -1020,7 +1020,7 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
 def _written(file: Any, suffix: str, fsync: bool) -> Iterator[Any]:
     """Yield the file to write to; for a path it is a new one, which replaces the old."""
     if not isinstance(file, (str, bytes, os.PathLike)):
-        plain = unwrapped(file)
+        plain = unwrapped(file, writes=True)
         yield plain
         if fsync:
             plain.flush()

@@ -88,11 +88,12 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     return io.BufferedReader(open_path(path, os.O_RDONLY, check_regular))
 
 
-def unwrapped(file: Any) -> Any:
+def unwrapped(file: Any, writes: bool = False) -> Any:
     """Return the plain file behind `file`, whose descriptor reads the same bytes.
 
     It raises a TypeError for an object whose bytes are in no file, or are in the file in
-    another form, as those of gzip or of text are.
+    another form, as those of gzip or of text are. `writes` says for its text what the
+    caller wants to do with the file.
     """
     plain = getattr(file, "file", file)  # tempfile wraps its files
     raw = getattr(plain, "raw", plain)
@@ -103,8 +104,15 @@ def unwrapped(file: Any) -> Any:
         f"{type(file).__name__}"
     )
     if hasattr(file, "read") or isinstance(file, bytearray | memoryview):
-        text += (
-            ": its bytes are in no file, or are there in another form; np.load(file) or "
-            "np.frombuffer(data, dtype) gives an array, which cumem.array() takes"
-        )
+        text += ": its bytes are in no file, or are there in another form; "
+        if writes:
+            text += (
+                "file.write(buf.to_numpy().tobytes()) or np.save(file, buf.to_numpy()) "
+                "writes to it by way of the host"
+            )
+        else:
+            text += (
+                "np.load(file) or np.frombuffer(data, dtype) gives an array, which "
+                "cumem.array() takes"
+            )
     raise TypeError(text)

@@ -180,7 +180,7 @@ def _opened(file: Any, writes: bool) -> Iterator[_Opened]:
         with _descriptor(file, writes) as fd:
             yield _Opened(fd, file)
         return
-    plain = unwrapped(file)
+    plain = unwrapped(file, writes)
     check_sort(os.fstat(plain.fileno()).st_mode, plain.name)
     _check_mode(plain.fileno(), writes, plain.name)
     if writes:

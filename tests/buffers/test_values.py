@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fractions
 import sys
 import warnings
 from decimal import Decimal
@@ -437,10 +438,21 @@ class Sparse(Reading):
         (np.array([1, None]), r"dtype is object.*astype\('f8'\)"),
         (iter([1, 2]), r"list\(values\)"),
         ({"a": np.ones(2)}, "to_device"),
+        (Decimal("1.5"), r"pass float\(value\)"),
+        (fractions.Fraction(1, 2), r"pass float\(value\)"),
         (Reading(), r"such as obj\[\.\.\.\]"),
         (Sparse(), r"toarray\(\)"),
     ],
-    ids=["list", "objects", "iterator", "dict", "reading", "sparse"],
+    ids=[
+        "list",
+        "objects",
+        "iterator",
+        "dict",
+        "decimal",
+        "fraction",
+        "reading",
+        "sparse",
+    ],
 )
 def test_what_holds_no_plain_values_says_what_to_pass(emulated, value, words) -> None:
     for make in (cumem.array, cumem.asarray):

@@ -303,6 +303,26 @@ def test_memory_in_place_of_a_file_says_what_reads_it(emulated, call, given) -> 
         call(given)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [cumem.tofile, cumem.save, lambda file, array: cumem.savez(file, a=array)],
+    ids=["tofile", "save", "savez"],
+)
+def test_memory_in_place_of_a_file_says_what_writes_to_it(emulated, call) -> None:
+    buf = cumem.array(np.arange(3.0))
+    file = io.BytesIO()
+    with pytest.raises(
+        TypeError, match=r"file\.write\(buf\.to_numpy\(\)\.tobytes\(\)\)"
+    ):
+        call(file, buf)
+    file.write(buf.to_numpy().tobytes())
+    assert file.getvalue() == np.arange(3.0).tobytes()
+    file = io.BytesIO()
+    np.save(file, buf.to_numpy())
+    file.seek(0)
+    assert (np.load(file) == np.arange(3.0)).all()
+
+
 def test_gzip_file_object_says_what_reads_it(emulated, tmp_path) -> None:
     path = written(tmp_path / "a.npy.gz", gzip.compress(npy()))
     with gzip.open(path) as file, pytest.raises(TypeError, match=r"np\.load\(file\)"):
