@@ -118,28 +118,12 @@ cm_call_leave(cm_call_frame *frame, PyObject *result)
 
 /* -- arrays ------------------------------------------------------------------------------- */
 
-/* Make room for one more item; the first few are inside the call. cm_reserve() begins
- * with those by itself, and batches and files leave it to that. cm_call_init() and this
- * look spare the shortest copies the calls of it. */
+/* Make room for one more item of an array of the call. The first few items are inside
+ * the call. */
 #define RESERVE(call, array, first, count, room)                                       \
-    ((call)->count < (call)->room                                                      \
-         ? 0                                                                           \
-         : cm_reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,         \
-                      sizeof((call)->first) / sizeof((call)->first[0]), (call)->count, \
-                      &(call)->room))
-
-void
-cm_call_init(cm_call *call)
-{
-    call->uses = call->first_uses;
-    call->use_room = CM_CALL_USES;
-    call->after = call->first_after;
-    call->after_room = CM_CALL_STREAMS;
-    call->after_tickets = call->first_tickets;
-    call->ticket_room = CM_CALL_TICKETS;
-    call->keeps = call->first_keeps;
-    call->keep_room = CM_CALL_KEEPS;
-}
+    cm_reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,                \
+               sizeof((call)->first) / sizeof((call)->first[0]), (call)->count,        \
+               &(call)->room)
 
 /* -- its stream --------------------------------------------------------------------------- */
 
@@ -278,8 +262,12 @@ cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes)
         return cm_call_come_after(call, storage,
                                   cm_storage_extent(storage, &end->region, writes));
     }
+    /* The copy comes after its own stream in any case, and most storages remember no
+     * other. */
     for (uint32_t i = 0; i < storage->use_count; i++) {
-        if (cm_call_come_after_stream(call, storage->uses[i]) < 0) {
+        cm_stream *stream = storage->uses[i];
+        bool is_own = call->stream != NULL && cm_stream_same(stream, call->stream);
+        if (!is_own && cm_call_come_after_stream(call, stream) < 0) {
             return -1;
         }
     }

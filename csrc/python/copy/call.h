@@ -10,7 +10,6 @@
  * what happened to them.
  *
  *     cm_call call = {.state = state, ...};
- *     cm_call_init(&call);
  *     ... for each end: cm_call_come_after(), cm_call_keep()
  *     if (cm_call_prepare(&call, &request) == 0) {
  *         ... the engine's call; batches and files call cm_call_let_go() before it, a
@@ -34,8 +33,8 @@
  *
  * Edges
  * -----
- * The arrays begin as the first items inside the struct, so a cm_call must not be moved
- * after cm_call_init(). Every function here needs the GIL, except where its own comment
+ * The first items of each array are inside the struct, so a cm_call must not be moved
+ * once it has any. Every function here needs the GIL, except where its own comment
  * says otherwise. */
 #pragma once
 
@@ -62,8 +61,7 @@ typedef struct cm_call_keep_entry {
 
 enum { CM_CALL_USES = 2, CM_CALL_STREAMS = 4, CM_CALL_TICKETS = 4, CM_CALL_KEEPS = 4 };
 
-/* The caller fills in the members before `uses`. The others are zero, except those that
- * cm_call_init() sets. */
+/* The caller fills in the members before `uses`; the others begin as zero. */
 typedef struct cm_call {
     cm_state *state;
     cm_stream *stream; /* on loan; may be NULL */
@@ -81,7 +79,8 @@ typedef struct cm_call {
      * after all transfers. */
     uint64_t before;
 
-    /* Each of these arrays is owned, or is the array of first items below. */
+    /* Each of these arrays is NULL while it has no items; then it is the array of first
+     * items below and, once that is full, owned. */
     cm_call_use *uses;
     uint32_t use_count;
     uint32_t use_room;
@@ -177,9 +176,6 @@ PyObject *cm_call_leave(cm_call_frame *frame, PyObject *result);
 
 /* -- the call ----------------------------------------------------------------------------- */
 
-/* Let the arrays begin as the first items in the struct, which are enough for most
- * calls. */
-void cm_call_init(cm_call *call);
 /* Whether somebody is shown the progress of the call. */
 static inline bool
 cm_call_reports_progress(const cm_call *call)

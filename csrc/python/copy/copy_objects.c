@@ -410,7 +410,6 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
         return PyErr_NoMemory();
     }
     memset(call, 0, sizeof(*call));
-    cm_call_init(&call->call);
     call->call.state = state;
     call->call.blocking = how.blocking;
     /* A short copy has no ticket. One of several that begin together does not come
