@@ -19,7 +19,7 @@ cm_check_target(const char *before, const cm_operand *dst, PyObject *object)
                      (PyObject *)Py_TYPE(object));
         return -1;
     }
-    if (CM_UNLIKELY(cm_region_shares_bytes(&dst->region))) {
+    if (CM_UNLIKELY(dst->run_nbytes == 0 && cm_region_shares_bytes(&dst->region))) {
         return cm_package_refuse(
             "interchange.foreign_memory", "refuse_shared",
             Py_BuildValue("(sNN)", before,
@@ -111,7 +111,9 @@ cm_call_leave(cm_call_frame *frame, PyObject *result)
     if (frame->progress.report != NULL && cm_progress_close(&frame->progress) < 0) {
         Py_CLEAR(result);
     }
-    cm_stream_give(frame->state, frame->stream);
+    if (frame->stream != NULL) {
+        cm_stream_give(frame->state, frame->stream);
+    }
     cm_state_leave(frame->state);
     return result;
 }
@@ -141,6 +143,10 @@ cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
         call->stream = cm_stream_take(call->state, given);
     }
     else if (is_current) {
+        call->stream = cm_stream_lent(call->state, device);
+        call->stream_is_lent = call->stream != NULL;
+    }
+    if (is_current && call->stream == NULL) {
         call->stream = cm_stream_from_object(call->state, Py_None, device);
     }
     if (is_current && call->stream == NULL) {
@@ -263,11 +269,10 @@ cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes)
                                   cm_storage_extent(storage, &end->region, writes));
     }
     /* The copy comes after its own stream in any case, and most storages remember no
-     * other. */
+     * other. One that is the same by another record is passed over by the engine. */
     for (uint32_t i = 0; i < storage->use_count; i++) {
         cm_stream *stream = storage->uses[i];
-        bool is_own = call->stream != NULL && cm_stream_same(stream, call->stream);
-        if (!is_own && cm_call_come_after_stream(call, stream) < 0) {
+        if (stream != call->stream && cm_call_come_after_stream(call, stream) < 0) {
             return -1;
         }
     }
@@ -531,9 +536,8 @@ cm_call_is_interrupted(void *argument)
 bool
 cm_call_moves_bytes(const cm_region *dst, const cm_region *src)
 {
-    int64_t count;
-    return cm_is_ok(cm_region_count(dst, &count)) && count > 0
-           && (dst->host != src->host || dst->address != src->address);
+    return (dst->host != src->host || dst->address != src->address)
+           && !cm_region_is_empty(dst);
 }
 
 void
@@ -647,7 +651,9 @@ cm_call_fini(cm_call *call)
             free(arrays[i]);
         }
     }
-    cm_stream_give(call->state, call->stream);
+    if (call->stream != NULL && !call->stream_is_lent) {
+        cm_stream_give(call->state, call->stream);
+    }
     Py_CLEAR(call->watched);
 }
 

@@ -64,7 +64,7 @@ enum { CM_CALL_USES = 2, CM_CALL_STREAMS = 4, CM_CALL_TICKETS = 4, CM_CALL_KEEPS
 /* The caller fills in the members before `uses`; the others begin as zero. */
 typedef struct cm_call {
     cm_state *state;
-    cm_stream *stream; /* on loan; may be NULL */
+    cm_stream *stream; /* on loan, or lent; may be NULL */
     bool blocking;
     /* The engine makes a ticket for this call. Tickets see to it that what a cancelled
      * transfer was to come after still comes first, so transfers that a later one
@@ -100,8 +100,11 @@ typedef struct cm_call {
     PyThreadState *thread; /* while the GIL is released; else NULL */
     PyObject *watched; /* owned list, for the handle: memory of the ends that its owner
                           can move (memory_watch.h); NULL: there is none */
-    bool is_ordered;   /* set by the caller: the work is done, or queued on `stream`,
-                          after all that came before */
+    /* The stream is a default one, which the module has until shutdown(). That is kept
+     * away while a call runs, so such a stream need not be counted. */
+    bool stream_is_lent;
+    bool is_ordered; /* set by the caller: the work is done, or queued on `stream`,
+                        after all that came before */
     cm_call_use first_uses[CM_CALL_USES];
     cm_stream *first_after[CM_CALL_STREAMS];
     cm_ticket *first_tickets[CM_CALL_TICKETS];

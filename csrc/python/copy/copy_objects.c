@@ -227,6 +227,18 @@ check_dtypes(copy_call *call)
                             &call->convert);
 }
 
+/* The bytes of the copy if each end is one run and no element changes; else 0. A source
+ * that was stretched is shorter than its target. */
+static uint64_t
+run_nbytes_of(const copy_call *call)
+{
+    const cm_operand *dst = &call->dst;
+    const cm_operand *src = &call->src;
+    bool are_runs = call->request.convert == NULL && dst->run_nbytes == src->run_nbytes
+                    && dst->region.itemsize == src->region.itemsize;
+    return are_runs ? dst->run_nbytes : 0;
+}
+
 /* Read and check everything that the call needs, in the order in which it is needed. */
 static int
 init_call(copy_call *call)
@@ -244,6 +256,7 @@ init_call(copy_call *call)
     }
     call->request.dst = call->dst.region;
     call->request.convert = converts > 0 ? &call->convert : NULL;
+    call->request.run_nbytes = run_nbytes_of(call);
     if (choose_stream(call) < 0) {
         return -1;
     }

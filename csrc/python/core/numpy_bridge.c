@@ -502,6 +502,20 @@ cm_numpy_is_c_contiguous(PyObject *array)
     return PyArray_IS_C_CONTIGUOUS((PyArrayObject *)array) != 0;
 }
 
+uint64_t
+cm_numpy_run_nbytes(PyObject *object)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+    if (!PyArray_IS_C_CONTIGUOUS(array)) {
+        return 0;
+    }
+    uint64_t nbytes = (uint64_t)PyDataType_ELSIZE(PyArray_DESCR(array));
+    for (int i = 0; i < PyArray_NDIM(array); i++) {
+        nbytes *= (uint64_t)PyArray_DIM(array, i); /* NumPy has seen that they fit */
+    }
+    return nbytes;
+}
+
 bool
 cm_numpy_has_objects(PyObject *array)
 {

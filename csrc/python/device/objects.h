@@ -67,8 +67,9 @@ cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
  * or with what the object's own code raised. May run Python code. */
 int cm_stream_read_handle(const cm_state *state, PyObject *object, const char *argument,
                           uint64_t *handle, bool *keep);
-/* The record that None means, borrowed until Python code runs or the GIL is released.
- * NULL, without an exception, if only cm_stream_for_device() can find it out. */
+/* The record that None means, borrowed until Python code runs or the GIL is released;
+ * or, since only shutdown() gives these records up, until cm_state_leave(). NULL,
+ * without an exception, if only cm_stream_for_device() can find it out. */
 static inline cm_stream *
 cm_stream_lent(const cm_state *state, int device)
 {

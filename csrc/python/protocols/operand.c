@@ -260,6 +260,8 @@ init_buffer(cm_operand *operand, PyObject *object)
     operand->dtype = Py_NewRef(buffer->dtype);
     operand->keep = Py_NewRef(object);
     operand->storage = buffer->storage;
+    operand->run_nbytes =
+        cm_buffer_is_contiguous(buffer, false) ? cm_buffer_nbytes(buffer) : 0;
     operand->readonly = buffer->readonly;
     cm_storage_keep_open(operand->storage);
     return 0;
@@ -282,15 +284,11 @@ enum { SHORT_NBYTES = 64 << 10 };
 /* Is the array one run of at most `most` bytes? Then nothing has to be found out about
  * its memory, which counts as ordinary. */
 static bool
-is_short_run(const cm_region *region, uint64_t most)
+is_short_run(const cm_operand *operand, uint64_t most)
 {
-    int64_t count;
-    if (most == 0 || region->itemsize <= 0 || !cm_region_is_c_contiguous(region)
-        || !cm_is_ok(cm_region_count(region, &count))) {
-        return false;
-    }
-    return count > 0 && (uint64_t)count <= most / (uint64_t)region->itemsize
-           && region->host != NULL && (uintptr_t)region->host <= UINTPTR_MAX - most;
+    const void *host = operand->region.host;
+    return operand->run_nbytes > 0 && operand->run_nbytes <= most && host != NULL
+           && (uintptr_t)host <= UINTPTR_MAX - most;
 }
 
 /* Describe the memory of `array`, which is kept. The driver is asked whether it is
@@ -306,7 +304,8 @@ read_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
         < 0) {
         return -1;
     }
-    if (unasked == UINT64_MAX || is_short_run(&operand->region, most)) {
+    operand->run_nbytes = cm_numpy_run_nbytes(array);
+    if (unasked == UINT64_MAX || is_short_run(operand, most)) {
         return 0;
     }
     if (cm_import_ask_about(state, array, &operand->region, most, &import) < 0) {
@@ -455,6 +454,7 @@ cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
     operand->keep = NULL;
     operand->locked = NULL;
     operand->storage = NULL;
+    operand->run_nbytes = 0;
     operand->readonly = false;
     if (cm_buffer_check(state, object)) {
         return init_buffer(operand, object);

@@ -92,6 +92,10 @@ typedef struct cm_operand {
     /* Borrowed from `keep` if that is one of our buffers, or an array over one; else
      * NULL. */
     cm_storage *storage;
+    /* Its bytes if they are one run in C's order; 0 if they are not, or there are none.
+     * Buffers and arrays know this of themselves, so nobody has to find it out from the
+     * strides later. */
+    uint64_t run_nbytes;
     bool readonly;
 } cm_operand;
 

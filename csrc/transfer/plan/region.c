@@ -5,9 +5,8 @@
 
 #include "base/checked_math.h"
 
-/* True if any length is 0, however large the others are. */
-static bool
-is_empty(const cm_region *region)
+bool
+cm_region_is_empty(const cm_region *region)
 {
     for (int axis = 0; axis < region->ndim; axis++) {
         if (region->shape[axis] == 0) {
@@ -20,7 +19,7 @@ is_empty(const cm_region *region)
 cm_status
 cm_region_count(const cm_region *region, int64_t *out)
 {
-    int64_t count = is_empty(region) ? 0 : 1;
+    int64_t count = cm_region_is_empty(region) ? 0 : 1;
     for (int axis = 0; axis < region->ndim && count > 0; axis++) {
         if (!cm_mul_i64(count, region->shape[axis], &count)) {
             return cm_fail(CM_EOVERFLOW, (uint64_t)region->shape[axis]);
@@ -52,7 +51,7 @@ cm_region_bounds(const cm_region *region, int64_t *low, int64_t *high)
 {
     int64_t lowest = 0;
     int64_t highest = region->itemsize;
-    if (is_empty(region)) {
+    if (cm_region_is_empty(region)) {
         *low = 0;
         *high = 0;
         return cm_ok();
@@ -88,7 +87,7 @@ is_step_reached(const cm_region *region, int along, int by)
 bool
 cm_region_shares_bytes(const cm_region *region)
 {
-    if (is_empty(region)) {
+    if (cm_region_is_empty(region)) {
         return false;
     }
     if (region->ndim == 1) { /* most regions have no second axis to compare with */
@@ -116,7 +115,7 @@ static bool
 is_contiguous(const cm_region *region, bool from_last)
 {
     int64_t expected = region->itemsize;
-    if (is_empty(region)) {
+    if (cm_region_is_empty(region)) {
         return true;
     }
     for (int step = 0; step < region->ndim; step++) {

@@ -50,6 +50,9 @@ cm_runs_meet(cm_address a, cm_address b, uint64_t nbytes)
 uint64_t cm_region_common_nbytes(const cm_region *a, const cm_region *b,
                                  uint64_t itemsize, uint64_t most);
 
+/* True if any length is 0, however large the others are. */
+bool cm_region_is_empty(const cm_region *region);
+
 /* Count the elements of the region; 0 if any length is 0.
  * Fails: CM_EOVERFLOW past 63 bits. */
 CM_NODISCARD cm_status cm_region_count(const cm_region *region, int64_t *out);

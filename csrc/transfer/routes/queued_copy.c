@@ -21,7 +21,7 @@
 static bool
 is_within_reach(const cm_region *end, const cm_stream *stream)
 {
-    if (!cm_region_is_c_contiguous(end) || cm_kind_migrates(end->kind)) {
+    if (cm_kind_migrates(end->kind)) {
         return false;
     }
     return cm_region_is_on_device(end)
@@ -40,12 +40,12 @@ queued_nbytes(const cm_engine *engine, const cm_copy_request *request)
     bool is_plain = !request->blocking && stream != NULL && request->convert == NULL
                     && request->broadcast == NULL && !request->is_fill;
     if (!is_plain || dst->itemsize != src->itemsize || !is_within_reach(dst, stream)
-        || !is_within_reach(src, stream) || cm_registry_has_pieces(engine->registry)) {
+        || !is_within_reach(src, stream) || !cm_request_is_run(request)
+        || cm_registry_has_pieces(engine->registry)) {
         return 0;
     }
-    /* Different shapes give 0, and the job reports them. */
     uint64_t nbytes =
-        cm_region_common_nbytes(dst, src, (uint64_t)dst->itemsize, INT64_MAX);
+        cm_request_run_nbytes(request, (uint64_t)dst->itemsize, INT64_MAX);
     bool to_device = cm_region_is_on_device(dst);
     bool from_device = cm_region_is_on_device(src);
     if (to_device && from_device) {

@@ -123,8 +123,7 @@ static bool
 is_plain_host_end(const cm_region *end)
 {
     return end->host != NULL && !cm_region_is_on_device(end)
-           && !cm_kind_migrates(end->kind) && !end->is_file
-           && cm_region_is_c_contiguous(end);
+           && !cm_kind_migrates(end->kind) && !end->is_file;
 }
 
 /* Return the bytes of a copy that the calling thread can make by itself, or 0 if it
@@ -136,14 +135,13 @@ host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
 {
     const cm_region *dst = &request->dst;
     const cm_region *src = &request->src;
-    uint64_t most = cm_least(tuning->quick_nbytes, HOST_NBYTES);
     if (!request->blocking || request->stream != NULL || request->convert != NULL
         || dst->itemsize != src->itemsize || !is_plain_host_end(dst)
-        || !is_plain_host_end(src)) {
+        || !is_plain_host_end(src) || !cm_request_is_run(request)) {
         return 0;
     }
-    /* Different shapes give 0, and the job reports them. */
-    uint64_t total = cm_region_common_nbytes(dst, src, (uint64_t)dst->itemsize, most);
+    uint64_t most = cm_least(tuning->quick_nbytes, HOST_NBYTES);
+    uint64_t total = cm_request_run_nbytes(request, (uint64_t)dst->itemsize, most);
     bool is_short = total > 0 && !cm_overlap_is_possible(engine->rt, dst, src)
                     && comes_first(request); /* which asks the runtime */
     return is_short ? total : 0;
@@ -221,8 +219,7 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
     bool is_from = !up || (between && src->device == request->stream->device);
     const cm_region *device = is_from ? src : dst;
     if (!cm_kind_is_on_device(device->kind) || device->device != request->stream->device
-        || (!converts && dst->itemsize != src->itemsize)
-        || !cm_region_is_c_contiguous(dst) || !cm_region_is_c_contiguous(src)
+        || (!converts && dst->itemsize != src->itemsize) || !cm_request_is_run(request)
         || cm_kind_migrates(src->kind) || cm_kind_migrates(dst->kind)) {
         return false;
     }
@@ -230,8 +227,7 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
     if (converts && most > CONVERTED_NBYTES) {
         most = CONVERTED_NBYTES;
     }
-    /* Different shapes give 0, and the job reports them. */
-    uint64_t total = cm_region_common_nbytes(dst, src, (uint64_t)wider, most);
+    uint64_t total = cm_request_run_nbytes(request, (uint64_t)wider, most);
     *out = (short_copy){.request = request,
                         .tuning = tuning,
                         .stream = request->stream,

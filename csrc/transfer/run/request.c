@@ -301,13 +301,15 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
 
 /* Try to make the copy without a job: a short copy that the caller waits for, or one
  * that its stream takes as it is. `out` tells them apart: who wants no ticket waits in
- * this call and shows no progress, and who gets one can come back to what is queued. */
+ * this call and shows no progress, and who gets one can come back to what is queued.
+ * Nobody looks closer at a run that is longer than every short copy. */
 static bool
 try_without_job(cm_engine *engine, const cm_copy_request *request,
                 const cm_tuning *tuning, cm_ticket **out, cm_status *status,
                 bool *ticket_has_keeps)
 {
-    if (request->file != NULL) {
+    bool is_long = out == NULL && request->run_nbytes > tuning->quick_nbytes;
+    if (request->file != NULL || is_long) {
         return false;
     }
     return out == NULL ? cm_engine_try_short_copy(engine, request, tuning, status,
