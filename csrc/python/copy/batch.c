@@ -11,7 +11,6 @@
  * ends. */
 #include <stdlib.h>
 
-#include "base/checked_math.h"
 #include "base/nvtx.h"
 #include "docstrings.h"
 #include "python/buffer/memory_watch.h"
@@ -139,13 +138,13 @@ place_array(cm_operand *end, uint64_t nbytes)
     }
 }
 
+/* Whether the end is one run that can be reached, or has no elements at all. */
 static bool
-is_run(const cm_region *region, int64_t *nbytes)
+is_run_or_empty(const cm_operand *end)
 {
-    return cm_region_is_c_contiguous(region)
-           && cm_is_ok(cm_region_count(region, nbytes))
-           && cm_mul_i64(*nbytes, region->itemsize, nbytes)
-           && (*nbytes == 0 || region->host != NULL || region->address != 0);
+    const cm_region *region = &end->region;
+    bool is_run = end->run_nbytes > 0 && (region->host != NULL || region->address != 0);
+    return is_run || cm_region_is_empty(region);
 }
 
 static bool
@@ -190,13 +189,13 @@ note_ends(many_call *self, const cm_region *src)
 }
 
 static int
-add_piece(many_call *self, uint64_t index, int64_t nbytes)
+add_piece(many_call *self, uint64_t index, uint64_t nbytes)
 {
     cm_piece *piece = &self->pieces[self->piece_count++];
     set_end(&piece->dst, &self->dst);
     set_end(&piece->src, &self->src);
     self->asks = self->asks || is_unknown(&piece->dst) || is_unknown(&piece->src);
-    piece->nbytes = (uint64_t)nbytes;
+    piece->nbytes = nbytes;
     piece->index = index;
     return note_ends(self, &self->src.region);
 }
@@ -264,7 +263,6 @@ forget_ends(many_call *self)
 static int
 try_usual(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
 {
-    int64_t nbytes, same;
     if (!is_usual(self, dst) || !is_usual(self, src)) {
         return 0;
     }
@@ -273,14 +271,15 @@ try_usual(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
     }
     if ((self->may_convert && cm_convert_is_on(&self->convert))
         || !have_one_shape(&self->dst.region, &self->src.region)
-        || !is_run(&self->dst.region, &nbytes) || !is_run(&self->src.region, &same)) {
+        || !is_run_or_empty(&self->dst) || !is_run_or_empty(&self->src)) {
         return 0;
     }
+    uint64_t nbytes = self->dst.run_nbytes;
     if (nbytes == 0) {
         return 1;
     }
-    place_array(&self->dst, (uint64_t)nbytes);
-    place_array(&self->src, (uint64_t)nbytes);
+    place_array(&self->dst, nbytes);
+    place_array(&self->src, nbytes);
     return add_piece(self, index, nbytes) < 0 ? -1 : 1;
 }
 
@@ -336,7 +335,7 @@ add_any(many_call *self, uint64_t index)
     }
     shift(&self->dst.region, layout.offset[CM_DST]);
     shift(&self->src.region, layout.offset[CM_SRC]);
-    return add_piece(self, index, (int64_t)layout.run_nbytes);
+    return add_piece(self, index, layout.run_nbytes);
 }
 
 /* Read a pair, which must be a tuple or a list of two, as a usual one or else as
