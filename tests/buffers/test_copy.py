@@ -95,6 +95,37 @@ def test_shapes_must_match_or_broadcast(runtime, kind) -> None:
     assert (values.get(buffer) == 1).all()
 
 
+#: Sources of a short copy to shape (16, 16): only the first two are one run of as many
+#: bytes as the target, in the order of C.
+LAYOUTS: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
+    "run": lambda a: a,
+    "leading axis": lambda a: a[None],
+    "fortran": np.asfortranarray,
+    "backwards": lambda a: a[::-1, ::-1],
+    "every other": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+    "one row": lambda a: a[:1],
+    "one element": lambda a: a[3, 4],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_short_copy_of_any_layout_moves_each_element(runtime, kind, layout) -> None:
+    data = np.arange(256, dtype="u1").reshape(16, 16)
+    source = LAYOUTS[layout](data)
+    expected = np.broadcast_to(source, (16, 16) if source.ndim < 3 else (1, 16, 16))
+    target = cumem.zeros((16, 16), "u1", kind)
+    turned = cumem.zeros((16, 16), "u1", kind, order="F")
+    cumem.current_stream().synchronize()  # behind work a copy is not made as a short one
+    cumem.copy(target, source)
+    cumem.copy(turned, source)
+    assert (values.get(target) == expected.reshape(16, 16)).all()
+    assert (values.get(turned) == expected.reshape(16, 16)).all()
+    cumem.copy_many([(target, target[::-1].T.copy()), (turned, data)])
+    assert (values.get(turned) == data).all()
+    assert (values.get(target) == expected.reshape(16, 16)[::-1].T).all()
+
+
 #: Shapes and strides in bytes of two-byte elements that lie on each other, and not.
 SHARED = [
     ((5,), (0,)),

@@ -784,6 +784,28 @@ FAULTS = [
         ],
     ),
     Fault(
+        "stretched source taken for a run",
+        "csrc/python/copy/copy_objects.c",
+        "a short copy of one row reads what lies behind it",
+        "&& dst->run_nbytes == src->run_nbytes",
+        "&& src->run_nbytes > 0",
+        [
+            "tests/buffers/test_copy.py::"
+            "test_short_copy_of_any_layout_moves_each_element[emulated-one row-device]",
+        ],
+    ),
+    Fault(
+        "any array taken for a run",
+        "csrc/python/core/numpy_bridge.c",
+        "a short copy of a transposed array moves its bytes in the order of memory",
+        "if (!PyArray_IS_C_CONTIGUOUS(array)) { return 0; }",
+        "",
+        [
+            "tests/buffers/test_copy.py::"
+            "test_short_copy_of_any_layout_moves_each_element[emulated-fortran-device]",
+        ],
+    ),
+    Fault(
         "after forgotten",
         "csrc/python/copy/copy_objects.c",
         "copy_async() does not come after the streams of after=",
@@ -817,8 +839,8 @@ FAULTS = [
         "streams forgotten by a copy into its own place",
         "csrc/python/copy/call.c",
         "a copy that moves nothing counts as one that waited for all before it",
-        "&& (dst->host != src->host || dst->address != src->address);",
-        ";",
+        "(dst->host != src->host || dst->address != src->address) &&",
+        "",
         [
             "tests/devices/test_stream_semantics.py::"
             "test_forgotten_streams_still_come_before_what_follows[stream-in place]",
