@@ -112,7 +112,7 @@ compare_sums(pool_model *model, const model_pool *of, const cm_pool_counters *c)
 {
     const struct {
         const char *what;
-        uint64_t told, sum;
+        uint64_t reported, sum;
     } rows[] = {
         {"live_nbytes", c->live_nbytes, of->live_nbytes},
         {"live_count", c->live_count, of->live_count},
@@ -128,8 +128,8 @@ compare_sums(pool_model *model, const model_pool *of, const cm_pool_counters *c)
          c->live_nbytes + c->in_flight_nbytes + c->cached_nbytes},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        if (rows[i].told != rows[i].sum) {
-            model_fail(model, rows[i].what, rows[i].told, rows[i].sum);
+        if (rows[i].reported != rows[i].sum) {
+            model_fail(model, rows[i].what, rows[i].reported, rows[i].sum);
         }
     }
     if (c->largest_free_nbytes > c->cached_nbytes

@@ -262,7 +262,7 @@ copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
     if (aligns) {
         cm_cut_align(&cut, dst + dst_at + layout->offset[CM_DST], (uintptr_t)limit);
     }
-    uint64_t told = cm_cut_count(&cut);
+    uint64_t expected_count = cm_cut_count(&cut);
     while (cm_cut_next(&cut, &part)) {
         check_is_piece(&cut, count, &part);
         /* A part has at most `limit` bytes, or one element if that is more. */
@@ -272,7 +272,7 @@ copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
         cm_host_copy(&part, dst + dst_at, src + src_at, wide);
         count++;
     }
-    CHECK_EQ(count, told);
+    CHECK_EQ(count, expected_count);
     part_count += count;
 }
 

@@ -152,14 +152,14 @@ free_block(uint32_t place)
     cm_pool *pool = b.of->pool;
     touched = b.of;
     bool fence = b.use_count > 0 && dice(8) == 0;
-    uint32_t told = fence ? (uint32_t)dice(b.use_count) : b.use_count;
+    uint32_t announced = fence ? (uint32_t)dice(b.use_count) : b.use_count;
     if (b.of->is_closing && b.of->live_count == 0) {
         b.of->pool = NULL; /* it goes with its last block */
     }
     random_plan_fault(b.of->pool != NULL);
     if (fence || dice(3) != 0
         || !cm_pool_quick_free(pool, b.block, b.uses, b.use_count)) {
-        cm_pool_free(pool, b.block, b.uses, told, fence ? CM_POOL_FREE_FENCE : 0);
+        cm_pool_free(pool, b.block, b.uses, announced, fence ? CM_POOL_FREE_FENCE : 0);
     }
     settle_fault();
     for (uint32_t i = 0; i < b.use_count; i++) {

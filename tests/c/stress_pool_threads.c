@@ -68,13 +68,13 @@ give_one(uint32_t place)
     model_block b = model_give(&world.model, place);
     cm_pool *pool = b.of->pool;
     bool fence = b.use_count > 0 && dice(8) == 0;
-    uint32_t told = fence ? (uint32_t)dice(b.use_count) : b.use_count;
+    uint32_t announced = fence ? (uint32_t)dice(b.use_count) : b.use_count;
     bool given = false;
     if (!fence && dice(2) == 0) {
         given = cm_pool_quick_free(pool, b.block, b.uses, b.use_count);
     }
     if (!given) {
-        cm_pool_free(pool, b.block, b.uses, told, fence ? CM_POOL_FREE_FENCE : 0);
+        cm_pool_free(pool, b.block, b.uses, announced, fence ? CM_POOL_FREE_FENCE : 0);
     }
     for (uint32_t i = 0; i < b.use_count; i++) {
         cm_stream_release(b.uses[i]);
@@ -169,7 +169,7 @@ join_round(const worker *workers)
 
 /* Compare pools and model while no thread is in a pool. Two things are taken as the
  * pools say, since the model cannot know them: how often they refused, and their peaks,
- * which lie between a call and what the model is told of it. */
+ * which lie between a call and what the model learns of it. */
 static void
 compare_round(void)
 {

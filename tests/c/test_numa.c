@@ -102,8 +102,8 @@ test_numa_real_pages_are_on_a_real_node_once_touched(void)
     int node = __builtin_ctzll(cm_numa_read_nodes(NULL));
     bool bound = cm_numa_prefer(memory, nbytes, node);
     memset(memory, 1, nbytes);
-    uint64_t told = cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, -1);
-    if (bound && told == nbytes) { /* not if a container forbids it */
+    uint64_t elsewhere = cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, -1);
+    if (bound && elsewhere == nbytes) { /* not if a container forbids it */
         CHECK_EQ(cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, node), 0);
     }
     munmap(memory, nbytes);
