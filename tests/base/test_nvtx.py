@@ -291,7 +291,7 @@ def test_tool_that_cannot_be_used_is_a_warning(
 
 
 @pytest.mark.parametrize("trouble", ["refuses", "no tool"])
-def test_tool_that_was_refused_is_unloaded_and_told_of_again(
+def test_tool_that_was_refused_is_unloaded_and_reported_again(
     tool: Path, tmp_path: Path, trouble: str
 ) -> None:
     """A second opening says so as well, and a tool that works by then is used."""

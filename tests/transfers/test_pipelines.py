@@ -52,7 +52,9 @@ SOURCES: dict[str, Callable[[np.ndarray], object]] = {
     [lambda x: x, lambda x, y: x, lambda *, stream: None],
     ids=["one", "two", "keyword"],
 )
-def test_function_of_other_arguments_is_told_how_it_is_called(runtime, func) -> None:
+def test_error_of_a_function_of_other_arguments_says_how_it_is_called(
+    runtime, func
+) -> None:
     calls: list[object] = []
     source = np.ones((8, 2))
     with pytest.raises(TypeError, match=r"called as func\(x, y, stream\)"):
