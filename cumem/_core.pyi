@@ -161,6 +161,13 @@ class Buffer:
         Ctrl-C works). Ordered after: those transfers. It does not wait for kernels of
         other libraries that work on managed or mapped memory: synchronise their stream
         first.
+
+        Examples
+        --------
+        >>> buf = cumem.zeros(2, "i4", "pinned")
+        >>> buf.numpy()[0] = 7  # no copy: this writes to the buffer
+        >>> buf.to_numpy()
+        array([7, 0], dtype=int32)
         """
     def _read_by(self, function: Callable[[NDArray[Any]], _T], /) -> _T:
         """Return what `function` returns for the array of `numpy`.
@@ -203,6 +210,11 @@ class Buffer:
         Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it ends
         `copy`. Ordered after: work that cumem knows of on the memory, and work on
         `stream` or the current stream of its device.
+
+        Examples
+        --------
+        >>> cumem.full(2, 1.5).to_numpy()
+        array([1.5, 1.5])
         """
     def as_device(self) -> DeviceBuffer:
         """View mapped or managed memory as a plain device buffer.
@@ -287,6 +299,12 @@ class Buffer:
         -----
         Blocks: if it copies, until the bytes are there (GIL released). Ordered after:
         if it copies, work that cumem knows of on this buffer, and the current stream.
+
+        Examples
+        --------
+        >>> rows = cumem.zeros((2, 3))
+        >>> rows.ravel().shape, rows.ravel().base is rows
+        ((6,), True)
         """
     def flatten(self, order: _LikeOrder = "C") -> Self:
         """Copy all elements into a new buffer in one row; see `ravel`.
@@ -316,6 +334,12 @@ class Buffer:
         -----
         Blocks: until the bytes are there (GIL released).
         Ordered after: work that cumem knows of on this buffer, and the current stream.
+
+        Examples
+        --------
+        >>> rows = cumem.zeros((2, 3))
+        >>> rows.flatten().shape, rows.flatten().base is None
+        ((6,), True)
         """
     def squeeze(
         self, axis: SupportsIndex | Sequence[SupportsIndex] | None = None
@@ -340,6 +364,11 @@ class Buffer:
             does not exist NumPy's AxisError is raised, which is an IndexError too.
         TypeError
             An axis is not an integer.
+
+        Examples
+        --------
+        >>> cumem.empty((1, 3, 1)).squeeze().shape
+        (3,)
         """
     def item(self, *index: SupportsIndex | Sequence[SupportsIndex]) -> Any:
         """Copy one element out as a Python object, from memory of any kind.
@@ -372,6 +401,11 @@ class Buffer:
         Blocks: until the element is there (GIL released). Of device memory only that
         element is copied. Ordered after: for device memory, work that cumem knows of on
         it and the current stream; for other memory, unfinished transfers into it.
+
+        Examples
+        --------
+        >>> cumem.array([1, 2]).item(1)
+        2
         """
     def tolist(self) -> Any:
         """Copy into nested lists of Python objects, from memory of any kind.
@@ -393,6 +427,11 @@ class Buffer:
         -----
         Blocks: until the bytes are there (GIL released).
         Ordered after: as `item`.
+
+        Examples
+        --------
+        >>> cumem.array([[1, 2], [3, 4]]).tolist()
+        [[1, 2], [3, 4]]
         """
     def transpose(self, *axes: SupportsIndex | Sequence[SupportsIndex] | None) -> Self:
         """View with the axes in another order, reversed if there are no arguments.
@@ -414,6 +453,11 @@ class Buffer:
             not exist NumPy's AxisError is raised, which is an IndexError too.
         TypeError
             An axis is not an integer.
+
+        Examples
+        --------
+        >>> cumem.empty((2, 3, 4)).transpose(2, 0, 1).shape
+        (4, 2, 3)
         """
     def view(self, dtype: DTypeLike = ...) -> Self:
         """View the same bytes as another dtype, by NumPy's rules.
@@ -436,6 +480,11 @@ class Buffer:
             contiguous, or the sizes do not divide; or the buffer is closed.
         TypeError
             `dtype` is not a dtype or holds Python objects.
+
+        Examples
+        --------
+        >>> cumem.array([1.0], "f4", "pinned").view("u4").numpy()
+        array([1065353216], dtype=uint32)
         """
     def fill(
         self, value: object, *, stream: object = None, casting: _Casting | None = None
@@ -481,6 +530,13 @@ class Buffer:
         the host, which waits for the buffer's streams, for `stream`, and for everything
         that those streams were made to wait for. Ctrl-C ends that wait.
         Ordered after: work that cumem knows of on this buffer, and work on `stream`.
+
+        Examples
+        --------
+        >>> buf = cumem.empty(3, "i2")
+        >>> buf.fill(4)
+        >>> buf.to_numpy()
+        array([4, 4, 4], dtype=int16)
         """
     def astype(
         self,
@@ -564,6 +620,14 @@ class Buffer:
         -----
         Blocks: until the bytes are there (GIL released).
         Ordered after: work that cumem knows of on this buffer, and the current stream.
+
+        Examples
+        --------
+        >>> buf = cumem.zeros(2, "i4", "pinned")
+        >>> kept = buf.copy()
+        >>> buf.fill(7)
+        >>> kept.kind, kept.numpy()
+        ('pinned', array([0, 0], dtype=int32))
         """
     def __copy__(self) -> Self:
         """Make the copy of ``copy.copy``: as in NumPy it is ``buf.copy(order='K')``.
@@ -631,6 +695,12 @@ class Buffer:
             The buffer or the stream is closed.
         CudaError
             The driver does not know the stream.
+
+        Examples
+        --------
+        >>> buf, stream = cumem.empty_device(8), cumem.Stream()
+        >>> buf.record_stream(stream)  # another library works on it there
+        >>> del buf  # the memory is used again after that work
         """
     def free(self) -> None:
         """Give the memory back now instead of when the last reference goes.
@@ -648,6 +718,13 @@ class Buffer:
             is working on it.
         CudaError
             The memory was registered, and unlocking it failed.
+
+        Examples
+        --------
+        >>> buf = cumem.empty_pinned(8)
+        >>> buf.free()
+        >>> buf.closed
+        True
         """
     def __getitem__(self, index: _Index, /) -> Self: ...
     def __setitem__(self, index: _Index, value: object, /) -> None: ...
@@ -991,6 +1068,13 @@ class ManagedBuffer(_HostUsable):
         to whole pages, from the page of the lowest element to that of the highest, with
         whatever else lies on them: buffers of less than 1 MiB may share a page. When the
         memory goes back to its pool the advice is taken back.
+
+        Examples
+        --------
+        >>> table = cumem.empty_managed(1 << 20)
+        >>> table.advise(read_mostly=True)
+        >>> table.read_mostly
+        True
         """
     @property
     def read_mostly(self) -> bool:
@@ -1246,6 +1330,14 @@ class Stream:
         -----
         **Blocks** until the stream is empty, GIL released; Ctrl-C interrupts it
         in the main thread.
+
+        Examples
+        --------
+        >>> stream = cumem.Stream()
+        >>> target = cumem.zeros(3, stream=stream)
+        >>> stream.synchronize()
+        >>> stream.done
+        True
         """
     def wait(self, other: object, /) -> None:
         """Make work that is queued from now on wait for `other`.
@@ -1269,6 +1361,11 @@ class Stream:
         -----
         **Blocks** only for a Transfer: until its last piece is submitted, or, if the host
         has the last step, until it is done. **Ordered after** `other`.
+
+        Examples
+        --------
+        >>> first, second = cumem.Stream(), cumem.Stream()
+        >>> second.wait(first)  # what comes next on `second` follows the work of `first`
         """
     def wait_event(self, event: Event, /) -> None:
         """Make work that is queued from now on wait for an event, as `wait` does.
@@ -1480,6 +1577,13 @@ class Event:
         **Blocks** until both are reached, GIL released; Ctrl-C interrupts it in
         the main thread. CUDA's documentation of ``cudaEventElapsedTime`` tells the
         resolution.
+
+        Examples
+        --------
+        >>> start, end = cumem.Event().record(), cumem.Event().record()
+        >>> end.synchronize()
+        >>> end.seconds_since(start) >= 0
+        True
         """
     _timing: Final[bool]
     def query(self) -> bool:
@@ -1646,6 +1750,13 @@ class Transfer:
         -----
         **Blocks** until the copy is done or `timeout` has passed, GIL released. Ctrl-C
         interrupts the waiting, not the copy.
+
+        Examples
+        --------
+        >>> transfer = cumem.copy_async(cumem.empty(3), numpy.ones(3))
+        >>> transfer.wait(timeout=60)
+        >>> transfer.done
+        True
         """
     def cancel(self) -> bool:
         """Cancel the copy if it has not begun.
@@ -1691,6 +1802,12 @@ class Transfer:
         **Blocks**, GIL released, until the last piece is queued or, if the host has to
         write the target, until it is written. Work that is queued on `stream` afterwards
         is **ordered after** the copy.
+
+        Examples
+        --------
+        >>> stream, target = cumem.Stream(), cumem.empty(3)
+        >>> transfer = cumem.copy_async(target, numpy.ones(3))
+        >>> transfer.order(stream)  # work on `stream` from here on finds the bytes
         """
     def to_dict(self) -> dict[str, Any]:
         """Return its properties as they are now, as plain data for ``json.dumps``.

@@ -356,6 +356,38 @@ def test_each_public_name_has_an_example_that_runs(
     assert not said, "".join(said)
 
 
+#: Public methods with an example of their own.
+METHODS = {
+    f"{name}.{member}": method
+    for name, cls in PUBLIC.items()
+    if inspect.isclass(cls)
+    for member, method in vars(cls).items()
+    if member[0] != "_" and "\n>>> " in (inspect.getdoc(method) or "")
+}
+
+
+def test_methods_that_every_program_calls_have_an_example() -> None:
+    known = {
+        "Buffer.numpy",
+        "Buffer.to_numpy",
+        "Buffer.fill",
+        "Buffer.copy",
+        "Buffer.view",
+    }
+    assert known | {"Transfer.wait", "Stream.wait"} <= METHODS.keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_example_of_each_method_runs(emulated, name: str) -> None:
+    text = inspect.getdoc(METHODS[name])
+    assert text is not None
+    names: dict[str, object] = {"cumem": cumem, "numpy": numpy}
+    example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
+    said: list[str] = []
+    doctest.DocTestRunner().run(example, out=said.append)
+    assert not said, "".join(said)
+
+
 #: Environment variables, less CUMEM_, and the page that has them.
 VARIABLES = {
     "emulation": (
