@@ -166,6 +166,11 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
         "ptds": "cumem.Stream.from_external(2) is the default stream of the thread",
     },
     "pipeline": _CUT,
+    "tiles": dict.fromkeys(
+        ("nbytes", "rows", "shape", "size", "tile", "tile_shape"),
+        "nbytes_or_shape= is a number of bytes, or the shape of a tile: (30, 10) for 30 "
+        "rows of 10",
+    ),
     "prefetch": {
         "batch_size": _LOADERS,
         "buffer_size": _NEXT,

@@ -292,6 +292,7 @@ NEEDED: dict[str, tuple[Any, ...]] = {
     "Event": (),
     "Stream": (),
     "prefetch_pages": ([],),
+    "tiles": (1 << 20,),
     "reshape": (1, 1),
     "transpose": (1, 0),
 }
