@@ -4,10 +4,11 @@
     python benchmarks/views.py --json benchmarks/results/views-h200.json
 
 These are views, shapes, slices, flags, rows and copies of small buffers of page-locked
-memory, and allocations whose shapes are NumPy's integers, each in turns with NumPy's own
-call on an array of that shape. Last come calls that NumPy does not have as such:
-`fill(0)` of 256 B of each kind of memory, beside that of an array, and `stats()`. On the
-emulated device, calls that use no device take as long as with a GPU; it says so.
+memory, allocations whose shapes are NumPy's integers, and allocations of device memory
+with values. Each takes turns with NumPy's own call on an array of that shape. Last come
+calls that NumPy does not have as such: `fill(0)` of 256 B of each kind of memory, beside
+that of an array, and `stats()`. On the emulated device, calls that use no device take as
+long as with a GPU; it says so.
 """
 
 from __future__ import annotations
@@ -68,6 +69,16 @@ SHAPES: dict[str, Any] = {
     "empty((np.int32, np.int32))": (TEN, TEN),
     "empty([10, 10])": [10, 10],
     "empty(array.shape)": np.empty((10, 10)).shape,
+}
+#: Allocations of 256 B with values, of either library; ours are of device memory, whose
+#: fill is queued.
+LIKE = np.empty(64, "f4")
+WITH_VALUES: dict[str, Callable[[Any], object]] = {
+    "zeros(64)": lambda library: library.zeros(64, "f4"),
+    "full(64, 1.5)": lambda library: library.full(64, 1.5, "f4"),
+    "empty_like(array)": lambda library: library.empty_like(LIKE),
+    "zeros_like(array)": lambda library: library.zeros_like(LIKE),
+    "full_like(array, 1.5)": lambda library: library.full_like(LIKE, 1.5),
 }
 
 
@@ -146,6 +157,13 @@ def cases(rounds: int) -> Iterator[Case]:
                 lambda make=make, shape=shape: make(shape),  # type: ignore[misc]
                 lambda shape=shape: np.empty(shape),  # type: ignore[misc]
             )
+    for key, values in WITH_VALUES.items():
+        yield measure(
+            Case(key, "device"),
+            rounds,
+            lambda values=values: values(cumem),  # type: ignore[misc]
+            lambda values=values: values(np),  # type: ignore[misc]
+        )
     array = np.empty(64, "f4")
     for kind in ("pinned", "mapped", "managed", "device"):
         target = cumem.empty(64, "f4", kind)

@@ -66,6 +66,8 @@ def test_benchmark_of_views_runs_and_says_that_it_is_emulated(tmp_path: Path) ->
     for key in ("reshape(6, 4)", "transpose(1, 0)", "view(dtype)", "ravel()", "[1:3]"):
         assert cases[key, "pinned"]["ratio"] > 0
     assert cases["empty(np.int64)", "device"]["numpy_ns"] > 0
+    assert cases["zeros(64)", "device"]["ratio"] > 0
+    assert cases["full_like(array, 1.5)", "device"]["ratio"] > 0
     assert cases["stats()", ""]["ns"] > 0
     assert cases["fill(0) of 256 B", "managed"]["ns"] > 0
 
