@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From values to elements of a dtype, for whatever is no single number: lists, text,
- * times, records, arrays. A value keeps its meaning or is refused.
+/* Turns values into elements of a dtype, if they are anything but a single number:
+ * lists, text, times, records or arrays. A value that cannot keep its meaning in that
+ * dtype is refused.
  *
- * NumPy reads the value first, in the dtype that the value has by itself, and converts
- * that. By itself NumPy would cut text, wrap integers round, make text of numbers that
- * stand beside text, and floats of integers that no 64 bits hold together. So this file
- * looks at what NumPy made, reads again in a wider dtype where that helps, and compares
- * each converted element with the one that it was made of: floats may be rounded, and
+ * NumPy first reads the value in the dtype that it chooses itself, and then converts
+ * the result to the dtype that is asked for. Left alone, NumPy would cut text off, let
+ * integers wrap round, turn numbers in a list with text into text, and turn integers
+ * that have no 64-bit type in common into floats. So this file looks at the array that
+ * NumPy made, reads the value again in a wider dtype if that helps, and compares each
+ * converted element with the one that it was made from. Floats may be rounded, but
  * nothing else may change.
  *
  *     value      an int, float, list, date, record …
  *     natural    the array that NumPy makes of it, wide enough to hold it exactly
  *     result     the same elements in the dtype that they are written to
  *
- * The texts of refusals are cumem/buffers/values.py's. */
+ * The texts of refusals are in cumem/buffers/values.py. */
 #include <math.h>
 #include <string.h>
 
@@ -22,7 +24,8 @@
 #include "python/core/numpy_bridge.h"
 #include "python/core/values.h"
 
-/* Kinds of values. Of the numbers each goes into those after it; bools are integers. */
+/* The kinds of values. The kinds of numbers come first, in an order in which a value of
+ * one kind can be written as each kind after it. Bools count as integers. */
 typedef enum value_kind {
     OF_INTEGERS,
     OF_REALS,
@@ -34,18 +37,19 @@ typedef enum value_kind {
     OF_RECORDS,
     OF_OTHERS,
     KIND_COUNT,
-    NO_KIND = -1, /* with an exception */
+    NO_KIND = -1, /* the kind could not be found, and an exception is set */
 } value_kind;
 
-/* Elements that are compared together: what the check makes of them stays in a cache.
- */
+/* The number of elements that are converted and compared at a time. It is small enough
+ * for the arrays that the comparison makes of them to stay in a cache. */
 enum { BLOCK_COUNT = 8192 };
 
 /* -- kinds of dtypes --------------------------------------------------------------- */
 
-/* Convert one number to a dtype of another package and back, and read what has become
- * of it. That is NaN if such numbers cannot be converted. 0, or -1 with an exception
- * that is no error. */
+/* Convert one number to a dtype of another package and back, and write what comes back
+ * to `out`. If such numbers cannot be converted, *out is NaN. Returns 0, or -1 with an
+ * exception that does not mean that the conversion failed, such as
+ * KeyboardInterrupt. */
 static int
 echo(PyObject *dtype, bool is_complex, double real, double imaginary, double out[2])
 {
@@ -77,8 +81,8 @@ echo(PyObject *dtype, bool is_complex, double real, double imaginary, double out
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The kind of a dtype that another package has registered. Its letter says nothing, so
- * numbers are sent there and back. */
+/* Find out the kind of a dtype that another package has registered. Its letter says
+ * nothing about its kind, so a few numbers are converted to it and back. */
 static value_kind
 ask_kind(PyObject *dtype)
 {
@@ -133,8 +137,8 @@ kind_of(PyObject *dtype)
     }
 }
 
-/* May values of one dtype be written as another, as far as their kinds say? 1 or 0, or
- * -1 with an exception. */
+/* Return 1 if the kinds of two dtypes allow values of the first to be written as the
+ * second, 0 if they do not, or -1 with an exception. */
 static int
 keeps_kind(PyObject *source, PyObject *target)
 {
@@ -149,7 +153,7 @@ keeps_kind(PyObject *source, PyObject *target)
         return was <= to;
     case OF_TIMES:
     case OF_SPANS:
-        return was == to || was == OF_INTEGERS; /* so many of the dtype's units */
+        return was == to || was == OF_INTEGERS; /* integers count units */
     case OF_RAW_BYTES:
         return was == to || cm_numpy_letter(source) == 'S';
     case OF_TEXT:
@@ -176,8 +180,8 @@ kind_of_item(PyObject *item)
     return PyUnicode_Check(item) || PyBytes_Check(item) ? OF_TEXT : OF_OTHERS;
 }
 
-/* An array of the objects that a value holds, in one row. A new reference, or NULL with
- * an exception. */
+/* Make a one-dimensional array of all Python objects in a value. Returns a new
+ * reference, or NULL with an exception. */
 static PyObject *
 items_of(PyObject *value)
 {
@@ -190,8 +194,9 @@ items_of(PyObject *value)
     return row;
 }
 
-/* The one kind that all items of a value have: of numbers the widest, and OTHER if they
- * share none. The items are looked at one by one. */
+/* Return the kind that all items of a value have in common. If they are all numbers,
+ * that is the widest kind among them. If they have none in common it is OF_OTHERS. This
+ * looks at each item. */
 static value_kind
 kind_of_items(PyObject *value)
 {
@@ -217,8 +222,8 @@ kind_of_items(PyObject *value)
     return is_one ? widest : OF_OTHERS;
 }
 
-/* True if an item is a negative integer, which NumPy 1.26 turns into the largest number
- * without sign, with no more than a warning. */
+/* Return 1 if an item of the value is negative, 0 if none is, or -1 with an exception.
+ * NumPy 1.26 would read a negative integer as a huge unsigned one, and only warn. */
 static int
 has_negative(PyObject *value)
 {
@@ -236,8 +241,8 @@ has_negative(PyObject *value)
 
 /* -- reading ----------------------------------------------------------------------- */
 
-/* Raise what to pass instead of something that NumPy makes an array of Python objects
- * of. */
+/* Raise TypeError or OverflowError for a value that NumPy can only read as Python
+ * objects, and say what to pass instead. Always returns NULL. */
 static PyObject *
 refuse_objects(PyObject *value)
 {
@@ -245,7 +250,8 @@ refuse_objects(PyObject *value)
     return NULL;
 }
 
-/* Have NumPy read a value as the dtype of a letter. */
+/* Let NumPy read a value as the dtype that it calls by this letter. Returns a new
+ * reference, or NULL with an exception. */
 static PyObject *
 read_as(PyObject *value, char letter)
 {
@@ -255,8 +261,9 @@ read_as(PyObject *value, char letter)
     return array;
 }
 
-/* Read integers of up to 64 bits, with a sign or without one. OverflowError where they
- * do not fit. */
+/* Read integers as int64, or as uint64 if they do not fit into that and none is
+ * negative. Returns a new reference, or NULL with an exception, which is OverflowError
+ * if they fit into neither. */
 static PyObject *
 read_integers(PyObject *value)
 {
@@ -276,8 +283,10 @@ read_integers(PyObject *value)
     return is_negative < 0 ? NULL : read_as(value, 'Q');
 }
 
-/* Read numbers that NumPy by itself would not read so, in a dtype with room for all of
- * them: `found` is the widest kind among them. */
+/* Read numbers that NumPy left alone would turn into something else, in a dtype with
+ * room for all of them. `found` is the widest kind among them, and `to` is the kind of
+ * `dtype`, which they will be converted to. Returns a new reference, or NULL with an
+ * exception. */
 static PyObject *
 read_numbers(PyObject *value, value_kind found, PyObject *dtype, value_kind to)
 {
@@ -302,7 +311,8 @@ read_numbers(PyObject *value, value_kind found, PyObject *dtype, value_kind to)
     return array;
 }
 
-/* Read dates and spans of Python, or text, in a unit that NumPy chooses for them. */
+/* Read Python's dates and spans of time, or text, in a unit that NumPy chooses for
+ * them. Returns a new reference, or NULL with an exception. */
 static PyObject *
 read_times(PyObject *value, value_kind to)
 {
@@ -321,8 +331,9 @@ is_sequence(PyObject *value)
     return PyList_Check(value) || PyTuple_Check(value);
 }
 
-/* True if NumPy, which made an array of this kind for a target of kind `to`, may have
- * changed what a list of values means. */
+/* True if NumPy may have changed the meaning of a list when it read it as an array of
+ * kind `read`. It makes text of numbers that stand beside text, and it makes floats of
+ * large integers, which matters if the target is to hold integers. */
 static bool
 may_differ(PyObject *value, value_kind read, value_kind to)
 {
@@ -330,8 +341,9 @@ may_differ(PyObject *value, value_kind read, value_kind to)
            && (read == OF_TEXT || (read == OF_REALS && to == OF_INTEGERS));
 }
 
-/* `natural` as it is, or read once more where NumPy's reading has changed what was
- * meant. Takes `natural` over. A new reference, or NULL with an exception. */
+/* Read the value once more if `natural`, the array that NumPy made of it, may have lost
+ * the meaning of it. Otherwise return `natural` as it is. Takes `natural` over. Returns
+ * a new reference, or NULL with an exception. */
 static PyObject *
 read_again(PyObject *value, PyObject *natural, PyObject *dtype, value_kind to)
 {
@@ -371,8 +383,9 @@ done:
     return answer;
 }
 
-/* Read a value as the dtype that it has by itself, large enough to hold it exactly. A
- * new reference, or NULL with an exception. */
+/* Read a value in a dtype of its own, which is wide enough to hold it exactly. `dtype`
+ * is the one that it will be converted to. Returns a new reference, or NULL with an
+ * exception. */
 static PyObject *
 read_naturally(PyObject *value, PyObject *dtype)
 {
@@ -394,7 +407,7 @@ read_naturally(PyObject *value, PyObject *dtype)
         return natural;
     }
     else {
-        times = read_times(natural, to); /* "2020-01-01" */
+        times = read_times(natural, to); /* text such as "2020-01-01" */
     }
     Py_DECREF(natural);
     return times;
@@ -411,7 +424,7 @@ cm_value_read_array(PyObject *value)
     if (cm_numpy_has_objects(array)) {
         refuse_objects(value);
     }
-    /* netCDF4 gives masked arrays without being asked. */
+    /* Masked arrays are common, since netCDF4 returns them unless it is told not to. */
     else if (!cm_numpy_may_be_masked(array)
              || cm_package_do("buffers.values", "refuse_masked", PyTuple_Pack(1, array))
                     == 0) {
@@ -423,9 +436,10 @@ cm_value_read_array(PyObject *value)
 
 /* -- comparing --------------------------------------------------------------------- */
 
-/* Did a part of a number stay the same? Rounding is no change, and a finite number
- * stays one. A dtype without infinities takes its largest number, `limit`, for all
- * beyond. */
+/* True if a part of a number has stayed the same. Rounding does not count as a change,
+ * but a finite number must not become infinite or NaN. `limit` is the largest number of
+ * the target's dtype: a dtype without infinities turns every larger number into that
+ * one, which does count as a change. */
 static bool
 part_stayed(long double was, long double now, long double limit)
 {
@@ -438,8 +452,8 @@ part_stayed(long double was, long double now, long double limit)
     return was == now;
 }
 
-/* The largest number of a dtype without infinities; infinity for the others. Negative
- * with an exception. */
+/* Return the largest number of a dtype that has no infinities, or infinity for the
+ * other dtypes. A negative answer means that an exception is set. */
 static long double
 limit_of(PyObject *dtype, bool is_complex)
 {
@@ -454,15 +468,17 @@ limit_of(PyObject *dtype, bool is_complex)
     return isnan(largest) ? (long double)INFINITY : (long double)largest;
 }
 
-/* Find the first number of `was` that is another one in `now`; -1: there is none. A
- * long double tells all 64-bit integers apart, and even a double would tell them from
- * what they wrap round to. 0, or -1 with an exception. */
+/* Compare the numbers of `was` with those that they became in `now`, and set *found to
+ * the index of the first that changed, or to -1 if none did. They are compared as long
+ * doubles, which can tell all 64-bit integers apart. Where a long double is only a
+ * double, it can still tell an integer from what that wraps round to. Returns 0, or -1
+ * with an exception. */
 static int
 find_changed_number(PyObject *was, PyObject *now, int64_t *found)
 {
     PyObject *dtype = cm_numpy_dtype_of(now);
     value_kind kind = kind_of(dtype);
-    PyObject *numbers = NULL; /* so many units, where they are times */
+    PyObject *numbers = NULL; /* `now`; if that holds times, how many units each is */
     PyObject *before = NULL;
     PyObject *after = NULL;
     int result = -1;
@@ -502,8 +518,8 @@ done:
     return result;
 }
 
-/* True if two items have the same bytes as far as both reach, and what is left of the
- * first is zero: zeros at the end of an item count for nothing. */
+/* True if two items have the same bytes, not counting zeros at the end of `was`. If
+ * `now` is longer, its further bytes are not looked at. */
 static bool
 bytes_stayed(const char *was, size_t was_nbytes, const char *now, size_t now_nbytes)
 {
@@ -519,8 +535,9 @@ bytes_stayed(const char *was, size_t was_nbytes, const char *now, size_t now_nby
     return true;
 }
 
-/* As find_changed_number(), for text, times and raw bytes, which are converted back.
- * Raw bytes are never converted. */
+/* Do the same as find_changed_number() for text, times and raw bytes. `now` is
+ * converted back and compared byte by byte, except if it holds raw bytes, which have
+ * not been converted. */
 static int
 find_changed_bytes(PyObject *was, PyObject *now, int64_t *found)
 {
@@ -552,8 +569,9 @@ find_changed_bytes(PyObject *was, PyObject *now, int64_t *found)
     return result;
 }
 
-/* Check that converted elements, one row of them, are the same as before. 0, or -1 with
- * OverflowError for a number, ValueError for others. */
+/* Check that the elements of a one-dimensional array are still the same after the
+ * conversion of `was` to `now`. Returns 0, or -1 with an exception, which is
+ * OverflowError if a number changed and ValueError if anything else did. */
 static int
 check_same(PyObject *was, PyObject *now)
 {
@@ -580,7 +598,8 @@ check_same(PyObject *was, PyObject *now)
 
 /* -- converting -------------------------------------------------------------------- */
 
-/* Can a number neither wrap round nor become infinite on the way? */
+/* True if no number can wrap round or become infinite when it is converted, so that
+ * nothing has to be compared. */
 static bool
 is_harmless(PyObject *source, PyObject *target)
 {
@@ -591,8 +610,9 @@ is_harmless(PyObject *source, PyObject *target)
     char to = cm_numpy_letter(target);
     if (from == 'b' || from == 'i' || from == 'u') {
         if (to == 'f' || to == 'c') {
-            return cm_numpy_itemsize(target) >= 4; /* float32 holds all 64-bit integers
-                                                    */
+            /* float32 rounds large integers, but no 64-bit integer is beyond its
+             * range. */
+            return cm_numpy_itemsize(target) >= 4;
         }
     }
     else if (from != 'f' && from != 'c') {
@@ -601,7 +621,8 @@ is_harmless(PyObject *source, PyObject *target)
     return cm_numpy_can_cast(source, target, CM_RULE_SAFE);
 }
 
-/* Convert a row of elements to another, block by block, and compare. */
+/* Convert the elements of one one-dimensional array into another, block by block, and
+ * check each block. Returns 0, or -1 with an exception. */
 static int
 convert_row(PyObject *to, PyObject *from)
 {
@@ -622,7 +643,8 @@ convert_row(PyObject *to, PyObject *from)
     return result;
 }
 
-/* Convert and compare the elements of one array to another of its shape. 0 or -1. */
+/* Convert the elements of one array into another of its shape, and check that they stay
+ * the same. Returns 0, or -1 with an exception. */
 static int
 convert_checked(PyObject *result, PyObject *natural)
 {
@@ -657,8 +679,8 @@ done:
     return done;
 }
 
-/* As convert_checked(), without the warnings that NumPy would give of what the check
- * refuses. */
+/* Do the same as convert_checked(), but keep NumPy from warning of values that the
+ * check refuses anyway. */
 static int
 convert_quietly(PyObject *result, PyObject *natural)
 {
@@ -671,8 +693,9 @@ convert_quietly(PyObject *result, PyObject *natural)
     return done;
 }
 
-/* Plain values, no records, as `dtype`, laid out as they are. Takes `natural` over. A
- * new reference, or NULL with an exception. */
+/* Convert an array of values that are not records to `dtype`, and keep the order in
+ * which its elements are stored. Takes `natural` over. Returns a new reference, or NULL
+ * with an exception. */
 static PyObject *
 convert(PyObject *natural, PyObject *dtype)
 {
@@ -700,11 +723,12 @@ convert(PyObject *natural, PyObject *dtype)
     return result;
 }
 
-/* -- structured dtypes, field by field, each as a value of its own ------------------- */
+/* -- structured dtypes, each field of which is read as a value ----------------------- */
 
-/* A field of a dtype: the dtype of its elements, and how many of them it has. */
+/* What is known of a field of a structured dtype: the dtype of its elements, and the
+ * shape in which it has them. */
 typedef struct field {
-    PyObject *base; /* owned, as is the next */
+    PyObject *base; /* owned, as `shape` is */
     PyObject *shape;
 } field;
 
@@ -722,8 +746,9 @@ read_field(PyObject *dtype, PyObject *name, field *out)
     return 0;
 }
 
-/* The same fields, for Python objects: NumPy puts tuples into it as they are. A new
- * dtype, or NULL with an exception. */
+/* Make a dtype with the same fields as `dtype`, but for Python objects, so that NumPy
+ * stores the members of tuples as they are. For a dtype without fields it is the dtype
+ * of objects. Returns a new reference, or NULL with an exception. */
 static PyObject *
 object_dtype(PyObject *dtype)
 {
@@ -753,9 +778,9 @@ object_dtype(PyObject *dtype)
     return made;
 }
 
-/* Write the elements of `source`, as values of one field, into that field of `result`.
- * Where they are Python objects they are read as a list, one level of which may be a
- * sub-array's. */
+/* Write the elements of `source` into one field of `result`. With `as_objects` they are
+ * Python objects, and are read as a list. If the field is a sub-array, the inner levels
+ * of that list are the sub-array's. Returns 0, or -1 with an exception. */
 static int
 write_field(PyObject *result, PyObject *name, PyObject *source, bool as_objects)
 {
@@ -786,8 +811,9 @@ write_field(PyObject *result, PyObject *name, PyObject *source, bool as_objects)
     return done;
 }
 
-/* Write all fields of `result` from those of `natural`, by position, as NumPy does;
- * what has no fields goes into every one. 0 or -1. */
+/* Write the fields of `natural` into those of `result`, matching them by position as
+ * NumPy does. If `natural` has no fields, its elements are written into each field.
+ * Returns 0, or -1 with an exception. */
 static int
 write_fields(PyObject *result, PyObject *natural, bool as_objects)
 {
@@ -818,8 +844,8 @@ write_fields(PyObject *result, PyObject *natural, bool as_objects)
     return done;
 }
 
-/* Read records: tuples, lists of them, or arrays. A new reference, or NULL with an
- * exception. */
+/* Read a tuple, a list of tuples or an array as records of a structured dtype. Returns
+ * a new reference, or NULL with an exception. */
 static PyObject *
 read_records(PyObject *value, PyObject *dtype)
 {
