@@ -2,13 +2,13 @@
 /* Conversion in one step or two. A number goes from its type to a middle type that
  * holds all its values (float32 or float64), is scaled there, and goes from that to its
  * new type. So n types need 2 n loops and not n * n. Integers become other integers in
- * one step, of which there are few, since only the width of the target matters. Loops
+ * one step, which takes few loops, since only the width of the target matters. Loops
  * have a constant length, so that the compiler makes vector instructions of them, and a
  * block of the middle type stays in the nearest cache between its two steps.
  *
  * Example: uint8 to float16 goes by float32. 1024 bytes are loaded and become 1024
  * floats (4 KiB, which stay in the cache), are multiplied by 1/255 if that was asked
- * for, and are stored as 2 KiB of halves. */
+ * for, and are stored as 2 KiB of halves.  */
 #include "base/convert.h"
 
 #include <assert.h>
@@ -67,8 +67,8 @@ f64_of_bits(uint64_t bits)
     return x;
 }
 
-/* `yes` or `no` without a branch, since a branch would keep loops from becoming vector
- * instructions. */
+/* Choose between `yes` and `no` without a branch, since a branch would keep the
+ * compiler from making vector instructions of a loop. */
 static inline uint32_t
 pick_32(bool is, uint32_t yes, uint32_t no)
 {
@@ -176,9 +176,9 @@ bfloat_of_f32(float x)
 #define BFLOAT16_F32(x) bfloat_of_f32(x)
 #define BFLOAT16_F64(x) bfloat_of_f32((float)(x))
 
-/* To short integers, all of which the middle types can express: the value is limited to
- * their range first. NaN fails the first comparison, which makes it the least; where
- * that is not 0, it needs a comparison of its own. */
+/* Converts to a short integer. The middle types can express every value of it, so the
+ * number is first limited to its range. NaN fails the first comparison and becomes
+ * `least`. If that is not 0, another comparison makes 0 of NaN. */
 #define DEFINE_SHORT_OF(name, mid, mid_type, type, least, most)                        \
     static inline type name##_##mid(mid_type x)                                        \
     {                                                                                  \
@@ -197,7 +197,7 @@ DEFINE_SHORT(UINT16, uint16_t, 0, UINT16_MAX)
 #undef DEFINE_SHORT
 #undef DEFINE_SHORT_OF
 
-/* Conversion to long integers. `end` is the number one above the largest. */
+/* Converts to a long integer. `end` is the number one above the largest. */
 #define DEFINE_CUT(name, mid, mid_type, type, least, most, end)                        \
     static inline type cut_##name##_##mid(mid_type x)                                  \
     {                                                                                  \
@@ -234,8 +234,9 @@ UINT32_F32(float x)
     return pick_32(bits >= end, UINT32_MAX, cut);
 }
 
-/* The instruction for one float answers INT64_MIN for whatever does not fit, which is
- * rare. Then, and for that number itself, the long way is taken. */
+/* The instruction that converts one float returns INT64_MIN if the result does not fit.
+ * That is rare, and then the result is computed without it, as it is if the float is
+ * INT64_MIN itself. */
 #if defined(__x86_64__)
 #    define INSTRUCTION_F32(x) _mm_cvttss_si64(_mm_set_ss(x))
 #    define INSTRUCTION_F64(x) _mm_cvttsd_si64(_mm_set_sd(x))
@@ -300,7 +301,7 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
         }                                                                              \
     }
 
-/* How each real number of the list becomes each middle type. */
+/* Calls X for each real number of the list with each middle type. */
 #define ALL_STEPS(X, isa)                                                              \
     CM_REALS(X##_F32, isa)                                                             \
     CM_REALS(X##_F64, isa)
@@ -343,7 +344,7 @@ typedef struct step_table {
     convert_step load[MIDDLE_COUNT][CM_NUMBER_COUNT];
     convert_step store[MIDDLE_COUNT][CM_NUMBER_COUNT];
     void (*scale[2])(char *values, const cm_convert *convert, int64_t count);
-    /* From integer to integer, in one step. */
+    /* These convert one integer type to another in one step. */
     convert_step integer[CM_NUMBER_COUNT][WIDTH_COUNT];
     /* Take every second number of the middle type, as the real parts of complex numbers
      * lie. */
@@ -510,8 +511,8 @@ set_mode(uint64_t mode)
 
 /* -- all of it ------------------------------------------------------------------------------ */
 
-/* Return the type of the parts of a complex number. For a real number, return its own
- * type. */
+/* This table has the type of the parts of each complex number, and for each real number
+ * its own type. */
 static const cm_number parts_of[CM_NUMBER_COUNT] = {
 #define OWN_PART(to, id, ...) [CM_##id] = CM_##id,
 #define COMPLEX_PARTS(to, id, name, type, part, ...) [CM_##id] = CM_##part,
@@ -774,8 +775,8 @@ run_complex_to_real(const step_table *steps, const cm_convert *parts, char *dst,
     }
 }
 
-/* A complex number is true if either part is. Both become a byte that is 0 or 1, and
- * the two bytes together, as one integer, are not 0 where either is not. */
+/* A complex number is true if either part is. So each part becomes a byte that is 0 or
+ * 1, and the two bytes are read as one 16-bit integer, which is 0 only if both are. */
 static void
 run_complex_to_bool(const step_table *steps, const cm_convert *parts, char *dst,
                     int64_t dst_step, const char *src, int64_t src_step, int64_t count)

@@ -33,10 +33,10 @@ typedef struct cm_strided_job {
     uint64_t count;    /* elements */
     uint32_t ndim;     /* 0 … CM_STRIDED_MAX_NDIM */
     uint32_t itemsize; /* 1, 2, 4, 8 or 16 bytes; both ends are aligned to it */
-    /* CM_NUMBER_NONE: the elements are copied as they are. Otherwise each element of
-     * the source is a number of this type, of `itemsize` bytes, and becomes a float32.
-     * If `scales` is not 0, that is then multiplied by `scale`, and `offset` is added.
-     * cm_convert_has_kernel() is true for the conversion. */
+    /* If this is CM_NUMBER_NONE, the elements are copied as they are. Otherwise each
+     * element of the source is a number of this type, of `itemsize` bytes, and becomes
+     * a float32. If `scales` is not 0, that is then multiplied by `scale`, and `offset`
+     * is added. cm_convert_has_kernel() is true for the conversion. */
     uint32_t from;
     uint32_t scales;
     uint64_t shape[CM_STRIDED_MAX_NDIM];
@@ -57,8 +57,9 @@ enum {
 };
 
 /* The parameter of the table kernel. Piece i, 0 <= i < count, is nbytes[i] bytes from
- * src[i] to dst[i], at any alignment. The threads of the grid from number
- * (i << team_shift) on copy it. Pieces must not overlap. */
+ * src[i] to dst[i], at any alignment. It is copied by a team, which consists of the
+ * threads of the grid whose number, shifted right by team_shift, is i. Pieces must not
+ * overlap. */
 typedef struct cm_table_job {
     uint32_t count;
     uint32_t team_shift; /* 1 << team_shift threads share a piece */

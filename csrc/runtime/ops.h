@@ -4,10 +4,11 @@
  * cm_rt_… and the whole fault wrapper. A new operation is one row here and two bodies
  * (in cuda.c and emulated/); nothing else names it.
  *
- * X(name, CUDA function, oldest driver, (what its most telling argument is, by a name
- * of cumem/base/errors.py; that argument), (parameters), (arguments))
+ * X(name, CUDA function, oldest driver, (kind, argument), (parameters), (arguments))
  *
- * Before the parameters comes `cm_runtime *rt`, which CM_OP_PARAMS and CM_OP_ARGS add.
+ * `argument` is the one that tells most about a failure, and `kind` says what it is, by
+ * a name that cumem/base/errors.py has a text for. Before the parameters comes
+ * `cm_runtime *rt`, which CM_OP_PARAMS and CM_OP_ARGS add.
  *
  * Example: the row of host_alloc makes cm_rt_host_alloc(rt, nbytes, flags, &out), which
  * calls cudaHostAlloc or its emulation. If that fails, the status names the operation
@@ -15,10 +16,10 @@
  *
  * The oldest driver is 12000 unless the function came later. On an older driver the
  * call answers CM_ENOTSUP, and the comment of the row says what is done without it.
- * Streams, events, contexts, modules and kernels are handles, passed as integers (0:
- * none; for a stream, the legacy default one). Operations that act on "the current
- * device" need cm_device_enter() around them. Out-parameters are last and are written
- * only on success. */
+ * Streams, events, contexts, modules and kernels are handles, which are passed as
+ * integers. 0 means none, except for a stream, where it means the legacy default
+ * stream. Operations that act on "the current device" need cm_device_enter() around
+ * them. Out-parameters come last, and are written only on success. */
 #pragma once
 
 #define CM_OP_PARAMS(...) (cm_runtime * rt __VA_OPT__(, ) __VA_ARGS__)
@@ -31,13 +32,13 @@
     X(runtime_version, cudaRuntimeGetVersion, 12000, (NOTHING, 0), (int *out), (out))    \
     X(device_count, cudaGetDeviceCount, 12000, (NOTHING, 0), (int *out), (out))          \
     X(device_set, cudaSetDevice, 12000, (DEVICE, device), (int device), (device))        \
-    /* The calling thread's context; 0: it has none. Creates no context. */              \
+    /* Get the calling thread's context, or 0 if it has none. Creates no context. */     \
     X(context_get, cuCtxGetCurrent, 12000, (NOTHING, 0), (uint64_t *out), (out))         \
     X(context_set, cuCtxSetCurrent, 12000, (CONTEXT, context),                           \
       (uint64_t context), (context))                                                     \
-    /* The device of that context; -1: the thread has none. Creates no context. */      \
+    /* Get the device of that context, or -1 if there is none. Creates no context. */   \
     X(context_device, cuCtxGetDevice, 12000, (NOTHING, 0), (int *out), (out))            \
-    /* Whether the primary context of a device exists, whoever made it. Creates none. */ \
+    /* Find out if a device has a primary context, whoever made it. Creates none. */     \
     X(context_is_active, cuDevicePrimaryCtxGetState, 12000, (DEVICE, device),            \
       (int device, bool *out), (device, out))                                            \
     /* Record all work of the current context so far. Without it, device_synchronize     \
@@ -74,7 +75,7 @@
     X(device_free, cudaFree, 12000, (ADDRESS, address), (cm_address address), (address)) \
     X(pointer_attributes, cudaPointerGetAttributes, 12000, (ADDRESS, address),           \
       (cm_address address, cm_pointer_info *out), (address, out))                        \
-    /* What the current device may do with memory of a device: one of CM_ACCESS_…. */    \
+    /* Find out what the current device may do with device memory: CM_ACCESS_…. */       \
     X(pointer_access, cuPointerGetAttribute, 12000, (ADDRESS, address),                  \
       (cm_address address, int *out), (address, out))                                    \
     /* -- managed memory. A location is the index of a device, CM_HOST_LOCATION, or      \
@@ -82,14 +83,14 @@
     X(prefetch_async, cudaMemPrefetchAsync, 12000, (NBYTES, nbytes),                     \
       (cm_address address, uint64_t nbytes, int location, uint64_t stream),              \
       (address, nbytes, location, stream))                                               \
-    /* Several prefetches, which may be done in any order. Refused on the legacy         \
-     * default stream. Without it, each is a prefetch_async. */                          \
+    /* Queue several prefetches, which may be done in any order. The legacy default      \
+     * stream is refused. Without it, each is a prefetch_async. */                       \
     X(prefetch_batch_async, cuMemPrefetchBatchAsync, 13000, (ELEMENTS, count),           \
       (const cm_address *addresses, const uint64_t *nbytes, uint64_t count,              \
        int location, uint64_t stream),                                                   \
       (addresses, nbytes, count, location, stream))                                      \
-    /* Tell the driver that the bytes are of no use any more. Refused on the legacy      \
-     * default stream. Without it, the caller gets an error. */                          \
+    /* Tell the driver that nobody needs the bytes any more. The legacy default stream   \
+     * is refused. Without it, the caller gets an error. */                              \
     X(discard_batch_async, cuMemDiscardBatchAsync, 13000, (ELEMENTS, count),             \
       (const cm_address *addresses, const uint64_t *nbytes, uint64_t count,              \
        uint64_t stream),                                                                 \
@@ -99,7 +100,8 @@
       (cm_address address, uint64_t nbytes, int advice, int location),                   \
       (address, nbytes, advice, location))                                               \
     /* `attribute` is one of CM_RANGE_…, and the answer is `count` numbers or            \
-     * locations. CM_NO_LOCATION: there is none, or not the same one for all pages. */   \
+     * locations. CM_NO_LOCATION means that there is none, or that it is not the same    \
+     * for all pages. */                                                                 \
     X(range_attribute, cudaMemRangeGetAttribute, 12000, (ADDRESS, address),              \
       (cm_address address, uint64_t nbytes, int attribute, int *out, int count),         \
       (address, nbytes, attribute, out, count))                                          \
@@ -175,14 +177,14 @@
       (unsigned flags, int priority, uint64_t *out), (flags, priority, out))             \
     X(stream_destroy, cudaStreamDestroy, 12000, (STREAM, stream),                        \
       (uint64_t stream), (stream))                                                       \
-    /* *done: false while work is pending (not a failure). */                            \
+    /* Pending work is not a failure: *done is then false. */                            \
     X(stream_query, cudaStreamQuery, 12000, (STREAM, stream),                            \
       (uint64_t stream, bool *done), (stream, done))                                     \
     X(stream_synchronize, cudaStreamSynchronize, 12000, (STREAM, stream),                \
       (uint64_t stream), (stream))                                                       \
     X(stream_wait_event, cudaStreamWaitEvent, 12000, (STREAM, stream),                   \
       (uint64_t stream, uint64_t event), (stream, event))                                \
-    /* A number that is unique in the process: handles are used again, ids are not. */   \
+    /* The id is unique in the process: handles are used again, but ids are not. */      \
     X(stream_get_id, cudaStreamGetId, 12000, (STREAM, stream),                           \
       (uint64_t stream, uint64_t *out), (stream, out))                                   \
     /* Without it, the device that the caller named is assumed, or cumem's current       \
@@ -202,7 +204,7 @@
     X(event_destroy, cudaEventDestroy, 12000, (EVENT, event), (uint64_t event), (event)) \
     X(event_record, cudaEventRecord, 12000, (EVENT, event),                              \
       (uint64_t event, uint64_t stream), (event, stream))                                \
-    /* *done: false while work is pending (not a failure). */                            \
+    /* Pending work is not a failure: *done is then false. */                            \
     X(event_query, cudaEventQuery, 12000, (EVENT, event),                                \
       (uint64_t event, bool *done), (event, done))                                       \
     X(event_synchronize, cudaEventSynchronize, 12000, (EVENT, event),                    \

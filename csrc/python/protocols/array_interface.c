@@ -36,9 +36,10 @@ find_named(const cm_pending *pending)
 }
 
 /* Choose the stream that a consumer has to wait for. If a stream that has work left may
- * be named, it is that one. Otherwise it is the current stream or one of our own. This
- * one then stands for all the work that is left, so the storage remembers it for as
- * long as it lives. Returns a held stream, or NULL with an exception. */
+ * be named, it is that one. Otherwise it is the current stream or one of our own. That
+ * stream is then made to wait for all the work that is left, so the storage remembers
+ * it for as long as the storage lives. Returns a held stream, or NULL with an
+ * exception. */
 static cm_stream *
 choose_stream(cm_storage *storage, const cm_pending *pending, cm_stream *current)
 {
@@ -83,7 +84,9 @@ join(cm_storage *storage, cm_pending *pending, cm_stream *current)
     return entry;
 }
 
-/* The handle of the stream that a consumer must wait for, or None. */
+/* Make the entry "stream": the handle of the stream that a consumer must wait for, or
+ * None if there is nothing to wait for. Returns a new reference, or NULL with an
+ * exception. */
 static PyObject *
 stream_entry(cm_state *state, cm_storage *storage)
 {
@@ -108,7 +111,7 @@ stream_entry(cm_state *state, cm_storage *storage)
 typedef enum obstacle {
     NO_OBSTACLE,
     TOO_LARGE,   /* its shape alone would have more than 2**63 bytes */
-    BACKWARDS,   /* it has negative strides, over which PyTorch ends the process */
+    BACKWARDS,   /* it has negative strides, for which PyTorch aborts the process */
     UNKNOWN_TYPE /* its dtype was registered by another package */
 } obstacle;
 
@@ -173,8 +176,9 @@ cm_buffer_has_array_interface(const cm_buffer *buffer)
            && find_obstacle(buffer, &is_dense) == NO_OBSTACLE;
 }
 
-/* Put a value, which this takes over, into a dict. NULL stands for one that could not
- * be made. 0, or -1 with an exception. */
+/* Put a value into a dict, and drop the caller's reference to it. `value` may be NULL
+ * if it could not be made and an exception is set. Returns 0, or -1 with an
+ * exception. */
 static int
 put(PyObject *dict, const char *key, PyObject *value)
 {
@@ -183,9 +187,10 @@ put(PyObject *dict, const char *key, PyObject *value)
     return result;
 }
 
-/* Add the fields of a structured dtype if a list can describe them. Fields that overlap
- * or are out of order have no such list, and for a dtype of another package it holds
- * "<f1", which NumPy does not read. Consumers then see plain bytes. */
+/* Add the fields of a structured dtype if a list can describe them. There is no such
+ * list if fields overlap or are out of order, and for a dtype of another package the
+ * list holds "<f1", which NumPy cannot read. Consumers then see plain bytes. Returns 0,
+ * or -1 with an exception. */
 static int
 put_fields(PyObject *dict, PyObject *dtype)
 {
@@ -211,8 +216,7 @@ put_fields(PyObject *dict, PyObject *dtype)
     return result;
 }
 
-/* Make all entries but the stream that a consumer comes after. A new dict, or NULL with
- * an exception. */
+/* Make all entries except "stream". Returns a new dict, or NULL with an exception. */
 static PyObject *
 describe(const cm_buffer *buffer, cm_address address)
 {
@@ -263,7 +267,7 @@ cm_array_interface_dict(PyObject *self)
                                     : stream_entry(buffer->state, buffer->storage);
     if (stream == NULL || PyDict_SetItemString(dict, "stream", stream) < 0
         || cm_buffer_note_side(buffer, true) < 0
-        /* It was freed while the entries were made. */
+        /* Another thread may have freed the buffer while the entries were made. */
         || cm_buffer_check_open(buffer) < 0) {
         Py_CLEAR(dict);
     }

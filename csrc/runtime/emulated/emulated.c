@@ -9,9 +9,9 @@
 
 enum { RUNTIME_VERSION = 12090 };
 
-/* What comes before an operation. Most operations make a context for a thread that has
- * none, even those that only name a handle, as CUDA's runtime does: device 0 becomes
- * current. */
+/* Flags for what the wrapper does before an operation. Operations that are neither BARE
+ * nor A_DEVICE make a context on device 0 for a thread that has none, as CUDA's runtime
+ * does, even for operations that only name a handle. */
 enum {
     BARE = 1,       /* nothing: it makes no context and needs no device */
     A_DEVICE = 2,   /* there must be a device at all; makes no context */

@@ -182,7 +182,8 @@ strided_run(cm_emulated *emulated, cm_emulated_job *base)
     return cm_emulated_touch(emulated, base);
 }
 
-/* What a GPU would read as nonsense is refused here, where the test sees it. */
+/* False for a job that a GPU would misread. It is refused here, so that the test that
+ * launched it fails. */
 static bool
 strided_is_sane(const cm_strided_job *job)
 {
@@ -207,8 +208,8 @@ strided_is_sane(const cm_strided_job *job)
 
 /* ---- cm_table_copy --------------------------------------------------------------------- */
 
-/* What a GPU would read as nonsense, or would copy only in part, is refused here, where
- * the test sees it. */
+/* False for a job that a GPU would misread, or would copy only in part. It is refused
+ * here, so that the test that launched it fails. */
 static bool
 table_is_sane(const cm_table_job *job, uint64_t thread_count)
 {

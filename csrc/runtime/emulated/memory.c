@@ -138,7 +138,7 @@ range_find(const cm_emulated_memory *memory, cm_emulated_kind kind, uint64_t add
 static void
 drop_parts(const cm_emulated_range *range)
 {
-    /* Or there is no such mapping. */
+    /* If there is no such mapping, munmap() fails and does nothing. */
     (void)munmap(range->user.base, range->user.nbytes);
     (void)munmap(range->alias.base, range->alias.nbytes);
     free(range->pages);
@@ -987,7 +987,7 @@ cm_emulated_op_physical_create(cm_emulated *emulated, uint64_t nbytes, int devic
         cm_emulated_table_new(&memory->physicals, handle, sizeof(*physical));
     unsigned char *bytes = physical != NULL ? cm_emulated_bytes_new(nbytes) : NULL;
     if (bytes == NULL) {
-        /* If it is there at all. */
+        /* If there was no memory even for the object, this frees NULL. */
         free(cm_emulated_table_remove(&memory->physicals, handle));
         return CM_CUDA_OUT_OF_MEMORY;
     }

@@ -91,9 +91,9 @@ typedef struct cm_emulated_physical cm_emulated_physical;
 
 /* A page of managed memory. */
 typedef struct cm_emulated_page {
-    signed char resident;      /* the location where it is, */
-    signed char last_prefetch; /* where it was sent last, or CM_NO_LOCATION, */
-    signed char preferred;     /* and where it should be, or CM_NO_LOCATION */
+    signed char resident;      /* the location where it is */
+    signed char last_prefetch; /* where it was sent last, or CM_NO_LOCATION */
+    signed char preferred;     /* where advice says that it should be, or CM_NO_LOCATION */
     bool read_mostly;
     uint64_t accessed_by; /* bit 0: by the host, bit d + 1: by device d */
 } cm_emulated_page;
@@ -117,9 +117,9 @@ typedef struct cm_emulated_range {
     cm_emulated_pages user;         /* owned: addresses without bytes */
     cm_emulated_pages alias;        /* owned: the bytes */
     struct cm_emulated_page *pages; /* only for managed memory; owned */
-    cm_emulated_physical *physical; /* what is mapped here, or NULL; */
-    uint64_t access;                /* who may touch it, as bits by device index; */
-    uint64_t serial;                /* and when it was mapped: see cm_emulated_memory */
+    cm_emulated_physical *physical; /* the memory that is mapped here, or NULL */
+    uint64_t access;                /* the devices that may touch it, as bits */
+    uint64_t serial;                /* number of its mapping; see cm_emulated_memory */
 } cm_emulated_range;
 
 /* The memory of all devices. used_nbytes[d] is the sum of nbytes over all ranges and

@@ -20,12 +20,11 @@
  * so an item on it is done when everything before it is. Events over a context and
  * cudaDeviceSynchronize() are items on it.
  *
- * Events
- * ------
- * An event remembers the item as which it was last recorded. Work that waits for the
- * event waits for that item, so recording the event again does not change what is
- * waited for. A handle of an event is never used twice, so that a stale one is noticed.
- * Handles of streams are used again, as on a real device.
+ * Events ------ Recording an event queues an item, and the event remembers the last
+ * such item. Work that waits for the event waits for that item, so recording the event
+ * again does not change what is waited for. A handle of an event is never used twice,
+ * so that a stale one is noticed. Handles of streams are used again, as on a real
+ * device.
  *
  * Gates and delays
  * ----------------
@@ -38,7 +37,7 @@
  * A capture is a number that all its streams carry. Work on a capturing stream is
  * checked and then dropped: here the graph never runs. A wait for an event that a
  * capture recorded takes the waiting stream into the capture. Calls that CUDA forbids
- * during a capture fail, and mark the capture as broken. */
+ * during a capture fail, and mark the capture as broken.  */
 #include "runtime/emulated/private.h"
 
 #include <errno.h>
@@ -350,8 +349,8 @@ default_find(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
     return 0;
 }
 
-/* Find the queue behind a handle. Only the hooks of tests may call this in a thread
- * without a context, and mean device 0. */
+/* Find the queue behind a handle. Only the hooks for tests may call this in a thread
+ * without a context, for which device 0 counts as current. */
 static int32_t
 queue_find(cm_emulated *emulated, uint64_t stream, cm_stream_thread **out)
 {
@@ -505,7 +504,8 @@ set_capture(cm_stream_thread *queue, bool on)
     }
     bool was_broken = queue->is_broken;
     uint64_t capture = queue->capture;
-    for (EACH_QUEUE(emulated, each)) { /* also streams that joined the capture */
+    for (EACH_QUEUE(emulated, each)) { /* including the streams that joined the capture
+                                        */
         if (each->capture == capture) {
             each->capture = 0;
             each->is_broken = false;
