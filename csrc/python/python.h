@@ -86,7 +86,7 @@ cm_replace(PyObject **place, PyObject *value)
 
 /* See to it that an array of `count` items has room for one more. It begins as
  * `inside`, which has room for `inside_count` items (NULL: as nothing), and *room is 0
- * at first. 0, or -1 with MemoryError. */
+ * at first. Returns 0, or -1 with MemoryError. */
 static inline int
 cm_reserve(void *array_pointer, size_t item_nbytes, void *inside, uint32_t inside_count,
            uint32_t count, uint32_t *room)

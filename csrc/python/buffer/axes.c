@@ -35,8 +35,9 @@ reverse_axes(int ndim, int *axes)
 /* -- arguments ---------------------------------------------------------------------------- */
 
 /* Find axes by their numbers; negative ones count from the end. `named` says of each
- * axis of the buffer whether it is among them. 0; or -1 with AxisError (a ValueError
- * and an IndexError) if one does not exist, or ValueError if one is named twice. */
+ * axis of the buffer whether it is among them. Returns 0, or -1 with AxisError (a
+ * ValueError and an IndexError) if one does not exist, or ValueError if one is named
+ * twice. */
 static int
 find_axes(const cm_buffer *self, const char *function, int count,
           const int64_t *numbers, int *axes, bool *named)
@@ -154,7 +155,7 @@ cm_buffer_reorder(cm_buffer *self, char order)
 
 /* -- without axes of length 1 ------------------------------------------------------------- */
 
-/* Read which axes are named, each of which must have length 1. 0, or -1 with an
+/* Read which axes are named, each of which must have length 1. Returns 0, or -1 with an
  * exception. */
 static int
 read_squeezed(const cm_buffer *self, PyObject *object, bool *named)

@@ -16,7 +16,7 @@ cm_buffer_check(const cm_state *state, PyObject *object)
     return PyObject_TypeCheck(object, state->buffer_type);
 }
 
-/* Make room for shape and strides. 0, or -1 with MemoryError. */
+/* Make room for shape and strides. Returns 0, or -1 with MemoryError. */
 static int
 make_extents(cm_buffer *self, int ndim)
 {

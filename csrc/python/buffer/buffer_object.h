@@ -115,8 +115,8 @@ cm_buffer_with_ended(const cm_buffer *buffer)
 /* Check that the buffer can be used. Returns 0, or -1 with ValueError if its `with`
  * block has ended, or with the exception of cm_storage_check_open(). */
 int cm_buffer_check_open(const cm_buffer *buffer);
-/* Check that this process has the bytes. 0, or -1 with RuntimeError in a forked child
- * that did not get them. */
+/* Check that this process has the bytes. Returns 0, or -1 with RuntimeError in a forked
+ * child that did not get them. */
 int cm_buffer_check_inherited(const cm_buffer *buffer);
 /* Describe the buffer as a region. */
 void cm_buffer_region(const cm_buffer *buffer, cm_region *out);
@@ -124,7 +124,7 @@ void cm_buffer_region(const cm_buffer *buffer, cm_region *out);
 void cm_buffer_dealloc(PyObject *object);
 
 /* The offsets, in bytes from the first element, of the lowest element and of the end of
- * the highest. Equal when there are no elements. 0, or -1 with an exception. */
+ * the highest. Equal when there are no elements. Returns 0, or -1 with an exception. */
 int cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high);
 
 /* A view of `parent`, of its type unless `type` is given. It holds the storage and, as

@@ -9,18 +9,18 @@
 /* -- places: a device's index, CM_HOST_LOCATION, CM_NUMA_LOCATION(node) -------------------- */
 
 /* Read an argument that says where memory is to be: a device as cm_arg_device() reads
- * it, "cpu", "host" or "numa:N". 0; or -1 with TypeError, ValueError, or CudaError for
- * a node if the driver is too old for nodes. */
+ * it, "cpu", "host" or "numa:N". Returns 0, or -1 with TypeError, ValueError, or
+ * CudaError for a node if the driver is too old for nodes. */
 int cm_arg_location(cm_state *state, PyObject *object, const char *name, int *out);
-/* A location as users see it: a Device, "host", "numa:N", or None for CM_NO_LOCATION. A
- * new reference, or NULL with an exception. */
+/* A location as users see it: a Device, "host", "numa:N", or None for CM_NO_LOCATION.
+ * Returns a new reference, or NULL with an exception. */
 PyObject *cm_location_new(cm_state *state, int location);
 
 /* -- pages --------------------------------------------------------------------------------- */
 
 /* Queue a move of the buffer's pages on `stream`, which is any stream argument; NULL or
- * None is the current stream of the device `home`. Warns of thrashing. 0, or -1 with an
- * exception. */
+ * None is the current stream of the device `home`. Warns of thrashing. Returns 0, or -1
+ * with an exception. */
 int cm_buffer_prefetch_to(cm_buffer *self, int location, PyObject *stream, int home);
 /* The device whose current stream a move to `location` takes: that device itself or,
  * for the host, the device of the buffer's memory. */

@@ -8,8 +8,8 @@
 
 /* -- reading it --------------------------------------------------------------------------- */
 
-/* Read a number that is an attribute or is returned by a method of that name. 0, or -1
- * with an exception. */
+/* Read a number that is an attribute or is returned by a method of that name. Returns
+ * 0, or -1 with an exception. */
 static int
 read_number(PyObject *object, PyObject *name, uint64_t *out)
 {
@@ -194,8 +194,9 @@ cm_memory_share(cm_storage *storage, const cm_storage *other)
     storage->is_watched = other->is_watched;
 }
 
-/* Check that `memory` is still where it was. 0, or -1 with BufferError, whose text
- * depends on `in_copy`: whether a copy has been using the memory in the meantime. */
+/* Check that `memory` is still where it was. Returns 0, or -1 with BufferError, whose
+ * text depends on `in_copy`: whether a copy has been using the memory in the
+ * meantime. */
 static int
 check_place(const cm_state *state, PyObject *memory, uint64_t was_address,
             uint64_t was_nbytes, bool in_copy)

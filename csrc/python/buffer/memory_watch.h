@@ -24,7 +24,7 @@
 
 /* Let `storage`, which was just made of `object`, keep what the object's bytes are in:
  * a storage of PyTorch's or, for an array, what it is over. An object that has neither
- * is left alone. 0; or -1 with an exception that is not an Exception of the
+ * is left alone. Returns 0, or -1 with an exception that is not an Exception of the
  * object's. */
 int cm_memory_keep(cm_storage *storage, PyObject *object);
 /* The storage of the tensor that an array is a view of, as Tensor.numpy() makes one. A
@@ -34,14 +34,16 @@ PyObject *cm_memory_under(cm_state *state, PyObject *array);
 int cm_memory_watch(cm_storage *storage);
 /* Let `storage` keep and watch what `other` does. */
 void cm_memory_share(cm_storage *storage, const cm_storage *other);
-/* Check that the memory is still where it was. 0, or -1 with BufferError. */
+/* Check that the memory is still where it was. Returns 0, or -1 with BufferError. */
 int cm_memory_check(const cm_storage *storage);
 
 /* Note what a storage is in and where that was, for the handle of a copy in the
  * background, which outlives the storages of its ends. *list is made with the first
- * item. A storage that is not watched is left out. 0, or -1 with an exception. */
+ * item. A storage that is not watched is left out. Returns 0, or -1 with an
+ * exception. */
 int cm_memory_note(const cm_storage *storage, PyObject **list);
 /* Note a storage of PyTorch's or an array, as it is now. */
 int cm_memory_note_place(cm_state *state, PyObject *memory, PyObject **list);
-/* Check that everything noted is still where it was. 0, or -1 with BufferError. */
+/* Check that everything noted is still where it was. Returns 0, or -1 with
+ * BufferError. */
 int cm_memory_check_noted(cm_state *state, PyObject *list);

@@ -24,7 +24,7 @@ typedef struct span_list {
     uint64_t few[2 * FEW_SPANS];
 } span_list;
 
-/* Prepare a list for `most` spans. 0, or -1 with MemoryError. */
+/* Prepare a list for `most` spans. Returns 0, or -1 with MemoryError. */
 static int
 span_list_init(span_list *spans, uint64_t most)
 {
@@ -211,7 +211,7 @@ record_prefetch(const cm_page_call *call, const span_list *spans)
     }
 }
 
-/* Let one of the buffers, which is pinned, join the call. 0, or -1 with an
+/* Let one of the buffers, which is pinned, join the call. Returns 0, or -1 with an
  * exception. */
 static int
 add_buffer(const cm_page_call *call, cm_buffer *buffer, span_list *spans)
@@ -250,7 +250,7 @@ add_buffer(const cm_page_call *call, cm_buffer *buffer, span_list *spans)
     return 0;
 }
 
-/* Make the call itself. 0, or -1 with CudaError. */
+/* Make the call itself. Returns 0, or -1 with CudaError. */
 static int
 run(cm_state *state, const cm_page_call *call, int home, const span_list *spans)
 {
@@ -269,7 +269,7 @@ run(cm_state *state, const cm_page_call *call, int home, const span_list *spans)
     return cm_py_check(state, status, doing[call->work]);
 }
 
-/* Submit the call for pinned buffers. 0, or -1 with an exception. */
+/* Submit the call for pinned buffers. Returns 0, or -1 with an exception. */
 static int
 submit_pinned(cm_state *state, const cm_page_call *call, cm_buffer *const *buffers,
               Py_ssize_t buffer_count)

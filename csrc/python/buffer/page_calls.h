@@ -30,17 +30,18 @@ typedef struct cm_page_call {
  * another thread has to fail, since the pages could belong to the pool's next owner
  * then, whose bytes a discard would take. A discard leaves out pages that lie only
  * partly in the buffer, and comes after all work on the buffer. Nothing is done for
- * buffers without bytes. 0; or -1 with ValueError where a buffer is closed, CudaError
- * (some pages may be moving by then), or MemoryError. */
+ * buffers without bytes. Returns 0, or -1 with ValueError where a buffer is closed, CudaError
+ * (some
+ * pages may be moving by then), or MemoryError. */
 int cm_pages_submit(cm_state *state, const cm_page_call *call,
                     cm_buffer *const *buffers, Py_ssize_t buffer_count);
 
-/* The address and the size of the span. 0, or -1 with ValueError where the buffer is
- * closed. */
+/* The address and the size of the span. Returns 0, or -1 with ValueError where the
+ * buffer is closed. */
 int cm_pages_find_span(const cm_buffer *self, cm_address *address, uint64_t *nbytes);
 
 /* Ask the driver about the bytes of the span from `begin` to `end`: `count` numbers for
- * one of CM_RANGE_…. Without bytes nobody is asked, and `out` stays as it is. 0, or -1
- * with ValueError or CudaError. */
+ * one of CM_RANGE_…. Without bytes nobody is asked, and `out` stays as it is. Returns
+ * 0, or -1 with ValueError or CudaError. */
 int cm_pages_ask(const cm_buffer *self, uint64_t begin, uint64_t end, int attribute,
                  int *out, int count);

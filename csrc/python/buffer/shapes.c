@@ -172,7 +172,7 @@ refuse_count(const cm_buffer *self, int ndim, const int64_t *shape)
 }
 
 /* Replace the -1, if there is one, by the length that is left for it, and check that
- * there are as many elements as before. 0, or -1 with ValueError. */
+ * there are as many elements as before. Returns 0, or -1 with ValueError. */
 static int
 complete_shape(const cm_buffer *self, int ndim, int64_t *shape)
 {

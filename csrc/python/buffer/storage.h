@@ -222,18 +222,18 @@ cm_storage *cm_storage_hold(cm_storage *storage);
  * later. */
 void cm_storage_release(cm_storage *storage, bool have_gil);
 /* Close it. The bytes go now, or when the last transfer that uses it is done; if it was
- * exported through the buffer protocol they go with the last reference. 0; or -1 with
- * BufferError while it is exported, and then nothing is done, or with CudaError where
- * giving back failed. */
+ * exported through the buffer protocol they go with the last reference. Returns 0, or
+ * -1 with BufferError while it is exported, and then nothing is done, or with CudaError
+ * where giving back failed. */
 int cm_storage_close(cm_storage *storage);
 /* Close it at the end of a `with` block: exports put the end of the bytes off, too.
  * Failures go to the unraisable hook. */
 void cm_storage_retire(cm_storage *storage);
 /* Close it and unlock registered pages now, after the streams that use them are done
- * (with the GIL released). Nothing else may use it. 0, or -1 with CudaError. */
+ * (with the GIL released). Nothing else may use it. Returns 0, or -1 with CudaError. */
 int cm_storage_unlock(cm_storage *storage);
-/* Check that it is not exported. 0, or -1 with BufferError "cannot <what> with 2 live
- * exports". */
+/* Check that it is not exported. Returns 0, or -1 with BufferError "cannot <what> with
+ * 2 live exports". */
 int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
 /* Called in a forked child before it leaves anything else of the parent's: the host's
  * bytes are ordinary memory from now on, and bytes that the child did not get are lost
@@ -242,10 +242,10 @@ void cm_storage_inherit(cm_storage *storage);
 /* The rest of cm_storage_check_open(), called if one of its two flags is set. */
 int cm_storage_look_closer(const cm_storage *storage);
 
-/* Check that the memory can be used. 0; or -1 with ValueError "… is closed", with
- * BufferError where the owner of foreign memory moved it, or with RuntimeError in a
- * child that lost it. Inline, because a batch asks it of both ends of each of its many
- * thousand pairs. */
+/* Check that the memory can be used. Returns 0, or -1 with ValueError "… is closed",
+ * with BufferError where the owner of foreign memory moved it, or with RuntimeError in
+ * a child that lost it. Inline, because a batch asks it of both ends of each of its
+ * many thousand pairs. */
 static inline int
 cm_storage_check_open(const cm_storage *storage)
 {
@@ -265,8 +265,8 @@ int64_t cm_storage_add_use_of(cm_storage *storage, cm_stream *stream, cm_extent 
  * that before. */
 bool cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index,
                               cm_extent extent, const cm_stream *stream);
-/* As cm_storage_add_use(), for a stream on which others work on it, now or later. 0, or
- * -1 with MemoryError. */
+/* As cm_storage_add_use(), for a stream on which others work on it, now or later.
+ * Returns 0, or -1 with MemoryError. */
 int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
 /* Forget uses that no later call can have to wait for, except `by` and lasting ones. It
  * is called for a call of ours that touches `extent`, once that is done or, if `by` is
@@ -283,8 +283,8 @@ void cm_storage_prune_uses(cm_storage *storage);
  * otherwise busy streams that live for one copy would gather. */
 enum { CM_MOST_USES = 64 };
 /* Wait for unfinished transfers into it, with the GIL released, so that the host reads
- * what was written; with `streams`, also for the work of its streams. 0, or -1 with the
- * failure. */
+ * what was written; with `streams`, also for the work of its streams. Returns 0, or -1
+ * with the failure. */
 int cm_storage_wait(cm_storage *storage, bool streams);
 /* As cm_storage_wait(), but for transfers only and not for what fill() queued. This is
  * for callers whose work comes after the fills anyway. */
@@ -347,15 +347,15 @@ cm_storage_has_past(const cm_storage *storage)
 cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
                             bool writes);
 /* Remember an unfinished transfer of it, which came after all those in its way that
- * have numbers below `seen` (0 if after none). 0, or -1 with MemoryError. Needs the
- * GIL. */
+ * have numbers below `seen` (0 if after none). Returns 0, or -1 with MemoryError. Needs
+ * the GIL. */
 int cm_storage_add_transfer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
                             uint64_t seen);
 /* Called when a transfer into it ended well before it could be remembered: failures of
  * earlier ones are no longer reported to whoever uses the memory. Needs the GIL. */
 void cm_storage_note_written(cm_storage *storage);
-/* Wait, with the GIL released, until nobody's transfer uses it. 0, or -1 with what a
- * signal handler raised. */
+/* Wait, with the GIL released, until nobody's transfer uses it. Returns 0, or -1 with
+ * what a signal handler raised. */
 int cm_storage_wait_transfers(cm_storage *storage);
 
 /* Set the first stream of a new storage, which needs no memory. */
@@ -400,8 +400,8 @@ typedef struct cm_pending {
     bool captured;      /* cm_pending_prune() found a stream that is being captured */
 } cm_pending;
 
-/* Take a snapshot. 0, or -1 with MemoryError. Until cm_pending_give() shutdown() is
- * refused. Needs the GIL. */
+/* Take a snapshot. Returns 0, or -1 with MemoryError. Until cm_pending_give()
+ * shutdown() is refused. Needs the GIL. */
 int cm_pending_take(const cm_storage *storage, cm_pending *out);
 void cm_pending_give(cm_pending *pending);
 
@@ -421,6 +421,6 @@ CM_NODISCARD cm_status cm_pending_order(const cm_pending *pending, cm_stream *co
 
 /* Take a snapshot, prune it and order a consumer after it, with the GIL released.
  * `handle` is the consumer's stream on `device` and is not touched after the call. If
- * it is being captured, the storage belongs to the graph from now on. 0, or -1 with an
- * exception. */
+ * it is being captured, the storage belongs to the graph from now on. Returns 0, or -1
+ * with an exception. */
 int cm_storage_order_handle(cm_storage *storage, int device, uint64_t handle);

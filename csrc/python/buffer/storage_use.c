@@ -106,8 +106,8 @@ span_of(const cm_storage *storage, uint32_t index)
     return index < storage->span_count ? &storage->spans[index] : NULL;
 }
 
-/* Make a span for each use that has none, of which nothing is known. 0, or -1 with
- * MemoryError. */
+/* Make a span for each use that has none, of which nothing is known. Returns 0, or -1
+ * with MemoryError. */
 static int
 fill_spans(cm_storage *storage)
 {
@@ -494,8 +494,8 @@ cm_storage_note_written(cm_storage *storage)
     }
 }
 
-/* Wait for a transfer, and forget it. 0, or -1 with KeyboardInterrupt or the transfer's
- * failure. */
+/* Wait for a transfer, and forget it. Returns 0, or -1 with KeyboardInterrupt or the
+ * transfer's failure. */
 static int
 wait_for_writer(cm_storage *storage, cm_ticket *ticket)
 {

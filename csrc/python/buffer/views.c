@@ -169,8 +169,8 @@ cm_buffer_length(PyObject *object)
 
 /* -- as another dtype --------------------------------------------------------------------- */
 
-/* Change the last axis so that its elements have `itemsize` bytes. 0, or -1 with
- * ValueError. */
+/* Change the last axis so that its elements have `itemsize` bytes. Returns 0, or -1
+ * with ValueError. */
 static int
 recut_last_axis(const cm_buffer *self, int64_t itemsize, int64_t *shape,
                 int64_t *strides)

@@ -458,8 +458,8 @@ take_answer(many_call *self, const cm_piece *piece, const cm_piece_end *end)
     return 0;
 }
 
-/* Ask the driver about all arrays at once, as the last step of the reading. 0, or -1
- * with an exception. */
+/* Ask the driver about all arrays at once, as the last step of the reading. Returns 0,
+ * or -1 with an exception. */
 static int
 ask_about_arrays(many_call *self)
 {
@@ -497,8 +497,8 @@ ask_about_arrays(many_call *self)
 
 /* -- all ---------------------------------------------------------------------------------- */
 
-/* Read all pairs. 0, or -1 with an exception, which says which pair was wrong if one
- * was. */
+/* Read all pairs. Returns 0, or -1 with an exception, which says which pair was wrong
+ * if one was. */
 static int
 read_pairs(many_call *self, PyObject *iterable)
 {

@@ -113,14 +113,15 @@ typedef struct cm_call {
 
 /* -- ends, as they were read -------------------------------------------------------------- */
 
-/* Check that a copy may write the target. 0; or -1 with ValueError, if it is read-only
- * or if elements of it share memory, since several threads or a kernel would write
- * those in any order. `before` begins the message. */
+/* Check that a copy may write the target. Returns 0, or -1 with ValueError, if it is
+ * read-only or if elements of it share memory, since several threads or a kernel would
+ * write those in any order. `before` begins the message. */
 int cm_check_target(const char *before, const cm_operand *dst, PyObject *object);
-/* casting.c: check that the dtypes of both ends are equal. 0, or -1 with TypeError. */
+/* casting.c: check that the dtypes of both ends are equal. Returns 0, or -1 with
+ * TypeError. */
 int cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src);
 /* casting.c: check that `casting`, which must name a rule of NumPy's, allows elements
- * of the dtype `from` to become elements of `to`. 0, or -1 with TypeError or
+ * of the dtype `from` to become elements of `to`. Returns 0, or -1 with TypeError or
  * ValueError. */
 int cm_check_rule(const char *before, PyObject *from, PyObject *to, PyObject *casting);
 /* The arguments casting=, scale= and offset=. NULL and None mean that one is not
@@ -136,7 +137,7 @@ typedef struct cm_casting {
  * ValueError. */
 int cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
                      const cm_operand *src, cm_casting how, cm_convert *out);
-/* Stretch the source to the target's shape. 0, or -1 with ValueError. */
+/* Stretch the source to the target's shape. Returns 0, or -1 with ValueError. */
 int cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src,
                     cm_region *stretched);
 /* Return the device that the memory belongs to, as a set of indices; ordinary memory
@@ -167,9 +168,9 @@ typedef struct cm_call_frame {
     cm_progress progress;
 } cm_call_frame;
 
-/* Read the arguments stream= and progress=, for which NULL and None mean that
- * they are not given, and refuse shutdown() until cm_call_leave(), which must be called
- * in any case. `device` is the device of a stream that does not say its own. 0, or -1
+/* Read the arguments stream= and progress=, for which NULL and None mean that they are
+ * not given, and refuse shutdown() until cm_call_leave(), which must be called in any
+ * case. `device` is the device of a stream that does not say its own. Returns 0, or -1
  * with an exception. */
 int cm_call_enter(cm_call_frame *frame, cm_state *state, PyObject *stream, int device,
                   PyObject *progress, const char *title);
@@ -187,11 +188,11 @@ cm_call_reports_progress(const cm_call *call)
 }
 /* Choose the call's stream. It is `given`, which must be of one of `devices` (a set of
  * indices; if it is empty any will do), or else, for a blocking call, the current
- * stream of `device` (-1: none). 0, or -1 with ValueError. */
+ * stream of `device` (-1: none). Returns 0, or -1 with ValueError. */
 int cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
                           uint64_t devices, int device);
 /* Let the call come after those streams that used the storage, and those of its
- * unfinished transfers, that are in the way of work on `extent`. 0, or -1 with
+ * unfinished transfers, that are in the way of work on `extent`. Returns 0, or -1 with
  * MemoryError. */
 int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
 /* The same for an end of the call, which reads or writes its bytes of the storage. If
@@ -199,7 +200,7 @@ int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
 int cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes);
 int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
 /* Keep the memory of an end alive: a storage, counted as used by a transfer, or else an
- * object. 0, or -1 with an exception. */
+ * object. Returns 0, or -1 with an exception. */
 int cm_call_keep_storage(cm_call *call, cm_storage *storage);
 int cm_call_keep_object(cm_call *call, PyObject *object);
 int cm_call_keep(cm_call *call, const cm_operand *end);
@@ -226,7 +227,7 @@ cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
 void cm_call_fill(cm_call *call, cm_copy_request *request);
 /* Fill in the request with its keeps. These belong to the engine from now on, except
  * those that were left for later, so its function must be called. The storages remember
- * the call's stream from now on. 0, or -1 with MemoryError. */
+ * the call's stream from now on. Returns 0, or -1 with MemoryError. */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
 /* Release the GIL, unless the call has released it; and take it again, if it has. The
  * first is the request's hook `let_go`, whose argument is the call. */
@@ -240,8 +241,8 @@ bool cm_call_is_interrupted(void *call);
  * place, and such copies wait for nothing. */
 bool cm_call_moves_bytes(const cm_region *dst, const cm_region *src);
 /* Let the storages remember an unfinished transfer, so that the next use of the ends
- * comes after it. 0, or -1 with MemoryError. In that case nobody could wait for it
- * later, so this function has waited for it, and has released the ticket. */
+ * comes after it. Returns 0, or -1 with MemoryError. In that case nobody could wait for
+ * it later, so this function has waited for it, and has released the ticket. */
 int cm_call_remember(cm_call *call, cm_ticket *ticket);
 /* Note on the storages that the call is one of several with that number (0: it is not).
  * After the last of them _end_parts() lets the storages forget the streams that came

@@ -141,7 +141,7 @@ typedef struct plan {
 } plan;
 
 /* Fill in the plan for two dtypes, which a rule is known to allow. The scale is in the
- * plan already. 0, or -1 with TypeError. */
+ * plan already. Returns 0, or -1 with TypeError. */
 static int
 make_plan(const char *before, PyObject *from, PyObject *to, plan *out)
 {
@@ -167,8 +167,8 @@ make_plan(const char *before, PyObject *from, PyObject *to, plan *out)
     return out->by_numpy == NULL ? -1 : 0;
 }
 
-/* Check that NumPy can convert elements of one dtype to the other. 0, or -1 with
- * TypeError. */
+/* Check that NumPy can convert elements of one dtype to the other. Returns 0, or -1
+ * with TypeError. */
 static int
 check_numpy(const char *before, PyObject *from, PyObject *part, PyObject *to)
 {

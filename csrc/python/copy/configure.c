@@ -40,8 +40,8 @@ cm_configure_apply(cm_state *state)
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, "while configuring");
 }
 
-/* Set these values; what the dict does not name gets its default. 0, or -1 with an
- * exception, and then nothing is changed. */
+/* Set these values; what the dict does not name gets its default. Returns 0, or -1 with
+ * an exception, and then nothing is changed. */
 static int
 put_tuning(cm_state *state, PyObject *values)
 {

@@ -75,7 +75,7 @@ read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *o
 
 /* Read the stream on which the memory is allocated. Host memory is not allocated on a
  * stream, which is then only for filling it; but a wrong argument is refused all the
- * same. 0, or -1 with an exception. */
+ * same. Returns 0, or -1 with an exception. */
 static int
 read_stream(cm_state *state, const request *asked, int device, cm_stream **out)
 {

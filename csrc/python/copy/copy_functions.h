@@ -12,12 +12,12 @@ extern PyMethodDef cm_copy_many_methods[];    /* batch.c */
 extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c; private, for
                                                cumem/transfers/multi_device.py */
 
-/* Copy as copy(dst, src, stream=stream, casting=casting) does; NULL: not given. 0, or
- * -1 with an exception. */
+/* Copy as copy(dst, src, stream=stream, casting=casting) does; NULL: not given. Returns
+ * 0, or -1 with an exception. */
 int cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
                 PyObject *casting);
 /* Copy as copy_async(dst, src, after=after, casting=casting).wait() does, on a stream
- * of the source's own device. 0, or -1 with an exception. */
+ * of the source's own device. Returns 0, or -1 with an exception. */
 int cm_copy_behind(cm_state *state, PyObject *dst, PyObject *src, PyObject *after,
                    PyObject *casting);
 
@@ -74,8 +74,8 @@ PyObject *cm_buffer_format(PyObject *self, PyObject *spec);
 PyObject *cm_buffer_item(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *cm_buffer_array(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);
-/* dlpack_exchange.c: give a type of buffers DLPack's C functions. 0, or -1 with an
- * exception. */
+/* dlpack_exchange.c: give a type of buffers DLPack's C functions. Returns 0, or -1 with
+ * an exception. */
 int cm_dlpack_add_exchange(PyTypeObject *type);
 /* Py_mp_ass_subscript */
 int cm_buffer_ass_subscript(PyObject *self, PyObject *index, PyObject *value);

@@ -39,7 +39,7 @@ refuse_stream(int64_t stream)
 }
 
 /* Read the arguments stream= and max_version=, for which NULL and None mean that they
- * are not given. 0, or -1 with TypeError or ValueError. */
+ * are not given. Returns 0, or -1 with TypeError or ValueError. */
 static int
 read_request(PyObject *stream, PyObject *max_version, export_request *out)
 {
@@ -202,7 +202,7 @@ destroy_capsule(PyObject *capsule)
     }
 }
 
-/* Store the shape, and the strides in elements. 0, or -1 with BufferError. */
+/* Store the shape, and the strides in elements. Returns 0, or -1 with BufferError. */
 static int
 fill_extents(const cm_buffer *buffer, int64_t *extents)
 {
@@ -327,8 +327,8 @@ export_asked(PyObject *self, const export_request *asked)
 }
 
 /* Read `dl_device`, and check that the memory can be had there: on its own device, by
- * the CPU, or on the GPU if it is memory that both reach. 0, or -1 with an exception.
- */
+ * the CPU, or on the GPU if it is memory that both reach. Returns 0, or -1 with an
+ * exception. */
 static int
 read_place(const cm_buffer *buffer, PyObject *object, cm_dl_device *out)
 {

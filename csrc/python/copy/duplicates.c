@@ -66,7 +66,7 @@ make_like(cm_buffer *self, cm_kind kind, PyObject *dtype, const cm_region *like,
 }
 
 /* Copy, and wait for the copy. `casting` is the rule for the elements, or NULL if the
- * dtypes are the same. 0, or -1 with an exception. */
+ * dtypes are the same. Returns 0, or -1 with an exception. */
 static int
 copy_into(cm_state *state, PyObject *dst, PyObject *src, PyObject *casting)
 {

@@ -83,8 +83,8 @@ number_at_once(const cm_buffer *self)
     return is_plain && !is_on_device(self) ? number : CM_NUMBER_NONE;
 }
 
-/* Read the number that lies `offset` bytes after the first element. A new reference, or
- * NULL with an exception. */
+/* Read the number that lies `offset` bytes after the first element. Returns a new
+ * reference, or NULL with an exception. */
 static PyObject *
 read_number(cm_buffer *self, cm_number number, int64_t offset)
 {
@@ -216,7 +216,7 @@ find_by_number(const cm_buffer *self, int64_t index, int64_t *offset)
 }
 
 /* Find out how many bytes behind the first element the one lies that the arguments of
- * item() name. 0, or -1 with an exception. */
+ * item() name. Returns 0, or -1 with an exception. */
 static int
 find_element(const cm_buffer *self, PyObject *const *args, Py_ssize_t nargs,
              int64_t *offset)

@@ -153,8 +153,8 @@ cm_args_parse_new(const char *function, PyObject *args, PyObject *kwargs,
 
 /* -- numbers ----------------------------------------------------------------------- */
 
-/* Read an integer. 0, or -1 with TypeError (it is no integer; `expected` says what it
- * should be) or ValueError. */
+/* Read an integer. Returns 0, or -1 with TypeError (it is no integer; `expected` says
+ * what it should be) or ValueError. */
 static int
 to_int64(PyObject *object, const char *name, const char *expected, int64_t *out)
 {
@@ -489,7 +489,7 @@ parse_device(const char *text, int64_t *out)
 
 /* The text by which a device is named: a text itself, or what str() makes of the device
  * of another library, which is told by its type's `type` and `index`. PyTorch writes
- * "cuda:0" and "cpu". A new reference, or NULL with an exception. */
+ * "cuda:0" and "cpu". Returns a new reference, or NULL with an exception. */
 static PyObject *
 name_of_device(PyObject *object, const char *name)
 {

@@ -122,6 +122,6 @@ int cm_arg_flag(PyObject *object, const char *name, bool fallback, bool *out);
 /* Check a plain number that the package passes and that C uses as an index: ValueError
  * unless least <= value < end. */
 int cm_arg_check_range(int value, const char *name, int least, int end);
-/* Make a tuple of ints, as Python shows shapes and strides. A new reference, or NULL
- * with an exception. */
+/* Make a tuple of ints, as Python shows shapes and strides. Returns a new reference, or
+ * NULL with an exception. */
 PyObject *cm_tuple_from(const int64_t *values, int count);

@@ -229,7 +229,7 @@ load_named_type(const char *name)
 
 /* NumPy has raised a TypeError over an object that was given as a dtype. If it names a
  * type of ml_dtypes, this reads it again with that loaded; otherwise the package says
- * what to type. A new reference, or NULL with an exception. */
+ * what to type. Returns a new reference, or NULL with an exception. */
 static PyObject *
 read_unknown_dtype(PyObject *object)
 {
@@ -981,7 +981,7 @@ cm_numpy_leave_quiet_block(PyObject *block)
 
 /* Have NumPy convert the elements of one array into another. The rule was checked
  * before, and numbers that become infinite are no reason to warn, as the engine's own
- * are not. 0, or -1 with what NumPy raises. */
+ * are not. Returns 0, or -1 with what NumPy raises. */
 static int
 convert_by_numpy(PyObject *to, PyObject *from)
 {

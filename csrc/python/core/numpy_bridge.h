@@ -47,13 +47,13 @@ char cm_numpy_plain_kind(PyObject *dtype);
  * its bytes are in the other order, or it has fields. A dtype of another package may be
  * asked for its name, which may run Python code. */
 cm_dtype cm_numpy_listed(PyObject *dtype);
-/* The dtype of a row, which is not CM_NUMBER_NONE. New reference; or NULL with
- * ImportError or AttributeError where it takes ml_dtypes, which is not there or too
- * old. */
+/* The dtype of a row, which is not CM_NUMBER_NONE. Returns a new reference, or NULL
+ * with ImportError or AttributeError where it takes ml_dtypes, which is not there or
+ * too old. */
 PyObject *cm_numpy_dtype_listed(cm_dtype dtype);
 
 /* A block of numpy.errstate(all="ignore"), entered, and what leaves it, which takes it
- * over and keeps the exception that is set. A new reference, or NULL with an
+ * over and keeps the exception that is set. Returns a new reference, or NULL with an
  * exception. */
 PyObject *cm_numpy_enter_quiet_block(void);
 void cm_numpy_leave_quiet_block(PyObject *block);
@@ -66,8 +66,8 @@ PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape);
 
 /* The array that NumPy makes of any object, which may be that object itself, as
  * numpy.asarray(object, dtype) does; `dtype` NULL: of the dtype that NumPy chooses.
- * With `keeps_subclass` an array of a subclass stays one, as in numpy.asanyarray(). A
- * new reference, or NULL with an exception. */
+ * With `keeps_subclass` an array of a subclass stays one, as in numpy.asanyarray().
+ * Returns a new reference, or NULL with an exception. */
 PyObject *cm_numpy_from_any(PyObject *object, PyObject *dtype, bool keeps_subclass);
 /* The elements of an array in C order as another dtype, which NumPy calls by this
  * letter: 'g' and 'G' are long doubles, 'q' is int64. A new array. */

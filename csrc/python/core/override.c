@@ -329,8 +329,8 @@ find_block(cm_override *override, PyObject *chain, PyObject *object, PyObject *f
     return found;
 }
 
-/* The chain without `self`, which is in it. The links inside of it are made anew. A new
- * reference, or NULL with an exception. */
+/* The chain without `self`, which is in it. The links inside of it are made anew.
+ * Returns a new reference, or NULL with an exception. */
 static PyObject *
 make_without(PyObject *chain, const with_block *self)
 {
@@ -380,7 +380,7 @@ take_out(const cm_override *override, PyObject *chain, const with_block *self)
     return is_home;
 }
 
-/* End a block in any way but the usual one. 0, or -1 with an exception. */
+/* End a block in any way but the usual one. Returns 0, or -1 with an exception. */
 static int
 leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
       const char *what)

@@ -55,13 +55,14 @@ cm_override_is_empty(const cm_override *override)
 
 /* The type of blocks, which Python code never sees. New reference. */
 PyObject *cm_block_type_new(PyObject *module);
-/* Make the variable. `block_count` is borrowed. 0, or -1 with an exception; what was
- * made by then goes with the state. */
+/* Make the variable. `block_count` is borrowed. Returns 0, or -1 with an exception;
+ * what was made by then goes with the state. */
 int cm_override_init(cm_override *override, PyObject *block_type, const char *name,
                      uint32_t *block_count);
 /* Take the blocks that contexts still have out of the list, before its memory goes. */
 void cm_override_fini(cm_override *override);
-/* The chain of this context, or None. A new reference; NULL with an exception. */
+/* The chain of this context, or None. Returns a new reference, or NULL with an
+ * exception. */
 PyObject *cm_override_read(const cm_override *override);
 /* The next object outwards, borrowed from the chain that *at began with; NULL at the
  * end of the chain, or where *at is NULL. */

@@ -13,7 +13,8 @@
  * not do either, or it lacks the name, as it may while another thread is importing it.
  */
 PyObject *cm_find_loaded(const char *module, const char *name);
-/* Load the module cumem.<module>. A new reference, or NULL with an exception. */
+/* Load the module cumem.<module>. Returns a new reference, or NULL with an
+ * exception. */
 PyObject *cm_package_load(const char *module);
 /* Call cumem.<module>.<function>(*arguments), loading the module if need be, and return
  * its answer. `arguments` is a tuple that this takes over; NULL stands for one that

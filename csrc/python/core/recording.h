@@ -42,8 +42,8 @@ void cm_tracing_init(void);
 
 /* Let the tool of a profiler see NVTX ranges from now on. The tool is the library that
  * NVTX_INJECTION64_PATH names, which profilers set; without it there are no ranges.
- * Only the first call has an effect. A tool that cannot be used is a RuntimeWarning. 0,
- * or -1 with an exception. Releases the GIL. */
+ * Only the first call has an effect. A tool that cannot be used is a RuntimeWarning.
+ * Returns 0, or -1 with an exception. Releases the GIL. */
 int cm_attach_profiler(void);
 
 extern PyMethodDef cm_recording_methods[];

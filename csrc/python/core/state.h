@@ -106,11 +106,11 @@ typedef struct cm_inline_list {
 } cm_inline_list;
 
 typedef struct cm_state {
-    /* Opens the runtime for cm_state_runtime(), or waits for the thread that does. 0,
-     * or -1 with an exception. */
+    /* Opens the runtime for cm_state_runtime(), or waits for the thread that does.
+     * Returns 0, or -1 with an exception. */
     int (*open_runtime)(struct cm_state *state);
     /* Called in a forked child at its first use of what its parent had opened: leaves
-     * that and opens what works in the child. 0, or -1 with an exception. */
+     * that and opens what works in the child. Returns 0, or -1 with an exception. */
     int (*leave_parent)(struct cm_state *state);
     /* Opens the memory of all pools to devices that have got a context. A failure goes
      * to the unraisable hook. */

@@ -19,7 +19,7 @@
     }
 
 /* Make a type whose objects have `nbytes` bytes, keep it in *out and add it to the
- * module. 0, or -1 with an exception. */
+ * module. Returns 0, or -1 with an exception. */
 static inline int
 cm_type_add(PyObject *module, const char *name, size_t nbytes, unsigned flags,
             PyType_Slot *slots, PyTypeObject *base, PyTypeObject **out)

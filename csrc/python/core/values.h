@@ -26,8 +26,8 @@ bool cm_value_write_number(PyObject *object, PyObject *dtype,
  * has the dtype already is returned as it is. May run Python code. */
 PyObject *cm_value_array(PyObject *object, PyObject *dtype);
 /* Make the number of Python's that ndarray.item() returns for an element of one of
- * NumPy's own dtypes, in the processor's byte order. A new reference, or NULL with an
- * exception. */
+ * NumPy's own dtypes, in the processor's byte order. Returns a new reference, or NULL
+ * with an exception. */
 PyObject *cm_value_from_element(cm_number number, const void *element);
 /* As cm_value_array(), of any value but one that is an array of the dtype already. */
 PyObject *cm_value_read(PyObject *value, PyObject *dtype);

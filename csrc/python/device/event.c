@@ -97,8 +97,8 @@ cm_events_collect(cm_state *state, cm_detached_event *out)
     return count;
 }
 
-/* Check that an Event can be used. 0; or -1 with ValueError "the event is closed", or
- * with CudaError in a forked child. */
+/* Check that an Event can be used. Returns 0, or -1 with ValueError "the event is
+ * closed", or with CudaError in a forked child. */
 static int
 check_open(const cm_event_object *event)
 {
@@ -241,7 +241,7 @@ event_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Wait until the event is reached, so that Ctrl-C is seen. 0, or -1 with an
+/* Wait until the event is reached, so that Ctrl-C is seen. Returns 0, or -1 with an
  * exception. */
 static int
 wait_until_done(cm_event_object *self)
@@ -267,8 +267,8 @@ event_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* -- the time between two ---------------------------------------------------------- */
 
-/* Check that the event has a time. Errors call it the `which` event. 0, or -1 with
- * ValueError. */
+/* Check that the event has a time. Errors call it the `which` event. Returns 0, or -1
+ * with ValueError. */
 static int
 check_has_time(const cm_event_object *event, const char *which)
 {
@@ -291,7 +291,7 @@ check_has_time(const cm_event_object *event, const char *which)
     return 0;
 }
 
-/* Measure the time between two events, after waiting for both. 0, or -1 with an
+/* Measure the time between two events, after waiting for both. Returns 0, or -1 with an
  * exception. */
 static int
 measure(cm_event_object *start, cm_event_object *end, double *milliseconds)

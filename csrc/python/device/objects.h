@@ -46,8 +46,8 @@ void cm_stream_object_close(cm_stream_object *self);
 /* Close every open Stream, for shutdown. Their records move to `out`, which has room,
  * and are for the caller to release. Returns how many there are. */
 size_t cm_streams_collect(cm_state *state, cm_stream **out);
-/* The Stream that is current for `device` in this context. A new reference; NULL with
- * an exception. */
+/* The Stream that is current for `device` in this context. Returns a new reference, or
+ * NULL with an exception. */
 PyObject *cm_current_stream(cm_state *state, int device);
 
 /* Read any stream argument: None (the current stream of `device`), a Stream, or a
@@ -63,8 +63,8 @@ cm_stream *cm_stream_from_argument(cm_state *state, PyObject *object,
 cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
 /* Read the handle of a stream of another library, from an object or from the handle
  * itself as an int. *keep says whether the stream lives as long as the object, which is
- * unknown for an int. 0; or -1 with TypeError or ValueError, which call it `argument`,
- * or with what the object's own code raised. May run Python code. */
+ * unknown for an int. Returns 0, or -1 with TypeError or ValueError, which call it
+ * `argument`, or with what the object's own code raised. May run Python code. */
 int cm_stream_read_handle(const cm_state *state, PyObject *object, const char *argument,
                           uint64_t *handle, bool *keep);
 /* The record that None means, borrowed until Python code runs or the GIL is released;
@@ -108,10 +108,10 @@ typedef struct cm_detached_event {
 
 /* A new Event on `device`, which is not checked. NULL with CudaError. */
 PyObject *cm_event_object_new(cm_state *state, int device, bool timing, bool blocking);
-/* Record the event at the end of `stream` (borrowed). 0, or -1 with ValueError or
- * CudaError. */
+/* Record the event at the end of `stream` (borrowed). Returns 0, or -1 with ValueError
+ * or CudaError. */
 int cm_event_record(cm_event_object *event, const cm_stream *stream);
-/* Let `stream` wait for the event. 0, or -1 with ValueError or CudaError. */
+/* Let `stream` wait for the event. Returns 0, or -1 with ValueError or CudaError. */
 int cm_event_order(cm_event_object *event, cm_stream *stream);
 /* Close every open Event, for shutdown. What they had moves to `out`, which has room.
  * Returns how many there were. */
@@ -122,10 +122,11 @@ CM_NODISCARD cm_status cm_detached_event_free(const cm_detached_event *detached)
 
 /* -- devices ------------------------------------------------------------------------------ */
 
-/* Make the base of Device, which has its `with` blocks. 0, or -1 with an exception. */
-int cm_register_device_base(PyObject *module, cm_state *state);
-/* The Device of an index, which is not checked. A new reference; NULL with an
+/* Make the base of Device, which has its `with` blocks. Returns 0, or -1 with an
  * exception. */
+int cm_register_device_base(PyObject *module, cm_state *state);
+/* The Device of an index, which is not checked. Returns a new reference, or NULL with
+ * an exception. */
 PyObject *cm_device_object_new(cm_state *state, int index);
 /* Functions about what is current, and those that cumem/devices/device.py calls; ends
  * with an empty row. */
@@ -162,7 +163,7 @@ PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *d
 void cm_transfer_watch(PyObject *transfer, PyObject *watched,
                        int (*check)(cm_state *state, PyObject *watched));
 /* Let `stream` wait for the copy. Blocks as cm_ticket_order() does; Ctrl-C ends that
- * wait. 0, or -1 with an exception. */
+ * wait. Returns 0, or -1 with an exception. */
 int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);
 
 /* -- types -------------------------------------------------------------------------------- */

@@ -20,7 +20,7 @@
 
 /* -- numbers ------------------------------------------------------------------------ */
 
-/* Read a handle from an int. 0, or -1 with ValueError, which calls the number
+/* Read a handle from an int. Returns 0, or -1 with ValueError, which calls the number
  * `name`. */
 static int
 from_int(PyObject *number, const char *name, uint64_t *out)
@@ -77,7 +77,7 @@ from_number(PyObject *value, const char *name, uint64_t *out)
 }
 
 /* Read a handle from an int, from what turns into one, or from a pointer of ctypes,
- * whose .value is None for 0. 0, or -1 with an exception. */
+ * whose .value is None for 0. Returns 0, or -1 with an exception. */
 static int
 from_value(PyObject *value, const char *name, uint64_t *out)
 {

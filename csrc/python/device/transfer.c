@@ -98,8 +98,8 @@ read_info(PyObject *op)
 
 /* Called once the copy is done: check that the memory of its ends was still where it
  * had been when the copy began. Memory that has moved before anybody saw the end may
- * have moved before the end, so that counts. From now on the memory may move. 0, or -1
- * with BufferError, and again at each call. */
+ * have moved before the end, so that counts. From now on the memory may move. Returns
+ * 0, or -1 with BufferError, and again at each call. */
 static int
 check_memory(cm_transfer_object *self)
 {
@@ -115,7 +115,7 @@ check_memory(cm_transfer_object *self)
 /* -- waiting ----------------------------------------------------------------------------- */
 
 /* Wait for the copy of `nbytes`, and report to `progress` how far it is; NULL if nobody
- * asks. 0, or -1 with an exception. */
+ * asks. Returns 0, or -1 with an exception. */
 static int
 wait_for_end(cm_transfer_object *self, PyObject *timeout_object,
              const cm_progress *progress, uint64_t nbytes)

@@ -204,8 +204,8 @@ await_end(device_wait *wait, uint64_t most_ns)
     return ended;
 }
 
-/* Wait for its end, in slices. 0; or -1 with the exception of a signal handler, and
- * then the wait is left for cm_device_waits_join(). */
+/* Wait for its end, in slices. Returns 0, or -1 with the exception of a signal handler,
+ * and then the wait is left for cm_device_waits_join(). */
 static int
 end_wait(cm_state *state, device_wait *wait, cm_status *out)
 {

@@ -104,8 +104,8 @@ add_constants(PyObject *module)
     return result;
 }
 
-/* Refuse an interpreter in which cumem would corrupt memory or hang. 0, or -1 with
- * ImportError. */
+/* Refuse an interpreter in which cumem would corrupt memory or hang. Returns 0, or -1
+ * with ImportError. */
 static int
 check_interpreter(void)
 {

@@ -13,11 +13,11 @@ extern PyMethodDef cm_shutdown_methods[]; /* shutdown, _at_exit, _after_fork */
 /* shutdown.c: close what is still open when the module is freed (m_free). */
 void cm_state_fini(cm_state *state);
 
-/* Make the types. 0, or -1 with an exception. */
+/* Make the types. Returns 0, or -1 with an exception. */
 int cm_register_buffer_types(PyObject *module, cm_state *state);
 
 extern PyMethodDef cm_dtype_methods[]; /* dtype_rows.c */
-/* Add the list of dtypes to the module. 0, or -1 with an exception. */
+/* Add the list of dtypes to the module. Returns 0, or -1 with an exception. */
 int cm_add_dtypes(PyObject *module);
 
 /* testing.c: the hooks of the tests. Only the extension that is built for tests is

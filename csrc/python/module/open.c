@@ -42,7 +42,8 @@ typedef struct opening {
 } opening;
 
 /* Read the number that each emulated device has in its machine. It is stored plus 1,
- * since 0 means that the number is the device's index. 0, or -1 with an exception. */
+ * since 0 means that the number is the device's index. Returns 0, or -1 with an
+ * exception. */
 static int
 read_numbers(PyObject *settings, cm_emulated_config *config)
 {
@@ -86,7 +87,7 @@ read_settings(PyObject *settings, opening *plan)
 }
 
 /* Read the plan. cumem/devices/device.py reads the environment, or what a test has set
- * in its place. 0, or -1 with an exception. */
+ * in its place. Returns 0, or -1 with an exception. */
 static int
 opening_init(opening *plan)
 {
@@ -213,8 +214,8 @@ fail:
     return result;
 }
 
-/* Wait a while, without the GIL, for the thread that is opening. 0, or -1 with the
- * exception of a signal handler, or with RuntimeError in a child that was forked
+/* Wait a while, without the GIL, for the thread that is opening. Returns 0, or -1 with
+ * the exception of a signal handler, or with RuntimeError in a child that was forked
  * meanwhile, where no thread will finish the opening. */
 static int
 wait_while_opening(cm_state *state)

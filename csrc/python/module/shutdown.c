@@ -136,8 +136,8 @@ wait_for_exports(cm_state *state)
 
 /* Wait until nothing that shutdown() ends is at work any more, as far as that can be
  * asked without touching what others may have destroyed. Failures are left to
- * shutdown() itself. In a thread that sees no signals this does nothing. 0, or -1 with
- * the exception that a signal handler raised; then nothing has changed. */
+ * shutdown() itself. In a thread that sees no signals this does nothing. Returns 0, or
+ * -1 with the exception that a signal handler raised; then nothing has changed. */
 static int
 wait_for_work(cm_state *state)
 {

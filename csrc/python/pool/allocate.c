@@ -101,7 +101,8 @@ try_again(attempt *self)
 }
 
 /* Call a callback of the user. An Exception that it raises must not hide that memory is
- * short; anything else (Ctrl-C) must not be lost. 0, or -1 with an exception. */
+ * short; anything else (Ctrl-C) must not be lost. Returns 0, or -1 with an
+ * exception. */
 static int
 call_back(attempt *self, PyObject *callback)
 {
@@ -140,7 +141,7 @@ cm_shortage_retry(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* Trim the other pools of the same memory, then leave it to the package, which knows
  * the callbacks. It does not matter whether pools refuse: the allocation is what must
- * succeed. 0, or -1 with an exception, perhaps that of a signal handler. */
+ * succeed. Returns 0, or -1 with an exception, perhaps that of a signal handler. */
 static int
 run_steps(attempt *self)
 {
@@ -198,7 +199,7 @@ raise(attempt *self)
     Py_DECREF(error);
 }
 
-/* Take all steps. 0; or -1 with an exception, and then without a block. */
+/* Take all steps. Returns 0, or -1 with an exception, and then without a block. */
 static int
 take_steps(attempt *self)
 {
@@ -255,7 +256,7 @@ alloc_block(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 
 /* Fill a new storage with memory of `pool`, first used on `stream` (NULL: any). With 0
  * bytes it takes no block, and host and address stay NULL. When there is not enough
- * memory, everything above is tried before OutOfMemoryError. 0, or -1 with an
+ * memory, everything above is tried before OutOfMemoryError. Returns 0, or -1 with an
  * exception. The caller keeps the pool. */
 static int
 fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *stream)

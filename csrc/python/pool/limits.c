@@ -96,7 +96,7 @@ obey(cm_state *state)
     cm_state_leave(state);
 }
 
-/* Put a limit in force, and have pools obey it. 0, or -1 with an exception. */
+/* Put a limit in force, and have pools obey it. Returns 0, or -1 with an exception. */
 static int
 put(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 {
@@ -112,7 +112,7 @@ put(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 /* -- the environment --------------------------------------------------------------- */
 
 /* Put limits in force that the package has found: by kinds, the limit of each device by
- * its index. 0, or -1 with an exception. */
+ * its index. Returns 0, or -1 with an exception. */
 static int
 put_all(cm_state *state, PyObject *limits)
 {

@@ -15,12 +15,12 @@ PyObject *cm_processors(PyObject *module, PyObject *unused);
 
 /* Set all budgets up, once, before anything else. */
 void cm_limits_init(cm_state *state);
-/* Find the control groups that the process is in now, for base/machine.h. 0, or -1 with
- * an exception. */
+/* Find the control groups that the process is in now, for base/machine.h. Returns 0, or
+ * -1 with an exception. */
 int cm_limits_find_groups(void);
 /* Set the limits for a runtime that was just opened: the defaults, changed by
- * CUMEM_LIMIT_PINNED, _MAPPED, _MANAGED and _DEVICE. 0, or -1 with a ValueError that
- * names the variable. */
+ * CUMEM_LIMIT_PINNED, _MAPPED, _MANAGED and _DEVICE. Returns 0, or -1 with a ValueError
+ * that names the variable. */
 int cm_limits_open(cm_state *state, cm_runtime *runtime);
 /* A limit as an int, or None for UINT64_MAX. A new reference. */
 PyObject *cm_limit_to_object(uint64_t limit_nbytes);
@@ -28,7 +28,7 @@ PyObject *cm_limit_to_object(uint64_t limit_nbytes);
  * its own first. NULL with an exception. */
 PyObject *cm_limits_list(const cm_budget *budget);
 /* Replace a limit that is a share of the device's memory (budget.h) by bytes, if the
- * driver has been started. 0, or -1 with CudaError. Releases the GIL. */
+ * driver has been started. Returns 0, or -1 with CudaError. Releases the GIL. */
 int cm_limit_resolve(cm_state *state, int device, uint64_t *limit_nbytes);
-/* Read a limit from an int or None. 0, or -1 with an exception. */
+/* Read a limit from an int or None. Returns 0, or -1 with an exception. */
 int cm_limit_from_object(PyObject *object, uint64_t *out);

@@ -75,7 +75,7 @@ is_own(PyObject *capsule)
     return p->handler.allocator.free == numpy_free && p->handler.allocator.ctx == p;
 }
 
-/* Check that it is a capsule of ours. 0, or -1 with TypeError. */
+/* Check that it is a capsule of ours. Returns 0, or -1 with TypeError. */
 static int
 check_own(PyObject *capsule)
 {

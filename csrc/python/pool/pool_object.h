@@ -55,8 +55,8 @@ cm_pool *cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags,
 /* The Python function _is_memory_in_flight(device, nbytes). */
 PyObject *cm_is_memory_in_flight(PyObject *module, PyObject *args);
 
-/* Call cm_pools_trim(); with `wait`, after waiting for work on freed memory. 0, or -1
- * with the exception of a signal handler. */
+/* Call cm_pools_trim(); with `wait`, after waiting for work on freed memory. Returns 0,
+ * or -1 with the exception of a signal handler. */
 int cm_state_trim(cm_state *state, cm_trim_request *r, bool wait);
 
 /* Open the memory of all pools to the devices that have got a context. Sets no

@@ -122,8 +122,8 @@ list_blocks(cm_state *state, cm_pool *pool)
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* Let the engine's thread see to idle trims, from the first pool on that has one. 0, or
- * -1 with an exception. */
+/* Let the engine's thread see to idle trims, from the first pool on that has one.
+ * Returns 0, or -1 with an exception. */
 static int
 see_to_idle_trims(cm_state *state, uint64_t idle_trim_ns)
 {

@@ -19,7 +19,7 @@ has_all(int flags, int wanted)
     return (flags & wanted) == wanted;
 }
 
-/* Check that a view can be as `flags` ask. 0, or -1 with BufferError. */
+/* Check that a view can be as `flags` ask. Returns 0, or -1 with BufferError. */
 static int
 check_request(const cm_buffer *buffer, const cm_region *region, int flags)
 {

@@ -97,8 +97,8 @@ _Static_assert(offsetof(cm_dl_exchange, from_object) == 24
 
 /* -- element types ---------------------------------------------------------------- */
 
-/* Find DLPack's code for a dtype. 0, or -1 with BufferError if it has none. A dtype of
- * another package is asked for its name, which may run Python code. */
+/* Find DLPack's code for a dtype. Returns 0, or -1 with BufferError if it has none. A
+ * dtype of another package is asked for its name, which may run Python code. */
 int cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out);
 /* Make a numpy.dtype of DLPack's code; BufferError if NumPy has none. Types of
  * ml_dtypes are found if that package is there. */
@@ -107,7 +107,7 @@ PyObject *cm_dlpack_to_dtype(cm_dl_dtype type);
 /* -- devices ------------------------------------------------------------------------ */
 
 /* Find the kind of memory that a DLPack device stands for, if this process has that
- * device. 0, or -1 with ValueError or BufferError. */
+ * device. Returns 0, or -1 with ValueError or BufferError. */
 int cm_dlpack_check_device(const cm_runtime *rt, cm_dl_device device, cm_kind *kind);
 
 /* -- out ---------------------------------------------------------------------------- */

@@ -131,7 +131,7 @@ read_tensor(const cm_dl_tensor *tensor, cm_import *import)
 }
 
 /* Check that the driver's answer fits the claimed device, whose memory is of this kind.
- * 0, or -1 with ValueError. */
+ * Returns 0, or -1 with ValueError. */
 static int
 check_claim(const cm_pointer_info *info, cm_dl_device device, cm_kind kind)
 {
@@ -360,7 +360,7 @@ typedef struct exporter {
     bool has_buffer;  /* the object has the buffer protocol too */
 } exporter;
 
-/* Read what `__dlpack_device__` answered. 0, or -1 with TypeError. */
+/* Read what `__dlpack_device__` answered. Returns 0, or -1 with TypeError. */
 static int
 read_device(PyObject *answer, cm_dl_device *out)
 {
@@ -443,8 +443,8 @@ knew_no_keyword(const PyObject *capsule)
 
 /* Ask for a capsule that is ready on the stream of this handle, or on none if that is
  * 0. Older exporters do not accept `max_version`, and the oldest do not accept `stream`
- * either; *knows says whether this one accepted it. A new reference, or NULL with an
- * exception. */
+ * either; *knows says whether this one accepted it. Returns a new reference, or NULL
+ * with an exception. */
 static PyObject *
 ask_capsule(PyObject *method, uint64_t handle, bool *knows)
 {
@@ -531,7 +531,7 @@ is_of_jax(PyObject *object)
 
 /* Does an exporter say that its memory must not be written, of which an old capsule
  * cannot tell? Its buffer protocol is asked where it has one, else its CUDA array
- * interface. 1 or 0, or -1 with an exception that is no error. */
+ * interface. Returns 1 or 0, or -1 with an exception that is no error. */
 static int
 is_readonly(const exporter *self)
 {
@@ -698,7 +698,7 @@ cm_import_by_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
 /* Check that a tensor of PyTorch's is not an imaginary part whose sign is to be changed
  * when it is read, as that of a conjugated tensor is. DLPack cannot say so. The
  * elements of such parts lie apart, so only tensors with gaps, or of one element, are
- * asked. 0, or -1 with an exception. */
+ * asked. Returns 0, or -1 with an exception. */
 static int
 check_sign(PyObject *object, PyObject *imported)
 {

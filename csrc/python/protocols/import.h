@@ -36,7 +36,7 @@ typedef struct cm_import {
 } cm_import;
 
 /* Check shape, strides and address for overflow and NULL. `what` names the source in
- * errors, for example "__cuda_array_interface__". 0, or -1 with ValueError. */
+ * errors, for example "__cuda_array_interface__". Returns 0, or -1 with ValueError. */
 int cm_import_measure(cm_import *import, const char *what);
 
 /* Ask the driver about the first and the last byte (nbytes > 0).
@@ -61,11 +61,11 @@ PyObject *cm_locked_pages_new(cm_state *state, cm_registry *registry,
                               cm_page_shares *shares);
 
 /* Make `stream` wait for everything that the exporter gave its stream `handle` of
- * `device`. 0, or -1 with CudaError. */
+ * `device`. Returns 0, or -1 with CudaError. */
 int cm_import_follow(cm_state *state, cm_stream *stream, int device, uint64_t handle);
 /* Make a stream wait for everything that the exporter gave its stream `handle` of
  * `device`, and let the buffer remember that stream. It is `given`, or the current
- * stream of the buffer's device if that is NULL. 0, or -1 with CudaError. */
+ * stream of the buffer's device if that is NULL. Returns 0, or -1 with CudaError. */
 int cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int device,
                     uint64_t handle);
 
@@ -75,7 +75,7 @@ PyObject *cm_import_finish(cm_state *state, const cm_import *import);
 
 /* Find out what memory `region` of an ndarray lies in, as cm_numpy_region() has read
  * it. The driver is not asked about up to `unasked` bytes. After success the caller
- * owns `locked`. 0, or -1 with an exception. */
+ * owns `locked`. Returns 0, or -1 with an exception. */
 int cm_import_ask_about(cm_state *state, PyObject *array, const cm_region *region,
                         uint64_t unasked, cm_import *out);
 /* Make a buffer over the memory of an ndarray, which the buffer keeps. */

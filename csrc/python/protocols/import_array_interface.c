@@ -16,8 +16,8 @@ enum { NEWEST_VERSION = 3, REPR_LENGTH = 200, TYPESTR_LENGTH = 32 };
 
 /* -- the entries ------------------------------------------------------------------- */
 
-/* What repr() says of a value, as far as an error has room for it. A new reference, or
- * NULL with an exception. */
+/* What repr() says of a value, as far as an error has room for it. Returns a new
+ * reference, or NULL with an exception. */
 static PyObject *
 show(PyObject *value)
 {
@@ -60,7 +60,8 @@ require_entry(PyObject *entries, const char *key)
     return value;
 }
 
-/* Read an integer, which is whatever has __index__(). 0, or -1 with an exception. */
+/* Read an integer, which is whatever has __index__(). Returns 0, or -1 with an
+ * exception. */
 static int
 read_integer(const char *key, PyObject *value, int64_t *out)
 {
@@ -242,8 +243,8 @@ is_typestr(const char *text)
     return is_time && *rest == '[' && rest[strlen(rest) - 1] == ']';
 }
 
-/* Read the dtype, which is that of `descr` where it has fields. A new reference, or
- * NULL with an exception. */
+/* Read the dtype, which is that of `descr` where it has fields. Returns a new
+ * reference, or NULL with an exception. */
 static PyObject *
 read_dtype(PyObject *entries)
 {

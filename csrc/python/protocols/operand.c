@@ -27,8 +27,8 @@ cm_check_unmasked(PyObject *array)
 
 /* -- any exporter to a buffer ------------------------------------------------------- */
 
-/* Make an array over what the buffer protocol gives: NumPy knows every format. A new
- * reference, or NULL with an exception. */
+/* Make an array over what the buffer protocol gives: NumPy knows every format. Returns
+ * a new reference, or NULL with an exception. */
 static PyObject *
 read_view(PyObject *exporter)
 {

@@ -103,7 +103,8 @@ typedef struct cm_operand {
  * transfers the array shares. The array keeps the storage alive. NULL for other
  * arrays. */
 cm_storage *cm_operand_storage_of(const cm_state *state, PyObject *array);
-/* Refuse an array of NumPy's whose elements are masked. 0, or -1 with TypeError. */
+/* Refuse an array of NumPy's whose elements are masked. Returns 0, or -1 with
+ * TypeError. */
 int cm_check_unmasked(PyObject *array);
 /* Is the object memory, that is a Buffer, an array or an exporter? False for a value
  * that copy() would make an array of. */
@@ -121,7 +122,7 @@ typedef enum cm_asking {
  *
  * `target_dtype` gives scalars and lists their dtype; it is NULL for a target.
  * CM_ASK_UNLESS_SHORT is for an end of a copy to or from a device that the caller waits
- * for. 0, or -1 with an exception. */
+ * for. Returns 0, or -1 with an exception. */
 int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream, cm_asking asking);
 void cm_operand_fini(cm_operand *operand);

@@ -19,7 +19,7 @@ drop_storage(void *argument)
 }
 
 /* Let `storage` keep `object`, one of our buffers or an array, and describe its memory.
- * The caller owns bytes->dtype. 0, or -1 with an exception. */
+ * The caller owns bytes->dtype. Returns 0, or -1 with an exception. */
 static int
 keep_memory(cm_state *state, PyObject *object, cm_storage *storage, cm_import *bytes)
 {
@@ -193,8 +193,8 @@ cm_register_memory(PyObject *module, PyObject *args)
 
 /* -- the end of a registration ------------------------------------------------------- */
 
-/* Wait until only buffers use the memory. The GIL is released in between. 0, or -1 with
- * BufferError, the failure of a transfer, or what a signal handler raised. */
+/* Wait until only buffers use the memory. The GIL is released in between. Returns 0, or
+ * -1 with BufferError, the failure of a transfer, or what a signal handler raised. */
 static int
 wait_until_unused(cm_storage *storage)
 {
