@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one place that includes Python.h. The limited API is set by the build (see
- * setup.py); what it lacks is declared nowhere else. */
+/* This is the only file that includes Python.h. The build chooses the limited API (see
+ * setup.py), and no other file declares what that API lacks. */
 #pragma once
 
 #include <Python.h>
@@ -14,17 +14,17 @@
 #    error "cumem needs Python 3.11 or newer"
 #endif
 
-/* In debug builds each function of Python's that these folders call looks first whether
- * its thread has the GIL, and ends the process with the place of the call where it has
- * not. Without the GIL such a call is a race that crashes rarely, and elsewhere: one
- * that read the current device after the GIL was given up was found only after months.
- */
+/* In debug builds each call of a Python function from these folders first checks that
+ * its thread has the GIL. If it does not, the process ends with a message that names
+ * the place of the call. In other builds such a call is a race, which crashes rarely,
+ * and then somewhere else: a call that read the current device without the GIL was
+ * found only after months. */
 #ifdef CM_DEBUG
 #    include <stdio.h>
 #    include <stdlib.h>
 #    ifdef Py_LIMITED_API
-PyAPI_FUNC(int) PyGILState_Check(void); /* there, though the limited API leaves it out
-                                         */
+PyAPI_FUNC(int) PyGILState_Check(void); /* exported, though the limited API leaves it
+                                           out */
 #    endif
 
 static inline void
@@ -38,15 +38,16 @@ cm_gil_check(const char *file, int line)
 }
 
 #    include "gil_checks.h"
-/* The same for functions of ours that are for threads with the GIL: some call Python in
- * few cases alone, others change what only the GIL guards. */
+/* Makes the same check in a function of ours that needs the GIL even though it may not
+ * call Python: some do so only in rare cases, and others change data that only the GIL
+ * guards. */
 #    define CM_NEEDS_GIL() cm_gil_check(__FILE__, __LINE__)
 #else
 #    define CM_NEEDS_GIL() ((void)0)
 #endif
 
-/* PyEval_SaveThread(): what is noted without the GIL is noted on behalf of its caller.
- */
+/* Give up the GIL by PyEval_SaveThread(). Events that this thread notes without the GIL
+ * are noted on behalf of the Python code that calls us. */
 static inline PyThreadState *
 cm_gil_give(void)
 {
@@ -65,7 +66,8 @@ cm_gil_take(PyThreadState *thread)
     }
 }
 
-/* What `call` answers, during which other threads may have the GIL. */
+/* Make `call` without the GIL, so that other threads may have it meanwhile, and return
+ * the answer. */
 #define CM_WITHOUT_GIL(call)                                                           \
     __extension__({                                                                    \
         PyThreadState *cm_thread_ = cm_gil_give();                                     \
@@ -74,8 +76,8 @@ cm_gil_take(PyThreadState *thread)
         cm_answer_;                                                                    \
     })
 
-/* Put `value`, which is taken over, in the place of what *place owns: Py_XSETREF, which
- * the limited API leaves out. */
+/* Drop what *place owns, and let it own `value` instead, whose reference is taken over.
+ * This is Py_XSETREF, which the limited API leaves out. */
 static inline void
 cm_replace(PyObject **place, PyObject *value)
 {
@@ -84,9 +86,9 @@ cm_replace(PyObject **place, PyObject *value)
     Py_XDECREF(old);
 }
 
-/* See to it that an array of `count` items has room for one more. It begins as
- * `inside`, which has room for `inside_count` items (NULL: as nothing), and *room is 0
- * at first. Returns 0, or -1 with MemoryError. */
+/* Make sure that an array of `count` items has room for one more. The array begins as
+ * `inside`, which has room for `inside_count` items, or as nothing if that is NULL.
+ * *room must be 0 at first. Returns 0, or -1 with MemoryError. */
 static inline int
 cm_reserve(void *array_pointer, size_t item_nbytes, void *inside, uint32_t inside_count,
            uint32_t count, uint32_t *room)
@@ -108,8 +110,9 @@ cm_reserve(void *array_pointer, size_t item_nbytes, void *inside, uint32_t insid
     return 0;
 }
 
-/* Append `item`, which is taken over, to a list that is being made; *list is given up,
- * and NULL, where there was none, no item, or no memory. */
+/* Append `item`, whose reference is taken over, to a list that is being made. If there
+ * is no item or no memory the list is dropped, and *list is NULL. So a caller can go on
+ * after a failure and look at *list once at the end. */
 static inline void
 cm_append(PyObject **list, PyObject *item)
 {

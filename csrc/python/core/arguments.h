@@ -15,8 +15,8 @@ int cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
                   PyObject *kwnames, const char *const *names, int positional,
                   int required, PyObject **values);
 
-/* As cm_args_parse(), for the constructor of a type (tp_new), whose arguments come as a
- * tuple and a dict, or NULL for no keywords. */
+/* Do the same as cm_args_parse() for the constructor of a type (tp_new), whose
+ * arguments come as a tuple and a dict. The dict is NULL if there are no keywords. */
 int cm_args_parse_new(const char *function, PyObject *args, PyObject *kwargs,
                       const char *const *names, int positional, int required,
                       PyObject **values);
@@ -31,7 +31,8 @@ cm_arg_is_given(const PyObject *object)
 /* Look up an attribute. Returns 1 and a new reference, 0 if there is no such attribute,
  * or -1 with an exception. */
 int cm_arg_find_attribute(PyObject *object, const char *name, PyObject **out);
-/* As cm_arg_find_attribute(), by one of the state's words, which is quicker. */
+/* Do the same as cm_arg_find_attribute() with one of the state's words as the name,
+ * which is quicker. */
 int cm_arg_find_word(PyObject *object, PyObject *word, PyObject **out);
 
 /* Set TypeError "{name} must be {expected}, not {type of object}". Always returns
@@ -44,8 +45,8 @@ int cm_arg_refuse(PyObject *object, const char *name, const char *expected);
  * ones; whatever __index__() raises. */
 int cm_arg_integers(PyObject *const *args, Py_ssize_t nargs, const char *name,
                     const char *expected, int *count, int64_t *out);
-/* Read an ordinary int that is not negative, at a look. False for everything else,
- * without an exception and without running Python code. */
+/* Read an ordinary int that is not negative. This runs no Python code. Returns false
+ * without an exception for every other object. */
 static inline bool
 cm_arg_try_length(PyObject *object, int64_t *out)
 {
@@ -61,8 +62,9 @@ cm_arg_try_length(PyObject *object, int64_t *out)
     return true;
 }
 
-/* Read an ordinary shape at a look: an int, or a tuple or list of ints. False for
- * everything else, as above. */
+/* Read an ordinary shape: an int, or a tuple or list of ints, none of them negative.
+ * This runs no Python code. Returns false without an exception for every other
+ * object. */
 static inline bool
 cm_arg_try_shape(PyObject *object, int *ndim, int64_t *shape)
 {
@@ -88,39 +90,41 @@ cm_arg_try_shape(PyObject *object, int *ndim, int64_t *shape)
 /* Read a shape: an int or a sequence of ints, each >= 0, at most CM_MAX_NDIM of
  * them. */
 int cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape);
-/* The product of the lengths and the itemsize; ValueError when it does not fit in 63
- * bits. */
+/* Multiply the lengths and the itemsize. ValueError means that the product does not fit
+ * in 63 bits. */
 int cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out);
-/* True if it is the text of a kind that pools can have. Sets no exception. */
+/* Read the name of a kind of memory that pools can have. Returns false without an
+ * exception if the object is not such a name. */
 bool cm_arg_try_kind(PyObject *object, cm_kind *out);
-/* As cm_arg_try_kind(), with an exception that says what to type. */
+/* Do the same as cm_arg_try_kind(), but fail with an exception that says what to
+ * type. */
 int cm_arg_kind(PyObject *object, cm_kind *out);
 /* Read a device. NULL, None and "cuda" mean cumem's current device; else it is an int,
  * a Device, "cuda:N" or a torch.device. Checks the range, for which it opens the
  * runtime. */
 int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out);
-/* As cm_arg_device(), for work on memory of other libraries. With None or "cuda" the
- * current device is PyTorch's where `about` is one of its tensors, or True (for batches
- * that are not there yet, say), unless cumem's own was chosen. `about` NULL: as
- * cm_arg_device(). This and cm_state_device() are all that decide which device is
- * meant. */
+/* Do the same as cm_arg_device() for work on memory of other libraries. If `about` is a
+ * tensor of PyTorch's, or True (as for batches that do not exist yet), None and "cuda"
+ * mean PyTorch's current device, unless the user chose a device for cumem. If `about`
+ * is NULL this is cm_arg_device(). No other function than this one and
+ * cm_state_device() decides which device is meant. */
 int cm_arg_device_about(cm_state *state, PyObject *object, const char *name,
                         PyObject *about, int *out);
-/* Read one of `letters`: "CF" or, for what has an order already, "CFA" or "CFAK". Where
- * none is given it is the `fallback`. */
+/* Read the argument order=, which is one of `letters`: "CF" or, if the elements have an
+ * order already, "CFA" or "CFAK". If it is not given, the answer is `fallback`. */
 int cm_arg_order(PyObject *object, const char *name, const char *letters, char fallback,
                  char *out);
 int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
 /* Read how long to wait at most, and convert it to nanoseconds. It is a number of
  * seconds, of any type that Python reads as a float. UINT64_MAX means for ever; NULL,
- * None, and whatever is longer than about 30 years give that. ValueError for less than
- * 0 and for nan. */
+ * None, and any time longer than about 30 years give that. A negative number and nan
+ * are a ValueError. */
 int cm_arg_timeout(PyObject *object, const char *name, uint64_t *out);
-/* Read a flag by its truth, as Python does; `fallback` where it is not given. A text is
- * a TypeError, since it is always true, even "no". */
+/* Read a flag by its truth, as Python does. If it is not given, the answer is
+ * `fallback`. A str is a TypeError, since even "no" would be true. */
 int cm_arg_flag(PyObject *object, const char *name, bool fallback, bool *out);
-/* Check a plain number that the package passes and that C uses as an index: ValueError
- * unless least <= value < end. */
+/* Check a plain number that the package passes and that C uses as an index. It is a
+ * ValueError unless least <= value < end. */
 int cm_arg_check_range(int value, const char *name, int least, int end);
 /* Make a tuple of ints, as Python shows shapes and strides. Returns a new reference, or
  * NULL with an exception. */

@@ -9,7 +9,7 @@
  * a note of it, such as "while growing the pinned pool". Never replaces a pending
  * exception. */
 PyObject *cm_py_raise(cm_state *state, cm_status status, const char *doing);
-/* As cm_py_raise(), for functions that return -1. */
+/* Do the same as cm_py_raise(), but return -1. */
 int cm_py_raise_int(cm_state *state, cm_status status, const char *doing);
 /* Return `answer`, which this takes over; or, if the status is a failure, NULL with its
  * exception. */
@@ -60,11 +60,11 @@ cm_error_restore(cm_kept_error kept)
  * (4, 709, 35) are not reported. Keeps a pending exception. */
 void cm_py_report(cm_state *state, cm_status status, PyObject *where);
 
-/* The exception of a failed status, with its attributes and the note `doing`. A new
- * reference; NULL with another exception. */
+/* Make the exception of a failed status, with its attributes and the note `doing`,
+ * without setting it. Returns a new reference, or NULL with another exception. */
 PyObject *cm_py_exception_new(cm_state *state, cm_status status, const char *doing);
 
 /* Load cumem/base/errors.py. This is done when the runtime is opened, so that errors
  * can still be raised at exit, when nothing can be imported; or by the first error, if
- * that comes earlier. 0 or -1. */
+ * that comes earlier. Returns 0, or -1 with an exception. */
 int cm_errors_load(cm_state *state);

@@ -7,81 +7,90 @@
 #include "base/convert.h"
 #include "python/core/state.h"
 
-int cm_numpy_import(void); /* called when the module is executed; 0 or -1 */
-/* The address of some function of NumPy's, in the shared object that holds
- * numpy.array(). */
+int cm_numpy_import(void); /* called when the module is executed; returns 0, or -1 with
+                              an exception */
+/* Return the address of some function of NumPy's. It lies in the shared object that
+ * holds numpy.array(). */
 uintptr_t cm_numpy_code(void);
 
-/* Make a numpy.dtype of anything that numpy.dtype() accepts (None: float64). A new
- * reference. TypeError for dtypes that hold objects, and for an itemsize of 0. */
+/* Make a numpy.dtype of anything that numpy.dtype() accepts; None gives float64.
+ * Returns a new reference, or NULL with an exception, which is a TypeError for dtypes
+ * that hold objects and for an itemsize of 0. */
 PyObject *cm_numpy_dtype(PyObject *object);
-/* As cm_numpy_dtype(), of any dtype that NumPy has, those too that no buffer can be of.
- */
+/* Do the same as cm_numpy_dtype(), but also accept those dtypes of NumPy's that no
+ * buffer can have. */
 PyObject *cm_numpy_read_dtype(PyObject *object);
 /* True if it is a numpy.dtype. The functions below take nothing else for a dtype, and
  * do not check. */
 bool cm_numpy_is_dtype(PyObject *object);
 int64_t cm_numpy_itemsize(PyObject *dtype);
 int64_t cm_numpy_alignment(PyObject *dtype); /* in bytes; a power of two */
-/* The dtype and its itemsize at a look, borrowed, if cm_numpy_dtype() was asked for the
- * same object before; else NULL, without an exception. */
+/* Return the dtype that cm_numpy_dtype() made of the same object before, borrowed, and
+ * write its itemsize. Returns NULL without an exception if that dtype is not known any
+ * more. This only looks into a small table. */
 PyObject *cm_numpy_known_dtype(PyObject *object, int64_t *itemsize);
 char cm_numpy_letter(PyObject *dtype); /* numpy.dtype.kind */
 bool cm_numpy_has_fields(PyObject *dtype);
-bool cm_numpy_is_extended(PyObject *dtype); /* of long doubles */
+bool cm_numpy_is_extended(PyObject *dtype); /* its parts are long doubles */
 /* True if another package has registered the dtype with NumPy, as ml_dtypes does. */
 bool cm_numpy_is_registered(PyObject *dtype);
-/* True if the dtype may hold objects of the user's, who gave it a dict of them. */
+/* True if the dtype has metadata, a dict in which a user may have put any objects. */
 bool cm_numpy_has_metadata(PyObject *dtype);
-/* True if both have the same bytes and meaning. */
+/* True if elements of both dtypes have the same bytes and the same meaning. */
 bool cm_numpy_dtype_equal(PyObject *a, PyObject *b);
-/* The PEP 3118 format that NumPy's own arrays of the dtype export ("<f4", "T{…}"). A
- * new str, or ValueError if there is none, as for datetime64. */
+/* Make the PEP 3118 format that NumPy's own arrays of the dtype export, such as "<f4"
+ * or "T{…}". Returns a new str, or NULL with an exception, which is a ValueError if
+ * there is no such format, as for datetime64. */
 PyObject *cm_numpy_format(PyObject *dtype);
 
-/* numpy.dtype.kind ('b' 'i' 'u' 'f' 'c' 'm' 'M' 'S' 'U' 'V' …) if that and the itemsize
- * say everything about the dtype. 0 for dtypes in the other byte order, with fields, or
- * of another package, and for long double and a complex of two. */
+/* Return numpy.dtype.kind ('b' 'i' 'u' 'f' 'c' 'm' 'M' 'S' 'U' 'V' …) if that and the
+ * itemsize say everything about the dtype. Returns 0 for dtypes in the other byte
+ * order, with fields, or of another package, for long double, and for a complex number
+ * of two of those. */
 char cm_numpy_plain_kind(PyObject *dtype);
-/* The row that a dtype has in the list of base/dtypes.h. CM_NUMBER_NONE: it is in none,
- * its bytes are in the other order, or it has fields. A dtype of another package may be
- * asked for its name, which may run Python code. */
+/* Return the row that a dtype has in the list of base/dtypes.h. Returns CM_NUMBER_NONE
+ * if it has no row, its bytes are in the other order, or it has fields. A dtype of
+ * another package may be asked for its name, which may run Python code. */
 cm_dtype cm_numpy_listed(PyObject *dtype);
-/* The dtype of a row, which is not CM_NUMBER_NONE. Returns a new reference, or NULL
- * with ImportError or AttributeError where it takes ml_dtypes, which is not there or
- * too old. */
+/* Return the dtype of a row, which must not be CM_NUMBER_NONE. Returns a new reference,
+ * or NULL with an exception, which is ImportError or AttributeError if the dtype comes
+ * from ml_dtypes and that package is missing or too old. */
 PyObject *cm_numpy_dtype_listed(cm_dtype dtype);
 
-/* A block of numpy.errstate(all="ignore"), entered, and what leaves it, which takes it
- * over and keeps the exception that is set. Returns a new reference, or NULL with an
- * exception. */
+/* Enter a block of numpy.errstate(all="ignore"). Returns a new reference to the block,
+ * or NULL with an exception. cm_numpy_leave_quiet_block() leaves the block, takes over
+ * the reference and keeps an exception that is set. */
 PyObject *cm_numpy_enter_quiet_block(void);
 void cm_numpy_leave_quiet_block(PyObject *block);
 
-/* A new array over host memory, which holds `owner` as its base. */
+/* Make an array over host memory, which holds `owner` as its base. Returns a new
+ * reference, or NULL with an exception. */
 PyObject *cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
                         const int64_t *shape, const int64_t *strides, bool readonly);
-/* A new array in C order, whose elements are not set. */
+/* Make an array in C order, whose elements are not set. Returns a new reference, or
+ * NULL with an exception. */
 PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape);
 
-/* The array that NumPy makes of any object, which may be that object itself, as
- * numpy.asarray(object, dtype) does; `dtype` NULL: of the dtype that NumPy chooses.
- * With `keeps_subclass` an array of a subclass stays one, as in numpy.asanyarray().
- * Returns a new reference, or NULL with an exception. */
+/* Make an array of any object, as numpy.asarray(object, dtype) does, which may return
+ * the object itself. If `dtype` is NULL, NumPy chooses the dtype. With `keeps_subclass`
+ * an array of a subclass stays one, as with numpy.asanyarray(). Returns a new
+ * reference, or NULL with an exception. */
 PyObject *cm_numpy_from_any(PyObject *object, PyObject *dtype, bool keeps_subclass);
-/* The elements of an array in C order as another dtype, which NumPy calls by this
- * letter: 'g' and 'G' are long doubles, 'q' is int64. A new array. */
+/* Copy the elements of an array to a new array in C order of the dtype that NumPy calls
+ * by this letter: 'g' and 'G' are long doubles, and 'q' is int64. Returns a new
+ * reference, or NULL with an exception. */
 PyObject *cm_numpy_cast_array(PyObject *array, char letter);
-/* The dtype that NumPy calls by a letter, 'O', 'M' and 'm' included. A new reference.
- */
+/* Make the dtype that NumPy calls by a letter, which may be 'O', 'M' or 'm'. Returns a
+ * new reference, or NULL with an exception. */
 PyObject *cm_numpy_dtype_of_letter(char letter);
-/* A new array of NumPy's own type with the shape and the order of another, whose
- * elements are not set. */
+/* Make an array of NumPy's own type with the shape and the order of another. Its
+ * elements are not set. Returns a new reference, or NULL with an exception. */
 PyObject *cm_numpy_empty_like(PyObject *array, PyObject *dtype);
-/* A new array in C order with the shape of another, whose bytes are zero. */
+/* Make an array in C order with the shape of another, whose bytes are zero. Returns a
+ * new reference, or NULL with an exception. */
 PyObject *cm_numpy_zeros_like(PyObject *array, PyObject *dtype);
-/* Convert all elements of one array into those of another of its shape, by whatever
- * rule it takes. 0 or -1. */
+/* Convert all elements of one array into those of another of its shape, by whichever
+ * casting rule that takes. Returns 0, or -1 with an exception. */
 int cm_numpy_copy_into(PyObject *to, PyObject *from);
 PyObject *cm_numpy_dtype_of(PyObject *array); /* borrowed */
 int64_t cm_numpy_size(PyObject *array);       /* in elements */
@@ -92,45 +101,51 @@ uint64_t cm_numpy_run_nbytes(PyObject *array);
 /* True if the elements of an array are, or hold, Python objects. */
 bool cm_numpy_has_objects(PyObject *array);
 
-/* The first element of an array that has one, as ndarray.item() returns it. */
+/* Return the first element of an array that is not empty, as ndarray.item() does.
+ * Returns a new reference, or NULL with an exception. */
 PyObject *cm_numpy_item(PyObject *array);
 
 bool cm_numpy_is_array(PyObject *object);
 /* True if it is an array whose dtype has the same bytes and meaning as `dtype`. */
 bool cm_numpy_is_array_of(PyObject *object, PyObject *dtype);
 int cm_numpy_ndim(PyObject *array);
-/* The address of element 0 of an array. */
+/* Return the address of element 0 of an array. */
 void *cm_numpy_data(PyObject *array);
 /* True if the array is of a subclass that can mark elements as missing, as
  * numpy.ma.MaskedArray does. For arrays of NumPy's own type the answer costs
  * nothing. */
 bool cm_numpy_may_be_masked(PyObject *array);
 bool cm_numpy_is_scalar(PyObject *object); /* a numpy.generic, not an array */
-/* Scalars of NumPy: an integer or a bool, a float, a complex number. */
+/* These three are true for a scalar of NumPy's that is an integer or a bool, a float,
+ * or a complex number. */
 bool cm_numpy_is_integer_scalar(PyObject *object);
 bool cm_numpy_is_real_scalar(PyObject *object);
 bool cm_numpy_is_complex_scalar(PyObject *object);
-/* A numpy.bool, which some versions of NumPy index with. */
+/* True for a numpy.bool, which some versions of NumPy accept as an index. */
 bool cm_numpy_is_bool(PyObject *object);
-/* The object that owns an array's memory: its last base that is not an array, looking
- * through a memoryview. A new reference; NULL without an exception: the array itself
- * owns it. */
+/* Return the object that owns an array's memory. It is the last in the chain of bases
+ * that is not an array; if that is a memoryview, it is the memoryview's object. Returns
+ * a new reference. Returns NULL without an exception if the array owns its memory
+ * itself, or if the memoryview was released. */
 PyObject *cm_numpy_owner(PyObject *array);
-/* The array at the root of views of views. A new reference. */
+/* Return the array that an array is a view of, or a view of a view of, and so on.
+ * Returns a new reference. */
 PyObject *cm_numpy_root(PyObject *array);
-/* The address and number of the bytes of an array without gaps. */
+/* Find the address and the number of the bytes of an array that has no gaps. */
 void cm_numpy_place(PyObject *array, uint64_t *address, uint64_t *nbytes);
 /* Fill in only shape, strides and itemsize of a region, from an array of any dtype. */
 void cm_numpy_layout(PyObject *array, cm_region *out);
-/* Fill in a region (of kind PAGEABLE) from an array; *readonly says whether it is not
- * writeable. *dtype is a new reference. TypeError for dtypes of objects. */
+/* Fill in a region, of kind PAGEABLE, from an array. *dtype is a new reference, and
+ * *readonly says whether the array refuses to be written. Returns 0, or -1 with an
+ * exception, which is a TypeError for dtypes of objects. */
 int cm_numpy_region(PyObject *array, cm_region *out, PyObject **dtype, bool *readonly);
-/* Which of the engine's numbers an element of `dtype` is, and whether its bytes are in
- * the order that is not the processor's. NONE: it is none of them. */
+/* Return which of the engine's numbers the elements of `dtype` are, or CM_NUMBER_NONE
+ * if they are none of them. *swapped says whether their bytes are in the order opposite
+ * to the processor's. */
 cm_number cm_numpy_number(PyObject *dtype, bool *swapped);
-/* Write the bytes of a NumPy scalar to `out`, in the processor's order, if it is one of
- * the engine's numbers, none of which has more than 16 bytes. NONE: it is none of them,
- * and nothing was written. */
+/* Write the bytes of a NumPy scalar to `out`, in the processor's order, and return
+ * which of the engine's numbers it is. None of these has more than 16 bytes. Returns
+ * CM_NUMBER_NONE if it is none of them, and then writes nothing. */
 cm_number cm_numpy_read_scalar(PyObject *scalar, void *out);
 
 /* -- from one dtype to another ----------------------------------------------------------- */
@@ -145,25 +160,29 @@ typedef enum cm_casting_rule {
     CM_RULE_COUNT
 } cm_casting_rule;
 
-/* The number that the integers of a dtype stand for, where the package has noted one in
- * its metadata because NumPy has no dtype for it without ml_dtypes. NONE: they stand
- * for themselves. */
+/* Return the number that the integers of a dtype stand for. The package notes it in the
+ * dtype's metadata, because NumPy has no dtype for it without ml_dtypes. Returns
+ * CM_NUMBER_NONE if the integers stand for themselves. */
 cm_number cm_numpy_stands_for(PyObject *dtype);
-/* As cm_numpy_number(), but what integers stand for goes before what they are. */
+/* Do the same as cm_numpy_number(), but if integers stand for another number, return
+ * that. */
 cm_number cm_numpy_number_meant(PyObject *dtype, bool *swapped);
-/* True if the rule allows it, as numpy.can_cast() says. Integers that stand for numbers
- * are judged as those numbers. */
+/* True if the rule allows `from` to be converted to `to`, as numpy.can_cast() says.
+ * Integers that stand for numbers are judged as those numbers. */
 bool cm_numpy_can_cast(PyObject *from, PyObject *to, cm_casting_rule rule);
 /* True if only the real parts of complex elements are converted. */
 bool cm_numpy_drops_imaginary(PyObject *from, PyObject *to);
-/* The dtype that NumPy is to read elements of `from` as: with `drops_imaginary` that of
- * the real parts of NumPy's own complex numbers, so that NumPy does not warn again. A
- * new reference. */
+/* Return the dtype by which NumPy is to read the elements of an array of dtype `from`.
+ * That is `from`, or with `drops_imaginary` the dtype of the real parts of NumPy's own
+ * complex numbers, so that NumPy does not warn a second time. Returns a new
+ * reference. */
 PyObject *cm_numpy_part_read(PyObject *from, bool drops_imaginary);
-/* 0 if NumPy converts such elements; or -1 with its TypeError. */
+/* Check that NumPy can convert such elements. Returns 0, or -1 with NumPy's
+ * TypeError. */
 int cm_numpy_try_cast(PyObject *from, PyObject *to);
-/* Make a cast by which NumPy converts elements of dtype `from` to `to` in copies. A new
- * object, for as long as which *out is valid. */
+/* Make a cast by which NumPy converts elements of dtype `from` to `to` in copies.
+ * Returns a new object, or NULL with an exception. *out is valid as long as that object
+ * lives. */
 PyObject *cm_numpy_cast_new(PyObject *from, PyObject *to, const cm_cast **out);
 
 /* -- where the bytes of new arrays come from (NEP 49) --------------------------------- */
@@ -186,8 +205,10 @@ typedef struct cm_numpy_handler {
     cm_numpy_allocator allocator;
 } cm_numpy_handler;
 
-/* The handler that contexts have which have none of their own. It may be written to. */
+/* Return the handler that NumPy uses in every context that has no handler of its own.
+ * It may be written to. */
 cm_numpy_handler *cm_numpy_default_handler(void);
-/* Make `capsule` the handler of this context from now on (NULL: the default one).
- * Returns the one before, a new reference, or NULL with an exception. */
+/* Make `capsule` the handler of this context from now on; NULL means the default
+ * handler. Returns a new reference to the handler before it, or NULL with an
+ * exception. */
 PyObject *cm_numpy_exchange_handler(PyObject *capsule);

@@ -38,14 +38,14 @@
 #include "python/core/recording.h"
 
 typedef struct cm_numpy_call {
-    /* The frame of NumPy's outermost function; 0: NumPy has not asked. */
+    /* The frame of NumPy's outermost function, or 0 if it was not NumPy that asked. */
     uintptr_t frame;
     uintptr_t function; /* the first instruction of that function */
     cm_moment moment;
 } cm_numpy_call;
 
-/* The call of NumPy's that this code is in. Needs the GIL; keeps the exception and runs
- * no Python code. */
+/* Return the call of NumPy's that this code runs in. Needs the GIL, keeps the exception
+ * and runs no Python code. */
 cm_numpy_call cm_numpy_call_now(void);
 /* True if that call has certainly not returned yet. Needs the GIL. */
 bool cm_numpy_call_lasts(const cm_numpy_call *call);

@@ -53,25 +53,29 @@ cm_override_is_empty(const cm_override *override)
     return cm_list_is_empty(&override->entered);
 }
 
-/* The type of blocks, which Python code never sees. New reference. */
+/* Make the type of blocks, which Python code never sees. Returns a new reference, or
+ * NULL with an exception. */
 PyObject *cm_block_type_new(PyObject *module);
-/* Make the variable. `block_count` is borrowed. Returns 0, or -1 with an exception;
- * what was made by then goes with the state. */
+/* Make the variable. `block_count` is borrowed. Returns Returns 0, or -1 with an
+ * exception; the state then frees what was made by then. */
 int cm_override_init(cm_override *override, PyObject *block_type, const char *name,
                      uint32_t *block_count);
 /* Take the blocks that contexts still have out of the list, before its memory goes. */
 void cm_override_fini(cm_override *override);
-/* The chain of this context, or None. Returns a new reference, or NULL with an
- * exception. */
+/* Read the chain of this context, which may be None. Returns a new reference, or NULL
+ * with an exception. */
 PyObject *cm_override_read(const cm_override *override);
-/* The next object outwards, borrowed from the chain that *at began with; NULL at the
- * end of the chain, or where *at is NULL. */
+/* Step through a chain from the innermost block outwards. This returns the object of
+ * the next block that has not ended, and moves *at behind that block. The object is
+ * borrowed from the chain that *at began with. Returns NULL at the end of the chain, or
+ * if *at is NULL. */
 PyObject *cm_override_step(PyObject **at);
 /* Make `object` current until the matching exit; blocks nest. Returns `object`, or NULL
  * with an exception. */
 PyObject *cm_override_enter(cm_override *override, PyObject *object);
-/* End the block of `object` that this frame entered, or else the innermost of this
- * context; `what` names its sort in errors. RuntimeError if there is none, and if the
- * block was entered in another context, where it is then over as well. Returns None, or
- * NULL. */
+/* End the block of `object` that this frame entered, or else the innermost one of
+ * `object` in this context. `what` says in errors what sort of object it is. Returns
+ * None, or NULL with an exception. That is a RuntimeError if there is no such block, or
+ * if it was entered in another context; in the latter case the block is over there as
+ * well. */
 PyObject *cm_override_exit(cm_override *override, PyObject *object, const char *what);

@@ -9,26 +9,29 @@
 #include "python/python.h"
 
 /* Returns what a module, of this package or another, has by this name, as a new
- * reference. NULL without an exception: nobody has imported the module, which this does
- * not do either, or it lacks the name, as it may while another thread is importing it.
- */
+ * reference. Returns NULL without an exception if nobody has imported the module, which
+ * this does not do either, or if the module lacks the name, as it may while another
+ * thread is importing it. */
 PyObject *cm_find_loaded(const char *module, const char *name);
 /* Load the module cumem.<module>. Returns a new reference, or NULL with an
  * exception. */
 PyObject *cm_package_load(const char *module);
 /* Call cumem.<module>.<function>(*arguments), loading the module if need be, and return
- * its answer. `arguments` is a tuple that this takes over; NULL stands for one that
- * could not be made, with the exception set. NULL with an exception. */
+ * its answer. `arguments` is a tuple that this takes over; it may be NULL if it could
+ * not be made and an exception is set. Returns NULL with an exception if anything
+ * fails. */
 PyObject *cm_package_call(const char *module, const char *function,
                           PyObject *arguments);
-/* Call such a function as a method of `self`, METH_VARARGS | METH_KEYWORDS. */
+/* Call such a function as a method of `self`, with the arguments of a METH_VARARGS |
+ * METH_KEYWORDS. */
 PyObject *cm_package_method(const char *module, const char *function, PyObject *self,
                             PyObject *arguments, PyObject *keywords);
 /* Call such a function with the arguments of a METH_FASTCALL | METH_KEYWORDS. */
 PyObject *cm_package_pass(const char *module, const char *function,
                           PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-/* For tables of a type: a method that the package has; and, by CM_HINT, a name that the
- * type does not have, whose AttributeError says what to type instead. */
+/* These are for tables of a type. CM_PACKAGED defines a method whose code is in the
+ * package, and CM_PACKAGED_METHOD is its row. CM_HINT is a row for a name that the type
+ * does not have: its AttributeError says what to type instead. */
 #define CM_PACKAGED(type, module, name)                                                \
     static PyObject *type##_##name(PyObject *self, PyObject *args, PyObject *keywords) \
     {                                                                                  \
@@ -40,7 +43,7 @@ PyObject *cm_package_pass(const char *module, const char *function,
 #define CM_HINT(name)                                                                  \
     {#name, cm_package_hint, NULL, "Not there: its error says why.", (void *)#name},
 PyObject *cm_package_hint(PyObject *self, void *name);
-/* Call a function that returns nothing of interest: 0, or -1 with an exception. */
+/* Call a function whose answer does not matter. Returns 0, or -1 with an exception. */
 int cm_package_do(const char *module, const char *function, PyObject *arguments);
 /* Call a function that always raises. Always returns -1. */
 int cm_package_refuse(const char *module, const char *function, PyObject *arguments);

@@ -9,7 +9,7 @@
 
 /* Lend a thread that has given up the GIL, or may have it, the stack and tag of its own
  * Python code, so that events which it notes without the GIL have them. Reading them
- * takes the GIL, which is done only where the thread `may`. The answer is to be put
+ * takes the GIL, so without `may` they are not read. The caller later puts the answer
  * back by cm_recorder_lend_origin(). */
 cm_event_origin cm_recording_lend_caller(bool may);
 
@@ -17,21 +17,22 @@ cm_event_origin cm_recording_lend_caller(bool may);
  * much garbage there can be. What happens at one moment happens in one call from Python
  * code. */
 typedef struct cm_moment {
-    /* The frame of the innermost Python code, not held; NULL: not known. */
+    /* The frame of the innermost Python code, not held; NULL if it is not known. */
     const void *frame;
     int place;  /* the instruction's place in the bytes of its code */
     long young; /* containers that were made since the last collection */
 } cm_moment;
 
-/* The present moment. Needs the GIL; keeps the exception and runs no Python code. */
+/* Return the present moment. Needs the GIL, keeps the exception and runs no Python
+ * code. */
 cm_moment cm_moment_now(void);
-/* True if it is still the moment that was `then`. False if a collection has run in
- * between, since that ends objects in the middle of any call. */
+/* True if the present moment is still the moment `then`. False if a collection has run
+ * in between, since that ends objects in the middle of any call. */
 bool cm_moment_lasts(const cm_moment *then);
 
-/* The C functions of tracemalloc, NULL if this Python has none, and our domain. track()
- * returns 0 if tracemalloc is tracing and has noted the memory, with the present
- * stack. */
+/* The C functions of tracemalloc, which are NULL if this Python has none, and the
+ * domain in which cumem's memory shows. track() returns 0 if tracemalloc is tracing and
+ * has noted the memory, with the present stack. */
 enum { CM_TRACE_DOMAIN = 0x63754D };
 typedef struct cm_tracemalloc {
     int (*track)(unsigned domain, uintptr_t address, size_t nbytes);
@@ -42,8 +43,8 @@ void cm_tracing_init(void);
 
 /* Let the tool of a profiler see NVTX ranges from now on. The tool is the library that
  * NVTX_INJECTION64_PATH names, which profilers set; without it there are no ranges.
- * Only the first call has an effect. A tool that cannot be used is a RuntimeWarning.
- * Returns 0, or -1 with an exception. Releases the GIL. */
+ * Only the first call has an effect. If the tool cannot be used, the user gets a
+ * RuntimeWarning. Returns 0, or -1 with an exception. Releases the GIL. */
 int cm_attach_profiler(void);
 
 extern PyMethodDef cm_recording_methods[];

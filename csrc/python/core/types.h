@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all types of objects have in common: how their tables are written, and how they
- * are made and ended. */
+/* This header has what all types of objects have in common: how their tables are
+ * written, and how the types and their objects are made and freed. */
 #pragma once
 
 #include <stddef.h>
 
 #include "python/python.h"
 
-/* A function of any calling convention, for a table of methods. */
+/* Casts a function of any calling convention to what a table of methods holds. */
 #define CM_METHOD(function) ((PyCFunction)(void (*)(void))(function))
 #define CM_KEYWORDS (METH_FASTCALL | METH_KEYWORDS)
 
-/* The members of a type whose objects have `weakrefs` and show nothing else. */
+/* The table of members of a type whose objects have a member `weakrefs` and show no
+ * other. */
 #define CM_WEAKREFS(type)                                                              \
     {                                                                                  \
         {"__weaklistoffset__", T_PYSSIZET, offsetof(type, weakrefs), READONLY, NULL},  \
