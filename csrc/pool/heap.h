@@ -107,7 +107,7 @@ typedef struct cm_heap_span {
 struct cm_arena {
     cm_list node; /* in heap->arenas */
     struct cm_heap *heap;
-    void *host; /* NULL: the host cannot use it */
+    void *host; /* NULL if the host cannot use it */
     cm_address base;
     uint64_t nbytes;
     cm_heap_span *first;

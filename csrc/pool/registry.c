@@ -47,7 +47,7 @@ struct cm_registry {
      * shares that is not empty. */
     atomic_uint refs;
     cm_runtime *rt;    /* borrowed */
-    cm_budget *budget; /* borrowed; NULL: there is no limit */
+    cm_budget *budget; /* borrowed; NULL if there is no limit */
     uintptr_t page_nbytes;
     cm_mutex lock;
     cm_cond busy_changed; /* signalled when a piece becomes busy or is no longer busy */

@@ -36,8 +36,9 @@ typedef struct cm_inline_buffer {
     cm_storage storage;
 } cm_inline_buffer;
 
-/* A new buffer with a storage and room for its extents. The caller fills in the memory,
- * the extents and the itemsize. NULL with MemoryError. */
+/* Make a buffer with a storage and room for its extents. The caller fills in the
+ * memory, the extents and the itemsize. Returns NULL with MemoryError if there is no
+ * memory. */
 cm_inline_buffer *cm_inline_buffer_new(cm_state *state, cm_kind kind, int device,
                                        PyObject *dtype, int ndim);
 /* Take a struct that free_inline() has kept for reuse. It has one dimension and no
@@ -88,9 +89,9 @@ cm_buffer_kind(const cm_buffer *buffer)
 PyObject *cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage,
                         int64_t offset, PyObject *dtype, int ndim, const int64_t *shape,
                         const int64_t *strides, bool readonly, PyObject *base);
-/* The address of element 0, for the host (NULL for device memory) and for the device. A
- * buffer without bytes answers 0. On the emulated device the host address of device
- * memory is NULL too. */
+/* These return the address of element 0, for the host and for the device. Device memory
+ * has no address for the host, which is then NULL, on the emulated device too. A buffer
+ * without bytes has no address, so both return 0. */
 void *cm_buffer_host(const cm_buffer *buffer);
 cm_address cm_buffer_address(const cm_buffer *buffer);
 uint64_t cm_buffer_nbytes(const cm_buffer *buffer);
@@ -123,12 +124,14 @@ void cm_buffer_region(const cm_buffer *buffer, cm_region *out);
 
 void cm_buffer_dealloc(PyObject *object);
 
-/* The offsets, in bytes from the first element, of the lowest element and of the end of
- * the highest. Equal when there are no elements. Returns 0, or -1 with an exception. */
+/* Find the offsets, in bytes from the first element, of the lowest element and of the
+ * end of the highest. They are equal if there are no elements. Returns 0, or -1 with an
+ * exception. */
 int cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high);
 
-/* A view of `parent`, of its type unless `type` is given. It holds the storage and, as
- * its base, the buffer that `parent` itself is a view of, or else `parent`. */
+/* Make a view of `parent`, of its type unless `type` is given. It holds the storage
+ * and, as its base, the buffer that `parent` itself is a view of, or else `parent`.
+ * Returns NULL with an exception if it fails. */
 PyObject *cm_buffer_new_view(cm_buffer *parent, PyTypeObject *type, int64_t offset,
                              PyObject *dtype, int ndim, const int64_t *shape,
                              const int64_t *strides);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What only managed memory does: its pages can be moved ahead of use, advised about,
- * asked about and given up. The GIL is held; calls of the driver are made without
- * it. */
+/* This header has what only managed memory can do: its pages can be moved ahead of use,
+ * and the driver can be given advice about them, asked about them, and told that nobody
+ * needs them. The GIL is held; calls of the driver are made without it. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"
@@ -12,8 +12,8 @@
  * it, "cpu", "host" or "numa:N". Returns 0, or -1 with TypeError, ValueError, or
  * CudaError for a node if the driver is too old for nodes. */
 int cm_arg_location(cm_state *state, PyObject *object, const char *name, int *out);
-/* A location as users see it: a Device, "host", "numa:N", or None for CM_NO_LOCATION.
- * Returns a new reference, or NULL with an exception. */
+/* Make a location as users see it: a Device, "host", "numa:N", or None for
+ * CM_NO_LOCATION. Returns a new reference, or NULL with an exception. */
 PyObject *cm_location_new(cm_state *state, int location);
 
 /* -- pages --------------------------------------------------------------------------------- */
@@ -22,8 +22,8 @@ PyObject *cm_location_new(cm_state *state, int location);
  * None is the current stream of the device `home`. Warns of thrashing. Returns 0, or -1
  * with an exception. */
 int cm_buffer_prefetch_to(cm_buffer *self, int location, PyObject *stream, int home);
-/* The device whose current stream a move to `location` takes: that device itself or,
- * for the host, the device of the buffer's memory. */
+/* Return the device on whose current stream a move to `location` is queued. It is the
+ * device of the location or, for the host, that of the buffer's memory. */
 static inline int
 cm_buffer_home(const cm_buffer *self, int location)
 {

@@ -48,6 +48,19 @@ read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t 
 
 /* -- keeping it --------------------------------------------------------------------------- */
 
+/* Clear an exception that says that an object does not tell where its memory is. That
+ * is no failure: such memory is not watched. Returns 0, or -1 if the exception is not
+ * an Exception (a KeyboardInterrupt, for instance) and therefore stays. */
+static int
+forgive(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
 /* Keep the storage of a tensor. A tensor that only wraps others has none, and raises.
  */
 static int

@@ -22,27 +22,30 @@
 
 #include "python/buffer/storage.h"
 
-/* Let `storage`, which was just made of `object`, keep what the object's bytes are in:
- * a storage of PyTorch's or, for an array, what it is over. An object that has neither
- * is left alone. Returns 0, or -1 with an exception that is not an Exception of the
- * object's. */
+/* Let `storage`, which was just made of `object`, keep the object that has the bytes: a
+ * storage of PyTorch's or, for an array, the object that it is a view of. If there is
+ * neither, nothing is kept. Returns 0, or -1 with an exception. Errors of the object's
+ * own code are not passed on. */
 int cm_memory_keep(cm_storage *storage, PyObject *object);
-/* The storage of the tensor that an array is a view of, as Tensor.numpy() makes one. A
- * new reference; NULL without an exception. For copies that keep only the array. */
+/* Find the storage of the tensor that an array is a view of, as the arrays of
+ * Tensor.numpy() are. Copies that keep only the array need it. Returns a new reference,
+ * or NULL without an exception if there is no such tensor. */
 PyObject *cm_memory_under(cm_state *state, PyObject *array);
-/* Let each use of `storage` compare, from now on, where its memory is. 0 or -1. */
+/* Let each use of `storage` compare, from now on, where its memory is. Returns 0, or -1
+ * with an exception. */
 int cm_memory_watch(cm_storage *storage);
 /* Let `storage` keep and watch what `other` does. */
 void cm_memory_share(cm_storage *storage, const cm_storage *other);
 /* Check that the memory is still where it was. Returns 0, or -1 with BufferError. */
 int cm_memory_check(const cm_storage *storage);
 
-/* Note what a storage is in and where that was, for the handle of a copy in the
- * background, which outlives the storages of its ends. *list is made with the first
- * item. A storage that is not watched is left out. Returns 0, or -1 with an
+/* Note which object has the bytes of a storage and where they are, for the handle of a
+ * copy in the background, which outlives the storages of its ends. *list is made with
+ * the first item. A storage that is not watched is left out. Returns 0, or -1 with an
  * exception. */
 int cm_memory_note(const cm_storage *storage, PyObject **list);
-/* Note a storage of PyTorch's or an array, as it is now. */
+/* Note where the bytes of a storage of PyTorch's or of an array are now. Returns 0, or
+ * -1 with an exception. */
 int cm_memory_note_place(cm_state *state, PyObject *memory, PyObject **list);
 /* Check that everything noted is still where it was. Returns 0, or -1 with
  * BufferError. */

@@ -21,7 +21,8 @@ PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
 /* In shapes.c; METH_FASTCALL | METH_KEYWORDS. */
 PyObject *cm_buffer_reshape(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
-/* All elements as a view of one axis, or NotImplemented if that takes a copy. */
+/* Make a view of all elements with one axis. Returns NotImplemented if that takes a
+ * copy, or NULL with an exception. */
 PyObject *cm_buffer_in_a_row(cm_buffer *self);
 
 /* In axes.c; a getter, and METH_FASTCALL | METH_KEYWORDS. */
@@ -30,9 +31,9 @@ PyObject *cm_buffer_transpose(PyObject *self, PyObject *const *args, Py_ssize_t 
                               PyObject *kwnames);
 PyObject *cm_buffer_squeeze(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
-/* A view, or the buffer itself, whose elements are in C's order as `order` reads those
- * of the buffer. 'A' means Fortran's order for a buffer that is in that order alone;
- * 'K' means the order in which they lie in memory. */
+/* Return a view, or the buffer itself, whose elements in C's order are those of the
+ * buffer in the order `order`. 'A' means Fortran's order for a buffer that is in that
+ * order alone; 'K' means the order in which they lie in memory. */
 PyObject *cm_buffer_reorder(cm_buffer *self, char order);
 
 /* In rows.c: Py_tp_iter, __reversed__ (METH_NOARGS), and the type of the iterators,
@@ -61,13 +62,13 @@ PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
 /* METH_FASTCALL */
 PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
-/* -- of managed memory: what others have to know of it; its methods are in managed.h ------- */
+/* -- managed memory; its methods are in managed.h ------------------------------------------ */
 
-/* Where the buffer was last prefetched to: a device, CM_HOST_LOCATION, another location
- * or CM_NO_LOCATION. Releases the GIL. 0 or -1. */
+/* Ask where the buffer was last prefetched to: a device, CM_HOST_LOCATION, another
+ * location or CM_NO_LOCATION. Releases the GIL. Returns 0, or -1 with an exception. */
 int cm_buffer_read_prefetch_location(const cm_buffer *self, int *out);
 
 /* Note that the host, or a device, is about to use the buffer. Warns, once for each
  * storage, if both keep doing so by turns. Does nothing for memory that does not
- * migrate. May run Python code. 0, or -1 if the warning is an error. */
+ * migrate. May run Python code. Returns 0, or -1 if the warning is an error. */
 int cm_buffer_note_side(cm_buffer *self, bool on_device);

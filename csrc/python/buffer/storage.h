@@ -212,7 +212,7 @@ cm_storage_trace(cm_storage *storage)
 }
 
 /* A new storage with one reference, in state->storages, with nothing filled in but what
- * is given. NULL with MemoryError. */
+ * is given. Returns NULL with MemoryError if there is no memory. */
 cm_storage *cm_storage_new(cm_state *state, cm_kind kind, int device);
 /* Initialise a storage in place; `fresh`: it was never initialised before. */
 void cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,

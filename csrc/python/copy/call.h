@@ -73,10 +73,10 @@ typedef struct cm_call {
     /* Bytes move. A copy that moves none waits for nothing either, so storages must not
      * forget what came before it. May be set later. */
     bool moves_bytes;
-    const cm_progress *progress; /* borrowed; NULL: there is no progress= */
-    /* For one of several copies that begin together: it comes after transfers whose
-     * numbers are lower than this, but not after the others of the group. 0: it comes
-     * after all transfers. */
+    const cm_progress *progress; /* borrowed; NULL if there is no progress= */
+    /* For one of several copies that begin together. It comes after transfers whose
+     * numbers are lower than this, but not after the others of the group. If it is 0,
+     * the call comes after all transfers. */
     uint64_t before;
 
     /* Each of these arrays is NULL while it has no items; then it is the array of first
@@ -124,8 +124,8 @@ int cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand 
  * of the dtype `from` to become elements of `to`. Returns 0, or -1 with TypeError or
  * ValueError. */
 int cm_check_rule(const char *before, PyObject *from, PyObject *to, PyObject *casting);
-/* The arguments casting=, scale= and offset=. NULL and None mean that one is not
- * given. */
+/* The arguments casting=, scale= and offset=, each of which is NULL or None if it is
+ * not given. */
 typedef struct cm_casting {
     PyObject *casting; /* all borrowed */
     PyObject *scale;
@@ -180,7 +180,10 @@ PyObject *cm_call_leave(cm_call_frame *frame, PyObject *result);
 
 /* -- the call ----------------------------------------------------------------------------- */
 
-/* Whether somebody is shown the progress of the call. */
+/* Let the arrays begin as the first items in the struct, which are enough for most
+ * calls. */
+void cm_call_init(cm_call *call);
+/* True if somebody wants to know the progress of the call. */
 static inline bool
 cm_call_reports_progress(const cm_call *call)
 {
@@ -219,8 +222,8 @@ PyObject *cm_call_handle(const cm_call *call, cm_ticket *ticket, PyObject *dst,
  * runtime has to be asked. */
 cm_status cm_call_ask_capturing(const cm_stream *stream, bool *out);
 
-/* Return the engine, once it has the pools of all `devices` (a set of indices). NULL
- * with an exception. */
+/* Return the engine, once it has the pools of all `devices` (a set of indices). Returns
+ * NULL with an exception if it fails. */
 cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
 /* Fill in all of the request except the ends and the keeps, for example to explain
  * it. */
@@ -237,8 +240,8 @@ void cm_call_take_back(cm_call *call);
  * and reports progress. Called without the GIL, after cm_call_let_go(). */
 bool cm_call_is_interrupted(void *call);
 
-/* Whether a copy moves bytes. A copy of no elements does not, nor does one into its own
- * place, and such copies wait for nothing. */
+/* Find out whether a copy moves bytes. A copy of no elements does not, nor does one
+ * into its own place, and such copies wait for nothing. */
 bool cm_call_moves_bytes(const cm_region *dst, const cm_region *src);
 /* Let the storages remember an unfinished transfer, so that the next use of the ends
  * comes after it. Returns 0, or -1 with MemoryError. In that case nobody could wait for

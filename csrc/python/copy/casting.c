@@ -201,8 +201,8 @@ follow_plan(cm_call *call, const plan *found, PyObject *to, cm_convert *out)
     return result;
 }
 
-/* Warn, in each call, of imaginary parts that are dropped. 0, or -1 if the warning is
- * an exception. */
+/* Warn, in each call, of imaginary parts that are dropped. Returns 0, or -1 if the
+ * warning is an exception. */
 static int
 warn_of_imaginary(const plan *found)
 {

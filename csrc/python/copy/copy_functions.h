@@ -12,8 +12,8 @@ extern PyMethodDef cm_copy_many_methods[];    /* batch.c */
 extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c; private, for
                                                cumem/transfers/multi_device.py */
 
-/* Copy as copy(dst, src, stream=stream, casting=casting) does; NULL: not given. Returns
- * 0, or -1 with an exception. */
+/* Copy as copy(dst, src, stream=stream, casting=casting) does. NULL means that an
+ * argument is not given. Returns 0, or -1 with an exception. */
 int cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
                 PyObject *casting);
 /* Copy as copy_async(dst, src, after=after, casting=casting).wait() does, on a stream
@@ -40,13 +40,13 @@ PyObject *cm_raw_copy(PyObject *module, PyObject *args);
 PyObject *cm_transfer_file(PyObject *module, PyObject *args);
 PyObject *cm_maps_file(PyObject *module, PyObject *args);
 
-/* METH_NOARGS */
+/* the method __dlpack_device__(); METH_NOARGS */
 PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
 /* METH_FASTCALL | METH_KEYWORDS */
 PyObject *cm_buffer_to_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames);
-/* duplicates.c. The first makes a copy in C's order, in memory of `kind` on the
- * buffer's device. */
+/* duplicates.c. cm_buffer_duplicate() makes a copy in C's order, in memory of `kind` on
+ * the buffer's device. */
 PyObject *cm_buffer_duplicate(cm_buffer *self, cm_kind kind);
 PyObject *cm_buffer_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);

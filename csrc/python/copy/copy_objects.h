@@ -9,26 +9,30 @@ typedef PyObject *cm_request_reader(cm_state *state, const cm_copy_request *requ
 
 /* How a copy is made. All of it is borrowed. */
 typedef struct cm_copy_how {
-    /* The copy is in the order of this stream. NULL: a blocking copy takes the current
-     * stream, and any other is made in the background. */
+    /* The copy is in the order of this stream. If it is NULL, a blocking copy takes the
+     * current stream, and any other copy is made in the background. */
     cm_stream *stream;
     bool blocking;
     PyObject *after; /* a stream that must come first, or a tuple or list of streams;
-                        NULL and None: there is none */
+                        NULL or None if there is none */
     cm_casting casting;
-    const cm_progress *progress; /* for a blocking copy; NULL: there is no progress= */
+    const cm_progress *progress; /* for a blocking copy; NULL if there is no progress=
+                                  */
     PyObject *targets; /* for a copy in the background: a tuple of dst and of further
-                          targets of its shape (see cm_broadcast); NULL: only dst */
+                          targets of its shape (see cm_broadcast); NULL if dst is the
+                          only target */
     uint64_t before;   /* for one of several that begin together: see cm_call; else 0 */
     uint64_t number;   /* of that group: see cm_call_join(); else 0 */
     bool on_engine_stream; /* the copy runs on a stream of the engine's; the caller will
                     make `stream` wait for it */
-    cm_request_reader *explain; /* answers in place of the copy; NULL: the copy is made
+    cm_request_reader *explain; /* makes the answer in place of the copy; NULL if the copy is to
+                          be made
                                  */
 } cm_copy_how;
 
 /* Copy `src` to `dst`. Shapes (the source is broadcast), dtypes (see cm_casting) and
  * read-only targets are checked first. Returns a new Transfer, or a list with one for
- * each of `targets`; or None, if the copy is blocking. NULL with an exception. */
+ * each of `targets`; or None, if the copy is blocking. Returns NULL with an exception
+ * if it fails. */
 PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
                           cm_copy_how how);

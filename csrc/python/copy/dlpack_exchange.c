@@ -10,7 +10,7 @@
 
 /* Return the state of the extension in this interpreter, as DLPack's functions get no
  * object that leads to it. It is borrowed from the module, which stays loaded as long
- * as there are buffers. NULL with an exception. */
+ * as there are buffers. Returns NULL with an exception if it fails. */
 static cm_state *
 find_state(void)
 {
@@ -20,8 +20,8 @@ find_state(void)
     return state;
 }
 
-/* Take the tensor out of a new capsule of ours, whose reference is taken over. 0, or -1
- * if the capsule is NULL. */
+/* Take the tensor out of a new capsule of ours, whose reference is taken over. Returns
+ * 0, or -1 if the capsule is NULL. */
 static int
 open_own(PyObject *capsule, cm_dl_versioned **out)
 {
@@ -57,7 +57,7 @@ report_exception(void *context, cm_dl_set_error set_error)
 }
 
 /* Allocate memory of a pool for a tensor like this one, and make a capsule over it.
- * NULL with an exception. */
+ * Returns NULL with an exception if it fails. */
 static PyObject *
 allocate(const cm_dl_tensor *like)
 {

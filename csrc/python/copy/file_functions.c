@@ -282,7 +282,7 @@ find_own_maps(file_call *call)
 }
 
 /* Return the engine, once the file is open. The file is opened last, when nothing else
- * is wrong. NULL with an exception. */
+ * is wrong. Returns NULL with an exception if it fails. */
 static cm_engine *
 open_call(file_call *call)
 {

@@ -994,7 +994,8 @@ convert_by_numpy(PyObject *to, PyObject *from)
     return result;
 }
 
-/* An array of one element, which is zero. A new reference. */
+/* An array of one element, which is zero. Returns a new reference, or NULL with an
+ * exception. */
 static PyObject *
 array_of_zero(PyObject *dtype)
 {
@@ -1028,7 +1029,8 @@ typedef struct numpy_cast {
 
 static const char cast_name[] = "cumem.cast";
 
-/* A new array over memory, which lives for one call. A new reference. */
+/* A new array over memory, which lives for one call. Returns a new reference, or NULL
+ * with an exception. */
 static PyObject *
 array_over(PyObject *dtype, int ndim, const int64_t *shape, const int64_t *strides,
            const void *memory, int flags)

@@ -17,7 +17,8 @@ typedef struct with_block {
     PyObject *frame;  /* owned; NULL: no frame entered it, or it was left at home */
     PyObject *token;  /* owned; NULL: the block was left */
     bool is_relinked; /* its link was made anew, so its token belongs to an old chain */
-    uint32_t *count;  /* borrowed: counts it while it is in the list; NULL: it is not */
+    uint32_t *count;  /* borrowed: counts it while it is in the list; NULL if it is not
+                       */
 } with_block;
 
 static void
@@ -234,7 +235,8 @@ cm_override_step(PyObject **at)
 
 /* -- the beginning of a block ---------------------------------------------------------- */
 
-/* Make the block current in this context, inside of all others. 0 or -1. */
+/* Make the block current in this context, inside of all others. Returns 0, or -1 with
+ * an exception. */
 static int
 link_block(const cm_override *override, with_block *self)
 {
@@ -313,7 +315,7 @@ find_anywhere(cm_override *override, PyObject *object, PyObject *frame)
 }
 
 /* The block that an exit means: one of this frame, else one that a function entered for
- * it, as contextlib.ExitStack does. Borrowed; NULL: there is none. */
+ * it, as contextlib.ExitStack does. Borrowed; NULL if there is none. */
 static with_block *
 find_block(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
            bool *is_here)

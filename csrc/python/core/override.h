@@ -56,8 +56,8 @@ cm_override_is_empty(const cm_override *override)
 /* Make the type of blocks, which Python code never sees. Returns a new reference, or
  * NULL with an exception. */
 PyObject *cm_block_type_new(PyObject *module);
-/* Make the variable. `block_count` is borrowed. Returns Returns 0, or -1 with an
- * exception; the state then frees what was made by then. */
+/* Make the variable. `block_count` is borrowed. Returns 0, or -1 with an exception; the
+ * state then frees what was made by then. */
 int cm_override_init(cm_override *override, PyObject *block_type, const char *name,
                      uint32_t *block_count);
 /* Take the blocks that contexts still have out of the list, before its memory goes. */

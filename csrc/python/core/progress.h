@@ -17,6 +17,6 @@ typedef struct cm_progress {
 int cm_progress_open(PyObject *object, const char *title, cm_progress *out);
 /* Report how far the copy is. Returns 0, or -1 with what the callable raised. */
 int cm_progress_report(const cm_progress *progress, uint64_t done, uint64_t total);
-/* Close the bar, if there is one. An exception that is set stays set. 0, or -1 if an
- * exception is set. */
+/* Close the bar, if there is one. An exception that is set stays set. Returns 0, or -1
+ * if an exception is set. */
 int cm_progress_close(cm_progress *progress);

@@ -40,7 +40,7 @@ typedef struct stack {
  * that the number that an unfinished transfer has never becomes another stack's. */
 static struct recording {
     internals python;
-    PyObject *tags; /* owned ContextVar of ints; NULL: there are none */
+    PyObject *tags; /* owned ContextVar of ints; NULL if there are none */
     /* These are also read without the GIL: */
     atomic_bool has_tags;
     /* Events of at least so many bytes have a stack; UINT64_MAX: none has. */

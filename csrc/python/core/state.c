@@ -30,7 +30,7 @@ cm_state_init(cm_state *state)
 /* What set_current_device() chose in this thread, for which module and generation: a
  * shutdown ends the choice in all threads at once. */
 typedef struct device_choice {
-    const cm_state *state; /* only compared; NULL: there is no choice */
+    const cm_state *state; /* only compared; NULL if there is no choice */
     uint64_t generation;
     int device;
 } device_choice;

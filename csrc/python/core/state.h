@@ -281,9 +281,9 @@ cm_limits_budget(cm_state *state, cm_kind kind, int device)
 /* The open runtime, which this opens first if need be (CUMEM_BACKEND,
  * CUMEM_EMULATED_*), with one EmulationWarning if it falls back. It opens asleep. In a
  * child that was forked from a process at work it is a runtime for the host alone,
- * which refuses whatever needs the driver. NULL with an exception. The call also polls
- * the engine, drops what was deferred, and opens the memory of pools to devices that
- * have got a context since. */
+ * which refuses whatever needs the driver. Returns NULL with an exception if it fails.
+ * The call also polls the engine, drops what was deferred, and opens the memory of
+ * pools to devices that have got a context since. */
 cm_runtime *cm_state_runtime(cm_state *state);
 
 /* True if cm_state_runtime() would have nothing to do but look. */

@@ -86,8 +86,9 @@ set_current_device(PyObject *module, PyObject *object)
     Py_RETURN_NONE;
 }
 
-/* The index of a Device, without calling its __index__(), which is Python code. A new
- * reference. */
+/* Return the index of a Device. For one that the state knows this need not call its
+ * __index__(), which is Python code. Returns a new reference, or NULL with an
+ * exception. */
 static PyObject *
 read_index(const cm_state *state, PyObject *object)
 {

@@ -11,8 +11,8 @@
 #include "python/device/objects.h"
 #include "python/device/wait.h"
 
-/* Open the runtime for a question, and keep shutdown() away until end(). NULL with an
- * exception. */
+/* Open the runtime for a question, and keep shutdown() away until end(). Returns NULL
+ * with an exception if it fails. */
 static cm_runtime *
 begin(cm_state *state)
 {

@@ -36,30 +36,33 @@ typedef struct cm_event_object {
 
 /* -- streams ------------------------------------------------------------------------------ */
 
-/* A new Stream around a record, which it holds. NULL with an exception. */
+/* Make a Stream around a record, which it holds. Returns NULL with an exception if it
+ * fails. */
 PyObject *cm_stream_object_new(cm_state *state, cm_stream *stream);
-/* The record of a Stream, on loan, since another thread may close the Stream while the
- * GIL is released. NULL with ValueError, or with RuntimeError in a forked child. */
+/* Take the record of a Stream on loan, since another thread may close the Stream while
+ * the GIL is released. Returns NULL with ValueError if the Stream is closed, or with
+ * RuntimeError in a forked child. */
 cm_stream *cm_stream_object_take(PyObject *op);
-/* Release the record of a Stream. Nothing is done if it is closed. */
+/* Close a Stream: release its record. This does nothing if it is closed already. */
 void cm_stream_object_close(cm_stream_object *self);
 /* Close every open Stream, for shutdown. Their records move to `out`, which has room,
  * and are for the caller to release. Returns how many there are. */
 size_t cm_streams_collect(cm_state *state, cm_stream **out);
-/* The Stream that is current for `device` in this context. Returns a new reference, or
- * NULL with an exception. */
+/* Return the Stream that is current for `device` in this context. Returns a new
+ * reference, or NULL with an exception. */
 PyObject *cm_current_stream(cm_state *state, int device);
 
 /* Read any stream argument: None (the current stream of `device`), a Stream, or a
  * stream of another library with __cuda_stream__, .cuda_stream (PyTorch), .ptr (CuPy)
- * or .handle (Numba), or an int. `device` -1 means cumem's current one. The record is
- * on loan; NULL with an exception. May run Python code. */
+ * or .handle (Numba), or an int. `device` -1 means cumem's current one. Returns the
+ * record, on loan, or NULL with an exception. May run Python code. */
 cm_stream *cm_stream_from_object(cm_state *state, PyObject *object, int device);
-/* As cm_stream_from_object(), where the argument is not called `stream`. */
+/* Do the same as cm_stream_from_object() for an argument that is not called
+ * `stream`. */
 cm_stream *cm_stream_from_argument(cm_state *state, PyObject *object,
                                    const char *argument, int device);
-/* As cm_stream_from_object(), for memory of `device`: ValueError for a stream of
- * another device. */
+/* Do the same as cm_stream_from_object() for memory of `device`. A stream of another
+ * device is a ValueError. */
 cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
 /* Read the handle of a stream of another library, from an object or from the handle
  * itself as an int. *keep says whether the stream lives as long as the object, which is
@@ -67,9 +70,10 @@ cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
  * `argument`, or with what the object's own code raised. May run Python code. */
 int cm_stream_read_handle(const cm_state *state, PyObject *object, const char *argument,
                           uint64_t *handle, bool *keep);
-/* The record that None means, borrowed until Python code runs or the GIL is released;
- * or, since only shutdown() gives these records up, until cm_state_leave(). NULL,
- * without an exception, if only cm_stream_for_device() can find it out. */
+/* Return the record that None means, borrowed until Python code runs or the GIL is
+ * released. Returns NULL, until cm_state_leave(). NULL,
+ * without an exception, if only cm_stream_for_device() can find
+ * out which one that is. */
 static inline cm_stream *
 cm_stream_lent(const cm_state *state, int device)
 {
@@ -78,10 +82,11 @@ cm_stream_lent(const cm_state *state, int device)
     return is_default ? state->default_streams[device] : NULL;
 }
 
-/* The stream on which the work of other streams of `device` is brought together for a
- * consumer that has to be given the handle of one. It is ours, so its handle is neither
- * that of a default stream nor one that another library may destroy. Held for the
- * caller; NULL with an exception. The GIL is held and may be given up in between. */
+/* Return the stream on which the work of other streams of `device` is brought together
+ * for a consumer, who can be given the handle of only one stream. The stream is ours,
+ * so its handle is neither that of a default stream nor one that another library may
+ * destroy. It is held for the caller. Returns NULL with an exception if it fails. Needs
+ * the GIL, and may give it up in between. */
 cm_stream *cm_joining_stream(cm_state *state, int device);
 
 /* A loan holds the record and, as cm_state_enter() does, keeps shutdown() away. The GIL
@@ -90,8 +95,8 @@ cm_stream *cm_stream_take(cm_state *state, cm_stream *stream);
 void cm_stream_give(cm_state *state, cm_stream *stream); /* does nothing for NULL */
 
 /* Call `act` with the handle of an emulated stream whose device is current, without the
- * GIL. `object` is any stream argument. None, or NULL with RuntimeError where no
- * emulated device is open, or with another exception. */
+ * GIL. `object` is any stream argument. Returns None, or NULL with an exception, which
+ * is a RuntimeError if no emulated device is open. */
 PyObject *cm_emulated_stream_act(cm_state *state, PyObject *object,
                                  cm_status (*act)(cm_runtime *rt, uint64_t handle));
 /* _hold_stream() and _release_stream(); ends with an empty row. */
@@ -99,22 +104,23 @@ extern PyMethodDef cm_emulated_stream_methods[];
 
 /* -- events ------------------------------------------------------------------------------- */
 
-/* What an Event had: a handle that is still to be destroyed. */
+/* What a closed Event leaves behind: a handle that is still to be destroyed. */
 typedef struct cm_detached_event {
     cm_runtime *rt; /* borrowed */
     uint64_t handle;
     int device;
 } cm_detached_event;
 
-/* A new Event on `device`, which is not checked. NULL with CudaError. */
+/* Make an Event on `device`, which is not checked. Returns NULL with an exception if it
+ * fails. */
 PyObject *cm_event_object_new(cm_state *state, int device, bool timing, bool blocking);
 /* Record the event at the end of `stream` (borrowed). Returns 0, or -1 with ValueError
  * or CudaError. */
 int cm_event_record(cm_event_object *event, const cm_stream *stream);
 /* Let `stream` wait for the event. Returns 0, or -1 with ValueError or CudaError. */
 int cm_event_order(cm_event_object *event, cm_stream *stream);
-/* Close every open Event, for shutdown. What they had moves to `out`, which has room.
- * Returns how many there were. */
+/* Close every open Event, for shutdown. Their handles move to `out`, which has room for
+ * all of them. Returns how many there were. */
 size_t cm_events_collect(cm_state *state, cm_detached_event *out);
 /* Destroy the handle, from any thread. In a forked child it leaks.
  * Fails: event_destroy; as cm_device_enter(). */
@@ -125,8 +131,8 @@ CM_NODISCARD cm_status cm_detached_event_free(const cm_detached_event *detached)
 /* Make the base of Device, which has its `with` blocks. Returns 0, or -1 with an
  * exception. */
 int cm_register_device_base(PyObject *module, cm_state *state);
-/* The Device of an index, which is not checked. Returns a new reference, or NULL with
- * an exception. */
+/* Return the Device of an index, which is not checked. Returns a new reference, or NULL
+ * with an exception. */
 PyObject *cm_device_object_new(cm_state *state, int index);
 /* Functions about what is current, and those that cumem/devices/device.py calls; ends
  * with an empty row. */
@@ -154,12 +160,11 @@ typedef struct cm_transfer_object {
     int device;
 } cm_transfer_object;
 
-/* A new Transfer. Takes over `ticket`, even on failure; holds dst and src. NULL with an
- * exception. */
+/* Make a Transfer. It takes over `ticket`, even on failure, and holds dst and src.
+ * Returns NULL with an exception if it fails. */
 PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *dst,
                                  PyObject *src, int device);
-/* Have `check` called with `watched`, a list, by whoever first sees that the copy is
- * done. */
+/* Whoever first sees that the copy is done calls `check` with `watched`, a list. */
 void cm_transfer_watch(PyObject *transfer, PyObject *watched,
                        int (*check)(cm_state *state, PyObject *watched));
 /* Let `stream` wait for the copy. Blocks as cm_ticket_order() does; Ctrl-C ends that

@@ -108,7 +108,7 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 /* Make a Stream of another library's stream, with `device` as for
  * cm_stream_from_argument(). With `lasts` only the end of the object destroys the
- * stream. NULL with an exception. */
+ * stream. Returns NULL with an exception if it fails. */
 static PyObject *
 wrap_foreign(cm_state *state, PyObject *object, int device, bool lasts)
 {

@@ -25,34 +25,36 @@ void cm_signals_init(void);
 /* A question whether something is done, such as cm_rt_stream_query(). */
 typedef cm_status (*cm_wait_query)(cm_runtime *rt, uint64_t handle, bool *done);
 
-/* Wait until `query` says that it is done, or fails; with `naps` the thread sleeps
- * rather than spins. The outcome is *out. False with the exception of a signal handler.
- * Needs the GIL, and releases it meanwhile. */
+/* Wait until `query` says that it is done, or fails, and write the outcome to *out.
+ * With `naps` the thread sleeps rather than spins. Returns false if a signal handler
+ * has raised an exception. Needs the GIL, and releases it meanwhile. */
 bool cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
                      bool naps, cm_status *out);
 
-/* As cm_wait_polling(), until `synchronize` returns as well. In a thread that sees no
- * signals the whole wait is left to `synchronize`. */
+/* Do the same as cm_wait_polling(), and then wait until `synchronize` returns as well.
+ * In a thread that sees no signals the whole wait is left to `synchronize`. */
 bool cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
                  cm_status (*synchronize)(cm_runtime *rt, uint64_t handle),
                  uint64_t handle, bool naps, cm_status *out);
 
 /* Wait for a transfer by `wait`, which is cm_ticket_wait or cm_ticket_wait_submitted,
- * and report its progress unless `progress` is NULL. False with the exception of a
- * signal handler or of the progress callback. Needs the GIL, and releases it meanwhile.
+ * and report its progress unless `progress` is NULL. Returns false if a signal handler or
+ * the progress callback has raised an exception. Needs the GIL, and releases it
+ * meanwhile.
  */
 bool cm_wait_for_ticket(cm_ticket *ticket,
                         cm_status (*wait)(cm_ticket *ticket, uint64_t timeout_ns),
                         uint64_t timeout_ns, const cm_progress *progress,
                         uint64_t nbytes, cm_status *out);
 
-/* Wait for all work of a device. False with the exception of a signal handler; the wait
- * then goes on in its thread, and cm_device_waits_join() waits for that. */
+/* Wait for all work of a device, and write the outcome to *out. Returns false if a
+ * signal handler has raised an exception. The wait then goes on in its thread, for
+ * which cm_device_waits_join() waits. */
 bool cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out);
 
 /* Wait, with the GIL released, for waits that signals ended and that still use the
- * runtime. -1 with the exception of a signal handler: what is left can be waited for
- * again. */
+ * runtime. Returns 0, or -1 if a signal handler has raised an exception, after which
+ * the caller may wait once more for what is left. */
 int cm_device_waits_join(cm_state *state);
 
 /* Hooks for waits in a pool, by a caller that has entered the state. `thread` is what

@@ -5,27 +5,29 @@
 
 #include "python/pool/pool_object.h"
 
-/* Strides without gaps, in bytes, for the lengths of `like` in `order`: C, F, A (F if
- * `like` is only Fortran-contiguous, else C) or K (the axes of `like` by falling
- * stride). The bytes of all elements must fit in 63 bits. */
+/* Compute strides without gaps, in bytes, for the lengths of `like` in `order`. That is
+ * C, F, A (F if `like` is only Fortran-contiguous, else C) or K (the axes of `like` in
+ * the order of falling strides). The bytes of all elements must fit in 63 bits. */
 void cm_strides_in_order(const cm_region *like, char order, int64_t itemsize,
                          int64_t *strides);
-/* A new buffer over memory of `pool`, with the lengths of `like` and strides in
- * `order`. Takes over the caller's hold of the pool (NULL, with an exception, is passed
- * on). `stream` (NULL: any) is the first to use the memory. NULL with an exception. */
+/* Make a buffer over memory of `pool`, with the lengths of `like` and strides in
+ * `order`. This takes over the caller's hold of the pool; if `pool` is NULL because
+ * that failed, it returns NULL too. `stream` is the first to use the memory; if it is
+ * NULL, any stream may be. Returns NULL with an exception if it fails. */
 PyObject *cm_buffer_allocate(cm_state *state, cm_pool *pool, PyObject *dtype,
                              const cm_region *like, char order, cm_stream *stream);
 
-/* As cm_buffer_allocate(), with memory of a kind and its `flags` on `device`, from the
- * pool that is current for these. Where streams order the kind, the device's current
- * one is the first to use the memory. */
+/* Do the same as cm_buffer_allocate() with the pool that is current for this kind,
+ * `flags` and `device`. If the kind is one that streams order, the device's current
+ * stream is the first to use the memory. */
 PyObject *cm_buffer_allocate_kind(cm_state *state, cm_kind kind, unsigned flags,
                                   int device, PyObject *dtype, const cm_region *like,
                                   char order);
 
-/* The engine's cm_relief, for memory that a copy needs in passing when there is not
- * enough; its argument is the state. Called without the GIL, by a thread that has given
- * it up. CM_ECANCELLED: an exception is set, of a callback or of a signal handler. */
+/* The engine's cm_relief, which it calls when there is not enough memory for the blocks
+ * that a copy goes through. Its argument is the state. It is called without the GIL, by
+ * a thread that has given it up. If it returns CM_ECANCELLED, a callback or a signal
+ * handler has raised an exception, which is set. */
 cm_status cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes,
                               cm_stream *stream, cm_status status, cm_block **out);
 
@@ -34,21 +36,22 @@ PyObject *cm_shortage_retry(PyObject *module, PyObject *args);
 
 /* -- fast_path.c -------------------------------------------------------------------------- */
 
-/* Make a buffer from arguments that each need no more than a look, out of a pool that
- * exists. NULL without an exception: take the long way. NULL with an exception: the
- * dtype is wrong, or memory is short. */
+/* Make a buffer the fast way: only from arguments that can be read without running
+ * Python code, and only from a pool that exists already. Returns NULL without an
+ * exception if the caller has to go the long way. Returns NULL with an exception if the
+ * dtype is wrong or there is not enough memory. */
 PyObject *cm_fast_kind(cm_state *state, cm_kind kind, PyObject *const *args,
                        Py_ssize_t nargs, PyObject *kwnames);
 
-/* As cm_fast_kind(), where the kind is an argument. */
+/* Do the same as cm_fast_kind() for a call that has the kind as an argument. */
 PyObject *cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
                       PyObject *kwnames);
 
-/* As cm_fast_any(), with the values of empty()'s parameters in their order. NULL stands
+/* Do the same as cm_fast_any(), with the values of empty()'s parameters in their order. NULL stands
  * for one that was not given; the shape is always given. */
 PyObject *cm_fast_read(cm_state *state, PyObject *const *values);
 
-/* As cm_fast_kind(), for `nbytes` (>= 0) bytes of a Pool, if it is warm. `stream` NULL:
- * the current stream, where that matters. */
+/* As cm_fast_kind() for `nbytes` (>= 0) bytes of a Pool, if that has a free
+ * block at hand. If `stream` is NULL, it is the current stream, where that matters. */
 PyObject *cm_fast_bytes(cm_state *state, const cm_pool_object *pool, int64_t nbytes,
                         PyObject *stream);

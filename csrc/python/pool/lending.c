@@ -214,7 +214,7 @@ cumem_take_back(void *address, size_t nbytes, int device, void *stream)
     leave();
 }
 
-/* Lend another pool for a device. Returns the one before; NULL: there was none. */
+/* Lend another pool for a device. Returns the one before; NULL if there was none. */
 static cm_pool *
 exchange_pool(int device, cm_pool *pool)
 {

@@ -20,12 +20,13 @@
 PyObject *cm_lend_pool(PyObject *module, PyObject *pool);
 
 /* Wait until no thread is inside these functions. Such a thread may be waiting for the
- * device, but never for the GIL. False: one still was after `most_ns`. */
+ * device, but never for the GIL. Returns false if a thread is still inside after
+ * `most_ns`. */
 bool cm_lending_wait(uint64_t most_ns);
 /* End all lending: nothing is lent or taken back until something is lent anew, and
  * blocks on loan keep their pools for ever. The pools that were lent move to `out`,
- * still held, which has room for those of all devices, and are counted. False: a thread
- * is inside, and nothing was changed. */
+ * which has room for those of all devices. They are still held, and *count is how many
+ * there are. Returns false, and changes nothing, if a thread is inside. */
 bool cm_lending_try_end(cm_pool **out, size_t *count);
 /* Called at exit: what comes back from now on is leaked, since the driver may be
  * gone. */
@@ -33,10 +34,10 @@ void cm_lending_leak(void);
 
 #define CM_EXPORT __attribute__((visibility("default")))
 
-/* A block of the pool that was lent for the device; NULL: there is none. A segment is
- * for an allocator that cuts it up itself and relies on cudaFree to wait for all that
- * the device does. Only memory that is idle is taken for it, since no stream's order
- * says when it is used. */
+/* Allocate a block of the pool that was lent for the device. Returns NULL if there is
+ * none. A segment is for an allocator that cuts it up itself and relies on cudaFree to
+ * wait for all work of the device. Only idle memory is taken for it, since no stream's
+ * order says when it is used. */
 CM_EXPORT void *cumem_lend(size_t nbytes, int device, void *stream);
 CM_EXPORT void *cumem_lend_segment(size_t nbytes, int device, void *stream);
 /* Take a block back. It was used on the stream that it was asked for on, and on those

@@ -22,10 +22,11 @@ int cm_limits_find_groups(void);
  * CUMEM_LIMIT_PINNED, _MAPPED, _MANAGED and _DEVICE. Returns 0, or -1 with a ValueError
  * that names the variable. */
 int cm_limits_open(cm_state *state, cm_runtime *runtime);
-/* A limit as an int, or None for UINT64_MAX. A new reference. */
+/* Make an int of a limit, or None of UINT64_MAX. Returns a new reference, or NULL with
+ * an exception. */
 PyObject *cm_limit_to_object(uint64_t limit_nbytes);
-/* A new list of (limit, used) for each budget that a charge of `budget` counts against,
- * its own first. NULL with an exception. */
+/* Make a list of (limit, used) for each budget that a charge of `budget` counts
+ * against, its own first. Returns NULL with an exception if it fails. */
 PyObject *cm_limits_list(const cm_budget *budget);
 /* Replace a limit that is a share of the device's memory (budget.h) by bytes, if the
  * driver has been started. Returns 0, or -1 with CudaError. Releases the GIL. */

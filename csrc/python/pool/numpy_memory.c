@@ -34,9 +34,10 @@ typedef struct pinning {
     /* first: this is what NumPy sees; its ctx points to this struct. */
     cm_numpy_handler handler;
     cm_state *state;      /* kept alive by the pool */
-    cm_pool_object *pool; /* owned; NULL: there is no pool to take from */
+    cm_pool_object *pool; /* owned; NULL if there is no pool to take from */
     size_t min_nbytes;
-    /* owned: the handler outside of the block; NULL: the block was not entered yet. */
+    /* owned: the handler outside of the block; NULL if the block was not entered
+     * yet. */
     PyObject *outer;
     bool ended; /* the block is over in all contexts */
 } pinning;
@@ -88,7 +89,7 @@ check_own(PyObject *capsule)
 
 /* Make an exported storage of `block`, so that it is listed, keeps shutdown() away and
  * goes back with a fence, because others may copy from it unseen. Returns its bytes;
- * NULL: there is no memory. */
+ * NULL if there is no memory. */
 static void *
 enlist(cm_state *state, cm_pool *pool, cm_block *block)
 {
@@ -209,7 +210,7 @@ numpy_free(void *Py_UNUSED(ctx), void *host, size_t nbytes)
     give(storage);
 }
 
-/* Move an array's bytes to where there is room for `nbytes`. NULL: there is none, and
+/* Move an array's bytes to where there is room for `nbytes`. NULL if there is none, and
  * the bytes stay where they are. */
 static void *
 relocate(void *ctx, void *host, size_t nbytes)
@@ -274,7 +275,8 @@ enter(PyObject *Py_UNUSED(module), PyObject *capsule)
     return p->outer == NULL ? NULL : Py_NewRef(Py_None);
 }
 
-/* The innermost handler from `capsule` outwards that is not over. A new reference. */
+/* Find the first handler, from `capsule` outwards, whose block is not over. Returns a
+ * new reference, or NULL if `capsule` is NULL. */
 static PyObject *
 find_current(PyObject *capsule)
 {

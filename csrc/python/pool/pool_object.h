@@ -21,42 +21,43 @@ extern PyMethodDef cm_numpy_memory_methods[];
 
 int cm_register_pool_type(PyObject *module, cm_state *state);
 
-/* A new Pool around `pool`, which it holds. NULL with an exception. */
+/* Make a Pool around `pool`, which it holds. Returns NULL with an exception if it
+ * fails. */
 PyObject *cm_pool_object_new(cm_state *state, cm_pool *pool);
-/* The pool of a Pool, held on loan while the GIL may be released; NULL with
- * ValueError. */
+/* Take the pool of a Pool on loan, so that it is held while the GIL is released.
+ * Returns NULL with ValueError if the Pool is closed. */
 cm_pool *cm_pool_object_take(PyObject *op);
 void cm_pool_object_give(PyObject *op, cm_pool *pool); /* does nothing for NULL */
 /* Release a pool. The last release frees what is cached and waits, with the GIL
  * released, for what is in flight. In a forked child it does nothing. */
 void cm_pool_let_go(cm_state *state, cm_pool *pool);
-/* Release the pool of a Pool. Nothing is done if it is closed. */
+/* Close a Pool: release its pool. This does nothing if it is closed already. */
 void cm_pool_object_close(cm_pool_object *self);
-/* Close every open Pool, for shutdown. What they held moves to `out`, which has room.
- * Returns how many there were. */
+/* Close every open Pool, for shutdown. Their pools, still held, move to `out`, which
+ * has room for all of them. Returns how many there were. */
 size_t cm_pool_objects_collect(cm_state *state, cm_pool **out);
 
 /* Read an argument that is a Pool: NULL and None give NULL, and anything but a Pool is
- * a TypeError. 0 or -1. */
+ * a TypeError. Returns 0, or -1 with an exception. */
 int cm_arg_pool(const cm_state *state, PyObject *object, cm_pool_object **out);
 
 /* Choose the pool that serves a request of this kind, flags and device: `wanted` (may
  * be NULL), or else the pool that is current in this context, or else the default one.
  * `flags` that are not the kind's usual ones are served only by pools that have them.
- * Held; NULL with an exception. */
+ * Returns the pool, held, or NULL with an exception. */
 cm_pool *cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind,
                         unsigned flags, int device);
-/* The innermost pool of this context that serves such a request, held; pools that were
- * closed are passed over. NULL without an exception: there is none. May run Python
- * code. */
+/* Find the innermost pool of this context that serves such a request. Pools that were
+ * closed are passed over. Returns the pool, held, or NULL without an exception if there
+ * is none. May run Python code. */
 cm_pool *cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags,
                               int device);
 
 /* The Python function _is_memory_in_flight(device, nbytes). */
 PyObject *cm_is_memory_in_flight(PyObject *module, PyObject *args);
 
-/* Call cm_pools_trim(); with `wait`, after waiting for work on freed memory. Returns 0,
- * or -1 with the exception of a signal handler. */
+/* Call cm_pools_trim(). With `wait`, this first waits for work on freed memory. Returns
+ * 0, or -1 with the exception of a signal handler. */
 int cm_state_trim(cm_state *state, cm_trim_request *r, bool wait);
 
 /* Open the memory of all pools to the devices that have got a context. Sets no

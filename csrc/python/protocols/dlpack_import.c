@@ -555,7 +555,7 @@ is_readonly(const exporter *self)
 
 /* Make a buffer of a capsule that was made for us, which must be fresh, and whose
  * memory must be where the exporter said. Whatever is wrong with it, its deleter is
- * called exactly once. NULL with an exception. */
+ * called exactly once. Returns NULL with an exception if it fails. */
 static PyObject *
 take_capsule(cm_state *state, const exporter *self, PyObject *capsule)
 {

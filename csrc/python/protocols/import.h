@@ -47,7 +47,7 @@ int cm_import_measure(cm_import *import, const char *what);
  * the two answers differ, for example if half of it is page-locked. Pages that we have
  * locked stay locked as long as `locked` lives.
  *
- * 0, or -1 with ValueError or CudaError. */
+ * Returns 0, or -1 with ValueError or CudaError. */
 int cm_import_probe(cm_state *state, cm_import *import, const char *what,
                     cm_pointer_info *info);
 
@@ -56,7 +56,7 @@ int cm_import_probe(cm_state *state, cm_import *import, const char *what,
 void cm_import_place(cm_import *import, const cm_pointer_info *info, int device);
 
 /* Make an object that gives these shares back when it is dropped. It takes the shares
- * over, even if it fails. NULL with an exception. */
+ * over, even if it fails. Returns NULL with an exception if it fails. */
 PyObject *cm_locked_pages_new(cm_state *state, cm_registry *registry,
                               cm_page_shares *shares);
 
@@ -70,7 +70,7 @@ int cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int dev
                     uint64_t handle);
 
 /* Make the buffer. It takes over `drop` only if it succeeds, and never takes `locked`.
- * NULL with an exception. */
+ * Returns NULL with an exception if it fails. */
 PyObject *cm_import_finish(cm_state *state, const cm_import *import);
 
 /* Find out what memory `region` of an ndarray lies in, as cm_numpy_region() has read

@@ -308,7 +308,8 @@ read_strides(PyObject *entries, cm_region *out)
     return 0;
 }
 
-/* Read all entries. The dtype is owned by the caller on success. 0 or -1. */
+/* Read all entries. The dtype is owned by the caller on success. Returns 0, or -1 with
+ * an exception. */
 static int
 read_entries(PyObject *entries, cm_import *out, uint64_t *stream)
 {

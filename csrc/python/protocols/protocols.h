@@ -29,13 +29,13 @@ void cm_buffer_releasebuffer(PyObject *self, Py_buffer *view);
 PyObject *cm_buffer_array_interface(PyObject *self, void *closure);
 /* True if that getter would answer. It hands nothing over to find out. */
 bool cm_buffer_has_array_interface(const cm_buffer *buffer);
-/* The dictionary itself, on any backend. Tests use it on the emulated device. */
+/* Make the dictionary itself, on any backend. Tests use it on the emulated device. */
 PyObject *cm_array_interface_dict(PyObject *self);
 /* __reduce_ex__ (METH_O), and the function of the module that unpickling needs
  * (METH_O). */
 PyObject *cm_buffer_reduce_ex(PyObject *self, PyObject *protocol);
 PyObject *cm_freeze(PyObject *module, PyObject *object);
-/* Let nobody write to a buffer any more that was just made. */
+/* Make a buffer read-only that was just made. */
 void cm_buffer_freeze(cm_buffer *buffer);
 
 /* -- in ----------------------------------------------------------------------------------- */
@@ -44,13 +44,13 @@ void cm_buffer_freeze(cm_buffer *buffer);
  * buffer is ready on `stream`, or on the current stream of its device if that is NULL.
  * Returns NULL with an exception. */
 PyObject *cm_asbuffer(cm_state *state, PyObject *object, cm_stream *stream);
-/* As cm_asbuffer(), where any argument may stand for the stream. NULL and None mean
- * that none was given. */
+/* Do the same as cm_asbuffer() with a stream that is any stream argument. NULL and None
+ * mean that none was given. */
 PyObject *cm_asbuffer_on(cm_state *state, PyObject *object, PyObject *stream);
-/* Make a new Buffer without a copy of a DLPack capsule, or of an object whose type has
- * DLPack's C functions. NULL with an exception, or a new reference to NotImplemented
- * for other objects. The driver is not asked about host memory of up to `unasked` bytes
- * that comes by those functions. */
+/* Make a new Buffer over the memory of a DLPack capsule, or of an object whose type has
+ * DLPack's C functions. Nothing is copied. Returns NULL with an exception, or a new
+ * reference to NotImplemented for other objects. The driver is not asked about host
+ * memory of up to `unasked` bytes that comes by those functions. */
 PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
                            uint64_t unasked);
 
@@ -100,14 +100,14 @@ typedef struct cm_operand {
 } cm_operand;
 
 /* Find the storage of an array over one of our buffers, whose streams and unfinished
- * transfers the array shares. The array keeps the storage alive. NULL for other
+ * transfers the array shares. The array keeps the storage alive. Returns NULL for other
  * arrays. */
 cm_storage *cm_operand_storage_of(const cm_state *state, PyObject *array);
 /* Refuse an array of NumPy's whose elements are masked. Returns 0, or -1 with
  * TypeError. */
 int cm_check_unmasked(PyObject *array);
-/* Is the object memory, that is a Buffer, an array or an exporter? False for a value
- * that copy() would make an array of. */
+/* True if the object has memory of its own, as a Buffer, an array or another exporter
+ * does. False if it is a value, of which copy() would make an array. */
 bool cm_operand_is_memory(const cm_state *state, PyObject *object);
 /* Says when the driver is asked what kind host memory is, which takes longer than
  * everything else that comes before a short copy. */

@@ -100,7 +100,7 @@ typedef struct cm_copy_request {
                              owns them from the call on; may be NULL */
     struct cm_file_job *file; /* ranges of a file to read or write, in place of dst and
                                  src; may be NULL */
-    cm_stream *stream; /* the copy is in the order of it; NULL: in the background */
+    cm_stream *stream; /* the copy is in its order; NULL for a copy in the background */
     const struct cm_broadcast *broadcast; /* further targets; may be NULL */
     bool blocking;                        /* return only when the data has arrived */
     /* Streams whose work so far must be over before the copy starts. */
@@ -118,18 +118,18 @@ typedef struct cm_copy_request {
      * held. If it answers true the call ends with CM_ECANCELLED. What has been queued
      * by then still runs to its end, and the keeps are dropped only after that; the
      * call waits for it, but no longer than a second. A blocking call queues nothing
-     * while its stream is busy with other work, so it waits for its own work alone.
-     * NULL: nobody is asked. */
+     * while its stream is busy with other work, so it waits for its own work alone. It
+     * is NULL if nobody is to be asked. */
     bool (*interrupted)(void *argument);
     void *interrupted_argument;
     /* Called with the same argument, in the caller's thread, before anything that may
      * take long, so that the caller can give up the GIL. It may be called more than
      * once, and it is always called before `interrupted`. A short copy on an idle
-     * stream does not call it. NULL: there is nothing to give up. */
+     * stream does not call it. It is NULL if there is nothing to give up. */
     void (*let_go)(void *argument);
     /* The engine stores the ticket of the call here, for `interrupted` to read. It
      * stores nothing for a short copy, which has no ticket. The ticket must not be used
-     * after a call that failed. May be NULL. */
+     * after a call that failed. The pointer may be NULL. */
     cm_ticket **ticket_out;
     cm_keep keep[4]; /* dropped when the transfer is done, whatever its outcome */
     uint32_t keep_count;
@@ -137,8 +137,8 @@ typedef struct cm_copy_request {
      * that the copy outlives its call: at most once, and in the caller's thread. A
      * blocking call keeps its ends alive itself until it returns, so it needs keeps
      * only if Ctrl-C ends it while the device is still at work. If the answer is false
-     * there is no memory, and the call waits for what is queued instead. NULL: `keep`
-     * is complete. */
+     * there is no memory, and the call waits for what is queued instead. It is NULL if
+     * `keep` is complete. */
     bool (*take_keeps)(void *argument);
 } cm_copy_request;
 

@@ -42,7 +42,7 @@ typedef struct cm_spares {
  * the order of that one (see cm_cache_take_side()). */
 typedef struct cm_side_stream {
     uint64_t beside;   /* the id of the user's stream */
-    cm_stream *stream; /* held; NULL: the place is free */
+    cm_stream *stream; /* held; NULL if the place is free */
 } cm_side_stream;
 
 /* What an event is used for. An event that records no time is seen to be over sooner.
