@@ -54,8 +54,8 @@ cm_pause_after(uint64_t elapsed_ns)
     cm_pause_until(cm_now_ns() + cm_backoff_ns(elapsed_ns));
 }
 
-/* As cm_pause_after(), but once the wait is long the thread sleeps instead of
- * spinning. */
+/* Pause as cm_pause_after() does, but sleep instead of spinning once the wait is
+ * long. */
 static inline void
 cm_nap_after(uint64_t elapsed_ns)
 {

@@ -21,18 +21,19 @@ bool cm_pages_are_fresh(const void *p, uint64_t nbytes);
 void cm_pages_ask_huge(void *p, uint64_t nbytes);
 /* Bring in the pages of memory that is about to be read, or written (`writes`), and
  * that may belong to a mapped file. If a page is no longer in the file, or cannot be
- * read from the disk, the call fails, where touching the page would raise a signal. It
- * takes time for each page, even for those that are there. Kernels before 5.14, and
- * memory of devices, cannot tell, and then there is no failure.
- * Fails: CM_EFAULT (errno). */
+ * read from the disk, the call fails, where touching the page would raise a signal.
+ * This takes time for each page, even for those that are there. With kernels before
+ * 5.14, and for memory of devices, missing pages are not noticed, and the call does not
+ * fail.
+ * Fails: CM_EFAULT (errno).  */
 CM_NODISCARD cm_status cm_pages_populate(const void *p, uint64_t nbytes, bool writes);
-/* As cm_pages_populate(), for the page of the last byte alone. That tells whether a
- * file was cut short, and costs the same however long the memory is. */
+/* Do the same as cm_pages_populate() for the page of the last byte alone. That shows
+ * whether a file was cut short, and costs the same however long the memory is. */
 CM_NODISCARD cm_status cm_pages_probe(const void *p, uint64_t nbytes, bool writes);
 
 /* Map `nbytes` of fresh memory that begins at a huge page, and ask for huge pages where
- * the kernel has any. `is_shared`: forked children share the memory.
- * Fails: CM_ENOMEM. */
+ * the kernel has any. With `is_shared` forked children share the memory.
+ * Fails: CM_ENOMEM.  */
 CM_NODISCARD cm_status cm_host_map_as(uint64_t nbytes, bool is_shared, char **out);
 CM_NODISCARD static inline cm_status
 cm_host_map(uint64_t nbytes, char **out)
@@ -44,9 +45,9 @@ void cm_host_unmap(char *start, uint64_t nbytes);
 typedef struct cm_populate {
     void *start; /* aligned to 2 MiB */
     uint64_t nbytes;
-    const void *from;    /* what the pages are to hold; NULL: anything */
-    const cm_cpus *cpus; /* the CPUs that helper threads run on; NULL: any */
-    /* The largest number of threads; 0: as many as are worth starting. */
+    const void *from;    /* what the pages are to hold; NULL if that does not matter */
+    const cm_cpus *cpus; /* the CPUs that helper threads run on; NULL for any */
+    /* The largest number of threads. With 0 as many are started as are worth it. */
     unsigned thread_count;
     /* The calling thread may run on another node, so it helps only if no thread could
      * be started. */

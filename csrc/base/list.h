@@ -12,7 +12,7 @@ typedef struct cm_list {
     struct cm_list *prev;
 } cm_list;
 
-/* The struct of type `type` that has the node `node` as its member `member`. */
+/* Returns the struct of type `type` of which `node` is the member `member`. */
 #define CM_LIST_ENTRY(node, type, member)                                              \
     ((type *)(void *)((char *)(node) - offsetof(type, member)))
 

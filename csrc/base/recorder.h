@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* In the order of OPS in cumem/recording/events.py. */
+/* The operations in events, in the order of OPS in cumem/recording/events.py. */
 enum {
     CM_EVENT_ALLOCATE,
     CM_EVENT_FREE,

@@ -10,8 +10,8 @@
 #include "base/attributes.h"
 
 typedef struct cm_status {
-    int32_t code;   /* 0: success; > 0: a cudaError_t; < 0: one of CM_E… below */
-    uint16_t op;    /* the operation of runtime/ops.h that failed; 0: none */
+    int32_t code; /* 0 for success; > 0 for a cudaError_t; < 0 for one of CM_E… below */
+    uint16_t op;  /* the operation of runtime/ops.h that failed; 0 if none did */
     uint16_t spare; /* always 0 */
     uint64_t arg;   /* the operation's most telling argument, such as a byte count */
 } cm_status;

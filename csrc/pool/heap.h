@@ -93,7 +93,7 @@ typedef struct cm_heap_span {
     /* On a FREE span, how many of its bytes were given back with the tag. The others
      * were clean when they joined it. */
     uint64_t pending_nbytes;
-    uint32_t tag; /* 0: nothing runs on it */
+    uint32_t tag; /* 0 if nothing runs on it */
     cm_span_state state;
     /* The number of a fork: its children and those of later forks share this block. 0
      * if no child does. This field belongs to fork.c. */
@@ -223,7 +223,8 @@ void cm_heap_join_ready(cm_heap *heap, const cm_heap_view *view);
  * place for the block (hole_preference_count). */
 cm_heap_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
                            const cm_heap_view *view);
-/* As cm_heap_take(), but looks at every FREE span, and leaves READY spans alone. */
+/* Do the same as cm_heap_take(), but look at every FREE span, and leave READY spans
+ * alone. */
 cm_heap_span *cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align,
                              const cm_heap_view *view);
 /* Find the best place for `nbytes` that covers at least one gap, besides free spans.

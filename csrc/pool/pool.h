@@ -57,8 +57,8 @@ typedef struct cm_pool_config {
      * the parent of that budget. In what cm_pool_get_config() returns, this field
      * points to the pool's own budget. */
     cm_budget *budget;
-    /* Memory that was unused for this long goes back to the runtime by itself; with 0
-     * it never does. */
+    /* After it was unused for this long, memory goes back to the runtime without being
+     * asked for. With 0 it never does. */
     uint64_t idle_trim_ns;
     /* Chosen by the caller, who never uses it for a second pool. (An address would not
      * do, since another pool may get it later.) */
@@ -297,7 +297,7 @@ CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes,
  * `pool` is NULL, or NULL after the last. The caller holds `pool`, and has to release
  * the pool that is returned. */
 cm_pool *cm_pool_after(const cm_runtime *rt, const cm_pool *pool);
-/* As cm_pool_after(), but also releases `pool`. */
+/* Do the same as cm_pool_after(), and release `pool`. */
 static inline cm_pool *
 cm_pool_next(const cm_runtime *rt, cm_pool *pool)
 {

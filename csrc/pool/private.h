@@ -19,9 +19,9 @@
 #include "pool/heap.h"
 #include "pool/pool.h"
 
-/* A pool keeps apart the work of so many streams. Each stream has a slot, an index from
- * 1 on; index 0 belongs to nobody. Behind the streams each device has a slot as well,
- * for work whose stream is unknown. */
+/* A pool can keep apart the work of up to CM_STREAMS_MAX - 1 streams. Each stream has a
+ * slot, an index from 1 on; index 0 belongs to nobody. Behind the streams each device
+ * has a slot as well, for work whose stream is unknown. */
 enum { CM_STREAMS_MAX = 256, CM_EPOCHS_MAX = CM_STREAMS_MAX + CM_MAX_DEVICES };
 
 /* What a block has to wait for: the work of a slot, up to and with an epoch. */
@@ -204,9 +204,9 @@ void cm_pool_init_slots(cm_pool *pool);
 /* Return the slot of a stream, or 0 if it has none. */
 uint32_t cm_pool_search_slot_locked(const cm_pool *pool, const cm_stream *stream);
 
-/* As cm_pool_search_slot_locked(), but compares pointers with the first slot first:
- * nearly always that is the only slot in use, and it has the very cm_stream that is
- * asked for. */
+/* Do the same as cm_pool_search_slot_locked(), but first compare the pointer with that
+ * of the first slot, which nearly always is the only slot in use and has this very
+ * cm_stream. */
 static inline uint32_t
 cm_pool_find_slot_locked(const cm_pool *pool, const cm_stream *stream)
 {
@@ -316,9 +316,9 @@ CM_NODISCARD cm_status cm_pool_grow(cm_pool *pool, uint64_t size,
  * `keep_nbytes` stay cached. Called by the grower, inside a cm_scope. */
 CM_NODISCARD cm_status cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes,
                                               uint64_t *released_nbytes);
-/* As cm_pool_trim(). With `waits` the call first waits for everything in flight, with
- * the hooks. Without it the hooks may be NULL, and `may_fence` says whether it may
- * record fences when it asks what has ended. */
+/* Trim as cm_pool_trim() does. With `waits` the call first waits for everything in
+ * flight, with the hooks. Without it the hooks may be NULL, and `may_fence` says
+ * whether it may record fences when it asks what has ended. */
 CM_NODISCARD cm_status cm_pool_trim_as(cm_pool *pool, uint64_t keep_nbytes,
                                        const cm_wait_hooks *hooks, bool waits,
                                        bool may_fence, uint64_t *released_nbytes);

@@ -401,9 +401,9 @@ typedef struct cm_device_guard {
 
 CM_NODISCARD cm_status cm_device_enter(cm_runtime *rt, int device,
                                        cm_device_guard *guard);
-/* As cm_device_enter(), for a call for which any device will do. If a context is
- * current it stays so; else a device that already has a context is entered, and
- * `device` only if none has. */
+/* Do the same as cm_device_enter() for a call for which any device will do. If a
+ * context is current it stays so; else a device that already has a context is entered,
+ * and `device` only if none has. */
 CM_NODISCARD cm_status cm_device_enter_any(cm_runtime *rt, int device,
                                            cm_device_guard *guard);
 /* Return a device that has a context by now, whoever made it: `preferred` if it has

@@ -20,8 +20,8 @@ typedef struct cm_peer_access {
     atomic_bool denied; /* set by tests: no device reaches another */
 } cm_peer_access;
 
-/* Has one of the two been let into the other's memory? This looks at what is known and
- * asks nobody. */
+/* True if it is known that one of the two was let into the other's memory. Nobody is
+ * asked. */
 bool cm_peer_access_is_enabled(const cm_peer_access *access, int device, int other);
 
 /* Find out what two devices can do to each other's regions. With `all`, which is for

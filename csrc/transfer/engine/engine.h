@@ -164,7 +164,7 @@ cm_request_hooks(const cm_copy_request *request)
                            .argument = request->interrupted_argument};
 }
 
-/* Whether each end is one run in C's order. */
+/* True if each end is one run in C's order. */
 static inline bool
 cm_request_is_run(const cm_copy_request *request)
 {
@@ -230,11 +230,11 @@ typedef struct cm_short_fill {
 bool cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status *out);
 
 /* Make a ticket of no bytes that is done once `event` of `device`, as it is recorded
- * now, is reached. To record the event again or to destroy it changes nothing for the
- * ticket. A stream of the engine waits for the event, so it must not be one that was
+ * now, is reached. Recording the event again or destroying it changes nothing for the
+ * ticket. A stream of the engine waits for the event, so the event must not have been
  * recorded in a capture.
  * Fails: CM_ENOMEM, CM_ETHREAD, CM_ECLOSED, CM_EFORKED, stream_create,
- * stream_wait_event, event_create, event_record. */
+ * stream_wait_event, event_create, event_record.  */
 CM_NODISCARD cm_status cm_engine_follow_event(cm_engine *engine, int device,
                                               uint64_t event, cm_ticket **out);
 
@@ -247,8 +247,8 @@ CM_NODISCARD cm_status cm_engine_need_idle_trims(cm_engine *engine);
  * does the same by itself, only later. Makes runtime calls. */
 void cm_engine_poll(cm_engine *engine);
 
-/* Take the next failure of a transfer that nobody asked about, for sys.unraisablehook;
- * CM_OK if there is none. */
+/* Take the next failure of a transfer that nobody asked about, for sys.unraisablehook.
+ * Returns CM_OK if there is none. */
 cm_status cm_engine_take_unread(cm_engine *engine);
 
 /* Counts of copies since the engine was made. Any thread may read them. All but the
@@ -257,9 +257,8 @@ typedef struct cm_copy_counts {
     cm_route_counts routes;   /* copies that ended, failed ones too, by their route */
     _Atomic uint64_t quick;   /* short copies and fills that the calling thread made
                                  without a ticket; `routes` does not count them */
-    _Atomic uint64_t bounced; /* those of `quick` that went through a page-locked block
-                               */
-    _Atomic uint64_t pieces;  /* pieces of all copies that were cut into some */
+    _Atomic uint64_t bounced; /* those of `quick` that used a page-locked block */
+    _Atomic uint64_t pieces;  /* how many pieces all copies were cut into */
     _Atomic uint64_t failed;  /* transfers that failed or were cancelled */
     _Atomic uint64_t unread;  /* failures that wait for cm_engine_take_unread() */
 } cm_copy_counts;

@@ -35,7 +35,8 @@ typedef struct cm_ticket_info {
 /* Say what is known of the ticket, without a runtime call and without waiting. In a
  * forked child it says what was known at the fork. */
 void cm_ticket_peek(const cm_ticket *ticket, cm_ticket_info *out);
-/* The same, after asking the device. If another thread is asking, this waits for it. */
+/* Ask the device first, and then do the same as cm_ticket_look(). If another thread is
+ * asking, this waits for it. */
 void cm_ticket_query(cm_ticket *ticket, cm_ticket_info *out);
 /* Return how many bytes of the payload have certainly arrived, counted in whole pieces.
  * The last piece is counted at the end, so the answer is `nbytes` only once all is done

@@ -146,11 +146,11 @@ CM_NODISCARD cm_status cm_engine_alloc(cm_engine *engine, int device, uint64_t n
 CM_NODISCARD cm_status cm_cache_take_event(cm_engine *engine, int device,
                                            cm_event_sort sort, uint64_t *out);
 void cm_cache_give_event(cm_engine *engine, int device, cm_event_sort sort,
-                         uint64_t event); /* 0: nothing happens */
+                         uint64_t event); /* does nothing if `event` is 0 */
 CM_NODISCARD cm_status cm_cache_take_stream(cm_engine *engine, int device,
                                             cm_stream **out);
-void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* NULL: nothing
-                                                                    happens */
+void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* does nothing for
+                                                                    NULL */
 /* Lend a stream of `device` for work that comes after what `beside` has been given so
  * far and before what it is given later. The caller releases it when that work is over.
  * All copies beside one stream share it, so that many copies on a stream do not need
@@ -164,23 +164,23 @@ CM_NODISCARD cm_status cm_cache_chain_streams(cm_engine *engine,
                                               const cm_stream *worker,
                                               cm_stream *waiter);
 /* Count `nbytes` of page-locked memory as used by a ring, unless all rings would then
- * use more than `most`. Returns the pool to take them from, borrowed; NULL if there is
- * no room, or no pool. */
+ * use more than `most`. Returns the pool to take them from, borrowed, or NULL if there
+ * is no room, or no pool. */
 cm_pool *cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);
-/* Undo it for memory that is no longer used. */
+/* Undo cm_cache_enter_ring() for memory that is no longer used. */
 void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
 /* Release all spare events and streams. Fails: with the first failure of event_destroy;
  * the others are destroyed all the same. */
 CM_NODISCARD cm_status cm_cache_fini(cm_engine *engine);
 
-/* engine.c: as cm_engine_facts_of(), for one end of a piece. */
+/* engine.c: do the same as cm_engine_facts_of() for one end of a piece. */
 cm_end_facts cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end,
                                     uint64_t nbytes);
 
 /* -- scheduler.c: which job is next; all under the lock -- */
 
-/* Take the job that a job thread shall run next out of its list; NULL if there is
- * none. */
+/* Take the job that a job thread is to run next out of its list. Returns NULL if there
+ * is none. */
 struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
 /* Put a job that can go on into the list for its length, and wake a job thread. */
 void cm_engine_queue_job_locked(cm_engine *engine, struct cm_job *job);

@@ -75,7 +75,8 @@ struct cm_ticket {
     uint64_t nbytes;        /* payload; set before anybody else sees the ticket */
     _Atomic uint64_t moved; /* see cm_ticket_count_moved() */
     _Atomic uint64_t parts_moved; /* the same, of all parts together */
-    cm_ticket *part_of; /* borrowed, as the whole is done later; NULL: not a part */
+    cm_ticket *part_of; /* borrowed, as the whole is done later; NULL if this is no part
+                           of a whole */
     /* The tickets that come first or, for a whole, its parts. Owned array of held
      * tickets, set before anybody else sees this one. */
     cm_ticket **after;
@@ -168,16 +169,17 @@ bool cm_ticket_update(cm_ticket *ticket);
 CM_NODISCARD cm_status cm_ticket_depend(cm_ticket *ticket, cm_stream *stream,
                                         uint64_t timeout_ns);
 /* Take over the stream of `device` that a submitted ticket has borrowed, so that the
- * caller's work comes after that copy by itself. Only the first caller gets it; NULL if
- * there is none. */
+ * caller's work comes after that copy by itself. Only the first caller gets it. Returns
+ * NULL if there is none. */
 cm_stream *cm_ticket_take_stream(cm_ticket *ticket, int device);
 /* Wait for what is still in flight after CM_ECANCELLED, for as long as engine->drain_ns
  * at most. The caller may use the memory once it hears that the copy has ended. */
 void cm_ticket_drain(cm_ticket *ticket);
 /* -- order.c, all under the lock -- */
 
-/* Whether the ticket is far enough for what comes after it: over, or, unless the host
- * is to act next (`needs_completion`), at least submitted. */
+/* True if the ticket is far enough for the work that comes after it. If the host is to
+ * act next (`needs_completion`), it has to be over; otherwise it is enough that it is
+ * submitted. */
 bool cm_ticket_is_passed(const cm_ticket *ticket, bool needs_completion);
 /* Put the ticket into `state`, and let the tickets that hang on it advance. Tickets
  * that become over in this way, perhaps this one too, and wholes whose last part became
@@ -187,8 +189,8 @@ void cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state,
 /* Put a job that no thread runs where it waits: for its event, for what comes before
  * it, or for a job thread. */
 void cm_order_put_job_locked(cm_engine *engine, struct cm_job *job);
-/* Take the ticket's job out of there. NULL if a thread is running it, or there is
- * none. */
+/* Take the ticket's job out of the place where it waits. Returns NULL if a thread is
+ * running it, or if there is none. */
 struct cm_job *cm_order_take_job_locked(cm_ticket *ticket);
 
 /* watcher.c: start the thread that watches submitted tickets and jobs that wait for an

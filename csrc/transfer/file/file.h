@@ -27,7 +27,7 @@ typedef struct cm_file_faults {
     bool is_on;   /* if not set, everything here is ignored */
     bool repeat;  /* those after the nth fail as well */
     bool is_cold; /* the page cache counts as empty */
-    /* No descriptor that goes past the page cache can be had. */
+    /* Opening a descriptor that goes past the page cache fails. */
     bool no_direct;
     atomic_bool is_shut;
 } cm_file_faults;
@@ -55,7 +55,7 @@ typedef struct cm_file_range {
 CM_NODISCARD cm_status cm_file_range_init(cm_file_range *range, uint64_t offset,
                                           const cm_region *region);
 
-/* The device whose memory it is; -1 if it is the host's. */
+/* Return the device whose memory it is, or -1 if it is the host's. */
 static inline int
 cm_file_range_device(const cm_file_range *range)
 {

@@ -92,7 +92,7 @@ typedef struct cm_file_job {
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;
 
-/* Has one of the ranges failed? Then nothing more needs to be moved. */
+/* True if one of the ranges has failed. Then nothing more needs to be moved. */
 static inline bool
 cm_file_has_failed(const cm_file_job *file)
 {
@@ -105,14 +105,16 @@ CM_NODISCARD cm_status cm_file_job_create(const cm_file_request *request,
                                           cm_file_job **out);
 /* Free it, and set `failure` to what went wrong with the file. */
 void cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure);
-/* The first device among those whose memory the ranges are; -1 if all is the host's. */
+/* Return the first device among those whose memory the ranges are, or -1 if all of it
+ * is the host's. */
 int cm_file_first_device(const cm_file_request *request);
 /* Plan the job of a file, after checking that the file is long enough and that the
  * streams fit.
  * Fails: CM_ESYSTEM, CM_EINVALID, CM_ECAPTURING. */
 CM_NODISCARD cm_status cm_file_plan(cm_job *job);
 
-/* cut.c: go on to the next range that has bytes; false if there is none left. */
+/* cut.c: go on to the next range that has bytes. Returns false if there is none
+ * left. */
 bool cm_file_find_next(cm_file_job *file);
 /* Describe the next chunk.
  * Fails: CM_EINVALID, CM_EOVERFLOW. */
@@ -120,12 +122,13 @@ CM_NODISCARD cm_status cm_file_cut_next(cm_file_job *file, cm_file_chunk *chunk)
 
 /* calls.c: post the reading or writing of a chunk. */
 void cm_file_post(cm_file_chunk *chunk, cm_task_group *group, cm_copy_task *task);
-/* How many bytes the file has; UINT64_MAX if it does not say. */
+/* Return how many bytes the file has, or UINT64_MAX if it does not say, as a pipe does
+ * not. */
 uint64_t cm_file_size(int fd);
-/* Open another descriptor of the file that goes past the page cache; -1 if there is
- * none. */
+/* Open another descriptor of the file that goes past the page cache. Returns -1 if that
+ * fails. */
 int cm_file_open_direct(const cm_file_job *file);
-/* Are most pages of these bytes in the page cache? True if nobody knows. */
+/* True if most pages of these bytes are in the page cache, or if that is not known. */
 bool cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes);
 /* Find where a page begins in the memory of a slot, which has two more pages than its
  * bytes need. */

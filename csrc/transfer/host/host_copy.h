@@ -11,8 +11,8 @@
  * nobody reads soon. */
 void cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide);
 
-/* The same for elements that are converted. The two must not overlap. False if a cast
- * could not convert an element. */
+/* Do the same as cm_host_copy() for elements that are converted. The two must not
+ * overlap. Returns false if a cast could not convert an element. */
 bool cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
                      const void *src);
 

@@ -156,7 +156,7 @@ void cm_task_group_post(cm_task_group *group, cm_copy_task *task,
                         cm_copy_way way);
 /* Wake some threads for what has been posted or soon will be. */
 void cm_task_group_wake(cm_task_group *group);
-/* Copy one part of what the group has posted; false if all parts are taken. */
+/* Copy one part of what the group has posted. Returns false if all parts are taken. */
 bool cm_task_group_help(cm_task_group *group);
 /* Called by a poster that has nothing else to do at the moment. Where threads are few
  * it copies a part, and if there is none, it waits for `task`, unless that is NULL.

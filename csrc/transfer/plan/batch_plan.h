@@ -65,8 +65,8 @@ typedef struct cm_many {
     uint64_t *starts; /* owned; for HOST, UP and DOWN, otherwise NULL */
 } cm_many;
 
-/* Does a span of `dst` share an address with another span of `dst`, or with one of
- * `src`? This sorts both arrays. */
+/* True if a span of `dst` shares an address with another span of `dst`, or with one of
+ * `src`. This sorts both arrays. */
 bool cm_byte_spans_touch(cm_byte_span *dst, cm_byte_span *src, uint64_t count);
 
 /* Choose the way of one piece and set the devices that it goes between. `on_stream` has
@@ -83,16 +83,16 @@ CM_NODISCARD cm_status cm_many_create(const cm_piece *pieces, const uint8_t *gro
                                       const cm_many *shape, cm_many **out);
 void cm_many_destroy(cm_many *many); /* does nothing with NULL */
 
-/* Are these pieces rows of equal length at equal distances, so that one pitched copy
- * from one allocation to another makes them all? If so, this sets `dst` and `src` to
- * its two ends. */
+/* True if these pieces are rows of equal length at equal distances, so that one pitched
+ * copy from one allocation to another makes them all. If so, this sets `dst` and `src`
+ * to its two ends. */
 bool cm_many_is_rows(const cm_many *many, cm_region *dst, cm_region *src);
 
 /* Find the piece that byte `at` of the packed space belongs to: the last one that does
  * not begin after it. */
 uint64_t cm_many_find(const cm_many *many, uint64_t at);
 
-/* The address that the runtime's copies take. */
+/* Return the address that the runtime's copies take. */
 cm_address cm_piece_end_address(const cm_piece_end *end);
 bool cm_piece_end_is_on_device(const cm_piece_end *end);
 cm_region cm_piece_end_region(const cm_piece_end *end, uint64_t nbytes);

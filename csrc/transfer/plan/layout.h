@@ -64,7 +64,7 @@ cm_layout_has_items(const cm_layout *layout)
     return layout->item_nbytes[CM_DST] != 0;
 }
 
-/* How many bytes are written to the target. */
+/* Return how many bytes are written to the target. */
 uint64_t cm_layout_nbytes(const cm_layout *layout);
 
 /* True if that side is one run without gaps when the axes are gone through in their
@@ -83,10 +83,10 @@ void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);
 
 /* Find the axis along which neighbours of the source lie closest, if it is not the last
  * one and runs are short. Reading in the order of the target would then use little of
- * each cache line of the source. -1 if there is no such axis. */
+ * each cache line of the source. Returns -1 if there is no such axis. */
 int cm_layout_near_axis(const cm_layout *layout);
-/* Are runs so short that a run costs more in instructions than in memory traffic? It is
- * then worth having every thread help. */
+/* True if runs are so short that a run costs more in instructions than in memory
+ * traffic. It is then worth having every thread help. */
 static inline bool
 cm_layout_is_scattered(const cm_layout *layout)
 {
@@ -97,8 +97,8 @@ cm_layout_is_scattered(const cm_layout *layout)
 void cm_layout_sort(cm_layout *layout, cm_side side);
 
 /* Go on to the next index of the first `ndim` axes, the last of which is the fastest,
- * and move `offset` along. The axis `skipped` is left out (-1: none is). After the last
- * index this goes back to the first one and returns false. */
+ * and move `offset` along. The axis `skipped` is left out, unless it is -1. After the
+ * last index this goes back to the first one and returns false. */
 static inline bool
 cm_layout_step(const cm_layout *layout, int ndim, int skipped, int64_t *index,
                int64_t offset[2])
@@ -128,9 +128,10 @@ typedef struct cm_cut {
     /* How far a piece goes along `axis`, or how many bytes of a run it has. */
     int64_t step;
     uint64_t unit_nbytes; /* how many bytes one step along `axis` has */
-    /* Where this is not 0, which callers set before the first piece, pieces grow from
-     * this size to their full one, and shrink towards the end. Threads that work on the
-     * pieces in turn then begin early and end early. With 0 all pieces are alike. */
+    /* If this is not 0, pieces grow from this size to their full one, and shrink
+     * towards the end, so that threads that work on the pieces in turn begin early and
+     * end early. With 0 all pieces are alike. Callers set it before they take the first
+     * piece. */
     uint64_t least_nbytes;
     uint64_t done_nbytes;
     uint64_t left_nbytes;
@@ -145,9 +146,9 @@ void cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes);
  * piece has such an address within it. This concerns only a layout that is a single
  * run, which begins at `base`. It is called before the first piece is taken. */
 void cm_cut_align(cm_cut *cut, const void *base, uintptr_t step);
-/* How many pieces there will be; asked before the first one is taken. */
+/* Return how many pieces there will be. Called before the first one is taken. */
 uint64_t cm_cut_count(const cm_cut *cut);
-/* Take the next piece; false if there is none left. */
+/* Take the next piece. Returns false if there is none left. */
 bool cm_cut_next(cm_cut *cut, cm_layout *piece);
 /* Make the piece of that number, below cm_cut_count(), whichever were taken before. The
  * cut must not have a ramp (`least_nbytes`), and where it is aligned, `step` has to be

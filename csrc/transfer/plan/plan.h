@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A plan says how a copy is to be made: by which route, by which device, and in which
- * loops. Planning is pure, it calls no runtime. Whatever has to be asked of others (is
- * this host range page-locked?) comes in as facts.
+ * loops. Planning is pure and makes no runtime call. What only others know, such as
+ * whether a host range is page-locked, comes in as facts.
  *
  * The two regions become a layout (layout.h), the device whose stream does the work is
  * found, and the rows of CM_ROUTES that are for such ends (route.h) are asked one after
@@ -12,7 +12,7 @@
  * which lie 256 bytes apart in the source and 512 in the target. If the source is
  * page-locked, this is one pitched copy ("direct-2d"). If it is ordinary memory, which
  * a device cannot read at any time, the host packs the runs into slots, and a kernel of
- * the device puts them in their places ("staged-kernel"). */
+ * the device puts them in their places ("staged-kernel").  */
 #pragma once
 
 #include "base/convert.h"
@@ -57,8 +57,8 @@ typedef struct cm_plan {
     /* A kernel of the device converts the elements: those that an upload brings, or
      * those of a copy within the device. */
     bool converts_on_device;
-    /* What the link carries, or the host moves; what a broadcast source repeats counts
-     * once. */
+    /* The bytes that the link carries, or that the host moves. Bytes that a broadcast
+     * source repeats count once. */
     uint64_t nbytes;
     uint64_t piece_nbytes; /* the size of the largest piece */
     uint64_t piece_count;  /* 1 if the copy goes as a whole */

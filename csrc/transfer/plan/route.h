@@ -104,9 +104,9 @@ typedef struct cm_route_row {
     unsigned index;   /* its place in cm_routes, where 0 stands for a plan without a row
                        */
     unsigned ends;    /* the ends that it is for, of cm_route_ends */
-    /* Is this route right? It sets what the route, or a row after this one, needs in
-     * the plan, which already has its devices and its layout. It changes and asks
-     * nothing else. */
+    /* Says whether this route suits the plan, which already has its devices and its
+     * layout. It sets in the plan what the route, or a row after this one, needs. It
+     * changes and asks nothing else. */
     bool (*suits)(struct cm_plan *plan, const struct cm_plan_ends *ends);
     cm_status (*move)(struct cm_job *job);
     cm_status (*reserve)(struct cm_job *job); /* NULL if there is nothing to do */

@@ -120,5 +120,5 @@ void cm_tuning_init_for(cm_tuning *tuning, unsigned cpu_count);
  * that would keep other threads from working. */
 void cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count);
 
-/* How many threads work on one piece, the one that runs the copy included. */
+/* Return how many threads work on one piece, the one that runs the copy included. */
 uint32_t cm_tuning_piece_threads(const cm_tuning *tuning, uint64_t piece_nbytes);

@@ -16,8 +16,8 @@ CM_NODISCARD cm_status cm_job_copy_run(const cm_job *job, const cm_stream *strea
 CM_NODISCARD cm_status cm_job_copy_layout(cm_job *job, const cm_stream *stream,
                                           const cm_layout *layout, cm_address dst,
                                           cm_address src);
-/* The same, always by a kernel; the device must be current. If the layout still has
- * items, the kernel converts them on the way. */
+/* Queue a copy of all runs of a layout by a kernel. The device must be current. If the
+ * layout still has items, the kernel converts them on the way. */
 CM_NODISCARD cm_status cm_job_launch(cm_job *job, const cm_stream *stream,
                                      const cm_layout *layout, cm_address dst,
                                      cm_address src);
@@ -74,7 +74,7 @@ CM_NODISCARD cm_status cm_job_take_device_block(cm_job *job, uint64_t number,
  * room. The call does not wait, and a lack of memory is not a failure. */
 CM_NODISCARD cm_status cm_job_try_pair(cm_job *job);
 /* Free a block at the end of the job, and tell the pool which streams may still work on
- * it. NULL: nothing happens. */
+ * it. This does nothing for NULL. */
 void cm_job_free_block(const cm_job *job, cm_block *block);
 /* Free the blocks of the job and of its sides, and release the streams of the sides. */
 void cm_job_free_device_side(cm_job *job);

@@ -21,7 +21,7 @@ CM_NODISCARD cm_status cm_many_share_locked(cm_job *job);
  * touches ordinary memory.
  * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_many_probe_pages(const cm_many *many);
-/* Whether a slot on the way to the device holds several runs, all of them for memory of
+/* True if a slot on the way to the device holds several runs, all of them for memory of
  * the device. */
 bool cm_many_can_go_by_block(const cm_many *many, const cm_slot *s);
 /* Queue the device's half of a slot. On the way up the bytes go from the slot to where

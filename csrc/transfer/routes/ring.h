@@ -108,10 +108,10 @@ CM_NODISCARD cm_status cm_ring_equip(cm_job *job);
 CM_NODISCARD cm_status cm_ring_create_for(cm_job *job,
                                           cm_status (*cut_next)(cm_job *job,
                                                                 cm_slot *s));
-/* Move all pieces. Where the host's half comes first, this returns when the host has
- * nothing more to do; where the device's comes first, when all of it is queued. With
- * `drain` it returns when every piece has ended. Fails: as its way, the pinned pool
- * and event_create; CM_EFAULT, CM_ECANCELLED, CM_ETIMEOUT (it waits). */
+/* Move all pieces. If the host's half comes first, this returns when the host has
+ * nothing more to do. If the device's half comes first, it returns when all of it is
+ * queued. With `drain` it returns when every piece has ended. Fails: as its way, the
+ * pinned pool and event_create; CM_EFAULT, CM_ECANCELLED, CM_ETIMEOUT (it waits). */
 CM_NODISCARD cm_status cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain);
 /* Compute the layout by which the piece is copied from the source into the slot, and
  * the one by which it is copied from the slot to the target. */

@@ -32,7 +32,7 @@ bool cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *
 /* replan.c: read the whole of a source that overlaps its target into memory of our own,
  * which is the source from then on. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
-/* Whether that memory is on the plan's device; otherwise it is the host's. */
+/* True if that memory is on the plan's device. Otherwise it is the host's. */
 bool cm_job_can_own_on_device(const cm_job *job);
 /* Make that memory, whose elements are packed, the source from now on, and adapt the
  * plan to it. It is the device's if `address` is not 0; otherwise it is at `host`. */

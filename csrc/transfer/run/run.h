@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes jobs of requests, runs them, and has the threads that run jobs in the
- * background. Locks: as engine.h. */
+/* Makes jobs of requests and runs them, some of them on threads in the background.
+ * Locks: as engine.h. */
 #pragma once
 
 #include "transfer/engine/job.h"
