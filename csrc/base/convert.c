@@ -8,7 +8,7 @@
  *
  * Example: uint8 to float16 goes by float32. 1024 bytes are loaded and become 1024
  * floats (4 KiB, which stay in the cache), are multiplied by 1/255 if that was asked
- * for, and are stored as 2 KiB of halves.  */
+ * for, and are stored as 2 KiB of halves. */
 #include "base/convert.h"
 
 #include <assert.h>

@@ -25,7 +25,7 @@ void cm_pages_ask_huge(void *p, uint64_t nbytes);
  * This takes time for each page, even for those that are there. With kernels before
  * 5.14, and for memory of devices, missing pages are not noticed, and the call does not
  * fail.
- * Fails: CM_EFAULT (errno).  */
+ * Fails: CM_EFAULT (errno). */
 CM_NODISCARD cm_status cm_pages_populate(const void *p, uint64_t nbytes, bool writes);
 /* Do the same as cm_pages_populate() for the page of the last byte alone. That shows
  * whether a file was cut short, and costs the same however long the memory is. */
@@ -33,7 +33,7 @@ CM_NODISCARD cm_status cm_pages_probe(const void *p, uint64_t nbytes, bool write
 
 /* Map `nbytes` of fresh memory that begins at a huge page, and ask for huge pages where
  * the kernel has any. With `is_shared` forked children share the memory.
- * Fails: CM_ENOMEM.  */
+ * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_host_map_as(uint64_t nbytes, bool is_shared, char **out);
 CM_NODISCARD static inline cm_status
 cm_host_map(uint64_t nbytes, char **out)

@@ -53,7 +53,7 @@ typedef struct cm_storage_transfer {
     bool covered;
 } cm_storage_transfer;
 
-/* True if work of `extent` must come after the transfer. */
+/* True if work on `extent` must come after the transfer. */
 static inline bool
 cm_storage_transfer_is_in_the_way(const cm_storage_transfer *transfer, cm_extent extent)
 {
@@ -66,8 +66,9 @@ cm_storage_transfer_is_in_the_way(const cm_storage_transfer *transfer, cm_extent
 /* What one stream was given to do with a storage. The stream itself is in `uses`; the
  * page at the top of storage_use.c tells how both are used. For each stream the first
  * and the last byte that it reads, and that it writes, are kept: that may be more than
- * it touches, but never less. All zero means that nothing is known of the stream, since
- * others queue what they like on it: it may write everything. */
+ * it touches, but never less. A struct of zeros means that nothing is known, since
+ * other code queues work on the stream as it likes. Such a stream may write
+ * everything. */
 typedef struct cm_use_span {
     cm_extent reads; /* in these two, `writes` means nothing; empty: low == high */
     cm_extent writes;
@@ -88,9 +89,10 @@ typedef struct cm_use_span {
 #define CM_HOLD_EXPORT UINT64_C(1)
 #define CM_HOLD_TRANSFER (UINT64_C(1) << 32)
 
-/* One piece of memory, shared by all buffers that look at it. It is counted atomically,
- * since DLPack deleters drop it from threads without the GIL; everything else needs the
- * GIL. Exactly one of block, registration with view, and foreign keeps the bytes. */
+/* A piece of memory, shared by all buffers over it. Its references are counted
+ * atomically, since DLPack deleters drop them in threads without the GIL. Everything
+ * else needs the GIL. The bytes are kept by exactly one of these: a block, a
+ * registration together with a view, or a foreign owner. */
 typedef struct cm_storage {
     atomic_size_t refs;
     /* Counts what the bytes must outlive, in units of CM_HOLD_…. */
@@ -109,13 +111,13 @@ typedef struct cm_storage {
     /* Closed by free(), the end of a with block or shutdown(): the bytes are gone, or
      * go with the last hold. */
     atomic_bool closed;
-    /* Somebody whom we cannot see may work on it, so it goes back behind a fence. */
+    /* Work that we cannot see may run on it, so it goes back behind a fence. */
     bool was_exported;
     bool is_file; /* foreign, and known to be that of a mapped file */
-    /* __cuda_array_interface__ gave the address away; its consumers may have kept
-     * nothing but the object. */
+    /* __cuda_array_interface__ gave the address away. Its consumers may keep only the
+     * object alive. */
     bool address_was_exported;
-    bool holds_locked_pages; /* an import whose pages stay locked until it ends */
+    bool holds_locked_pages; /* made of foreign memory whose pages stay locked until it ends */
     /* Managed memory that was advised; the advice is taken back before the memory
      * goes. */
     bool is_advised;
@@ -123,8 +125,8 @@ typedef struct cm_storage {
     bool was_not_inherited;
     bool is_traced;    /* tracemalloc knows of the block */
     bool was_captured; /* a graph may use it at any time, so the pool keeps the block */
-    /* For thrashing.c, about managed memory: which side used which bytes last, how
-     * often that changed, and since when. */
+    /* These members are for thrashing.c, about managed memory. They say which side used
+     * which bytes last, how often that changed, and since when. */
     bool side_is_device;
     /* The warning was given. This and the members after it mean nothing while side_high
      * is 0. */
@@ -137,34 +139,35 @@ typedef struct cm_storage {
     uint64_t stream_fill_count;
     uint64_t awaited_fill_count; /* how many of these fills were waited for */
     /* How often it was ever exported through the buffer protocol. Each consumer may
-     * have kept nothing but the object, so after such an export the bytes go with the
-     * last reference. Our own arrays take their export back. */
+     * keep only the object alive, so after such an export the bytes go with the last
+     * reference. Arrays of our own take their export back. */
     size_t view_count;
-    /* About the view that is the only export there ever was, while it may turn out not
-     * to have been one (cm_storage_watch_view()): */
+    /* These members are about a view that is the only export so far, as long as it may
+     * turn out that it was none (cm_storage_watch_view()). */
     const void *only_view;   /* where its consumer keeps it; NULL if there is none */
     uint64_t only_number;    /* state->export_total when it was given */
     Py_ssize_t only_refs;    /* references of the buffer before that */
     cm_numpy_call only_call; /* the call within which it was asked for */
-    /* Kept alive by the block; held if there is no block; NULL for foreign memory. */
+    /* If there is a block, it keeps the pool alive. If there is none, the pool is held.
+     * NULL for foreign memory. */
     cm_pool *pool;
     cm_block *block;               /* owned, a block of `pool` */
     cm_registration *registration; /* owned; NULL unless register() made it */
-    /* owned: an object, memoryview or capsule that keeps foreign memory alive. */
+    /* Owned: an object, memoryview or capsule that keeps foreign memory alive. */
     PyObject *foreign;
-    /* Owned: the object that foreign bytes are in, if its owner can put other bytes in
+    /* Owned: the object that has the foreign bytes, if its owner can put other bytes in
      * their place (memory_watch.h); else NULL. */
     PyObject *memory;
     uint64_t memory_address; /* its first byte and its size, where is_watched */
     uint64_t memory_nbytes;
     bool is_watched; /* each use checks that these two have not changed */
-    /* C clean-up, instead of `foreign` or beside it. */
+    /* A function of C that cleans up, instead of `foreign` or beside it. */
     void (*foreign_drop)(void *argument);
     void *foreign_argument;
     /* Streams that worked on it, held, without duplicates; guarded by the GIL. */
     cm_stream **uses;
-    /* How many of the first streams are used by others too: whatever is queued there
-     * may use the memory for as long as it lives. */
+    /* How many of the streams, counted from the first, other code uses too. Any work
+     * that is queued there may use the memory as long as it lives. */
     uint32_t lasting_count;
     uint64_t use_calls;   /* how often a stream was given work */
     cm_stream *first_use; /* uses points here while one is enough */
@@ -190,10 +193,11 @@ typedef struct cm_storage {
     cm_use_span first_span; /* spans points here while one is enough */
     /* Part of the storage, so that dropping it without the GIL cannot fail. */
     cm_deferred deferred;
-    atomic_bool deferring; /* it waits, with a reference, for its bytes to go */
+    atomic_bool deferring; /* it waits for a thread with the GIL to free its bytes, and
+                              has a reference for that */
 } cm_storage;
 
-/* The address by which tracemalloc knows the block. */
+/* Return the address by which tracemalloc knows the block. */
 static inline uintptr_t
 cm_storage_place(const cm_storage *storage)
 {
@@ -201,7 +205,7 @@ cm_storage_place(const cm_storage *storage)
     return place != 0 ? place : (uintptr_t)storage->address;
 }
 
-/* Tell tracemalloc of the block. Needs the GIL. */
+/* Let tracemalloc know of the block. Needs the GIL. */
 static inline void
 cm_storage_trace(cm_storage *storage)
 {
@@ -211,20 +215,21 @@ cm_storage_trace(cm_storage *storage)
                == 0;
 }
 
-/* A new storage with one reference, in state->storages, with nothing filled in but what
- * is given. Returns NULL with MemoryError if there is no memory. */
+/* Make a storage with one reference, and put it into state->storages. Only the members
+ * that the arguments name are filled in. Returns NULL with MemoryError if there is no
+ * memory. */
 cm_storage *cm_storage_new(cm_state *state, cm_kind kind, int device);
-/* Initialise a storage in place; `fresh`: it was never initialised before. */
+/* Initialise a storage in place. `fresh` says that it was never initialised before. */
 void cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
                      bool fresh);
 cm_storage *cm_storage_hold(cm_storage *storage);
 /* Drop a reference, from any thread. Without the GIL, Python references are dropped
  * later. */
 void cm_storage_release(cm_storage *storage, bool have_gil);
-/* Close it. The bytes go now, or when the last transfer that uses it is done; if it was
- * exported through the buffer protocol they go with the last reference. Returns 0, or
- * -1 with BufferError while it is exported, and then nothing is done, or with CudaError
- * where giving back failed. */
+/* Close it. The bytes go now, or when the last transfer that uses it is done. If it was
+ * exported through the buffer protocol, they go with the last reference. Returns 0, or
+ * -1 with an exception: BufferError while it is exported, and then nothing was done, or
+ * CudaError if giving the memory back failed. */
 int cm_storage_close(cm_storage *storage);
 /* Close it at the end of a `with` block: exports put the end of the bytes off, too.
  * Failures go to the unraisable hook. */
@@ -242,10 +247,10 @@ void cm_storage_inherit(cm_storage *storage);
 /* The rest of cm_storage_check_open(), called if one of its two flags is set. */
 int cm_storage_look_closer(const cm_storage *storage);
 
-/* Check that the memory can be used. Returns 0, or -1 with ValueError "… is closed",
- * with BufferError where the owner of foreign memory moved it, or with RuntimeError in
- * a child that lost it. Inline, because a batch asks it of both ends of each of its
- * many thousand pairs. */
+/* Check that the memory can be used. Returns 0, or -1 with an exception: ValueError "…
+ * is closed", BufferError if the owner of foreign memory moved it, or RuntimeError in a
+ * child that does not have it. This is inline because a batch calls it for both ends of
+ * each of its thousands of pairs. */
 static inline int
 cm_storage_check_open(const cm_storage *storage)
 {
@@ -258,15 +263,17 @@ cm_storage_check_open(const cm_storage *storage)
 /* Remember that `stream` works on it. Returns the index of the use, or -1 with
  * MemoryError. Needs the GIL. */
 int64_t cm_storage_add_use(cm_storage *storage, cm_stream *stream);
-/* As cm_storage_add_use(), where the work is ours and touches no more than `extent`. */
+/* Do the same as cm_storage_add_use() for work of ours, which touches no more than
+ * `extent`. */
 int64_t cm_storage_add_use_of(cm_storage *storage, cm_stream *stream, cm_extent extent);
-/* True if work of `extent` on `stream` (NULL: on a stream that it does not remember)
- * must come after what was given to uses[index]. It need not if the stream came after
- * that before. */
+/* True if work on `extent` must come after the work that was given to uses[index].
+ * `stream` is the stream that the work will be on, or NULL for a stream that the
+ * storage does not remember. The work need not come after it if the stream has already
+ * come after it before. */
 bool cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index,
                               cm_extent extent, const cm_stream *stream);
-/* As cm_storage_add_use(), for a stream on which others work on it, now or later.
- * Returns 0, or -1 with MemoryError. */
+/* Do the same as cm_storage_add_use() for a stream on which other code works on it, now
+ * or later. Returns 0, or -1 with MemoryError. */
 int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
 /* Forget uses that no later call can have to wait for, except `by` and lasting ones. It
  * is called for a call of ours that touches `extent`, once that is done or, if `by` is
@@ -283,11 +290,11 @@ void cm_storage_prune_uses(cm_storage *storage);
  * otherwise busy streams that live for one copy would gather. */
 enum { CM_MOST_USES = 64 };
 /* Wait for unfinished transfers into it, with the GIL released, so that the host reads
- * what was written; with `streams`, also for the work of its streams. Returns 0, or -1
- * with the failure. */
+ * the bytes that they write. With `streams` this also waits for the work of its
+ * streams. Returns 0, or -1 with the failure. */
 int cm_storage_wait(cm_storage *storage, bool streams);
-/* As cm_storage_wait(), but for transfers only and not for what fill() queued. This is
- * for callers whose work comes after the fills anyway. */
+/* Do the same as cm_storage_wait(), but wait only for transfers and not for fills that
+ * were queued. This is for callers whose work comes after the fills anyway. */
 int cm_storage_wait_pending(cm_storage *storage);
 /* Keep free() and shutdown() of other threads away (with BufferError) while a call of
  * ours works on it without the GIL. */
@@ -308,12 +315,13 @@ void cm_storage_watch_view(cm_storage *storage, const void *view, Py_ssize_t ref
 bool cm_storage_unwatch_view(cm_storage *storage, const void *view, Py_ssize_t refs);
 /* End an export without the GIL, and drop a reference as well. */
 void cm_storage_drop_export(cm_storage *storage);
-/* Hold it for a transfer; the end of that has the signature of cm_keep.drop. */
+/* Hold it for a transfer. cm_storage_drop_transfer() ends that hold, and has the
+ * signature of cm_keep.drop. */
 cm_storage *cm_storage_hold_transfer(cm_storage *storage);
 void cm_storage_drop_transfer(void *storage);
 
-/* The number of live Py_buffer exports, DLPack capsules and tensors, and calls that
- * keep it open. */
+/* Return the number of live Py_buffer exports, DLPack capsules and tensors, and
+ * pins. */
 static inline size_t
 cm_storage_count_exports(const cm_storage *storage)
 {
@@ -343,7 +351,7 @@ cm_storage_has_past(const cm_storage *storage)
     return storage->use_count > storage->lasting_count || storage->transfer_count > 0;
 }
 
-/* Where `region`, a part of its memory, lies in it. */
+/* Return the place of `region` in the storage, of whose memory it is a part. */
 cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
                             bool writes);
 /* Remember an unfinished transfer of it, which came after all those in its way that
@@ -372,9 +380,9 @@ cm_storage_set_first_use(cm_storage *storage, cm_stream *stream)
 
 /* -- its end ------------------------------------------------------------------------------ */
 
-/* Move what `storage` gives back into `out`, which nobody else knows and which may not
- * be moved in memory, so that giving it back may wait without the GIL. Needs the
- * GIL. */
+/* Move the members that have to be given back from `storage` to `out`, which nobody
+ * else knows, so that giving them back may wait without the GIL. `out` must not be
+ * moved in memory. Needs the GIL. */
 void cm_storage_detach(cm_storage *storage, cm_storage *out);
 /* Give back everything that needs no Python. The GIL must not be held if this may wait.
  * In a forked child all of it is leaked. Waits for the streams that use registered
@@ -382,7 +390,7 @@ void cm_storage_detach(cm_storage *storage, cm_storage *out);
  * that was done.
  * Fails: host_unregister; such a wait. Everything is gone all the same. */
 CM_NODISCARD cm_status cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime);
-/* Tell the recorder of pages of others that were locked or are unlocked. */
+/* Note for the recorder that pages of other owners were locked or are unlocked. */
 void cm_storage_note_registered(const cm_storage *storage, uint8_t op);
 /* Drop the foreign owner, after the other parts. Needs the GIL. */
 void cm_storage_drop_foreign(cm_storage *detached);
@@ -405,16 +413,17 @@ typedef struct cm_pending {
 int cm_pending_take(const cm_storage *storage, cm_pending *out);
 void cm_pending_give(cm_pending *pending);
 
-/* Remove what has finished, and what `consumer`, the handle of a stream on `device`
- * (-1: it is not known yet), was itself given. A stream that is being captured must not
- * be asked. Nothing that was captured runs now, so only a consumer has to know of such
- * a stream, since it may join the capture.
+/* Remove work that has finished, and work that was given to the consumer's own stream.
+ * `consumer` is the handle of that stream, on `device`, which is -1 if the consumer is
+ * not known yet. A stream that is being captured must not be asked. Nothing that was
+ * captured runs now, so only a consumer has to know of such a stream, since it may join
+ * the capture.
  * Fails: stream_is_capturing, stream_query. */
 CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending, int device,
                                         uint64_t consumer);
 
-/* Make `consumer` wait, on the device, for everything that is left. What runs on
- * `consumer` itself needs nothing.
+/* Make `consumer` wait, on the device, for everything that is left. Work on `consumer`
+ * itself is left out.
  * Blocks: as cm_ticket_order().
  * Fails:  event_create, event_record, stream_wait_event; as a transfer that failed. */
 CM_NODISCARD cm_status cm_pending_order(const cm_pending *pending, cm_stream *consumer);

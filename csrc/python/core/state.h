@@ -39,25 +39,25 @@ enum {
 /* The length of a text that says why devices are emulated. */
 enum { CM_REASON_NBYTES = 512 };
 #define CM_NUMBER_REGISTERED                                                           \
-    (UINT64_MAX - 2) /* no pool: what register() has locked                            \
-                      */
+    (UINT64_MAX - 2) /* the memory that register() has locked, which is in no pool     \
+                        \ */
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
 
-/* Limits of what may be reserved of each kind of memory, which pools charge (see
- * limits.h). */
+/* The limits of each kind of memory, against which the memory that pools reserve counts
+ * (see limits.h). */
 typedef struct cm_limits {
-    /* Of all page-locked kinds together. */
+    /* The limit of all page-locked kinds together. */
     cm_budget host;
-    /* page-locked kinds use [0] alone. */
+    /* Page-locked kinds use only [0], since no device has them. */
     cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES];
-    /* Half of the memory that the process may use; UINT64_MAX: not known. */
+    /* Half of the memory that the process may use; UINT64_MAX if that is not known. */
     uint64_t half_nbytes;
     /* A limit was ever set, so cumem/pools/limits.py has to learn of each new runtime.
      */
     bool was_put;
 } cm_limits;
 
-/* How copies are to be made, where that is not the default (see configure.h). */
+/* The settings of copies that are not the defaults (see configure.h). */
 typedef struct cm_tuning_choice {
     bool is_open; /* the package was asked for the values */
     /* A value was ever set, so the package may know more than the environment. */
@@ -66,9 +66,9 @@ typedef struct cm_tuning_choice {
     uint64_t values[CM_TUNING_COUNT];
 } cm_tuning_choice;
 
-/* Words that calls are written with, interned as the compiler of a call interns them.
- * First come the parameters that all constructors share, in the order of their
- * positions. */
+/* Words that users write in calls, interned, as Python's compiler interns them too, so
+ * that they can be compared by their addresses. First come the parameters that all
+ * constructors share, in the order of their positions. */
 #define CM_WORDS(X)                                                                    \
     X(shape)                                                                           \
     X(dtype)                                                                           \
@@ -98,11 +98,11 @@ enum {
         CM_WORD_COUNT
 };
 
-/* Buffers that have ended and are kept for the next one of their type, linked by their
- * base. Guarded by the GIL. */
+/* Structs of buffers that have ended, which are kept for new buffers of the same kind.
+ * They are linked by their member `base`. Guarded by the GIL. */
 typedef struct cm_inline_list {
     struct cm_inline_buffer *first;
-    uint32_t room; /* so many more may be kept */
+    uint32_t room; /* how many more may be kept */
 } cm_inline_list;
 
 typedef struct cm_state {
@@ -137,11 +137,12 @@ typedef struct cm_state {
     PyTypeObject *pool_type;
     PyObject *make_error;  /* cumem.base.errors.make; NULL until cm_errors_load() */
     PyObject *uint8_dtype; /* numpy.dtype("uint8") */
-    /* dict: what Buffer.flags has answered (flags.c); made when first needed. */
+    /* A dict of the answers that Buffer.flags has given (flags.c), made when first
+     * needed. */
     PyObject *known_flags;
-    /* list: called in order before an allocation gives up. */
+    /* A list of callables, which are called in order before an allocation gives up. */
     PyObject *out_of_memory_callbacks;
-    /* The last type that had such a table, or NULL. */
+    /* The last type that was found to have DLPack's table of C functions, or NULL. */
     PyObject *exchange_type;
     const void *exchange_table; /* the cm_dl_exchange of exchange_type */
     cm_override current_stream; /* "cumem.current_stream" */
@@ -155,7 +156,8 @@ typedef struct cm_state {
     cm_registry *registry;
     cm_engine *engine;
     cm_tuning_choice tuning;
-    /* Whether it has the pinned pool, and those of devices. */
+    /* Whether the engine was given the pinned pool [0], and that of device d [1 +
+     * d]. */
     bool engine_has_pool[1 + CM_MAX_DEVICES];
     /* Owned, made when first needed: see cm_state_pool_slot(). */
     cm_pool *pools[CM_DEFAULT_POOL_COUNT];
@@ -164,7 +166,8 @@ typedef struct cm_state {
     uint64_t pool_count;
     /* The serial of the newest pool, default ones included. */
     uint64_t pool_serial;
-    /* The default stream of each device, one of `legacy_streams`, and held as long. */
+    /* The record of the default stream of each device. It is that of one of
+     * `legacy_streams`, which holds it. */
     cm_stream *default_streams[CM_MAX_DEVICES];
     /* Owned, made when first needed: see cm_joining_stream(). */
     cm_stream *joining_streams[CM_MAX_DEVICES];
@@ -175,15 +178,14 @@ typedef struct cm_state {
     bool warned; /* EmulationWarning has been given, or is being given */
     /* The atexit handler has run, and the engine is gone for good. */
     bool exiting;
-    bool wakes;   /* what is opened next is for use, not for a question */
+    bool wakes;   /* what is opened next will be used, and not only asked */
     bool opening; /* a thread is opening the runtime without the GIL */
     /* The process of that thread; a forked child has no such thread. */
     pid_t opening_process;
-    /* Every device lets the host touch managed memory at any time; false: perhaps
-     * not. */
+    /* Every device is known to let the host touch managed memory at any time. */
     bool shares_managed;
-    /* The runtime is open with several devices, so it has to be found out which one is
-     * current: see cm_state_device(). */
+    /* The runtime is open and has several devices, so that cm_state_device() has to
+     * find out which one is current. */
     bool has_several;
     /* Owned memory that copy_objects.c keeps between two calls. */
     void *_Atomic spare_call;
@@ -192,7 +194,7 @@ typedef struct cm_state {
     uint64_t export_total; /* how often memory was ever given to others */
     /* The number of the next transfer that a storage remembers; > 0. */
     uint64_t transfer_total;
-    /* One more at each shutdown: objects of an older one are closed. */
+    /* Each shutdown adds one. Objects of an older generation are closed. */
     uint64_t generation;
     cm_list storages; /* every live cm_storage of this generation */
     /* Every open cm_stream_object; initialised where its type is made. */
@@ -214,20 +216,20 @@ cm_state_is_emulated(const cm_state *state)
     return state->runtime != NULL && state->runtime->backend == CM_BACKEND_EMULATED;
 }
 
-/* False if no context is in a `with` block of a stream, a pool or a device: then
- * nothing is current but the defaults, and nobody has to ask the overrides. */
+/* False if no context is in a `with` block of a stream, a pool or a device. Then only
+ * the defaults are current, and nobody has to ask the overrides. */
 static inline bool
 cm_state_has_blocks(const cm_state *state)
 {
     return CM_UNLIKELY(state->block_count > 0);
 }
 
-/* The device that device=None means. If there is only one device, it is that, without a
- * look at anything. Otherwise it is cumem's own, where one was chosen: the device of
- * the innermost `with device:` block of this context, else the one that
- * set_current_device() chose in this thread. Where nobody chose, it is CUDA's current
- * device of this thread, which PyTorch, CuPy or Numba may have set; a thread without a
- * context has device 0.
+/* Return the device that device=None means. If there is only one device, it is that,
+ * and nobody is asked. Otherwise it is the device that was chosen for cumem, if there
+ * is one: that of the innermost `with device:` block of this context, or else the one
+ * that set_current_device() chose in this thread. If none was chosen, it is CUDA's
+ * current device of this thread, which PyTorch, CuPy or Numba may have set. A thread
+ * without a context has device 0.
  *
  * Each thread has its own, as in CUDA, so an answer holds for the call that asked. A
  * call asks once, before it gives up the GIL, and what it starts in other threads goes
@@ -239,13 +241,13 @@ cm_state_device(const cm_state *state)
     CM_NEEDS_GIL();
     return CM_LIKELY(!state->has_several) ? 0 : cm_state_ask_device(state);
 }
-/* Only the first two of these, that is, cumem's own choice; -1: nobody chose one. */
+/* Return the device that was chosen for cumem by one of the first two of these ways, or
+ * -1 if none was. */
 int cm_state_own_device(const cm_state *state);
-/* Choose a device for this thread until the shutdown; -1: nothing is chosen any
- * more. */
+/* Choose a device for this thread until the shutdown. -1 takes the choice back. */
 void cm_state_choose_device(const cm_state *state, int device);
 
-/* The place where the default pool of a kind is kept. */
+/* Return the place where the default pool of a kind is kept. */
 static inline cm_pool **
 cm_state_pool_slot(cm_state *state, cm_kind kind, unsigned flags, int device)
 {
@@ -253,9 +255,9 @@ cm_state_pool_slot(cm_state *state, cm_kind kind, unsigned flags, int device)
     return &state->pools[row * CM_MAX_DEVICES + device];
 }
 
-/* Enter and leave stand around whatever uses a runtime, pool, engine, stream or event
- * while the GIL may go to another thread or Python code may run. Between the two,
- * shutdown() is refused. They nest. Need the GIL. */
+/* Code that uses a runtime, pool, engine, stream or event stands between enter and
+ * leave, if the GIL may go to another thread or Python code may run meanwhile. Between
+ * the two, shutdown() is refused. They nest. Both need the GIL. */
 static inline void
 cm_state_enter(cm_state *state)
 {
@@ -270,23 +272,23 @@ cm_state_leave(cm_state *state)
     state->call_count--;
 }
 
-/* The budget that a pool of `kind` on `device` charges. It lives as long as the
- * module. */
+/* Return the budget against which a pool of `kind` on `device` counts. It lives as long
+ * as the module. */
 static inline cm_budget *
 cm_limits_budget(cm_state *state, cm_kind kind, int device)
 {
     return &state->limits.kinds[kind][cm_kind_is_page_locked(kind) ? 0 : device];
 }
 
-/* The open runtime, which this opens first if need be (CUMEM_BACKEND,
- * CUMEM_EMULATED_*), with one EmulationWarning if it falls back. It opens asleep. In a
- * child that was forked from a process at work it is a runtime for the host alone,
- * which refuses whatever needs the driver. Returns NULL with an exception if it fails.
- * The call also polls the engine, drops what was deferred, and opens the memory of
- * pools to devices that have got a context since. */
+/* Return the open runtime, borrowed. If it is not open, this opens it by CUMEM_BACKEND
+ * and CUMEM_EMULATED_*, and gives one EmulationWarning if it falls back to emulation.
+ * The runtime opens asleep. In a child that was forked from a process at work it is a
+ * runtime for the host alone, which refuses whatever needs the driver. Returns NULL
+ * with an exception if it fails. The call also polls the engine, drops what was
+ * deferred, and opens the memory of pools to devices that have got a context since. */
 cm_runtime *cm_state_runtime(cm_state *state);
 
-/* True if cm_state_runtime() would have nothing to do but look. */
+/* True if cm_state_runtime() would find that there is nothing to do. */
 static inline bool
 cm_state_is_quiet(const cm_state *state)
 {
@@ -297,16 +299,17 @@ cm_state_is_quiet(const cm_state *state)
                       == 0);
 }
 
-/* The default pool of a kind, made when first needed. Borrowed; NULL with an
- * exception. */
+/* Return the default pool of a kind, which is made when it is first needed. Returns it
+ * borrowed, or NULL with an exception. */
 cm_pool *cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device);
 
-/* The engine, with its pools set up for `device` (-1: as they are). Borrowed; NULL with
- * an exception. */
+/* Return the engine, which opens the runtime first if need be, and give it the pools
+ * that copies on `device` use. With `device` -1 it keeps the pools that it has. Returns
+ * it borrowed, or NULL with an exception. */
 cm_engine *cm_state_engine(cm_state *state, int device);
 
-/* A reference that may be dropped by a thread without the GIL: see deferred_decref.c.
- * cm_deferred_add() has the signature of cm_keep.drop. */
+/* A reference to a Python object that a thread without the GIL may drop (see
+ * deferred_decref.c). cm_deferred_add() has the signature of cm_keep.drop. */
 typedef struct cm_deferred {
     cm_list node;
     cm_state *state;  /* borrowed: the module outlives its objects */
@@ -314,21 +317,23 @@ typedef struct cm_deferred {
     /* NULL, or the function that ends a deferred reference which is part of something
      * else; called with the GIL. */
     void (*then)(struct cm_deferred *deferred);
-    atomic_uint refs; /* shares of one that stands alone */
+    atomic_uint refs; /* shares, if it was made by cm_deferred_new() */
 } cm_deferred;
-/* Holds `object`; NULL with MemoryError. */
+/* Make a deferred reference, which holds `object`. Returns NULL with MemoryError if
+ * there is no memory. */
 cm_deferred *cm_deferred_new(cm_state *state, PyObject *object);
-/* One more share of it, for a call that waits. The last share that is given up drops
- * the reference. */
+/* Add a share, for a call that waits. The last share that is given up drops the
+ * reference. */
 cm_deferred *cm_deferred_share(cm_deferred *deferred);
-/* From any thread, without the GIL; takes the share over. */
+/* Give a share up. Any thread may call this, without the GIL. */
 void cm_deferred_add(void *deferred);
-/* As cm_deferred_add(), with the GIL held: nothing is left for later. Keeps the
- * exception. */
+/* Give a share up in a thread that has the GIL, so that nothing is left for later.
+ * Keeps the exception. */
 void cm_deferred_end(cm_deferred *deferred);
-void cm_state_drop_deferred(cm_state *state); /* with the GIL held */
-/* Called at the end of a call that waited, so that what it kept goes now and not when
- * the main thread comes to it. Keeps the exception. */
+void cm_state_drop_deferred(cm_state *state); /* drops what was deferred; needs the GIL
+                                               */
+/* Called at the end of a call that waited, so that the objects that it kept are dropped
+ * now, and not only when the main thread gets to it. Keeps the exception. */
 void cm_state_drop_own(cm_state *state);
 
 /* Initialise locks and lists, when the module is executed. */

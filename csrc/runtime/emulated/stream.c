@@ -37,7 +37,7 @@
  * A capture is a number that all its streams carry. Work on a capturing stream is
  * checked and then dropped: here the graph never runs. A wait for an event that a
  * capture recorded takes the waiting stream into the capture. Calls that CUDA forbids
- * during a capture fail, and mark the capture as broken.  */
+ * during a capture fail, and mark the capture as broken. */
 #include "runtime/emulated/private.h"
 
 #include <errno.h>

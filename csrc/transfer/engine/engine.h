@@ -234,7 +234,7 @@ bool cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status 
  * ticket. A stream of the engine waits for the event, so the event must not have been
  * recorded in a capture.
  * Fails: CM_ENOMEM, CM_ETHREAD, CM_ECLOSED, CM_EFORKED, stream_create,
- * stream_wait_event, event_create, event_record.  */
+ * stream_wait_event, event_create, event_record. */
 CM_NODISCARD cm_status cm_engine_follow_event(cm_engine *engine, int device,
                                               uint64_t event, cm_ticket **out);
 

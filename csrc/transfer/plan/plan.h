@@ -12,7 +12,7 @@
  * which lie 256 bytes apart in the source and 512 in the target. If the source is
  * page-locked, this is one pitched copy ("direct-2d"). If it is ordinary memory, which
  * a device cannot read at any time, the host packs the runs into slots, and a kernel of
- * the device puts them in their places ("staged-kernel").  */
+ * the device puts them in their places ("staged-kernel"). */
 #pragma once
 
 #include "base/convert.h"
