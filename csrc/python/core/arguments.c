@@ -40,7 +40,7 @@ cm_arg_refuse(PyObject *object, const char *name, const char *expected)
 
 /* -- keywords ---------------------------------------------------------------------- */
 
-/* The slot of a keyword; -1: there is none. */
+/* Return the slot of a keyword, or -1 if there is none. */
 static Py_ssize_t
 find_name(const char *const *names, PyObject *keyword)
 {
@@ -51,12 +51,12 @@ find_name(const char *const *names, PyObject *keyword)
             return (size_t)size == strlen(names[i]) ? i : -1;
         }
     }
-    PyErr_Clear(); /* it holds a surrogate, say, which no name has */
+    PyErr_Clear(); /* the text may hold a surrogate, which no name does */
     return -1;
 }
 
-/* Put keyword arguments into their slots. False: a keyword is unknown, or its slot was
- * given by position. */
+/* Put keyword arguments into their slots. Returns false without an exception if a
+ * keyword is unknown, or if its slot was given by position. */
 static bool
 take_keywords(PyObject *const *args, PyObject *kwnames, const char *const *names,
               PyObject **values)
@@ -72,7 +72,8 @@ take_keywords(PyObject *const *args, PyObject *kwnames, const char *const *names
     return true;
 }
 
-/* Raise TypeError. The package finds out what is wrong with the call, and says it. */
+/* Raise TypeError for the arguments of a call. The package finds out what is wrong with
+ * them, and says so. Always returns -1. */
 CM_COLD static int
 refuse_call(const char *function, Py_ssize_t nargs, PyObject *kwnames,
             const char *const *names, int positional)
@@ -104,8 +105,8 @@ cm_args_parse(const char *function, PyObject *const *args, Py_ssize_t nargs,
                            : refuse_call(function, nargs, kwnames, names, positional);
 }
 
-/* As refuse_call(), for a constructor. The keywords become a tuple, which is what a
- * vectorcall has. */
+/* Do the same as refuse_call() for a constructor. The keywords become a tuple, which is
+ * how a vectorcall passes them. */
 CM_COLD static int
 refuse_new(const char *function, Py_ssize_t nargs, PyObject *kwargs,
            const char *const *names, int positional)
@@ -153,13 +154,14 @@ cm_args_parse_new(const char *function, PyObject *args, PyObject *kwargs,
 
 /* -- numbers ----------------------------------------------------------------------- */
 
-/* Read an integer. Returns 0, or -1 with TypeError (it is no integer; `expected` says
- * what it should be) or ValueError. */
+/* Read an integer. Returns 0, or -1 with TypeError if it is not an integer, which says
+ * what is `expected`, or with ValueError if it is too large. */
 static int
 to_int64(PyObject *object, const char *name, const char *expected, int64_t *out)
 {
     PyObject *number = PyIndex_Check(object) ? PyNumber_Index(object) : NULL;
-    /* An array of two elements, for one, has __index__() and refuses. */
+    /* An array of two elements, for example, has __index__(), which raises
+     * TypeError. */
     if (number == NULL) {
         if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) {
             return -1;
@@ -186,8 +188,8 @@ cm_arg_int64(PyObject *object, const char *name, int64_t *out)
     return to_int64(object, name, "an int", out);
 }
 
-/* A wait of so many seconds is one for ever. In nanoseconds it still fits in 63
- * bits. */
+/* A wait of at least this many seconds counts as one for ever. This number still fits
+ * in 63 bits when it is converted to nanoseconds. */
 static const double for_ever_seconds = 1e9;
 
 int
@@ -200,7 +202,8 @@ cm_arg_timeout(PyObject *object, const char *name, uint64_t *out)
     double seconds = PyFloat_AsDouble(object);
     if (seconds == -1.0 && PyErr_Occurred() != NULL) {
         if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
-            /* An int is too large for a float, or __float__() raised something else. */
+            /* It is an int that is too large for a float, or __float__() raised
+             * something else. */
             return -1;
         }
         PyErr_Clear();
@@ -253,9 +256,9 @@ cm_arg_check_range(int value, const char *name, int least, int end)
 
 /* -- shapes and sizes -------------------------------------------------------------- */
 
-/* The number of items of a sequence; -1: it is one number, or no number at all; -2:
+/* Return the number of items of a sequence, -1 if the object is not a sequence, or -2
  * with an exception. Bytes are sequences of numbers too, but nobody means them as a
- * shape. */
+ * shape, so they do not count. */
 static Py_ssize_t
 count_items(PyObject *object)
 {
@@ -274,8 +277,9 @@ count_items(PyObject *object)
     return -1;
 }
 
-/* Read a length or an axis. True is an int for Python, but NumPy accepts no bool here,
- * since whoever passes one means a flag and has forgotten its name. */
+/* Read a length or an axis. Python counts True as an int, but NumPy accepts no bool
+ * here, since a caller who passes one probably meant a flag and forgot its name.
+ * Returns 0, or -1 with an exception. */
 static int
 to_length(PyObject *object, const char *name, const char *expected, int64_t *out)
 {
@@ -432,10 +436,10 @@ cm_arg_order(PyObject *object, const char *name, const char *letters, char fallb
 
 /* -- devices ----------------------------------------------------------------------- */
 
-/* The current device, or -1 with an exception. PyTorch is asked only where that can
- * make a difference: if there are several devices, and nobody has chosen one of
- * cumem's. An answer that is none of our devices (PyTorch may see others) does not
- * count. */
+/* Return the current device, or -1 with an exception. PyTorch is asked only if that can
+ * make a difference, that is, if there are several devices and the user has not chosen
+ * one for cumem. PyTorch may see other devices than cumem, and an answer that is not
+ * one of ours does not count. */
 static int
 find_current(cm_state *state, PyObject *about)
 {
@@ -456,11 +460,11 @@ find_current(cm_state *state, PyObject *about)
     return is_ours ? (int)theirs : cm_state_device(state);
 }
 
-/* What a device is said to be where an argument is none. */
+/* Errors say that this is expected if an argument is not a device. */
 static const char device_expected[] = "an int, a Device, \"cuda:N\" or None";
 
-/* Read "cuda" as -1, which stands for the current device, and "cuda:N" as N. False for
- * every other text. */
+/* Read "cuda" as -1, which stands for the current device, and "cuda:N" as N. Returns
+ * false for every other text. */
 static bool
 parse_device(const char *text, int64_t *out)
 {
@@ -487,9 +491,10 @@ parse_device(const char *text, int64_t *out)
     return digits > 0 && *text == '\0';
 }
 
-/* The text by which a device is named: a text itself, or what str() makes of the device
- * of another library, which is told by its type's `type` and `index`. PyTorch writes
- * "cuda:0" and "cpu". Returns a new reference, or NULL with an exception. */
+/* Return the text that names a device. It is the object itself if that is a text. For a
+ * device of another library, which is recognised by the `type` and `index` of its type,
+ * it is what str() makes of it: PyTorch's are "cuda:0" and "cpu". Returns a new
+ * reference, or NULL with an exception. */
 static PyObject *
 name_of_device(PyObject *object, const char *name)
 {
@@ -518,7 +523,7 @@ read_named_device(cm_state *state, PyObject *object, const char *name, PyObject 
     bool is_read =
         text != NULL && strlen(text) == (size_t)length && parse_device(text, out);
     if (!is_read) {
-        PyErr_Clear(); /* it holds a surrogate, say, which no device has */
+        PyErr_Clear(); /* the text may hold a surrogate, which no device's name does */
         return cm_package_refuse("buffers.arguments", "refuse_device_name",
                                  Py_BuildValue("(sN)", name, said));
     }
@@ -529,7 +534,7 @@ read_named_device(cm_state *state, PyObject *object, const char *name, PyObject 
     return *out < 0 ? -1 : 0;
 }
 
-/* Read a device that was given. An int or a Device takes a look alone. */
+/* Read a device that was given. For an int and a Device this runs no Python code. */
 static int
 read_device(cm_state *state, PyObject *object, const char *name, PyObject *about,
             int64_t *out)
@@ -583,7 +588,7 @@ cm_arg_device_about(cm_state *state, PyObject *object, const char *name,
     return 0;
 }
 
-/* -- and back ------------------------------------------------------------------------ */
+/* -- from C to Python ---------------------------------------------------------------- */
 
 PyObject *
 cm_tuple_from(const int64_t *values, int count)

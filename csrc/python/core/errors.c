@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a status to a Python exception, which cumem/base/errors.py makes. */
+/* Turns a status into a Python exception, which cumem/base/errors.py makes. */
 #include "python/core/errors.h"
 
 /* -- the package's part --------------------------------------------------------------- */

@@ -23,16 +23,17 @@ enum {
     KNOWN_DTYPES = 64,
 };
 
-/* From a dtype to the format that NumPy gave for it; emptied when it has grown past
- * FORMAT_CACHE_MAX. Guarded by the GIL (and a dict is safe without it too). */
+/* A dict from dtypes to the formats that NumPy gave for them. It is emptied when it
+ * grows past FORMAT_CACHE_MAX. Guarded by the GIL, though a dict is safe without it
+ * too. */
 static PyObject *format_cache;
 
 /* The type mmap.mmap, which owns the memory of mapped files; NULL until it is first
  * needed. Guarded by the GIL; never dropped. */
 static PyTypeObject *mmap_type;
 
-/* The type mmap.mmap; NULL while nobody has imported mmap, since then there is no
- * object of that type, and the module need not be loaded to find out. */
+/* Return the type mmap.mmap, or NULL while nobody has imported mmap. Then there is no
+ * object of that type, so the module need not be loaded to find out. */
 static PyTypeObject *
 find_mmap_type(void)
 {
@@ -48,9 +49,10 @@ find_mmap_type(void)
     return NULL;
 }
 
-/* The rows that NumPy's own dtypes have in the list of base/dtypes.h, by their type
- * numbers, and the first type number of each row: C has several integers of one size,
- * and NumPy a dtype for each. Filled in once, when the module is loaded. */
+/* Two tables, which are filled in once, when the module is loaded. One has, for the
+ * type number of each of NumPy's own dtypes, the dtype's row in the list of
+ * base/dtypes.h. The other has the first type number of each row, since C has several
+ * integers of one size and NumPy has a dtype for each of them. */
 static uint8_t rows_of_types[NPY_NTYPES_LEGACY];
 static int types_of_rows[CM_NUMBER_COUNT];
 
@@ -115,9 +117,9 @@ check_usable(PyArray_Descr *descr)
     return 0;
 }
 
-/* Objects by which dtypes were asked for, and the dtypes that they mean. Only plain
- * numbers are here, whose spellings never change their meaning. Owns both; an entry
- * gives way to the next one for its place. Guarded by the GIL. */
+/* A small cache of objects that users pass as a dtype, with the dtypes that they mean.
+ * It has only plain numbers, since what these objects mean never changes. It owns both.
+ * An entry is replaced by the next one for the same place. Guarded by the GIL. */
 static struct known_dtype {
     PyObject *object;
     PyObject *dtype;
@@ -131,8 +133,8 @@ place_of(PyObject *object)
     return &known_dtypes[hash >> 58];
 }
 
-/* True if what an object means as a dtype never changes. Classes written in Python may
- * change it. */
+/* True if an object always means the same dtype. Classes that are written in Python may
+ * change what they mean. */
 static bool
 is_constant(PyObject *object)
 {
@@ -166,9 +168,9 @@ cm_numpy_known_dtype(PyObject *object, int64_t *itemsize)
     return place->object == object ? place->dtype : NULL;
 }
 
-/* Returns a type of ml_dtypes, a new reference, as quickly as it can be had. While
- * another thread still imports ml_dtypes, the module may lack the type; then the import
- * below waits for that thread. */
+/* Find a type of ml_dtypes. If the module is loaded, this takes no import. While
+ * another thread is still importing it, the module may lack the type; then the import
+ * below waits for that thread. Returns a new reference, or NULL with an exception. */
 static PyObject *
 find_type(const char *name)
 {
@@ -182,8 +184,8 @@ find_type(const char *name)
     return type;
 }
 
-/* True if a text is how ml_dtypes names a type: it is in our list of dtypes and NumPy
- * has no such dtype, or it looks like one that is newer than the list. */
+/* True if a text is the name of a type of ml_dtypes: either our list of dtypes has it
+ * and NumPy does not, or it looks like that of a type which is newer than the list. */
 static bool
 is_name_of_ml_dtypes(const char *text)
 {
@@ -210,10 +212,11 @@ is_name_of_ml_dtypes(const char *text)
     return false;
 }
 
-/* NumPy knows the names of ml_dtypes' types once somebody has imported that package. So
- * that a program does not depend on who imports what first, the names mean the same
- * before: this imports ml_dtypes, and is true if that has the type. If it is false, an
- * exception may be set, but none that says only that the type is not there. */
+/* Load a type of ml_dtypes by its name. NumPy knows the names of these types once
+ * somebody has imported the package. They should mean the same before that, so that a
+ * program does not depend on the order of its imports. So this imports ml_dtypes, and
+ * returns true if it has the type. If it returns false an exception may be set, but not
+ * one that only says that the type is missing. */
 static bool
 load_named_type(const char *name)
 {
@@ -227,9 +230,10 @@ load_named_type(const char *name)
     return type != NULL;
 }
 
-/* NumPy has raised a TypeError over an object that was given as a dtype. If it names a
- * type of ml_dtypes, this reads it again with that loaded; otherwise the package says
- * what to type. Returns a new reference, or NULL with an exception. */
+/* Handle the TypeError that NumPy has raised for an object that was given as a dtype.
+ * If the object names a type of ml_dtypes, this loads that and reads the object again.
+ * Otherwise the package raises an error that says what to type. Returns a new
+ * reference, or NULL with an exception. */
 static PyObject *
 read_unknown_dtype(PyObject *object)
 {
@@ -237,7 +241,7 @@ read_unknown_dtype(PyObject *object)
     cm_kept_error kept = cm_error_keep();
     const char *text =
         PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;
-    PyErr_Clear(); /* the text holds a surrogate, say, which no name has */
+    PyErr_Clear(); /* the text may hold a surrogate, which no name does */
     bool is_of_ml_dtypes = text != NULL && is_name_of_ml_dtypes(text);
     if (is_of_ml_dtypes && load_named_type(text)) {
         (void)PyArray_DescrConverter(object, &descr);
@@ -353,8 +357,9 @@ cm_numpy_plain_kind(PyObject *dtype)
 
 /* -- buffer formats ----------------------------------------------------------------------- */
 
-/* What a memoryview of one of NumPy's own arrays says of the dtype. A new str;
- * ValueError where NumPy has no format for it. */
+/* Ask a memoryview of an array of NumPy's for the format of the dtype. Returns a new
+ * str, or NULL with an exception, which is a ValueError if NumPy has no format for the
+ * dtype. */
 static PyObject *
 ask_format(PyObject *dtype)
 {
@@ -381,7 +386,8 @@ cm_numpy_format(PyObject *dtype)
 {
     const PyArray_Descr *descr = (const PyArray_Descr *)dtype;
     if ((descr->type_num == NPY_LONGLONG || descr->type_num == NPY_ULONGLONG)
-        /* It equals a dtype that has another format. */
+        /* It would find the format of another dtype in the cache, to which it is
+         * equal. */
         && PyArray_ISNBO(descr->byteorder)) {
         return PyUnicode_InternFromString(descr->type_num == NPY_LONGLONG ? "q" : "Q");
     }
@@ -409,8 +415,8 @@ PyObject *
 cm_numpy_view(PyObject *owner, void *host, PyObject *dtype, int ndim,
               const int64_t *shape, const int64_t *strides, bool readonly)
 {
-    /* NumPy would allocate memory for NULL; an array without an address has no
-     * bytes. */
+    /* For NULL, NumPy would allocate memory. An array without an address has no bytes,
+     * so any address will do. */
     static char nothing[1];
     Py_INCREF(dtype); /* stolen */
     PyObject *array = PyArray_NewFromDescr(
@@ -592,7 +598,8 @@ cm_numpy_is_bool(PyObject *object)
     return PyArray_IsScalar(object, Bool);
 }
 
-/* The array at the root of views of views. *base is what that is over, or NULL. */
+/* Return the array at the root of views of views. *base is the object whose memory that
+ * array shows, or NULL. */
 static PyArrayObject *
 find_root(PyObject *array, PyObject **base)
 {
@@ -687,12 +694,14 @@ cm_numpy_place(PyObject *array, uint64_t *address, uint64_t *nbytes)
 
 /* -- which row of the list of dtypes ----------------------------------------------------- */
 
-/* The type numbers under which ml_dtypes has registered its dtypes with NumPy, as far
- * as they were met; 0: not yet. Packages register dtypes while they are loaded, and a
- * number never changes its meaning, so nothing guards these. */
+/* The type numbers under which ml_dtypes has registered its dtypes with NumPy. An entry
+ * is 0 until such a dtype is seen for the first time. Packages register dtypes while
+ * they are loaded, and a number never changes its meaning, so nothing guards this
+ * table. */
 static int registered[CM_DTYPE_COUNT];
 
-/* A dtype that another package has registered is told by the name of its type. */
+/* Find the row of a dtype that another package has registered, by the name of its
+ * type. */
 static cm_dtype
 find_registered(const PyArray_Descr *descr)
 {
@@ -710,7 +719,8 @@ find_registered(const PyArray_Descr *descr)
     PyErr_Clear();
     Py_XDECREF(name);
     if (cm_dtypes[found].kind != 0) {
-        return CM_NUMBER_NONE; /* it only has the name of one of NumPy's own */
+        return CM_NUMBER_NONE; /* another package's dtype with the name of one of
+                                  NumPy's */
     }
     if (found != CM_NUMBER_NONE) {
         registered[found] = descr->type_num;
@@ -718,7 +728,7 @@ find_registered(const PyArray_Descr *descr)
     return found;
 }
 
-/* The row of the list that a dtype has, in either byte order. */
+/* Return the row of the list that a dtype has, in either byte order. */
 static cm_dtype
 find_row(const PyArray_Descr *descr)
 {
@@ -730,7 +740,8 @@ find_row(const PyArray_Descr *descr)
                : CM_NUMBER_NONE;
 }
 
-/* The same, if it is a dtype that the copy threads convert. */
+/* Return the same row if it is that of a dtype that the copy threads convert, or else
+ * CM_NUMBER_NONE. */
 static cm_number
 number_of(const PyArray_Descr *descr)
 {
@@ -829,9 +840,11 @@ cm_numpy_number_meant(PyObject *dtype, bool *swapped)
     return meant == CM_NUMBER_NONE ? number : meant;
 }
 
-/* bfloat16 is the only number that integers stand for. ml_dtypes says of it that it
- * becomes whatever holds all float32, or anything by "unsafe", and that it is made of
- * what float16 is made of. */
+/* True if the rule allows a conversion in which integers stand for numbers. bfloat16 is
+ * the only number that they stand for. By the rules of ml_dtypes it can be converted to
+ * each dtype to which float32 can, or to anything by "unsafe". A dtype can be converted
+ * to it if it can be converted to float16, and for that float16 itself counts as
+ * float32. */
 static bool
 can_cast_meant(PyArray_Descr *from, PyArray_Descr *to, bool is_from_meant,
                bool is_to_meant, NPY_CASTING rule)
@@ -880,8 +893,8 @@ type_name_contains(const PyArray_Descr *descr, const char *attribute, const char
     return does;
 }
 
-/* ml_dtypes has complex dtypes beside its real ones, of any `kind`, and only the name
- * tells which are which. */
+/* True for a complex dtype of ml_dtypes. Its complex dtypes have the same `kind` as
+ * some of its real ones, so only their names show which they are. */
 static bool
 is_complex(const PyArray_Descr *descr)
 {
@@ -979,9 +992,9 @@ cm_numpy_leave_quiet_block(PyObject *block)
     PyErr_Restore(type, value, traceback);
 }
 
-/* Have NumPy convert the elements of one array into another. The rule was checked
- * before, and numbers that become infinite are no reason to warn, as the engine's own
- * are not. Returns 0, or -1 with what NumPy raises. */
+/* Let NumPy convert the elements of one array into another. The rule was checked
+ * before. NumPy does not warn of numbers that become infinite, since the engine's own
+ * conversion does not either. Returns 0, or -1 with NumPy's exception. */
 static int
 convert_by_numpy(PyObject *to, PyObject *from)
 {
@@ -994,7 +1007,7 @@ convert_by_numpy(PyObject *to, PyObject *from)
     return result;
 }
 
-/* An array of one element, which is zero. Returns a new reference, or NULL with an
+/* Make an array of one element, which is zero. Returns a new reference, or NULL with an
  * exception. */
 static PyObject *
 array_of_zero(PyObject *dtype)
@@ -1004,8 +1017,9 @@ array_of_zero(PyObject *dtype)
     return PyArray_Zeros(1, &length, (PyArray_Descr *)dtype, 0);
 }
 
-/* NumPy says so of a first element. Whether that one can be converted is another
- * matter: an empty text, say, cannot become a number, but others can. */
+/* NumPy raises its TypeError only when it converts an element, so this converts one
+ * that is zero. Other errors are about that element: an empty text, for example, cannot
+ * become a number, but other texts can. */
 int
 cm_numpy_try_cast(PyObject *from, PyObject *to)
 {
@@ -1023,13 +1037,13 @@ cm_numpy_try_cast(PyObject *from, PyObject *to)
 
 typedef struct numpy_cast {
     cm_cast cast;
-    PyObject *from; /* owned, as is the next */
+    PyObject *from; /* owned, as `to` is */
     PyObject *to;
 } numpy_cast;
 
 static const char cast_name[] = "cumem.cast";
 
-/* A new array over memory, which lives for one call. Returns a new reference, or NULL
+/* Make an array over memory, which lives for one call. Returns a new reference, or NULL
  * with an exception. */
 static PyObject *
 array_over(PyObject *dtype, int ndim, const int64_t *shape, const int64_t *strides,
@@ -1041,8 +1055,8 @@ array_over(PyObject *dtype, int ndim, const int64_t *shape, const int64_t *strid
                                 (void *)(uintptr_t)memory, flags, NULL);
 }
 
-/* Hand what was raised to the package, where it waits for whoever reads how the copy
- * ended. */
+/* Hand the exception that is set to the package, which keeps it for the code that reads
+ * how the copy ended. */
 static void
 note_failure(const cm_cast *cast)
 {

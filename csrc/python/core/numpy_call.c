@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Walks the C stack for calls of NumPy's; numpy_call.h tells the idea. */
+/* Looks for calls of NumPy's on the C stack. numpy_call.h explains the idea. */
 #include "python/core/numpy_call.h"
 
 #include <link.h>
@@ -16,7 +16,7 @@ enum { FRAMES_MAX = 40 };
 
 typedef struct code_range {
     uintptr_t low;
-    uintptr_t high; /* low == high: it was not found */
+    uintptr_t high; /* equal to `low` if the range was not found */
 } code_range;
 
 /* The shared objects of the process, which are never unloaded. Guarded by the GIL. */
@@ -50,7 +50,7 @@ range_of(const struct dl_phdr_info *object)
     return range;
 }
 
-/* A function in each of the three objects. */
+/* The address of a function in each of the three objects. */
 typedef struct landmarks {
     uintptr_t numpy;
     uintptr_t python;
@@ -87,7 +87,7 @@ find_objects(void)
 /* -- the stack ------------------------------------------------------------------------- */
 
 typedef struct walk {
-    const cm_numpy_call *sought; /* NULL: the innermost call is sought */
+    const cm_numpy_call *sought; /* NULL to look for the innermost call */
     cm_numpy_call found;
     int count;
 } walk;

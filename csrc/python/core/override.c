@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chains of what is current, in context variables. Whatever changes a chain is done
- * here, in C, where no signal can come in between. */
+/* Chains of current objects, in context variables. All code that changes a chain is
+ * here, in C, where no signal handler can run in between. */
 #include "python/core/override.h"
 
 #include "python/core/state.h"
@@ -8,17 +8,18 @@
 
 /* -- blocks ---------------------------------------------------------------------------- */
 
-/* What a block made current, and where. No Python code runs when one is deallocated,
- * which is at the end of most blocks: a Ctrl-C that came there would be lost. */
+/* A `with` block: the object that it made current, and where it was entered. Most are
+ * deallocated when the block ends, and then no Python code may run, since a Ctrl-C that
+ * came there would be lost. */
 typedef struct with_block {
     PyObject_HEAD
     cm_list node;     /* in override->entered, until the block is over everywhere */
-    PyObject *object; /* owned; NULL: the block is over in all contexts */
-    PyObject *frame;  /* owned; NULL: no frame entered it, or it was left at home */
-    PyObject *token;  /* owned; NULL: the block was left */
+    PyObject *object; /* owned; NULL if the block is over in all contexts */
+    PyObject *frame;  /* owned; NULL if no frame entered it, or it was left at home */
+    PyObject *token;  /* owned; NULL if the block was left */
     bool is_relinked; /* its link was made anew, so its token belongs to an old chain */
-    uint32_t *count;  /* borrowed: counts it while it is in the list; NULL if it is not
-                       */
+    uint32_t *count;  /* borrowed: it counts this block while that is in the list; else
+                         NULL */
 } with_block;
 
 static void
@@ -174,12 +175,12 @@ set(const cm_override *override, PyObject *chain)
     return PyObject_CallFunctionObjArgs(override->setter, chain, NULL);
 }
 
-/* Make current what was so before the token was given. 1; 0 if that was in another
- * context; -1 with an exception. */
+/* Set the variable back to the value that it had before the token was given. Returns 1,
+ * or 0 if the token is from another context, or -1 with an exception. */
 static int
 reset(const cm_override *override, PyObject *token)
 {
-    Py_INCREF(token); /* its block may drop it meanwhile */
+    Py_INCREF(token); /* the block may drop its reference meanwhile */
     PyObject *done = PyObject_CallFunctionObjArgs(override->resetter, token, NULL);
     Py_DECREF(token);
     if (done != NULL) {
@@ -195,8 +196,8 @@ reset(const cm_override *override, PyObject *token)
 
 /* -- chains ---------------------------------------------------------------------------- */
 
-/* The innermost block of a chain, or NULL at its end. References are borrowed here and
- * in the next functions. */
+/* Return the innermost block of a chain, or NULL at its end. This and the next two
+ * functions return borrowed references. */
 static with_block *
 head_of(PyObject *chain)
 {
@@ -206,14 +207,14 @@ head_of(PyObject *chain)
     return (with_block *)(void *)PyTuple_GetItem(chain, 0);
 }
 
-/* The chain outside of its innermost block. */
+/* Return the part of a chain outside of its innermost block. */
 static PyObject *
 tail_of(PyObject *chain)
 {
     return PyTuple_GetItem(chain, 1);
 }
 
-/* The chain from its first block on that is not over. */
+/* Return the part of a chain that begins at its innermost block which is not over. */
 static PyObject *
 skip_over(PyObject *chain)
 {
@@ -314,8 +315,9 @@ find_anywhere(cm_override *override, PyObject *object, PyObject *frame)
     return found;
 }
 
-/* The block that an exit means: one of this frame, else one that a function entered for
- * it, as contextlib.ExitStack does. Borrowed; NULL if there is none. */
+/* Find the block that an exit is to end. It is one that this frame entered, or else one
+ * that a function entered for it, as contextlib.ExitStack does. Returns it borrowed, or
+ * NULL if there is none. */
 static with_block *
 find_block(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
            bool *is_here)
@@ -331,7 +333,7 @@ find_block(cm_override *override, PyObject *chain, PyObject *object, PyObject *f
     return found;
 }
 
-/* The chain without `self`, which is in it. The links inside of it are made anew.
+/* Make the chain without `self`, which is in it. The links inside of it are made anew.
  * Returns a new reference, or NULL with an exception. */
 static PyObject *
 make_without(PyObject *chain, const with_block *self)
@@ -358,8 +360,8 @@ make_without(PyObject *chain, const with_block *self)
     return rest;
 }
 
-/* Make the chain of this context without `self` current. 1 if the block was entered in
- * this context, 0 if in another, -1 with an exception. */
+/* Make the chain of this context without `self` current. Returns 1 if the block was
+ * entered in this context, 0 if it was entered in another, or -1 with an exception. */
 static int
 take_out(const cm_override *override, PyObject *chain, const with_block *self)
 {
@@ -407,8 +409,9 @@ leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
                              Py_BuildValue("(s)", what));
 }
 
-/* End the innermost block in the frame that entered it, where nothing has to be
- * searched. 1; 0 if the case is another one; -1 with an exception. */
+/* End the innermost block in the frame that entered it, which is the usual case and
+ * needs no search. Returns 1, or 0 if this is not that case, or -1 with an
+ * exception. */
 static int
 leave_usual(const cm_override *override, PyObject *chain, PyObject *object,
             PyObject *frame)

@@ -28,9 +28,9 @@ cm_find_loaded(const char *module, const char *name)
     return found;
 }
 
-/* Find a function of a module. A look into sys.modules saves most of the time; but a
- * module that another thread is still loading may not have the function yet, and is
- * then waited for. */
+/* Find a function of a module. Looking into sys.modules first saves most of the time.
+ * But a module that another thread is still loading may lack the function; then this
+ * imports it, which waits for that thread. */
 static PyObject *
 find(const char *module, const char *function)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks and tags of events, moments, and the functions for the package of the recorder
- * and of the tool that sees ranges. */
+/* Stacks and tags of events, moments, and the functions by which the package uses the
+ * recorder and the profiler's tool. */
 #include "python/core/recording.h"
 
 #include <dlfcn.h>
@@ -21,7 +21,7 @@ typedef struct internals {
 } internals;
 
 enum {
-    DEPTH = 32,           /* the innermost so many frames of a stack are kept */
+    DEPTH = 32,           /* how many frames of a stack are kept, the innermost ones */
     STACKS_MAX = 1 << 20, /* further stacks have number 0 */
 };
 
@@ -36,16 +36,16 @@ typedef struct stack {
     frame frames[]; /* innermost first */
 } stack;
 
-/* There is one for the process, as there is one recorder. Stacks keep their numbers, so
- * that the number that an unfinished transfer has never becomes another stack's. */
+/* The process has one of these, as it has one recorder. A stack keeps its number for
+ * good, since an unfinished transfer may still have it. */
 static struct recording {
     internals python;
     PyObject *tags; /* owned ContextVar of ints; NULL if there are none */
     /* These are also read without the GIL: */
     atomic_bool has_tags;
-    /* Events of at least so many bytes have a stack; UINT64_MAX: none has. */
+    /* Events of at least this many bytes have a stack. With UINT64_MAX none has. */
     _Atomic uint64_t least_nbytes;
-    /* Stacks by a hash of 64 bits, which is taken for the stack itself. */
+    /* The stacks by a hash of 64 bits. Stacks with the same hash count as the same. */
     cm_address_map known;
     stack **stacks; /* owned, by their numbers less 1 */
     uint32_t count;
@@ -54,7 +54,8 @@ static struct recording {
 
 cm_tracemalloc cm_tracing;
 
-/* Find functions by their names; NULL where there is none. */
+/* Find functions by their names. The entry of a function that does not exist becomes
+ * NULL. */
 static void
 find_functions(const char *const *names, int count, void *out)
 {
@@ -81,11 +82,12 @@ cm_tracing_init(void)
 
 /* -- moments ----------------------------------------------------------------------------- */
 
-/* gc.get_count()[0], which a collection sets to 0; -1: it is not known. */
+/* Return gc.get_count()[0], which a collection sets to 0, or -1 if it is not known. */
 static long
 count_young(void)
 {
-    static PyObject *get_count; /* owned, for as long as the process; GIL */
+    static PyObject *get_count; /* owned, as long as the process lives; guarded by the
+                                   GIL */
     if (get_count == NULL) {
         PyObject *module = PyImport_ImportModule("gc");
         get_count = module == NULL ? NULL : PyObject_GetAttrString(module, "get_count");
@@ -133,7 +135,8 @@ cm_moment_lasts(const cm_moment *then)
 
 /* -- stacks ------------------------------------------------------------------------------ */
 
-/* Add a stack and return its number; 0: there are too many, or there is no memory. */
+/* Add a stack and return its number, or 0 if there are too many or there is no
+ * memory. */
 static uint32_t
 add_stack(uint64_t hash, const frame *frames, uint32_t count)
 {
@@ -156,7 +159,8 @@ add_stack(uint64_t hash, const frame *frames, uint32_t count)
     return new->number = recording.count;
 }
 
-/* The number of this thread's stack. Its frames live as long as the call that asks. */
+/* Return the number of this thread's stack. Its frames live as long as the call that
+ * asks. */
 static uint32_t
 find_stack(PyThreadState *thread)
 {

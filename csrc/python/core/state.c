@@ -27,8 +27,9 @@ cm_state_init(cm_state *state)
 
 /* -- the current device ------------------------------------------------------------------ */
 
-/* What set_current_device() chose in this thread, for which module and generation: a
- * shutdown ends the choice in all threads at once. */
+/* The device that set_current_device() chose in this thread, with the module and the
+ * generation for which it counts, so that a shutdown ends the choice in all threads at
+ * once. */
 typedef struct device_choice {
     const cm_state *state; /* only compared; NULL if there is no choice */
     uint64_t generation;
@@ -44,15 +45,15 @@ cm_state_choose_device(const cm_state *state, int device)
         (device_choice){device < 0 ? NULL : state, state->generation, device};
 }
 
-/* The device of the innermost block of this context, if this runtime has it: a shutdown
- * may have taken the device away. -1: there is none. */
+/* Return the device of the innermost block of this context, or -1 if there is no block,
+ * or if this runtime lacks the device, which may be so after a shutdown. */
 static int
 find_entered(const cm_state *state)
 {
     PyObject *chain = cm_override_read(&state->entered_device);
     PyObject *at = chain;
     if (chain == NULL) {
-        PyErr_Clear(); /* there is no memory to look */
+        PyErr_Clear(); /* there is no memory to look it up */
     }
     PyObject *index = cm_override_step(&at);
     long device = index == NULL ? -1 : PyLong_AsLong(index);
@@ -79,8 +80,8 @@ cm_state_own_device(const cm_state *state)
     return device;
 }
 
-/* Asks CUDA each time, since any library may change its answer at any time. A failure
- * does not concern the caller: the call that follows meets what is wrong, and reports
+/* This asks CUDA each time, since any library may change the answer at any time. A
+ * failure is ignored, since the caller's next call will fail in the same way and report
  * it. */
 int
 cm_state_ask_device(const cm_state *state)
@@ -147,7 +148,7 @@ cm_state_runtime(cm_state *state)
 static cm_pool *
 get_pool(cm_state *state, cm_pool **slot, cm_kind kind, unsigned flags, int device)
 {
-    state->wakes = true; /* memory is asked for, which is a use */
+    state->wakes = true; /* asking for memory counts as use */
     cm_runtime *runtime = cm_state_runtime(state);
     state->wakes = false;
     if (runtime == NULL) {
@@ -182,8 +183,9 @@ cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device)
                     device);
 }
 
-/* Give the engine its pool of one kind, at `place` among its pools. It has a pool of
- * its own, so that memory which copies hold is told apart. False with an exception. */
+/* Give the engine its pool of one kind, at `place` among its pools. The engine has
+ * pools of its own, so that memory which copies hold is counted separately. Returns
+ * false with an exception if it fails. */
 static bool
 set_engine_pool(cm_state *state, int place, cm_kind kind, unsigned flags, int device)
 {

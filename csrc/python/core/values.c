@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From numbers to elements. A number is first held in the type that it has by itself,
- * in which nothing is lost: a bool, int64, uint64, float64 or complex128 of Python's,
- * or the type of NumPy's scalar. From that the engine's own conversion makes the
- * element, so that a number becomes what an array with this number in it would become
- * in a copy. Then the element is compared with what was given, because the conversion
+/* Turns numbers into elements of a dtype. A number is first held in a type of its own,
+ * in which nothing is lost: a bool, int64, uint64, float64 or complex128 for a number
+ * of Python's, or the type of NumPy's scalar. The engine's own conversion makes the
+ * element of that, so that the number becomes the same as it would in a copy of an
+ * array. Then the element is compared with the given number, because the conversion
  * wraps integers round and makes infinities of floats that are too large. */
 #include "python/core/values.h"
 
@@ -109,8 +109,8 @@ integer_fits(const given_number *number, cm_number to)
     return (uint64_t)integer <= most;
 }
 
-/* True if no part of a number has become an infinity that was none before. The element
- * is in the processor's byte order. */
+/* True if no part of a number that was finite has become infinite. The element is in
+ * the processor's byte order. */
 static bool
 stayed_finite(const given_number *number, cm_number to, const void *element)
 {
@@ -201,7 +201,7 @@ cm_value_is_array(PyObject *object)
         return true;
     }
     if (PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
-        return false; /* to look for what is not there takes longer */
+        return false; /* looking for an attribute that is missing takes longer */
     }
     return !cm_numpy_is_scalar(object) && PyObject_HasAttrString(object, "__array__");
 }

@@ -31,8 +31,9 @@ end(cm_state *state, cm_status status)
     return cm_py_check(state, status, NULL);
 }
 
-/* As begin(), for a question about a device. The index is checked last, because Python
- * code that ran before may have shut down and opened a backend with fewer devices. */
+/* Do the same as begin() for a question about a device. The index is checked last,
+ * because Python code that ran before may have called shutdown() and opened a backend
+ * with fewer devices. */
 static cm_runtime *
 begin_on(cm_state *state, int device)
 {
@@ -89,7 +90,7 @@ runtime_version(PyObject *module, PyObject *Py_UNUSED(unused))
     return PyLong_FromLong(version);
 }
 
-/* A dict from the name of each CUDA call to the oldest driver that has it. */
+/* Make a dict from the name of each CUDA call to the oldest driver that has it. */
 static PyObject *
 oldest_drivers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
@@ -153,7 +154,7 @@ device_attribute(PyObject *module, PyObject *args)
     }
     cm_status status = CM_WITHOUT_GIL(
         cm_rt_device_attribute(rt, attributes[i].number, device, &value));
-    /* This driver does not know the attribute. */
+    /* The driver is too old to know the attribute. */
     if (status.code == CM_CUDA_INVALID_VALUE) {
         cm_state_leave(state);
         Py_RETURN_NONE;

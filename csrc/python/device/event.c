@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem.Event, a point in a stream: how it is made, recorded, waited for and closed. */
+/* cumem.Event is a point in a stream. This file has how one is made, recorded, waited
+ * for and closed. */
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -171,7 +172,7 @@ cm_event_order(cm_event_object *event, cm_stream *stream)
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* The constructor Event(*, device=None, timing=True, blocking=False). */
+/* This is the constructor Event(*, device=None, timing=True, blocking=False). */
 static PyObject *
 event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -220,8 +221,8 @@ event_record(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
     return result < 0 ? NULL : Py_NewRef(op);
 }
 
-/* The method wait(stream=None), for the current stream of the event's device where none
- * is given. The stream may be of another device, as in CUDA. */
+/* This is the method wait(stream=None). If no stream is given, the current stream of
+ * the event's device waits. The stream may be of another device, as in CUDA. */
 static PyObject *
 event_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -241,7 +242,7 @@ event_wait(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Wait until the event is reached, so that Ctrl-C is seen. Returns 0, or -1 with an
+/* Wait until the event is reached. Ctrl-C ends the wait. Returns 0, or -1 with an
  * exception. */
 static int
 wait_until_done(cm_event_object *self)
@@ -335,8 +336,8 @@ event_seconds_since(PyObject *op, PyObject *start)
     return result < 0 ? NULL : PyFloat_FromDouble(milliseconds / 1000.0);
 }
 
-/* As the subtraction, by PyTorch's name and in its unit: from this event to `end`, in
- * milliseconds. */
+/* This is the subtraction by PyTorch's name and in its unit: it measures from this
+ * event to `end`, in milliseconds. */
 static PyObject *
 event_elapsed_time(PyObject *op, PyObject *end)
 {
@@ -405,7 +406,7 @@ event_query(PyObject *op, PyObject *Py_UNUSED(unused))
     return event_get_done(op, NULL);
 }
 
-/* A Transfer of no bytes that ends when the event is reached. */
+/* Make a Transfer of no bytes that ends when the event is reached. */
 static PyObject *
 follow(cm_event_object *self)
 {
@@ -424,8 +425,8 @@ follow(cm_event_object *self)
     return cm_transfer_object_new(self->state, ticket, Py_None, Py_None, self->device);
 }
 
-/* `await event`. Asking first makes it cheap for most events, and refuses one that a
- * capture recorded. */
+/* This is `await event`. It first asks whether the event is reached, which makes it
+ * cheap for most events, and which refuses an event that a capture recorded. */
 static PyObject *
 event_await(PyObject *op)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams as arguments: from any stream argument, even an object of another library, to
- * its counted record; and the current stream of a context. */
+/* Streams as arguments. This file finds the counted record of any stream argument, even
+ * of an object of another library, and the current stream of a context. */
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/device/objects.h"
@@ -114,8 +114,8 @@ cm_stream_object_take(PyObject *op)
 
 /* -- the current one ---------------------------------------------------------------- */
 
-/* The Stream of the legacy default stream of `device`, made when first needed.
- * Borrowed; NULL with an exception. */
+/* Return the Stream of the legacy default stream of `device`, which is made when it is
+ * first needed. Returns it borrowed, or NULL with an exception. */
 static PyObject *
 legacy_stream(cm_state *state, int device)
 {
@@ -177,9 +177,9 @@ cm_joining_stream(cm_state *state, int device)
     return cm_stream_hold(*slot);
 }
 
-/* The innermost stream of `device` in a chain, borrowed from `chain`; NULL if there is
- * none. Streams that a shutdown closed are passed over, since the next use starts
- * afresh. */
+/* Find the innermost stream of `device` in a chain. Streams that a shutdown closed are
+ * passed over, since the next use opens everything anew. Returns it borrowed from
+ * `chain`, or NULL if there is none. */
 static PyObject *
 find_in_chain(const cm_state *state, PyObject *chain, int device)
 {
@@ -218,8 +218,9 @@ cm_current_stream(cm_state *state, int device)
 
 /* -- of another library ------------------------------------------------------------- */
 
-/* The device that the object itself names (device_index in PyTorch; device_id in CuPy,
- * where -1 is "the current one"). -1 if it does not say; -2 with an exception. */
+/* Read the device that the object itself names, as device_index in PyTorch or device_id
+ * in CuPy, where -1 is "the current one". Returns -1 if it does not say, or -2 with an
+ * exception. */
 static int
 named_device(const cm_runtime *rt, PyObject *object)
 {
@@ -231,7 +232,8 @@ named_device(const cm_runtime *rt, PyObject *object)
             return -2;
         }
         if (found == 1) {
-            int overflow; /* a number that is too large is not an index either */
+            int overflow; /* a number that is too large is no index of a device either
+                           */
             long long index = PyLong_Check(value)
                                   ? PyLong_AsLongLongAndOverflow(value, &overflow)
                                   : -1;
@@ -244,8 +246,9 @@ named_device(const cm_runtime *rt, PyObject *object)
     return -1;
 }
 
-/* The device of a handle: what the object says, or else the driver, or else the caller.
- * A stream that captures cannot be asked. -2 with an exception. */
+/* Find the device of a handle. The object says it, or else the driver, or else the
+ * caller. The driver is not asked about a stream that captures, since that would break
+ * the capture. Returns -2 with an exception if it fails. */
 static int
 resolve_device(cm_state *state, cm_runtime *rt, PyObject *object, uint64_t handle,
                int device)
@@ -310,8 +313,8 @@ wrap(cm_state *state, cm_runtime *rt, PyObject *object, const char *argument,
 
 /* Make a record of a foreign stream. The record keeps the stream's object alive, unless
  * that is an int. `device` (-1: cumem's current one) counts only if neither the object
- * nor the driver says which it is. On loan; NULL with TypeError, ValueError or
- * CudaError. */
+ * nor the driver says which it is. Returns the record, on loan, or NULL with TypeError,
+ * ValueError or CudaError. */
 static cm_stream *
 from_foreign(cm_state *state, PyObject *object, const char *argument, int device)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The handle of a stream of another library, read from whatever such a stream has.
+/* Reads the handle of another library's stream, in whichever way that library gives it.
  *
  * Libraries do not agree on one way to give it:
  *
@@ -37,8 +37,9 @@ from_int(PyObject *number, const char *name, uint64_t *out)
                              Py_BuildValue("(Os)", number, name));
 }
 
-/* May int() make a handle of the value? It reads texts and floats as well, but nobody
- * means these as handles. 1; 0; or -1 with what reading an attribute raised. */
+/* Return 1 if int() may make a handle of the value, or 0 if not. int() reads texts and
+ * floats as well, but nobody means these as handles. Returns -1 with the exception of
+ * an attribute that was read. */
 static int
 may_be_number(PyObject *value)
 {
@@ -106,7 +107,8 @@ from_value(PyObject *value, const char *name, uint64_t *out)
 
 /* -- ways to say it ----------------------------------------------------------------- */
 
-/* Read a handle from the answer of __cuda_stream__(). */
+/* Read a handle from the answer of __cuda_stream__(). Returns 0, or -1 with an
+ * exception. */
 static int
 from_answer(PyObject *answer, uint64_t *out)
 {
@@ -136,8 +138,8 @@ from_answer(PyObject *answer, uint64_t *out)
                       "the handle __cuda_stream__() answers", out);
 }
 
-/* Each of the next functions tries one way. 1 and the handle; 0 if the object does not
- * have it; -1 with an exception. */
+/* Each of the next functions tries one way. It returns 1 and the handle, or 0 if the
+ * object does not offer this way, or -1 with an exception. */
 
 static int
 try_protocol(PyObject *object, uint64_t *out)
@@ -192,7 +194,7 @@ may_be_handle(const cm_state *state, PyObject *object)
     return true;
 }
 
-/* Tries NumPy's integers, and whatever else is an integer. */
+/* Tries NumPy's integers, and all other objects that are integers by __index__(). */
 static int
 try_index(const cm_state *state, PyObject *object, const char *argument, uint64_t *out)
 {
@@ -204,7 +206,8 @@ try_index(const cm_state *state, PyObject *object, const char *argument, uint64_
         if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
             return -1;
         }
-        /* An array of two elements, for one, has __index__() and refuses. */
+        /* An array of two elements, for example, has __index__(), which raises
+         * TypeError. */
         PyErr_Clear();
         return 0;
     }
@@ -213,8 +216,8 @@ try_index(const cm_state *state, PyObject *object, const char *argument, uint64_
     return result < 0 ? -1 : 1;
 }
 
-/* May .ptr and .handle of this object be those of a stream? 1; 0; or -1 with an
- * exception. */
+/* Return 1 if .ptr and .handle of this object may be those of a stream, 0 if not, or -1
+ * with an exception. */
 static int
 may_be_stream(const cm_state *state, PyObject *object)
 {
@@ -242,7 +245,7 @@ may_be_stream(const cm_state *state, PyObject *object)
     Py_ssize_t nbytes;
     const char *text = PyUnicode_AsUTF8AndSize(name, &nbytes);
     bool is_event = text != NULL && strstr(text, "Event") != NULL;
-    PyErr_Clear(); /* the name may have characters that UTF-8 does not have */
+    PyErr_Clear(); /* the name may hold a surrogate, which UTF-8 cannot express */
     Py_DECREF(name);
     return is_event ? 0 : 1;
 }

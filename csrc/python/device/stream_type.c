@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem.Stream, a counted record of a stream as a Python object. */
+/* cumem.Stream shows a counted record of a stream as a Python object. */
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -10,7 +10,7 @@
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* Read an integer of any size. A new reference; NULL with TypeError. */
+/* Read an integer of any size. Returns a new reference, or NULL with TypeError. */
 static PyObject *
 read_priority(PyObject *object)
 {
@@ -26,8 +26,8 @@ read_priority(PyObject *object)
 }
 
 /* Check that the device has streams of this priority. All devices have priority 0, so
- * nothing is asked for that. Returns 0, or -1 with ValueError or CudaError. The state
- * is entered. */
+ * nothing is asked for that. Returns 0, or -1 with ValueError or CudaError. The caller
+ * has entered the state. */
 static int
 check_priority(cm_state *state, cm_runtime *rt, int device, PyObject *number, int *out)
 {
@@ -53,7 +53,8 @@ check_priority(cm_state *state, cm_runtime *rt, int device, PyObject *number, in
     return 0;
 }
 
-/* A new Stream, or NULL with an exception. The state is entered. */
+/* Make a Stream. The caller has entered the state. Returns a new reference, or NULL
+ * with an exception. */
 static PyObject *
 make_stream(cm_state *state, int device, PyObject *priority_number, bool non_blocking)
 {
@@ -79,7 +80,7 @@ make_stream(cm_state *state, int device, PyObject *priority_number, bool non_blo
     return self;
 }
 
-/* The constructor Stream(*, device=None, priority=0, non_blocking=True). */
+/* This is the constructor Stream(*, device=None, priority=0, non_blocking=True). */
 static PyObject *
 stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -106,9 +107,9 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return self;
 }
 
-/* Make a Stream of another library's stream, with `device` as for
- * cm_stream_from_argument(). With `lasts` only the end of the object destroys the
- * stream. Returns NULL with an exception if it fails. */
+/* Make a Stream of another library's stream. `device` means what it means to
+ * cm_stream_from_argument(). `lasts` says that the stream lives as long as the object.
+ * Returns NULL with an exception if it fails. */
 static PyObject *
 wrap_foreign(cm_state *state, PyObject *object, int device, bool lasts)
 {
@@ -124,7 +125,7 @@ wrap_foreign(cm_state *state, PyObject *object, int device, bool lasts)
     return self;
 }
 
-/* The Python function _wrap_stream(object, device, lasts). */
+/* This is the Python function _wrap_stream(object, device, lasts). */
 PyObject *
 cm_wrap_stream(PyObject *module, PyObject *args)
 {
@@ -138,8 +139,8 @@ cm_wrap_stream(PyObject *module, PyObject *args)
     return wrap_foreign(cm_state_of_module(module), object, device, lasts != 0);
 }
 
-/* The method Stream.from_external(obj, /, *, device=None). A Stream is returned as it
- * is, since whoever passed it expects its close() to work. */
+/* This is the method Stream.from_external(obj, /, *, device=None). A Stream is returned
+ * as it is, since its owner expects that its close() works. */
 static PyObject *
 stream_from_external(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
                      PyObject *kwnames)

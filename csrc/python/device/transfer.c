@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem.Transfer, a copy that may still be running. */
+/* cumem.Transfer is a copy that may still be running. */
 #include "base/nvtx.h"
 #include "docstrings.h"
 #include "python/core/arguments.h"
@@ -96,10 +96,10 @@ read_info(PyObject *op)
 
 /* -- memory that was moved meanwhile ------------------------------------------------------ */
 
-/* Called once the copy is done: check that the memory of its ends was still where it
- * had been when the copy began. Memory that has moved before anybody saw the end may
- * have moved before the end, so that counts. From now on the memory may move. Returns
- * 0, or -1 with BufferError, and again at each call. */
+/* Check, once the copy is done, that the memory of its ends is still where it was when
+ * the copy began. If it moved before anybody saw the end of the copy, it may have moved
+ * before the end, so this counts as a failure. From now on the memory may move. Returns
+ * 0, or -1 with BufferError, in each later call too. */
 static int
 check_memory(cm_transfer_object *self)
 {
@@ -114,8 +114,8 @@ check_memory(cm_transfer_object *self)
 
 /* -- waiting ----------------------------------------------------------------------------- */
 
-/* Wait for the copy of `nbytes`, and report to `progress` how far it is; NULL if nobody
- * asks. Returns 0, or -1 with an exception. */
+/* Wait for the copy of `nbytes`, and report to `progress` how far it is. It is NULL if
+ * nobody wants to know. Returns 0, or -1 with an exception. */
 static int
 wait_for_end(cm_transfer_object *self, PyObject *timeout_object,
              const cm_progress *progress, uint64_t nbytes)
@@ -135,12 +135,14 @@ wait_for_end(cm_transfer_object *self, PyObject *timeout_object,
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(self->state, status, "while copying");
     }
-    cm_state_drop_own(self->state); /* what was dropped meanwhile is freed now */
+    cm_state_drop_own(self->state); /* frees now the objects that were dropped meanwhile
+                                     */
     return check_memory(self);
 }
 
-/* The same, with `progress_object`, a bar or a function of the user, that hears of the
- * end too. */
+/* Do the same, and report to `progress_object`, the argument progress=, which is called at the
+ * end
+ * as well. */
 static int
 wait_and_report(cm_transfer_object *self, PyObject *timeout_object,
                 PyObject *progress_object)
@@ -154,7 +156,7 @@ wait_and_report(cm_transfer_object *self, PyObject *timeout_object,
     if (wait_for_end(self, timeout_object, &progress, info.nbytes) == 0) {
         (void)cm_progress_report(&progress, info.nbytes, info.nbytes);
     }
-    return cm_progress_close(&progress); /* which keeps what was raised */
+    return cm_progress_close(&progress); /* keeps an exception that is set */
 }
 
 static PyObject *
@@ -214,7 +216,8 @@ transfer_cancel(PyObject *op, PyObject *Py_UNUSED(args))
     return PyBool_FromLong(cancelled);
 }
 
-/* For cumem/transfers/multi_device.py: end the copy early, even if it has begun. */
+/* End the copy early, even if it has begun. cumem/transfers/multi_device.py calls
+ * this. */
 static PyObject *
 transfer_stop(PyObject *op, PyObject *Py_UNUSED(args))
 {
@@ -228,7 +231,7 @@ transfer_await(PyObject *op)
     return cm_package_call("devices.awaiting", "await_transfer", PyTuple_Pack(1, op));
 }
 
-/* For `await`: write to an eventfd when the copy is done. */
+/* Write to an eventfd when the copy is done, which `await` waits for. */
 static PyObject *
 transfer_notify(PyObject *op, PyObject *object)
 {
@@ -241,9 +244,9 @@ transfer_notify(PyObject *op, PyObject *object)
                         "while awaiting a transfer", Py_NewRef(Py_None));
 }
 
-/* For callbacks: call fn(transfer). What it raises goes to the unraisable hook, since
- * nobody is left who called. Python has no function of its own that gives the hook an
- * error. */
+/* Call fn(transfer), a callback of the user. If it raises, the error goes to the
+ * unraisable hook, since there is no caller any more who could get it. This is a C
+ * function because Python itself offers no way to hand an error to the hook. */
 static PyObject *
 transfer_call_back(PyObject *op, PyObject *fn)
 {
@@ -265,7 +268,7 @@ transfer_repr(PyObject *op)
                                          PyBool_FromLong(cm_state_is_emulated(state))));
 }
 
-/* What a notebook shows of the transfer. */
+/* Make the HTML by which a notebook shows the transfer. */
 static PyObject *
 transfer_html(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -281,11 +284,12 @@ transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     cm_ticket_info info = read_info(op);
-    /* Read now, since read_info() let other threads run. */
+    /* This is read only now, since read_info() let other threads run. */
     const cm_runtime *rt = self->state->runtime;
     bool in_child = rt != NULL && (cm_runtime_is_forked(rt) || rt->is_host_only);
     if (!info.done && in_child) {
-        /* The parent's threads end the copy, and a loop here would never see that. */
+        /* Threads of the parent end the copy, which a loop in this child would never
+         * see. */
         return cm_py_raise(self->state, cm_fail(CM_EFORKED, 0), NULL);
     }
     if (info.done && cm_is_ok(info.status) && check_memory(self) < 0) {
@@ -304,7 +308,7 @@ transfer_get_progress(PyObject *op, void *Py_UNUSED(closure))
     return PyLong_FromUnsignedLongLong(cm_ticket_count_moved(self->ticket));
 }
 
-/* How long it is was known when it was planned, so that the device is not asked. */
+/* The size has been known since the copy was planned, so the device is not asked. */
 static PyObject *
 transfer_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
 {

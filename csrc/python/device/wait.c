@@ -45,8 +45,8 @@ cm_sees_signals(void)
 
 /* -- streams and events ------------------------------------------------------------ */
 
-/* Ask for one slice of time at most, without the GIL. The first questions follow each
- * other quickly. */
+/* Ask again and again for at most one slice of time, without the GIL. The first
+ * questions follow each other quickly. */
 static cm_status
 poll_slice(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle, bool naps,
            uint64_t start, bool *done)
@@ -173,7 +173,8 @@ run_wait(void *argument)
     return NULL;
 }
 
-/* Begin such a wait. NULL if there is no memory, or no thread can be had. */
+/* Begin to wait for a device in a thread. Returns NULL if there is no memory, or if no
+ * thread can be started. */
 static device_wait *
 begin_wait(cm_runtime *rt, int device)
 {
@@ -191,7 +192,7 @@ begin_wait(cm_runtime *rt, int device)
     return wait;
 }
 
-/* Wait for its end for at most `most_ns`. False if it goes on. */
+/* Wait for at most `most_ns` until that wait has ended. Returns false if it goes on. */
 static bool
 await_end(device_wait *wait, uint64_t most_ns)
 {
@@ -204,8 +205,8 @@ await_end(device_wait *wait, uint64_t most_ns)
     return ended;
 }
 
-/* Wait for its end, in slices. Returns 0, or -1 with the exception of a signal handler,
- * and then the wait is left for cm_device_waits_join(). */
+/* Wait until that wait has ended, in slices. Returns 0, or -1 with the exception of a
+ * signal handler; cm_device_waits_join() then waits for the rest. */
 static int
 end_wait(cm_state *state, device_wait *wait, cm_status *out)
 {
@@ -270,7 +271,7 @@ wait_for_device(void *argument, int device, cm_status *out)
 {
     cm_pool_waiter *waiter = argument;
     cm_gil_take(waiter->thread);
-    /* It stays open while the state is entered. */
+    /* The runtime stays open while the state is entered. */
     cm_runtime *rt = waiter->state->runtime;
     bool done =
         PyErr_Occurred() == NULL && cm_wait_for_device(waiter->state, rt, device, out);
@@ -321,11 +322,12 @@ postpone_error(void)
 }
 
 /* Ask PyTorch and CuPy whether they are capturing. A library that was never imported is
- * not asked, and one that cannot be asked does not capture. Python code runs, and with
- * it the handlers of signals that came while nobody had the GIL. What they raise stays
- * set and must not be lost. The wait is then over, so the answer is true, which avoids
- * what would only prolong it. An exception that was set before is kept in place of a
- * second one. */
+ * not asked, and one that cannot be asked does not capture. This runs Python code, and
+ * with it the handlers of signals that came while nobody had the GIL. An exception that
+ * a handler raises stays set, since it must not be lost. It ends the wait, so the
+ * answer is then true, which keeps the pool from doing work that would only prolong the
+ * wait. If an exception was set before, that one is kept and the second one is
+ * dropped. */
 static bool
 ask_libraries(void)
 {
@@ -336,7 +338,7 @@ ask_libraries(void)
                                                 "is_captured", PyTuple_New(0));
     bool captures = answer == Py_True;
     if (answer == NULL && !raised) {
-        /* At exit nothing can be imported. */
+        /* An ImportError does not count, since nothing can be imported at exit. */
         raised = !PyErr_ExceptionMatches(PyExc_ImportError);
     }
     Py_XDECREF(answer);
