@@ -16,8 +16,8 @@
 enum { MANY_TURNS = 16 };
 #define WINDOW_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
-/* Has the user advised where the memory should be, so that its moves are intended?
- * Returns 1 if so, 0 if not, or -1 with an exception. */
+/* Return 1 if the user has advised where the memory should be, so that its moves are
+ * intended, 0 if not, or -1 with an exception. */
 static int
 is_steered(const cm_buffer *self)
 {

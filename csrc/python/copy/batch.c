@@ -166,7 +166,7 @@ set_end(cm_piece_end *end, const cm_operand *operand)
                           .is_file = region->is_file};
 }
 
-/* Whether the driver must be asked what kind of memory this is. */
+/* True if the driver must be asked what kind of memory this is. */
 static bool
 is_unknown(const cm_piece_end *end)
 {
@@ -575,7 +575,7 @@ fini_call(many_call *self)
     Py_XDECREF(self->dtypes[1]);
 }
 
-/* Whether any pair moves bytes. That pair waits for what came first, and so does the
+/* True if any pair moves bytes. That pair waits for what came first, and so does the
  * whole. */
 static bool
 moves_bytes(const many_call *self)

@@ -199,7 +199,7 @@ is_on_stream(const cm_call *call)
     return !call->blocking && call->stream != NULL;
 }
 
-/* Whether the last use is of the same storage, and already comes after all that a use
+/* True if the last use is of the same storage, and already comes after all that a use
  * of `extent` has to come after. */
 static bool
 is_named(const cm_call *call, const cm_storage *storage, cm_extent extent)
@@ -248,7 +248,7 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
     return 0;
 }
 
-/* Whether the call has to know which bytes of the storage it uses. A blocking call
+/* True if the call has to know which bytes of the storage it uses. A blocking call
  * leaves nothing that the storage must remember; knowing the bytes could only let it
  * forget earlier work. Most storages of blocking copies have no such work. */
 static bool

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether the elements of a copy may become those of its target, and how.
+/* Finds out whether the elements of a copy may be converted to the dtype of its target,
+ * and how.
  *
  * The rules are NumPy's: NumPy is asked whether one of them allows a pair of dtypes. If
  * both are numbers of the list in base/dtypes.h, the copy threads convert them. NumPy

@@ -209,8 +209,8 @@ cm_buffer_flatten(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- astype() ----------------------------------------------------------------------------- */
 
-/* Whether astype() may return the buffer itself, since `copy` is false and nothing
- * would change: 1 or 0, or -1 with an exception. */
+/* Return 1 if astype() may return the buffer itself, because `copy` is false and
+ * nothing would change. Returns 0 if not, or -1 with an exception. */
 static int
 is_answer(const cm_buffer *self, PyObject *dtype, char order, PyObject *copy)
 {

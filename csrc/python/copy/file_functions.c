@@ -171,7 +171,7 @@ enum { SPANS_MAX = 32 };
 
 /* -- maps of the file itself -------------------------------------------------------------- */
 
-/* Whether the memory may be a map of a file. Memory that an allocator or a pool of ours
+/* True if the memory may be a map of a file. Memory that an allocator or a pool of ours
  * made is not. */
 static bool
 may_be_map(const file_call *call, Py_ssize_t i)

@@ -64,7 +64,7 @@ note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
     cm_storage_forget_uses(storage, stream, CM_EXTENT_ALL(true), true, use_calls);
 }
 
-/* Whether no stream but this one, and no transfer, is working on the memory. */
+/* True if no stream but this one, and no transfer, is working on the memory. */
 static bool
 is_in_order_of(const cm_storage *storage, const cm_stream *stream)
 {
@@ -170,10 +170,10 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     return 0;
 }
 
-/* Whether the fill has no stream to come after: the memory is ordinary, no stream was
- * named, and the device of the current stream has no context yet, so nothing can have
- * been queued on it. The host then fills the memory, and no context is made just to
- * have a stream. */
+/* Set *out to whether the fill has no stream to come after. That is so if the memory is
+ * ordinary, no stream was named, and the device of the current stream has no context
+ * yet, so that nothing can have been queued on it. The host then fills the memory, and
+ * no context is made just to have a stream. */
 static cm_status
 is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, bool *out)
 {
@@ -264,7 +264,7 @@ fill_by(cm_buffer *self, const void *element, PyObject *given)
     return result;
 }
 
-/* Whether the value is an array without dimensions that has the buffer's dtype, so that
+/* True if the value is an array without dimensions that has the buffer's dtype, so that
  * its memory is the element. If it may be masked it is left to the package, which
  * looks. */
 static bool
@@ -274,7 +274,10 @@ is_element(const cm_buffer *self, PyObject *value)
            && !cm_numpy_may_be_masked(value);
 }
 
-bool
+/* True if the value is memory of another library that NumPy cannot read, or that NumPy
+ * would take for ordinary memory. Such memory is read by a protocol, so that the fill
+ * comes after the exporter's work. */
+static bool
 cm_is_exporter(const cm_state *state, PyObject *value)
 {
     if (cm_buffer_check(state, value) || cm_numpy_is_array(value)
@@ -288,7 +291,7 @@ cm_is_exporter(const cm_state *state, PyObject *value)
            || PyObject_HasAttr(type, words[CM_WORD___cuda_array_interface__]);
 }
 
-/* Is it a buffer that NumPy cannot read? */
+/* True if the source is a buffer that NumPy cannot read. */
 static bool
 is_on_device(const cm_buffer *self, PyObject *source)
 {

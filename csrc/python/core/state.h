@@ -156,7 +156,7 @@ typedef struct cm_state {
     cm_registry *registry;
     cm_engine *engine;
     cm_tuning_choice tuning;
-    /* Whether the engine was given the pinned pool [0], and that of device d [1 +
+    /* Says whether the engine was given the pinned pool [0], and that of device d [1 +
      * d]. */
     bool engine_has_pool[1 + CM_MAX_DEVICES];
     /* Owned, made when first needed: see cm_state_pool_slot(). */

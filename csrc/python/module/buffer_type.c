@@ -211,7 +211,7 @@ buffer_round(PyObject *object, PyObject *const *args CM_UNUSED, Py_ssize_t nargs
     return refuse_in_place(object, Py_None);
 }
 
-/* Is it a number of Python's? NumPy's numbers are left to NumPy, which compares
+/* True for a number of Python's. NumPy's numbers are left to NumPy, which compares
  * elements itself. */
 static bool
 is_number(PyObject *object)

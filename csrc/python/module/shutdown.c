@@ -61,8 +61,8 @@ wait_for_transfers(const cm_state *state)
     return 0;
 }
 
-/* May the stream be asked whether it is idle? Not if it is being captured, and not if
- * its handle is one that nobody keeps alive. */
+/* True if the stream may be asked whether it is idle. It may not if it is being
+ * captured, or if nobody keeps its handle alive. */
 static bool
 may_ask(const cm_stream *stream)
 {

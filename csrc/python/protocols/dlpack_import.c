@@ -264,8 +264,8 @@ find_table(cm_state *state, PyObject *type)
     return table;
 }
 
-/* Does the tensor require a gradient? __dlpack__() refuses such a tensor and says what
- * to do. -1 with an exception. */
+/* Return 1 if the tensor requires a gradient, 0 if not, or -1 with an exception.
+ * __dlpack__() refuses such a tensor and says what to do. */
 static int
 has_gradient(const cm_state *state, PyObject *object)
 {
@@ -476,8 +476,9 @@ done:
     return capsule;
 }
 
-/* Does the device of a tensor agree with what `__dlpack_device__` said? Pinned memory
- * is commonly handed out as the CPU's. */
+/* True if the device of a tensor agrees with the one that `__dlpack_device__` named.
+ * Pinned memory is commonly handed out as the CPU's and managed memory as a device's,
+ * so these agree too. */
 static bool
 is_announced_device(cm_dl_device announced, cm_dl_device found)
 {
@@ -529,9 +530,10 @@ is_of_jax(PyObject *object)
     return is;
 }
 
-/* Does an exporter say that its memory must not be written, of which an old capsule
- * cannot tell? Its buffer protocol is asked where it has one, else its CUDA array
- * interface. Returns 1 or 0, or -1 with an exception that is no error. */
+/* Return 1 if an exporter says that its memory must not be written, which an old
+ * capsule cannot express, or 0 if not. If the exporter has the buffer protocol, that is
+ * asked; otherwise its CUDA array interface is. Returns -1 with an exception such as
+ * KeyboardInterrupt. */
 static int
 is_readonly(const exporter *self)
 {

@@ -118,8 +118,8 @@ cm_locked_pages_new(cm_state *state, cm_registry *registry, cm_page_shares *shar
     return capsule;
 }
 
-/* Does all of it lie in memory that the emulated device knows? A real driver would
- * fault. */
+/* True if all of it lies in memory that the emulated device knows. With a real driver,
+ * touching any other memory would be a fault. */
 static bool
 is_inside_emulated(const cm_runtime *rt, const cm_import *import)
 {
@@ -127,10 +127,10 @@ is_inside_emulated(const cm_runtime *rt, const cm_import *import)
            || cm_runtime_host_alias(rt, import->first, import->nbytes) != NULL;
 }
 
-/* Is the memory certainly ordinary, so that the driver need not be asked? Host memory
- * is, as long as no context exists that could have made it anything else, and none
- * should be created only to ask. Whose memory a device pointer names always has to be
- * asked. */
+/* Set *out to whether the memory is certainly ordinary, so that the driver need not be
+ * asked. Host memory is, as long as no context exists that could have page-locked it,
+ * and no context should be created only to ask. About an address of a device the driver
+ * always has to be asked. */
 static cm_status
 is_surely_ordinary(cm_runtime *rt, const cm_import *import, bool *out)
 {

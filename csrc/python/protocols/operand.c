@@ -281,8 +281,8 @@ cm_operand_storage_of(const cm_state *state, PyObject *array)
 
 enum { SHORT_NBYTES = 64 << 10 };
 
-/* Is the array one run of at most `most` bytes? Then nothing has to be found out about
- * its memory, which counts as ordinary. */
+/* True if the array is one run of at most `most` bytes. Then nothing has to be found
+ * out about its memory, which counts as ordinary. */
 static bool
 is_short_run(const cm_operand *operand, uint64_t most)
 {
@@ -334,7 +334,7 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
     return result;
 }
 
-/* Is it a scalar of Python or NumPy, or a list or tuple of values? */
+/* True for a scalar of Python's or NumPy's, and for a list or tuple of values. */
 static bool
 is_plain_value(PyObject *object)
 {
@@ -343,8 +343,8 @@ is_plain_value(PyObject *object)
            || cm_numpy_is_scalar(object);
 }
 
-/* Are these bytes one value for the target? They are if its dtype is of bytes or void;
- * for other dtypes bytes are a run of uint8. */
+/* True if a bytes object is one value for the target. It is if the target's dtype is
+ * one of bytes or void. For other dtypes it is a run of uint8. */
 static bool
 is_bytes_value(PyObject *object, PyObject *target_dtype)
 {
@@ -392,7 +392,7 @@ init_value(cm_state *state, cm_operand *operand, PyObject *object,
     return result;
 }
 
-/* Has the object a protocol that import_object() reads? */
+/* True if the object has a protocol that import_object() reads. */
 static bool
 is_exporter(PyObject *object)
 {
@@ -424,9 +424,9 @@ cm_operand_is_memory(const cm_state *state, PyObject *object)
     return is_known || (!is_plain_value(object) && is_exporter(object));
 }
 
-/* Can the host read managed memory of all devices at any time? Only then may memory of
- * another library, which may be managed, be treated as ordinary without asking what it
- * is. */
+/* True if the host can read managed memory of all devices at any time. Only then may
+ * memory of another library, which may be managed, be treated as ordinary without
+ * asking the driver. */
 static bool
 shares_managed(cm_state *state)
 {

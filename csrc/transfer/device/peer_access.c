@@ -16,9 +16,9 @@ may_use(cm_runtime *rt, cm_address address, int wanted)
            && (access & wanted) == wanted;
 }
 
-/* May the device of the current context use the region? Memory that was mapped in
- * pieces may be open in some of them only, so if a kernel may come to use it (`all`),
- * it is not enough to ask about the first byte. */
+/* True if the device of the current context may use the region. If memory was mapped in
+ * pieces, only some of them may be open to the device. So if a kernel may come to use
+ * the region (`all`), it is not enough to ask about its first byte. */
 static bool
 may_use_region(cm_runtime *rt, const cm_region *region, int wanted, bool all)
 {
@@ -73,9 +73,9 @@ open_pair(cm_peer_access *access, int device, int owner)
     atomic_fetch_or(&access->asked[device], bit);
 }
 
-/* May `device` use the region, which is another's? The driver reports memory of
- * cudaMalloc as open whether access is enabled or not, so access has to be enabled
- * first. */
+/* True if `device` may use the region, which is memory of another device. The driver
+ * reports memory of cudaMalloc as open whether access is enabled or not, so access has
+ * to be enabled first. */
 static bool
 reaches(cm_peer_access *access, int device, const cm_region *region, int wanted,
         bool all)
@@ -93,7 +93,7 @@ reaches(cm_peer_access *access, int device, const cm_region *region, int wanted,
     return may;
 }
 
-/* Is it known that the device cannot be let in? */
+/* True if it is known that the device cannot be let in. */
 static bool
 is_apart(const cm_peer_access *access, int device, int owner)
 {

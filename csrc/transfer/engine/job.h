@@ -146,9 +146,9 @@ CM_NODISCARD cm_status cm_job_record_after(cm_job *job, const cm_copy_request *r
  * Fails: as cm_ticket_depend, cm_job_wait_event; with the failure of the transfer that
  * the copy is chained to. */
 CM_NODISCARD cm_status cm_job_wait_after(cm_job *job);
-/* Whether cm_job_wait_after() would block now. */
+/* True if cm_job_wait_after() would block now. */
 bool cm_job_must_wait_after(const cm_job *job);
-/* Whether the thread that runs the job has to move bytes itself, or to wait for the
+/* True if the thread that runs the job has to move bytes itself, or to wait for the
  * device. */
 bool cm_job_uses_host(const cm_job *job);
 /* Set job->capturing, which says whether the request's stream is being captured. */
@@ -157,14 +157,14 @@ CM_NODISCARD cm_status cm_job_check_capturing(cm_job *job);
  * Fails: CM_ECAPTURING, if it cannot. */
 CM_NODISCARD cm_status cm_job_check_capture(cm_job *job,
                                             const cm_copy_request *request);
-/* Whether the job's stream is one that the engine has lent to it. */
+/* True if the job's stream is one that the engine has lent to it. */
 static inline bool
 cm_job_has_lent_stream(const cm_job *job)
 {
     return job->stream != NULL && job->stream != job->request_stream;
 }
 
-/* Whether the request's own stream can do the work. */
+/* True if the request's own stream can do the work. */
 bool cm_job_fits_stream(const cm_job *job);
 
 /* Wait for an event of `device`, or for all that the job's stream has been given. In
@@ -194,7 +194,7 @@ cm_job_check_cancelled(const cm_job *job, uint64_t *asked_ns)
                : cm_wait_check_interrupted(&job->hooks, asked_ns);
 }
 
-/* Whether this end is ordinary memory that is known to map a file. The host populates
+/* True if this end is ordinary memory that is known to map a file. The host populates
  * the pages that it touches there. */
 static inline bool
 cm_job_is_file(const cm_region *region, cm_end_facts facts)
@@ -202,7 +202,7 @@ cm_job_is_file(const cm_region *region, cm_end_facts facts)
     return region->is_file && cm_kind_is_pageable(region->kind) && !facts.locked;
 }
 
-/* Whether threads of the host convert the elements. */
+/* True if threads of the host convert the elements. */
 static inline bool
 cm_job_converts(const cm_job *job)
 {
@@ -216,7 +216,7 @@ cm_job_has_file(const cm_job *job)
            || cm_job_is_file(&job->src, job->src_facts);
 }
 
-/* Whether streams may write the source behind the host's back, because it is at least
+/* True if streams may write the source behind the host's back, because it is at least
  * partly page-locked. The host must then wait for them before it reads. */
 static inline bool
 cm_job_src_is_ordered(const cm_job *job)

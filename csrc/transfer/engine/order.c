@@ -11,7 +11,7 @@ cm_ticket_is_passed(const cm_ticket *ticket, bool needs_completion)
            || (!needs_completion && ticket->state == CM_TICKET_SUBMITTED);
 }
 
-/* Whether the ticket has a job that need not wait for its turn, because it has been
+/* True if the ticket has a job that need not wait for its turn, because it has been
  * stopped or because the transfer that it is chained to has failed. */
 static bool
 is_called_off(const cm_ticket *ticket)

@@ -94,7 +94,7 @@ typedef struct cache_counts {
     uint64_t others[4];
 } cache_counts;
 
-/* Can a byte be read without waiting? This is asked where the system has no
+/* True if a byte can be read without waiting. This is asked if the system has no
  * cachestat(2). */
 static bool
 is_byte_cached(int fd, uint64_t offset)

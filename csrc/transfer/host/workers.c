@@ -21,8 +21,8 @@ enum {
 /* As the next part of a task this means that none can be taken. */
 #define CLOSED UINT32_MAX
 
-/* May every thread help with the task? Threads do not get in each other's way when they
- * make pages or read files. */
+/* True if every thread may help with the task, because threads do not get in each
+ * other's way when they make pages or read files. */
 static bool
 is_for_all(const cm_copy_task *task)
 {

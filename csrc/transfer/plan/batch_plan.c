@@ -77,8 +77,8 @@ cm_piece_choose_way(const cm_piece *piece, cm_end_facts dst, cm_end_facts src,
     return dst_on_device ? CM_MANY_UP : CM_MANY_DOWN;
 }
 
-/* Does this piece begin where the one before ends, within the same allocation at either
- * end? Ordinary memory counts as one allocation, since it is read and written byte by
+/* True if this end begins where the one before it ends, within the same allocation. All
+ * ordinary memory counts as one allocation, since it is read and written byte by
  * byte. */
 static bool
 follows(const cm_piece_end *before, uint64_t nbytes, const cm_piece_end *end)

@@ -38,7 +38,7 @@ cm_layout_sort(cm_layout *layout, cm_side side)
     }
 }
 
-/* Does one step of the outer axis lead to where the inner one ends? */
+/* True if one step of the outer axis leads to where the inner one ends. */
 static bool
 follows(const cm_axis *outer, const cm_axis *inner, cm_side side)
 {

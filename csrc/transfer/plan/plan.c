@@ -110,7 +110,7 @@ should_convert_on_device(const cm_plan *plan, const cm_region *dst,
            && bits % cm_number_nbytes(CM_DEVICE_CONVERTS_TO) == 0;
 }
 
-/* Does each element lie at an address where one load or store can move it? */
+/* True if each element lies at an address where one load or store can move it. */
 static bool
 is_aligned(const cm_region *region)
 {

@@ -99,13 +99,13 @@ typedef struct cm_plan_ends {
     const cm_plan_options *options;
 } cm_plan_ends;
 
-/* Is a device free to read and write both ends at any time? */
+/* True if a device is free to read and write both ends at any time. */
 static inline bool
 cm_plan_is_locked(const cm_plan_ends *ends)
 {
     return ends->dst_facts.locked && ends->src_facts.locked;
 }
-/* Is one end at least memory that only a device may touch? */
+/* True if at least one end is memory that only a device may touch. */
 static inline bool
 cm_plan_has_device_end(const cm_plan_ends *ends)
 {
@@ -135,9 +135,9 @@ CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
 bool cm_plan_goes_via_host(cm_runtime *rt, const cm_region *dst, const cm_region *src,
                            const cm_convert *convert);
 
-/* Is the device's end of the loops one packed run? Then the link can bring the bytes
- * straight to their place (`up`), or take them from it (not `up`). Otherwise a kernel
- * has to spread them out or pack them there. */
+/* True if the device's end of the loops is one packed run. Then the link can bring the
+ * bytes straight to their place (`up`), or take them from it (not `up`). Otherwise a
+ * kernel has to spread them out or pack them there. */
 bool cm_plan_is_packed_there(const cm_layout *layout, bool up);
 /* Choose the route again for the layout that the plan has, after a fact about the copy
  * has changed, or the memory that there is for it. */

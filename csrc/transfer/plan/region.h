@@ -86,7 +86,8 @@ uint64_t cm_overlap_place(cm_runtime *rt, cm_address address, const void *host,
 /* The span of such numbers from the region's lowest byte to its highest. */
 cm_byte_span cm_overlap_span(cm_runtime *rt, const cm_region *region);
 
-/* May the two regions have bytes in common, whatever view of the memory each is? */
+/* True if the two regions may have bytes in common, even if they are views of the
+ * memory by different addresses. */
 bool cm_overlap_is_possible(cm_runtime *rt, const cm_region *a, const cm_region *b);
 
 /* True if the strides are equal along each axis that is longer than 1. The shapes are

@@ -37,7 +37,7 @@ cm_2d_suits(cm_plan *plan, const cm_plan_ends *ends)
            && pitch[CM_DST] <= CM_PITCH_MAX && pitch[CM_SRC] <= CM_PITCH_MAX;
 }
 
-/* Whether a kernel of one device can make a copy between two: one end at least must
+/* True if a kernel of one device can make a copy between two: one end at least must
  * cross the link in long runs. What a source repeats should cross only once, so such a
  * copy takes another way. Sets both devices of the plan to the one whose kernel
  * works. */

@@ -37,7 +37,7 @@ is_fresh(const cm_layout *layout, const cm_region *dst)
                                  layout->run_nbytes);
 }
 
-/* Whether the copy is a single run that overlaps its source. It then moves as memmove()
+/* True if the copy is a single run that overlaps its source. It then moves as memmove()
  * moves bytes, beginning at the end that is not in the way. */
 static bool
 shifts(const cm_job *job)

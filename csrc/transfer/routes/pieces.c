@@ -30,7 +30,7 @@ extend(cm_region *hull, const cm_piece_end *end, uint64_t nbytes)
     hull->shape[0] = (int64_t)(high - hull->address);
 }
 
-/* Whether the two devices reach the memory of all pieces. Neighbouring pieces of the
+/* True if the two devices reach the memory of all pieces. Neighbouring pieces of the
  * same two allocations are asked about together. */
 static bool
 reach_each_other(const cm_job *job, const cm_many *many)
@@ -108,7 +108,7 @@ cm_many_share_locked(cm_job *job)
 
 /* -- the kernel --------------------------------------------------------------------------- */
 
-/* Whether loading a kernel has failed because the driver comes without the compiler
+/* True if loading a kernel has failed because the driver comes without the compiler
  * that makes code from its text, as some do. */
 static bool
 has_no_compiler(cm_status status)

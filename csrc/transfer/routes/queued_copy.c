@@ -16,7 +16,7 @@
 
 /* -- which copies are such ------------------------------------------------------------- */
 
-/* Whether the device of the stream reaches this end at any time, and moves its bytes in
+/* True if the device of the stream reaches this end at any time, and moves its bytes in
  * the order of the stream. */
 static bool
 is_within_reach(const cm_region *end, const cm_stream *stream)

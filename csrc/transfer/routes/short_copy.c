@@ -35,7 +35,7 @@ enum {
     HELD_NBYTES = 4 << 20 /* ... for this many bytes */
 };
 
-/* Whether nothing is queued on another stream, which may be of any device. Streams of
+/* True if nothing is queued on another stream, which may be of any device. Streams of
  * other libraries are left to a job, which records events on them. */
 static bool
 is_idle(const cm_stream *stream)
@@ -47,7 +47,7 @@ is_idle(const cm_stream *stream)
            && cm_is_ok(cm_stream_query(stream, &done)) && done;
 }
 
-/* Whether the copy need not wait for anything but its own stream. */
+/* True if the copy need not wait for anything but its own stream. */
 static bool
 comes_first(const cm_copy_request *request)
 {
@@ -117,7 +117,7 @@ leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status sta
 
 /* -- between two ends of the host ----------------------------------------------------- */
 
-/* Whether the calling thread may read or write this end as it is. Pages of a mapped
+/* True if the calling thread may read or write this end as it is. Pages of a mapped
  * file may be gone, and those of managed memory may be anywhere, so neither will do. */
 static bool
 is_plain_host_end(const cm_region *end)
@@ -175,7 +175,7 @@ typedef struct short_copy {
     bool ticket_has_keeps; /* ... and keeps its ends */
 } short_copy;
 
-/* Whether the runtime's own way is the best one for a copy between ends on devices:
+/* True if the runtime's own way is the best one for a copy between ends on devices:
  * they are apart on one device, or the two devices reach each other. */
 static bool
 is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *src,
@@ -187,7 +187,7 @@ is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *
     return !cm_runs_meet(dst->address, src->address, nbytes);
 }
 
-/* Whether the calling thread can convert the elements, which must be numbers, between
+/* True if the calling thread can convert the elements, which must be numbers, between
  * the host and a device. A cast of another library may take long, or need the GIL. */
 static bool
 is_converted_here(const cm_copy_request *request)
@@ -199,7 +199,7 @@ is_converted_here(const cm_copy_request *request)
            && cm_region_is_on_device(dst) != cm_region_is_on_device(src);
 }
 
-/* Whether this is such a copy: short, each end a single run, and at least one end on
+/* True if this is such a copy: short, each end a single run, and at least one end on
  * the stream's device. Fills in *out. */
 static bool
 is_short(const cm_engine *engine, const cm_copy_request *request,
@@ -256,7 +256,7 @@ host_nbytes(const short_copy *c)
                : c->nbytes;
 }
 
-/* Whether nothing is in the way: the stream is idle, nothing captures it, and no
+/* True if nothing is in the way: the stream is idle, nothing captures it, and no
  * registration begins or ends within the host's end. Sets c->locked. */
 static bool
 is_free(short_copy *c)
@@ -475,7 +475,7 @@ move_pieces(short_copy *c)
     return status;
 }
 
-/* Whether the copy goes through a page-locked block. Ordinary memory does, unless the
+/* True if the copy goes through a page-locked block. Ordinary memory does, unless the
  * runtime is no slower, and so does any memory whose elements are converted. */
 static bool
 is_worth_a_block(const short_copy *c)

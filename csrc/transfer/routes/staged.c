@@ -14,7 +14,7 @@
 
 /* -- which plans the routes suit --------------------------------------------------- */
 
-/* Whether the device should put the elements in order, so that the host reads the
+/* True if the device should put the elements in order, so that the host reads the
  * source as it lies, since the device's memory has speed to spare. This pays if the
  * source is to be transposed. It also pays if short runs fill the source without gaps,
  * but neighbours lie along another axis than in the target, as in pixels that become

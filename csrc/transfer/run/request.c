@@ -42,9 +42,9 @@ share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
                : cm_ok();
 }
 
-/* Does this copy on a stream end within the call that asks for it? It does if the host
- * does the last step, since no stream orders what the host writes. The parts of a batch
- * are waited for together instead. */
+/* True if this copy on a stream has to end within the call that asks for it. It has to
+ * if the host does the last step, since no stream orders writes of the host. The parts
+ * of a batch are waited for together instead. */
 static bool
 is_written_in_call(const cm_copy_request *request, const cm_plan *plan)
 {
@@ -61,8 +61,8 @@ plan_many(cm_job *job, const cm_copy_request *request)
     return cm_ok();
 }
 
-/* Is this a copy from a device to host memory in one run whose pages do not exist
- * yet? */
+/* True for a copy from a device to host memory in one run whose pages do not exist
+ * yet. */
 static bool
 is_fresh(const cm_job *job)
 {
