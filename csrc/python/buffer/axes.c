@@ -6,8 +6,8 @@
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 
-/* A view whose axis i is axis axes[i] of the buffer. Axes that are not named are left
- * out. */
+/* Make a view whose axis i is axis axes[i] of the buffer. Axes that are not named are
+ * left out. Returns NULL with an exception if it fails. */
 static PyObject *
 view_of_axes(cm_buffer *self, int ndim, const int *axes)
 {
@@ -168,7 +168,8 @@ read_squeezed(const cm_buffer *self, PyObject *object, bool *named)
         < 0) {
         return -1;
     }
-    /* Here NumPy takes an array without dimensions for one with one axis. */
+    /* In squeeze(), NumPy treats an array without dimensions as one with a single
+     * axis. */
     if (self->ndim == 0 && count == 1 && (numbers[0] == 0 || numbers[0] == -1)) {
         return 0;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A buffer as a C object: how it is made, where its bytes are, and how it ends; alone
- * or in one piece with its storage.
+/* A buffer as a C object: how it is made, where its bytes are, and how it ends. It is
+ * allocated alone, or in one piece with its storage.
  *
  * Buffers take no part in garbage collection, as NumPy arrays do not: what a storage
  * keeps alive is shared by all its buffers, so no single buffer could visit it, and a
@@ -96,8 +96,8 @@ cm_buffer_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject *base = self->base;
     PyObject_Free(self);
-    /* After the object, since the storage may release the GIL, and others must not see
-     * the object then. */
+    /* The storage is released after the object is gone, since this may release the GIL,
+     * and other threads must not see the object then. */
     cm_storage_release(storage, true);
     Py_DECREF(dtype);
     Py_XDECREF(base);
@@ -224,7 +224,7 @@ cm_buffer_region(const cm_buffer *buffer, cm_region *out)
 /* Pieces that have ended are kept for the next buffer of their type: a freed object
  * whose type is still held, so that taking it again costs a few stores. */
 
-/* Make a buffer as new, except for what every use sets. */
+/* Reset a buffer to the state of a new one, except for members that every use sets. */
 static inline void
 reset_buffer(cm_buffer *buffer)
 {

@@ -16,7 +16,8 @@ is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* The node in "numa:1", a number of one or two digits; -1 for any other text. */
+/* Return the node in "numa:1", which is a number of one or two digits, or -1 for any
+ * other text. */
 static int
 node_of(const char *text, Py_ssize_t size)
 {
@@ -62,7 +63,7 @@ read_text(cm_state *state, PyObject *object, const char *name, int *out)
 {
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(object, &size);
-    if (text == NULL) { /* it holds a lone surrogate, which no name of a place has */
+    if (text == NULL) { /* the text holds a surrogate, which no name of a place does */
         PyErr_Clear();
         text = "";
         size = 0;
@@ -97,7 +98,7 @@ cm_arg_location(cm_state *state, PyObject *object, const char *name, int *out)
     if (is_of_devices || !PyErr_ExceptionMatches(PyExc_TypeError)) {
         return -1;
     }
-    PyErr_Clear(); /* that error speaks of devices alone, and here more is possible */
+    PyErr_Clear(); /* that error offers only devices, but more is possible here */
     bool takes_nodes = strcmp(name, "accessed_by") != 0;
     return cm_arg_refuse(object, name,
                          takes_nodes ? "a device, \"cpu\" or \"numa:N\""

@@ -12,7 +12,7 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 
-/* None, or NULL if `result` says that an exception is set. */
+/* Return None, or NULL if `result` says that an exception is set. */
 static PyObject *
 none_unless(int result)
 {
@@ -284,7 +284,7 @@ read_preferred_location(cm_state *state, PyObject *value, advice_list *list)
     return 0;
 }
 
-/* What accessed_by is to be: devices and the host, each at most once. */
+/* The value that accessed_by is to have: devices and the host, each at most once. */
 typedef struct accessors {
     bool host;
     bool devices[CM_MAX_DEVICES];
@@ -408,7 +408,7 @@ advise(cm_buffer *self, const advice_list *list)
     return result;
 }
 
-/* Reads all arguments before the driver is told anything. */
+/* This reads all arguments before it makes the first call of the driver. */
 PyObject *
 cm_buffer_advise(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                  PyObject *kwnames)

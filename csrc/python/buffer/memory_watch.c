@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finds the object that foreign bytes are in, keeps it, and checks that its memory is
+/* Finds the object that has foreign bytes, keeps it, and checks that its memory is
  * still where it was. */
 #include "python/buffer/memory_watch.h"
 
@@ -159,8 +159,8 @@ holds_bytes_of(const cm_storage *storage, uint64_t address, uint64_t nbytes)
            && storage->nbytes <= nbytes - (first - address);
 }
 
-/* Have a storage refuse to be resized. Only storages on the CPU can be asked to, and
- * each only once. */
+/* Make a storage of PyTorch's refuse to be resized. Only storages on the CPU can do
+ * that, and each can be asked only once. */
 static int
 fix_size(const cm_storage *storage)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Methods of buffers: as an array, for streams, and at their end. */
+/* Methods that make an array of a buffer, note a stream that uses it, or end it. */
 #include "python/buffer/methods.h"
 
 #include "python/core/errors.h"
 
 /* -- as a NumPy array --------------------------------------------------------------------- */
 
-/* The bytes that the buffer spans, as a flat buffer of the same storage, which can also
- * export dtypes that have no buffer format. */
+/* Make a flat buffer of the bytes that the buffer spans, over the same storage. It can
+ * be exported even if the dtype has no buffer format. */
 static PyObject *
 flat_span(cm_buffer *self)
 {

@@ -19,7 +19,7 @@
 #include "python/buffer/page_calls.h"
 
 enum {
-    /* The memory is looked at in at most so many ranges. */
+    /* The most ranges in which the memory is looked at. */
     MOST_RANGES = 1024,
     STEP_NBYTES = 64 << 10, /* the least step */
     MOST_WAITING = 64, /* ranges that wait to be asked about; each halving adds two */
@@ -63,7 +63,7 @@ add_range(sent_list *sent, range next, int location)
     sent->location = location;
 }
 
-/* The middle of a range, as an address on a multiple of `step`. */
+/* Return the middle of a range, moved up to an address that is a multiple of `step`. */
 static uint64_t
 middle_of(cm_address address, range whole, uint64_t step)
 {
@@ -71,7 +71,8 @@ middle_of(cm_address address, range whole, uint64_t step)
     return (middle + step - 1) / step * step - address;
 }
 
-/* Find where each range was last sent: a new tuple of (begin, end, place). */
+/* Find where each range was last sent. Returns a new tuple of (begin, end, place), or
+ * NULL with an exception. */
 static PyObject *
 find_sent(const cm_buffer *self, cm_address address, uint64_t nbytes)
 {
@@ -109,7 +110,8 @@ find_sent(const cm_buffer *self, cm_address address, uint64_t nbytes)
     return answer;
 }
 
-/* The bytes on pages that are on the host, or None if the system does not say. */
+/* Count the bytes on pages that are on the host. Returns a new int, or None if the
+ * system does not say. */
 static PyObject *
 find_host_nbytes(cm_address address, uint64_t nbytes, bool *sampled)
 {

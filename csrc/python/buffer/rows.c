@@ -21,7 +21,7 @@ row_of(cm_buffer *self, int64_t index)
         return NULL;
     }
     int64_t offset = self->offset;
-    /* Without elements nobody steps, and the step need not fit. */
+    /* Without elements the offset does not matter, so it need not fit. */
     if (cm_buffer_size(self) > 0) {
         offset += index * cm_buffer_strides(self)[0];
     }

@@ -3,13 +3,13 @@
  * one row without a copy?
  *
  * A shape is a way of counting: the fastest index runs over its whole length before the
- * next one moves. So the axes of the old and of the new shape, the fastest ones first,
- * are held against each other in runs with as many elements: (4, 6) as (2, 2, 3, 2) is
- * the run 6 = 2 * 3 and the run 4 = 2 * 2. Within a run the old axes must step as one
- * axis would, each by the length times the step of the one before it. Then the new axes
- * of that run do so too, beginning with the step of the run's fastest old axis. If an
- * old run does not step evenly, no strides describe the new shape, and that takes a
- * copy.
+ * next one moves. So the axes of the old and of the new shape are compared, the fastest
+ * ones first, in runs that have the same number of elements in both: (4, 6) as (2, 2,
+ * 3, 2) is the run 6 = 2 * 3 and the run 4 = 2 * 2. Within a run the old axes must step
+ * as one axis would, each by the length times the step of the one before it. Then the
+ * new axes of that run do so too, beginning with the step of the run's fastest old
+ * axis. If an old run does not step evenly, no strides describe the new shape, and that
+ * takes a copy.
  *
  *     (4, 6) with strides (6, 1)    as (24): 6 == 6 * 1, so the stride is 1
  *     (4, 5) of those, strides (6, 1) as (20): 6 != 5 * 1, so there is none
@@ -23,7 +23,8 @@
 
 /* -- strides ------------------------------------------------------------------------------ */
 
-/* The axis at a place, where place 0 is the fastest of `ndim` axes in either order. */
+/* Return the axis at a place, where place 0 is the fastest of `ndim` axes in either
+ * order. */
 static int
 axis_at(int place, int ndim, bool fortran)
 {
@@ -62,8 +63,8 @@ goes_on(const old_axes *old, int axis)
 
 /* Find strides for the same elements in `lengths`, the fastest axis first. There is at
  * least one element, and both shapes have the same number, so neither runs out of axes
- * before the other; the tests for their ends only make sure of that. False: it takes a
- * copy. */
+ * before the other; the tests for their ends only make sure of that. Returns false if
+ * this takes a copy. */
 static bool
 match_strides(const old_axes *old, int count, const int64_t *lengths, int64_t itemsize,
               int64_t *strides)
@@ -99,15 +100,15 @@ match_strides(const old_axes *old, int count, const int64_t *lengths, int64_t it
         step = old->strides[first_old];
         for (int i = first; i < next; i++) {
             strides[i] = step;
-            /* Nobody takes the last step, so it need not fit. */
+            /* The last step is never taken, so it need not fit. */
             (void)cm_mul_i64(step, lengths[i], &step);
         }
     }
     return true;
 }
 
-/* Strides without gaps, for a shape without elements. If a stride does not fit nobody
- * notices, since nobody steps. */
+/* Compute strides without gaps for a shape without elements. A stride that does not fit
+ * does no harm, since no step is ever taken. */
 static void
 set_dense(int count, const int64_t *lengths, int64_t itemsize, int64_t *strides)
 {
@@ -118,7 +119,8 @@ set_dense(int count, const int64_t *lengths, int64_t itemsize, int64_t *strides)
     }
 }
 
-/* Find strides of the new shape over the buffer's memory. False: it takes a copy. */
+/* Find strides of the new shape over the buffer's memory. Returns false if this takes a
+ * copy. */
 static bool
 find_strides(const cm_buffer *self, bool fortran, int ndim, const int64_t *shape,
              int64_t *strides)
@@ -212,7 +214,7 @@ complete_shape(const cm_buffer *self, int ndim, int64_t *shape)
     if (!fits || known != size) {
         return refuse_count(self, ndim, shape);
     }
-    /* Without elements the other lengths may be any that have strides. */
+    /* If there are no elements, the other lengths may be anything whose strides fit. */
     uint64_t nbytes;
     return size > 0 ? 0 : cm_arg_nbytes(ndim, shape, self->itemsize, &nbytes);
 }

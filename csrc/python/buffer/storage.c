@@ -81,7 +81,7 @@ cm_storage_detach(cm_storage *storage, cm_storage *out)
 {
     CM_NEEDS_GIL();
     memcpy((void *)out, storage, sizeof(*out));
-    out->spans = NULL; /* giving back comes after all uses alike */
+    out->spans = NULL; /* giving back waits for all uses, whatever their spans */
     out->span_count = out->span_capacity = 0;
     if (storage->uses == &storage->first_use) {
         out->uses = &out->first_use;
@@ -163,7 +163,7 @@ wait_for_uses(const cm_storage *detached, cm_runtime *runtime)
     bool fence = detached->was_exported;
     for (uint32_t i = 0; i < detached->use_count; i++) {
         cm_stream *use = detached->uses[i];
-        /* It may mean another thread's stream. */
+        /* The handle may mean another thread's stream. */
         fence |= use->handle == CM_STREAM_PER_THREAD;
         first = cm_first_failure(
             first, CM_ASKING(use->rt, use->device,
@@ -179,7 +179,7 @@ wait_for_uses(const cm_storage *detached, cm_runtime *runtime)
     return first;
 }
 
-/* Take the advice back, since whoever gets the block next did not ask for it. */
+/* Take the advice back, since the next user of the block has not asked for it. */
 static cm_status
 forget_advice(const cm_storage *detached, cm_runtime *rt)
 {
@@ -262,7 +262,7 @@ cm_storage_drop_foreign(cm_storage *detached)
     if (detached->foreign_drop != NULL) {
         detached->foreign_drop(detached->foreign_argument);
     }
-    /* Last, since the others may still unlock its pages. */
+    /* This comes last, since dropping the others may still unlock its pages. */
     Py_XDECREF(detached->memory);
     cm_error_restore(kept);
 }
@@ -295,7 +295,7 @@ give_parts(cm_storage *storage)
 }
 
 /* Try the usual end of a storage, which has a block that goes back without a call of
- * the runtime and nothing else. False if nothing was done. */
+ * the runtime and nothing else. Returns false if nothing was done. */
 static bool
 try_give_back(cm_storage *storage)
 {
@@ -316,8 +316,8 @@ try_give_back(cm_storage *storage)
     return true;
 }
 
-/* Give everything back. Failures go to the unraisable hook, since nobody is there to
- * raise to. */
+/* Give everything back. Failures go to the unraisable hook, since there is no caller to
+ * whom they could be raised. */
 static void
 give_back(cm_storage *storage)
 {
@@ -478,9 +478,9 @@ add_hold(cm_storage *storage, uint64_t hold)
     atomic_fetch_add_explicit(&storage->holds, hold, memory_order_relaxed);
 }
 
-/* True when this was the last hold of a closed storage. Both this and closing are
- * sequentially consistent, so of two threads of which one ends a hold and the other
- * closes, at least one sees both. */
+/* End a hold. Returns true if this was the last hold of a closed storage. Both this and
+ * closing are sequentially consistent, so of two threads of which one ends a hold and
+ * the other closes, at least one sees both. */
 static bool
 end_hold(cm_storage *storage, uint64_t hold)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What works on a storage: the streams and unfinished transfers that it remembers,
- * waiting for them, and ordering other streams after them.
+/* The work on a storage: the streams and unfinished transfers that it remembers, how to
+ * wait for them, and how to order other streams after them.
  *
  * The question
  * ------------
@@ -99,7 +99,7 @@ widen(cm_extent *extent, cm_extent by)
     }
 }
 
-/* The span of a use, borrowed; NULL if nothing is known of that use. */
+/* Return the span of a use, borrowed, or NULL if nothing is known of that use. */
 static cm_use_span *
 span_of(const cm_storage *storage, uint32_t index)
 {

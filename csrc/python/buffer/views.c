@@ -31,8 +31,8 @@ push_axis(cursor *at, int64_t length, int64_t stride)
     return true;
 }
 
-/* Move the offset. What does not fit belongs to a view without elements, whose offset
- * nobody uses. */
+/* Move the offset. If it does not fit, the view has no elements, and its offset does
+ * not matter. */
 static void
 move_cursor(cursor *at, int64_t steps, int64_t stride)
 {
@@ -41,8 +41,8 @@ move_cursor(cursor *at, int64_t steps, int64_t stride)
     (void)cm_add_i64(at->offset, reach, &at->offset);
 }
 
-/* Index an axis by an integer. False for anything else; also with the exception of its
- * __index__(). */
+/* Index an axis by an integer. Returns false for anything else, or with an exception
+ * that its __index__() raised. */
 static bool
 apply_integer(cursor *at, PyObject *item, int64_t length, int64_t stride)
 {
@@ -61,7 +61,8 @@ apply_integer(cursor *at, PyObject *item, int64_t length, int64_t stride)
     return true;
 }
 
-/* Index an axis by a slice. False with an exception, or if there are too many axes. */
+/* Index an axis by a slice. Returns false if there are too many axes, or with an
+ * exception. */
 static bool
 apply_slice(cursor *at, PyObject *item, int64_t length, int64_t stride)
 {
@@ -83,7 +84,7 @@ apply_slice(cursor *at, PyObject *item, int64_t length, int64_t stride)
     return push_axis(at, (int64_t)count, new_stride);
 }
 
-/* Take the axes before `end` as they are. */
+/* Take the axes before `end` as they are. Returns false if there are too many axes. */
 static bool
 keep_axes(cursor *at, int end)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy_many() and copy_many_async(). First all pairs, each of whatever copy() takes,
- * are read into one request of the engine. This is fast, for there may be many
- * thousands of pairs, and it is complete before anything is copied. Then comes the
- * call.
+/* copy_many() and copy_many_async(). First all pairs, whose ends may be anything that
+ * copy() takes, are read into one request of the engine. This has to be fast, since
+ * there may be many thousands of pairs, and it is done before anything is copied. Then
+ * comes the call.
  *
  * A pair of two buffers or arrays, each a single run of bytes and of one shape, is the
  * usual case (try_usual()). It becomes a piece of the request without running foreign
- * code and without a question to the driver; what the driver must be asked about arrays
- * is asked for all of them at the end. Any other pair is read as copy() reads its
+ * code and without asking the driver. If the driver has to be asked about arrays, it is
+ * asked about all of them at the end. Any other pair is read as copy() reads its
  * ends. */
 #include <stdlib.h>
 
@@ -56,11 +56,11 @@ typedef struct many_call {
     uint64_t devices;     /* of ends on a device, as a set of indices */
     uint64_t any_devices; /* of ends that are not ordinary memory, in the same way */
     int first_device;     /* of the first end on a device; -1 if there is none */
-    PyObject *casting;    /* borrowed; NULL and None: dtypes must be equal */
+    PyObject *casting;    /* borrowed; NULL or None if dtypes must be equal */
     PyObject *dtypes[2]; /* owned; the dtypes of the last pair, if there is a casting */
     bool may_convert;    /* there is a casting, without which no pair is converted */
-    cm_convert last_convert; /* ... and how its elements are converted */
-    cm_convert convert;      /* how those of the pair being read are */
+    cm_convert last_convert; /* the conversion between those dtypes */
+    cm_convert convert;      /* the conversion of the pair that is being read */
     cm_operand dst;          /* the ends of the pair being read */
     cm_operand src;
     many_storage first_storages[MANY_STORAGES];
@@ -376,7 +376,7 @@ read_pair(many_call *self, PyObject *pair, uint64_t index)
     return result < 0 ? -1 : 0;
 }
 
-/* -- what kind of memory arrays have, asked of the driver for all at once ----------------- */
+/* -- asking the driver what kind of memory all arrays have -------------------------------- */
 
 /* Set the kind of an end by that of its first and last byte. The kind DEVICE means that
  * the host may not touch the memory. */
@@ -575,8 +575,8 @@ fini_call(many_call *self)
     Py_XDECREF(self->dtypes[1]);
 }
 
-/* True if any pair moves bytes. That pair waits for what came first, and so does the
- * whole. */
+/* True if any pair moves bytes. Such a pair waits for the work that comes before it,
+ * and so does the whole batch. */
 static bool
 moves_bytes(const many_call *self)
 {
@@ -631,8 +631,8 @@ run(many_call *self)
     if (engine == NULL || cm_call_prepare(call, &self->request.common) < 0) {
         return NULL;
     }
-    /* To begin many copies takes so long that it can be interrupted, even if they are
-     * made in the background. */
+    /* Beginning many copies may take so long that Ctrl-C has to be able to end it, even
+     * if they are made in the background. */
     self->request.common.interrupted = cm_call_is_interrupted;
     call->moves_bytes = moves_bytes(self); /* before the engine sorts the pieces */
     cm_call_let_go(call);

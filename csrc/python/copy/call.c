@@ -120,8 +120,10 @@ cm_call_leave(cm_call_frame *frame, PyObject *result)
 
 /* -- arrays ------------------------------------------------------------------------------- */
 
-/* Make room for one more item of an array of the call. The first few items are inside
- * the call. */
+/* Make room for one more item. The an few items are of the call, and
+ * cm_reserve() would begin with these by itself. But for the shortest copies even the
+ * calls of cm_reserve() would count, so cm_call_init() sets the arrays up and this
+ * first looks whether there is room. */
 #define RESERVE(call, array, first, count, room)                                       \
     cm_reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,                \
                sizeof((call)->first) / sizeof((call)->first[0]), (call)->count,        \
@@ -339,7 +341,7 @@ cm_call_keep_on_request(cm_call *call, const cm_operand *end)
     call->deferred_ends[call->deferred_count++] = end;
 }
 
-/* More keeps than a request has room for, as a single one. */
+/* A single keep that stands for more keeps than a request has room for. */
 typedef struct bundle {
     uint32_t count;
     cm_keep keeps[];
@@ -437,7 +439,7 @@ add_uses(cm_call *call)
 {
     for (uint32_t i = 0; i < call->use_count; i++) {
         cm_call_use *use = &call->uses[i];
-        /* for now, the number of uses by others since */
+        /* for the moment, how many uses by others there were since */
         use->use_calls = use->storage->use_calls - use->use_calls;
     }
     for (uint32_t i = 0; i < call->use_count; i++) {
@@ -549,7 +551,7 @@ cm_call_mark_captured(const cm_call *call)
 }
 
 /* Let the target remember the transfer, and the source as well if no stream says that
- * it is read: whoever writes the source next has to wait. */
+ * it is read, since the next writer of the source has to wait. */
 static int
 add_transfers(const cm_call *call, cm_ticket *ticket)
 {

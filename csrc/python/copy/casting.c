@@ -136,7 +136,7 @@ check_scaled(const char *before, PyObject *dtype, cm_number number)
  * NumPy convert them, they stay as they are. */
 typedef struct plan {
     cm_convert convert; /* what the copy threads do, if both dtypes are numbers */
-    PyObject *by_numpy; /* owned; the dtype as which NumPy reads the source, if NumPy
+    PyObject *by_numpy; /* owned; the dtype by which NumPy reads the source, if NumPy
                            converts; else NULL */
     bool drops_imaginary;
 } plan;

@@ -40,8 +40,8 @@ cm_configure_apply(cm_state *state)
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, "while configuring");
 }
 
-/* Set these values; what the dict does not name gets its default. Returns 0, or -1 with
- * an exception, and then nothing is changed. */
+/* Set these values. Settings that the dict does not name get their defaults. Returns 0,
+ * or -1 with an exception, and then nothing is changed. */
 static int
 put_tuning(cm_state *state, PyObject *values)
 {
@@ -73,8 +73,8 @@ put_tuning(cm_state *state, PyObject *values)
     return 0;
 }
 
-/* The values that hold now, by name, with the least and the most that each may be. A
- * new dict, or NULL with an exception. */
+/* Make a dict of the present values by their names, each with the least and the most
+ * that it may be. Returns a new reference, or NULL with an exception. */
 static PyObject *
 make_tuning_dict(cm_state *state)
 {
@@ -100,7 +100,7 @@ make_tuning_dict(cm_state *state)
     return found;
 }
 
-/* Have the package read the environment, and set what it says. */
+/* Let the package read the environment, and set the values that it finds there. */
 static int
 begin_tuning(cm_state *state)
 {

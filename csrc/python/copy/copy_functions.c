@@ -14,7 +14,7 @@
 
 /* -- copy() and copy_async() -------------------------------------------------------------- */
 
-/* The arguments of copy() and copy_async(), by their places. */
+/* The indices of the arguments of copy() and copy_async(). */
 enum { DST, SRC, STREAM, PROGRESS, CASTING, SCALE, OFFSET, ARGUMENT_COUNT };
 enum { AFTER = PROGRESS };
 
@@ -128,8 +128,8 @@ cm_buffer_to_numpy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return copy_out(object, values[0], values[1]);
 }
 
-/* A new array of what is in another, which comes with its owner's work as a buffer over
- * it would. */
+/* Copy an array into a new one, and wait for it. If the array lies in memory of a
+ * buffer, the copy comes after the work on that buffer. */
 static PyObject *
 copy_array(cm_state *state, PyObject *source, PyObject *stream, PyObject *progress)
 {
@@ -150,8 +150,8 @@ copy_array(cm_state *state, PyObject *source, PyObject *stream, PyObject *progre
     return array;
 }
 
-/* What is neither a buffer nor an array is made one: the first if it is memory, the
- * second if it is a value. */
+/* If the object is neither a buffer nor an array, it becomes a buffer if it has memory,
+ * or else an array. */
 static PyObject *
 asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A copy between two objects. This file reads both objects, makes the request for the
- * engine, and sees to what must come first, what must stay alive, and what must be
- * remembered afterwards (call.h). */
+/* A copy between two objects. This file reads both objects and makes the request for
+ * the engine. It lets the copy come after earlier work, keeps the memory alive, and
+ * lets the storages remember the copy afterwards (call.h). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -386,7 +386,8 @@ run(copy_call *call)
     cm_call_take_back(&call->call);
     if (PyErr_Occurred()) {
         if (ticket != NULL) {
-            cm_ignore(cm_ticket_abandon(ticket)); /* CM_OK: the engine is open */
+            cm_ignore(cm_ticket_abandon(ticket)); /* this returns CM_OK, since the
+                                                     engine is open */
         }
         return NULL; /* Ctrl-C was pressed, even if the copy ended at the same time */
     }
@@ -405,7 +406,7 @@ run(copy_call *call)
     return make_transfer(call, ticket);
 }
 
-/* The same, as a range that a profiler shows. */
+/* Run the call within a range that a profiler shows. */
 static PyObject *
 run_in_range(copy_call *call)
 {

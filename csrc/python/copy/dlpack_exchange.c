@@ -139,7 +139,7 @@ lend_tensor(void *object, cm_dl_tensor *out)
 }
 
 /* Make a buffer of a tensor. If that fails the tensor stays the caller's and is not
- * deleted, as PyTorch does it too. */
+ * deleted, which is what PyTorch does too. */
 static int
 take_tensor(cm_dl_versioned *managed, void **out)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `__dlpack__` and `__dlpack_device__`: reading what a consumer asks for, choosing the
- * device that it is given, ordering it after the work on the memory, and making the
- * capsule, of a copy if only that will do. */
+/* `__dlpack__` and `__dlpack_device__`. This file reads a consumer's arguments, chooses
+ * the device of the memory that it gets, orders the consumer after the work on the
+ * memory, and makes the capsule, if need be over a copy. */
 #include <stdlib.h>
 
 #include "base/checked_math.h"
@@ -17,7 +17,7 @@
 
 typedef struct export_request {
     bool has_stream;
-    int64_t stream; /* -1: do not order */
+    int64_t stream; /* -1 if the consumer is not to be ordered */
     bool versioned;
     uint32_t minor;
     bool has_device;
@@ -68,7 +68,7 @@ read_request(PyObject *stream, PyObject *max_version, export_request *out)
     return 0;
 }
 
-/* What the consumer gets. */
+/* The memory that the consumer gets. */
 typedef struct answer {
     cm_dl_tensor tensor; /* dtype, device and data (NULL when empty) */
     bool on_host; /* the consumer reads with the CPU: everything must be done before */
@@ -158,7 +158,7 @@ order_consumer(const cm_buffer *buffer, const export_request *asked,
 
 /* -- capsules ----------------------------------------------------------------------- */
 
-/* What a capsule refers to. */
+/* The struct that a capsule points to. */
 typedef struct export {
     cm_storage *storage; /* held, counted as an export */
     union {
@@ -342,7 +342,8 @@ read_place(const cm_buffer *buffer, PyObject *object, cm_dl_device *out)
     }
     int overflow;
     long device_type = PyLong_AsLongAndOverflow(type, &overflow);
-    long device_id = PyLong_AsLongAndOverflow(id, &overflow); /* too large: -1 */
+    long device_id = PyLong_AsLongAndOverflow(id, &overflow); /* -1 if it is too large
+                                                               */
     const cm_runtime *rt =
         cm_buffer_check_open(buffer) < 0 ? NULL : cm_state_runtime(buffer->state);
     if (rt == NULL) {
@@ -456,7 +457,8 @@ cm_dlpack_current(PyObject *self)
     if (stream == NULL) {
         return NULL;
     }
-    int64_t handle = (int64_t)cm_stream_export_handle(stream); /* 0: legacy default */
+    int64_t handle = (int64_t)cm_stream_export_handle(stream); /* 0 is the legacy default
+                                                                stream */
     export_request asked = {.has_stream = true,
                             .stream = handle + (handle == 0),
                             .versioned = true,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* _explain(), which tells what copy() would do with the same arguments. */
+/* _explain() says what copy() would do with the same arguments. */
 #include "transfer/run/explain.h"
 
 #include "python/copy/call.h"
@@ -72,7 +72,7 @@ describe(cm_state *state, const cm_explanation *e, const cm_copy_request *reques
     return cm_structseq_new(state, CM_STRUCTSEQ_CopyFacts, members);
 }
 
-/* The cm_request_reader that explains a copy in place of making it. */
+/* This is the cm_request_reader that explains a copy in place of making it. */
 static PyObject *
 explain_request(cm_state *state, const cm_copy_request *request)
 {

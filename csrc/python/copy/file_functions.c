@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* _transfer_file(): ranges of a file are read into objects in memory, or written from
  * them. As copy_objects.c does for a copy, this file reads the objects, makes the
- * request for the engine, and sees to what must come first and what must stay alive.
+ * request for the engine, lets it come after earlier work, and keeps the memory alive.
  *
  * An end may be a map of the very file, as a memmap is. Bytes that are read into a map
  * of the same bytes would change the file under the call, so such ends are found before
@@ -20,7 +20,7 @@
 typedef struct file_call {
     cm_call call;
     PyObject *open;   /* borrowed; called for the descriptor once all ends are good */
-    cm_stream *given; /* borrowed; NULL: the current streams */
+    cm_stream *given; /* borrowed; NULL for the current streams */
     uint64_t nbytes;  /* of all ends */
     uint64_t devices; /* the devices of all ends, as a set of indices */
     bool cuts;        /* the file is to end with the last range */
@@ -304,8 +304,8 @@ make_failure(cm_state *state, const cm_file_failure *failure)
     return cm_structseq_new(state, CM_STRUCTSEQ_FileFailure, members);
 }
 
-/* Move the bytes. Returns None, or a _FileFailure if the file was at fault; NULL with
- * an exception. */
+/* Move the bytes. Returns None, or a _FileFailure if the file was at fault, or NULL
+ * with an exception. */
 static PyObject *
 move_bytes(file_call *call, cm_engine *engine)
 {
@@ -320,7 +320,7 @@ move_bytes(file_call *call, cm_engine *engine)
     cm_call_take_back(&call->call);
     bool writes = call->request.writes;
     if (PyErr_Occurred()) {
-        return NULL; /* of Ctrl-C, or of the callback for the progress */
+        return NULL; /* the exception is that of Ctrl-C or of the progress callback */
     }
     if (failure.at_end || failure.error != 0) {
         return make_failure(state, &failure);

@@ -23,9 +23,9 @@
 #include "python/device/wait.h"
 #include "python/protocols/protocols.h"
 
-/* Choose the device that fills the memory; -1 for the host, -2 with an exception.
- * Memory that both reach is filled by the stream's device if a stream was `named`, else
- * where it is. */
+/* Choose the device that fills the memory. If both the host and devices reach it, it is
+ * filled by the stream's device if a stream was `named`, and otherwise on the side
+ * where it is. Returns -1 for the host, or -2 with an exception. */
 static int
 choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
 {
@@ -77,7 +77,7 @@ is_in_order_of(const cm_storage *storage, const cm_stream *stream)
 }
 
 /* Try the short way, which is for a device's own memory without gaps. Returns 1 if the
- * fill is queued, 0 if it was not tried, -1 with an exception. The storage is
+ * fill is queued, 0 if it was not tried, or -1 with an exception. The storage is
  * pinned. */
 static int
 try_queue(cm_buffer *self, const void *element, cm_stream *stream)
@@ -299,9 +299,10 @@ is_on_device(const cm_buffer *self, PyObject *source)
            && cm_kind_is_on_device(cm_buffer_kind((cm_buffer *)(void *)source));
 }
 
-/* Copy what a rule of casting may convert. Only what comes from a device goes to the
- * background: the stream `on` may be one of another device than that, and then orders
- * the copy without carrying it. */
+/* Copy a value that a rule of casting may convert. A copy from a device to memory of
+ * the host is made in the background, on a stream of the source's device, since the
+ * stream `on` may be one of another device. The copy then comes after `on` without
+ * being made there. */
 static int
 fill_by_rule(cm_buffer *self, PyObject *source, PyObject *on, PyObject *casting)
 {
@@ -320,8 +321,8 @@ fill_by_rule(cm_buffer *self, PyObject *source, PyObject *on, PyObject *casting)
     return result;
 }
 
-/* Check that memory has the dtype of the buffer: nothing is converted without a rule.
- */
+/* Check that memory has the dtype of the buffer, since nothing is converted without a
+ * rule. Returns 0, or -1 with an exception. */
 static int
 check_dtype(const cm_buffer *self, PyObject *dtype)
 {
@@ -363,7 +364,7 @@ fill_by_buffer(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
     return cm_copy_now(self->state, object, source, on, NULL);
 }
 
-/* Fill with values. What has a dtype of its own must have the buffer's. */
+/* Fill with values. If they have a dtype of their own, it must be the buffer's. */
 static int
 fill_by_values(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
 {
@@ -385,8 +386,8 @@ fill_by_values(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
     return result;
 }
 
-/* Return the dtype of a source that is memory, borrowed; NULL for a value. An array is
- * what NumPy has made of it already. */
+/* Return the an object that is memory, borrowed; NULL for a value. An array `casting`
+ * may be None. */
 static PyObject *
 dtype_of_memory(const cm_buffer *self, PyObject *source)
 {

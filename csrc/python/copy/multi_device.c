@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What broadcast(), scatter() and gather() of cumem/transfers/multi_device.py need of
- * the core: it says where ends lie, and makes each of the copies.
+/* The part of broadcast(), scatter() and gather() that cumem/transfers/multi_device.py
+ * leaves to C: this file says where ends lie, and makes each of the copies.
  *
  * Several copies that begin together are a group. _begin_parts() gives the group a
  * number, holds the memory of all ends, and notes how many transfers there were so far
@@ -109,7 +109,7 @@ let_go(PyObject *capsule)
     cm_error_restore(kept);
 }
 
-/* Return the storage of an end, borrowed; NULL if the memory is not cumem's. */
+/* Return the storage of an end, borrowed, or NULL if the memory is not cumem's. */
 static cm_storage *
 storage_of(const cm_state *state, PyObject *end)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The values of a buffer as Python objects: one element as a number, or all elements as
- * a list, as bytes or as an array. NumPy makes the objects.
+/* Makes Python objects of the values of a buffer: a number of one element, or a list,
+ * bytes or an array of all of them. NumPy makes the objects.
  *
  * A number that the host can read becomes a number of Python's at once. Any other
  * single element is first copied into an array of its own. So the memory of the buffer
@@ -23,8 +23,8 @@ is_on_device(const cm_buffer *self)
     return cm_kind_is_on_device(cm_buffer_kind(self));
 }
 
-/* Wait until the host may read the memory. 0, if the buffer is still open then, or -1
- * with an exception. Releases the GIL, and may run Python code. */
+/* Wait until the host may read the memory. This releases the GIL, and may run Python
+ * code. Returns 0 if the buffer is still open afterwards, or -1 with an exception. */
 static int
 wait_until_readable(cm_buffer *self)
 {
@@ -71,9 +71,9 @@ copy_element(cm_buffer *self, int64_t offset, int ndim)
     return array;
 }
 
-/* Which number the elements are, if they are read without an array of NumPy's: those of
- * its own dtypes, in the processor's byte order, in memory that the host can read. NONE
- * for the others. */
+/* Return which number the elements are, if they can be read without an array of
+ * NumPy's. That is so for NumPy's own dtypes, in the processor's byte order, in memory
+ * that the host can read. Returns CM_NUMBER_NONE for other elements. */
 static cm_number
 number_at_once(const cm_buffer *self)
 {
@@ -164,9 +164,9 @@ cm_buffer_bool(PyObject *object)
 
 /* -- item() ------------------------------------------------------------------------------- */
 
-/* Return an index from the beginning, for one that may count from the end. -1 with
- * IndexError if it is out of bounds; the message names the axis or, for `axis` -1, the
- * size. */
+/* Turn an index that may count from the end into one from the beginning. Returns -1
+ * with IndexError if it is out of bounds. The message names the axis or, for `axis` -1,
+ * the size. */
 static int64_t
 wrap(int64_t index, int64_t length, int axis)
 {
@@ -215,8 +215,8 @@ find_by_number(const cm_buffer *self, int64_t index, int64_t *offset)
     return 0;
 }
 
-/* Find out how many bytes behind the first element the one lies that the arguments of
- * item() name. Returns 0, or -1 with an exception. */
+/* Find the element that the arguments of item() name, and write how many bytes it lies
+ * behind the first one. Returns 0, or -1 with an exception. */
 static int
 find_element(const cm_buffer *self, PyObject *const *args, Py_ssize_t nargs,
              int64_t *offset)
