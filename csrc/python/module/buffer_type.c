@@ -67,9 +67,9 @@ get(PyObject *object, void *attribute)
 #define ATTRIBUTE(type, name)                                                          \
     {#name, get, NULL, CM_DOC_##type##_##name, (void *)AT_##name}
 
-/* Names that people type who come from NumPy, CuPy or PyTorch; the error of each says
- * what to type here. They are descriptors, since a type with a __getattr__ loses the
- * interpreter's fast way to all its attributes. */
+/* Names that users of NumPy, CuPy or PyTorch are likely to type. The error of each says
+ * what to type here. They are descriptors, since a type with a __getattr__ would lose
+ * the interpreter's fast access to all its attributes. */
 /* clang-format off */
 #define HINTS(X)                                                                       \
     X(clone) X(close) X(contiguous) X(copy_) X(cpu) X(cuda) X(data_ptr) X(detach)      \
@@ -169,7 +169,7 @@ buffer_dir(PyObject *object, PyObject *unused CM_UNUSED)
         Py_BuildValue("(ON)", object, PyBool_FromLong(has_interface)));
 }
 
-/* Ask the package for what a notebook shows. */
+/* Ask the package for the HTML that a notebook shows. */
 static PyObject *
 buffer_html(PyObject *object, PyObject *unused CM_UNUSED)
 {
@@ -186,8 +186,8 @@ buffer_contains(PyObject *object, PyObject *value CM_UNUSED)
 }
 
 /* Buffers do no arithmetic. The package says what to type, or answers NotImplemented so
- * that the other operand may do it. In place it never does: `buf += array` would then
- * make `buf` another array. */
+ * that the other operand may do it. It never answers that for an operation in place,
+ * since `buf += array` would then make `buf` an array. */
 #define REFUSE(name)                                                                   \
     static PyObject *name(PyObject *a, PyObject *b)                                    \
     {                                                                                  \
@@ -220,9 +220,9 @@ is_number(PyObject *object)
            && !cm_numpy_is_scalar(object);
 }
 
-/* Buffers are equal if they are the same object. Who compares one with a number means
- * its elements, so that is refused: "never equal" would be a wrong answer that nobody
- * notices. */
+/* Buffers are equal if they are the same object. A user who compares one with a number
+ * means its elements, so that is refused: "not equal" would be a wrong answer that
+ * nobody notices. */
 static PyObject *
 buffer_compare(PyObject *a, PyObject *b, int op)
 {
@@ -263,8 +263,8 @@ static PyMethodDef buffer_methods[] = {
     KEYWORDED(fill),
     {"item", CM_METHOD(cm_buffer_item), METH_FASTCALL, CM_DOC_Buffer_item},
     {"tolist", cm_buffer_tolist, METH_NOARGS, CM_DOC_Buffer_tolist},
-    /* Device buffers have it too, where it refuses; without it NumPy makes an array of
-     * objects. */
+    /* Device buffers have this method too, though it refuses there, since without it
+     * NumPy would make an array of objects. */
     {"__array__", CM_METHOD(cm_buffer_array), CM_KEYWORDS, CM_DOC_Buffer___array__},
     {"__complex__", cm_buffer_complex, METH_NOARGS, CM_DOC_Buffer___complex__},
     {"__format__", cm_buffer_format, METH_O, CM_DOC_Buffer___format__},
@@ -310,7 +310,8 @@ static PyMemberDef buffer_members[] = {
 /* -- the types ------------------------------------------------------------------------ */
 
 static PyType_Slot buffer_slots[] = {
-    /* That of `object`, which a type with a comparison does not inherit. */
+    /* This becomes the hash of `object`, which a type with a comparison does not
+     * inherit. */
     {Py_tp_hash, NULL},
     {Py_tp_doc, (void *)CM_DOC_Buffer},
     {Py_tp_dealloc, (void *)cm_buffer_dealloc},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dtypes as the package reads them: the list of base/dtypes.h, which is
- * `_core._DTYPES`, and whatever a user gives for a dtype. */
+ * `_core._DTYPES`, and the dtype of an object that a user passed as one. */
 #include "docstrings.h"
 #include "python/core/numpy_bridge.h"
 #include "python/core/structseq.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem._core: puts together what the other folders export. Importing it makes no CUDA
- * call and loads no driver. */
+/* The module cumem._core, which is put together here from the tables of the other
+ * folders. Importing it makes no CUDA call and loads no driver. */
 #include "python/module/module.h"
 #include "python/buffer/managed.h"
 #include "python/buffer/methods.h"
@@ -73,7 +73,7 @@ make_kind(cm_state *state, cm_kind kind)
     return cm_structseq_new(state, CM_STRUCTSEQ_KindFacts, members);
 }
 
-/* Make the dict of what each kind of memory is. */
+/* Make the dict that describes each kind of memory. */
 static PyObject *
 make_kinds(cm_state *state)
 {
@@ -89,8 +89,8 @@ make_kinds(cm_state *state)
     return kinds;
 }
 
-/* Add what the package has to know of the core: the kinds of memory with their usual
- * flags, and the version of the runtime that is linked. */
+/* Add constants that the package needs: the kinds of memory with their usual flags, and
+ * the version of the runtime that is linked. */
 static int
 add_constants(PyObject *module)
 {

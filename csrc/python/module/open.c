@@ -152,7 +152,8 @@ opening_run(opening *plan, cm_runtime **out)
     CM_TRY(status);
     if (plan->faults) {
         cm_runtime *wrapper = NULL;
-        /* The limited API leaves this function out. NULL if there is none. */
+        /* The limited API leaves this function out. dlsym() returns NULL if it is not
+         * there. */
         void *symbol = dlsym(RTLD_DEFAULT, "PyGILState_Check");
         int (*has_gil)(void);
         memcpy(&has_gil, &symbol, sizeof(has_gil));
@@ -180,8 +181,8 @@ opening_run_alone(cm_state *state, opening *plan, cm_runtime **out)
 
 /* Called when CUDA did not open. The package decides whether the emulated device may
  * stand in, since that depends on whether this machine has a GPU that the process was
- * meant to use. 0 with the plan changed, or -1 with the error that says what keeps the
- * GPU from being used. */
+ * meant to use. Returns 0 after changing the plan, or -1 with the error that says what
+ * keeps the GPU from being used. */
 static int
 fall_back(cm_state *state, opening *plan, cm_status failure)
 {
@@ -285,8 +286,8 @@ find_driver(cm_state *state, opening *plan)
     return count_devices(state, plan);
 }
 
-/* Open the runtime. 0 if it is open or another thread is opening it, or -1 with an
- * exception. */
+/* Open the runtime. Returns 0 if it is open or another thread is opening it, or -1 with
+ * an exception. */
 static int
 open_now(cm_state *state)
 {

@@ -95,7 +95,8 @@ wait_for_stream(const cm_state *state, const cm_stream *stream)
 static int
 wait_for_uses(cm_state *state)
 {
-    /* Not a call: it serves as a list of streams without duplicates, which it holds. */
+    /* No call is made here: the struct serves as a list of streams without duplicates,
+     * which it holds. */
     cm_call all = {.state = state};
     int result = 0;
     const cm_list *storages = &state->storages;
@@ -265,7 +266,8 @@ reset_used_devices(cm_runtime *runtime)
     cm_status first = cm_ok();
     for (int device = 0; device < runtime->device_count; device++) {
         if (atomic_load(&runtime->primary[device]) == 0) {
-            continue; /* never entered; a reset would first create a context */
+            continue; /* it was never entered, and a reset would first create a context
+                       */
         }
         first = cm_first_failure(
             first, CM_ON_DEVICE(runtime, device, cm_rt_device_reset(runtime)));
@@ -362,7 +364,7 @@ wait_until_unused(cm_state *state)
             return -1;
         }
     }
-    cm_state_drop_deferred(state); /* what finished work has left */
+    cm_state_drop_deferred(state); /* drops what work that has finished kept alive */
     if (state->runtime == NULL || state->engine == NULL) {
         return 0;
     }
@@ -409,8 +411,8 @@ shutdown(PyObject *module, PyObject *reset_devices)
 
 /* -- at exit ---------------------------------------------------------------------------- */
 
-/* The atexit handler. It waits for transfers, and joins the workers unless daemon
- * threads may be using them. It frees nothing, as the system does that. */
+/* This is the atexit handler. It waits for transfers, and joins the workers unless
+ * daemon threads may be using them. It frees nothing, as the system does that. */
 static PyObject *
 at_exit(PyObject *module, PyObject *others_run)
 {
@@ -441,8 +443,8 @@ at_exit(PyObject *module, PyObject *others_run)
 
 /* -- after a fork -------------------------------------------------------------------------- */
 
-/* Called in a forked child at once, so that whatever it uses first finds a state that
- * works. */
+/* Called in a forked child at once, so that the child finds a state that works,
+ * whichever part of cumem it uses first. */
 static PyObject *
 after_fork(PyObject *module, PyObject *Py_UNUSED(unused))
 {

@@ -2,9 +2,9 @@
 /* Hooks of the test-suite: functions of the extension that only builds for tests have.
  *
  * The wheel's extension is linked without this file. The extension for tests is linked
- * of the same objects and of this one besides (setup.py), so a test sees the code that
- * users run. Everything that a hook does is typed and checked like any other function,
- * and no hook hands out an address. tests/support/testing.py is what tests call. */
+ * from the same objects and this one (setup.py), so a test sees the code that users
+ * run. Everything that a hook does is typed and checked like any other function, and no
+ * hook hands out an address. Tests call them through tests/support/testing.py. */
 #include <string.h>
 
 #include "docstrings.h"
@@ -18,7 +18,7 @@
 #include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
 
-/* Set found[name] = value. `found` may be NULL; it becomes that on failure. */
+/* Set found[name] = value. *found may be NULL, and becomes NULL on failure. */
 static void
 put(PyObject **found, const char *name, uint64_t value)
 {
@@ -113,7 +113,8 @@ defer(PyObject *module, PyObject *value)
 
 /* -- copies ------------------------------------------------------------------------------- */
 
-/* The engine of the open runtime, or of one that this opens; NULL with an exception. */
+/* Return the engine of the open runtime, or of one that this opens, or NULL with an
+ * exception. */
 static cm_engine *
 open_engine(PyObject *module)
 {
@@ -178,7 +179,8 @@ operations(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     return list;
 }
 
-/* Find an operation by either of its names; NULL means any. False with ValueError. */
+/* Find an operation by either of its names. NULL means any operation. Returns false
+ * with ValueError if there is no such operation. */
 static bool
 find_op(const char *name, cm_op *out)
 {
@@ -197,7 +199,7 @@ find_op(const char *name, cm_op *out)
     return false;
 }
 
-/* The open runtime, which can make calls fail; NULL with an exception. */
+/* Return the open runtime, which can make calls fail, or NULL with an exception. */
 static cm_runtime *
 faulty_runtime(PyObject *module)
 {
@@ -291,8 +293,8 @@ calls_with_gil(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* -- the emulated device ------------------------------------------------------------------ */
 
-/* The emulated runtime. NULL with an exception if no emulated device is open or can be
- * opened. */
+/* Return the emulated runtime, or NULL with an exception if no emulated device is open
+ * or can be opened. */
 static cm_runtime *
 emulated_runtime(PyObject *module)
 {
@@ -357,7 +359,7 @@ contexts(PyObject *module, PyObject *Py_UNUSED(unused))
     return PyLong_FromUnsignedLongLong(CM_WITHOUT_GIL(cm_devices_in_use(rt, true)));
 }
 
-/* What enter_device() has entered in this thread, the innermost last. */
+/* The devices that enter_device() has entered in this thread, the innermost last. */
 static _Thread_local struct {
     cm_device_guard guards[8];
     int count;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From kind, shape, order and dtype to a buffer over fresh memory; and what is tried
- * before an allocation fails.
+/* Makes buffers over fresh memory, given kind, shape, order and dtype, and takes
+ * several steps before an allocation fails.
  *
  * When memory is short
  * --------------------
@@ -26,8 +26,8 @@
 
 /* -- order ---------------------------------------------------------------------------- */
 
-/* Strides without gaps, where axes[0] is the slowest and the last of `axes` the
- * fastest. */
+/* Compute strides without gaps, where axes[0] is the slowest axis and the last of
+ * `axes` is the fastest. */
 static void
 set_strides(int ndim, int64_t itemsize, const int64_t *shape, const int *axes,
             int64_t *strides)
@@ -82,8 +82,8 @@ is_shortage(cm_status status)
            || status.code == CM_EHOSTMEMORY;
 }
 
-/* Try to allocate. True when nothing is left to try: there is a block, or an error of
- * another sort. */
+/* Try to allocate. Returns true if nothing is left to try, because there is a block or
+ * an error of another sort. */
 static bool
 try_again(attempt *self)
 {
@@ -121,7 +121,7 @@ call_back(attempt *self, PyObject *callback)
 }
 
 /* Called by the package to try once more, after a callback or (None) a garbage
- * collection. True when nothing is left to try. */
+ * collection. Returns True if nothing is left to try. */
 PyObject *
 cm_shortage_retry(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -139,9 +139,10 @@ cm_shortage_retry(PyObject *Py_UNUSED(module), PyObject *args)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
 }
 
-/* Trim the other pools of the same memory, then leave it to the package, which knows
- * the callbacks. It does not matter whether pools refuse: the allocation is what must
- * succeed. Returns 0, or -1 with an exception, perhaps that of a signal handler. */
+/* Trim the other pools of the same memory, and then leave the rest to the package,
+ * which knows the callbacks. It does not matter if a pool cannot be trimmed, as long as
+ * the allocation succeeds. Returns 0, or -1 with an exception, perhaps that of a signal
+ * handler. */
 static int
 run_steps(attempt *self)
 {
@@ -164,15 +165,16 @@ run_steps(attempt *self)
                               Py_BuildValue("(OiK)", capsule, r.count,
                                             (unsigned long long)r.released_nbytes));
     if (capsule != NULL) {
-        (void)PyCapsule_SetName(capsule, NULL); /* what it points to ends here */
+        (void)PyCapsule_SetName(capsule, NULL); /* the struct that it points to ends
+                                                   here */
         Py_DECREF(capsule);
     }
     return self->tried == NULL ? -1 : 0;
 }
 
-/* Raise the error. The package adds what was asked for and, to an OutOfMemoryError, the
- * numbers, what they mean and what to do about it. Where there is not even memory for
- * that, the error is raised as it is. */
+/* Raise the error. The package adds the request and, to an OutOfMemoryError, numbers,
+ * their meaning and advice. If there is not even memory for that, the error is raised
+ * as it is. */
 static void
 raise(attempt *self)
 {
@@ -235,9 +237,9 @@ cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes, cm_stream *stre
     return self.status;
 }
 
-/* Allocate a block as cm_pool_alloc() does, and take the steps above when there is not
- * enough. NULL with an exception: OutOfMemoryError with all that is known, or what a
- * callback raised that is no Exception. */
+/* Allocate a block as cm_pool_alloc() does, and take the steps above if there is not
+ * enough memory. Returns NULL with an exception, which is OutOfMemoryError with all
+ * that is known, or one such as KeyboardInterrupt that a callback raised. */
 static cm_block *
 alloc_block(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {
@@ -254,10 +256,10 @@ alloc_block(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 
 /* -- allocation ----------------------------------------------------------------------- */
 
-/* Fill a new storage with memory of `pool`, first used on `stream` (NULL: any). With 0
- * bytes it takes no block, and host and address stay NULL. When there is not enough
- * memory, everything above is tried before OutOfMemoryError. Returns 0, or -1 with an
- * exception. The caller keeps the pool. */
+/* Fill a new storage with memory of `pool`, first used on `stream`, or on any stream if
+ * that is NULL. With 0 bytes it takes no block, and host and address stay NULL. When
+ * there is not enough memory, everything above is tried before OutOfMemoryError.
+ * Returns 0, or -1 with an exception. The caller keeps the pool. */
 static int
 fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocations whose arguments need no more than a look. There are three ways, and each
- * does what the next one would:
- *
- *   make_warm()    the usual one, in a few dozen instructions: a dtype that is known,
- *                  few dimensions, a block that the pool has at hand, and a buffer that
+/* Allocations whose arguments which takes a few dozen instructions. It is for usual arguments
+ * and a warm pool, that is, one with a free block and a spare struct of a buffer. Any
+ * other call dimensions, a block that the pool has at hand, and a buffer that
  *                  was dropped before
  *   make_cold()    the rest of what comes here; the pool may have to grow or to wait,
  *                  in cm_buffer_allocate() (allocate.c)
  *   the long way   any other argument, and a pool that is not there yet: NULL without
- *                  an exception sends the caller to copy/constructors.c, which ends in
- *                  cm_buffer_allocate() as well
- *
- * make_current() comes before the first two where a `with` block, a device or a pool
+ *                  an exception sends the caller to copy/constructors.c, which does the first two where a `with` block, a device or a pool
  * says which pool is meant. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/storage.h"
@@ -22,8 +17,8 @@
 
 enum { SLOT_COUNT = CM_WORD_pool + 1 }; /* the words that name parameters */
 
-/* Put arguments into the slots of their names; the first `positional` may be given by
- * position. False: there is something else. */
+/* Put arguments into the slots of their names. The first `positional` may be given by
+ * position. Returns false for arguments of any other form. */
 static CM_INLINE bool
 find_arguments(const cm_state *state, PyObject *const *args, Py_ssize_t nargs,
                PyObject *kwnames, Py_ssize_t positional, PyObject **values)
@@ -61,8 +56,7 @@ find_kind(const cm_state *state, PyObject *value, cm_kind *out)
             return !cm_kind_is_pageable((cm_kind)kind);
         }
     }
-    /* a name that was read from a file or a command line is another object than the
-     * interned one */
+    /* a name that was read from a file or a command line is not the interned object */
     return cm_arg_try_kind(value, out);
 }
 
@@ -82,10 +76,10 @@ find_device(const cm_state *state, PyObject *value, int *out)
 
 /* -- making ----------------------------------------------------------------------------- */
 
-/* What a new buffer is made of. */
+/* The parts of which a new buffer is made. */
 typedef struct fast_plan {
     cm_pool *pool;
-    cm_stream *stream; /* borrowed; NULL: no stream orders this kind */
+    cm_stream *stream; /* borrowed; NULL if no stream orders this kind */
     PyObject *dtype;   /* borrowed */
     int64_t itemsize;
     uint64_t nbytes; /* never 0 */
@@ -101,8 +95,8 @@ plan_order(const cm_state *state, const PyObject *order, fast_plan *plan)
     return plan->fortran || !cm_arg_is_given(order) || order == state->words[CM_WORD_C];
 }
 
-/* Plan the stream. For kinds that no stream orders, an argument `stream` takes the long
- * way. */
+/* Plan the stream. If no stream orders the kind, a call with an argument `stream` takes
+ * the long way. */
 static CM_INLINE bool
 plan_stream(const cm_state *state, cm_kind kind, PyObject *object, fast_plan *plan)
 {
@@ -173,8 +167,8 @@ fill_root(cm_state *state, cm_inline_buffer *root, const fast_plan *plan,
     fill_extents(buffer, plan);
 }
 
-/* Make the buffer from plan->pool, which nobody closes meanwhile. NULL without an
- * exception: it takes the long way. */
+/* Make the buffer from plan->pool, which nobody closes meanwhile. Returns NULL without
+ * an exception if the call has to take the long way. */
 static CM_INLINE PyObject *
 take_planned(cm_state *state, cm_kind kind, const fast_plan *plan)
 {
@@ -199,9 +193,10 @@ typedef struct fast_request {
     int64_t shape[CM_MAX_NDIM];
 } fast_request;
 
-/* As make_warm(), for what is not warm: any dtype, any number of dimensions, a size
- * that the pool has not at hand, or more buffers than are kept. Python code may run, so
- * whatever is used is held. */
+/* Do the same as make_warm() for a request that it cannot serve: for any dtype or
+ * number of dimensions, for a size of which the pool has no free block, or if no spare
+ * struct of a buffer is left. This may run Python code, so it holds everything that it
+ * uses. */
 CM_COLD static PyObject *
 make_cold(cm_state *state, cm_kind kind, cm_pool *pool, const fast_request *asked)
 {
@@ -263,8 +258,9 @@ make_from(cm_state *state, cm_kind kind, cm_pool *pool, const fast_request *aske
     return make_cold(state, kind, pool, asked);
 }
 
-/* As fast_empty(), where `with` blocks were entered, or a device or a pool is given.
- * What is current in this context is looked up first, since Python code may run. */
+/* Do the same as fast_empty() if `with` blocks were entered, or if a device or a pool
+ * is given. It first looks up what is current in this context, since that may run
+ * Python code. */
 CM_COLD static PyObject *
 make_current(cm_state *state, cm_kind kind, const cm_pool_object *given,
              fast_request *asked)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lending: who may come in, the loans, and the exported functions. */
+/* The loans, the exported functions, and the count of threads that are inside them. */
 #include "python/pool/lending.h"
 
 #include <stdlib.h>
@@ -10,7 +10,8 @@
 #include "python/core/recording.h"
 
 enum {
-    USES_MAX = 4,         /* streams that are told apart; any more turn into a fence */
+    USES_MAX = 4, /* streams that a loan can note; with more it goes back behind a fence
+                   */
     CLOSED = 1 << 30,     /* added to the callers when nobody is let in */
     GRACE_NS = 100 * 1000 /* a call that does not wait takes less */
 };
@@ -23,14 +24,14 @@ typedef struct loan {
     cm_stream *uses[USES_MAX]; /* held; a segment has none */
 } loan;
 
-/* There is one for the process, since functions that others call get no argument of
- * ours. */
+/* There is one for the process, since a function that another library calls gets no
+ * argument by which it could find another. */
 static struct lending {
     cm_runtime *_Atomic rt;
     atomic_int callers; /* threads inside, plus CLOSED if nobody is let in */
     atomic_bool leaks;
     cm_spin_lock lock;              /* guards the pools, and what is noted in loans */
-    cm_pool *pools[CM_MAX_DEVICES]; /* held; NULL: none is lent for that device */
+    cm_pool *pools[CM_MAX_DEVICES]; /* held; NULL if none is lent for that device */
     cm_address_map loans;
 } lending = {.callers = CLOSED};
 
@@ -40,8 +41,8 @@ leave(void)
     (void)atomic_fetch_sub(&lending.callers, 1);
 }
 
-/* Come in. The runtime, which stays until leave(); NULL: nothing may be touched, and
- * there is nothing to leave. */
+/* Come in. Returns the runtime, which stays until leave(). Returns NULL if nothing may
+ * be touched, and then leave() must not be called. */
 static cm_runtime *
 enter(void)
 {
@@ -92,7 +93,8 @@ fill_loan(cm_runtime *rt, loan *new, uint64_t nbytes, void *stream, bool is_segm
     bool captures = is_segment && !cm_is_ok(cm_stream_check_not_capturing(record));
     const cm_wait_hooks *hooks = captures ? NULL : &uninterrupted;
     cm_status status = cm_pool_alloc(new->pool, nbytes, order, hooks, &new->block);
-    /* Try what is tried for buffers of ours, except what runs Python code. */
+    /* Take the steps that are taken for our own buffers, except those that run Python
+     * code. */
     if (cm_pool_is_short(status)) {
         cm_trim_request r = {0};
         captures = !cm_is_ok(cm_stream_check_not_capturing(record));
@@ -119,9 +121,9 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment)
 {
     cm_address address = 0;
     bool possible = nbytes > 0 && device >= 0 && device < CM_MAX_DEVICES;
-    /* Not for a segment, since whoever asks for one holds a lock that others with the
-     * GIL wait for. And before coming in, since a thread with the GIL may wait until
-     * nobody is inside. */
+    /* The caller's Python code is not looked at for a segment, since the caller then
+     * holds a lock that threads with the GIL wait for. It is looked at before coming
+     * in, since a thread with the GIL may wait until nobody is inside. */
     cm_event_origin before = cm_recording_lend_caller(!is_segment);
     cm_runtime *rt = possible ? enter() : NULL;
     if (rt == NULL) {
@@ -206,7 +208,7 @@ cumem_take_back(void *address, size_t nbytes, int device, void *stream)
         return;
     }
     loan *ended = cm_address_map_find(&lending.loans, (uintptr_t)address, true);
-    if (ended != NULL) { /* otherwise it is of a generation that is gone */
+    if (ended != NULL) { /* otherwise the loan belongs to a generation that is gone */
         cm_pool_free(ended->pool, ended->block, ended->uses, ended->use_count,
                      ended->flags);
         end_loan(ended);
@@ -214,7 +216,8 @@ cumem_take_back(void *address, size_t nbytes, int device, void *stream)
     leave();
 }
 
-/* Lend another pool for a device. Returns the one before; NULL if there was none. */
+/* Lend another pool for a device. Returns the pool that was lent before, or NULL if
+ * there was none. */
 static cm_pool *
 exchange_pool(int device, cm_pool *pool)
 {

@@ -79,8 +79,8 @@ cm_limit_resolve(cm_state *state, int device, uint64_t *limit_nbytes)
     return 0;
 }
 
-/* Let pools give back to the driver what they keep above a limit, which holds for what
- * is handed out from now on. Releases the GIL. */
+/* Let pools give memory that they keep above a limit back to the driver. The limit also
+ * holds for all memory that is handed out from now on. Releases the GIL. */
 static void
 obey(cm_state *state)
 {
@@ -96,7 +96,7 @@ obey(cm_state *state)
     cm_state_leave(state);
 }
 
-/* Put a limit in force, and have pools obey it. Returns 0, or -1 with an exception. */
+/* Put a limit in force, and let pools obey it. Returns 0, or -1 with an exception. */
 static int
 put(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 {
@@ -195,7 +195,7 @@ cm_limits_list(const cm_budget *budget)
     PyObject *list = PyList_New(0);
     for (; list != NULL && budget != NULL; budget = budget->parent) {
         uint64_t limit = atomic_load(&budget->limit_nbytes);
-        /* Nobody knows yet what it is a share of. */
+        /* It is not known yet how much memory the limit is a share of. */
         limit = cm_limit_is_share(limit) ? UINT64_MAX : limit;
         cm_append(&list,
                   Py_BuildValue("(NK)", cm_limit_to_object(limit),
@@ -204,8 +204,8 @@ cm_limits_list(const cm_budget *budget)
     return list;
 }
 
-/* The Python function _limit(kind, device[, new]). Returns the limit that is in force
- * then. */
+/* This is the Python function _limit(kind, device[, new]). Returns the limit that is in
+ * force afterwards. */
 PyObject *
 cm_limit(PyObject *module, PyObject *args)
 {

@@ -28,10 +28,10 @@
 #include "python/core/numpy_bridge.h"
 #include "python/pool/pool_object.h"
 
-/* Where new arrays go. It belongs to a capsule, which all arrays of its handler keep
- * alive. */
+/* Says where new arrays are made. It belongs to a capsule, which all arrays of its
+ * handler keep alive. */
 typedef struct pinning {
-    /* first: this is what NumPy sees; its ctx points to this struct. */
+    /* This comes first, since it is what NumPy sees. Its ctx points to this struct. */
     cm_numpy_handler handler;
     cm_state *state;      /* kept alive by the pool */
     cm_pool_object *pool; /* owned; NULL if there is no pool to take from */
@@ -52,8 +52,9 @@ static struct {
     PyObject *enabled;
 } process;
 
-/* A loop that makes and drops arrays spends its time writing to memory. So much memory
- * stays in the processor's cache, and is twice as fast as 64 MiB. */
+/* A loop that makes and drops arrays spends its time writing to memory. This much
+ * memory stays in the processor's cache, so that the loop is twice as fast as with 64
+ * MiB. */
 enum { FENCE_LIMIT = 4 << 20 };
 
 static pinning *
@@ -88,7 +89,7 @@ check_own(PyObject *capsule)
 /* -- one array's memory ------------------------------------------------------------------ */
 
 /* Make an exported storage of `block`, so that it is listed, keeps shutdown() away and
- * goes back with a fence, because others may copy from it unseen. Returns its bytes;
+ * goes back with a fence, because others may copy from it unseen. Returns its bytes, or
  * NULL if there is no memory. */
 static void *
 enlist(cm_state *state, cm_pool *pool, cm_block *block)
@@ -114,8 +115,8 @@ enlist(cm_state *state, cm_pool *pool, cm_block *block)
     return storage->host;
 }
 
-/* Take memory of a pool. NULL: the memory has to come from NumPy. `ctx` is NULL for the
- * default handler. */
+/* Take memory of a pool. `ctx` is NULL for the default handler. Returns NULL if the
+ * memory has to come from NumPy. */
 static void *
 pin(void *ctx, size_t nbytes, bool may_grow)
 {
@@ -143,8 +144,8 @@ pin(void *ctx, size_t nbytes, bool may_grow)
     return block == NULL ? NULL : enlist(state, pool, block);
 }
 
-/* True in a forked child. A storage of a module that is gone does not count, since
- * nobody knows. */
+/* True in a forked child. For a storage of a module that is gone it is false, since
+ * that cannot be found out any more. */
 static bool
 is_forked(const cm_storage *storage)
 {
@@ -175,7 +176,7 @@ give(cm_storage *storage)
     cm_storage_release(storage, !is_last);
 }
 
-/* -- what NumPy calls; the sizes that it gives to free() are not always true ------------- */
+/* -- the functions that NumPy calls; free() is not always given the right size ----------- */
 
 static void *
 numpy_malloc(void *ctx, size_t nbytes)
@@ -210,15 +211,15 @@ numpy_free(void *Py_UNUSED(ctx), void *host, size_t nbytes)
     give(storage);
 }
 
-/* Move an array's bytes to where there is room for `nbytes`. NULL if there is none, and
- * the bytes stay where they are. */
+/* Move an array's bytes to a place with room for `nbytes`. Returns the place, or NULL
+ * if there is none, and then the bytes stay where they are. */
 static void *
 relocate(void *ctx, void *host, size_t nbytes)
 {
     const cm_storage *storage =
         cm_address_map_find(&process.storages, (uintptr_t)host, false);
     uint64_t room = nbytes;
-    if (storage == NULL) { /* nobody knows how long it was */
+    if (storage == NULL) { /* its old size is not known */
         host = process.numpy.realloc(process.numpy.ctx, host, nbytes);
     }
     else if (is_forked(storage) && !is_inherited(storage)) {
@@ -245,7 +246,7 @@ relocate(void *ctx, void *host, size_t nbytes)
 static void *
 numpy_realloc(void *ctx, void *host, size_t nbytes)
 {
-    /* numpy.fromstring() calls this without it. */
+    /* numpy.fromstring() calls this without the GIL. */
     PyGILState_STATE gil = PyGILState_Ensure();
     void *moved = relocate(ctx, host, nbytes);
     PyGILState_Release(gil);
@@ -257,8 +258,8 @@ numpy_realloc(void *ctx, void *host, size_t nbytes)
 static const cm_numpy_allocator functions = {NULL, numpy_malloc, numpy_calloc,
                                              numpy_realloc, numpy_free};
 
-/* The Python function _numpy_enter(capsule): it is NumPy's handler in this context from
- * now on. */
+/* This is the Python function _numpy_enter(capsule). The capsule is NumPy's handler in
+ * this context from now on. */
 static PyObject *
 enter(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
@@ -286,9 +287,9 @@ find_current(PyObject *capsule)
     return Py_XNewRef(capsule);
 }
 
-/* The Python function _numpy_leave(capsule). Blocks may end in any order: NumPy gets
- * the innermost one that is not over. Those that are over are dropped, or blocks that
- * overlap would keep each other alive for ever. */
+/* This is the Python function _numpy_leave(capsule). Blocks may end in any order, so
+ * NumPy gets the handler of the innermost one that is not over. Those that are over are
+ * dropped, since otherwise blocks that overlap would keep each other alive for ever. */
 static PyObject *
 leave(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -313,8 +314,8 @@ leave(PyObject *Py_UNUSED(module), PyObject *args)
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* The Python function _numpy_enable(capsule): the default handler uses it from now on,
- * in every thread; None: NumPy's own functions again. */
+/* This is the Python function _numpy_enable(capsule). The default handler uses the
+ * capsule from now on, in every thread. None gives it NumPy's own functions back. */
 static PyObject *
 enable(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
@@ -334,7 +335,7 @@ static void
 destroy(PyObject *capsule)
 {
     pinning *p = pinning_of(capsule);
-    Py_XDECREF((PyObject *)p->pool); /* its end may wait, without the GIL */
+    Py_XDECREF((PyObject *)p->pool); /* the pool's end may wait, without the GIL */
     Py_XDECREF(p->outer);
     free(p);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools as C objects: how they are made, lent to calls and closed, the current one, and
- * all of them. */
+/* Pools as C objects: how they are made, lent to calls and closed, which one is
+ * current, and what is done to all of them. */
 #include "python/pool/pool_object.h"
 
 #include "python/buffer/buffer_object.h"
@@ -46,14 +46,15 @@ cm_pool_object_new(cm_state *state, cm_pool *pool)
     return op;
 }
 
-/* The pool of an open Pool, borrowed; NULL with ValueError if it is closed. */
+/* Return the pool of an open Pool, borrowed, or NULL with ValueError if the Pool is
+ * closed. */
 static cm_pool *
 get_open(cm_pool_object *self)
 {
     if (self->pool != NULL && cm_state_runtime(self->state) == NULL) {
         return NULL;
     }
-    /* Also if dropping what was deferred has just closed it. */
+    /* Dropping deferred references may just have closed it. */
     if (self->pool == NULL) {
         PyErr_SetString(PyExc_ValueError, "the pool is closed");
     }
@@ -136,7 +137,7 @@ cm_arg_pool(const cm_state *state, PyObject *object, cm_pool_object **out)
     return 0;
 }
 
-/* -- the one that serves a request --------------------------------------------------- */
+/* -- which pool serves a request ----------------------------------------------------- */
 
 /* True if the pool can serve the request. `flags` other than the kind's usual ones are
  * served only by pools that have them. */
@@ -241,6 +242,7 @@ cm_pools_admit_peers(cm_state *state)
         first = cm_first_failure(first, cm_pool_admit_peers(pool));
     }
     cm_gil_take(thread);
-    /* The call that noticed this is about something else. */
+    /* The failure is only reported, since the call that noticed the new context is
+     * about something else. */
     cm_py_report(state, first, NULL);
 }

@@ -27,8 +27,9 @@ dict_of(const cm_pool_counters *counters)
 #undef COUNTER_FORMAT
 }
 
-/* Make a _PoolFacts of what a pool is and holds. `address` tells pools that live at the
- * same moment apart, and 0 is that of what is no pool. */
+/* Make a _PoolFacts, which says what a pool is and what it holds. `address`
+ * distinguishes pools that exist at the same time. It is 0 if the facts are not those
+ * of a pool. */
 static PyObject *
 describe(cm_state *state, uint64_t address, const cm_pool_config *config,
          uint64_t limit_nbytes, const cm_pool_counters *counters)
@@ -63,9 +64,9 @@ describe_pool(cm_state *state, cm_pool *pool, bool window)
                     atomic_load(&config->budget->limit_nbytes), &counters);
 }
 
-/* Describe what register() has locked, as if it were a pool of which everything is
- * handed out. Each generation has one, told apart by its serial. NULL without an
- * exception: nothing was ever locked. */
+/* Describe the memory that register() has locked, as if it were a pool of which
+ * everything is handed out. Each generation has one, with a serial of its own. Returns
+ * NULL without an exception if nothing was ever locked. */
 static PyObject *
 describe_registered(cm_state *state, bool window)
 {
@@ -122,8 +123,8 @@ list_blocks(cm_state *state, cm_pool *pool)
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* Let the engine's thread see to idle trims, from the first pool on that has one.
- * Returns 0, or -1 with an exception. */
+/* Let the engine's thread make idle trims, once the first pool has one. Returns 0, or
+ * -1 with an exception. */
 static int
 see_to_idle_trims(cm_state *state, uint64_t idle_trim_ns)
 {
@@ -146,7 +147,7 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     int fork;
     unsigned long long idle_trim_ns;
     uint64_t limit;
-    if (module == NULL /* it was called by itself, not for a subclass */
+    if (module == NULL /* the base itself was called, and not a subclass */
         || !PyArg_ParseTuple(args, "OiIipiKO", &kind, &config.device, &config.flags,
                              &config.numa_node, &plain, &fork, &idle_trim_ns,
                              &limit_object)
@@ -169,14 +170,15 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     config.number = ++state->pool_count;
     cm_pool *pool = NULL;
     PyObject *self = NULL;
-    /* Making the object may run a garbage collection, and with it Python code: a
-     * shutdown() in there would not find the pool, and would take its runtime away. */
+    /* Making the object may run a garbage collection, and with it Python code. A
+     * shutdown() in that code would not find the pool, and would take its runtime
+     * away. */
     cm_state_enter(state);
     cm_status status = cm_pool_create(runtime, &config, &pool);
     if (cm_is_ok(status)) {
         atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, limit);
         self = cm_pool_object_new(state, pool);
-        /* The object holds it; without an object it was never used. */
+        /* The object holds the pool. If there is no object, the pool was never used. */
         cm_pool_release(pool);
     }
     if (self != NULL && see_to_idle_trims(state, idle_trim_ns) < 0) {
@@ -253,7 +255,7 @@ pool_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     return buffer;
 }
 
-/* _describe() */
+/* This is the method _describe(). */
 static PyObject *
 pool_describe(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -264,7 +266,7 @@ pool_describe(PyObject *op, PyObject *Py_UNUSED(unused))
     return answer;
 }
 
-/* _list_blocks() */
+/* This is the method _list_blocks(). */
 static PyObject *
 pool_list_blocks(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -275,7 +277,7 @@ pool_list_blocks(PyObject *op, PyObject *Py_UNUSED(unused))
     return answer;
 }
 
-/* _reset_peaks() */
+/* This is the method _reset_peaks(). */
 static PyObject *
 pool_reset_peaks(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -288,8 +290,8 @@ pool_reset_peaks(PyObject *op, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* _close(). Cached memory goes back at once, and what live blocks hold goes with the
- * last of them. */
+/* This is the method _close(). Cached memory goes back at once, and the memory of live
+ * blocks goes back with the last of them. */
 static PyObject *
 pool_close(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -326,8 +328,8 @@ pool_enter(PyObject *op, PyObject *Py_UNUSED(unused))
     if (check_open(self) < 0) {
         return NULL;
     }
-    /* Constructors that name no device would pass this pool by, and its limit with
-     * it. */
+    /* A constructor that names no device would not use this pool, and would ignore its
+     * limit. */
     int current = cm_state_device(self->state);
     if (self->config.device != current) {
         (void)cm_package_refuse("pools.pool", "refuse_block",
@@ -461,8 +463,9 @@ cm_register_pool_type(PyObject *module, cm_state *state)
                        Py_TPFLAGS_BASETYPE, pool_slots, NULL, &state->pool_base);
 }
 
-/* The Python function _set_pool_type(cls). A method of the class itself is called
- * faster than one that is inherited, so allocate() becomes its own. */
+/* This is the Python function _set_pool_type(cls). A method of the class itself is
+ * called faster than an inherited one, so the class gets allocate() as a method of its
+ * own. */
 static PyObject *
 set_pool_type(PyObject *module, PyObject *type)
 {
@@ -485,8 +488,8 @@ set_pool_type(PyObject *module, PyObject *type)
 
 /* -- functions of the module -------------------------------------------------------------------- */
 
-/* The Python function _default_pool(kind, device): a new Pool around it, of which
- * cumem/pools/pool.py keeps one. */
+/* This is the Python function _default_pool(kind, device). It makes a new Pool around
+ * the default pool; cumem/pools/pool.py keeps one of them. */
 static PyObject *
 default_pool(PyObject *module, PyObject *args)
 {
@@ -526,7 +529,7 @@ trim(PyObject *module, PyObject *args)
     }
     cm_pool *pool = self == NULL ? NULL : cm_pool_object_take(object);
     if (self == NULL ? cm_state_runtime(state) == NULL : pool == NULL) {
-        return NULL; /* these calls also drop what is done */
+        return NULL; /* these calls also drop work that is done */
     }
     r.only = pool;
     r.keep_nbytes = keep;
@@ -537,8 +540,8 @@ trim(PyObject *module, PyObject *args)
                                      PyLong_FromUnsignedLongLong(r.released_nbytes));
 }
 
-/* Hold all pools until give_all(); the last release of one may wait, without the GIL.
- * False with an exception: not all are held. */
+/* Hold all pools until give_all(), since the last release of one may wait, without the
+ * GIL. Returns false with an exception if not all could be held. */
 static bool
 hold_all(cm_state *state, cm_pool ***held, uint32_t *count)
 {
@@ -634,8 +637,8 @@ make_living(cm_state *state, uint64_t address, uint64_t nbytes,
     return cm_structseq_new(state, CM_STRUCTSEQ_LivingBlock, members);
 }
 
-/* The Python function _living(). It lists all blocks that are handed out, and then the
- * pages of others that are locked. */
+/* This is the Python function _living(). It lists all blocks that are handed out, and
+ * then the pages of other owners that are locked. */
 static PyObject *
 living(PyObject *module, PyObject *Py_UNUSED(unused))
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `__cuda_array_interface__` version 3 of mapped, managed and device buffers. */
+/* Exports mapped, managed and device buffers by `__cuda_array_interface__` version
+ * 3. */
 #include "base/checked_math.h"
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"

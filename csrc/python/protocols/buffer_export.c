@@ -19,7 +19,8 @@ has_all(int flags, int wanted)
     return (flags & wanted) == wanted;
 }
 
-/* Check that a view can be as `flags` ask. Returns 0, or -1 with BufferError. */
+/* Check that a view can have the form that `flags` ask for. Returns 0, or -1 with
+ * BufferError. */
 static int
 check_request(const cm_buffer *buffer, const cm_region *region, int flags)
 {
@@ -102,7 +103,8 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
                     && buffer->storage->nbytes >= LEAST_WATCHED_NBYTES;
     Py_ssize_t refs = Py_REFCNT(self);
     cm_storage_begin_export(buffer->storage);
-    /* Counted as well, since torch.frombuffer returns its view at once. */
+    /* This is counted as well, since torch.frombuffer() gives its view back at once but
+     * goes on using the memory. */
     buffer->storage->view_count++;
     if (cm_storage_wait(buffer->storage, false) < 0
         || cm_buffer_note_side(buffer, false) < 0

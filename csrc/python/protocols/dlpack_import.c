@@ -60,9 +60,9 @@ tensor_of_versioned(cm_dl_versioned *managed)
                    ours ? managed->flags : 0};
 }
 
-/* Take the tensor of an unused DLPack capsule; false for any other object. The capsule
- * is renamed at once, so that others, in another thread or in code that the import
- * runs, find it used. */
+/* Take the tensor of an unused DLPack capsule. Returns false for any other object. The
+ * capsule is renamed at once, so that others, in another thread or in code that the
+ * import runs, find it used. */
 static bool
 open_capsule(PyObject *capsule, taken *out)
 {
@@ -165,14 +165,15 @@ place(cm_state *state, cm_import *import, cm_dl_device device, uint64_t unasked)
         return -1;
     }
     if (import->host) {
-        import->kind = info.kind; /* torch says that its pinned memory is the CPU's */
+        import->kind = info.kind; /* PyTorch, for example, calls its pinned memory the
+                                     CPU's */
     }
     cm_import_place(import, &info, device.id);
     return 0;
 }
 
-/* Make a buffer, which takes the tensor over. NULL with an exception, and the tensor is
- * still the caller's. */
+/* Make a buffer, which takes the tensor over. If that fails, this returns NULL with an
+ * exception, and the tensor is still the caller's. */
 static PyObject *
 import_taken(cm_state *state, const taken *from, uint64_t unasked)
 {
@@ -228,7 +229,8 @@ import_bare_capsule(cm_state *state, PyObject *capsule)
 /* -- asked by the C exchange API ---------------------------------------------------- */
 
 /* Read the table of a type. A subclass does not get the table of its base, since it may
- * have changed what the functions mean. NULL without an exception if it has none. */
+ * have changed what the functions mean. Returns NULL without an exception if the type
+ * has no table. */
 static const cm_dl_exchange *
 read_table(PyObject *type)
 {
@@ -245,7 +247,7 @@ read_table(PyObject *type)
     return table != NULL && table->from_object != NULL ? table : NULL;
 }
 
-/* Find the table of a type, and remember the type that had one last. A type without a
+/* Find the table of a type. The last type that had one is remembered. A type without a
  * table is not remembered, since keeping it could keep alive a type that is about to
  * go. */
 static const cm_dl_exchange *
@@ -279,8 +281,8 @@ has_gradient(const cm_state *state, PyObject *object)
     return fails ? -1 : has;
 }
 
-/* Called after a function of the table has failed. Returns 1 to have the object asked
- * in Python, where it says why, or -1 if the exception is one that must not be
+/* Called after a function of the table has failed. Returns 1 if the object is to be
+ * asked in Python, where it says why, or -1 if the exception is one that must not be
  * swallowed, such as KeyboardInterrupt. */
 static int
 leave_to_python(void)
@@ -288,9 +290,10 @@ leave_to_python(void)
     return cm_error_forgive() < 0 ? -1 : 1;
 }
 
-/* Ask for the stream that the exporter works on now, if the memory has any. 0, 1 if
- * only Python can tell, or -1 with an exception. Complex tensors are left to Python,
- * since one may have to be conjugated when it is read. */
+/* Ask for the stream that the exporter works on now, if there is one for the memory.
+ * Returns 0, or 1 if the object has to be asked in Python, or -1 with an exception.
+ * Complex tensors are left to Python, since one may have to be conjugated when it is
+ * read. */
 static int
 ask_stream(const cm_dl_exchange *table, const cm_dl_tensor *tensor, uint64_t *handle)
 {
@@ -351,12 +354,13 @@ import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t un
 
 /* -- asked in Python ---------------------------------------------------------------- */
 
-/* An object with `__dlpack__` and `__dlpack_device__`, being asked for its memory. */
+/* An object with `__dlpack__` and `__dlpack_device__` that is asked for its memory. */
 typedef struct exporter {
     PyObject *object; /* borrowed */
     PyObject *method; /* owned: its `__dlpack__` */
     cm_dl_device device;
-    cm_stream *given; /* borrowed: what the buffer is to be ready on; may be NULL */
+    cm_stream *given; /* borrowed: the stream on which the buffer is to be ready; may be
+                         NULL */
     bool has_buffer;  /* the object has the buffer protocol too */
 } exporter;
 
@@ -384,8 +388,8 @@ read_device(PyObject *answer, cm_dl_device *out)
     return -1;
 }
 
-/* Find the two methods, and ask which device the memory is on. 1, 0 where the object
- * lacks a method, or -1 with an exception. */
+/* Find the two methods, and ask which device the memory is on. Returns 1, or 0 if the
+ * object lacks a method, or -1 with an exception. */
 static int
 ask_device(const cm_state *state, exporter *self)
 {
@@ -406,7 +410,7 @@ ask_device(const cm_state *state, exporter *self)
     return result < 0 ? -1 : 1;
 }
 
-/* Call `__dlpack__` with these keywords, of which NULL is none. */
+/* Call `__dlpack__` with these keywords, without those that are NULL. */
 static PyObject *
 call_with(PyObject *method, PyObject *version, PyObject *stream)
 {
@@ -429,8 +433,8 @@ done:
     return capsule;
 }
 
-/* True if a call failed as one does whose keywords the function does not know; that
- * exception is cleared then. */
+/* True if a call failed because the function does not know one of the keywords. That
+ * exception is then cleared. */
 static bool
 knew_no_keyword(const PyObject *capsule)
 {
@@ -489,8 +493,22 @@ is_announced_device(cm_dl_device announced, cm_dl_device found)
            || (announced.type == CM_DL_CUDA_MANAGED && found.type == CM_DL_CUDA);
 }
 
-/* Read the second member of the entry "data" of an object's CUDA array interface. 1 if
- * it says that the memory is read-only, 0, or -1 with an exception. */
+/* Called when a question about an object has failed. An error is cleared, and 0 is
+ * returned, since an object that cannot answer has said nothing. For an exception such
+ * as KeyboardInterrupt -1 is returned. */
+static int
+cm_error_forgive(void)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
+/* Read the second member of the entry "data" of an object's CUDA array interface.
+ * Returns 1 if it says that the memory is read-only, 0 if not, or -1 with an
+ * exception. */
 static int
 is_interface_readonly(PyObject *object)
 {
@@ -574,7 +592,7 @@ take_capsule(cm_state *state, const exporter *self, PyObject *capsule)
         return NULL;
     }
     if (!is_announced_device(self->device, from.tensor->device)) {
-        Py_DECREF(buffer); /* and with it the tensor */
+        Py_DECREF(buffer); /* this also frees the tensor */
         refuse(WHAT ": its device is not the one that __dlpack_device__() named");
         return NULL;
     }
@@ -631,8 +649,9 @@ import_on_stream(cm_state *state, const exporter *self, cm_stream *stream)
     return buffer;
 }
 
-/* Choose the stream on which the exporter is to have its memory ready, and ask. A
- * stream of another device says nothing to the exporter: one of its own helps. */
+/* Choose the stream on which the exporter is to have its memory ready, and ask. An
+ * exporter cannot use a stream of another device, so it then gets one of its own
+ * device. */
 static PyObject *
 import_from(cm_state *state, const exporter *self)
 {
@@ -653,8 +672,8 @@ import_from(cm_state *state, const exporter *self)
     return buffer;
 }
 
-/* As import_from(), with the memory's device current: PyTorch refuses to export that of
- * another one. */
+/* Do the same as import_from() with the memory's device current, since PyTorch refuses
+ * to export memory of another device. */
 static PyObject *
 import_on_device(cm_state *state, const exporter *self)
 {
@@ -747,7 +766,7 @@ cm_exporter_device(const cm_state *state, PyObject *object)
     if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
         PyErr_SetInterrupt(); /* the call that asked will see it as soon as it waits */
     }
-    PyErr_Clear(); /* whoever imports the object will be told what is wrong with it */
+    PyErr_Clear(); /* an import of the object will say what is wrong with it */
     bool exists = is_read && type == CM_DL_CUDA && state->runtime != NULL && device >= 0
                   && device < state->runtime->device_count;
     return exists ? device : -1;

@@ -86,7 +86,7 @@ static void
 locked_pages_destroy(PyObject *capsule)
 {
     locked_pages *self = PyCapsule_GetPointer(capsule, locked_name);
-    /* The exception of the code that drops the capsule. */
+    /* The code that drops the capsule may have set an exception, which is kept. */
     cm_kept_error kept = cm_error_keep();
     give_back(self->state, self->registry, &self->shares);
     Py_DECREF(self->type);
@@ -249,8 +249,8 @@ cm_import_place(cm_import *import, const cm_pointer_info *info, int device)
     }
     region->kind = info->kind;
     region->device = info->device < 0 ? device : info->device;
-    /* The driver names no address where the current device does not reach another's
-     * memory. */
+    /* If the current device does not reach the memory of another, the driver gives no
+     * address. */
     region->address =
         element_zero(import, cm_kind_is_on_device(info->kind) ? import->first
                                                               : info->device_address);

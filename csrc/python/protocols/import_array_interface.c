@@ -16,8 +16,8 @@ enum { NEWEST_VERSION = 3, REPR_LENGTH = 200, TYPESTR_LENGTH = 32 };
 
 /* -- the entries ------------------------------------------------------------------- */
 
-/* What repr() says of a value, as far as an error has room for it. Returns a new
- * reference, or NULL with an exception. */
+/* Make the repr() of a value, cut to the length for which an error has room. Returns a
+ * new reference, or NULL with an exception. */
 static PyObject *
 show(PyObject *value)
 {
@@ -40,8 +40,8 @@ refuse(PyObject *error, const char *key, const char *expected, PyObject *value)
     return -1;
 }
 
-/* Look up an entry. Borrowed; NULL without an exception where it is None or not there,
- * which is the same. */
+/* Look up an entry. Returns it borrowed, or NULL without an exception if it is missing
+ * or None, which mean the same. */
 static PyObject *
 find_entry(PyObject *entries, const char *key)
 {
@@ -49,7 +49,7 @@ find_entry(PyObject *entries, const char *key)
     return value == Py_None ? NULL : value;
 }
 
-/* As find_entry(), with ValueError where there is none. */
+/* Do the same as find_entry(), but raise ValueError if there is no such entry. */
 static PyObject *
 require_entry(PyObject *entries, const char *key)
 {
@@ -60,7 +60,7 @@ require_entry(PyObject *entries, const char *key)
     return value;
 }
 
-/* Read an integer, which is whatever has __index__(). Returns 0, or -1 with an
+/* Read an integer, which is any object that has __index__(). Returns 0, or -1 with an
  * exception. */
 static int
 read_integer(const char *key, PyObject *value, int64_t *out)
@@ -176,7 +176,8 @@ read_shape(PyObject *entries, cm_region *out)
     return 0;
 }
 
-/* Read the handle of the stream that the memory is ready on; 0: of none. */
+/* Read the handle of the stream on which the memory is ready. It is 0 if there is
+ * none. */
 static int
 read_stream(PyObject *entries, uint64_t *out)
 {
@@ -198,8 +199,8 @@ read_stream(PyObject *entries, uint64_t *out)
     return 0;
 }
 
-/* Make a dtype of the value of an entry. A new reference; NULL with an exception, which
- * is ValueError whatever NumPy raised. */
+/* Make a dtype of the value of an entry. Returns a new reference, or NULL with an
+ * exception, which is a ValueError whatever NumPy raised. */
 static PyObject *
 make_dtype(const char *key, PyObject *value)
 {
@@ -218,8 +219,8 @@ make_dtype(const char *key, PyObject *value)
     return NULL;
 }
 
-/* True if a text is a byte order, one letter, digits and, for datetimes, a unit:
- * numpy.dtype() by itself would take much more than the interface allows. */
+/* True if a text is a byte order, one letter, digits and, for datetimes, a unit.
+ * numpy.dtype() alone would accept much more than the interface allows. */
 static bool
 is_typestr(const char *text)
 {
@@ -243,7 +244,7 @@ is_typestr(const char *text)
     return is_time && *rest == '[' && rest[strlen(rest) - 1] == ']';
 }
 
-/* Read the dtype, which is that of `descr` where it has fields. Returns a new
+/* Read the dtype. It is that of the entry "descr" if that has fields. Returns a new
  * reference, or NULL with an exception. */
 static PyObject *
 read_dtype(PyObject *entries)
@@ -260,7 +261,7 @@ read_dtype(PyObject *entries)
     const char *text = PyUnicode_AsUTF8AndSize(typestr, &length);
     if (text == NULL || length > TYPESTR_LENGTH || strlen(text) != (size_t)length
         || !is_typestr(text)) {
-        PyErr_Clear(); /* the text holds a surrogate, say */
+        PyErr_Clear(); /* the text may hold a surrogate */
         refuse(PyExc_ValueError, "typestr", "a type string such as '<f4'", typestr);
         return NULL;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes any object as memory: tries the protocols in their order, has asbuffer(), and
- * describes whatever copy() is given as a region with everything that keeps it
- * alive. */
+/* Takes any object as memory. This file tries the protocols in their order, has
+ * asbuffer(), and describes each object that copy() is given as a region, with
+ * everything that keeps it alive. */
 #include "docstrings.h"
 #include "python/buffer/memory_watch.h"
 #include "python/core/arguments.h"
@@ -27,8 +27,8 @@ cm_check_unmasked(PyObject *array)
 
 /* -- any exporter to a buffer ------------------------------------------------------- */
 
-/* Make an array over what the buffer protocol gives: NumPy knows every format. Returns
- * a new reference, or NULL with an exception. */
+/* Make an array over the memory that the buffer protocol gives, since NumPy knows every
+ * format. Returns a new reference, or NULL with an exception. */
 static PyObject *
 read_view(PyObject *exporter)
 {
@@ -39,7 +39,7 @@ read_view(PyObject *exporter)
     PyObject *array = NULL;
     PyObject *suboffsets = PyObject_GetAttrString(view, "suboffsets");
     int is_indirect = suboffsets == NULL ? -1 : PyObject_IsTrue(suboffsets);
-    if (is_indirect > 0) { /* PIL has memory behind pointers */
+    if (is_indirect > 0) { /* PIL exports memory behind pointers */
         PyErr_SetString(PyExc_BufferError,
                         "a buffer with suboffsets is not one piece of memory");
     }
@@ -56,8 +56,8 @@ read_view(PyObject *exporter)
     return array;
 }
 
-/* Import what has only the buffer protocol. The array holds a view, and so the export;
- * its owner may be one that can replace the memory. */
+/* Import an object that has only the buffer protocol. The array holds a view, and so
+ * the export. The owner of the memory may be able to replace it. */
 static PyObject *
 import_view(cm_state *state, PyObject *exporter)
 {
@@ -117,7 +117,7 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
 
 /* After a failed import, find out whether the object is a tensor of PyTorch's that has
  * no memory of its own, or whose values are not those in its memory. The error then
- * names that, instead of what the import stumbled over. */
+ * says so, instead of naming the step of the import that failed. */
 static void
 explain_tensor(cm_state *state, PyObject *object)
 {
@@ -141,12 +141,13 @@ explain_tensor(cm_state *state, PyObject *object)
 /* Make a new Buffer without a copy of any exporter. It tries, in this order, a Buffer
  * itself, DLPack (with `stream`, which may be NULL), the CUDA array interface, and the
  * buffer protocol. The driver is not asked about host memory of up to `unasked` bytes
- * that comes by DLPack's C functions. TypeError names the type of an object that
- * exports none of them. */
+ * that comes by DLPack's C functions. An object that exports none of them is a
+ * TypeError, which names its type. */
 static PyObject *
 import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {
-    cm_state_enter(state); /* what one protocol said of it must hold to the end */
+    cm_state_enter(state); /* what one protocol says of the object must hold to the end
+                            */
     PyObject *buffer = import_any(state, object, stream, unasked);
     if (buffer == NULL) {
         explain_tensor(state, object);
@@ -202,7 +203,8 @@ asbuffer(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     return cm_asbuffer_on(cm_state_of_module(module), values[0], values[1]);
 }
 
-/* Answer a call with a value and a dtype by what `read` makes of the two. */
+/* Answer a call of the package that passes a value and a dtype: return what `read`
+ * makes of the two. */
 static PyObject *
 read_by(PyObject *args, PyObject *(*read)(PyObject *value, PyObject *dtype))
 {
@@ -355,9 +357,10 @@ is_bytes_value(PyObject *object, PyObject *target_dtype)
     return kind == 'S' || kind == 'V';
 }
 
-/* Read what is neither memory nor a scalar nor a list. What only NumPy can read is an
- * array: its dtype is compared and not converted. Dates and spans of Python, of which
- * NumPy would make objects, are values, as bytes are here. */
+/* Read an object that is neither memory nor a scalar nor a list. If only NumPy can read
+ * it, it counts as an array, whose dtype is compared and not converted. Bytes count as
+ * a value here, and so do Python's dates and spans, of which NumPy would make
+ * objects. */
 static PyObject *
 read_other(PyObject *object, PyObject *target_dtype)
 {

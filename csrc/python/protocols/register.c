@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Page-locks memory that somebody else made: the beginning and the end of a
+/* Page-locks memory that somebody else made. This is the beginning and the end of a
  * Registration. */
 #include "python/buffer/memory_watch.h"
 #include "python/core/arguments.h"
@@ -10,7 +10,7 @@
 #include "python/protocols/import.h"
 #include "python/protocols/protocols.h"
 
-/* The `foreign_drop` of a storage over another storage's memory. */
+/* This is the `foreign_drop` of a storage over another storage's memory. */
 static void
 drop_storage(void *argument)
 {
@@ -40,12 +40,13 @@ keep_memory(cm_state *state, PyObject *object, cm_storage *storage, cm_import *b
     cm_memory_share(storage, buffer->storage);
     storage->foreign_drop = drop_storage;
     storage->foreign_argument = cm_storage_hold(buffer->storage);
-    /* So that free() of that buffer refuses. */
+    /* While this export is counted, free() of that buffer refuses. */
     cm_storage_begin_export(buffer->storage);
     return 0;
 }
 
-/* Raise why mapping the memory failed, where the driver's own words do not say it. */
+/* Raise the reason why mapping the memory failed, since the driver's own error does not
+ * name it. */
 static int
 refuse_mapping(cm_state *state, const cm_storage *storage, cm_status status)
 {
