@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* What the columns `on_device` and `code` of the list may say. */
+/* The values that the columns `on_device` and `code` of the list may have. */
 enum { HOST = false, DEVICE = true, NO_CODE = -1 };
 
 #define ROW(its_class, id, its_name, type, reads, on_device, its_kind, its_bits,       \

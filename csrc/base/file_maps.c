@@ -63,7 +63,7 @@ _Static_assert(sizeof(map_question) == 104, "as <linux/fs.h> has it");
 typedef enum map_answer { MAP_FOUND, MAP_NONE, MAP_UNKNOWN } map_answer;
 
 /* Find the first mapping of a file at `address` or above. Returns MAP_UNKNOWN if this
- * kernel, or what emulates it, does not answer. */
+ * kernel, or a sandbox that emulates one, does not answer. */
 static map_answer
 ask_for_map(int list, uint64_t address, map_line *out)
 {

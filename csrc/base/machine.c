@@ -106,15 +106,16 @@ parse_list(const char *text, cm_cpus *out)
 
 /* -- control groups --------------------------------------------------------------------------- */
 
-/* The present groups. Older ones are never freed, since another thread may be reading
- * them. There are only a few, since a process is seldom moved to other groups. */
+/* The groups that the process is in. Earlier structs are never freed, since another
+ * thread may be reading them. There are only a few, since a process is seldom moved to
+ * other groups. */
 typedef struct control_groups {
     struct control_groups *last;
     uint64_t cpu_count;
     char folders[]; /* one line for each */
 } control_groups;
 
-static _Atomic(control_groups *) the_groups; /* NULL: none are known */
+static _Atomic(control_groups *) the_groups; /* NULL if none are known */
 
 bool
 cm_control_groups_set(const char *folders, uint64_t cpu_count)
@@ -167,7 +168,8 @@ static const names version_names[] = {
     {"memory.max", "memory.current", "inactive_file", "active_file"},
 };
 
-/* The bytes of cached file pages, which the kernel gives up before it kills anybody. */
+/* Return the bytes of cached file pages, which the kernel gives up before it kills any
+ * process. */
 static uint64_t
 read_reclaimable(const char *root, const char *folder, const names *of)
 {

@@ -350,8 +350,8 @@ poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
     return query_marks(pool, i);
 }
 
-/* Return the first slot from `i` on that has an event, or needs one; CM_EPOCHS_MAX if
- * there is none. */
+/* Return the first slot from `i` on that has an event, or needs one, or CM_EPOCHS_MAX
+ * if there is none. */
 static uint32_t
 find_asked(cm_pool *pool, uint32_t i, bool can_fence)
 {
@@ -385,7 +385,8 @@ poll_slots(cm_pool *pool, bool can_fence)
     for (uint32_t i = 0; (i = find_asked(pool, i, can_fence)) < CM_EPOCHS_MAX; i++) {
         int device = device_of(pool, i);
         cm_spin_lock_take(&pool->lock);
-        /* What is given back after this belongs to the next epoch of the device. */
+        /* Blocks that are given back after this belong to the next epoch of the
+         * device. */
         uint64_t epoch = pool->epochs[i].epoch;
         pool->epochs[i].epoch += i >= CM_STREAMS_MAX;
         cm_spin_lock_give(&pool->lock);
@@ -654,9 +655,9 @@ cm_pool_abandon_work(cm_pool *pool)
 
 /* -- polling ---------------------------------------------------------------------------- */
 
-/* As cm_pool_poll(), if `aim` is NULL. With an `aim`, which holds an epoch for each
- * slot, the call waits for its turn and visits all blocks. In slots whose device is in
- * the set `idle`, the epochs of the aim are known to have ended. */
+/* If `aim` is NULL this does the same as cm_pool_poll(). With an `aim`, which holds an
+ * epoch for each slot, the call waits for its turn and visits all blocks. In slots
+ * whose device is in the set `idle`, the epochs of the aim are known to have ended. */
 static cm_status
 poll(cm_pool *pool, bool may_fence, const uint64_t *aim, uint64_t idle)
 {
@@ -787,7 +788,7 @@ cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
 {
     static const cm_wait_hooks uninterrupted = {.interrupted = NULL};
     hooks = hooks != NULL ? hooks : &uninterrupted;
-    /* For each slot the youngest epoch that anything waits for now; 0 if nothing
+    /* For each slot the youngest epoch that anything waits for now, or 0 if nothing
      * does. */
     uint64_t goal[CM_EPOCHS_MAX];
     cm_spin_lock_take(&pool->lock);

@@ -280,9 +280,10 @@ must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
            && cm_pool_has_other_pending_locked(pool, view->tag);
 }
 
-/* True if so much was given back with a fence that a miss should ask for it now, even
- * if other memory is free. The host writes faster to memory that it used lately, since
- * the processor's cache still holds it. With `limit` 0 the pool's own limit applies. */
+/* True if enough memory was given back with a fence for a miss to ask about it now,
+ * even if other memory is free. The host writes faster to memory that it used lately,
+ * since the processor's cache still holds it. With `limit` 0 the pool's own limit
+ * applies. */
 static inline bool
 must_fence_locked(const cm_pool *pool, uint64_t limit)
 {
@@ -322,7 +323,7 @@ typedef struct alloc_request {
     uint64_t nbytes;
     uint64_t size;
     cm_stream *stream;
-    uint64_t fence_limit; /* 0: the pool's own limit */
+    uint64_t fence_limit; /* 0 for the pool's own limit */
     bool capturing;       /* no event may be recorded or waited for on the stream */
     const cm_wait_hooks *hooks; /* if NULL the call waits for no work */
 } alloc_request;
@@ -409,7 +410,7 @@ take_ended(cm_pool *pool, const alloc_request *r)
 #define FLIGHT_BOUND (UINT64_C(256) << 20)
 #define FENCE_WAIT_NS UINT64_C(1000000000)
 
-/* True if so much is in flight that a growth should wait for fences. */
+/* True if enough memory is in flight for a growth to wait for fences first. */
 static bool
 is_piled_up(cm_pool *pool)
 {
@@ -422,8 +423,8 @@ is_piled_up(cm_pool *pool)
     return piled_up;
 }
 
-/* If so much is in flight that it is worth it, wait until a block fits, no recorded
- * fence is left, or a second has passed. If no block fits, *out stays NULL.
+/* If is_piled_up(), wait until a block fits, no recorded fence is left, or a second has
+ * passed. If no block fits, *out stays NULL.
  * Fails: CM_ECANCELLED by the hooks. */
 static cm_status
 await_fences(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
@@ -551,7 +552,7 @@ make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span
         return cm_ok();
     }
     uint64_t released_nbytes = 0;
-    /* What the call may wait for it has waited for above, so this trim neither waits
+    /* The call has already done all waiting that it may do, so this trim neither waits
      * nor records fences. */
     cm_ignore(cm_pool_trim_as(pool, 0, NULL, false, false, &released_nbytes));
     cm_status status = released_nbytes > 0 ? grow(pool, r, out) : refused;
@@ -591,8 +592,8 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     r.capturing = stream != NULL && !cm_is_ok(cm_stream_check_not_capturing(stream));
     if (is_over(pool)) {
         bool may_fence = !r.capturing && !cm_others_capture(hooks);
-        cm_pool_obey_limits(pool, may_fence); /* memory that has become free since goes
-                                                 back first */
+        cm_pool_obey_limits(pool, may_fence); /* gives back memory that has become free
+                                                 since */
     }
     cm_heap_span *span = take_ended(pool, &r);
     if (span == NULL) {
@@ -727,9 +728,9 @@ cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
     return try_give(pool, span, stream, (cm_due){0, 0});
 }
 
-/* As try_give(), but also for a stream that other code may use. Such a stream is first
- * asked whether it captures. While it does, this returns false, since the graph could
- * use the memory whenever it runs. */
+/* Do the same as try_give(), but also for a stream that other code may use. Such a
+ * stream is first asked whether it captures. While it does, this returns false, since
+ * the graph could use the memory whenever it runs. */
 static bool
 try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
 {

@@ -38,7 +38,8 @@ typedef struct cm_page_piece {
     int device; /* the device whose context registered it */
     bool busy;
     bool foreign; /* locked by somebody else, and never unregistered by us */
-    /* Devices may not write to this piece. While it is busy: it may be locked so. */
+    /* Devices may not write to this piece. While the piece is busy, this says that it
+     * may be locked in that way. */
     bool read_only;
 } cm_page_piece;
 
@@ -458,8 +459,8 @@ cm_registry_is_busy(const cm_registry *registry)
     return atomic_load(&registry->busy_count) > 0;
 }
 
-/* The pages at both ends are locked. Correct the answer if requests left out bytes
- * between them, or if device addresses are not consecutive. */
+/* The pages at both ends are locked. Correct the answer if no request asked for some
+ * bytes between the two ends, or if device addresses are not consecutive. */
 static void
 look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
              cm_pointer_info *first, cm_pointer_info *last)

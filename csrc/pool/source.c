@@ -34,7 +34,7 @@ typedef struct segment_source {
     cm_host_world world;
     /* We make and populate host memory; else the runtime makes every chunk. */
     bool populates;
-    int node;      /* where pages should be; CM_NUMA_NO_NODE: anywhere */
+    int node;      /* where pages should be; CM_NUMA_NO_NODE for anywhere */
     bool is_exact; /* the user named the node, so no other will do */
 } segment_source;
 

@@ -86,7 +86,7 @@ typedef CUresult(CUDAAPI *PFN_cuMemDiscardBatchAsync_v13000)(CUdeviceptr *addres
 
 typedef struct cm_cuda {
     cm_runtime base; /* first, so that a cm_runtime pointer is one to this */
-    struct {         /* NULL where the driver lacks the function */
+    struct {         /* NULL if the driver lacks the function */
 #define FUNCTION_FIELD(name, version) PFN_##name##_v##version name;
         DRIVER_FUNCTIONS(FUNCTION_FIELD)
 #undef FUNCTION_FIELD
@@ -412,8 +412,9 @@ kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
                   threads_per_block, 1, 1, 0, pointer(stream), arguments, NULL);
 }
 
-/* "Not ready" is an answer and not a failure, but CUDA remembers it as one. Clear it,
- * or a later cudaGetLastError() of this thread reports it. */
+/* Handle the result of a query. "Not ready" is an answer and not a failure, but CUDA
+ * remembers it as one. So this clears it, since otherwise a later cudaGetLastError() of
+ * this thread would report it. */
 static int32_t
 answer_query(cudaError_t error, bool *done)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all runtimes share: the facts about kinds and operations, the page by which a
- * child finds out that it was forked, the way from sleep to work, the runtime for the
- * host alone, and entering a device. */
+/* The parts that all runtimes share: the facts about kinds and operations, the page by
+ * which a child finds out that it was forked, the way from sleep to work, the runtime
+ * for the host alone, and entering a device. */
 #include "runtime/runtime.h"
 
 #include <errno.h>

@@ -3,7 +3,8 @@
 
 #include <stdlib.h>
 
-/* Large enough that the link is rarely idle between two pieces. */
+/* This is large enough to keep the link from being idle between two pieces most of the
+ * time. */
 enum { STAGE_NBYTES = 32 << 20 };
 
 /* -- one copy, piece by piece ------------------------------------------------------------- */

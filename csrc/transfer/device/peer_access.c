@@ -5,7 +5,7 @@
 
 enum {
     STEP_NBYTES = 2 << 20, /* the smallest piece that memory is mapped in */
-    MAX_STEPS = 64,        /* in a long region the driver is asked at so many places */
+    MAX_STEPS = 64,        /* at how many places of a long region the driver is asked */
 };
 
 static bool

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What must come before a copy, which is work of other streams and other transfers;
- * whether the stream of the copy is being captured; and how the thread that runs a job
- * waits for an event or a stream. */
+/* Finds the work that must come before a copy, which is that of other streams and other
+ * transfers, and whether the stream of the copy is being captured. It also has the
+ * waits of the thread that runs a job for an event or a stream. */
 #include <stdlib.h>
 
 #include "base/backoff.h"

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A job: one copy that is being made.
  *
- * The ticket (ticket.h) is what the rest of the program sees of a copy. The job is what
- * makes it: it has the plan, what the plan needs (streams, events, blocks, the ring),
+ * The ticket (ticket.h) is what the rest of the program sees of a copy. The job makes
+ * it: it has the plan, the streams, events, blocks and the ring that the plan needs,
  * and the step that it has reached. It is destroyed when all is queued or done, while
  * the ticket lives on until the last holder lets go of it.
  *
  * A job that has to wait in the background leaves its thread to other jobs. The
- * function that would have waited stores in job->wait what for, and returns
- * CM_ETIMEOUT, and each of its callers passes that on. When the job can go on, some job
- * thread calls cm_job_run() again, which starts at job->step. So whatever can wait must
- * be able to be called a second time.
+ * function that would have waited stores in job->wait for what it would have waited,
+ * and returns CM_ETIMEOUT, which each of its callers passes on. When the job can go on,
+ * some job thread calls cm_job_run() again, which starts at job->step. So whatever can
+ * wait must be able to be called a second time.
  *
  * Locks: none; a job belongs to one thread at a time, or lies in a list of the
  * engine. */
@@ -40,8 +40,8 @@ typedef enum cm_job_wait {
  * had reached. */
 typedef enum cm_job_step {
     CM_JOB_ORDER,    /* it waits for what must come first */
-    CM_JOB_FINALIZE, /* it decides what could not be decided before its turn had come:
-                      see routes/replan.c */
+    CM_JOB_FINALIZE, /* it makes the decisions that had to wait for its turn: see
+                      routes/replan.c */
     CM_JOB_MOVE,     /* it moves its bytes */
     CM_JOB_DRAIN,    /* all is queued; a job thread unpacks what arrives at the host */
     CM_JOB_END, /* all is queued; a job that blocks waits for it, and is over then */
@@ -56,10 +56,12 @@ enum { CM_LOST_CAST = -1 };
 typedef struct cm_host_run {
     cm_cut cut; /* the pieces that are left */
     cm_copy_way way;
-    uint64_t asked_ns; /* when the caller was last asked whether to go on; 0: not yet */
+    uint64_t asked_ns; /* when the caller was last asked whether to go on; 0 if not yet
+                        */
 } cm_host_run;
 
-/* What a job uses on a device besides the ends of the copy and its own stream. */
+/* The stream and the block that a job uses on a device besides the ends of the copy and
+ * its own stream. */
 typedef struct cm_device_side {
     cm_stream *stream; /* held; NULL until needed */
     bool is_ahead;   /* it has work for which the job's own stream does not wait yet */
@@ -81,8 +83,8 @@ typedef struct cm_job {
     cm_tuning tuning; /* resolved */
     bool blocking;    /* the thread that runs the job waits for its end */
     bool overlaps;    /* the ends may share bytes, so their order matters */
-    bool is_two_maps; /* ... since they are two maps of one file, whose addresses do
-                         not tell which bytes are the same */
+    bool is_two_maps; /* they overlap as two maps of one file, whose addresses do not
+                         show which bytes are the same */
     bool has_more_targets; /* what the host packs is sent to other devices as well */
     bool capturing;        /* request_stream is captured: the job queues its work and
                               returns, and must not ask the device about anything */
@@ -115,18 +117,19 @@ typedef struct cm_job {
     void *host_temporary; /* owned; a copy of a source that overlaps its target */
     cm_block *temporary;  /* owned; the same, on the device */
     cm_block *block; /* owned; packed bytes on the device, of one piece or of two */
-    bool has_pair;   /* ... of two */
+    bool has_pair;   /* `block` is for two pieces */
     cm_status block_status; /* why there is no `block`; the pool is asked only once */
     cm_device_side *sides;  /* owned; one for each device. NULL while none is needed */
     cm_host_run host;
     struct cm_many *many; /* owned; runs to copy together, in place of dst and src */
     struct cm_file_job *file; /* borrowed; ranges of a file, in place of dst and src */
     struct cm_ring *ring;     /* owned; see routes/ring.h; made for the first piece */
-    cm_targets *targets; /* owned; see routes/broadcast.c; NULL: no further targets */
+    cm_targets *targets; /* owned; see routes/broadcast.c; NULL if there are no further
+                            targets */
 } cm_job;
 
-/* dependencies.c: mark the ticket as started, so that it can no longer be cancelled. To
- * call it again is harmless.
+/* dependencies.c: mark the ticket as started, so that it can no longer be cancelled.
+ * Calling it again is harmless.
  * Fails: CM_ECANCELLED, if it was cancelled before. */
 CM_NODISCARD cm_status cm_job_begin(cm_job *job);
 /* scheduler.c: say that a job in the background is about to work on `nbytes` more. If

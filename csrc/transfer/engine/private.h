@@ -45,9 +45,9 @@ typedef struct cm_side_stream {
     cm_stream *stream; /* held; NULL if the place is free */
 } cm_side_stream;
 
-/* What an event is used for. An event that records no time is seen to be over sooner.
- * Only short copies use those: on an H200 they gained a microsecond less once the ring
- * and the streams used them as well. */
+/* What an event is used for. When an event that records no time is over, that is seen
+ * sooner. Only short copies use such events: on an H200 they gained a microsecond less
+ * once the ring and the streams used them as well. */
 typedef enum cm_event_sort {
     CM_WAITED, /* streams and jobs wait for it, and some are asked for the time */
     CM_POLLED, /* a short copy asks it again and again until it is over */
@@ -105,21 +105,22 @@ struct cm_engine {
     cm_thread threads[CM_MAX_JOB_THREADS];
     bool has_watcher;
     cm_thread watcher;
-    uint64_t idle_due_ns;      /* when the watcher trims idle pools next; 0: never */
+    uint64_t idle_due_ns;      /* when the watcher trims idle pools next; 0 for never */
     cm_tuning tuning;          /* resolved */
     uint64_t drain_ns;         /* CM_DRAIN_NS, set once */
     uint64_t ring_used_nbytes; /* of page-locked blocks that transfers are using */
     cm_pool *pinned_pool;      /* held; may be NULL */
     cm_pool *device_pools[CM_MAX_DEVICES];
-    /* Borrowed; first that of pinned_pool, then those of the devices. May be NULL. */
+    /* Borrowed: the lender of pinned_pool, and then those of the devices' pools. Each
+     * may be NULL. */
     cm_pool *lenders[1 + CM_MAX_DEVICES];
     cm_resource_cache cache[CM_MAX_DEVICES];
 };
 
-/* Drop one reference; the last one frees the engine. */
 /* Count one more copy that has ended and that went that way. `row` is NULL if no bytes
  * had to move. */
 void cm_engine_count_route(cm_engine *engine, const cm_route_row *row);
+/* Drop one reference; the last one frees the engine. */
 void cm_engine_release(cm_engine *engine);
 /* True in a forked child of the process that made the engine. Once the engine is closed
  * the answer is false: a ticket may outlive the runtime, which cannot be asked then. */

@@ -76,8 +76,9 @@ cm_cache_give_stream(cm_engine *engine, cm_stream *stream)
     }
 }
 
-/* Find the side stream for the stream with the id `beside`; else one that nobody uses,
- * or a free place. NULL if there is neither. The caller holds the lock. */
+/* Find the side stream for the stream with the id `beside`, or else one that nobody
+ * uses, or a free place. Returns NULL if there is none of these. The caller holds the
+ * lock. */
 static cm_side_stream *
 find_side(cm_resource_cache *cache, uint64_t beside)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which of the jobs that can go on a job thread takes next.
+/* Decides which of the jobs that can go on a job thread takes next.
  *
  * There are few job threads, and a copy of gigabytes may keep one for a second, while
  * a copy of a few megabytes behind it would be over in a millisecond. The jobs

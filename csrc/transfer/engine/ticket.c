@@ -334,9 +334,9 @@ give_back(cm_ticket *ticket)
     }
 }
 
-/* The outcome of a whole whose parts are all over: `status` or, if that is a success,
- * the first failure among them. The parts count as read from now on. The caller holds
- * the lock. */
+/* Return the outcome of a whole whose parts are all over. It is `status` or, if that is
+ * a success, the first failure among them. The parts count as read from now on. The
+ * caller holds the lock. */
 static cm_status
 outcome_of_parts(const cm_ticket *whole, cm_status status)
 {
@@ -348,8 +348,8 @@ outcome_of_parts(const cm_ticket *whole, cm_status status)
     return status;
 }
 
-/* Tell the recorder that the ticket has ended. Of a whole, each part is recorded in
- * place of the whole. */
+/* Record that the ticket has ended. For a whole, each part is recorded in place of
+ * it. */
 static void
 note_end(const cm_ticket *ticket, cm_status status, double seconds)
 {
@@ -428,8 +428,8 @@ cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts, uint64_t part
     enter_state_and_unlock(ticket, CM_TICKET_QUEUED);
 }
 
-/* Ask whether the event has passed. If the call fails it is made once more, as a single
- * failure shall not end the copy. */
+/* Ask whether the event has passed. If the call fails it is made once more, so that a
+ * single failure does not end the copy. */
 static cm_status
 ask_device(cm_runtime *rt, int device, uint64_t event, bool *done)
 {
@@ -444,7 +444,7 @@ ask_device(cm_runtime *rt, int device, uint64_t event, bool *done)
 }
 
 /* Ask about the event of a submitted ticket, and make the ticket done if it has passed.
- * Such a ticket is then over as well. Returns whether it is. */
+ * Such a ticket is then over as well. Returns true if it is. */
 static bool
 query_end(cm_ticket *ticket)
 {
@@ -460,8 +460,8 @@ query_end(cm_ticket *ticket)
 }
 
 /* Return the first part of a submitted whole, from *index on, that is not known to be
- * over, with a reference, and store its index. NULL if there is none, or the ticket is
- * not such a whole. */
+ * over, with a reference, and store its index. Returns NULL if there is none, or if the
+ * ticket is not such a whole. */
 static cm_ticket *
 hold_part(cm_ticket *whole, uint64_t *index)
 {

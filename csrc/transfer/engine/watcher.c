@@ -49,7 +49,7 @@ update_some(cm_engine *engine, int limit)
  * nanosecond, which must not keep this thread busy. */
 #define LEAST_IDLE_NS (UINT64_C(10) * 1000 * 1000)
 
-/* Trim idle pools if that is due. Returns whether it was; then the lock has been
+/* Trim idle pools if that is due. Returns true if it was; then the lock has been
  * released meanwhile. */
 static bool
 trim_idle_locked(cm_engine *engine)

@@ -57,7 +57,8 @@ cm_file_find_next(cm_file_job *file)
     }
 }
 
-/* The most bytes of a chunk whose memory is that device's, or the host's (-1). */
+/* Return the most bytes of a chunk whose memory is that of `device`, or the host's if
+ * that is -1. */
 static uint64_t
 limit_of(const cm_file_job *file, int device, bool is_strided)
 {
@@ -68,8 +69,8 @@ limit_of(const cm_file_job *file, int device, bool is_strided)
 /* -- past the page cache or not ----------------------------------------------------- */
 
 /* Bytes that are in the page cache are read through it, and so are short reads. Long
- * reads of what is not there go past the cache, where the file system allows it, and
- * are announced otherwise. */
+ * reads of other bytes go past the cache if the file system allows it, and are
+ * announced to the kernel otherwise. */
 enum { DIRECT_LEAST_RUN = 256 << 10, PROBE_NBYTES = 64 << 10 };
 
 /* Set is_direct and is_cold of a chunk that begins at `offset`, where `nbytes` are

@@ -58,8 +58,8 @@ check_size(cm_file_job *file)
     return cm_ok();
 }
 
-/* Set where the file ends. Which part found the end first is chance, so the file is
- * asked again where it is. */
+/* Set where the file ends. It is a matter of chance which part found the end first, so
+ * the file is asked again. */
 static void
 check_end_again(cm_file_job *file)
 {

@@ -311,7 +311,7 @@ cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
     return true;
 }
 
-/* How many bytes an element or a run has on that side. */
+/* Return how many bytes an element or a run has on that side. */
 static uint64_t
 run_of(const cm_layout *layout, cm_side side)
 {

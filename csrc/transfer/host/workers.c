@@ -10,7 +10,7 @@
 #include "transfer/host/host_copy.h"
 
 enum {
-    MANY_THREADS = 4, /* with so many threads the poster need not copy parts */
+    MANY_THREADS = 4, /* with this many threads the poster need not copy parts */
     WAKE_COUNT = 2,   /* waking takes time, so each thread that is awake wakes others */
     REST_TURNS = 20,
     VAIN_TURNS = 2000, /* rounds in which a thread finds no part before it yields */
@@ -128,7 +128,7 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
         uint32_t rest = found & ~chosen;
         chosen |= rest & (~rest + 1);
     }
-    /* So that the next waker takes another one. */
+    /* This lets the next waker choose other threads. */
     atomic_fetch_and(&workers->asleep, ~chosen);
     cm_mutex_unlock(&workers->sleep); /* first, as the woken thread needs it at once */
     for (uint32_t i = 0; chosen >> i != 0; i++) {
@@ -148,7 +148,7 @@ call_threads(cm_workers *workers, uint32_t end, uint32_t count)
     wake_below(workers, end, count);
 }
 
-/* The threads below the number that this returns may take parts of some task. */
+/* Return the number below which threads may take parts of some task. */
 static uint32_t
 find_reach(const cm_workers *workers)
 {
@@ -161,7 +161,7 @@ find_reach(const cm_workers *workers)
 }
 
 /* Among the places in `open`, find the one whose task is next and open to thread
- * `number`; -1 if there is none. */
+ * `number`. Returns -1 if there is none. */
 static int
 find_place(const cm_workers *workers, uint32_t number, uint64_t open)
 {
@@ -185,8 +185,8 @@ leave_task(cm_workers *workers, uint32_t number)
     wake_waiters(workers);
 }
 
-/* Find a task and take a part of it; NULL if there is none. The view of the thread
- * names the task until the thread leaves it. */
+/* Find a task and take a part of it. Returns NULL if there is none. The view of the
+ * thread names the task until the thread leaves it. */
 static cm_copy_task *
 enter_task(cm_workers *workers, uint32_t number, uint32_t *part)
 {

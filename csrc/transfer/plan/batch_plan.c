@@ -244,7 +244,7 @@ cm_many_find(const cm_many *many, uint64_t at)
     return low;
 }
 
-/* -- do spans of addresses touch? --------------------------------------------------- */
+/* -- whether spans of addresses touch ----------------------------------------------- */
 
 static bool
 is_sorted(const cm_byte_span *spans, uint64_t count)

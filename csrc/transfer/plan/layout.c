@@ -294,7 +294,7 @@ length_of(const cm_layout *layout, int axis)
                                : (int64_t)layout->run_nbytes;
 }
 
-/* How far the piece that begins at index `at` of the cut axis goes along it. */
+/* Return how far the piece that begins at index `at` of the cut axis goes along it. */
 static int64_t
 step_from(const cm_cut *cut, int64_t at)
 {

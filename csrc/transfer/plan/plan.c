@@ -14,10 +14,10 @@ cm_plan_is_packed_there(const cm_layout *layout, bool up)
     return cm_layout_is_packed(&core, CM_SRC);
 }
 
-/* Both ends are the host's: which device can make the copy in the order of a stream? It
- * has to reach both ends, or one of them while the host does the other. The answer is
- * -1 where the host makes the copy alone. The runtime's own copy of such memory is no
- * alternative, since it would keep the caller until the stream came to it. */
+/* Find the device that can make a copy between two ends of the host in the order of a
+ * stream. It has to reach both ends, or one of them while the host does the other.
+ * Returns -1 if the host makes the copy alone. The runtime's own copy of such memory is
+ * no alternative, since it would keep the caller until the stream came to it. */
 static int
 find_host_device(const cm_plan_ends *ends)
 {
@@ -93,9 +93,9 @@ cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
     choose_route(plan, &ends);
 }
 
-/* Should the device convert an upload, so that the link carries the shorter elements of
- * the source? A short copy is not worth the launch of the kernel, which also needs each
- * element of the target to be aligned for a float. */
+/* True if the device should convert an upload, so that the link carries the shorter
+ * elements of the source. A short copy is not worth the launch of the kernel, which
+ * also needs each element of the target to be aligned for a float. */
 static bool
 should_convert_on_device(const cm_plan *plan, const cm_region *dst,
                          const cm_region *src)
@@ -121,7 +121,8 @@ is_aligned(const cm_region *region)
     return bits % (uint64_t)region->itemsize == 0;
 }
 
-/* A kernel alone can convert these: both ends lie on its own device and are aligned. */
+/* True if a kernel alone can convert these, since both ends lie on its own device and
+ * are aligned. */
 static bool
 can_convert_within(const cm_region *dst, const cm_region *src)
 {

@@ -62,7 +62,7 @@ typedef struct cm_plan {
     uint64_t nbytes;
     uint64_t piece_nbytes; /* the size of the largest piece */
     uint64_t piece_count;  /* 1 if the copy goes as a whole */
-    uint32_t slot_count;   /* at most so many pieces are in flight at once */
+    uint32_t slot_count;   /* the most pieces that are in flight at once */
     /* dst.host as a number, from which the edges of huge pages are reckoned */
     uintptr_t target;
     cm_layout layout;
@@ -82,9 +82,9 @@ typedef struct cm_plan_options {
     bool kernel_can_convert;
     /* The source is one element of host memory, for all of the target. */
     bool is_fill;
-    /* What the host packs is sent to other devices as well, so the host has to pack. */
+    /* The pieces are sent to other devices as well, so the host has to pack them. */
     bool has_more_targets;
-    /* No memory besides the two ends can be had, on the device or page-locked. */
+    /* There is no further memory, neither on the device nor page-locked. */
     bool lacks_memory;
     const cm_tuning *tuning; /* as cm_tuning_resolve() left it */
     cm_peer_facts peers;
@@ -111,16 +111,16 @@ cm_plan_has_device_end(const cm_plan_ends *ends)
 {
     return cm_region_is_on_device(ends->dst) || cm_region_is_on_device(ends->src);
 }
-/* Must the host touch the elements on the way, so that no device can make the copy
- * alone? */
+/* True if the host must touch the elements on the way, so that no device can make the
+ * copy alone. */
 static inline bool
 cm_plan_needs_host(const cm_plan_ends *ends)
 {
     return ends->options->converts || ends->options->has_more_targets;
 }
 
-/* Plan the copy of `src` to `dst`, whose shapes are the same. Where `row` stays NULL
- * nothing has to be moved: the regions are empty, or are the same elements.
+/* Plan the copy of `src` to `dst`, whose shapes are the same. If `row` stays NULL
+ * nothing has to be moved, because the regions are empty, or are the same elements.
  * Fails: CM_ESHAPE; CM_EINVALID (nobody can reach an end, itemsizes differ without a
  * conversion, or the copy is one of cm_plan_goes_via_host()); CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
@@ -131,7 +131,7 @@ CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
  * device can do that. A kernel can do only the conversions of cm_convert_has_kernel(),
  * within one device, and if both ends are aligned and do not overlap. Such copies go by
  * way of the host (cm_engine_copy_many()). Neither end may be empty; `convert` is NULL
- * where nothing is converted. */
+ * if nothing is converted. */
 bool cm_plan_goes_via_host(cm_runtime *rt, const cm_region *dst, const cm_region *src,
                            const cm_convert *convert);
 

@@ -73,8 +73,8 @@ cm_region_bounds(const cm_region *region, int64_t *low, int64_t *high)
     return cm_ok();
 }
 
-/* Do some whole steps along axis `by` lead to the same element as one step along axis
- * `along`? */
+/* True if some whole steps along axis `by` lead to the same element as one step along
+ * axis `along`. */
 static bool
 is_step_reached(const cm_region *region, int along, int by)
 {

@@ -173,7 +173,7 @@ cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, bool waits,
                            waits && !job->capturing ? &job->hooks : NULL, out);
 }
 
-/* The distance from the first piece of a pair to the second. */
+/* Return the distance from the first piece of a pair to the second. */
 static uint64_t
 pair_pitch(const cm_job *job)
 {

@@ -38,9 +38,9 @@ cm_2d_suits(cm_plan *plan, const cm_plan_ends *ends)
 }
 
 /* True if a kernel of one device can make a copy between two: one end at least must
- * cross the link in long runs. What a source repeats should cross only once, so such a
- * copy takes another way. Sets both devices of the plan to the one whose kernel
- * works. */
+ * cross the link in long runs. Elements that a source repeats should cross only once,
+ * so such a copy takes another way. Sets both devices of the plan to the one whose
+ * kernel works. */
 static bool
 suits_between_devices(cm_plan *plan, const cm_plan_ends *ends)
 {

@@ -88,7 +88,7 @@ cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *out)
 
 /* -- as a route --------------------------------------------------------------------------- */
 
-/* period_of() for a plan that fills a single run. */
+/* Do the same as period_of() for a plan that fills a single run. */
 static uint32_t
 period_of_plan(const cm_plan *plan, const cm_region *dst, const cm_region *src)
 {

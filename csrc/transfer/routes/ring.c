@@ -187,8 +187,8 @@ ask_for_threads(cm_job *job)
     }
 }
 
-/* Cut the next piece and return its slot. NULL if no slot is free at present, or all is
- * cut. */
+/* Cut the next piece, and store its slot in *out, or NULL if no slot is free at present
+ * or all is cut. */
 static cm_status
 begin_piece(cm_job *job, cm_slot **out)
 {
@@ -260,7 +260,7 @@ cm_slot_query(const cm_job *job, const cm_slot *s, bool *out)
 /* -- the loop ----------------------------------------------------------------------- */
 
 /* Return the slot of the oldest piece whose first half, or with `second` its second
- * half, is under way. NULL if there is none. */
+ * half, is under way. Returns NULL if there is none. */
 static cm_slot *
 oldest_in(cm_ring *ring, bool second)
 {

@@ -32,7 +32,7 @@ enum {
     HOST_NBYTES = 64 << 10,
     LOOK_NS = 30 * 1000,  /* most copies are over by then, so nobody pauses before */
     HELD_NS = 200 * 1000, /* how long the caller holds the GIL, which is long enough */
-    HELD_NBYTES = 4 << 20 /* ... for this many bytes */
+    HELD_NBYTES = 4 << 20 /* for how many bytes HELD_NS is long enough */
 };
 
 /* True if nothing is queued on another stream, which may be of any device. Streams of
@@ -111,7 +111,8 @@ leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status sta
         ticket->keep_count = 0; /* the keeps stay the caller's */
         cm_ticket_finish(ticket, status, true);
     }
-    cm_ignore(cm_ticket_abandon(ticket)); /* CM_OK: the call itself reports `status` */
+    cm_ignore(cm_ticket_abandon(ticket)); /* returns CM_OK, since the call itself
+                                             reports `status` */
     return left;
 }
 
@@ -156,7 +157,7 @@ typedef struct short_copy {
     const cm_tuning *tuning;
     cm_stream *stream;
     uint64_t nbytes;
-    bool down;               /* to the host; false: up, or between devices */
+    bool down;               /* to the host; otherwise up, or between devices */
     bool between;            /* both ends are on devices */
     int64_t converted_count; /* the number of elements if they are converted; else 0 */
     bool has_given_up;       /* nothing was begun, and a job is to make the copy */
@@ -167,12 +168,12 @@ typedef struct short_copy {
     uint64_t events[PIECES_MAX]; /* lent */
     char *to;              /* where the host's half writes: the block, or on the way
                               down the user's memory */
-    const char *from;      /* ... and reads: the other one of these two */
+    const char *from;      /* where it reads: the other one of these two */
     cm_task_group *group;  /* if workers help; else NULL */
     cm_copy_task *tasks;   /* up: one for each piece; down: one for all */
     bool wakes;            /* sleeping workers are woken to help as well */
     bool flying;           /* the copy may still be in flight at the end */
-    bool ticket_has_keeps; /* ... and keeps its ends */
+    bool ticket_has_keeps; /* it may be, and keeps its ends */
 } short_copy;
 
 /* True if the runtime's own way is the best one for a copy between ends on devices:
@@ -246,7 +247,7 @@ host_end(const short_copy *c)
     return c->down ? &c->request->dst : &c->request->src;
 }
 
-/* The bytes of the host's end, whose elements may be of another size than the
+/* Return the bytes of the host's end, whose elements may be of another size than the
  * device's. */
 static uint64_t
 host_nbytes(const short_copy *c)

@@ -3,7 +3,7 @@
  * go in pieces through page-locked blocks (ring.h): each piece is packed on one side
  * and unpacked on the other. Several threads share the packing and unpacking on the
  * host, while the copy engine works on other pieces; only the thread that runs the job
- * calls the runtime. What a broadcast source repeats crosses the link once. */
+ * calls the runtime. Elements that a broadcast source repeats cross the link once. */
 #include <stdlib.h>
 
 #include "transfer/plan/ring_policy.h"
@@ -70,9 +70,8 @@ cm_staged_kernel_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
 
 /* Choose how the workers write. The slots of a cached copy, and slots into which
  * scattered elements are packed, are written through the caches; everything else goes
- * past them. All threads help where more than the speed of memory is the limit:
- * elements are scattered, pages of a file have to come, or several devices are
- * waiting. */
+ * past them. All threads help if memory is not the limit: if elements are scattered, if
+ * pages of a file have to be read, or if several devices are waiting. */
 static cm_copy_way
 choose_way(const cm_job *job, const cm_layout *layout)
 {
@@ -225,7 +224,7 @@ send_slot(cm_job *job, cm_slot *s)
                : cm_rt_event_record(job->engine->rt, s->event, job->stream->handle);
 }
 
-/* -- ... and from the device ---------------------------------------------------------------- */
+/* -- the device's half: from the device ----------------------------------------------------- */
 
 /* Queue the copies that bring a piece from its places on the device to the slot. */
 static cm_status

@@ -61,7 +61,7 @@ count_threads(const cm_job *job, const cm_copy_request *request, bool is_short)
     return cm_ring_policy_thread_count(plan, &job->tuning);
 }
 
-/* Add what a planned job would find out only while it runs. */
+/* Add the facts that a planned job would find out only while it runs. */
 static void
 explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
 {
@@ -79,7 +79,7 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     }
     else if (out->overlaps
              && (job->is_two_maps || plan->layout.ndim > 0 || plan->device >= 0)) {
-        /* As if the memory had been taken. */
+        /* The answer is given as if the memory had been taken. */
         bool on_device = cm_job_can_own_on_device(job);
         cm_job_plan_own_source(job, on_device ? NULL : job->src.host,
                                on_device ? job->src.address : 0);

@@ -25,8 +25,8 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
         job->has_queued = false; /* what it has queued is only waits for others */
         status = cm_fail(CM_ECANCELLED, 0);
     }
-    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* whose caller has
-                                                                 returned */
+    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* the caller has returned
+                                                               */
         status = cm_first_failure(status, cm_job_run(job));
     }
     else {
@@ -132,7 +132,7 @@ cm_ticket_cancel(cm_ticket *ticket)
     if (ticket->state == CM_TICKET_QUEUED && !ticket->started) {
         ticket->cancelled = true;
         atomic_store(&ticket->stopped, true);
-        ticket->read = true; /* whoever cancels it knows */
+        ticket->read = true; /* the thread that cancels it knows */
         job = cm_order_take_job_locked(ticket);
         engine->caller_count += job != NULL;
     }

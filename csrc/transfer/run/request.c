@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entry of copies: makes a job of a request, and has it run here, on a stream or in
+/* The entry of copies. It makes a job of a request, and runs it here, on a stream or in
  * the background. */
 #include <stdlib.h>
 
@@ -12,7 +12,7 @@
 #include "transfer/run/run.h"
 
 /* Run the job in this thread. If the host still has to unpack something, a job thread
- * goes on with it. `is_reported`: this call reports a failure to the user itself. */
+ * goes on with it. With `is_reported` this call reports a failure to the user itself. */
 static cm_status
 run_here(cm_job *job, bool is_reported)
 {
@@ -27,13 +27,13 @@ run_here(cm_job *job, bool is_reported)
         return status;
     }
     job->hooks = hooks;
-    /* No job thread can be had, so the caller waits after all. */
+    /* No job thread can be started, so the caller waits after all. */
     return cm_job_finish(job, cm_job_run(job), is_reported);
 }
 
-/* Keep page-locked what the plan has found to be so, until the ticket is done. It may
- * have been registered after the ticket took its shares. If it is not locked any more
- * by now, the runtime copies it as ordinary memory. */
+/* Keep memory page-locked until the ticket is done, if the plan has found that it is.
+ * It may have been registered after the ticket took its shares. If it is not locked any
+ * more by now, the runtime copies it as ordinary memory. */
 static cm_status
 share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
 {

@@ -48,7 +48,7 @@ submit_end(cm_job *job, cm_status outcome)
     return cm_ok();
 }
 
-/* All is queued: arrange for who finds out when it is over. */
+/* Once all is queued, arrange who finds out when it is over. */
 static cm_status
 end_asynchronously(cm_job *job)
 {
@@ -75,7 +75,7 @@ prepare_stream(cm_job *job)
         job->has_queued = !stops && !is_file;
         CM_TRY(cm_job_wait_after(job));
         if (stops) {
-            CM_TRY(cm_job_wait_stream(job)); /* for the work of others */
+            CM_TRY(cm_job_wait_stream(job)); /* this waits for the work of others */
             job->has_queued = true;
         }
         if (!job->blocking && !job->is_fill && !job->plan.is_download) {
@@ -95,9 +95,9 @@ drain(cm_job *job)
     return job->plan.row->drain == NULL ? cm_ok() : job->plan.row->drain(job);
 }
 
-/* Decide what had to wait for the job's turn, before anything is moved: an overlapping
- * source is read as a whole, and the row of the route takes the memory that it cannot
- * do without. Either may change the plan, which stays as it is from here on. The ticket
+/* Make the decisions that had to wait for the job's turn, before anything is moved: an
+ * overlapping source is read as a whole, and the row of the route takes the memory that
+ * it needs. Either may change the plan, which stays as it is from here on. The ticket
  * shows route and size to others, so both are set there again. */
 static cm_status
 finalize_plan(cm_job *job)
@@ -160,8 +160,9 @@ run_on_stream(cm_job *job)
     return job->plan.is_download ? cm_ok() : cm_job_wait_stream(job);
 }
 
-/* Leave what is queued to the ticket, which must then keep the ends as well. Returns
- * false if it cannot keep them, in which case what is queued has to be waited for. */
+/* Leave the work that is queued to the ticket, which must then keep the ends as well.
+ * Returns false if it cannot keep them, in which case somebody has to wait for that
+ * work. */
 static bool
 leave_to_ticket(cm_job *job, cm_status status)
 {
@@ -173,11 +174,11 @@ leave_to_ticket(cm_job *job, cm_status status)
     return cm_is_ok(submit_end(job, status));
 }
 
-/* Deal with what a failed copy has left in flight, of which there may be none when its
- * caller learns of the failure. Three kinds go on behind their ticket instead: a copy
- * that the user interrupted; one in the background, whose failure only the ticket
- * reports; and a part of several, whose caller learns of the whole. The stream's device
- * is current. */
+/* Deal with the work that a failed copy has left in flight, since nothing may be in
+ * flight any more when its caller learns of the failure. Three kinds go on behind their
+ * ticket instead: a copy that the user interrupted; one in the background, whose
+ * failure only the ticket reports; and a part of several, whose caller learns of the
+ * whole. The stream's device is current. */
 static void
 abandon(cm_job *job, cm_status status)
 {
@@ -293,7 +294,8 @@ destroy(cm_job *job)
         && !job->lost_track) {
         cm_cache_give_stream(engine, job->stream);
     }
-    /* It is not ours, or its next user would wait for the same work. */
+    /* The stream is not the engine's own, or it may have work left for which its next
+     * user would wait, so it does not become a spare. */
     else if (job->stream != NULL) {
         cm_stream_release(job->stream);
     }

@@ -26,7 +26,7 @@ CM_NODISCARD cm_status cm_job_plan(cm_job *job, const cm_copy_request *request);
  * again once the job need not wait any more. */
 CM_NODISCARD cm_status cm_job_run(cm_job *job);
 /* Give back everything and free the job. Unless it was submitted, its ticket is done
- * with `status`. `is_reported`: the caller reports a failure to the user itself.
+ * with `status`. With `is_reported` the caller reports a failure to the user itself.
  * Returns `status`. */
 CM_NODISCARD cm_status cm_job_finish(cm_job *job, cm_status status, bool is_reported);
 
