@@ -681,8 +681,8 @@ run_reals(const step_table *steps, const cm_convert *convert, char *dst,
 /* A complex number is two real ones, so the conversions above do the work, and the
  * functions below only say where the parts are. `parts` is the conversion from part to
  * part; where an end is real, its number takes the place of the part. A block of
- * elements is finished before the next begins, so that what is read or written twice is
- * still in the nearest cache. */
+ * elements is finished before the next begins, so that elements that are read or
+ * written twice are still in the nearest cache. */
 
 static middle
 middle_of(cm_number part)

@@ -12,8 +12,8 @@
  * that lie in the memory, and cm_file_maps_show() tells whether the memory shows bytes
  * that the call is about to overwrite.
  *
- * Where there is no /proc, or the file cannot be opened for reading, no map is found.
- * No locks. */
+ * If there is no /proc, or the file cannot be opened for reading, no map is found. No
+ * locks. */
 #pragma once
 
 #include <stdbool.h>

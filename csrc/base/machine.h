@@ -34,9 +34,10 @@ typedef struct cm_host_memory {
     /* The smallest limit of the process's groups and those above. */
     uint64_t cgroup_nbytes;
     uint64_t total_nbytes; /* the memory of the machine */
-    /* How much the process can get now. This is the least of what the kernel estimates
-     * to be available on the machine, what is left in the tightest group (whose cache
-     * counts as free), and what RLIMIT_AS leaves. */
+    /* How much the process can get now. This is the least of three numbers: the memory
+     * that the kernel estimates to be available on the machine, the memory that is left
+     * in the tightest group (whose cache counts as free), and the addresses that
+     * RLIMIT_AS leaves. */
     uint64_t available_nbytes;
 } cm_host_memory;
 

@@ -48,7 +48,7 @@ cm_ok(void)
     return (cm_status){0, 0, 0, 0};
 }
 
-/* Make one of our own failures. `arg` shows what was wrong, or is 0. */
+/* Make one of our own failures. `arg` is the value that was wrong, or 0. */
 static inline cm_status
 cm_fail(int32_t code, uint64_t arg)
 {

@@ -1,26 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decides what a forked child finds in page-locked memory.
  *
- * The problem
- * -----------
- * fork() gives the child the same pages as the parent, and the kernel copies a page
- * when either of them writes to it. A device knows nothing of this: it writes to the
- * physical page, which after such a copy may be the child's alone, and the parent reads
- * old bytes. So page-locked memory must not be shared in this way. It also must not be
- * missing, since a child that reads an array made by its parent (a worker of a data
- * loader, say) would crash. Device memory is no problem: a child cannot reach it at
- * all.
+ * The problem ----------- fork() gives the child the same pages as the parent, and the
+ * kernel copies a page when either of them writes to it. A device knows nothing of
+ * this: it writes to the physical page, which after such a copy may be the child's
+ * alone, and the parent reads old bytes. So page-locked memory must not be shared in
+ * this way. It also must not be missing, since a child that reads an array made by its
+ * parent (a worker of a data loader, say) would crash. Device memory needs no care,
+ * since a child cannot reach it at all.
  *
- * Three answers (cm_fork)
- * -----------------------
- * COPY: before the fork the parent makes a copy of the blocks that are live, in an
- * ordinary mapping of its own. The memory itself is hidden from the child
- * (cm_host_hide()); after the fork the child moves the copy to the same addresses, and
- * the parent drops its own. No kernel has to copy pages that a device writes to, and
- * none splits the parent's huge pages (docs/decisions/0014). Example: an arena of 64
- * MiB in which 5 MiB are live, in two places, costs the copy of the huge pages around
- * these 5 MiB, not of 64 MiB. Where there is no room for the copy, the child may not
- * touch the memory: a crash is better than wrong bytes.
+ * Three answers (cm_fork) ----------------------- COPY: before the fork the parent
+ * makes a copy of the blocks that are live, in an ordinary mapping of its own. The
+ * memory itself is hidden from the child (cm_host_hide()); after the fork the child
+ * moves the copy to the same addresses, and the parent drops its own. No kernel has to
+ * copy pages that a device writes to, and none splits the parent's huge pages
+ * (docs/decisions/0014). Example: an arena of 64 MiB in which 5 MiB are live, in two
+ * places, costs the copy of the huge pages around these 5 MiB, not of 64 MiB. If there
+ * is no room for the copy, the child cannot touch the memory, since a crash is better
+ * than wrong bytes.
  *
  * OMIT: the child cannot touch the addresses. This costs nothing.
  *
@@ -108,7 +105,8 @@ cm_pool_after(const cm_runtime *rt, const cm_pool *pool)
 /* -- before ----------------------------------------------------------------------------- */
 
 /* Copy the bytes from offset `begin` to `end` of an arena for the child. Returns false
- * if that is more than *room_nbytes, which is lowered by what is copied. */
+ * if that is more than *room_nbytes, which is lowered by the number of bytes that are
+ * copied. */
 static bool
 copy_run(cm_arena *arena, uint64_t begin, uint64_t end, uint64_t *room_nbytes)
 {

@@ -9,10 +9,8 @@
  * small requests cause few growths. If the runtime or a limit refuses that much, the
  * growth tries once more with what the request needs.
  *
- * Placed memory
- * -------------
- * If chunks can be mapped anywhere in one range of addresses, a growth takes only what
- * is missing at one place:
+ * Placed memory ------------- If chunks can be mapped anywhere in one range of
+ * addresses, a growth takes only the memory that is missing at one place:
  *
  *   1. The heap finds the place that lacks the fewest granules (cm_hole).
  *   2. Free chunks from elsewhere are moved there: unmapped, and mapped again.
@@ -36,14 +34,13 @@
  * Only clean spans are moved: nothing in them is live, and the host has seen all work
  * on them end. The addresses that a chunk leaves become a gap.
  *
- * Plans
- * -----
- * Runtime calls are made without the pool's lock, so a growth has three parts. Under
- * the lock, plan_place_locked() chooses everything and makes its spans BUSY, so that
- * nobody else takes them. Without the lock, fill() makes the calls. Under the lock
- * again, finish_place_locked() turns what has memory into free spans and the rest into
- * gaps, whether the calls worked or not. So a failure half-way loses nothing: chunks
- * that were moved stay moved, new ones are closed again, and the request fails.
+ * Plans ----- Runtime calls are made without the pool's lock, so a growth has three
+ * parts. Under the lock, plan_place_locked() chooses everything and makes its spans
+ * BUSY, so that nobody else takes them. Without the lock, fill() makes the calls. Under
+ * the lock again, finish_place_locked() turns spans that have memory into free ones and
+ * the rest into gaps, whether the calls worked or not. So a failure half-way loses
+ * nothing: chunks that were moved stay moved, new ones are closed again, and the
+ * request fails.
  *
  * Trimming
  * --------
@@ -536,9 +533,9 @@ fill(cm_pool *pool, place_plan *plan)
         return cm_fail(CM_ELIMIT, plan->create_nbytes);
     }
     cm_status status = cm_ok();
-    /* Do not even begin if the whole device has too little memory for this. What the
-     * driver reports as free is no bound, since it can move managed memory out of the
-     * way. */
+    /* Do not even begin if the whole device has too little memory for this. The free
+     * memory that the driver reports is not used as a bound, since the driver can move
+     * managed memory out of the way. */
     if (plan->create_nbytes > 0
         && pool->counters.reserved_nbytes + plan->create_nbytes
                > pool->source->most_nbytes) {

@@ -143,8 +143,8 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
 }
 
 /* Called once nobody holds the pool and no block is live. This is the last chance to
- * give memory back, so each call that does so is tried twice. Nobody is left to whom a
- * failure could be reported. */
+ * give memory back, so each call that does so is tried twice. There is no caller any
+ * more to whom a failure could be reported. */
 static void
 destroy(cm_pool *pool)
 {
@@ -356,8 +356,8 @@ take_thoroughly(cm_pool *pool, const alloc_request *r)
     return span;
 }
 
-/* Ask which work has ended, and take a block from what is free then. Returns NULL if
- * nothing fits. A block stays in flight if asking about it, or waiting for it,
+/* Ask which work has ended, and take a block from the memory that is free then. Returns
+ * NULL if nothing fits. A block stays in flight if asking about it, or waiting for it,
  * fails. */
 static cm_heap_span *
 take_ended(cm_pool *pool, const alloc_request *r)

@@ -54,8 +54,8 @@ typedef struct cm_pool_config {
     uint64_t fence_limit_nbytes;
     /* Borrowed; may be NULL. The bytes that the pool reserves are charged to it. The
      * pool also has its own budget, which has no limit at first, and this one becomes
-     * the parent of that budget. In what cm_pool_get_config() returns, this field
-     * points to the pool's own budget. */
+     * the parent of that budget. In the config that cm_pool_get_config() returns, this
+     * field points to the pool's own budget. */
     cm_budget *budget;
     /* After it was unused for this long, memory goes back to the runtime without being
      * asked for. With 0 it never does. */

@@ -12,7 +12,7 @@
 #include "runtime/runtime.h"
 
 /* Wrap `inner`. If `is_held` is not NULL, each call asks it, in its own thread, whether
- * the thread holds a lock that it may not hold during a call (the GIL, say).
+ * the thread holds a lock that it may not hold during a call, such as the GIL.
  * Owns:  the wrapper closes `inner` when it is closed.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_faults_open(cm_runtime *inner, int (*is_held)(void),

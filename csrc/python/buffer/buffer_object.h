@@ -83,9 +83,9 @@ cm_buffer_kind(const cm_buffer *buffer)
 }
 
 /* Make a buffer of `type` over `storage`. It holds the storage, the dtype and the base,
- * and copies the shape and the strides (in bytes). Callers see to it that all elements
- * lie inside the storage, which is not checked. Returns NULL with an exception if it
- * fails. */
+ * and copies the shape and the strides (in bytes). The caller makes sure that all
+ * elements lie inside the storage, which is not checked. Returns NULL with an exception
+ * if it fails. */
 PyObject *cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage,
                         int64_t offset, PyObject *dtype, int ndim, const int64_t *shape,
                         const int64_t *strides, bool readonly, PyObject *base);

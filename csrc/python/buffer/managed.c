@@ -157,9 +157,9 @@ discard_on(cm_buffer *self, cm_stream *stream, cm_stream *follower)
     return cm_pages_submit(self->state, &call, &self, 1);
 }
 
-/* Discard on `side`, after what was given to `legacy` and before what is given to it
- * later. Of the two streams, only `legacy` is noted as one that uses the memory. `side`
- * is new each time, so a loop of discards would otherwise make that list grow. */
+/* Discard on `side`, after all earlier work of `legacy` and before all later work of
+ * it. Of the two streams, only `legacy` is noted as one that uses the memory. `side` is
+ * new each time, so a loop of discards would otherwise make that list grow. */
 static int
 discard_between(cm_buffer *self, cm_stream *legacy, cm_stream *side)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* This header has what only managed memory can do: its pages can be moved ahead of use,
- * and the driver can be given advice about them, asked about them, and told that nobody
- * needs them. The GIL is held; calls of the driver are made without it. */
+ * and the driver takes advice about them, says where they are, and can discard them.
+ * The GIL is held; calls of the driver are made without it. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"

@@ -9,10 +9,10 @@
  * storage, resize_() gives the storage another size, and
  * numpy.ndarray.resize(refcheck=False) does the same to an array. A storage on the CPU
  * refuses to be resized once somebody has asked it to, as Tensor.numpy() does and as
- * cm_memory_watch() does. For what can still move, the address and the size are
- * compared at each use of a buffer (cm_storage_check_open()), which raises instead of
- * reading what is no longer there. If memory moves while a copy runs in the background,
- * that is found when somebody waits for the copy.
+ * cm_memory_watch() does. For memory that can still move, the address and the size are
+ * compared at each use of a buffer (cm_storage_check_open()), which raises an error
+ * instead of reading memory that is gone. If memory moves while a copy runs in the
+ * background, that is found when somebody waits for the copy.
  *
  * A copy that the caller waits for only keeps the storage, which costs one call of a
  * method: nothing uses the buffer after it. Whatever lives longer (asbuffer(),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_residency(): what is known about where the pages of managed memory are.
+/* page_residency() says where the pages of managed memory are, as far as that is known.
  *
  * The driver says where a range was last sent if all of it was sent to the same place,
  * and nothing otherwise. So a range about which it says nothing is halved until it

@@ -282,9 +282,9 @@ int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
  * was given work since. Needs the GIL, and releases it for streams that end. */
 void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent extent,
                             bool all, uint64_t use_calls);
-/* Forget streams that are idle, once so many have gathered that it is worth asking.
- * Streams that are in nobody's way would otherwise never be forgotten. Needs the GIL,
- * and releases it for streams that end. */
+/* Forget streams that are idle, once enough streams have gathered to make it worth
+ * asking. Streams that are in nobody's way would otherwise never be forgotten. Needs
+ * the GIL, and releases it for streams that end. */
 void cm_storage_prune_uses(cm_storage *storage);
 /* With more uses than this, a call comes after all of them, so that it may forget them;
  * otherwise busy streams that live for one copy would gather. */

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The call: what all functions that copy have in common, whatever their ends look like.
+/* A call is the part that all functions that copy have in common, whatever their ends
+ * look like.
  *
- * The idea
- * --------
- * The engine copies bytes and knows nothing of Python. A cm_call stands between the two
- * for as long as one function runs. It collects what the copy must come after (streams
- * and unfinished transfers), keeps the memory of both ends alive until the engine is
- * done, releases the GIL, asks whether a signal came, and tells the storages afterwards
- * what happened to them.
+ * The idea -------- The engine copies bytes and knows nothing of Python. A cm_call
+ * stands between the two for as long as one function runs. It collects the streams and
+ * unfinished transfers that the copy must come after, keeps the memory of both ends
+ * alive until the engine is done, releases the GIL, looks for signals, and afterwards
+ * lets the storages remember how they were used.
  *
  *     cm_call call = {.state = state, ...};
  *     ... for each end: cm_call_come_after(), cm_call_keep()
@@ -24,12 +23,12 @@
  *
  * Example: a copy in the background from X to Y on stream A, where stream B used Y
  * before. cm_call_come_after() puts B into `after` if B's use is in the way of the
- * bytes that are written. cm_call_prepare() notes on both storages that A uses them.
- * If the transfer is not finished yet, cm_call_remember() makes it a transfer of
- * Y, but not of X, because A's use of X already says that X is being read. If the
- * caller has set `is_ordered` and `moves_bytes`, cm_call_fini() asks the storages to
- * forget B. Y does so only where A now stands for all of B's use, where nobody else has
- * used Y meanwhile, and where no graph has captured it.
+ * bytes that are written. cm_call_prepare() notes on both storages that A uses them. If
+ * the transfer is not finished yet, cm_call_remember() makes it a transfer of Y,
+ * but not of X, because A's use of X already says that X is being read. If the caller
+ * has set `is_ordered` and `moves_bytes`, cm_call_fini() asks the storages to forget B.
+ * Y does so only if A now stands for all of B's use, if nobody else has used Y
+ * meanwhile, and if no graph has captured it.
  *
  * Edges
  * -----
@@ -66,9 +65,9 @@ typedef struct cm_call {
     cm_state *state;
     cm_stream *stream; /* on loan, or lent; may be NULL */
     bool blocking;
-    /* The engine makes a ticket for this call. Tickets see to it that what a cancelled
-     * transfer was to come after still comes first, so transfers that a later one
-     * covers need not be named. */
+    /* The engine makes a ticket for this call. A ticket that comes after a cancelled
+     * transfer also comes after everything that that one was to come after. So
+     * transfers that a later one covers need not be named. */
     bool has_ticket;
     /* Bytes move. A copy that moves none waits for nothing either, so storages must not
      * forget what came before it. May be set later. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The settings of copies. cumem/transfers/tuning.py puts together what configure() and
- * the environment say, and stores it here; what neither says has a default. The GIL is
+/* The settings of copies. cumem/transfers/tuning.py collects those that configure() or
+ * the environment sets, and stores them here. All others have defaults. The GIL is
  * held. */
 #pragma once
 

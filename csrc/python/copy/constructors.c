@@ -496,8 +496,8 @@ KEYWORDED(empty_mapped)
     return empty_on_host(module, "empty_mapped", CM_KIND_MAPPED, args, nargs, kwnames);
 }
 
-/* Read attach=, which says to whom managed memory is attached at first; by default to
- * all. */
+/* Read attach=, which says whether managed memory is attached to the host or, by
+ * default, to all. */
 static int
 read_attach(PyObject *object, unsigned *out)
 {

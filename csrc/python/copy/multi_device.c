@@ -22,8 +22,8 @@
 /* -- ends --------------------------------------------------------------------------------- */
 
 /* Describe an end: the object that keeps its memory, where its element 0 lies, and
- * whether all of it is page-locked in one piece or on a device. Where it lies is one
- * number for all views of the memory, even if they have different addresses. */
+ * whether all of it is page-locked in one piece or on a device. All views of the memory
+ * give the same number for this place, even if they have different addresses. */
 static PyObject *
 describe_end(cm_state *state, const cm_operand *end)
 {

@@ -109,8 +109,9 @@ typedef struct cm_state {
     /* Opens the runtime for cm_state_runtime(), or waits for the thread that does.
      * Returns 0, or -1 with an exception. */
     int (*open_runtime)(struct cm_state *state);
-    /* Called in a forked child at its first use of what its parent had opened: leaves
-     * that and opens what works in the child. Returns 0, or -1 with an exception. */
+    /* Called in a forked child when it first uses something that its parent had opened.
+     * It leaves that, and opens a runtime that works in the child. Returns 0, or -1
+     * with an exception. */
     int (*leave_parent)(struct cm_state *state);
     /* Opens the memory of all pools to devices that have got a context. A failure goes
      * to the unraisable hook. */
@@ -129,7 +130,8 @@ typedef struct cm_state {
     PyTypeObject *event_type;
     PyTypeObject *transfer_type;
     PyTypeObject *rows_type;          /* the type of iterators over a buffer */
-    PyTypeObject *managed_block_type; /* the type of what `with buf.on(...)` enters */
+    PyTypeObject *managed_block_type; /* the type of the blocks that `with buf.on(...)`
+                                         enters */
     PyTypeObject *device_base;        /* the base of cumem.devices.device.Device */
     PyTypeObject *structseq_types[CM_STRUCTSEQ_COUNT]; /* by cm_structseq */
     PyTypeObject *pool_base;

@@ -23,7 +23,7 @@ begin(cm_state *state)
     return rt;
 }
 
-/* End a question. Returns 0, or -1 with the exception of what the driver answered. */
+/* End a question. Returns 0, or -1 with the exception for the driver's answer. */
 static int
 end(cm_state *state, cm_status status)
 {

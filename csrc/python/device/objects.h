@@ -134,8 +134,8 @@ int cm_register_device_base(PyObject *module, cm_state *state);
 /* Return the Device of an index, which is not checked. Returns a new reference, or NULL
  * with an exception. */
 PyObject *cm_device_object_new(cm_state *state, int index);
-/* Functions about what is current, and those that cumem/devices/device.py calls; ends
- * with an empty row. */
+/* Functions about the current device and stream, and those that cumem/devices/device.py
+ * calls; the table ends with an empty row. */
 extern PyMethodDef cm_device_methods[];
 /* Functions that ask the driver; ends with an empty row. */
 extern PyMethodDef cm_driver_methods[];

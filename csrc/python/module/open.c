@@ -3,9 +3,9 @@
  * forked child.
  *
  * The package reads the settings and decides; the driver is loaded and asked here. CUDA
- * is tried unless emulation was asked for. If CUDA does not open, the package says what
- * happens instead (fall_back()): either the emulated device is opened, with a warning,
- * or an error says what keeps the GPU from being used.
+ * is tried unless emulation was asked for. If CUDA does not open, the package decides
+ * what to do (fall_back()): either the emulated device is opened, with a warning, or an
+ * error gives the reason why the GPU cannot be used.
  *
  * The GIL is released while the driver starts, which takes long. Other threads that
  * need the runtime meanwhile wait for the one that opens it. So after each such gap

@@ -149,7 +149,7 @@ wait_for_work(cm_state *state)
     int result = wait_for_transfers(state);
     result = result == 0 ? wait_for_uses(state) : result;
     result = result == 0 ? wait_for_exports(state) : result;
-    /* Pools are only waited for; memory that comes free stays in them for now. */
+    /* This only waits for the pools. Memory that becomes free stays in them for now. */
     cm_trim_request r = {.device = -1, .keep_nbytes = INT64_MAX};
     result = result == 0 ? cm_state_trim(state, &r, true) : result;
     cm_state_leave(state);
@@ -295,7 +295,8 @@ give_memory_back(detached_state *old)
     return first;
 }
 
-/* Close what is left, and the runtime last. Called without the GIL. */
+/* Close the streams and events that are left, and the runtime last. Called without the
+ * GIL. */
 static cm_status
 close_runtime(detached_state *old, bool reset_devices)
 {

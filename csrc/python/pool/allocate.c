@@ -2,10 +2,9 @@
 /* Makes buffers over fresh memory, given kind, shape, order and dtype, and takes
  * several steps before an allocation fails.
  *
- * When memory is short
- * --------------------
- * cm_pool_alloc() has already waited for what is in flight and trimmed its own pool.
- * Then these are tried, in this order, and after each the allocation once more:
+ * When memory is short -------------------- cm_pool_alloc() has already waited for
+ * memory in flight and trimmed its own pool. Then these are tried, in this order, and
+ * after each the allocation once more:
  *
  *   1. run_steps()   trim the other pools of the same memory (cm_pool_trim_others())
  *   2. relieve()     in cumem/pools/out_of_memory.py: callbacks of the user,

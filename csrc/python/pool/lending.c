@@ -62,8 +62,8 @@ drop_nothing(void *owner)
 }
 
 /* Make a record of a stream of PyTorch's. PyTorch never destroys its streams, and one
- * that a user brings in (torch.cuda.ExternalStream) has to live as long as what was
- * allocated on it, so the stream counts as kept. */
+ * that a user brings in (torch.cuda.ExternalStream) has to live as long as the memory
+ * that was allocated on it, so the stream counts as kept. */
 static cm_status
 wrap(cm_runtime *rt, int device, void *stream, cm_stream **out)
 {

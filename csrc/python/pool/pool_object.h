@@ -28,8 +28,8 @@ PyObject *cm_pool_object_new(cm_state *state, cm_pool *pool);
  * Returns NULL with ValueError if the Pool is closed. */
 cm_pool *cm_pool_object_take(PyObject *op);
 void cm_pool_object_give(PyObject *op, cm_pool *pool); /* does nothing for NULL */
-/* Release a pool. The last release frees what is cached and waits, with the GIL
- * released, for what is in flight. In a forked child it does nothing. */
+/* Release a pool. The last release frees cached memory and waits, with the GIL
+ * released, for memory in flight. In a forked child it does nothing. */
 void cm_pool_let_go(cm_state *state, cm_pool *pool);
 /* Close a Pool: release its pool. This does nothing if it is closed already. */
 void cm_pool_object_close(cm_pool_object *self);

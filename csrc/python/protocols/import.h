@@ -2,7 +2,7 @@
 /* Makes a Buffer of a described piece of foreign memory, after all checks that do not
  * depend on the protocol. All importers use it, and it knows none of their protocols.
  *
- * An importer fills in a cm_import with what the exporter says, and then calls:
+ * An importer fills in a cm_import from the exporter's description, and then calls:
  *
  *     cm_import_measure()   do shape, strides and address make sense?
  *     cm_import_probe()     what does the driver say about the memory?

@@ -357,8 +357,8 @@ place(cm_state *state, cm_import *import)
     return 0;
 }
 
-/* Make a buffer of what the entries say of `object`, and order it after the exporter's
- * stream. */
+/* Make a buffer over the memory of `object` as its entries describe it, and order it
+ * after the exporter's stream. */
 static PyObject *
 import_described(cm_state *state, PyObject *object, PyObject *entries, cm_stream *given)
 {

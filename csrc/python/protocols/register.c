@@ -85,7 +85,7 @@ lock_with_room(cm_state *state, const cm_storage *storage, bool read_only,
 }
 
 /* Raise the failure to lock pages. If there was no room for them, or the system does
- * not lock pages, the package adds what was asked for and what to do. */
+ * not lock pages, the package adds the request and advice. */
 static int
 refuse_locking(cm_state *state, const cm_storage *storage, cm_status status)
 {

@@ -26,14 +26,12 @@
  * Freeing waits until executing work has finished with the range (`user_count`).
  * Unregistering also waits for copies that are queued (`waiting`), as the driver does.
  *
- * Mapped memory
- * -------------
- * Reserved addresses are a VIRTUAL range. Physical memory (cm_emulated_physical) is
- * bytes of its own, which are mapped a second time into the range's `alias`, so that
- * neighbours form one run of bytes; each mapping is a range in the table `mapped`. Each
- * mapping gets a new `serial`, and work notes the newest serial when it is queued (its
- * stamp): work that finds a mapping with a later serial was meant for what was mapped
- * there before, and fails.
+ * Mapped memory ------------- Reserved addresses are a VIRTUAL range. Physical memory
+ * (cm_emulated_physical) is bytes of its own, which are mapped a second time into the
+ * range's `alias`, so that neighbours form one run of bytes; each mapping is a range in
+ * the table `mapped`. Each mapping gets a new `serial`, and work notes the newest
+ * serial when it is queued (its stamp): work that finds a mapping with a later serial
+ * was meant for an earlier mapping at the same place, and fails.
  *
  * Example: chunk 1 is mapped at X (serial 5), a copy to X is queued (stamp 5) behind a
  * shut gate, chunk 1 is unmapped, and chunk 2 is mapped at X (serial 6). When the gate
@@ -615,7 +613,7 @@ cm_emulated_op_host_unregister(cm_emulated *emulated, void *host)
     }
 }
 
-/* ---- what is known of an address ------------------------------------------------- */
+/* ---- questions about an address -------------------------------------------------- */
 
 int32_t
 cm_emulated_op_host_device_address(cm_emulated *emulated, void *host, cm_address *out)
@@ -687,7 +685,7 @@ cm_emulated_op_peer_can_access(cm_emulated *emulated, int device, int peer, int 
     return 0;
 }
 
-/* Lets the current device use what is allocated on `peer`. Mapped memory is not
+/* Lets the current device use memory that is allocated on `peer`. Mapped memory is not
  * included. */
 int32_t
 cm_emulated_op_peer_enable(cm_emulated *emulated, int peer)
@@ -708,7 +706,7 @@ cm_emulated_op_peer_enable(cm_emulated *emulated, int peer)
     return 0;
 }
 
-/* ---- managed memory: where its pages are, and what was asked for them ------------- */
+/* ---- managed memory: where its pages are, and the advice about them --------------- */
 
 typedef struct page_work {
     cm_emulated_job base; /* first */

@@ -2,8 +2,8 @@
 /* What the files of the emulated device share: its struct, the types in it, and one
  * body for each operation of ops.h. A body returns a bare code (0, a cudaError_t or one
  * of CM_E…). emulated.c generates a wrapper around each body. The wrapper checks the
- * driver's version, does what has to come before the body (entries[] there says what),
- * and adds the operation and its most telling argument to a failure.
+ * driver's version, prepares for the body as entries[] there says, and adds the
+ * operation and its most telling argument to a failure.
  * Locks: one, `lock`. The wrappers take it, so every body and every function declared
  *        here is called with it held. Threads that wait do so on `changed`. The thread
  *        of a stream gives the lock back while it moves bytes. */

@@ -17,8 +17,8 @@ cm_ticket *cm_ticket_share(cm_ticket *ticket);
 void cm_ticket_release(cm_ticket *ticket);
 /* Drop the reference of an owner that will not ask for the outcome. If no such owner is
  * left, whoever else may hold the ticket, a failure that nobody has read goes to
- * cm_engine_take_unread(). Where the engine has ended, so that nobody will ask that,
- * this function returns the failure instead; otherwise it returns CM_OK. */
+ * cm_engine_take_unread(). If the engine has ended, nobody will call that, so this
+ * function returns the failure instead. Otherwise it returns CM_OK. */
 CM_NODISCARD cm_status cm_ticket_abandon(cm_ticket *ticket);
 
 typedef struct cm_ticket_info {
@@ -32,8 +32,9 @@ typedef struct cm_ticket_info {
                        recorded for it; 0 while it is not done */
 } cm_ticket_info;
 
-/* Say what is known of the ticket, without a runtime call and without waiting. In a
- * forked child it says what was known at the fork. */
+/* Read the facts about the ticket that are known already, without a runtime call and
+ * without waiting. In a forked child these are the facts that were known at the
+ * fork. */
 void cm_ticket_peek(const cm_ticket *ticket, cm_ticket_info *out);
 /* Ask the device first, and then do the same as cm_ticket_look(). If another thread is
  * asking, this waits for it. */

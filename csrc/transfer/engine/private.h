@@ -152,10 +152,10 @@ CM_NODISCARD cm_status cm_cache_take_stream(cm_engine *engine, int device,
                                             cm_stream **out);
 void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* does nothing for
                                                                     NULL */
-/* Lend a stream of `device` for work that comes after what `beside` has been given so
- * far and before what it is given later. The caller releases it when that work is over.
- * All copies beside one stream share it, so that many copies on a stream do not need
- * many streams.
+/* Lend a stream of `device` for work that comes after all work that `beside` has been
+ * given so far, and before all that it is given later. The caller releases it when that
+ * work is over. All copies beside one stream share it, so that many copies on a stream
+ * do not need many streams.
  * Fails: stream_create. */
 CM_NODISCARD cm_status cm_cache_take_side(cm_engine *engine, int device,
                                           const cm_stream *beside, cm_stream **out);

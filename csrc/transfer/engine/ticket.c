@@ -259,8 +259,7 @@ cm_ticket_submit(cm_ticket *ticket, cm_stream *stream, cm_stream *follower,
     cm_engine *engine = ticket->engine;
     uint64_t end_event;
     CM_TRY(record_end(engine, stream, follower, &end_event));
-    let_go_of_those_before(ticket); /* the order of the streams sees to it from now on
-                                     */
+    let_go_of_those_before(ticket); /* from now on the streams keep the order */
     cm_mutex_lock(&engine->lock);
     ticket->loan = (cm_loan){.device = stream->device,
                              .start_event = start_event,

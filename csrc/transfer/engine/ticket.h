@@ -119,7 +119,8 @@ cm_ticket *cm_ticket_create(cm_engine *engine, const cm_copy_request *request);
 /* Give the ticket the keeps of a request whose call is going to end before the copy.
  * Nobody else may see the ticket yet. Returns false if there is no memory for them. */
 bool cm_ticket_take_keeps(cm_ticket *ticket, const cm_copy_request *request);
-/* Add to `shares` what is page-locked now within one end of a copy.
+/* Add to `shares` a share of each piece that is page-locked now within one end of a
+ * copy.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_engine_share_locked(cm_engine *engine,
                                               const cm_region *region,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Moves bytes between ranges of one file and memory of any kind. Reads and writes are
- * shared out among the engine's threads. Where the host may touch the memory they go
- * straight to it; otherwise they go through page-locked chunks, while the device copies
+ * shared out among the engine's threads. If the host may touch the memory they go
+ * straight to it. Otherwise they go through page-locked chunks, while the device copies
  * other chunks. This file knows open descriptors, but no names of files. Locks: the
  * engine's, and one for each call that guards its first failure. */
 #pragma once
@@ -74,7 +74,7 @@ typedef struct cm_file_failure {
 
 /* When reads and writes go past the page cache, where the file system allows it. */
 typedef enum cm_file_direct {
-    CM_FILE_DIRECT_AUTO, /* for long reads of what is not in the page cache */
+    CM_FILE_DIRECT_AUTO, /* for long reads of bytes that are not in the page cache */
     CM_FILE_DIRECT_NEVER,
     CM_FILE_DIRECT_ALWAYS,
 } cm_file_direct;

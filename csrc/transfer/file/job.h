@@ -46,8 +46,8 @@ typedef struct cm_file_piece {
     uint64_t range_index;
 } cm_file_piece;
 
-/* The contents of a slot of the ring. The workers do the file's half of moving it.
- * Where its end is on a device, the device does the other half, by way of memory of the
+/* The contents of a slot of the ring. The workers do the file's half of moving it. If
+ * its memory is on a device, the device does the other half, by way of memory of the
  * slot that begins at a page. */
 typedef struct cm_file_chunk {
     struct cm_file_job *file;
@@ -71,7 +71,7 @@ typedef struct cm_file_chunk {
 typedef struct cm_file_cursor {
     bool at_host; /* ranges of host memory come after those of devices */
     uint64_t range;
-    /* The range has begun: what is left of it is what `cut` has left. */
+    /* The range has begun, and `cut` has the rest of it. */
     bool has_begun;
     cm_layout layout; /* what `cut` cuts */
     cm_cut cut;

@@ -37,6 +37,6 @@ typedef struct cm_host_hull {
 } cm_host_hull;
 
 /* Set `out` to the hull of that side, and say whether the layout touches every page of
- * it. Where it does not, `out` is only the first span whose pages are all touched. */
+ * it. If it does not, `out` is only the first span whose pages are all touched. */
 bool cm_host_find_hull(const cm_layout *layout, cm_side side, const void *base,
                        cm_host_hull *out);

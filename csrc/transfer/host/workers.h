@@ -28,9 +28,9 @@ enum { CM_WORKERS_MAX = CM_THREAD_MAX - 1, CM_OPEN_TASKS_MAX = 64 };
 typedef void (*cm_move_part)(const void *context, const cm_layout *part, void *dst,
                              const void *src, bool wide);
 
-/* How the parts of a task are copied, and by how many threads. Where memory is the
- * limit a few threads are as fast as all, and do not wait for each other. Where each
- * element costs instructions, or the kernel has to make a page, all threads help. */
+/* How the parts of a task are copied, and by how many threads. If memory is the limit,
+ * a few threads are as fast as all, and do not wait for each other. If each element
+ * costs instructions, or the kernel has to make pages, all threads help. */
 typedef enum cm_copy_way {
     CM_COPY_PLAIN,
     CM_COPY_WIDE,      /* by stores past the caches */
@@ -120,10 +120,10 @@ typedef struct cm_task_group {
 
     /* The members from here on concern what is posted later. */
 
-    /* How many threads more than usual may take parts, as far as the tuning allows so
-     * many. */
+    /* How many threads more than usual may take parts, within the limits of the
+     * tuning. */
     uint32_t more;
-    /* Posting wakes nobody. Either cm_task_group_wake() does, or what is posted is over
+    /* Posting wakes nobody. Either cm_task_group_wake() does so, or the tasks are over
      * before a sleeping thread would be awake. */
     bool lets_sleep;
     /* Parts can only be taken after cm_copy_task_set_ready() has said so. */
@@ -158,9 +158,9 @@ void cm_task_group_post(cm_task_group *group, cm_copy_task *task,
 void cm_task_group_wake(cm_task_group *group);
 /* Copy one part of what the group has posted. Returns false if all parts are taken. */
 bool cm_task_group_help(cm_task_group *group);
-/* Called by a poster that has nothing else to do at the moment. Where threads are few
- * it copies a part, and if there is none, it waits for `task`, unless that is NULL.
- * Where there are enough threads it only lets a moment pass. */
+/* Called by a poster that has nothing else to do at the moment. If there are few
+ * threads it copies a part or, if there is none, waits for `task`, unless that is NULL.
+ * If there are enough threads it only lets a moment pass. */
 void cm_task_group_pause(cm_task_group *group, cm_copy_task *task);
 /* Copies the parts that nobody has taken. Blocks until the task is done. */
 void cm_task_group_wait(cm_task_group *group, cm_copy_task *task);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans a batch, many copies that one call asks for: which of them may be made at the
  * same time, which way each of them goes, and which are made by one call of the
- * runtime. Everything is pure: no function calls the runtime, and what has to be asked
- * of others comes in as plain facts. There are no locks. */
+ * runtime. Everything is pure: no function calls the runtime, and facts that only
+ * others know come in as plain values. There are no locks. */
 #pragma once
 
 #include "base/convert.h"
@@ -51,9 +51,9 @@ typedef enum cm_many_way {
 } cm_many_way;
 
 /* Pieces that go the same way, brought together by the plan. This owns its two arrays.
- * Where the bytes pass a packed space on their way, piece i begins at starts[i] of that
- * space, which has `span` bytes, and starts[count] = span. Each start has the alignment
- * that the piece's address has on the device. */
+ * If the bytes pass through a packed space on their way, piece i begins at starts[i] of
+ * that space, which has `span` bytes, and starts[count] = span. Each start has the
+ * alignment that the piece's address has on the device. */
 typedef struct cm_many {
     cm_many_way way;
     int device; /* -1 for the host */

@@ -10,8 +10,8 @@
  * together, so the run has 48 bytes, and one axis of length 4 is left, whose strides
  * are 80 bytes in the target and 48 in the source.
  *
- * Everything here is pure: it calls no runtime, allocates nothing, and knows neither
- * what kind of memory this is nor what moves it. */
+ * Everything here is pure: it calls no runtime, allocates nothing, and does not know
+ * the kind of the memory or the way in which it is moved. */
 #pragma once
 
 #include "transfer/plan/region.h"
@@ -31,8 +31,8 @@ typedef struct cm_axis {
  * from element 0, on either side. Invariants: every length is > 1, and the strides of
  * the target fall from axis to axis.
  *
- * Where elements are converted on the way, each element is a run. `run_nbytes` is then
- * its size on the link or, between host and host, its size in the target, and runs are
+ * If elements are converted on the way, each element is a run. `run_nbytes` is then its
+ * size on the link or, between host and host, its size in the target, and runs are
  * neither joined nor cut. */
 typedef struct cm_layout {
     uint64_t run_nbytes; /* 0 if there is nothing to copy */

@@ -8,7 +8,8 @@
 #include <stdint.h>
 
 enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
-/* As staged_up_nbytes or staged_down_nbytes: no run is long enough to be staged. */
+/* This value of staged_up_nbytes or staged_down_nbytes means that no run is long enough
+ * to be staged. */
 #define CM_TUNING_NEVER (UINT64_C(1) << 40)
 
 /* X(name, default, least, most). The defaults suit an H200 with 16 cores. */

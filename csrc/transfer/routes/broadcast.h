@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of one source to several targets: what such a request says beyond its first
- * target, and what a job does for the further ones.
+/* Copies of one source to several targets. This header has the further targets of such
+ * a request, and the steps that a job takes for them.
  *
  * Locks: none; these functions belong to the thread that runs the job. */
 #pragma once

@@ -126,8 +126,8 @@ cm_job_share(cm_job *job, const cm_layout *layout, void *dst, const void *src,
     cm_task_group_close(&group);
 }
 
-/* The pieces of a layout also count what is repeated, and the gaps between many runs,
- * so their bytes are scaled to those of the payload. */
+/* The sizes of the pieces of a layout include repeated bytes, and the gaps between many
+ * runs, so they are scaled to those of the payload. */
 void
 cm_job_count_moved(cm_job *job, uint64_t nbytes)
 {

@@ -13,12 +13,13 @@
 
 /* Make the plan of the job. */
 void cm_many_plan(cm_job *job);
-/* Let what is page-locked at the ends of the runs stay so until the ticket is done.
+/* Keep memory at the ends of the runs that is page-locked now page-locked until the
+ * ticket is done.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_many_share_locked(cm_job *job);
 
-/* Check that what is mapped at the ends of long runs is still there, before the host
- * touches ordinary memory.
+/* Check that the pages of mapped files at the ends of long runs are still there, before
+ * the host touches ordinary memory.
  * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_many_probe_pages(const cm_many *many);
 /* True if a slot on the way to the device holds several runs, all of them for memory of

@@ -32,8 +32,8 @@
  * Edges
  * -----
  *   - A copy's first slot is granted whatever other copies hold, so that every copy
- *     advances. Where a later slot gets no memory, the ring goes on with fewer slots.
- *   - Where not even the first slot gets page-locked memory, a copy that does not cross
+ *     advances. If a later slot gets no memory, the ring goes on with fewer slots.
+ *   - If not even the first slot gets page-locked memory, a copy that does not cross
  *     devices stages through one slot of ordinary memory.
  *   - Without `pass` in its cm_ring_way a piece has no half at the host, and the order
  *     of the streams frees its slot at once.
@@ -122,7 +122,7 @@ void cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out);
 CM_NODISCARD cm_status cm_slot_set_device(const cm_job *job, cm_slot *s, int device);
 /* Ask whether the device's work on this slot has ended. Never blocks. */
 CM_NODISCARD cm_status cm_slot_query(const cm_job *job, const cm_slot *s, bool *out);
-/* Close the ring's tasks: once this returns no worker touches the ends of the copy, and
- * what was not packed or unpacked by then stays so. */
+/* Close the ring's tasks. Once this returns no worker touches the ends of the copy, and
+ * nothing more is packed or unpacked. */
 void cm_ring_stop(cm_job *job);
 void cm_ring_destroy(cm_job *job);

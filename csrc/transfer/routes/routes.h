@@ -48,11 +48,11 @@ uint32_t cm_host_thread_count(const cm_job *job, bool in_background);
 
 /* Tell the ticket that a piece, which has `nbytes` in the target, has been moved. */
 void cm_job_count_moved(cm_job *job, uint64_t nbytes);
-/* Check that what is mapped at the ends of `layout`, which is the plan's or that of a
- * piece, is still there, before the host or the runtime touches ordinary memory. Packed
- * ends lie in blocks of ours and are not checked. For a job of many runs, a call with
- * the plan's layout checks all of the runs, and one with the layout of a piece does
- * nothing.
+/* Check that the pages of mapped files at the ends of `layout` are still there, before
+ * the host or the runtime touches ordinary memory. `layout` is the plan's or that of a
+ * piece. Packed ends lie in blocks of ours and are not checked. For a job of many runs,
+ * a call with the plan's layout checks all of the runs, and one with the layout of a
+ * piece does nothing.
  * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_job_probe_pages(const cm_job *job, const cm_layout *layout);
 /* Bring in the pages of an end that maps a file and whose elements lie apart, such as

@@ -488,9 +488,9 @@ is_worth_a_block(const short_copy *c)
            && (c->down || c->nbytes >= c->tuning->bounce_nbytes);
 }
 
-/* Check that what is mapped at the host's end is still there, before the host or the
- * runtime touches it. The pages of a mapped file are all populated, which costs more
- * than the check. */
+/* Check that the pages of a mapped file at the host's end are still there, before the
+ * host or the runtime touches them. The pages of a mapped file are all populated, which
+ * costs more than the check. */
 static cm_status
 probe_pages(const short_copy *c)
 {
@@ -592,9 +592,9 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
     return free;
 }
 
-/* Take shares of what is page-locked at the ends, so that it stays so while the copy
- * relies on it. The caller does this again after is_free(), which may find memory that
- * was page-locked since. */
+/* Take shares of the page-locked memory at the ends, so that it stays page-locked while
+ * the copy relies on that. The caller does this again after is_free(), which may find
+ * memory that was page-locked since. */
 static bool
 share_ends(cm_engine *engine, const cm_copy_request *request, cm_page_shares *shares)
 {

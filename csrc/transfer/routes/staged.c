@@ -150,9 +150,9 @@ move_over_bus(cm_job *job, const cm_slot *s, const cm_layout *layout, cm_status 
 }
 
 /* Queue the copies that bring a packed piece from the slot to its places on the device,
- * or in host memory that the device writes for us. A kernel reads what is repeated many
- * times, so such a piece goes to a block on the device first, and not many times over
- * the bus. */
+ * or in host memory that the device writes for us. A kernel reads repeated elements
+ * many times, so a piece with such elements goes to a block on the device first, and
+ * not many times over the bus. */
 static cm_status
 send_piece(cm_job *job, const cm_slot *s)
 {

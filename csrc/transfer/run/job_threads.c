@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads that run whole jobs in the background, and that unpack what has come to
- * the host. The file also ends jobs before they have begun, and ends the engine with
- * all of them.
+/* The threads that run whole jobs in the background, and that unpack bytes that have
+ * arrived at the host. The file also ends jobs before they have begun, and ends the
+ * engine with all of them.
  *
  * A thread is started when there is a job and no thread is idle, up to
  * CM_MAX_JOB_THREADS. A job that has to wait does not keep its thread: it is put back,

@@ -18,7 +18,7 @@
  * If the host makes the whole copy, `move` is all that there is after the wait. In a
  * job thread a step that would have to wait returns CM_ETIMEOUT instead and sets
  * job->wait. The job is then put back, and comes here again when it can go on. After a
- * failure abandon() sees to it that nothing is left in flight that the caller does not
+ * failure abandon() makes sure that nothing is left in flight that the caller does not
  * expect. */
 #include "transfer/run/run.h"
 
@@ -32,7 +32,7 @@
 
 /* -- the run ------------------------------------------------------------------------ */
 
-/* Leave it to the ticket to find the end of what is queued. */
+/* Let the ticket find out when the queued work ends. */
 static cm_status
 submit_end(cm_job *job, cm_status outcome)
 {
