@@ -215,7 +215,8 @@ find_kib(const char *text, const char *key)
     return nbytes;
 }
 
-/* Take into account what RLIMIT_AS (ulimit -v) leaves of the process's addresses. */
+/* Take into account how many of the process's addresses RLIMIT_AS (ulimit -v)
+ * leaves. */
 static void
 apply_address_limit(const char *root, cm_host_memory *out)
 {

@@ -75,7 +75,7 @@ cm_buffer_strides(const cm_buffer *buffer)
 
 bool cm_buffer_check(const cm_state *state, PyObject *object);
 
-/* The kind that consumers see: an as_device() view is device memory. */
+/* Return the kind that consumers see. An as_device() view is device memory. */
 static inline cm_kind
 cm_buffer_kind(const cm_buffer *buffer)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Buffer.flags: how the memory was made, and NumPy's flags as they are now.
  *
- * What the flags say fits into one number: five flags of NumPy's, and four facts about
- * the memory. The package makes the object that says it in words (a tuple of names with
+ * All of this fits into one number: five flags of NumPy's, and four facts about the
+ * memory. The package turns the number into an object for users (a tuple of names with
  * attributes, cumem/buffers/flags.py). Such objects never change, and there are few
  * different numbers, so each object is made once and kept in a dictionary by its
  * number. The getter then only has to look at the strides and into the dictionary. */

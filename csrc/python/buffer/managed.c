@@ -122,8 +122,8 @@ prefetch_pages(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
     return none_unless(result);
 }
 
-/* The Python function _prefetch_rows(tile, device, stream), for tiles(), which has
- * streams of its own and whose moves do not count for thrashing. */
+/* This is the Python function _prefetch_rows(tile, device, stream). It is for tiles(),
+ * which has streams of its own and whose moves do not count as thrashing. */
 static PyObject *
 prefetch_rows(PyObject *module, PyObject *args)
 {

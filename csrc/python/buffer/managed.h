@@ -39,7 +39,8 @@ PyObject *cm_buffer_advise(PyObject *self, PyObject *const *args, Py_ssize_t nar
 PyObject *cm_buffer_discard(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
 PyObject *cm_buffer_page_residency(PyObject *self, PyObject *unused);
-/* In managed_block.c: what `with` takes, and its type, which is added to the module. */
+/* In managed_block.c: on(), and the type of the block that it returns, which is added
+ * to the module. */
 PyObject *cm_buffer_on(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                        PyObject *kwnames);
 int cm_register_managed_block_type(PyObject *module, cm_state *state);
@@ -54,5 +55,6 @@ int cm_buffer_set_read_mostly(PyObject *self, PyObject *value, void *unused);
 int cm_buffer_set_preferred_location(PyObject *self, PyObject *value, void *unused);
 int cm_buffer_set_accessed_by(PyObject *self, PyObject *value, void *unused);
 
-/* prefetch_pages(), and what tiles() of the package needs; ends with an empty row. */
+/* prefetch_pages(), and a function that tiles() of the package needs. The table ends
+ * with an empty row. */
 extern PyMethodDef cm_managed_methods[];

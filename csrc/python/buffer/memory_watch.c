@@ -48,9 +48,9 @@ read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t 
 
 /* -- keeping it --------------------------------------------------------------------------- */
 
-/* Clear an exception that says that an object does not tell where its memory is. That
- * is no failure: such memory is not watched. Returns 0, or -1 if the exception is not
- * an Exception (a KeyboardInterrupt, for instance) and therefore stays. */
+/* Clear an exception which only means that an object does not say where its memory is.
+ * Such memory is just not watched. Returns 0, or -1 if the exception is another, such
+ * as KeyboardInterrupt, and therefore stays. */
 static int
 forgive(void)
 {
@@ -61,8 +61,8 @@ forgive(void)
     return 0;
 }
 
-/* Keep the storage of a tensor. A tensor that only wraps others has none, and raises.
- */
+/* Keep the storage of a tensor. A tensor that only wraps others has none, and raises an
+ * error, which is cleared. Returns 0, or -1 with another exception. */
 static int
 keep_storage_of(cm_storage *storage, PyObject *tensor)
 {

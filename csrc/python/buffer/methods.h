@@ -12,10 +12,10 @@
 PyObject *cm_buffer_subscript(PyObject *self, PyObject *index);
 Py_ssize_t cm_buffer_length(PyObject *self);
 
-/* METH_FASTCALL | METH_KEYWORDS */
+/* Called as METH_FASTCALL | METH_KEYWORDS. */
 PyObject *cm_buffer_view(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
-/* METH_NOARGS */
+/* Called as METH_NOARGS. */
 PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
 
 /* In shapes.c; METH_FASTCALL | METH_KEYWORDS. */
@@ -47,19 +47,19 @@ PyObject *cm_buffer_get_flags(PyObject *self, void *closure);
 
 /* -- what else a buffer does -------------------------------------------------------------- */
 
-/* METH_NOARGS */
+/* Called as METH_NOARGS. */
 PyObject *cm_buffer_numpy(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_free(PyObject *self, PyObject *unused);
 PyObject *cm_buffer_enter(PyObject *self, PyObject *unused);
-/* Call `read` with what numpy() returns, for reads of our own: if it kept nothing of
- * the array, and nothing else was exported meanwhile, the memory never left us. Returns
- * the answer of `read`. */
+/* Call `read` with the array that numpy() returns, and return its answer. This is for
+ * reads of our own: if `read` kept nothing of the array, and nothing else was exported
+ * meanwhile, the memory does not count as exported. */
 typedef PyObject *cm_array_reader(PyObject *array, PyObject *argument);
 PyObject *cm_buffer_read(cm_buffer *self, cm_array_reader *read, PyObject *argument);
-/* METH_O */
+/* Called as METH_O. */
 PyObject *cm_buffer_read_by(PyObject *self, PyObject *function);
 PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
-/* METH_FASTCALL */
+/* Called as METH_FASTCALL. */
 PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
 /* -- managed memory; its methods are in managed.h ------------------------------------------ */

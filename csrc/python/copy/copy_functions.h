@@ -42,7 +42,7 @@ PyObject *cm_maps_file(PyObject *module, PyObject *args);
 
 /* the method __dlpack_device__(); METH_NOARGS */
 PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
-/* METH_FASTCALL | METH_KEYWORDS */
+/* Called as METH_FASTCALL | METH_KEYWORDS. */
 PyObject *cm_buffer_to_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames);
 /* duplicates.c. cm_buffer_duplicate() makes a copy in C's order, in memory of `kind` on

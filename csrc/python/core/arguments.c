@@ -454,7 +454,7 @@ find_current(cm_state *state, PyObject *about)
     }
     long theirs = PyLong_AsLong(index);
     Py_DECREF(index);
-    /* Python code has run, and may have shut it down. */
+    /* Python code has run, which may have called shutdown(). */
     const cm_runtime *rt = state->runtime;
     bool is_ours = theirs >= 0 && rt != NULL && theirs < rt->device_count;
     return is_ours ? (int)theirs : cm_state_device(state);
@@ -575,7 +575,8 @@ cm_arg_device_about(cm_state *state, PyObject *object, const char *name,
     else if (read_device(state, object, name, about, &index) < 0) {
         return -1;
     }
-    rt = state->runtime; /* reading the argument may have run code that shut it down */
+    rt = state->runtime; /* reading the argument may have run code that called
+                            shutdown() */
     if (rt == NULL && (rt = cm_state_runtime(state)) == NULL) {
         return -1;
     }

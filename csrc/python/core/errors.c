@@ -67,7 +67,8 @@ cm_py_report(cm_state *state, cm_status status, PyObject *where)
 {
     if (cm_is_ok(status) || cm_code_is_unloading(status.code)
         || state->make_error == NULL) {
-        return; /* also if nothing was ever opened, or the module is gone already */
+        return; /* make_error is NULL if nothing was ever opened, or if the module is
+                   gone already */
     }
     cm_kept_error kept = cm_error_keep();
     (void)cm_py_raise(state, status, NULL);

@@ -176,7 +176,7 @@ find_stack(PyThreadState *thread)
         hash = (hash ^ (uint64_t)(uintptr_t)code ^ ((uint64_t)(uint32_t)place << 32))
                * UINT64_C(0x9E3779B97F4A7C15);
         hash ^= hash >> 29;
-        Py_DECREF(code); /* its frame keeps it */
+        Py_DECREF(code); /* the frame keeps it alive */
         PyFrameObject *outer = recording.python.outer_frame(at);
         Py_DECREF((PyObject *)(void *)at);
         at = outer;
@@ -209,7 +209,7 @@ find_tag(void)
 }
 
 /* Find on whose behalf this thread works. A thread that has given the GIL up, or never
- * had it, has what it was lent. */
+ * had it, works on behalf of the origin that it was lent. */
 static cm_event_origin
 find_origin(uint64_t nbytes, cm_event_origin lent)
 {
@@ -241,7 +241,7 @@ cm_recording_lend_caller(bool may)
     return cm_recorder_lend_origin(origin);
 }
 
-/* -- what the package asks for ----------------------------------------------------------- */
+/* -- functions for the package ----------------------------------------------------------- */
 
 static PyObject *
 recorder_open(PyObject *Py_UNUSED(module), PyObject *args)

@@ -4,25 +4,27 @@
  * A route is a row of a table. The row has the text that users see, the functions that
  * do what differs from route to route, and facts that everybody else asks for: whether
  * a thread of the host works, whether the bytes go through page-locked slots, and so
- * on. A plan points at its row (`plan.row`). Who has a plan asks the row, and never
- * which row it is, so that a new route is a new row and a file of its own:
+ * on. A plan points at its row (`plan.row`). Code that has a plan asks its row for
+ * facts, and never which row it is, so that a new route is a new row and a file of its
+ * own:
  *
  *     if (job->plan.row->uses_ring) ...       and not: if it is STAGED or PEER_STAGED
  *
  * The functions of a row, in the order in which they are called:
  *
- *   suits   when the copy is planned: is this the way? Those rows of CM_ROUTES that are
- *           for such ends (`ends`) are asked from the first to the last, and the first
- *           that suits is taken. The last one takes whatever is left.
- *   reserve when the job's turn has come, before it moves anything: takes the memory
- *           without which the way is no use. Where there is none it may plan the copy
- *           anew. From then on the route of the job stays as it is.
+ *   suits   is called when the copy is planned, and says whether the route suits it.
+ *           Those rows of CM_ROUTES that are for such ends (`ends`) are asked from the
+ *           first to the last, and the first that suits is taken. The last one of them
+ *           takes every plan that is left.
+ *   settle  is called when the job's turn has come, before it moves anything. It takes
+ *           the memory that the route cannot do without. If there is none it may plan
+ *           the copy anew. From then on the route of the job stays as it is.
  *   move    queues the copy, or makes it.
- *   drain   once all is queued: what the host still has to do for it.
+ *   drain   is called once all is queued, and does the rest of the host's work.
  *
  * CM_ROUTES has all ways to move, or fill, one region, and nothing else.
- * CM_ROUTES_OF_MANY has those for which nobody searches, because who asks for many runs
- * (batch/) or for a file (file/) says so; their rows have no `suits`.
+ * CM_ROUTES_OF_MANY has those for many runs (batch/) and for files (file/), whose jobs
+ * name their row themselves. Nobody searches for such a row, so it has no `suits`.
  *
  * Some things that look like routes have no row. A short copy (routes/short_copy.c) is
  * made by its caller before there is a plan, since planning takes longer than the copy,
