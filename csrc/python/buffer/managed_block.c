@@ -43,8 +43,8 @@ block_enter(PyObject *object, PyObject *unused CM_UNUSED)
     return Py_NewRef((PyObject *)buffer);
 }
 
-/* Sends the pages back, after what the block gave to the stream of the way there, even
- * if they go to another device. */
+/* Sends the pages back. They move after the work that the block gave to the stream on
+ * which they came, even if they go to another device. */
 static PyObject *
 block_exit(PyObject *object, PyObject *const *args CM_UNUSED,
            Py_ssize_t nargs CM_UNUSED)

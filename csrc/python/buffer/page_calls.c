@@ -86,8 +86,8 @@ keep_whole_pages(cm_address *address, uint64_t *nbytes)
 
 /* -- parts without gaps -------------------------------------------------------------------- */
 
-/* How a buffer is cut into parts between whose elements no other bytes lie. All parts
- * look the same, and there is one for each index of the first axes. */
+/* Says how a buffer is cut into parts that have no other bytes between their elements.
+ * All parts look the same, and there is one for each index of the first axes. */
 typedef struct row_cut {
     /* How many of the first axes are stepped through; 0 if there is only one part. */
     int axis_count;

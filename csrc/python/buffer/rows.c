@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `for row in buf` and reversed(buf): views for one index of the first axis after the
- * other, each made when it is asked for. The iterator holds the buffer. It is a type of
- * its own because buffers have no sequence slots, by which others would take them for
- * lists, and Python's iterator over sequences needs those. */
+/* `for row in buf` and reversed(buf) give a view for each index of the first axis,
+ * which is made when it is asked for. The iterator holds the buffer. It is a type of
+ * its own because Python's iterator over sequences needs sequence slots. Buffers have
+ * none, since other libraries would then take them for lists. */
 #include "python/buffer/methods.h"
 #include "python/core/types.h"
 

@@ -52,7 +52,8 @@ collect_axes(const cm_buffer *self, bool fortran, old_axes *out)
     }
 }
 
-/* True if the axis steps as the one before it would if that were longer. */
+/* True if one step along the axis is as long as the whole axis before it, so that the
+ * two step as one axis would. */
 static bool
 goes_on(const old_axes *old, int axis)
 {
@@ -200,7 +201,7 @@ complete_shape(const cm_buffer *self, int ndim, int64_t *shape)
             fits = true;
         }
         else if (known > 0 && !cm_mul_i64(known, shape[i], &known)) {
-            known = 1; /* a length of 0 can still come */
+            known = 1; /* a length of 0 may still follow */
             fits = false;
         }
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Storages: how they are made, counted, closed and given back, and what puts that off:
- * exports, calls and transfers. */
+/* Storages: how they are made, counted, closed and given back, and how exports, pins
+ * and transfers put that off. */
 #include "python/buffer/storage.h"
 
 #include <stdlib.h>
@@ -354,8 +354,8 @@ storage_destroy(cm_storage *storage)
     storage->free_struct(storage);
 }
 
-/* Ends what was dropped without the GIL: the last reference, or the last hold of a
- * closed storage, which came with a reference. */
+/* Completes a drop that was made without the GIL. It was that of the last reference, or
+ * of the last hold of a closed storage, which came with a reference. */
 static void
 end_deferred(cm_deferred *deferred)
 {

@@ -95,12 +95,13 @@ typedef struct cm_use_span {
  * registration together with a view, or a foreign owner. */
 typedef struct cm_storage {
     atomic_size_t refs;
-    /* Counts what the bytes must outlive, in units of CM_HOLD_…. */
+    /* Counts the exports and transfers that the bytes must outlive, in units of
+     * CM_HOLD_…. */
     atomic_uint_least64_t holds;
     cm_list node;      /* in state->storages while open */
     cm_state *state;   /* borrowed */
     cm_kind kind;      /* what consumers may do with it */
-    cm_kind copy_kind; /* where the planner takes the bytes to be */
+    cm_kind copy_kind; /* where the planner assumes that the bytes are */
     int device;        /* index; 0 for pageable memory, which has none */
     /* Flags of cudaHostAlloc, cudaMallocManaged or cudaHostRegister. */
     unsigned flags;
@@ -158,9 +159,9 @@ typedef struct cm_storage {
     /* Owned: the object that has the foreign bytes, if its owner can put other bytes in
      * their place (memory_watch.h); else NULL. */
     PyObject *memory;
-    uint64_t memory_address; /* its first byte and its size, where is_watched */
+    uint64_t memory_address; /* its first byte, if is_watched */
     uint64_t memory_nbytes;
-    bool is_watched; /* each use checks that these two have not changed */
+    bool is_watched; /* each use checks that its address and size have not changed */
     /* A function of C that cleans up, instead of `foreign` or beside it. */
     void (*foreign_drop)(void *argument);
     void *foreign_argument;
@@ -175,7 +176,7 @@ typedef struct cm_storage {
     uint32_t use_capacity;
     cm_use_span *spans;  /* one for each use; NULL if nothing is known of any */
     uint32_t span_count; /* use_count, or 0 */
-    uint32_t prune_at;   /* how many uses make us look again which streams are idle */
+    uint32_t prune_at;   /* with this many uses, idle streams are looked for again */
     uint32_t span_capacity;
     bool first_is_lent; /* uses[0] is the state's own record, and is not held */
     void (*free_struct)(struct cm_storage *storage); /* called at the very end */
@@ -184,8 +185,8 @@ typedef struct cm_storage {
     cm_storage_transfer *transfers;
     uint32_t transfer_count;
     uint32_t transfer_capacity;
-    uint32_t forget_transfers_at; /* how many transfers make us look again which have
-                                     finished */
+    uint32_t forget_transfers_at; /* with this many transfers, finished ones are looked for again
+                         */
     /* The engine's count of failures when it was last looked at. */
     uint64_t failed_total;
     uint64_t many_call; /* the last copy_many() that named it, and its index there */
@@ -275,9 +276,9 @@ bool cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index,
 /* Do the same as cm_storage_add_use() for a stream on which other code works on it, now
  * or later. Returns 0, or -1 with MemoryError. */
 int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
-/* Forget uses that no later call can have to wait for, except `by` and lasting ones. It
- * is called for a call of ours that touches `extent`, once that is done or, if `by` is
- * not NULL, queued on `by`. That call came after all work that was in its way when
+/* Forget uses for which no later call will have to wait, except `by` and lasting ones.
+ * It is called for a call of ours that touches `extent`, once that is done or, if `by`
+ * is not NULL, queued on `by`. That call came after all work that was in its way when
  * `use_calls` was read, or with `all` after all work. Nothing happens if another stream
  * was given work since. Needs the GIL, and releases it for streams that end. */
 void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent extent,
@@ -310,8 +311,8 @@ void cm_storage_begin_export(cm_storage *storage);
  * they never left us. Other consumers may ask for a view, start a copy on the device
  * and give the view back at once. Needs the GIL. */
 void cm_storage_watch_view(cm_storage *storage, const void *view, Py_ssize_t refs);
-/* The view comes back. True if it turned out not to have been an export, and then
- * was_exported is unset. */
+/* Called when the view comes back. Returns true if it turned out not to have been an
+ * export, and then unsets was_exported. */
 bool cm_storage_unwatch_view(cm_storage *storage, const void *view, Py_ssize_t refs);
 /* End an export without the GIL, and drop a reference as well. */
 void cm_storage_drop_export(cm_storage *storage);
@@ -359,8 +360,9 @@ cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
  * the GIL. */
 int cm_storage_add_transfer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
                             uint64_t seen);
-/* Called when a transfer into it ended well before it could be remembered: failures of
- * earlier ones are no longer reported to whoever uses the memory. Needs the GIL. */
+/* Called when a transfer into it has succeeded before it could be remembered. Failures
+ * of earlier ones are then no longer reported to later users of the memory. Needs the
+ * GIL. */
 void cm_storage_note_written(cm_storage *storage);
 /* Wait, with the GIL released, until nobody's transfer uses it. Returns 0, or -1 with
  * what a signal handler raised. */

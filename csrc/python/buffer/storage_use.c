@@ -236,8 +236,9 @@ cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index, cm_extent ex
     return own < 0 || !was_followed(span_of(storage, (uint32_t)own), span, extent);
 }
 
-/* True if whatever uses[index] is in the way of has to come after uses[own] too, which
- * came after uses[index]. Nobody needs to know of uses[index] any more then. */
+/* True if all work that has to come after uses[index] also has to come after uses[own],
+ * which itself came after uses[index]. Then nobody needs to know of uses[index] any
+ * more. */
 static bool
 is_covered(const cm_storage *storage, uint32_t index, int64_t own)
 {
@@ -404,7 +405,7 @@ forget_finished_pending(cm_storage *storage)
     }
 }
 
-/* Drop some finished transfers. Asking all of them each time would cost as much as
+/* Drop some finished transfers. Asking all of them each time would take longer the more
  * there are. A failure is forgotten at once, so that it is not reported to anybody who
  * comes later. */
 static void

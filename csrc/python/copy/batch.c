@@ -424,7 +424,7 @@ keep_locked(many_call *self, cm_registry *registry, cm_page_shares *locked)
     return result;
 }
 
-/* Let the package add to the exception which pair it was. */
+/* Let the package add to the exception which pair was wrong. */
 static void
 name_pair(uint64_t index)
 {

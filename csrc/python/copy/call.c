@@ -46,8 +46,8 @@ cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src
 }
 
 /* Return the device of the first memory on a device that is found in `object` or, down
- * to `depth`, in its items; -1 if there is none. With `asks` objects of other libraries
- * are asked as well. */
+ * to `depth`, in its items, or -1 if there is none. With `asks` objects of other
+ * libraries are asked as well. */
 static int
 find_device(const cm_state *state, PyObject *object, bool asks, int depth)
 {

@@ -98,7 +98,7 @@ typedef struct cm_call {
     cm_ticket *ticket;     /* borrowed from the engine while it asks for interrupts */
     PyThreadState *thread; /* while the GIL is released; else NULL */
     PyObject *watched; /* owned list, for the handle: memory of the ends that its owner
-                          can move (memory_watch.h); NULL: there is none */
+                          can move (memory_watch.h); NULL if there is none */
     /* The stream is a default one, which the module has until shutdown(). That is kept
      * away while a call runs, so such a stream need not be counted. */
     bool stream_is_lent;
@@ -155,7 +155,7 @@ cm_devices_of(const cm_region *region)
  * needs no hint. */
 int cm_device_hint(const cm_state *state, PyObject *object, PyObject *stream,
                    int depth);
-/* The same for the two ends of a copy. */
+/* Guess the device of `stream` in the same way, for the two ends of a copy. */
 int cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src,
                       PyObject *stream);
 
@@ -197,8 +197,9 @@ int cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
  * unfinished transfers, that are in the way of work on `extent`. Returns 0, or -1 with
  * MemoryError. */
 int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
-/* The same for an end of the call, which reads or writes its bytes of the storage. If
- * its memory is not a storage of ours there is nothing to come after. */
+/* Do the same as cm_call_come_after() for an end of the call, which reads or writes its
+ * bytes of the storage. If its memory is not a storage of ours there is nothing to come
+ * after. */
 int cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes);
 int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
 /* Keep the memory of an end alive: a storage, counted as used by a transfer, or else an
@@ -246,8 +247,8 @@ bool cm_call_moves_bytes(const cm_region *dst, const cm_region *src);
  * comes after it. Returns 0, or -1 with MemoryError. In that case nobody could wait for
  * it later, so this function has waited for it, and has released the ticket. */
 int cm_call_remember(cm_call *call, cm_ticket *ticket);
-/* Note on the storages that the call is one of several with that number (0: it is not).
- * After the last of them _end_parts() lets the storages forget the streams that came
+/* Note on the storages that the call is one of several with that number, unless it is
+ * 0. After the last of them _end_parts() lets the storages forget the streams that came
  * before. */
 void cm_call_join(const cm_call *call, uint64_t number);
 /* Note on the storages that a graph may use the memory from now on. */

@@ -132,8 +132,8 @@ check_scaled(const char *before, PyObject *dtype, cm_number number)
 
 /* -- what converts the elements ----------------------------------------------------------- */
 
-/* How elements of one dtype become elements of another. If neither the copy threads nor
- * NumPy convert them, they stay as they are. */
+/* Says how elements of one dtype become elements of another. If neither the copy
+ * threads nor NumPy convert them, they stay as they are. */
 typedef struct plan {
     cm_convert convert; /* what the copy threads do, if both dtypes are numbers */
     PyObject *by_numpy; /* owned; the dtype by which NumPy reads the source, if NumPy

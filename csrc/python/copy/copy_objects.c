@@ -47,8 +47,8 @@ device_of(const copy_call *call)
 }
 
 /* Return the device that the handle of the copy to `dst` belongs to: that of its
- * target, else of its source, else of its stream; -1 if the copy has nothing to do with
- * a device. */
+ * target, else of its source, else of its stream, or -1 if the copy has nothing to do
+ * with a device. */
 static int
 home_of(const copy_call *call, const cm_operand *dst)
 {
@@ -74,9 +74,9 @@ choose_stream(copy_call *call)
                                  is_any ? 0 : call->devices, device);
 }
 
-/* Let the call come after what used this end, and keep the end alive. The ends are
- * pinned during the call, so a blocking call needs keeps only if Ctrl-C leaves the copy
- * running. */
+/* Let the call come after earlier work on this end, and keep the end alive. The ends
+ * are pinned during the call, so a blocking call needs keeps only if Ctrl-C leaves the
+ * copy running. */
 static int
 take_end(copy_call *call, const cm_operand *end, bool writes)
 {
@@ -212,8 +212,8 @@ init_more(copy_call *call)
     return 0;
 }
 
-/* Find out whether elements are converted: 1 if they are, 0 if not, -1 with an
- * exception. Most copies have ends of one dtype and ask for no conversion. */
+/* Find out whether elements are converted. Most copies have ends of one dtype and ask
+ * for no conversion. Returns 1 if they are, 0 if not, or -1 with an exception. */
 static int
 check_dtypes(copy_call *call)
 {
@@ -325,7 +325,7 @@ goes_via_host(const copy_call *call)
 
 /* Copy between two devices and convert the elements. This is made of several copies by
  * way of the host. Such a copy has no further targets; cumem/transfers/multi_device.py
- * sees to that. */
+ * makes sure of that. */
 static cm_status
 copy_via_host(copy_call *call, cm_engine *engine, cm_ticket **out)
 {
@@ -427,7 +427,7 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
     call->call.state = state;
     call->call.blocking = how.blocking;
     /* A short copy has no ticket. One of several that begin together does not come
-     * after all transfers, and what covers a transfer may be among those that it
+     * after all transfers, and a transfer that covers others may be among those that it
      * ignores. */
     call->call.has_ticket = !how.blocking && how.before == 0;
     call->call.progress = how.progress;

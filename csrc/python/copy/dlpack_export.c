@@ -27,7 +27,7 @@ typedef struct export_request {
                      come after */
 } export_request;
 
-/* Raise ValueError; returns -1. */
+/* Raise ValueError. Always returns -1. */
 static int
 refuse_stream(int64_t stream)
 {
@@ -366,8 +366,8 @@ read_place(const cm_buffer *buffer, PyObject *object, cm_dl_device *out)
     return 0;
 }
 
-/* Export a copy, which is the consumer's alone. It is of the same kind, but pinned
- * memory where the CPU asks for what it cannot reach. */
+/* Export a copy, which is the consumer's alone. It is of the same kind, or pinned
+ * memory if the CPU asks for memory that it cannot reach. */
 static PyObject *
 export_copy(PyObject *self, export_request asked)
 {
@@ -383,7 +383,7 @@ export_copy(PyObject *self, export_request asked)
     }
     asked.is_copy = true;
     PyObject *capsule = export_asked(copied, &asked);
-    Py_DECREF(copied); /* what is exported holds its memory */
+    Py_DECREF(copied); /* the capsule holds its memory */
     return capsule;
 }
 

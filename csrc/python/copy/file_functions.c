@@ -370,7 +370,7 @@ transfer(file_call *call)
     return make_outcome(call->call.state, nbytes, own_maps, failure);
 }
 
-/* The `run` of _maps_file(): whether an end is a map of the file. */
+/* The `run` of _maps_file(): find out whether an end is a map of the file. */
 static PyObject *
 look_for_maps(file_call *call)
 {

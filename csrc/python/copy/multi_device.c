@@ -217,8 +217,8 @@ copy_part(PyObject *module, PyObject *args)
     return cm_call_leave(&frame, transfers);
 }
 
-/* _end_parts(number, stream, capsule). A storage that was used otherwise since its copy
- * forgets nothing. */
+/* This is the Python function _end_parts(number, stream, capsule). A storage that was
+ * used otherwise since its copy forgets nothing. */
 static PyObject *
 end_parts(PyObject *module, PyObject *args)
 {

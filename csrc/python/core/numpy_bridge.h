@@ -20,8 +20,8 @@ PyObject *cm_numpy_dtype(PyObject *object);
 /* Do the same as cm_numpy_dtype(), but also accept those dtypes of NumPy's that no
  * buffer can have. */
 PyObject *cm_numpy_read_dtype(PyObject *object);
-/* True if it is a numpy.dtype. The functions below take nothing else for a dtype, and
- * do not check. */
+/* True if it is a numpy.dtype. The functions below accept nothing else as a dtype, and
+ * do not check that. */
 bool cm_numpy_is_dtype(PyObject *object);
 int64_t cm_numpy_itemsize(PyObject *dtype);
 int64_t cm_numpy_alignment(PyObject *dtype); /* in bytes; a power of two */
@@ -150,7 +150,7 @@ cm_number cm_numpy_read_scalar(PyObject *scalar, void *out);
 
 /* -- from one dtype to another ----------------------------------------------------------- */
 
-/* What a conversion may do to elements, from the strictest rule on. */
+/* The rules for what a conversion may do to elements, the strictest first. */
 typedef enum cm_casting_rule {
     CM_RULE_NO,
     CM_RULE_EQUIV,

@@ -33,7 +33,7 @@ contains(code_range range, uintptr_t address)
     return range.low <= address && address < range.high;
 }
 
-/* The range of addresses at which a loaded object is mapped. */
+/* Return the range of addresses at which a loaded object is mapped. */
 static code_range
 range_of(const struct dl_phdr_info *object)
 {
@@ -96,7 +96,8 @@ static _Unwind_Reason_Code
 visit(struct _Unwind_Context *context, void *argument)
 {
     walk *state = argument;
-    /* An address within the call instruction. */
+    /* This is an address within the call instruction, since the return address lies
+     * behind it. */
     uintptr_t place = (uintptr_t)_Unwind_GetIP(context) - 1;
     bool is_numpy = contains(objects.numpy, place);
     bool is_passing = contains(objects.python, place) || contains(objects.own, place);

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a `with` block makes current in its context: streams, pools and devices.
+/* The streams, pools and devices that `with` blocks make current in their contexts.
  *
- * Chains
- * ------
- * What is current is a chain in a context variable: None, or a pair of the innermost
- * block and the chain outside of it. A chain is never changed, since contexts share it:
- * asyncio copies the context for each task, and a task may outlive the block that it
- * was started in. If a block ends in the middle of a chain, the links inside of it are
- * made anew.
+ * Chains ------ A context variable holds a chain: None, or a pair of the innermost
+ * block and the chain outside of it. The object of the innermost block is the current
+ * one. A chain is never changed, since contexts share it: asyncio copies the context
+ * for each task, and a task may outlive the block that it was started in. If a block
+ * ends in the middle of a chain, the links inside of it are made anew.
  *
  *   with a:            chain = (a, None)
  *       with b:        chain = (b, (a, None))

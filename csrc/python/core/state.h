@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of the module: types, exceptions and what the process has one of by default
- * (runtime, pools, engine).
+/* The state of the module: types, exceptions, and the runtime, the pools and the engine
+ * that the process has by default.
  *
  * The runtime is opened at first use, never at import, and asleep (runtime.h).
  * shutdown() closes it, and the next use opens another. Objects outlive a shutdown;
@@ -201,8 +201,8 @@ typedef struct cm_state {
     cm_list storages; /* every live cm_storage of this generation */
     /* Every open cm_stream_object; initialised where its type is made. */
     cm_list streams;
-    cm_list events;       /* every open cm_event_object; likewise */
-    cm_list pool_objects; /* every open cm_pool_object; likewise */
+    cm_list events;       /* every open cm_event_object; also initialised there */
+    cm_list pool_objects; /* every open cm_pool_object; also initialised there */
     cm_list device_waits; /* waits that signals ended: see cm_device_waits_join() */
     /* Python references that threads without the GIL have dropped: see
      * deferred_decref.c. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Devices by their index: Device objects and their `with` blocks, the current device,
- * the current stream, and what cumem/devices/device.py asks about the runtime. */
+ * the current stream, and the questions of cumem/devices/device.py about the
+ * runtime. */
 #include <string.h>
 
 #include "docstrings.h"
@@ -27,7 +28,8 @@ cm_device_object_new(cm_state *state, int index)
     return Py_NewRef(state->devices[index]);
 }
 
-/* The Python function _device(object, name, about=None): see cm_arg_device_about(). */
+/* This is the Python function _device(object, name, about=None), which calls
+ * cm_arg_device_about(). */
 static PyObject *
 device(PyObject *module, PyObject *args)
 {

@@ -50,7 +50,7 @@ cm_event_object_new(cm_state *state, int device, bool timing, bool blocking)
     return op;
 }
 
-/* Take the handle out of an Event, which is closed then. */
+/* Take the handle out of an Event, which closes it. */
 static cm_detached_event
 detach(cm_event_object *self)
 {
@@ -399,7 +399,7 @@ event_get_closed(PyObject *op, void *Py_UNUSED(closure))
     return PyBool_FromLong(self->rt == NULL || self->closing);
 }
 
-/* The method query(), which is PyTorch's name for `done`. */
+/* This is the method query(), PyTorch's name for `done`. */
 static PyObject *
 event_query(PyObject *op, PyObject *Py_UNUSED(unused))
 {

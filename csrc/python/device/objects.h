@@ -45,8 +45,8 @@ PyObject *cm_stream_object_new(cm_state *state, cm_stream *stream);
 cm_stream *cm_stream_object_take(PyObject *op);
 /* Close a Stream: release its record. This does nothing if it is closed already. */
 void cm_stream_object_close(cm_stream_object *self);
-/* Close every open Stream, for shutdown. Their records move to `out`, which has room,
- * and are for the caller to release. Returns how many there are. */
+/* Close every open Stream, for shutdown. Their records move to `out`, which has room
+ * for all of them, and the caller has to release them. Returns how many there are. */
 size_t cm_streams_collect(cm_state *state, cm_stream **out);
 /* Return the Stream that is current for `device` in this context. Returns a new
  * reference, or NULL with an exception. */

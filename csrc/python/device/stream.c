@@ -140,7 +140,8 @@ legacy_stream(cm_state *state, int device)
             return NULL;
         }
         if (state->legacy_streams[device] != NULL) {
-            /* A garbage collection in the allocation may have run code that made it. */
+            /* A garbage collection during the allocation may have run code that made
+             * it. */
             Py_DECREF(object);
             cm_stream_release(record);
             return state->legacy_streams[device];

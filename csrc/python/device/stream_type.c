@@ -207,8 +207,8 @@ stream_synchronize(PyObject *op, PyObject *Py_UNUSED(unused))
     return give(op, stream, status, waited ? Py_NewRef(Py_None) : NULL);
 }
 
-/* wait() for an Event, a Transfer or a stream. Only a Transfer may block it, with the
- * GIL released. */
+/* This is wait() for an Event, a Transfer or a stream. It blocks only for a Transfer,
+ * with the GIL released. */
 static PyObject *
 stream_wait(PyObject *op, PyObject *other)
 {

@@ -73,8 +73,8 @@ transfer_dealloc(PyObject *op)
                      (PyObject *)(void *)Py_TYPE(op));
     }
     (void)transfer_clear(op);
-    /* Dropped last: the interpreter's last garbage collection clears objects in any
-     * order. */
+    /* The module is dropped last, since the interpreter's last garbage collection
+     * clears objects in any order. */
     PyObject *module = self->module;
     cm_object_free(op);
     Py_XDECREF(module);

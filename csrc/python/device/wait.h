@@ -22,7 +22,7 @@ bool cm_sees_signals(void);
 /* Find out, at import, whether the calling thread is the main one. */
 void cm_signals_init(void);
 
-/* A question whether something is done, such as cm_rt_stream_query(). */
+/* Asks whether something is done, as cm_rt_stream_query() does. */
 typedef cm_status (*cm_wait_query)(cm_runtime *rt, uint64_t handle, bool *done);
 
 /* Wait until `query` says that it is done, or fails, and write the outcome to *out.
@@ -66,9 +66,9 @@ typedef struct cm_pool_waiter {
 } cm_pool_waiter;
 
 cm_wait_hooks cm_wait_hooks_of(cm_pool_waiter *waiter);
-/* Take the GIL back after the wait, which had this status. An exception of a signal
- * handler that did not end the wait is raised by the next instruction of Python's, and
- * the result of the call stands. */
+/* Take the GIL back after the wait, which had this status. If a signal handler raised
+ * an exception that did not end the wait, Python's next instruction raises it, and the
+ * result of the call stands. */
 void cm_pool_waiter_end(const cm_pool_waiter *waiter, cm_status status);
 /* True if the current stream that PyTorch or CuPy has in this thread is capturing. (The
  * runtime itself knows the streams that were passed to cumem.) Needs the GIL. An

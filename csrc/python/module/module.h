@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The extension as a whole: how its devices are opened and closed, and what the files
- * of this folder give to module.c, which puts the module together. The GIL is held. */
+/* The extension as a whole: how its devices are opened and closed, and the functions
+ * and tables of this folder's files for module.c, which puts the module together. The
+ * GIL is held. */
 #pragma once
 
 #include "python/core/state.h"

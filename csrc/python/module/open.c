@@ -28,7 +28,7 @@
 
 enum { OPENING_NAP_NS = 1000 * 1000 }; /* a driver takes a hundred times as long */
 
-/* What to open, decided with the GIL before it is released. */
+/* The plan of what to open, which is made with the GIL before that is released. */
 typedef struct opening {
     bool tries_cuda;
     bool may_emulate;   /* if CUDA is not tried, or does not open */
@@ -300,7 +300,7 @@ open_now(cm_state *state)
         return -1;
     }
     if (state->runtime != NULL || state->opening) {
-        return 0; /* another thread was faster, while the devices were counted */
+        return 0; /* another thread has opened it while the devices were counted */
     }
     cm_runtime *runtime = NULL;
     cm_status status = opening_run_alone(state, &plan, &runtime);
@@ -310,7 +310,7 @@ open_now(cm_state *state)
             return -1;
         }
         if (state->runtime != NULL || state->opening) {
-            return 0; /* another thread was faster, while the package decided */
+            return 0; /* another thread has opened it while the package decided */
         }
         status = opening_run_alone(state, &plan, &runtime);
     }
@@ -325,7 +325,7 @@ open_now(cm_state *state)
     int result = 0;
     if (plan.fell_back && !state->warned) {
         /* The warning may run Python code that uses cumem, here or in a thread that it
-         * waits for. That opens a runtime of its own, which then serves us too. */
+         * waits for. That code opens a runtime itself, which then serves us too. */
         result = warn_of_emulation(state, state->emulation_reason);
     }
     if (result < 0 || state->runtime != NULL || state->opening) {

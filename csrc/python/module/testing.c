@@ -155,7 +155,7 @@ deny_peers(PyObject *module, PyObject *denied)
 
 /* -- calls of the runtime: counted, failed, delayed --------------------------------------- */
 
-/* Make the types of all answers with names, and list them. */
+/* Make the types of all struct sequences, and list them. */
 static PyObject *
 answer_types(PyObject *module, PyObject *Py_UNUSED(unused))
 {

@@ -31,7 +31,8 @@ PyObject *cm_buffer_allocate_kind(cm_state *state, cm_kind kind, unsigned flags,
 cm_status cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes,
                               cm_stream *stream, cm_status status, cm_block **out);
 
-/* The Python function that cumem/pools/out_of_memory.py calls; METH_VARARGS. */
+/* The Python function by which cumem/pools/out_of_memory.py tries again;
+ * METH_VARARGS. */
 PyObject *cm_shortage_retry(PyObject *module, PyObject *args);
 
 /* -- fast_path.c -------------------------------------------------------------------------- */

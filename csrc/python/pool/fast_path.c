@@ -141,7 +141,8 @@ fill_extents(cm_buffer *buffer, const fast_plan *plan)
     }
 }
 
-/* Fill a root, which nobody but its list has seen since it was kept, over `block`. */
+/* Make a buffer over `block` of a root that was kept for reuse. Nobody else knows of
+ * the root. */
 static CM_INLINE void
 fill_root(cm_state *state, cm_inline_buffer *root, const fast_plan *plan,
           cm_block *block)
@@ -185,8 +186,8 @@ take_planned(cm_state *state, cm_kind kind, const fast_plan *plan)
 }
 
 /* A request: the arguments in the slots of their names, and the shape, which has been
- * read. Reading it may run Python code (an __index__()), so it comes before a look at
- * anything that such code could change. */
+ * read. Reading it may run Python code (an __index__()), so it is done before anything
+ * is read that such code could change. */
 typedef struct fast_request {
     PyObject *values[SLOT_COUNT];
     int ndim;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lending: device memory for the allocator of another library, PyTorch, which calls
- * functions of ours by their addresses: from any thread, with or without the GIL, until
+/* Lending gives device memory to the allocator of another library, PyTorch. That calls
+ * functions of ours by their addresses, from any thread, with or without the GIL, until
  * the process ends.
  *
  * These functions never take the GIL: the caller may hold a lock that a thread with the
- * GIL waits for. After shutdown() nothing is lent, and what comes back is leaked, as in
- * a forked child. `stream` is a cudaStream_t.
+ * GIL waits for. After shutdown() nothing is lent, and blocks that come back are
+ * leaked, as in a forked child. `stream` is a cudaStream_t.
  *
  * There are two uses (cumem/integrations/torch.py). replace_allocator() puts cumem in
  * the place of PyTorch's allocator: a tensor of 1 MB calls cumem_lend(1000000, 0,
@@ -28,7 +28,7 @@ bool cm_lending_wait(uint64_t most_ns);
  * which has room for those of all devices. They are still held, and *count is how many
  * there are. Returns false, and changes nothing, if a thread is inside. */
 bool cm_lending_try_end(cm_pool **out, size_t *count);
-/* Called at exit: what comes back from now on is leaked, since the driver may be
+/* Called at exit. Blocks that come back from now on are leaked, since the driver may be
  * gone. */
 void cm_lending_leak(void);
 

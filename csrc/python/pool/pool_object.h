@@ -9,14 +9,14 @@ typedef struct cm_pool_object {
     cm_state *state;
     cm_pool *pool; /* held; NULL after close() or shutdown() */
     cm_list node;  /* in state->pool_objects while open */
-    /* What a Pool shows even after close(); its budget is not used. */
+    /* The config that a Pool shows even after close(). Its budget is not used. */
     cm_pool_config config;
     uint64_t generation;
     PyObject *weakrefs;
 } cm_pool_object;
 
 extern PyMethodDef cm_pool_methods[]; /* the Python functions about pools */
-/* Those of numpy_memory.c, for the package. */
+/* Functions of numpy_memory.c for the package. */
 extern PyMethodDef cm_numpy_memory_methods[];
 
 int cm_register_pool_type(PyObject *module, cm_state *state);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* DLPack: declarations of its binary interface in our own words, and what an exporter
- * needs. They cover ABI major version 1 (versioned) and the unversioned one before it
- * (legacy). The GIL is held. Only the dlpack files include this. */
+/* DLPack: our own declarations of its binary interface, and the functions that an
+ * exporter needs. They cover ABI major version 1 (versioned) and the unversioned one
+ * before it (legacy). The GIL is held. Only the dlpack files include this. */
 #pragma once
 
 #include <stddef.h>
@@ -100,8 +100,9 @@ _Static_assert(offsetof(cm_dl_exchange, from_object) == 24
 /* Find DLPack's code for a dtype. Returns 0, or -1 with BufferError if it has none. A
  * dtype of another package is asked for its name, which may run Python code. */
 int cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out);
-/* Make a numpy.dtype of DLPack's code; BufferError if NumPy has none. Types of
- * ml_dtypes are found if that package is there. */
+/* Make a numpy.dtype of DLPack's code. Types of ml_dtypes are found if that package is
+ * there. Returns a new reference, or NULL with an exception, which is a BufferError if
+ * NumPy has no such dtype. */
 PyObject *cm_dlpack_to_dtype(cm_dl_dtype type);
 
 /* -- devices ------------------------------------------------------------------------ */
@@ -115,6 +116,6 @@ int cm_dlpack_check_device(const cm_runtime *rt, cm_dl_device device, cm_kind *k
 /* Export as __dlpack__(max_version=(1, 3), copy=False) does for a consumer on the
  * current stream. */
 PyObject *cm_dlpack_current(PyObject *buffer);
-/* Export as __dlpack__(stream=-1, max_version=(1, 3), dl_device=device) does, of memory
- * that nobody has used yet. */
+/* Export memory that nobody has used yet, as __dlpack__(stream=-1, max_version=(1, 3),
+ * dl_device=device) does. */
 PyObject *cm_dlpack_fresh(PyObject *buffer, cm_dl_device device);

@@ -12,7 +12,7 @@
 
 #define WHAT "DLPack tensor"
 
-/* Raise ValueError; always returns -1. */
+/* Raise ValueError. Always returns -1. */
 static int
 refuse(const char *format, ...)
 {

@@ -54,8 +54,8 @@ PyObject *cm_asbuffer_on(cm_state *state, PyObject *object, PyObject *stream);
 PyObject *cm_import_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
                            uint64_t unasked);
 
-/* Ask another library's object which device its memory is on. The answer is -1 if it is
- * no device's or the object does not say. This runs the object's code, and raises
+/* Ask another library's object which device its memory is on. Returns -1 if no device
+ * has it, or if the object does not say. This runs the object's code, and raises
  * nothing. */
 int cm_exporter_device(const cm_state *state, PyObject *object);
 
@@ -67,8 +67,8 @@ int cm_exporter_device(const cm_state *state, PyObject *object);
 PyObject *cm_import_by_dlpack(cm_state *state, PyObject *object, cm_stream *stream,
                               bool has_buffer);
 
-/* Make a buffer over the memory of an object with the CUDA array interface, likewise.
- * Returns NotImplemented if the object has none. */
+/* Make a buffer over the memory of an object with the CUDA array interface in the same
+ * way. Returns NotImplemented if the object has none. */
 PyObject *cm_import_by_array_interface(cm_state *state, PyObject *object,
                                        cm_stream *stream);
 
@@ -109,7 +109,7 @@ int cm_check_unmasked(PyObject *array);
 /* True if the object has memory of its own, as a Buffer, an array or another exporter
  * does. False if it is a value, of which copy() would make an array. */
 bool cm_operand_is_memory(const cm_state *state, PyObject *object);
-/* Says when the driver is asked what kind host memory is, which takes longer than
+/* Says when the driver is asked about the kind of host memory. That takes longer than
  * everything else that comes before a short copy. */
 typedef enum cm_asking {
     CM_ASK,              /* now */

@@ -131,7 +131,8 @@ lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
         if (mapped) {
             return refuse_mapping(state, storage, status);
         }
-        /* Others have locked it without mapping it; copies need no address. */
+        /* Other code has locked it without mapping it. Copies need no device
+         * address. */
         status = cm_ok();
         address = 0;
     }
