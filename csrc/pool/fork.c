@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decides what a forked child finds in page-locked memory.
  *
- * The problem ----------- fork() gives the child the same pages as the parent, and the
+ * The problem
+ * -----------
+ * fork() gives the child the same pages as the parent, and the
  * kernel copies a page when either of them writes to it. A device knows nothing of
  * this: it writes to the physical page, which after such a copy may be the child's
  * alone, and the parent reads old bytes. So page-locked memory must not be shared in

@@ -9,7 +9,9 @@
  * small requests cause few growths. If the runtime or a limit refuses that much, the
  * growth tries once more with what the request needs.
  *
- * Placed memory ------------- If chunks can be mapped anywhere in one range of
+ * Placed memory
+ * -------------
+ * If chunks can be mapped anywhere in one range of
  * addresses, a growth takes only the memory that is missing at one place:
  *
  *   1. The heap finds the place that lacks the fewest granules (cm_hole).
@@ -34,7 +36,9 @@
  * Only clean spans are moved: nothing in them is live, and the host has seen all work
  * on them end. The addresses that a chunk leaves become a gap.
  *
- * Plans ----- Runtime calls are made without the pool's lock, so a growth has three
+ * Plans
+ * -----
+ * Runtime calls are made without the pool's lock, so a growth has three
  * parts. Under the lock, plan_place_locked() chooses everything and makes its spans
  * BUSY, so that nobody else takes them. Without the lock, fill() makes the calls. Under
  * the lock again, finish_place_locked() turns spans that have memory into free ones and

@@ -48,19 +48,6 @@ read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t 
 
 /* -- keeping it --------------------------------------------------------------------------- */
 
-/* Clear an exception which only means that an object does not say where its memory is.
- * Such memory is just not watched. Returns 0, or -1 if the exception is another, such
- * as KeyboardInterrupt, and therefore stays. */
-static int
-forgive(void)
-{
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
-        return -1;
-    }
-    PyErr_Clear();
-    return 0;
-}
-
 /* Keep the storage of a tensor. A tensor that only wraps others has none, and raises an
  * error, which is cleared. Returns 0, or -1 with another exception. */
 static int

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Storages: how they are made, counted, closed and given back, and how exports, pins
+/* Storages: how they are made, counted, closed and given back, and how exports, calls
  * and transfers put that off. */
 #include "python/buffer/storage.h"
 

@@ -118,7 +118,8 @@ typedef struct cm_storage {
     /* __cuda_array_interface__ gave the address away. Its consumers may keep only the
      * object alive. */
     bool address_was_exported;
-    bool holds_locked_pages; /* made of foreign memory whose pages stay locked until it ends */
+    bool holds_locked_pages; /* made of foreign memory whose pages stay locked until it
+                                ends */
     /* Managed memory that was advised; the advice is taken back before the memory
      * goes. */
     bool is_advised;
@@ -185,8 +186,8 @@ typedef struct cm_storage {
     cm_storage_transfer *transfers;
     uint32_t transfer_count;
     uint32_t transfer_capacity;
-    uint32_t forget_transfers_at; /* with this many transfers, finished ones are looked for again
-                         */
+    /* with this many transfers, finished ones are looked for again */
+    uint32_t forget_transfers_at;
     /* The engine's count of failures when it was last looked at. */
     uint64_t failed_total;
     uint64_t many_call; /* the last copy_many() that named it, and its index there */

@@ -120,10 +120,8 @@ cm_call_leave(cm_call_frame *frame, PyObject *result)
 
 /* -- arrays ------------------------------------------------------------------------------- */
 
-/* Make room for one more item. The an few items are of the call, and
- * cm_reserve() would begin with these by itself. But for the shortest copies even the
- * calls of cm_reserve() would count, so cm_call_init() sets the arrays up and this
- * first looks whether there is room. */
+/* Make room for one more item of an array of the call. The first few items are inside
+ * the call. */
 #define RESERVE(call, array, first, count, room)                                       \
     cm_reserve(&(call)->array, sizeof((call)->first[0]), (call)->first,                \
                sizeof((call)->first) / sizeof((call)->first[0]), (call)->count,        \

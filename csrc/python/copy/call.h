@@ -2,8 +2,10 @@
 /* A call is the part that all functions that copy have in common, whatever their ends
  * look like.
  *
- * The idea -------- The engine copies bytes and knows nothing of Python. A cm_call
- * stands between the two for as long as one function runs. It collects the streams and
+ * The idea
+ * --------
+ * The engine copies bytes and knows nothing of Python. A cm_call stands between the
+ * two for as long as one function runs. It collects the streams and
  * unfinished transfers that the copy must come after, keeps the memory of both ends
  * alive until the engine is done, releases the GIL, looks for signals, and afterwards
  * lets the storages remember how they were used.
@@ -179,9 +181,6 @@ PyObject *cm_call_leave(cm_call_frame *frame, PyObject *result);
 
 /* -- the call ----------------------------------------------------------------------------- */
 
-/* Let the arrays begin as the first items in the struct, which are enough for most
- * calls. */
-void cm_call_init(cm_call *call);
 /* True if somebody wants to know the progress of the call. */
 static inline bool
 cm_call_reports_progress(const cm_call *call)

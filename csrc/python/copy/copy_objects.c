@@ -75,8 +75,8 @@ choose_stream(copy_call *call)
 }
 
 /* Let the call come after earlier work on this end, and keep the end alive. The ends
- * are pinned during the call, so a blocking call needs keeps only if Ctrl-C leaves the
- * copy running. */
+ * are kept open during the call, so a blocking call needs keeps only if Ctrl-C leaves
+ * the copy running. */
 static int
 take_end(copy_call *call, const cm_operand *end, bool writes)
 {

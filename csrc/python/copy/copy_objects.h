@@ -25,9 +25,8 @@ typedef struct cm_copy_how {
     uint64_t number;   /* of that group: see cm_call_join(); else 0 */
     bool on_engine_stream; /* the copy runs on a stream of the engine's; the caller will
                     make `stream` wait for it */
-    cm_request_reader *explain; /* makes the answer in place of the copy; NULL if the copy is to
-                          be made
-                                 */
+    /* makes the answer in place of the copy; NULL if the copy is to be made */
+    cm_request_reader *explain;
 } cm_copy_how;
 
 /* Copy `src` to `dst`. Shapes (the source is broadcast), dtypes (see cm_casting) and

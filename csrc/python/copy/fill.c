@@ -277,7 +277,7 @@ is_element(const cm_buffer *self, PyObject *value)
 /* True if the value is memory of another library that NumPy cannot read, or that NumPy
  * would take for ordinary memory. Such memory is read by a protocol, so that the fill
  * comes after the exporter's work. */
-static bool
+bool
 cm_is_exporter(const cm_state *state, PyObject *value)
 {
     if (cm_buffer_check(state, value) || cm_numpy_is_array(value)
@@ -386,8 +386,8 @@ fill_by_values(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
     return result;
 }
 
-/* Return the an object that is memory, borrowed; NULL for a value. An array `casting`
- * may be None. */
+/* Return the dtype of a source that is memory, borrowed, or NULL if the source is a
+ * value. An array here is what NumPy has made of the source already. */
 static PyObject *
 dtype_of_memory(const cm_buffer *self, PyObject *source)
 {

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The streams, pools and devices that `with` blocks make current in their contexts.
  *
- * Chains ------ A context variable holds a chain: None, or a pair of the innermost
+ * Chains
+ * ------
+ * A context variable holds a chain: None, or a pair of the innermost
  * block and the chain outside of it. The object of the innermost block is the current
  * one. A chain is never changed, since contexts share it: asyncio copies the context
  * for each task, and a task may outlive the block that it was started in. If a block

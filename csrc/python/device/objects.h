@@ -70,10 +70,10 @@ cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
  * `argument`, or with what the object's own code raised. May run Python code. */
 int cm_stream_read_handle(const cm_state *state, PyObject *object, const char *argument,
                           uint64_t *handle, bool *keep);
-/* Return the record that None means, borrowed until Python code runs or the GIL is
- * released. Returns NULL, until cm_state_leave(). NULL,
- * without an exception, if only cm_stream_for_device() can find
- * out which one that is. */
+/* Return the record that None means. It is borrowed until Python code runs or the GIL
+ * is released, or until cm_state_leave(), since only shutdown() gives these records up.
+ * Returns NULL without an exception if only cm_stream_for_device() can find out which
+ * one that is. */
 static inline cm_stream *
 cm_stream_lent(const cm_state *state, int device)
 {

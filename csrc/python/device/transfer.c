@@ -140,9 +140,8 @@ wait_for_end(cm_transfer_object *self, PyObject *timeout_object,
     return check_memory(self);
 }
 
-/* Do the same, and report to `progress_object`, the argument progress=, which is called at the
- * end
- * as well. */
+/* Do the same, and report to `progress_object`, the argument progress=, which is called
+ * at the end as well. */
 static int
 wait_and_report(cm_transfer_object *self, PyObject *timeout_object,
                 PyObject *progress_object)

@@ -38,8 +38,8 @@ bool cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
                  uint64_t handle, bool naps, cm_status *out);
 
 /* Wait for a transfer by `wait`, which is cm_ticket_wait or cm_ticket_wait_submitted,
- * and report its progress unless `progress` is NULL. Returns false if a signal handler or
- * the progress callback has raised an exception. Needs the GIL, and releases it
+ * and report its progress unless `progress` is NULL. Returns false if a signal handler
+ * or the progress callback has raised an exception. Needs the GIL, and releases it
  * meanwhile.
  */
 bool cm_wait_for_ticket(cm_ticket *ticket,

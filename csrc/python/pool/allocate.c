@@ -2,7 +2,9 @@
 /* Makes buffers over fresh memory, given kind, shape, order and dtype, and takes
  * several steps before an allocation fails.
  *
- * When memory is short -------------------- cm_pool_alloc() has already waited for
+ * When memory is short
+ * --------------------
+ * cm_pool_alloc() has already waited for
  * memory in flight and trimmed its own pool. Then these are tried, in this order, and
  * after each the allocation once more:
  *

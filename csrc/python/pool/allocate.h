@@ -48,8 +48,8 @@ PyObject *cm_fast_kind(cm_state *state, cm_kind kind, PyObject *const *args,
 PyObject *cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
                       PyObject *kwnames);
 
-/* Do the same as cm_fast_any(), with the values of empty()'s parameters in their order. NULL stands
- * for one that was not given; the shape is always given. */
+/* Do the same as cm_fast_any(), with the values of empty()'s parameters in their order.
+ * NULL stands for one that was not given; the shape is always given. */
 PyObject *cm_fast_read(cm_state *state, PyObject *const *values);
 
 /* As cm_fast_kind() for `nbytes` (>= 0) bytes of a Pool, if that has a free

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocations whose arguments which takes a few dozen instructions. It is for usual arguments
- * and a warm pool, that is, one with a free block and a spare struct of a buffer. Any
- * other call dimensions, a block that the pool has at hand, and a buffer that
+/* Allocations whose arguments need no more than a look. There are three ways, and each
+ * does what the next one would:
+ *
+ *   make_warm()    the usual one, in a few dozen instructions: a dtype that is known,
+ *                  few dimensions, a block that the pool has at hand, and a buffer that
  *                  was dropped before
  *   make_cold()    the rest of what comes here; the pool may have to grow or to wait,
  *                  in cm_buffer_allocate() (allocate.c)
  *   the long way   any other argument, and a pool that is not there yet: NULL without
- *                  an exception sends the caller to copy/constructors.c, which does the first two where a `with` block, a device or a pool
+ *                  an exception sends the caller to copy/constructors.c, which ends in
+ *                  cm_buffer_allocate() as well
+ *
+ * make_current() comes before the first two where a `with` block, a device or a pool
  * says which pool is meant. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/storage.h"

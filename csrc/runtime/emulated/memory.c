@@ -26,7 +26,9 @@
  * Freeing waits until executing work has finished with the range (`user_count`).
  * Unregistering also waits for copies that are queued (`waiting`), as the driver does.
  *
- * Mapped memory ------------- Reserved addresses are a VIRTUAL range. Physical memory
+ * Mapped memory
+ * -------------
+ * Reserved addresses are a VIRTUAL range. Physical memory
  * (cm_emulated_physical) is bytes of its own, which are mapped a second time into the
  * range's `alias`, so that neighbours form one run of bytes; each mapping is a range in
  * the table `mapped`. Each mapping gets a new `serial`, and work notes the newest

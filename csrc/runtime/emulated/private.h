@@ -93,7 +93,7 @@ typedef struct cm_emulated_physical cm_emulated_physical;
 typedef struct cm_emulated_page {
     signed char resident;      /* the location where it is */
     signed char last_prefetch; /* where it was sent last, or CM_NO_LOCATION */
-    signed char preferred;     /* where advice says that it should be, or CM_NO_LOCATION */
+    signed char preferred; /* where advice says that it should be, or CM_NO_LOCATION */
     bool read_mostly;
     uint64_t accessed_by; /* bit 0: by the host, bit d + 1: by device d */
 } cm_emulated_page;

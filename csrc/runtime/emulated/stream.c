@@ -20,7 +20,9 @@
  * so an item on it is done when everything before it is. Events over a context and
  * cudaDeviceSynchronize() are items on it.
  *
- * Events ------ Recording an event queues an item, and the event remembers the last
+ * Events
+ * ------
+ * Recording an event queues an item, and the event remembers the last
  * such item. Work that waits for the event waits for that item, so recording the event
  * again does not change what is waited for. A handle of an event is never used twice,
  * so that a stale one is noticed. Handles of streams are used again, as on a real

@@ -16,7 +16,7 @@
  *           Those rows of CM_ROUTES that are for such ends (`ends`) are asked from the
  *           first to the last, and the first that suits is taken. The last one of them
  *           takes every plan that is left.
- *   settle  is called when the job's turn has come, before it moves anything. It takes
+ *   reserve is called when the job's turn has come, before it moves anything. It takes
  *           the memory that the route cannot do without. If there is none it may plan
  *           the copy anew. From then on the route of the job stays as it is.
  *   move    queues the copy, or makes it.
