@@ -493,19 +493,6 @@ is_announced_device(cm_dl_device announced, cm_dl_device found)
            || (announced.type == CM_DL_CUDA_MANAGED && found.type == CM_DL_CUDA);
 }
 
-/* Called when a question about an object has failed. An error is cleared, and 0 is
- * returned, since an object that cannot answer has said nothing. For an exception such
- * as KeyboardInterrupt -1 is returned. */
-static int
-cm_error_forgive(void)
-{
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-        return -1;
-    }
-    PyErr_Clear();
-    return 0;
-}
-
 /* Read the second member of the entry "data" of an object's CUDA array interface.
  * Returns 1 if it says that the memory is read-only, 0 if not, or -1 with an
  * exception. */
