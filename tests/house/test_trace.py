@@ -7,6 +7,7 @@ import faulthandler
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,14 @@ def test_calls_pass_the_files_that_their_debt_says(calls, name: str) -> None:
     by = "--lower --trace FILE` after `make trace TRACE_ARGS='--json FILE'"
     said = structure.judge(name, found, debts[name], by)
     assert said is None, said
+
+
+def test_long_ways_pass_the_files_that_the_page_gives_reasons_for(calls) -> None:
+    page = (structure.ROOT / "csrc" / "README.md").read_text(encoding="utf-8")
+    large, batch = page.split("### Why each file")[1].split("A batch of `prefetch()`")
+    reasons = [set(re.findall(r"`([\w/.]+)`", part)) for part in (large, batch)]
+    assert set(calls["numpy_to_device_large"]["moves_into"]) <= reasons[0]
+    assert set(calls["prefetch"]["moves_into"]) <= reasons[0] | reasons[1]
 
 
 def test_trace_has_every_call_with_its_first_function_and_files(calls, program) -> None:
