@@ -155,6 +155,8 @@ def test_stub_of_a_module_has_all_of_its_public_functions() -> None:
     for stub in package.rglob("*.pyi"):
         if not stub.with_suffix(".py").exists():
             continue  # of the extension
+        if stub.stem == "__init__":
+            continue  # the face has no function; a second copy of it would be loaded here
         name = ".".join(stub.relative_to(package).with_suffix("").parts)
         module = importlib.import_module(f"cumem.{name}")
         functions = {n for n, f in vars(module).items() if inspect.isfunction(f)}
