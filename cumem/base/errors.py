@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class CudaError(RuntimeError, Answer):
     """A call to CUDA failed.
 
-    If it is known what cumem was doing, a note of the exception says it.
+    If cumem knows what it was doing, a note of the exception says so.
 
     Attributes
     ----------
@@ -282,8 +282,8 @@ def make(
     The message is such as
     ``cudaHostAlloc(1073741824 bytes): cudaErrorMemoryAllocation (2): out of memory``.
     `argument` says what `arg` is, and `oldest` is the first version of the driver that has
-    the call. The function uses no globals but by its defaults, since errors are also raised
-    at exit, when the module may be empty already.
+    the call. The function reaches globals only through its default arguments, because
+    errors are also raised at exit, when the module's globals may already be gone.
     """
     unknown = ("cudaErrorUnknown" if code > 0 else "unknown error", "unknown error")
     name, text = codes.get(code, unknown)

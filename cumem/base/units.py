@@ -102,15 +102,16 @@ def read_count(value: object, name: str) -> int:
 def read_size(size: Any, name: str, shares: bool, total: int | None) -> int:
     """Read the size `name` for the extension, as a number of at most 63 bits.
 
-    `shares` says whether a share such as "50%" is possible for this argument. `total` is
-    None if it is not, or if what the share is of is unknown.
+    `shares` says whether a share such as "50%" is possible for this argument. `total`
+    is the number of bytes that 100% means, or None if there is no such number or it is
+    unknown.
     """
     expected = f"a number of bytes, or {_EXPECTED if shares else _EXPECTED_WHOLE}"
     if isinstance(size, str):
         if total is None and "%" in size:
             raise ValueError(
-                f"{name}: a share such as {size!r} has no meaning here, or what it is "
-                "a share of is not known"
+                f"{name}: a share such as {size!r} has no meaning here, or the amount "
+                "that it is a share of is not known"
             )
         if _SIZE.fullmatch(size) is not None:
             try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that the extension does not know at a look: calls, dtypes, devices, flags."""
+"""Reads arguments that the extension does not recognise, and refuses wrong ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-#: What methods call the object that they are of, which nobody gives them.
+#: The names of the first parameter of methods, which callers do not pass themselves.
 _OWNERS = ("self", "cls", "buffer", "event")
 
 
@@ -31,7 +31,7 @@ def refuse_call(
     names: list[str],
     positional: int,
 ) -> NoReturn:
-    """TypeError: `given` arguments and these keywords are not what it is called with."""
+    """Raise a TypeError, because the function does not take these arguments."""
     raise wrong_call(function, given, keywords or (), names, positional)
 
 
@@ -42,7 +42,7 @@ def wrong_call(
     names: list[str],
     positional: int,
 ) -> TypeError:
-    """What says why a call is not what the function takes."""
+    """Make the TypeError that says why a function does not take the arguments of a call."""
     if given > positional:
         most = "no" if positional == 0 else f"at most {positional}"
         hint = hints.POSITIONAL.get(function)
@@ -68,16 +68,22 @@ def wrong_call(
 
 
 def unexpected(function: str, keyword: str, names: Iterable[str] = ()) -> TypeError:
-    """What says that a function does not take an argument, and what to type: what stands
-    for the name of another library, else the nearest of the names that there are."""
+    """Make the TypeError for a keyword that a function does not have.
+
+    It says what to type instead: what cumem has for an argument of another library, or else
+    the most similar of `names`.
+    """
     text = f"{function}() got an unexpected keyword argument '{keyword}'"
     hint = hints.argument_hint(function, keyword) or hints.nearest(keyword, names)
     return TypeError(text if hint is None else f"{text}: {hint}")
 
 
 def hinting(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function say of wrong calls what the extension's say, as what to type for
-    arguments that it does not take. A class is named where the function makes it."""
+    """Decorate a function so that wrong calls raise the errors that the extension's raise.
+
+    These say what to type for an argument that the function does not have. If the function
+    is a constructor, they name its class.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
@@ -120,7 +126,7 @@ def _wrong_call_of(
 
 
 def refuse_device_name(name: str, text: str) -> NoReturn:
-    """ValueError: the text names no device; where it names a kind of memory it says so."""
+    """Raise a ValueError for a text that names no device; a kind of memory gets a hint."""
     meant = kind_named(text)
     hint = "" if meant is None else f': that is memory of kind="{meant}"'
     if meant == "device":
@@ -129,33 +135,35 @@ def refuse_device_name(name: str, text: str) -> NoReturn:
 
 
 def refuse_device(name: str, index: int, count: int) -> NoReturn:
-    """ValueError: there is no such device."""
+    """Raise a ValueError, because there are only `count` devices."""
     there = "is 1 device" if count == 1 else f"are {count} devices"
     what = name if name == "device" else f"{name}: device"
     raise ValueError(f"{what} {index} does not exist: there {there}")
 
 
 def refuse_location(name: str, text: str) -> NoReturn:
-    """ValueError: the text says no place where managed memory could be."""
+    """Raise a ValueError for a text that names no place for managed memory."""
     raise ValueError(f'{name} must be a device, "cpu" or "numa:N", not {text!r}')
 
 
 def refuse_node(name: str, oldest: int) -> NoReturn:
-    """CudaError: a NUMA node is named, and the driver is older than what knows nodes."""
+    """Raise a CudaError, because the driver is too old to take a NUMA node as a place."""
     call = "cudaMemPrefetchAsync" if name == "to" else "cudaMemAdvise"
     doing = f"{name} is a NUMA node, which takes a newer driver"
     raise errors.make(call, None, 0, -8, oldest, doing)
 
 
-#: The dtype of NumPy's that something stands for.
+#: Returns the NumPy dtype that a `DTypeLike` means.
 read_dtype: Callable[[DTypeLike], np.dtype[Any]] = _core._read_dtype
 
 
 def refuse_unknown_dtype(
     given: Any, error: TypeError, is_of_ml_dtypes: bool
 ) -> NoReturn:
-    """TypeError: NumPy knows no such dtype. Where it is another library's, this says what
-    to type; else `error` is what NumPy said.
+    """Raise a TypeError, because NumPy knows no such dtype.
+
+    For a dtype of another library the text says what to type instead. For anything else
+    NumPy's own `error` is raised.
     """
     hint = hints.dtype_hint(given, is_of_ml_dtypes)
     if hint is None:
@@ -164,7 +172,7 @@ def refuse_unknown_dtype(
 
 
 def refuse_dtype(dtype: np.dtype[Any]) -> NoReturn:
-    """TypeError: it is none that elements of a buffer can have."""
+    """Raise a TypeError, because elements of a buffer cannot have this dtype."""
     if dtype.subdtype is not None:
         why = "a sub-array dtype is not an element type: put its shape into `shape`"
     elif dtype.hasobject:
@@ -175,7 +183,7 @@ def refuse_dtype(dtype: np.dtype[Any]) -> NoReturn:
 
 
 def refuse_format(dtype: np.dtype[Any]) -> NoReturn:
-    """ValueError: PEP 3118 has no format for the dtype."""
+    """Raise a ValueError, because PEP 3118 has no format for the dtype."""
     raise ValueError(
         f"cannot include dtype {dtype} in a buffer, it has no format: use numpy(), or "
         "view() as integers of its size"
@@ -183,16 +191,19 @@ def refuse_format(dtype: np.dtype[Any]) -> NoReturn:
 
 
 def read_seconds(seconds: Any, name: str) -> float:
-    """A number of seconds, of any type that Python reads as a float."""
+    """Return a number of seconds, which may have any type that Python reads as a float."""
     try:
-        return math.fsum((seconds,))  # a float, and of numbers alone
+        return math.fsum((seconds,))  # float() would read texts as well
     except TypeError:
         raise wrong_type(name, "a number of seconds or None", seconds) from None
 
 
 def read_flag(value: Any, name: str) -> bool:
-    """By its truth, as Python's own functions read flags; but a text is always true, also
-    "no", and what was meant is the contrary as often as not."""
+    """Return whether a flag is true, as Python's own functions read flags.
+
+    A text raises a TypeError, because it would be true whatever it says, even "no". So does
+    an array of several elements, which has no truth.
+    """
     try:
         if not isinstance(value, (str, bytes)):
             return bool(value)
@@ -202,17 +213,17 @@ def read_flag(value: Any, name: str) -> bool:
 
 
 def refuse_choice(value: object, name: str, expected: str) -> NoReturn:
-    """Raise that an argument is none of the texts that were expected."""
+    """Raise an error, because an argument is not one of the expected texts."""
     if isinstance(value, str):
         raise ValueError(f"{name} must be {expected}, not {value!r}")
     raise wrong_type(name, expected, value)
 
 
 def refuse_type(name: str, value: object, expected: str) -> NoReturn:
-    """Raise that an argument is of another type than was expected."""
+    """Raise a TypeError, because an argument does not have the expected type."""
     raise wrong_type(name, expected, value)
 
 
 def wrong_type(name: str, expected: str, value: object) -> TypeError:
-    """What says that an argument is of another type than was expected."""
+    """Make the TypeError for an argument that does not have the expected type."""
     return TypeError(f"{name} must be {expected}, not {type(value).__name__}")

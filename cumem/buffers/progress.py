@@ -14,7 +14,8 @@ from cumem.buffers.arguments import wrong_type
 #: The type of ``progress=``.
 Progress = bool | Callable[[int, int], object] | None
 
-#: A call shows its bar after so many seconds, because a bar of a short call only flickers.
+#: A call shows its bar after this many seconds, because the bar of a short call would
+#: only flicker.
 DELAY = 0.5
 
 
@@ -61,10 +62,10 @@ class Bar:
 
 
 def begin(progress: Any, title: str) -> Callable[[int, int], object]:
-    """Return the callable that hears of progress, which the caller gives to `end` later.
+    """Return the callable to report progress to, which the caller passes to `end` later.
 
-    The caller has sorted out None and False. Raises TypeError if `progress` is neither True
-    nor callable, and ImportError if a bar is wanted and tqdm is not installed.
+    The caller has dealt with None and False. Raises TypeError if `progress` is neither
+    True nor callable, and ImportError if a bar is wanted and tqdm is not installed.
     """
     if progress is True:
         return Bar(title)

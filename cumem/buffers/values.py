@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of values that cannot be written into a buffer; the extension reads them."""
+"""Errors for values that cannot be written into a buffer; the extension raises them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from cumem.buffers.casting import name_of
 
 
 def refuse_masked(array: Any) -> None:
-    """TypeError for an array with masked elements; one whose mask hides none is plain."""
-    # Where nobody has loaded numpy.ma, no array has a mask. To name it here would load it,
-    # and NumPy's loading of it recurses without end where several threads do so at once.
+    """Raise a TypeError if any element of an array is masked."""
+    # Unless somebody has loaded numpy.ma, no array has a mask. It is looked up in
+    # sys.modules because naming it would load it, and NumPy's loader recurses without
+    # end if several threads load it at once.
     kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     if kind is not None and isinstance(array, kind) and np.ma.is_masked(array):
         raise TypeError(
@@ -27,8 +28,10 @@ def refuse_masked(array: Any) -> None:
 
 
 def refuse_objects(value: object) -> NoReturn:
-    """TypeError or OverflowError: NumPy makes an array of Python objects of a value. The
-    text says what to pass instead.
+    """Raise an error for a value that NumPy turns into an array of Python objects.
+
+    It is an OverflowError for integers that are too long, and a TypeError for anything
+    else. The text says what to pass instead.
     """
     if isinstance(value, (int, list, tuple)):
         found = np.asarray(value, object).ravel()
@@ -43,16 +46,16 @@ def refuse_objects(value: object) -> NoReturn:
 
 
 def _values_hint(value: object) -> str:
-    """What to pass instead of something that NumPy can read no values of."""
+    """Say what to pass instead of an object whose values NumPy cannot read."""
     if str(getattr(value, "dtype", "")) == "object":
         return (
             "its dtype is object, whose elements are addresses of Python objects; "
             "convert it first, as by array.astype('f8')"
         )
-    if hasattr(type(value), "toarray"):  # SciPy's sparse ones
-        return "it is no dense array, which its toarray() is"
+    if hasattr(type(value), "toarray"):  # sparse arrays of SciPy have it
+        return "it is not a dense array; pass its toarray()"
     if all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")):
-        return "pass what it reads, such as obj[...]"
+        return "pass the values that it reads, such as obj[...]"
     if isinstance(value, Iterator):
         return "pass list(values), since an iterator is not read here"
     if isinstance(value, numbers.Number):
@@ -63,7 +66,7 @@ def _values_hint(value: object) -> str:
 
 
 def refuse_kind(source: np.dtype[Any], target: np.dtype[Any]) -> NoReturn:
-    """TypeError: a value would be another one in the target's dtype."""
+    """Raise a TypeError, because the target's dtype would change a value."""
     both = name_of(source) is not None and name_of(target) is not None
     taken = "copy(), fill(), array() and full() take it"
     unsafe = f', or pass casting="unsafe" ({taken})' if both else ""
@@ -76,7 +79,7 @@ def refuse_kind(source: np.dtype[Any], target: np.dtype[Any]) -> NoReturn:
 def refuse_change(
     value: object, is_number: bool, source: np.dtype[Any], target: np.dtype[Any]
 ) -> NoReturn:
-    """OverflowError for a number, ValueError for others: a value does not fit."""
+    """Raise an OverflowError for a number that does not fit, else a ValueError."""
     error = OverflowError if is_number else ValueError
     raise error(
         f"the value {value!s} of dtype {source} does not fit into dtype {target}; round, "

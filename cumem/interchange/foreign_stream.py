@@ -31,7 +31,7 @@ def refuse_number(number: int, name: str) -> NoReturn:
 
 
 def refuse_device(function: str, device: int, devices: int) -> NoReturn:
-    """Raise a ValueError: the memory of a copy is on other devices, a set of bits."""
+    """Raise a ValueError, because the memory is on other `devices`, a set of bits."""
     places = [
         str(place) for place in range(devices.bit_length()) if devices >> place & 1
     ]

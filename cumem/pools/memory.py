@@ -143,7 +143,7 @@ class HostMemory(Answer):
 
 
 def _shown(memory: DeviceMemory | HostMemory, names: Iterable[str]) -> str:
-    """Return the repr, with units; what does not exist stays None."""
+    """Return the repr with units; a value that does not exist is shown as None."""
     sizes = [(name, getattr(memory, name)) for name in names]
     said = (
         f"{name}={size if size is None else format_nbytes(size)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tried before an OutOfMemoryError, and what the error says.
+"""Tries to relieve a shortage of memory, and writes the texts of OutOfMemoryError.
 
 The extension has already waited for memory in flight and trimmed pools when it calls
 `relieve`, which calls the user's callbacks and collects garbage, and tries the allocation
@@ -142,7 +142,7 @@ class _Numbers:
     device: int
     tried: tuple[str, ...]
     limit: int | None  #: the limit of which the least is left
-    others: int  #: held by other pools against that limit, or by those of the same kind
+    others: int  #: held by other pools under `limit`, or by all of this kind if None
     driver_free: int | None = None
     driver_total: int | None = None
     outside: int | None = None
@@ -243,8 +243,8 @@ def refuse_locking(
         error.advice = (
             f"{_size(used)} of the limit of {_size(limit)} are in use, "
             f"{_size(held['locked'])} by register() and {_size(held['live'])} by "
-            "buffers: close registrations or drop buffers that are done with, register "
-            f'and copy in pieces, or raise it with cumem.set_limit("pinned", ...)'
+            "buffers: close registrations or drop buffers that are no longer needed, "
+            'register and copy in pieces, or raise it with cumem.set_limit("pinned", ...)'
         )
     else:
         error.advice = advise_on_host(requested, error.available, is_refused(error))
@@ -349,22 +349,22 @@ def _advise_on_device(numbers: _Numbers) -> str:
         return (
             f"{_size(outside)} of the device are held outside cumem: let the other "
             "libraries give back what they cache (torch.cuda.empty_cache(), CuPy's "
-            "free_all_blocks()), or look with nvidia-smi which other process has it"
+            "free_all_blocks()), or see in nvidia-smi which other process has it"
         )
     if stats.cached_nbytes >= numbers.requested:
         return (
-            f"{_size(stats.cached_nbytes)} are free but in pieces that buffers in between "
-            "keep apart: allocate large buffers first, or give short-lived ones a Pool "
-            "of their own"
+            f"{_size(stats.cached_nbytes)} are free, but in pieces with buffers between "
+            "them: allocate large buffers first, or give short-lived ones a Pool of "
+            "their own"
         )
     if numbers.others > stats.live_nbytes:
         return (
-            f"other pools hold {_size(numbers.others)}: drop buffers of theirs that are "
-            "done with (cumem.stats() lists the pools), or work in smaller pieces"
+            f"other pools hold {_size(numbers.others)}: drop buffers of theirs that are no "
+            "longer needed (cumem.stats() lists the pools), or work in smaller pieces"
         )
     return (
-        f"buffers hold {_size(stats.live_nbytes)} of this pool: drop those that are done "
-        "with, or work in smaller pieces"
+        f"buffers hold {_size(stats.live_nbytes)} of this pool: drop those that are no "
+        "longer needed, or work in smaller pieces"
     )
 
 

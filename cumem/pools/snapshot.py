@@ -91,7 +91,7 @@ class Segment(Answer):
         return sum(b.nbytes for b in self.blocks if b.state != "gap")
 
 
-#: In the order of cm_block_state in csrc/pool/pool.h.
+#: The states in the order of cm_block_state in csrc/pool/pool.h.
 _STATES = ("live", "in flight", "cached", "gap")
 _MARKS = {"live": "#", "in flight": "~", "cached": ".", "gap": " "}
 _LEGEND = "# live  ~ in flight  . cached  + live and other  | gap"
@@ -135,8 +135,8 @@ class Snapshot(Answer):
         width : int
             The number of characters in a line.
         unit : int or str, optional
-            The bytes per character, such as ``65536`` or ``"64KiB"``; by default so many
-            that the pool takes about 16 lines.
+            The bytes per character, such as ``65536`` or ``"64KiB"``. By default the
+            map of the pool has about 16 lines.
 
         Returns
         -------

@@ -40,7 +40,7 @@ KINDS = ("pinned", "mapped", "managed", "device", "registered", "staging", "page
 
 EVENT = np.dtype(
     [
-        ("time_ns", "<u8"),  # since the record began; a transfer has the time it began
+        ("time_ns", "<u8"),  # since the record began; for a transfer, when it began
         ("address", "<u8"),
         ("nbytes", "<u8"),
         ("value", "<u8"),  # its meaning depends on op: see OPS

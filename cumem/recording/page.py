@@ -206,7 +206,8 @@ def _last_ns(rows: NDArray[Any]) -> int:
 def _smallest(column: NDArray[Any]) -> NDArray[Any]:
     """Return the column in the smallest type that can hold it.
 
-    What no integer type here can hold becomes float64, which is exact up to 2**53.
+    A column that no integer type here can hold becomes float64, which is exact up to
+    2**53.
     """
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     for name in _TYPES:

@@ -61,7 +61,7 @@ class BytesOverTime(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What one line allocated and is still alive."""
+    """The allocations of one line that are still alive."""
 
     frame: Frame | None
     kind: str
@@ -126,7 +126,7 @@ def peaks(log: Log) -> dict[str, tuple[int, int]]:
 
 
 def left(log: Log) -> list[Left]:
-    """Return what was allocated in the record and is still alive, by line, largest first.
+    """Return the allocations of the record that are still alive, by line, largest first.
 
     Memory that unfinished copies use on the way is left out.
     """

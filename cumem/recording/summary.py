@@ -206,7 +206,7 @@ class Summary(Answer):
 
 @dataclasses.dataclass(frozen=True)
 class Leaks(Answer):
-    """What was allocated during a record and is still alive, by line.
+    """The allocations of a record that are still alive, by line.
 
     Attributes
     ----------
@@ -288,7 +288,7 @@ class Top(Answer):
 
 @dataclasses.dataclass(frozen=True)
 class Peak(Answer):
-    """When the most bytes were alive, and what they were.
+    """The moment when the most bytes were alive, and the allocations they belonged to.
 
     Attributes
     ----------
@@ -359,12 +359,12 @@ class Change(Answer):
 
 @dataclasses.dataclass(frozen=True)
 class Difference(Answer):
-    """What one record has more or less of than another.
+    """The differences between two records.
 
     Attributes
     ----------
     peak_nbytes : int
-        How many bytes the peak is higher; negative if it is lower.
+        By how many bytes the peak is higher; negative if it is lower.
     kinds : tuple of Change
         The kinds of memory that differ.
     lines : tuple of Change
@@ -464,7 +464,7 @@ _NAMES: dict[str, Callable[[Log, Lives], tuple[list[str], list[_Ints]]]] = {
 
 
 def _groups(log: Log, lives: Lives, by: str, living: NDArray[np.bool_]) -> list[Group]:
-    """Return all groups that have an allocation; `living` says which lives count so."""
+    """Return all groups with an allocation; `living` says which lives count as alive."""
     names, levels = _NAMES[by](log, lives)
     owner = np.concatenate([np.zeros(0, np.int64), *levels])
     which = np.tile(np.arange(len(lives.begin)), len(levels))[owner >= 0]
@@ -553,7 +553,7 @@ def summarize(log: Log) -> Summary:
 
 
 def find_leaks(log: Log) -> Leaks:
-    """Find what was allocated in the record and not freed, by line, without staging."""
+    """Find the allocations of the record that were not freed, by line, without staging."""
     lives = pair(log)
     staging = lives.begun["kind"] == KINDS.index("staging")
     left = lives.is_left & lives.is_inside & ~staging
@@ -570,7 +570,7 @@ def find_top(log: Log, by: str) -> Top:
 
 
 def find_peak(log: Log) -> Peak:
-    """Find when the most bytes were alive, and what they were."""
+    """Find the moment when the most bytes were alive, and who had them."""
     lives = pair(log)
     row, nbytes = _peak(lives)
     lived = (lives.begin <= row) & (lives.end > row)
@@ -586,7 +586,7 @@ def find_peak(log: Log) -> Peak:
 
 
 def find_difference(before: Log, after: Log) -> Difference:
-    """Find what `after` has more or less of than `before`."""
+    """Find the differences of `after` from `before`."""
     both = [pair(log) for log in (before, after)]
     peaks = [_peak(lives)[1] for lives in both]
 

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Things whose copies to a device are under way before anybody asks for them.
+"""The loop that copies items to a device before the caller asks for them.
 
-`chunks`, `pipeline` and `prefetch` are the same loop. Someone gives items: slices of an
-array, batches of a loader. The copies of `depth` of them are begun ahead. Each comes
-when it is asked for: the streams that will work on it wait for its copy, not the
-processor. And the next is asked for only when the work on the one before the last is
-done, so that a loop which only queues work does not fill the device.
+`chunks`, `pipeline` and `prefetch` all use this loop. A source gives items, such as slices
+of an array or batches of a loader, and the loop begins the copies of `depth` items ahead.
+When the caller asks for an item, the streams that will work on it are made to wait for its
+copy; the processor does not wait. But the loop asks for the next item only when the work on
+the one before the last is done. A caller that only queues work would otherwise fill the
+device.
 
-Two promises make it more than a queue:
+The loop keeps two promises that a plain queue would not:
 
 - *The source of an item has been read before the next item is asked for*, unless it is
-  known that nobody writes there again. Readers that fill one buffer again and again
-  (``file.readinto(buffer); yield buffer``) do so inside ``next()``.
-- *Memory for depth + 2 items is enough*, where the caller keeps none. A dropped item
-  whose memory another library has seen (by ``from_dlpack``) is free only when all work
-  that the device had by then is done. The next copy waits for that memory; meanwhile the
-  items whose copies have begun are handed out, so that the copies stay ahead as far as
-  the memory allows. Where a limit leaves no room for so many, fewer are ahead, and then
-  larger pieces are cut.
+  known that nobody will write there again. Some readers fill the same buffer again and
+  again (``file.readinto(buffer); yield buffer``), and they do so inside ``next()``.
+- *Memory for depth + 2 items is enough*, if the caller keeps none. Another library may have
+  seen the memory of a dropped item (by ``from_dlpack``). Such memory is free only when all
+  work that the device had at that time is done, and the next copy waits for it. Meanwhile
+  the items whose copies have begun are handed out, so that the copies stay as far ahead as
+  the memory allows. If a limit leaves no room for that many items, fewer are copied ahead;
+  if there is no room for a single one, it is cut into smaller pieces.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ class InFlightItem(Protocol[T_co]):
 
     @property
     def output(self) -> T_co:
-        """What the caller gets."""
+        """The object that the caller gets."""
 
     @property
     def label(self) -> str:
-        """Names its part of the source in the notes of errors; it may be empty."""
+        """The name of its part of the source, for the notes of errors; it may be empty."""
 
     @property
     def transfer(self) -> _core.Transfer | None:
-        """Its copy, or None where there is nothing to copy."""
+        """Its copy, or None if there is nothing to copy."""
 
     @property
     def nbytes(self) -> int:
@@ -73,11 +74,11 @@ class InFlightItem(Protocol[T_co]):
         """Make the streams that will work on it wait for its copy."""
 
     def record_use(self, index: int) -> list[_core.Event]:
-        """Return events that end with the work on it, which the caller has queued."""
+        """Return events that end with the work that the caller has queued on it."""
 
 
 class ItemSource(Protocol[T_co]):
-    """Where items come from, and how their copies begin."""
+    """A source of items, which also begins their copies."""
 
     def take(self) -> bool:
         """Ask the source for the next item and keep it until its copies begin.
@@ -105,22 +106,23 @@ class ItemSource(Protocol[T_co]):
         """Begin the copies of the item that was taken."""
 
     def split(self) -> bool:
-        """Cut the taken item, to begin its first half. False: it cannot be cut."""
+        """Cut the taken item, to begin its first half; return False if that cannot
+        be."""
 
     def close(self) -> None:
         """Let go of the source, because nobody will ask for more items."""
 
     @property
     def advice(self) -> str:
-        """Tells the user, in a message, how to ask for smaller items."""
+        """The words of a message that tell the user how to ask for smaller items."""
 
 
 class Room:
-    """Whether the pools of a device have room for one more item of a loop.
+    """Finds out whether the pools of a device have room for one more item of a loop.
 
-    The first items may make the pools grow. The ones after them are to lie in the
-    memory of those that the caller has dropped, which is in flight until the device is
-    done with it.
+    The first items may make the pools grow. Later ones should use the memory of items
+    that the caller has dropped, which is in flight until the device has finished with
+    it.
     """
 
     def __init__(self, device: int, free_count: int) -> None:
@@ -153,29 +155,29 @@ class Room:
         return True
 
     def _look(self, nbytes: int) -> bool:
-        """Let the pools take back memory whose work has ended; is there enough now?"""
+        """Let the pools take back memory whose work has ended; return if it is enough."""
         trim("device", device=self._device, keep=1 << 62, wait=False)
         return not self._is_short(nbytes)
 
     def _is_short(self, nbytes: int) -> bool:
-        """Whether the pool would grow although enough of its memory is in flight."""
+        """Return whether the pool would grow although enough of its memory is in flight."""
         return _core._is_memory_in_flight(self._device, nbytes)
 
 
 @final
 class Ahead(Generic[T]):
-    """Gives items on a device, the copies of the next ones already on their way.
+    """Gives items on a device while the next ones are already being copied there.
 
-    What `chunks` and a loop over `prefetch` give: an iterator, for ``for`` and for
-    ``async for``. `close`, the end of a ``with`` block, or dropping it cancels the copies
-    that have not begun and waits for the others, so that nothing reads the source any
-    more.
+    `chunks` and a loop over `prefetch` return this iterator, for
+    ``for`` and ``async for``. `close`, the end of a ``with`` block, and dropping the
+    iterator cancel the copies that have not begun and wait for the others. Afterwards
+    nothing reads the source any more.
 
     Notes
     -----
-    In ``async for`` the event loop goes on while the source is read, a copy is under way
-    and the device is at work: the source is asked by a thread of its own, in a copy of
-    the task's contextvars. Streams are those that are current in the task.
+    In ``async for`` the event loop goes on while the source is read, a copy is under
+    way and the device is at work. A thread of its own asks the source, in a copy of the
+    task's contextvars. The streams are those that are current in the task.
     """
 
     def __init__(
@@ -217,9 +219,9 @@ class Ahead(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        """The next item.
+        """Return the next item.
 
-        **Blocks**, GIL released, as `chunks` and `prefetch` say.
+        **Blocks** as `chunks` and `prefetch` say, with the GIL released.
         """
         with self._own_turn():
             if not self._is_open:
@@ -233,8 +235,9 @@ class Ahead(Generic[T]):
                 raise
 
     def close(self) -> None:
-        """Cancel the copies that have not begun and wait for the others; twice is no
-        error.
+        """Cancel the copies that have not begun and wait for the others.
+
+        A second call does nothing.
         """
         with self._own_turn():
             self._end()
@@ -264,7 +267,7 @@ class Ahead(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """The next item; the event loop goes on meanwhile."""
+        """Return the next item; the event loop goes on meanwhile."""
         if not self._is_open:
             raise StopAsyncIteration
         if self._thread is None:
@@ -296,7 +299,7 @@ class Ahead(Generic[T]):
             raise
 
     async def aclose(self) -> None:
-        """As `close`; the event loop goes on meanwhile."""
+        """Do what `close` does; the event loop goes on meanwhile."""
         thread, self._thread = self._thread, None
         if thread is None:
             self.close()
@@ -366,7 +369,7 @@ class Ahead(Generic[T]):
                 try:
                     item = self._source.begin()
                 except OutOfMemoryError as error:
-                    if not must:  # deliver those that are ahead: they make room
+                    if not must:  # delivering those that are ahead makes room
                         self._depth = len(self._in_flight) - 1
                         return
                     if self._source.split():
@@ -442,7 +445,7 @@ class Ahead(Generic[T]):
 
 
 def _watched(item: InFlightItem[Any]) -> tuple[int, weakref.ref[Any]] | None:
-    """Return the bytes of an item and a weak reference, or None where it takes none."""
+    """Return an item's bytes and a weak reference to it, or None if it allows none."""
     output = item.output
     try:
         return item.nbytes, weakref.ref(output[1] if type(output) is tuple else output)
@@ -456,7 +459,7 @@ def place_text(word: str, index: int, label: str) -> str:
 
 
 def part_label(part: slice) -> str:
-    """Name the part of a chunk, as it follows its number in `place_text`."""
+    """Name the part of a chunk, in the form that follows its number in `place_text`."""
     return f", src[{part.start}:{part.stop}]"
 
 

@@ -100,7 +100,7 @@ def test_advice_names_fragmentation_where_that_is_the_cause(small) -> None:
     assert (error.cached, error.largest_free) == (24 * MIB, 4 * MIB)
     assert error.fragmentation == pytest.approx(5 / 6)
     assert "fragmentation 83%" in str(error)
-    assert "24 MiB are free but in pieces" in error.advice
+    assert "24 MiB are free, but in pieces" in error.advice
     del kept
 
 
