@@ -54,7 +54,7 @@ check: Callable[[str, np.dtype[Any], np.dtype[Any], object], None] = (
 def hint(source: np.dtype[Any], target: np.dtype[Any]) -> str:
     """Return what the user can do about two dtypes that differ, for the end of an error."""
     rule = "same_kind" if np.can_cast(source, target, "same_kind") else "unsafe"
-    return f'convert first, or pass casting="{rule}", as to copy()'
+    return f'convert first, or pass casting="{rule}", which copy() takes'
 
 
 def refuse_dtypes(
@@ -93,7 +93,7 @@ def refuse_casting(
 
 def refuse_scale_alone(before: str) -> NoReturn:
     """Raise TypeError because elements can only be scaled in a call that has `casting`."""
-    raise TypeError(f'{before}scale= and offset= need casting=, as "same_kind"')
+    raise TypeError(f'{before}scale= and offset= need casting=, such as "same_kind"')
 
 
 def refuse_scale(before: str, dtype: np.dtype[Any]) -> NoReturn:

@@ -816,7 +816,7 @@ def _read_member(
         if member.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
             if entry.filename.rpartition("/")[2] == "data.pkl":
                 raise ValueError(
-                    f"{file.name!r} is what PyTorch saved: torch.load(file, mmap=True) "
+                    f"{file.name!r} was saved by PyTorch: torch.load(file, mmap=True) "
                     "reads it; load() reads .npy and .npz"
                 )
             raise _NoArrayError(f"{label} is not an array")

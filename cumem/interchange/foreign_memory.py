@@ -155,7 +155,7 @@ def refuse_moved(
     raise BufferError(
         f"the memory of this buffer is gone: the {what} that it was made of had {nbytes} "
         f"bytes at {address:#x} and has {new_nbytes} bytes at {new_address:#x} now, as "
-        f"after {how}; {cure}, and make the buffer again of what it is now, as with "
+        f"after {how}; {cure}, and make a new buffer of it, as with "
         "cumem.asbuffer() or cumem.register()"
     )
 

@@ -568,7 +568,7 @@ def _flags(kind: str, portable: Any, write_combined: Any, attach: Any) -> int:
     return flags | WRITE_COMBINED if write_combined else flags
 
 
-#: In the order of the numbers of cm_fork.
+#: The values of `fork`, in the order of the numbers of cm_fork.
 _FORKS: tuple[Literal["copy", "share", "omit"], ...] = ("copy", "share", "omit")
 
 

@@ -217,13 +217,13 @@ def _find_origins() -> dict[tuple[int, int], tuple[str | None, str, float]]:
 
 
 def report_leaks_at_exit() -> None:
-    """Print at exit, by line, what is allocated from now on and is still alive then.
+    """Print at exit, by line, the memory allocated after this call that is still alive.
 
     The report is printed to stderr after a garbage collection. Memory that globals still
-    hold is part of it. Of memory that was allocated before this call, only a sum is
+    hold is part of it. For memory that was allocated before this call only the sum is
     printed, since its lines are not known, so call this first. ``CUMEM_LEAKS=1`` in the
-    environment does the same from the import on. A forked child reports nothing, nor does
-    a process that is killed.
+    environment does the same from the import on. A forked child reports nothing, nor
+    does a process that is killed.
 
     Examples
     --------
@@ -268,7 +268,7 @@ def _report(
         left = [nbytes for place, nbytes in _places().items() if place in older - anew]
         if left:
             lines.append(
-                f"  and {format_count(len(left), 'buffer')} of before "
+                f"  and {format_count(len(left), 'buffer')} from before "
                 f"report_leaks_at_exit() was called, {format_nbytes(sum(left))}: call it "
                 "first, or set CUMEM_LEAKS=1, for their lines"
             )

@@ -281,7 +281,7 @@ class Record:
         return find_peak(self.log)
 
     def diff(self, before: Record) -> Difference:
-        """Return what this record has more of, or less of, than an earlier one.
+        """Return the differences between this record and an earlier one.
 
         Parameters
         ----------
@@ -566,7 +566,7 @@ class _Tag(contextlib.AbstractContextManager[None]):
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
             function
         ):
-            raise TypeError("what a generator does is not in its call: use with in it")
+            raise TypeError("a generator runs after the call: write with in its body")
 
         @functools.wraps(function)
         def call(*args: Any, **named: Any) -> Any:
@@ -710,9 +710,9 @@ def _read_alive() -> NDArray[Any]:
 def _lived_before(events: NDArray[Any], alive: NDArray[Any]) -> NDArray[Any]:
     """Return the allocations that were alive before the first of `events`.
 
-    What the events free before they allocate it was alive before them. So was everything
-    in `alive` that they do not mention: `alive` was read while these events came, and
-    nothing began or ended without an event.
+    An allocation whose first event is its free was alive before the events. So was
+    everything in `alive` that the events do not mention: `alive` was read while they
+    came, and nothing began or ended without an event.
     """
     steps = events[events["op"] <= FREE]
     known, first = np.unique(address_keys(steps), return_index=True)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PinnedCollate` stacks samples straight into page-locked memory.
 
-A batch that the process stacks itself lies in memory of the pinned pool. A worker of a
-loader writes its batch to a slot of a `SlotRing`, whose pages the parent locks, and sends
-the slot's number. Where page-locked memory runs short or no slot is free, batches are
-stacked in ordinary memory instead.
+If the process itself stacks a batch, the batch is in memory of the pinned pool. A
+worker of a loader writes its batch to a slot of a `SlotRing`, whose pages the parent locks,
+and sends the number of the slot. If page-locked memory runs short or no slot is free,
+batches are stacked in ordinary memory instead.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from cumem.interchange.structures import (
 )
 from cumem.transfers.worker_slots import Shortage, SlotRing
 
-#: Notes that page-locked memory ran short, for all batches of this process.
+#: Remembers for all batches of this process whether page-locked memory ran short.
 _shortage = Shortage("cumem.PinnedCollate: batches are stacked in ordinary memory")
 
 #: Fields of a batch begin at multiples of this in a slot, for vector units and copies.
 _ALIGNMENT = 256
 
-#: The rings of this process by key; the message of a worker names its ring by it.
+#: The rings of this process by their keys, which the messages of workers contain.
 _rings: weakref.WeakValueDictionary[tuple[int, int], SlotRing] = (
     weakref.WeakValueDictionary()
 )
@@ -79,7 +79,7 @@ def _streams() -> list[_core.Stream]:
 
 
 def _array_over(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """View the array of bytes `raw` as an array or tensor, whichever `dtype` is of."""
+    """View the bytes `raw` as an array or a tensor, according to the type of `dtype`."""
     if isinstance(dtype, np.dtype):
         return raw.view(dtype).reshape(shape)
     if not isinstance(dtype, tuple):
@@ -127,7 +127,8 @@ class _Stack:
     def pooled(self) -> Any:
         """Return the field in page-locked memory of the pool.
 
-        Where there is none, as in a forked child, it lies in ordinary memory.
+        If there is no such memory, as in a forked child, the field is in ordinary
+        memory.
         """
         device = _device()
         try:
@@ -147,7 +148,7 @@ class _Stack:
 
 @final
 class _Place:
-    """Where a field lies in a slot."""
+    """The place of a field in a slot."""
 
     __slots__ = ("begin", "dtype", "nbytes", "shape")
 
@@ -166,7 +167,7 @@ class _Place:
 
 
 def _stacked(samples: Sequence[Any]) -> Any:
-    """Stack as PyTorch does, or with NumPy where PyTorch is not imported."""
+    """Stack as PyTorch does, or with NumPy if PyTorch is not imported."""
     torch = _torch()
     if torch is not None:
         return torch.utils.data.default_collate(samples)
@@ -182,7 +183,7 @@ def _stacked(samples: Sequence[Any]) -> Any:
 
 
 def _ready(samples: Sequence[Any]) -> Any:
-    """Make at once a field of samples that differ, are few bytes, or do not stack."""
+    """Make a field at once from samples that differ, have few bytes, or do not stack."""
     found = _stacked(samples)
     if is_tensor(found):
         if _is_plain(found):
@@ -262,7 +263,7 @@ class _TensorDict:
 
 
 def _is_tensor_like(value: Any) -> bool:
-    """Whether PyTorch stacks this class like tensors, as it does tensordicts."""
+    """Return whether PyTorch stacks such objects like tensors, as it does tensordicts."""
     return _torch() is not None and hasattr(type(value), "__torch_function__")
 
 
@@ -281,7 +282,7 @@ def _tensor_likes(samples: Sequence[Any]) -> Any:
 
 
 def _gathered(samples: Sequence[Any]) -> Any:
-    """Gather samples to a batch of `_Stack`, in the structure of `default_collate`."""
+    """Gather samples into a batch of `_Stack`, structured as `default_collate` does."""
     first = samples[0]
     if is_tensor(first):
         return _tensors(samples)
@@ -339,8 +340,9 @@ def _each(
 
 
 class _Message:
-    """A batch on its way from a worker: it is pickled as the number of its slot, and
-    unpickled as the batch itself.
+    """A batch on its way from a worker.
+
+    It is pickled as the number of its slot, and unpickled as the batch itself.
     """
 
     def __init__(self, ring: SlotRing, batch: Any) -> None:
@@ -368,7 +370,8 @@ class _Message:
             stack.write(raw[there.begin : there.begin + there.nbytes])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # by itself: where that fails, nobody is told of the slot
+        # The batch is pickled first. If that fails, the slot still belongs to this object,
+        # which gives it back.
         data = bytes(reduction.ForkingPickler.dumps(self._batch))
         slot, self._slot = self._slot, None
         if slot is None:
@@ -380,10 +383,10 @@ class _Message:
             self._ring.give(self._slot)
 
     def _refuse(self, *_: object) -> NoReturn:
-        """What a collate_fn round this one does with its batch."""
+        """Raise a TypeError when a collate_fn that calls this one uses the batch."""
         raise TypeError(
-            "in a worker the result of a PinnedCollate is not yet the batch, only word "
-            "of its slot: change the samples before it, or the batch that the loader "
+            "in a worker the result of a PinnedCollate is not yet the batch, but a message "
+            "about its slot: change the samples before it, or the batch that the loader "
             "gives"
         )
 
@@ -404,10 +407,10 @@ class _Message:
 def _received(
     key: tuple[int, int], slot: int | None, turn: int, nbytes: int, data: bytes
 ) -> Any:
-    """The batch that a worker tells of, in the process that reads it."""
+    """Return the batch of a worker's message, in the process that reads it."""
     ring = _rings.get(key)
     if ring is None:
-        raise RuntimeError("a batch is lost: the PinnedCollate that it is of is gone")
+        raise RuntimeError("a batch is lost: the PinnedCollate that made it is gone")
     ring.reclaim()
     if slot is None:
         return pickle.loads(data)
@@ -421,7 +424,7 @@ def _received(
 def _attached(
     file: Any, slots: int, slot_nbytes: int, key: tuple[int, int]
 ) -> PinnedCollate:
-    """What a worker gets that was not forked."""
+    """Return the PinnedCollate of a worker that was not forked."""
     made = PinnedCollate.__new__(PinnedCollate)
     made._ring = SlotRing(slots, slot_nbytes, _device, _streams, file.detach(), key)
     _rings[key] = made._ring
@@ -432,48 +435,52 @@ def _attached(
 class PinnedCollate:
     """Stacks samples straight into page-locked memory.
 
-    Use it as ``DataLoader(collate_fn=cumem.PinnedCollate())``. A batch is that of
-    `default_collate`: tensors, arrays and numbers become tensors with a first axis more,
-    in dicts, lists, tuples and named tuples, and also dataclasses and TensorDicts; text
-    comes in lists. Buffers of cumem are taken as arrays. Where PyTorch is not imported,
-    arrays and numbers become NumPy arrays.
+    Use it as ``DataLoader(collate_fn=cumem.PinnedCollate())``. A batch is structured as
+    by `default_collate`: tensors, arrays and numbers become tensors with one more axis
+    in front, inside dicts, lists, tuples and named tuples, and also inside dataclasses
+    and TensorDicts. Texts come in lists. Buffers of cumem are treated as arrays. If
+    PyTorch is not imported, arrays and numbers become NumPy arrays.
 
-    Without workers the memory is that of the pool of pinned memory. With workers it is
-    that of a ring of slots, which this process shares with them: a worker fills a slot
-    without a call of CUDA, and hands back its number.
+    Without workers, the memory comes from the pool of pinned memory. With workers, it
+    comes from a ring of slots that this process shares with them: a worker fills a slot
+    without calling CUDA, and sends back the number of the slot.
 
     Parameters
     ----------
     slots : int
-        Batches that there is room for at the same time: those that the loader has
-        (``num_workers * prefetch_factor``) and those that are kept or copied.
+        The number of batches for which there is room at the same time: those that the
+        loader has (``num_workers * prefetch_factor``) and those that are kept or being
+        copied.
     slot_nbytes : int or str
-        Most bytes of a batch. Only what batches fill takes memory.
+        The most bytes of a batch. Only the bytes that batches fill take memory.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these.
+        If an argument has the wrong type or is out of range.
     OSError
-        If there are no addresses for so many bytes.
+        If the process has no free addresses for this many bytes.
 
     Notes
     -----
-    Make it in the process that reads the batches, before the workers start.
-    A batch that is larger than a slot, or for which none is free, is stacked as PyTorch
-    does it. Where the limit or the system allows no more page-locked memory, batches
-    come in ordinary memory, with one RuntimeWarning that says why; so do batches of plain
-    numbers alone, which leave the driver as it is. Slots of a worker that died come back.
-    Memory is page-locked by way of the current device (`current_device`; PyTorch's where
-    cumem's own was not chosen): no other GPU gets a context.
+    Make it in the process that reads the batches, before the workers start. A batch that is
+    larger than a slot, or for which no slot is free, is stacked as PyTorch does it. If the
+    limit or the system allows no more page-locked memory, batches come in ordinary memory,
+    and one RuntimeWarning says why. Batches that have only plain numbers also come in
+    ordinary memory, because they should not start the driver. If a worker dies, its slots
+    become free. Memory is page-locked in the context of the current device, which is
+    PyTorch's unless cumem's own was chosen (see `current_device`). No other GPU gets a
+    context.
 
-    In a worker a call answers word of the slot, which is the batch once the loader gives
-    it: a ``collate_fn`` that calls this one may change samples before, but not the result.
+    In a worker, a call returns a message about the slot, which becomes the batch when the
+    loader gives it. So a ``collate_fn`` that calls this one may change the samples before
+    the call, but not its result.
 
-    A slot is free again once all tensors over it have died, the copies of `prefetch` are
-    done, and so is what the current streams (cumem's, and PyTorch's of its current
-    device) had by then: so ``.to("cuda", non_blocking=True)`` and a batch dropped at once
-    are safe there. Who copies on another stream keeps the batch until that is done.
+    A slot is free again when all tensors over it have died, the copies of `prefetch` are
+    done, and the current streams (cumem's, and PyTorch's on its current device) have
+    finished the work that they had by then. So it is safe there to call
+    ``.to("cuda", non_blocking=True)`` and drop the batch at once. A program that copies on
+    another stream must keep the batch until that copy is done.
 
     Examples
     --------
@@ -504,14 +511,14 @@ class PinnedCollate:
         Raises
         ------
         TypeError
-            If they are no list, or of a type that has no batch.
+            If they are not a list, or have a type that cannot be stacked.
         IndexError
-            If there are none, as PyTorch's `default_collate` raises it.
+            If the list is empty; PyTorch's `default_collate` raises the same error.
         RuntimeError, ValueError
             If their shapes or lengths differ.
         CudaError
-            If the driver fails. Where there is only no page-locked memory to be had, the
-            batch is in ordinary memory.
+            If the driver fails. A lack of page-locked memory is not an error: the batch
+            is then in ordinary memory.
         """
         if isinstance(samples, (Mapping, str, bytes)) or not (
             isinstance(samples, Iterable) or hasattr(samples, "__getitem__")
@@ -542,18 +549,20 @@ class PinnedCollate:
         return _each(batch, _Stack, _Stack.plain if is_small else _Stack.pooled)
 
     def trim(self) -> None:
-        """Give the memory of slots that nobody uses back to the system; the next batch
-        takes it anew.
+        """Give the memory of slots that nobody uses back to the system.
+
+        The next batch takes it anew.
 
         Notes
         -----
-        **Blocks** until the streams are done with batches that have died.
+        **Blocks** until the streams have finished with batches that have died.
         """
         self._ring.trim()
 
     def close(self) -> None:
-        """Give the memory of slots back, as `trim` does, and stack nothing more; twice is
-        no error. Batches that live keep their memory.
+        """Give the memory of slots back, as `trim` does, and stack nothing more.
+
+        Batches that are still alive keep their memory. A second call does nothing.
         """
         if self._is_open:
             self._is_open = False

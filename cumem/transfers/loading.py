@@ -72,7 +72,8 @@ _Framework = Literal["torch", "cupy"] | None
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
 
 
-#: Types that are no loaders, and what iterating over them gives instead of batches.
+#: Types that are not loaders, with the words for the items that they give instead of
+#: batches.
 _NO_BATCHES: dict[type, str] = {
     Mapping: "keys",
     str: "characters",
@@ -367,10 +368,10 @@ class _Mover:
         self._has_warned = True
         names = ", ".join(sorted(set(left)))
         warn_caller(
-            f"prefetch() leaves on the host what it cannot take apart: {names}. Give "
-            "such a type a method to(device, non_blocking=True), make it a dataclass, or "
-            "let the loader give dicts, tuples and arrays: numpy.asarray(x) of what is "
-            "plain memory, such as a memoryview",
+            f"prefetch() cannot take these apart, and leaves them on the host: {names}. "
+            "Give such a type a method to(device, non_blocking=True), make it a dataclass, "
+            "or let the loader give dicts, tuples and arrays: numpy.asarray(x) for plain "
+            "memory, such as a memoryview",
             UserWarning,
         )
 

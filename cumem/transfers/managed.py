@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory: what is known of its pages, warnings, and work on it tile by tile."""
+"""Managed memory: where its pages are, warnings, and work on it tile by tile."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from cumem.buffers.casting import Casting, hint
 from cumem.buffers.casting import check as check_casting
 from cumem.buffers.progress import Parts, Progress
 
-#: The effort for NumPy to find out whether views share bytes, which takes some
-#: milliseconds. Views of one array need only a few steps for each axis.
+#: The most steps that NumPy may take to find out whether views share bytes; this many
+#: steps take some milliseconds. Views of one array need only a few steps for each axis.
 STEPS = 1_000_000
 
 
@@ -30,8 +30,8 @@ class _Call(NamedTuple):
     """One call of a function of this module, and the words for its errors."""
 
     name: str
-    noun: str  #: the name of the ends of which there are several
-    other: str  #: the name of the end of which there is one
+    noun: str  #: the word for each of the several ends
+    other: str  #: the word for the single end
     stream: object
     blocking: bool
     progress: Progress
@@ -165,7 +165,7 @@ def _is_memory(objects: object) -> bool:
 
 
 def _holds_memory(objects: object) -> bool:
-    """Return whether this is several ends; numbers in lists are not ends."""
+    """Return whether these are several ends; numbers in lists are not ends."""
     if isinstance(objects, Mapping):
         return True
     if isinstance(objects, (list, tuple)):
@@ -200,7 +200,7 @@ def _listed(call: _Call, objects: Any) -> tuple[Any, ...]:
 
 
 def _read_one(call: _Call, memory: object, like: _End | None = None) -> _End:
-    """Read the end of which there is one, and refuse a list of ends."""
+    """Read the single end, and refuse a list of ends."""
     if _holds_memory(memory) or (like is None and not _is_memory(memory)):
         raise _refuse_order(call, memory, f"one {call.other}")
     return _read(call, memory, like)
@@ -263,7 +263,7 @@ def _check_targets(call: _Call, targets: Sequence[_End], skips_same: bool) -> No
 def _check_apart(
     call: _Call, one: _End, many: Sequence[_End], own: Sequence[_End]
 ) -> None:
-    """Refuse overlaps of the one end with others than the slice that belongs to each.
+    """Refuse an end of `many` that overlaps `one` outside the slice that belongs to it.
 
     `own[i]` is what `many[i]` is copied from or to; the two may be the same memory.
     """

@@ -416,7 +416,7 @@ class ActivationOffload:
         layout = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         key: tuple[Any, ...] = (storage._cdata, version)
         begin, nbytes = 0, storage.nbytes()
-        # Of a small part of a large storage, only the part itself is copied.
+        # If the tensor is a small part of a large storage, only that part is copied.
         if nbytes > 4 * tensor.numel() * size:
             key += (*layout, dtype)
             tensor = tensor.contiguous()

@@ -438,7 +438,7 @@ def _of_table(src: Any) -> np.ndarray[Any, Any]:
         array = np.asanyarray(src)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"src is of the type {name}, and NumPy makes no array of it ({error}): give "
+            f"src has the type {name}, of which NumPy cannot make an array ({error}): give "
             "iter(src) if its items are arrays, which then come one by one"
         ) from None
     if array.dtype.hasobject:
@@ -559,8 +559,8 @@ def _item_memory(each: Any) -> Any:
         return np.asarray(_unmasked(np.asanyarray(each), "an item of src"))
     except (TypeError, ValueError) as error:
         raise type(error)(
-            f"src must give arrays, and NumPy makes none of a {type(each).__name__} that "
-            f"it gives: {error}"
+            f"src must give arrays, and gave a {type(each).__name__} of which NumPy cannot "
+            f"make one: {error}"
         ) from None
 
 

@@ -202,9 +202,9 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
     moved.copy(stream)
     if left:
         warn_caller(
-            "to_device() leaves where it is what it cannot take apart: "
+            "to_device() cannot take these apart and leaves them where they are: "
             f"{', '.join(sorted(left))}. Make such a type a dataclass, give dicts, lists "
-            "and arrays in its place, or move it by what it has itself, as .to(device)",
+            "and arrays in its place, or move it by a method of its own, as .to(device)",
             UserWarning,
         )
     return there

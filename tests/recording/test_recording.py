@@ -415,7 +415,7 @@ del gone
 
 def test_report_at_exit_sums_up_what_is_older_than_the_call() -> None:
     done = programs.run("-c", OLDER)
-    assert "nothing is left\n  and 3 buffers of before report_leaks" in done.stderr
+    assert "nothing is left\n  and 3 buffers from before report_leaks" in done.stderr
     assert "CUMEM_LEAKS=1" in done.stderr
     done = programs.run("-c", OLDER + "older.clear()\n")
     assert done.stderr == "cumem at exit: nothing is left\n"
@@ -426,7 +426,7 @@ def test_report_at_exit_takes_reused_memory_for_new() -> None:
     anew = "older.pop(); made = cumem.empty_pinned(1000, 'u1')\n"
     done = programs.run("-c", OLDER + anew)
     assert "1 buffer left" in done.stderr
-    assert "and 2 buffers of before" in done.stderr
+    assert "and 2 buffers from before" in done.stderr
 
 
 def test_suffix_that_ends_with_another_has_its_own_format(

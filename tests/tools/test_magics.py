@@ -220,7 +220,9 @@ def test_cell_that_awaits_is_measured(shown) -> None:
 
 def test_cell_that_awaits_where_ipython_does_not_is_refused(shown) -> None:
     [said] = shown["awaits elsewhere"]
-    assert "%%cumem measures a cell that awaits where it is the first line" in said.text
+    assert (
+        "%%cumem measures a cell that awaits only if it is the first line" in said.text
+    )
 
 
 @pytest.mark.parametrize("name", ["quiet", "awaits and is quiet"])

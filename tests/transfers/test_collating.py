@@ -469,7 +469,7 @@ def change_field(batch: Any) -> None:
         bool,
     ],
 )
-def test_result_in_a_worker_is_no_batch_to_look_into(emulated, use) -> None:
+def test_result_in_a_worker_when_used_as_a_batch_is_refused(emulated, use) -> None:
     collate = cumem.PinnedCollate(1, SLOT)
     made = collating._Message(collate._ring, collating._gathered([{"x": np.ones(3)}]))
     with pytest.raises(TypeError, match="change the samples before it, or the batch"):
@@ -598,7 +598,7 @@ def test_batch_whose_ring_is_gone_is_an_error(emulated) -> None:
         sent = worker.reported(arrays(3))
         del collate
         gc.collect()
-        with pytest.raises(RuntimeError, match="PinnedCollate that it is of is gone"):
+        with pytest.raises(RuntimeError, match="PinnedCollate that made it is gone"):
             pickle.loads(sent)
 
 

@@ -330,7 +330,7 @@ MASKED = np.ma.array(np.zeros((4, 2), "f4"), mask=np.eye(4, 2))
         (lambda _: Whole(MASKED), ValueError, "masked elements"),
         (lambda _: Whole(np.array([1, "a"], object)), TypeError, "Python objects"),
         (lambda _: Ragged(), ValueError, "lengths differ.*give iter"),
-        (lambda _: [([1.0], [1.0, 2.0])], ValueError, "NumPy makes none of a tuple"),
+        (lambda _: [([1.0], [1.0, 2.0])], ValueError, "gave a tuple of which NumPy"),
         (lambda _: [MASKED], ValueError, "masked elements"),
         (lambda _: [[np.ones(2), np.ones(2)]], TypeError, "cumem.prefetch"),
         (lambda _: [{"a": np.ones(2)}], TypeError, "must give arrays, not dict"),

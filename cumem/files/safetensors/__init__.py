@@ -122,7 +122,7 @@ class SafetensorsDict(dict[str, _V]):
 
 
 class _From(TypedDict, total=False):
-    """What `load_safetensors` takes by name beside what says what it gives."""
+    """The keywords of `load_safetensors` that do not determine the type of its answer."""
 
     names: Iterable[str] | None
     device: object
@@ -439,7 +439,7 @@ def _read(
     stream: object,
     progress_parts: Parts,
 ) -> None:
-    """Read the tensors of one file, in one call but for those that are converted."""
+    """Read the tensors of one file, in one call except for those that are converted."""
     header, members, file = part
     at = header.tensors
     whole = [name for name in members if name not in casts]
@@ -503,7 +503,7 @@ def _parts(
 
 
 def _is_list(path: object) -> bool:
-    """Return whether `path` is several paths rather than one or a wrong argument."""
+    """Return whether `path` holds several paths, unlike one path or a wrong argument."""
     single = (str, bytes, bytearray, memoryview, os.PathLike, Mapping, np.ndarray)
     is_file = hasattr(path, "read")
     return isinstance(path, Iterable) and not is_file and not isinstance(path, single)

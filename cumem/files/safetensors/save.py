@@ -156,7 +156,7 @@ def save_safetensors(
         path = path / "model.safetensors"
     if path.suffix == ".json":
         raise ValueError(
-            f"{path}: what ends in .json is read as an index; use a name such as "
+            f"{path}: a name that ends in .json is that of an index; use a name such as "
             "model.safetensors, also for several files"
         )
     metadata = _checked_metadata(

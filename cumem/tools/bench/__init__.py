@@ -220,7 +220,7 @@ def _sizes(options: Options) -> tuple[int, ...]:
 
 
 def _room(facts: dict[str, Any], device: Device) -> int:
-    """Return how large a buffer may be, so that all which live at once fit."""
+    """Return the size up to which all buffers that live at once fit in memory."""
     host = facts["machine"]
     room = [device.memory_info()[0] // 3]  # two buffers, and managed memory
     # The host holds the store, two buffers of a kind, and the copy for the comparison, and

@@ -528,7 +528,7 @@ class Report:
             return None
         match result.group:
             case "ceiling":
-                return "what the rates of copies are held against"
+                return "the rates of copies are compared with this"
             case "copy":
                 return self.advise_copy(result.what, result.nbytes)
             case "both":

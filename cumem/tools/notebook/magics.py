@@ -164,8 +164,8 @@ class _Magics:
         codes, names = _compile(self._shell, cell), self._shell.user_ns
         if any(map(_awaits, codes)):
             raise UsageError(
-                "%%cumem measures a cell that awaits where it is the first line of the "
-                "cell, and %autoawait is on"
+                "%%cumem measures a cell that awaits only if it is the first line of the "
+                "cell and %autoawait is on"
             )
         value = None
         with _Measured(self._shell):

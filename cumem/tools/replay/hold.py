@@ -51,7 +51,7 @@ class Gates:
     Parameters
     ----------
     hold : Hold
-        The windows, and how many of them work is held for.
+        The length of a window, and the number of windows for which work is held.
     """
 
     def __init__(self, hold: Hold) -> None:
