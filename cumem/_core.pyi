@@ -58,8 +58,8 @@ class Buffer:
     ``buf[0]``, ``buf[1]``, …; ``in`` is refused. ``==`` is identity, so that
     buffers can be keys; compare values with ``numpy()``. ``print`` shows the values, and
     copies them first if the memory is a device's; ``repr`` shows none and never waits.
-    Dropping a buffer never waits: its memory is reused when all work that cumem knows of
-    is done with it.
+    Dropping a buffer never waits: its memory is reused when all work on it that cumem
+    knows of is done.
 
     Examples
     --------
@@ -398,7 +398,7 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the element is there (GIL released). Of device memory only that
+        Blocks: until the element is there (GIL released). From device memory, only that
         element is copied. Ordered after: for device memory, work that cumem knows of on
         it and the current stream; for other memory, unfinished transfers into it.
 
@@ -502,7 +502,8 @@ class Buffer:
             The stream to fill on; default: the current stream.
         casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
             Which other dtypes `value` may have, as in `copy`, and so which values may be
-            cut. Values that are on a device pass the host on their way to device memory.
+            cut. Values that are on a device pass through the host on their way to
+            device memory.
 
         Raises
         ------
@@ -789,7 +790,7 @@ class Buffer:
         b'\\x01\\x02'
         """
     def __round__(self, ndigits: object = None, /) -> Never:
-        """Raise TypeError that says where to compute.
+        """Raise a TypeError that says where to compute.
 
         Raises
         ------
@@ -857,8 +858,8 @@ class Buffer:
             The consumer's stream. Its later work is ordered after ours, and the memory is
             not reused before that work is done. -1 orders nothing.
         max_version : tuple of int, optional
-            The newest version that the consumer reads. Without it the capsule is made as
-            before version 1.0.
+            The newest version that the consumer reads. Without it the capsule has the
+            form that it had before version 1.0.
         dl_device : tuple of int, optional
             The type and index of the device to export to; ``(1, 0)`` is the CPU.
         copy : bool, optional
@@ -1098,7 +1099,7 @@ class ManagedBuffer(_HostUsable):
     @accessed_by.setter
     def accessed_by(self, value: object) -> None: ...
     def page_residency(self) -> Residency:
-        """Find out what is known of where the pages are.
+        """Return what is known about where the pages are.
 
         Returns
         -------
@@ -1115,11 +1116,11 @@ class ManagedBuffer(_HostUsable):
         -----
         Blocks: no. Ordered after: nothing; it does not wait for moves that are queued.
         The driver knows where memory was last sent, not where it is. The host's page
-        tables know which pages the host can touch without a fault. The attribute
-        `residency` is another thing: the kind of memory, which every buffer has.
+        tables know which pages the host can touch without a fault. Do not confuse this
+        with the attribute `residency`, the kind of memory, which every buffer has.
         """
     def discard(self, stream: object = None) -> None:
-        """Give up the contents: pages need not be moved or kept any more.
+        """Give up the contents, so that pages need not be moved or kept any more.
 
         Parameters
         ----------
@@ -1148,12 +1149,12 @@ class ManagedBuffer(_HostUsable):
     def on(
         self, device: object = None, *, stream: object = None
     ) -> contextlib.AbstractContextManager[Self]:
-        """Have the pages on a device inside a ``with`` block.
+        """Keep the pages on a device inside a ``with`` block.
 
         Parameters
         ----------
         device : Device, int or str, optional
-            Where to, as in `prefetch_pages`.
+            The device to move the pages to, as in `prefetch_pages`.
         stream : Stream or other stream object, optional
             The stream for both moves; default: for each the stream that is current then.
 
@@ -1461,7 +1462,7 @@ class Stream:
 
 @final
 class Event:
-    """A point in a stream that can be waited for and that time is measured between.
+    """A point in a stream, which work can wait for and from which time is measured.
 
     Parameters
     ----------
@@ -1575,7 +1576,7 @@ class Event:
         Notes
         -----
         **Blocks** until both are reached, GIL released; Ctrl-C interrupts it in
-        the main thread. CUDA's documentation of ``cudaEventElapsedTime`` tells the
+        the main thread. CUDA's documentation of ``cudaEventElapsedTime`` states the
         resolution.
 
         Examples
@@ -3396,9 +3397,10 @@ def asbuffer(obj: object, *, stream: object = None) -> Buffer:
     Buffer
         A buffer whose type says where the memory is: HostBuffer for ordinary memory,
         PinnedBuffer for page-locked memory, and so on. It keeps `obj`, or the object
-        that `obj` exported, alive. Of a PyTorch tensor it keeps the storage, which
-        cannot be resized from then on. If the owner moves the bytes nevertheless, as
-        ``tensor.share_memory_()`` does, each use of the buffer raises BufferError.
+        that `obj` exported, alive. If `obj` is a PyTorch tensor, the buffer keeps its
+        storage alive, which cannot be resized from then on. If the owner moves the
+        bytes nevertheless, as ``tensor.share_memory_()`` does, each use of the buffer
+        raises BufferError.
 
     Raises
     ------
@@ -3410,6 +3412,8 @@ def asbuffer(obj: object, *, stream: object = None) -> Buffer:
     BufferError
         `obj` exports a DLPack version, device or element type that cumem cannot use.
 
+    Notes
+    -----
     **Ordered after** the exporter's pending work: `stream` waits for it.
 
     Examples
@@ -3631,9 +3635,9 @@ def copy_many(
 ) -> None:
     """Make many copies with one call, and wait until all the data is there.
 
-    Many small copies cost far less than in calls of their own: those between page-locked
-    and device memory are made by one kernel, and ordinary memory is gathered and sent in
-    large pieces.
+    Many small copies cost far less in one call than in calls of their own: one kernel
+    makes those between page-locked and device memory, and ordinary memory is gathered
+    and sent in large pieces.
 
     Parameters
     ----------
@@ -3665,9 +3669,9 @@ def copy_many(
     Notes
     -----
     **Blocks** until all copies are done, GIL released; Ctrl-C interrupts it. **Ordered
-    after** all work that cumem knows of on any end. The outcome is that of copying one
-    pair after the other. If a target overlaps any other end the copies are indeed made
-    one after the other; otherwise all may be in flight at the same time.
+    after** all work that cumem knows of on any end. The outcome is the same as if one
+    pair were copied after the other. If a target overlaps any other end, they really
+    are copied one after the other; otherwise all may be in flight at the same time.
 
     Examples
     --------
@@ -3883,8 +3887,9 @@ def _device(object: object, name: str, about: object = None, /) -> Device:
     """
 
 def _is_host_only() -> bool:
-    """Return True in a forked child of a process that used the driver, where only work on
-    the host goes on.
+    """Return True in a forked child of a process that used the driver.
+
+    In such a child only work on the host is possible.
     """
 
 def _is_emulated() -> bool:
@@ -3900,7 +3905,7 @@ def _hold_stream(stream: object, /) -> None:
     """
 
 def _release_stream(stream: object, /) -> None:
-    """Let an emulated stream go on that was held shut.
+    """Let an emulated stream that was held shut go on.
 
     Raises
     ------
@@ -3936,7 +3941,7 @@ def _device_attribute_names() -> tuple[str, ...]:
     """Return the names that `_device_attribute` knows."""
 
 def _device_attribute(device: int, name: str, /) -> int | None:
-    """Ask for an attribute of a device. None if the driver does not know it."""
+    """Return an attribute of a device, or None if the driver does not know it."""
 
 def _can_access_peer(device: int, peer: int, /) -> bool:
     """Return True if one device can reach the memory of the other."""
@@ -3947,7 +3952,7 @@ def _device_memory(device: int, /) -> tuple[int, int]:
 @final
 @type_check_only
 class _DeviceFacts(structseq[Any]):
-    """What the driver tells of a device."""
+    """What the driver says about a device."""
 
     @property
     def name(self) -> bytes:
@@ -3978,7 +3983,7 @@ class _PoolConfig(structseq[Any]):
         """The kind of its memory."""
     @property
     def device(self) -> Device:
-        """Whose memory it is, or whose context page-locks it."""
+        """The device that has the memory, or whose context page-locks it."""
     @property
     def flags(self) -> int:
         """The flags of CUDA that its memory is allocated with."""
@@ -4057,8 +4062,10 @@ def _pools(window: bool = False, /) -> list[_PoolFacts]:
     """Describe all pools. With `window` the peaks are those since the last call with it."""
 
 def _is_memory_in_flight(device: int, nbytes: int, /) -> bool:
-    """Whether the pool that memory of a device comes from now would grow for so many bytes,
-    although work is still under way on as many that were given back to it.
+    """Return whether a device's current pool could get this many bytes by waiting for work.
+
+    That is so if the pool would have to grow for them, although at least as many bytes
+    were given back to it on which work is still under way.
     """
 
 def _default_pool(kind: str, device: int, /) -> Pool:
@@ -4094,7 +4101,8 @@ def _numpy_enter(handler: CapsuleType, /) -> None:
 def _numpy_leave(handler: CapsuleType, /, *exc: object) -> None:
     """End the block of a handler in every context.
 
-    Where it was NumPy's handler, the innermost one around it that has not ended is.
+    In a context where it was NumPy's handler, the innermost handler around it that has
+    not ended takes its place.
     """
 
 def _numpy_enable(handler: CapsuleType | None, /) -> None:
@@ -4145,7 +4153,7 @@ class _EndFacts(structseq[Any]):
 @final
 @type_check_only
 class _CopyFacts(structseq[Any]):
-    """What is known of a copy before it is made."""
+    """What is known about a copy before it is made."""
 
     @property
     def route(self) -> str:
@@ -4260,8 +4268,9 @@ class _TuningValue(structseq[Any]):
         """The largest value that it may have."""
 
 def _read_tuning(opens: bool, /) -> dict[str, _TuningValue]:
-    """Read by their names the numbers by which copies are made. With `opens` the
-    environment is read before, if it was not yet.
+    """Return the numbers by which copies are made, by their names.
+
+    With `opens` the environment is read first, unless it was read before.
     """
 
 def _flush_cache(obj: object, /) -> None:
@@ -4270,22 +4279,22 @@ def _flush_cache(obj: object, /) -> None:
 @final
 @type_check_only
 class _HostMemory(structseq[Any]):
-    """Memory of the host; None for what is not limited or not known."""
+    """Memory of the host; a member is None if it is not limited or not known."""
 
     @property
     def total_nbytes(self) -> int | None:
         """How much the machine has."""
     @property
     def available_nbytes(self) -> int | None:
-        """What this process may still have now: of the machine, in its control groups,
-        and under ``ulimit -v``."""
+        """The bytes that this process can still get now: from the machine, in its control
+        groups, and under ``ulimit -v``."""
     @property
     def cgroup_nbytes(self) -> int | None:
         """The smallest limit of the process's control groups and those above."""
     @property
     def usable_nbytes(self) -> int | None:
-        """What the process may use: the smaller one of the machine's memory and of what
-        the groups allow."""
+        """The bytes that the process may use: the memory of the machine, or less if the
+        groups allow less."""
 
 def _host_memory() -> _HostMemory:
     """Read how much memory the host has, and how much of it the process may use."""
@@ -4372,12 +4381,12 @@ def _unregister(buffer: Buffer, defers: bool, /) -> None:
     """
 
 def _is_memory(obj: object, /) -> bool:
-    """Whether an object is memory, and not a value of which copy() would make an array."""
+    """Return whether an object is memory; copy() would make an array of anything else."""
 
 @final
 @type_check_only
 class _CopyEnd(structseq[Any]):
-    """What `copy` would take an object for."""
+    """An object as `copy` would read it."""
 
     @property
     def memory(self) -> Buffer | NDArray[Any]:
@@ -4415,9 +4424,11 @@ def _begin_parts(stream: object, ends: tuple[object, ...], /) -> _CopyParts:
     """Begin copies on `stream` whose ends are in the memory of `ends`."""
 
 def _end_parts(number: int, stream: object, held: object, /) -> None:
-    """End copies that began together, once `stream` comes after all of them or, if it is
-    None, the caller has waited for them. Of all that used the memory of the ends, which
-    `held` knows, only that stream has to be remembered.
+    """End copies that began together.
+
+    The caller has ordered `stream` after all of them or, if it is None, has waited for
+    them. So the memory of the ends, which `held` has, need remember only that stream of
+    all that used it.
     """
 
 def _copy_part(
@@ -4431,7 +4442,7 @@ def _copy_part(
     casting: str | None,
     /,
 ) -> list[Transfer]:
-    """Copy to all of `dsts` at once, as copy_async() does to one: a Transfer for each.
+    """Copy to all of `dsts` at once, like copy_async() to one; return a Transfer for each.
 
     The copy does not come after transfers that began since `before`. With
     `on_engine_stream` it is not made on `stream`, which the caller will order after it.
@@ -4514,7 +4525,7 @@ class _MemoryPlace(structseq[Any]):
 
     @property
     def memory(self) -> object:
-        """What the bytes are in: a storage of PyTorch's, or an array."""
+        """The object that has the bytes: a storage of PyTorch's, or an array."""
     @property
     def address(self) -> int:
         """The address at which it began."""
@@ -4523,32 +4534,34 @@ class _MemoryPlace(structseq[Any]):
         """The number of bytes that it had."""
 
 def _freeze(buffer: Buffer, /) -> None:
-    """Make a buffer read-only that nobody else has seen yet."""
+    """Make a buffer read-only, which nobody else may have seen yet."""
 
 def _read_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
-    """An array of `dtype` that holds the same as a value.
+    """Return an array of `dtype` with the same contents as a value; floats are rounded.
 
-    TypeError where the kind of a value would change (1.5 to an integer, a number to
-    text), OverflowError or ValueError where it does not fit; floats round.
+    It raises a TypeError if the kind of a value would change (from 1.5 to an integer, from
+    a number to text), and an OverflowError or a ValueError if a value does not fit.
     """
 
 def _read_any_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
-    """As `_read_value`, where a rule of casting says what becomes of a value that would
-    change: such a value, and what is an array already, has a dtype of its own.
+    """Return an array as `_read_value` does, but leave changes of a value to a later copy.
+
+    A value that would change, and a value that is an array already, gives an array of its
+    own dtype. The casting rule of that copy then says what becomes of it.
     """
 
 def _read_array(value: object, /) -> NDArray[Any]:
-    """The array that NumPy makes of a value, in the dtype that NumPy gives it.
+    """Return the array that NumPy makes of a value, in the dtype that NumPy gives it.
 
-    TypeError where it holds Python objects, or some of its elements are masked.
+    It raises a TypeError if the array holds Python objects or has masked elements.
     """
 
 def _read_dtype(dtype: DTypeLike, /) -> np.dtype[Any]:
-    """Return the numpy.dtype that something stands for.
+    """Return the numpy.dtype that an argument means.
 
-    For a dtype of another library TypeError says what to type instead. NumPy knows
-    "bfloat16" only once somebody has imported ml_dtypes. Here the name always means the
-    same, so a program does not depend on who imports what first.
+    For a dtype of another library it raises a TypeError that says what to type instead.
+    NumPy knows "bfloat16" only once somebody has imported ml_dtypes. Here the name
+    always means the same, so a program does not depend on who imports what first.
     """
 
 def _check_casting(
@@ -4592,25 +4605,25 @@ class _Dtype(structseq[Any]):
 
     @property
     def name(self) -> str:
-        """What NumPy calls it, or ml_dtypes where NumPy has no such dtype."""
+        """Its name in NumPy, or in ml_dtypes if NumPy has no such dtype."""
     @property
     def kind(self) -> str:
-        """``numpy.dtype.kind``, or an empty text where NumPy has no such dtype."""
+        """Its ``numpy.dtype.kind``, or an empty text if NumPy has no such dtype."""
     @property
     def bits(self) -> int:
-        """How many bits an element has."""
+        """The number of bits of an element."""
     @property
     def dlpack_code(self) -> int | None:
-        """DLPack's type code, or None."""
+        """Its type code in DLPack, or None."""
     @property
     def file_name(self) -> str | None:
-        """What safetensors files call it, or None."""
+        """Its name in safetensors files, or None."""
     @property
     def file_rank(self) -> int:
         """Tensors of types of higher ranks come first in such files."""
     @property
     def torch_name(self) -> str | None:
-        """What PyTorch calls it, or None."""
+        """Its name in PyTorch, or None."""
     @property
     def converts(self) -> bool:
         """Whether the copy threads convert its elements themselves."""

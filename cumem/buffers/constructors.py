@@ -119,7 +119,368 @@ def array(
         rule = "same_kind" if casting is None else casting
         check("array: ", source.dtype, wanted, rule)
         buffer: _core.Buffer = _core.empty_like(
-            source, wanted, order=order, **_apart(place)
+            source, int or str, optional
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
+    stream : Stream or other stream object, optional
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
+    pool : Pool, optional
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which dtypes of an array may be converted to `dtype`, as in ``numpy.can_cast``;
+        default: ``"same_kind"``. If it is given it also covers scalars, which otherwise
+        must fit into `dtype`.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        The process is a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: until the memory is filled if the host can read it. Device memory is filled on
+    the stream, later, and so is mapped and managed memory if `stream` is given.
+    Ordered after: work on `stream`.
+
+    Examples
+    --------
+    >>> cumem.full(3, 7, "i4", "pinned").numpy()
+    array([7, 7, 7], dtype=int32)
+    """
+    place = _place(kind, device, stream, pool)
+    source = fill_value
+    if dtype is None:
+        source = read_source(fill_value, _first_stream(place))
+        dtype = (source if isinstance(source, _core.Buffer) else as_array(source)).dtype
+    buffer: _core.Buffer = _core.empty(shape, dtype, order=order, **place)
+    _set(buffer, source, stream, casting)
+    return buffer
+
+
+@hinting
+def empty_like(
+    prototype: object,
+    dtype: DTypeLike | None = None,
+    kind: _core._Kind | None = None,
+    *,
+    order: _core._LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+) -> _core.Buffer:
+    """Allocate a buffer with the shape and dtype of another array.
+
+    Parameters
+    ----------
+    prototype : Buffer or array_like
+        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
+        flags and device.
+    dtype : dtype_like, optional
+        A dtype to use instead of the prototype's.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        A kind to use instead of the prototype's. The default is device memory if the
+        prototype is ordinary memory or not a buffer.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
+    stream : Stream or other stream object, optional
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
+    pool : Pool, optional
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        The process is a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: only when the pool has nothing that fits (GIL released).
+    Ordered after: as `empty`.
+
+    Examples
+    --------
+    >>> buf = cumem.empty_like(numpy.ones((2, 3), "f4"))
+    >>> buf.kind, buf.shape
+    ('device', (2, 3))
+    """
+    return make_like(prototype, dtype, kind, order, device, stream, pool)
+
+
+@hinting
+def array(
+    obj: object,
+    dtype: DTypeLike | None = None,
+    kind: _core._Kind = _DEVICE,
+    *,
+    order: _core._LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+    casting: _core._Casting | None = None,
+) -> _core.Buffer:
+    """Copy anything array-like into a new buffer.
+
+    Parameters
+    ----------
+    obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface
+        Where the values come from.
+    dtype : dtype_like, optional
+        Default: the dtype of `obj`. An array of another dtype is converted as `casting`
+        says. Python's numbers, NumPy's scalars and lists of them must keep their kind and
+        their value, except that floats are rounded; otherwise TypeError is raised (reals
+        for integers) or OverflowError (300 in ``uint8``).
+    kind : str
+        The kind of memory, as in `empty`; default: device memory.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: cumem's current device.
+    stream : Stream or other stream object, optional
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
+    pool : Pool, optional
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which dtypes of `obj` may be converted to `dtype`, as in ``numpy.can_cast``;
+        default: ``"same_kind"``. The copy threads of the host convert, so elements that
+        come from device memory and go to device memory pass through the host. If
+        `casting` is given, it also covers numbers and lists, which otherwise must fit
+        into `dtype`.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        A length is negative, the size does not fit in 63 bits, there is no such kind,
+        order or device, or `stream` belongs to another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        The process is a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: until the values are there (GIL released).
+    Ordered after: work on `stream`, and work that the exporter of `obj` says is pending.
+
+    Examples
+    --------
+    >>> cumem.array([1, 2, 3], "f4", "pinned").numpy()
+    array([1., 2., 3.], dtype=float32)
+    """
+    place = _place(kind, device, stream, pool, obj)
+    source = read_source(obj, _first_stream(place))
+    wanted = None if dtype is None else _usable(dtype)
+    has_dtype = _has_dtype(source)
+    if has_dtype or wanted is None:
+        source = source if isinstance(source, _core.Buffer) else as_array(source)
+    elif casting is None:
+        source = as_value_of(source, wanted)
+    else:
+        source = read_value(source, wanted)
+    if wanted is not None and wanted != source.dtype:
+        rule = "same_kind" if casting is None else casting
+        check("array: ", source.dtype, wanted, rule)
+        buffer = make_like(source, wanted, order=order, **_apart(place))
+        copy_as(buffer, source, stream, rule)
+        return buffer
+    if casting is not None:
+        check("array: ", source.dtype, source.dtype, casting)
+    buffer = make_like(source, order=order, **_apart(place))
+    _core.copy(buffer, source, stream=stream)
+    return buffer
+
+
+@hinting
+def zeros_like(
+    prototype: object,
+    dtype: DTypeLike | None = None,
+    kind: _core._Kind | None = None,
+    *,
+    order: _core._LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+) -> _core.Buffer:
+    """Allocate a buffer like another array and set all its bytes to zero.
+
+    Parameters
+    ----------
+    prototype : Buffer or array_like
+        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
+        flags and device.
+    dtype : dtype_like, optional
+        A dtype to use instead of the prototype's.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        A kind to use instead of the prototype's. The default is device memory if the
+        prototype is ordinary memory or not a buffer.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: the prototype's, or cumem's current device.
+    stream : Stream or other stream object, optional
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
+    pool : Pool, optional
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        There is no such kind, order or device, or `stream` belongs to another device.
+    TypeError
+        An argument has the wrong type, or the dtype holds Python objects.
+    OutOfMemoryError
+        There is not enough memory, even after waiting for freed memory and trimming
+        pools.
+    CudaError
+        A call to CUDA failed.
+    RuntimeError
+        The process is a child made by ``fork``.
+
+    Notes
+    -----
+    Blocks: as `zeros`.
+    Ordered after: work on `stream`.
+
+    Examples
+    --------
+    >>> cumem.zeros_like(numpy.ones(2)).to_numpy()
+    array([0., 0.])
+    """
+    buffer = empty_like(
+        prototype,
+        dtype,
+        kind,
+        order=order,
+        device=device,
+        stream=stream,
+        pool=pool,
+    )
+    buffer.fill(np.zeros((), buffer.dtype), stream=stream)
+    return buffer
+
+
+@hinting
+def full_like(
+    prototype: object,
+    fill_value: object,
+    dtype: DTypeLike | None = None,
+    kind: _core._Kind | None = None,
+    *,
+    order: _core._LikeOrder | None = "K",
+    device: object = None,
+    stream: object = None,
+    pool: Pool | None = None,
+    casting: _core._Casting | None = None,
+) -> _core.Buffer:
+    """Allocate a buffer like another array and set all its elements to a value.
+
+    Parameters
+    ----------
+    prototype : Buffer or array_like
+        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
+        flags and device.
+    fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
+        A scalar, or an array that broadcasts to the shape and may be on a device.
+    dtype : dtype_like, optional
+        A dtype to use instead of the prototype's.
+    kind : {'device', 'pinned', 'mapped', 'managed'}, optional
+        A kind to use instead of the prototype's. The default is device memory if the
+        prototype is ordinary memory or not a buffer.
+    order : {'C', 'F', 'A', 'K'}
+        As in NumPy: 'C' and 'F' say whether the last or the first index runs
+        fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
+        else 'C', and 'K' keeps the order of its strides.
+    device : Device, int or str, optional
+        The device that has the memory or whose context page-locks it, such as ``0`` or
+        ``"cuda:0"``; default: the prototype's, or cumem's current device.
+    stream : Stream or other stream object, optional
+        The stream that will use the memory first; for device memory it must be one of
+        `device`. Default: the current stream.
+    pool : Pool, optional
+        The pool to take the memory from; default: that of the innermost ``with pool:``
+        block that fits, else the kind's default pool. If `kind` and `device` are not
+        given, the pool determines them as well.
+    casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
+        Which dtypes of an array may be converted to the buffer's, as in
+        ``numpy.can_cast``; default: ``"same_kind"``. If it is given it also covers
+        scalars, which otherwise must fit into the dtype.
+
+    Returns
+    -------
+    Buffer
+        A `PinnedBuffer`, `MappedBuffer`, `ManagedBuffer` or `DeviceBuffer`.
+
+    Raises
+    ------
+    ValueError
+        There is no such kind, order=order, **_apart(place)
         )
         copy_as(buffer, source, stream, rule)
         return buffer

@@ -27,10 +27,11 @@ class ManagedThrashWarning(UserWarning):
     """Host and device keep taking the same managed memory from each other.
 
     The warning is given once for each piece of memory, when the side that uses the same
-    bytes has changed sixteen times within ten seconds. cumem sees uses by `prefetch`,
-    `on`, ``fill``, and by everything that passes the memory to the host (``numpy()``, the
-    buffer protocol) or to a device's library (DLPack, ``__cuda_array_interface__``). It
-    does not see uses through an array that was made of the memory earlier.
+    bytes has changed sixteen times within ten seconds. cumem sees uses by
+    `prefetch_pages`, `on`, ``fill``, and by everything that passes the memory to the
+    host (``numpy()``, the buffer protocol) or to a device's library (DLPack,
+    ``__cuda_array_interface__``). It does not see uses through an array that was made
+    of the memory earlier.
 
     Examples
     --------
