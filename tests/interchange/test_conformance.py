@@ -122,7 +122,7 @@ EMULATED = {
 #: What a library does that the protocols do not make it do; versions are those seen.
 LIMITS = {
     "flat": "np.frombuffer and torch.frombuffer give one axis, and take no gaps",
-    "numpy legacy": "NumPy before 2.1 asks for capsules of before DLPack 1.0 and makes "
+    "numpy legacy": "NumPy before 2.1 asks for capsules from before DLPack 1.0 and makes "
     "read-only arrays of them",
     "torch empty": "torch.frombuffer refuses memory without bytes (2.11, 2.13)",
     "torch read-only": "PyTorch has no read-only tensors: by DLPack it takes the memory "
@@ -131,7 +131,7 @@ LIMITS = {
     "(2.11): name it or hand over by DLPack",
     "jax compact": "JAX takes only strides that leave no gaps, and copies memory that is "
     "not aligned to 64 bytes (0.11, 0.12)",
-    "jax legacy": "JAX asks for capsules of before DLPack 1.0, which cannot say that "
+    "jax legacy": "JAX asks for capsules from before DLPack 1.0, which cannot say that "
     "memory is read-only (0.11, 0.12)",
     "jax default streams": "JAX takes the numbers 1 and 2 in a "
     "__cuda_array_interface__, the default streams, for no stream at all, and reads before "
@@ -603,7 +603,7 @@ BY_DLPACK = [e for e in ENTRANCES if "dlpack(buf)" in e]
 
 
 class Old:
-    """An exporter of before DLPack 1.0."""
+    """An exporter from before DLPack 1.0."""
 
     def __init__(self, buffer: cumem.Buffer) -> None:
         self.buffer = buffer

@@ -293,7 +293,7 @@ def names_in(text: str) -> Iterator[str]:
 #: the last two parts of their names: docs/decisions/0019-words-not-work.md. Every other
 #: function that it calls is work.
 WORDS: dict[str, tuple[str, ...]] = {
-    "relief when memory is short, and what its error tells of the pools": (
+    "relief when memory is short, and what its error says about the pools": (
         "out_of_memory.*",
     ),
     "the text of an error or of a warning": (
@@ -303,7 +303,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "managed.warn_of_thrashing",
         "gpus.judge_failure",
     ),
-    "what an object shows of itself": (
+    "what an object shows about itself": (
         *("texts.*_repr", "texts.*_text", "listing.list_names", "texts.buffer_flags"),
         *("objects._repr_html_", "answer.to_dict", "managed.Residency"),
     ),
@@ -331,7 +331,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 #: Functions that C calls for these reasons may call the core, since their purpose is to
 #: look at pools and to trim them.
-MAY_USE_CORE = ("relief when memory is short, and what its error tells of the pools",)
+MAY_USE_CORE = ("relief when memory is short, and what its error says about the pools",)
 
 
 def reason_of(function: str) -> str | None:
