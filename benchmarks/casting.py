@@ -5,11 +5,11 @@
     python benchmarks/casting.py --arrays  # array(x, dtype) beside array(x.astype(dtype))
     python benchmarks/casting.py --arrays --only complex64 --elements 32,8192,4194304
 
-Large arrays of the host to the device and back, another dtype on each side, each case
-verified bit by bit; in the same run a copy of the wider dtype with a conversion by the
-device after it (torch or CuPy, which of them is installed), NumPy's astype before the copy,
-and the copy alone of what crosses the link. On the emulated device it runs and says so: the
-figures are then not a GPU's.
+Large arrays are copied from the host to the device and back, with another dtype on each
+side, and each case is verified bit by bit. In the same run three other ways are measured: a
+copy of the wider dtype that the device converts afterwards (with torch or CuPy, whichever
+is installed), NumPy's astype before the copy, and the bare copy of the bytes that cross the
+link. On the emulated device it runs and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PAIRS = [
     ("uint8", "float32"),
     ("int16", "float32"),
 ]
-#: Bytes of the end whose dtype is the wider one.
+#: The bytes of the end that has the wider dtype.
 SIZES = [32 << 20, 1 << 30]
 MOST_SECONDS = 0.5  # for the repetitions of one case
 PATTERN = 1 << 20  # elements, which repeat

@@ -3,10 +3,11 @@
 
     python benchmarks/doors.py --json benchmarks/results/doors-h200.json
 
-Every pair of a buffer of the GPU, a NumPy array and PyTorch's tensors of the CPU and the
-GPU, each copy verified; in the same run PyTorch's copy_ and synchronize between the same
-places, and how long an object takes through cumem's door in, or a buffer through another
-library's. On the emulated device it runs and says so: the figures are then not a GPU's.
+It copies between every pair of a buffer of the GPU, a NumPy array, and PyTorch's tensors on
+the CPU and the GPU, and verifies each copy. In the same run it measures PyTorch's copy_ and
+synchronize between the same places, how long `asbuffer` takes for an object of another
+library, and how long another library takes for a buffer. On the emulated device it runs and
+says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LIBRARIES = ("torch", "cupy", "tvm_ffi")
 
 @dataclass
 class Case:
-    """One call, by cumem and where it has one by PyTorch.
+    """One call, by cumem and, if PyTorch has such a call, by PyTorch.
 
     Parameters
     ----------
@@ -46,7 +47,8 @@ class Case:
         The ends: ``"buffer"`` (of the device), ``"ndarray"``, ``"cpu tensor"``, ``"cuda
         tensor"``, ``"cupy"``. Of a door the object that goes in, or the function.
     seconds : dict
-        Best time of a call, by library: the mean of 200 in a row.
+        The best time of a call by library, where a time is the mean of 200 calls in a
+        row.
     spread : dict
         The median over the best time, of each library.
     """

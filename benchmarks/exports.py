@@ -43,7 +43,7 @@ def _release(view: memoryview) -> None:
     view.release()
 
 
-#: What is done with it.
+#: The ways to use it.
 WAYS: dict[str, Callable[[], object]] = {
     "buf.fill(1)": lambda: make().fill(1),
     "buf[0, 0] = 1": lambda: make().__setitem__((0, 0), 1),
@@ -64,7 +64,7 @@ class Case:
     Parameters
     ----------
     key : str
-        What is done with it.
+        The way.
     rounds : int
         Arrays, one after the other.
     reserved_nbytes : int

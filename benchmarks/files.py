@@ -3,11 +3,12 @@
 
     python benchmarks/files.py --dir /data --json benchmarks/results/files-h200.json
 
-A file in the page cache to the device, to page-locked and to ordinary memory; the same
-from the disk, with its pages dropped before each call; memory of the device to a file; many
-short ranges; a mapped file. Each case is verified; the link is a pinned copy, the ceilings
-are the system's own calls by several threads, the peers are what is installed, all in one
-run. On the emulated device it runs and says so: the figures are then not a GPU's.
+It reads a file from the page cache to the device, to page-locked and to ordinary memory. It
+reads the same file from the disk, with its pages dropped before each call, writes memory of
+the device to a file, reads many short ranges, and copies a mapped file. Each case is
+verified. The link is a pinned copy, the ceilings are the system's own calls by several
+threads, and the peers are the libraries that are installed, all in the same run. On the
+emulated device it runs and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations

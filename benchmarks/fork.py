@@ -59,21 +59,21 @@ class Case:
         ``"none"``, ``"ordinary"``, a name of `MADE`, ``"4 workers, copy"`` and so on, or
         ``"beside copies"``.
     nbytes : int
-        Living bytes, or those copied.
+        The bytes that are alive, or that are copied.
     fork_seconds, fork_spread : float
         `os.fork()` in the parent: the best, and the median over it; of workers all four.
     subprocess_seconds : float
         ``subprocess.run(["true"])``: the best.
     child_nbytes : int
-        What the child has for itself as soon as it runs; of workers what the machine
-        lost, for each.
+        The bytes that the child has for itself as soon as it runs; for workers, the
+        bytes that the machine lost for each of them.
     huge_before, huge_after : int
         Bytes in huge pages of the parent's mappings, before and after the forks.
     flags : str
         What /proc/self/smaps says of the first mapping (``wf``, ``dc``).
     forks, wrong_nbytes : int
-        Forks that were looked at, and bytes that were not as they should be, in the parent
-        or the child. A child that died counts as all of its bytes.
+        The number of forks that were examined, and of bytes that were wrong in the
+        parent or the child. All bytes of a child that died count as wrong.
     """
 
     key: str

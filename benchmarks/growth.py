@@ -47,15 +47,16 @@ class Case:
     trace : str
         Name of the file.
     peak_live, peak_reserved : int
-        Bytes asked for and not freed, and held from the driver.
+        The most bytes that were asked for and not freed, and that were held from the
+        driver.
     ratio, ratio_again : float
-        The latter over the former, after the first and the second time.
+        `peak_reserved` divided by `peak_live`, after the first and the second replay.
     growths, growths_again : int
         Allocations that brought memory.
     calls, calls_again : dict
         Driver calls that this took, by name.
     modelled_ms, modelled_ms_again : float
-        What those calls take on an H200.
+        The time that those calls take on an H200.
     """
 
     trace: str

@@ -50,7 +50,8 @@ class Case:
     model : str
         ``"resnet50"``, or ``"none"``: no work but a sum.
     dtype : str
-        Of the images that the workers make: the ``uint8`` of the file, or ``float32``.
+        The dtype of the images that the workers make: the ``uint8`` of the file, or
+        ``float32``.
     batch, width, workers, steps : int
         Images of a batch, their height and width, processes, and batches that are timed.
     batch_nbytes : int
@@ -58,14 +59,16 @@ class Case:
     rates : dict
         Images per second by way, each of the rounds.
     sums : list of int
-        Of the bits of the batches; the same by all ways.
+        The sums of the bits of the batches, which are the same in all ways.
     host_nbytes : dict
-        Most bytes of host memory that the loop took by way, workers included, pages of
-        the file not; ``pinned_nbytes``: those of page-locked allocations among them.
+        The most bytes of host memory that the loop took in each way, including workers
+        but not the pages of the file; ``pinned_nbytes`` are those of page-locked
+        allocations among them.
     losses : list of float
-        Of the steps, by the first way.
+        The losses of the steps, in the first way.
     loss_difference : float
-        The largest relative one between two ways; the GPU adds gradients up in any order.
+        The largest relative difference between two ways, since the GPU adds up
+        gradients in any order.
     """
 
     model: str

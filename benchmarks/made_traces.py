@@ -3,8 +3,8 @@
 
     python benchmarks/made_traces.py FOLDER
 
-Five programs with sizes and lifetimes of different distributions, each from its own seed,
-as `.npz` files that `python -m cumem replay` reads.
+It imitates five programs, whose sizes and lifetimes have different distributions, each from
+a seed of its own, and writes `.npz` files that `python -m cumem replay` reads.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Case:
     nbytes : int
         Bytes that are to move, in one direction.
     ceiling : str
-        The entry of `seconds` that the others are held against; "" for none.
+        The entry of `seconds` that the others are compared with; "" for none.
     seconds : dict
         The best time of each way.
     spread : dict
@@ -190,7 +190,7 @@ def timed(way: Way, runs: int) -> list[float]:
 
 
 class Bench:
-    """The memory that is moved, and all that is done with it."""
+    """The memory that is moved, and everything that uses it."""
 
     def __init__(self, quick: bool) -> None:
         self.emulated = cumem.backend() == "emulated"

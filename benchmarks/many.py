@@ -3,10 +3,10 @@
 
     python benchmarks/many.py --json benchmarks/results/many-h200.json
 
-Pieces of one size in random order, between page-locked or ordinary memory and a GPU, each
-case verified; in the same run a loop of cudaMemcpyAsync, one cudaMemcpyBatchAsync (where
-libcudart has it) and what is installed of torch and CuPy. On the emulated device it runs
-and says so: the figures are then not a GPU's.
+It copies pieces of one size in random order between page-locked or ordinary memory and a
+GPU, and verifies each case. In the same run it measures a loop of cudaMemcpyAsync, one
+cudaMemcpyBatchAsync (if libcudart has it), and torch and CuPy if they are installed. On the
+emulated device it runs and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations

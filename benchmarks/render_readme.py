@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the five lines of figures of the README, and the table of copy rates of
-docs/memory-kinds.md, from files of results.
+"""Write the figures of the README and of docs/memory-kinds.md from files of results.
+
+These are the README's five lines of figures and the table of copy rates of the other page.
 
     python -m cumem bench --json benchmarks/results/bench-h200.json \
         --plot docs/images/bench-h200.png

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out which figures stand on which page, of which commit they are, and which of them
-are older than the code that they are about.
+"""Find out which figures each page has, and which are older than the code they are about.
 
     python benchmarks/results.py            # list, exit status 1 if any is older
     python benchmarks/results.py --write    # put the table of its figures on each page

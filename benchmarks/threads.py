@@ -62,7 +62,7 @@ class Case:
 
 @contextlib.contextmanager
 def computing(count: int) -> Iterator[None]:
-    """Let so many threads count."""
+    """Let this many threads count."""
     stop = False
 
     def compute() -> None:

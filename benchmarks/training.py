@@ -161,7 +161,7 @@ def train(way: str, quick: bool) -> Case:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(24)
-    torch.empty(1, device=device)  # what a context takes is not the model's
+    torch.empty(1, device=device)  # the context's memory is not the model's
     before = used_nbytes()
     sizes = (128, 2, 512) if quick else (768, 12, VOCABULARY)
     model = Model(*sizes).to(device)
