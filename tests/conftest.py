@@ -19,8 +19,8 @@ pytest.register_assert_rewrite("support")
 
 from support import session  # noqa: E402
 
-# Texts are broken at the terminal's width, of which tests know nothing: those that look at
-# it set it themselves (test_width.py).
+# Texts are broken at the terminal's width, on which tests must not depend. Those that
+# check the width set it themselves (test_width.py).
 os.environ["COLUMNS"] = "200"
 
 hypothesis.settings.register_profile(
@@ -40,7 +40,7 @@ hypothesis.settings.load_profile(os.environ.get("CUMEM_HYPOTHESIS", "quick"))
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C be heard, also by a suite that a shell runs in the background."""
+    """Make Ctrl-C work even if a shell runs the suite in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -54,10 +54,10 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave tests out that are not for this run.
+    """Deselect tests that are not for this run.
 
-    Those that need a GPU run where they are asked for with -m. Of those that -m by_driver
-    asks for, those run that depend on an operation which the emulated driver lacks.
+    Tests that need a GPU run only if -m asks for them. If -m asks for by_driver, only
+    tests run that depend on an operation which the emulated driver lacks.
     """
     asked = config.option.markexpr or ""
     kept: list[pytest.Item] = []
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(
 
 
 def lacking(item: pytest.Item) -> set[str]:
-    """Which operations that a test depends on the emulated driver does not have."""
+    """Return the operations that a test depends on and the emulated driver lacks."""
     if not session.testing.HAS_HOOKS:
         return set()
     oldest = {name: driver for name, _, driver in session.testing.op_names()}
@@ -86,11 +86,12 @@ frozen_for: list[object] = []
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs hooks that are not there, and let the collector pass over what never
-    dies: each test collects several times.
+    """Skip tests whose hooks are missing, and let the collector ignore permanent objects.
 
-    The latter is done once a file, for a test may import a library with a hundred thousand
-    objects.
+    Each test collects several times, which takes long if there are many objects.
+
+    Objects are made permanent once for each file, since a test may import a library
+    with a hundred thousand of them.
     """
     if item.get_closest_marker("hooks") and not session.testing.HAS_HOOKS:
         pytest.skip(session.testing.WITHOUT_HOOKS)
@@ -104,20 +105,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)],
 )
 def runtime(request: pytest.FixtureRequest) -> Iterator[session.Runtime]:
-    """Cumem on one backend, opened for this test and empty afterwards."""
+    """Open cumem on one backend for this test, and check that it is empty afterwards."""
     with session.opened(request.param) as opened:
         yield opened
 
 
 @pytest.fixture
 def emulated() -> Iterator[session.Runtime]:
-    """The emulated device only: for tests of its gates, faults and hostility."""
+    """Open the emulated device, for tests of its gates, faults and hostility."""
     with session.opened("emulated") as opened:
         yield opened
 
 
 @pytest.fixture
 def cuda() -> Iterator[session.Runtime]:
-    """A real GPU only: for tests marked `gpu` of what emulation cannot show."""
+    """Open a real GPU, for tests marked `gpu` of things that emulation cannot show."""
     with session.opened("cuda") as opened:
         yield opened

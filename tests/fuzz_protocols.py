@@ -71,7 +71,7 @@ INTS = [
     -(1 << 31),
 ]
 DTYPES = [np.dtype(t) for t in ("u1", "i2", "f4", "f8", "c16", "?", "i8")]
-#: those that NumPy has only with ml_dtypes
+#: The codes of types that NumPy has only with ml_dtypes.
 ML_CODES = {
     (4, 16): "bfloat16",
     (5, 32): "complex32",
@@ -130,7 +130,7 @@ class Arena:
     def extent(
         self, ptr: int, shape: Any, strides: Any, dtype: np.dtype
     ) -> tuple[int, int, Any]:
-        """Where the described bytes begin and end, from the arena's start; strides."""
+        """Return where in the arena the bytes begin and end, and their strides."""
         if strides is None:
             step, steps = dtype.itemsize, []
             for length in reversed(shape):
@@ -146,13 +146,13 @@ class Arena:
         return low, high, strides
 
     def is_allocated(self, low: int, high: int) -> bool:
-        """True inside the chunk that the arena was cut from: its neighbours are there."""
+        """Return whether the bytes lie in the chunk that the arena was cut from."""
         with contextlib.suppress(ValueError):
             return bool(session.testing.alias(self.pointer + low, high - low))
         return False
 
     def over(self, ptr: int, shape: Any, strides: Any, dtype: np.dtype) -> np.ndarray:
-        """The described bytes of the model; ValueError when they are not all inside."""
+        """Return the model's described bytes; raise a ValueError if some are outside."""
         low, high, strides = self.extent(ptr, shape, strides, dtype)
         if low < 0 or high > ARENA_NBYTES:  # NumPy's own check overflows
             raise ValueError("outside")
@@ -226,7 +226,7 @@ class Fuzzer:
     ) -> None:
         """`found` must be the bytes that `what` (ptr, shape, strides, dtype) describes.
 
-        `host`: claimed to be ordinary memory, of which nobody knows how far it reaches.
+        With `host` it is said to be ordinary memory, whose end nobody knows.
         """
         ptr, shape, strides, dtype = what
         shape = tuple(int(n) for n in shape)
@@ -270,7 +270,7 @@ class Fuzzer:
         self.counts["accepted"] += 1
 
     def read_back(self, found: Any, expected: np.ndarray) -> None:
-        """The same through what consumers use."""
+        """Compare the bytes again, as consumers read them."""
         if isinstance(found, cumem.DeviceBuffer):
             seen = np.empty(found.shape, found.dtype)
             cumem.copy(seen, found)
@@ -432,7 +432,7 @@ class _CAI:
 
 
 def run(calls: int, seed: int, progress: bool = False) -> collections.Counter[str]:
-    """Make `calls` calls inside an open emulated runtime; what came of them."""
+    """Make `calls` calls inside an open emulated runtime, and count their outcomes."""
     fuzzer = Fuzzer(seed)
     start = time.perf_counter()
     with contextlib.suppress(KeyboardInterrupt):

@@ -83,7 +83,7 @@ def test_dlpack_gives_the_rows_code_and_takes_it(runtime, row) -> None:
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.bits > 8], ids=lambda r: r.name)
 def test_dlpack_refuses_rows_in_the_other_byte_order(runtime, row) -> None:
-    """It has no codes for them. A consumer would take the bytes for other numbers."""
+    """DLPack has no codes for them: consumers would take the bytes for other numbers."""
     buffer = cumem.zeros(3, dtype_of(row).newbyteorder(), "pinned")
     with pytest.raises(BufferError, match="not in this machine's order"):
         buffer.__dlpack__()
@@ -174,7 +174,7 @@ def test_scale_error_names_the_rows_in_the_order_of_the_list(runtime) -> None:
 
 
 def converted_on_device() -> set[str]:
-    """What the list says that the device makes a float32 of."""
+    """Return the dtypes that, according to the list, the device converts to float32."""
     row = re.compile(r"^ +X\(to, (\w+), .* DEVICE, ", re.MULTILINE)
     return set(row.findall(LIST.read_text()))
 
@@ -218,7 +218,7 @@ def test_device_converts_to_the_bits_that_copy_threads_make(runtime, name) -> No
 
 
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Each text in a module that is no docstring, with its line."""
+    """Yield each text in a module that is not a docstring, with its line."""
     tree = ast.parse(path.read_text())
     said = {
         id(node.body[0].value)
@@ -234,10 +234,10 @@ def texts_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_package_names_no_dtype_of_another_package_or_of_files() -> None:
-    """So that a new row of the list is all that the package has to be told."""
+    """A new dtype then needs no change of the package but a row of the list."""
     names = {row.name for row in ROWS if not row.kind}
     names |= {row.file_name for row in ROWS if row.file_name}
-    #: what people write for a dtype, and what stands in files by that name
+    #: names that people write for a dtype, and that files have
     known = {("hints", "bfloat16")}
     check_none(
         (
@@ -251,7 +251,7 @@ def test_package_names_no_dtype_of_another_package_or_of_files() -> None:
 
 @reads_sources
 def test_core_names_dtypes_of_another_package_in_the_list_and_its_converter() -> None:
-    """What else needs to know one of them asks for the facts of its row."""
+    """Other code that depends on such a dtype reads the facts of its row."""
     names = [row.name for row in ROWS if not row.kind]
     ids, texts = "|".join(names).upper(), "|".join(names)
     named = re.compile(rf'\bCM_(?:{ids})\b|"(?:{texts})"')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions as objects: what they tell, and that they can be copied and pickled."""
+"""Exceptions as objects: their attributes, and that they can be copied and pickled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import cumem
 from cumem.base import errors
 from cumem.base.error_codes import CODES
 
-# What a package lacks, or an older NumPy, shows here.
+# These tests show what a package or an older NumPy lacks.
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]

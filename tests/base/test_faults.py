@@ -24,9 +24,9 @@ from cumem.tools.measuring import raw_copies
 from cumem.transfers import collating
 
 pytestmark = [
-    # The C core alone decides what is tested here; Python only calls it.
+    # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # If the driver lacks the operation, cumem waits for devices in place of a fence.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -38,7 +38,7 @@ def scenario(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-#: another size each time, so that no block of the cache fits
+#: Sizes that never repeat, so that no cached block fits.
 fresh_sizes = itertools.count(1_000, 100)
 
 
@@ -76,7 +76,7 @@ def run_out_of_memory() -> None:
 
 @scenario
 def load_batches() -> None:
-    """By way of a slot as well, as if a worker had filled it."""
+    """Batches also come through a slot, as if a worker had filled it."""
     rows = list(np.ones((3, next(fresh_sizes))))
     collate = cumem.PinnedCollate(2, 1 << 20)
     sent = pickle.dumps(collating._Message(collate._ring, collating._gathered(rows)))
@@ -226,7 +226,7 @@ def copy_async_in_the_background() -> None:
 
 
 def many_pairs(to: object, source: object) -> list[tuple[object, object]]:
-    """Two halves exchanged, so that they cannot be joined."""
+    """Return pairs that exchange the two halves, so that they cannot be joined."""
     width = 400
     order = range(0, 800, width)
     return [
@@ -302,8 +302,9 @@ def on_own_pages(count: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, count * 8, flags=flags), "f8")
 
 
-#: The same pages each time, and no others': those whose unlocking failed stay locked until
-#: the next try, and an array that lay over some of them would span two registrations.
+#: Arrays on pages of their own, which are the same each time. Pages whose unlocking
+#: failed stay locked until the next try, and an array over some of them would span two
+#: registrations.
 WHOLE, PART = on_own_pages(100_000), on_own_pages(100_000)
 
 
@@ -419,14 +420,16 @@ def export_to_numpy_and_drop() -> None:
 
 @scenario
 def read_and_write_files() -> None:
-    """More chunks than one, memory of both devices, in one run and strided."""
+    """Move more than one chunk, from memory of both devices, contiguous and strided."""
     content = np.arange(9 << 17, dtype="i4")
     with tempfile.TemporaryFile() as file:
         source = cumem.array(content)
         cumem.tofile(file, source)
         cumem.write_ranges(file, [(4, source[1:2000:2])])
         cumem.write_ranges(file, [(0, content[:1001])])
-        mapped = np.memmap(file, "i4", "r+")  # of the file itself: by way of a copy
+        mapped = np.memmap(
+            file, "i4", "r+"
+        )  # a map of the file itself, which is copied
         cumem.write_ranges(file, [(0, mapped[999::-1])])
         cumem.read_ranges(file, [(0, mapped[999::-1])])
         del mapped
@@ -463,7 +466,7 @@ def load_and_save_numpys_files() -> None:
 def keep_pools_from_forked_children() -> None:
     for fork in ("share", "omit"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of small pages
+            warnings.simplefilter("ignore", RuntimeWarning)  # about small pages
             pool = cumem.Pool("pinned", fork=fork)  # type: ignore[arg-type]
         buffer = pool.allocate(next(fresh_sizes))
         buffer.fill(3)
@@ -582,7 +585,7 @@ def measure_the_runtimes_own_copies() -> None:
     assert (host.numpy() == 7).all()
 
 
-#: Made once and kept: only the first use of a fresh runtime calls them.
+#: These make things that are kept, so only the first use of a fresh runtime calls them.
 COLD = ["device_set", "module_load", "module_function"]
 
 swept: dict[str, Swept] = {}
@@ -597,7 +600,7 @@ def test_every_runtime_call_may_fail(emulated, name: str) -> None:
 def test_first_use_may_fail(emulated, op: str) -> None:
     first = cumem.Device(1).synchronize if op == "device_set" else copy_rows_and_strided
     raised = 0
-    for nth in range(1, 10):  # some of them have a second way
+    for nth in range(1, 10):  # cumem goes on after some failures
         session.testing.plan_fault(op, nth, 999)
         try:
             first()
@@ -628,7 +631,7 @@ def test_a_call_that_only_asks_may_fail(emulated) -> None:
 
 
 def shut_down_after_work() -> list[BaseException]:
-    """Use everything, shut down, and say what could not be given back."""
+    """Use everything, shut down, and return the errors of what was not given back."""
     found: list[BaseException] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.unraisablehook", lambda u: found.append(u.exc_value))
@@ -640,10 +643,10 @@ def shut_down_after_work() -> list[BaseException]:
 
 
 def fail_shutdown_at_every_call() -> set[str]:
-    """The calls that were injected, or said to have failed."""
+    """Return the operations that were made to fail, or that errors name."""
     testing = session.testing
     injected_ops = set()
-    quiet = 0  # some failures are answered by a second way and tell nobody
+    quiet = 0  # the number of failures in a row that nobody was told of
     for nth in range(1, 400):
         with session.opened("emulated"):
             copy_rows_and_strided()
@@ -651,7 +654,7 @@ def fail_shutdown_at_every_call() -> set[str]:
             session.leftovers()
             testing.plan_fault(None, nth, 999)
             found = shut_down_after_work()
-            if testing.opened():  # it stays open when nothing was given back yet
+            if testing.opened():  # it stays open if nothing was given back yet
                 injected_ops.add(testing.last_injected_fault())
                 testing.plan_fault(None, 0)
                 cumem.shutdown(reset_devices=True)
@@ -659,8 +662,8 @@ def fail_shutdown_at_every_call() -> set[str]:
             assert isinstance(error, cumem.CudaError)
             injected_ops.add(error.call)
         quiet = 0 if found else quiet + 1
-        # Before memory is given back all streams are asked for captures, each of them
-        # on its device: sixty calls whose failures tell nobody.
+        # Before memory is given back, all streams are asked for captures, each on its
+        # device. These are sixty calls whose failures are reported to nobody.
         if quiet == 120:
             break
     return injected_ops
@@ -674,7 +677,7 @@ def test_shutdown_may_fail_at_every_call() -> None:
         "cudaHostUnregister",
     }
     injected_ops = fail_shutdown_at_every_call()
-    # A worker may make its last call late, and be the one that is injected.
+    # A worker may make its last call late, which then is the one that fails.
     for _ in range(3):
         if not expected <= injected_ops:
             injected_ops |= fail_shutdown_at_every_call()
@@ -690,10 +693,10 @@ def test_sweep_reached_every_operation(emulated) -> None:
         for name, _, oldest in session.testing.op_names()
         if oldest <= session.emulated_driver()
     }
-    # shutdown is swept by a test of its own, and so is the first use
+    # Tests of their own sweep the shutdown and the first use.
     elsewhere = {"device_reset", "module_unload", *COLD}
-    # a source of memory opens once and ends with its pool, and cudaMalloc serves where
-    # memory cannot be mapped: tests/c sweeps these
+    # A source of memory opens once and ends with its pool, and cudaMalloc takes over if
+    # memory cannot be mapped. tests/c sweeps these calls.
     elsewhere |= {
         "address_reserve",
         "address_free",
@@ -701,7 +704,7 @@ def test_sweep_reached_every_operation(emulated) -> None:
         "device_alloc",
     }
     elsewhere |= {"peer_enable"}  # once for each pair of devices: test_peers.py
-    elsewhere |= {"context_is_active"}  # of a device that cumem never entered: tests/c
+    elsewhere |= {"context_is_active"}  # for a device that cumem never entered: tests/c
     succeeded = set().union(*(s.succeeded for s in swept.values()))
     failed = set().union(*(s.failed for s in swept.values()))
     assert available - succeeded - elsewhere == set()

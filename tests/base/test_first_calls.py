@@ -18,7 +18,7 @@ from support import programs
 
 import cumem
 
-# What is tested are programs of their own, which no version of Python changes.
+# These tests run programs of their own, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 #: Of the functions, and of the types that users make. `a` is an array of 1,000 floats,

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forked children of a process that has used the driver: they are told that they cannot
-use it, whatever other threads were doing at the fork, and never wait for these. What they
-can do on the host alone is in `test_fork_host.py`."""
+"""Forked children of a process that has used the driver.
+
+An error says that they cannot use it, whatever other threads were doing at the fork, and
+they never wait for those threads. `test_fork_host.py` tests what they can do on the host.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_child_changes_how_its_own_copies_are_made(emulated) -> None:
         assert cumem.configure().threads != 3
 
     with cumem.configure(threads=3) as block:
-        for _ in range(10):  # a lock that a thread holds at the fork stays held
+        for _ in range(
+            10
+        ):  # a thread may hold a lock at the fork, which then stays held
             handles = [cumem.copy_async(target, source) for _ in range(4)]
             fork_and_run(check)
             for handle in handles:
@@ -88,14 +92,14 @@ def test_child_finds_the_locks_of_the_package_free(emulated, lock) -> None:
     finally:
         over.set()
         thread.join()
-    with lock:  # those of a thread that forks stay its own, also in the child
+    with lock:  # the thread that forks owns its locks in the child too
         fork_and_run(check)
         fork_and_run(lambda: fork_and_run(check))
 
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Threads of cumem's at work until closed: any lock may be held when one forks."""
+    """Keep cumem's threads at work, so that any lock may be held at a fork."""
     stop = threading.Event()
     source, target = np.ones(1 << 18, "u1"), cumem.empty_device(1 << 18, "u1")
 
@@ -157,7 +161,7 @@ def test_child_is_refused_whatever_its_parent_was_doing(emulated) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_child_of_a_signal_handler_does_not_wait_on(emulated) -> None:
-    """The wait for a device is in a thread, which the child does not have."""
+    """Another thread waits for the device, and the child does not have that thread."""
     stream, children = cumem.Stream(), []
 
     def handler() -> None:
@@ -356,7 +360,7 @@ def test_child_has_the_bytes_whatever_other_threads_were_doing(runtime) -> None:
 
 
 def test_parent_loses_no_byte_of_copies_under_way_at_a_fork(runtime) -> None:
-    """Both ways, forks in between: what either side then holds is right to the byte."""
+    """Copies run both ways between forks, and every byte is right on both sides."""
     idle = cumem.empty_pinned(2 * MIB, "u1")
     idle.numpy()[:] = pattern(2 * MIB)
     count, nbytes = 4, 8 * MIB
@@ -411,7 +415,7 @@ def test_child_is_refused_a_view_of_what_a_transfer_writes(emulated) -> None:
 
 
 def test_child_is_refused_a_view_of_managed_memory(emulated) -> None:
-    """The driver leaves it out of children: the emulated device does so too."""
+    """The driver leaves such memory out of children, and so does the emulated device."""
     buffer = cumem.full(1000, 7, "u1", "managed")
     array, own = buffer.numpy(), cumem.asbuffer(np.ones(10, "u1"))
 
@@ -431,7 +435,7 @@ def test_child_shares_no_emulated_device_memory(emulated) -> None:
     seen = np.from_dlpack(buffer)
 
     def check() -> None:
-        """The addresses are free in the child, and may have got memory of its own."""
+        """The child may have memory of its own at these addresses, which are free there."""
         assert not (seen == 7).all()
         seen.fill(1)
 
@@ -478,7 +482,7 @@ def test_child_allocates_nothing_from_a_warm_pool(runtime, kind) -> None:
                 with pytest.raises(RuntimeError, match="forked child"):
                     call(n)
         while kept:
-            kept.pop().free()  # leaks quietly
+            kept.pop().free()  # leaks without an error
         held.clear()
         gc.collect()
         for n in sizes:
@@ -522,7 +526,7 @@ def test_child_that_has_no_room_for_the_bytes_is_not_given_others() -> None:
 
 
 def run(code: str, backend: str = "emulated") -> str:
-    """What `code` says on standard error in a process of its own."""
+    """Run `code` in a process of its own, and return what it writes to standard error."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", code],
         env=os.environ | SHOWN | {"CUMEM_BACKEND": backend},
@@ -603,7 +607,7 @@ def test_subprocess_copies_nothing(runtime) -> None:
 
 
 def huge_nbytes(array: np.ndarray) -> int:
-    """Bytes in huge pages of the mapping that an array lies in."""
+    """Return the bytes in huge pages of the mapping that an array lies in."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split(maxsplit=1)[0]
@@ -623,7 +627,7 @@ def test_fork_splits_no_huge_page_of_the_parent(runtime) -> None:
 
 
 class Images:
-    """A dataset as a loader sees one: its arrays lie in pinned and mapped memory."""
+    """A dataset for a loader, whose arrays lie in pinned and mapped memory."""
 
     def __init__(self) -> None:
         self.arrays = [
@@ -775,8 +779,8 @@ def test_child_that_was_forked_while_the_driver_was_opened_does_not_wait(
     assert done.returncode == 0, done.stderr
 
 
-#: Denies the process one advice of madvise(), as sandboxes do: the number of the error and
-#: of the advice come first.
+#: A program that forbids the process one advice of madvise(), as sandboxes do. Its
+#: first arguments are the numbers of the error and of the advice.
 DENY = r"""
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
-    # The C core alone decides what is tested here; Python only calls it.
+    # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
 ]
 

@@ -15,8 +15,9 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
 ]
 
-#: Begins a process in which `hold(names)` has threads load these modules, each of which
-#: stops before its module is made, or before it is executed, until `go_on` is set.
+#: The beginning of a program in which `hold(names)` lets threads load these modules.
+#: Each thread stops before its module is made, or before it is executed, until `go_on`
+#: is set.
 HOLD = """
 import ast, importlib.machinery, os, signal, sys, threading, warnings
 import numpy as np
@@ -234,12 +235,12 @@ assert raised == [], raised
 
 
 def test_modules_loaded_before_a_fork_begin_with_the_next_one() -> None:
-    """Those with locks take them before forks: for this one it is too late."""
+    """Such modules take their locks before a fork, but for this fork it is too late."""
     done = programs.run("-c", LOCKS)
     assert done.returncode == 0, done.stderr
 
 
-#: A thread that forks loads the modules, and stops after that, while another one forks.
+#: One thread that forks loads the modules and then stops, while another thread forks.
 TWO_FORKS = """
 import os, sys, threading
 stopped, go_on = threading.Event(), threading.Event()

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may come before a fork: whatever only asks leaves the child all of cumem, and the
-number of devices is found without starting the driver."""
+"""What may come before a fork.
+
+After calls that only ask, the child can use all of cumem, and the number of devices is
+found without starting the driver.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from test_first_calls import folder as files_of_calls  # noqa: F401
 from cumem.devices import counting
 
 pytestmark = [
-    # What is tested are programs of their own, which no version of Python changes.
+    # These tests run programs of their own, which are the same for each Python.
     pytest.mark.any_python,
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
 ]
@@ -27,7 +30,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join(p for p in sys.path if p)
 
-#: Each asks, in a process of its own, and starts nothing.
+#: Each of these asks something in a process of its own, and starts nothing.
 QUESTIONS = {
     "import": "pass",
     "is_available": "cumem.is_available()",
@@ -124,7 +127,7 @@ def test_child_after_limits_of_the_environment_has_all_of_cumem() -> None:
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_child_after_a_question_has_its_gpu(question, tmp_path) -> None:
     code = ASKING.format(question=QUESTIONS[question], count="cumem.device_count()")
-    # figures that were kept are those of a GPU by its name, which only its driver tells
+    # Kept figures are found by the name of the GPU, which only the driver knows.
     run(code, CUMEM_BACKEND="cuda", XDG_CACHE_HOME=str(tmp_path))
 
 
@@ -140,8 +143,8 @@ def test_count_without_the_driver_is_the_drivers() -> None:
 
 # -- every public call, before a fork ----------------------------------------------------
 
-#: Those that start the driver, so that a child is left with work on the host. They
-#: allocate, register, make streams and events, or ask what only the driver knows.
+#: These start the driver, so that a child can only work on the host. They allocate,
+#: register, make streams and events, or ask for something that only the driver knows.
 USES = {
     *("array", "asarray", "empty", "empty_device", "empty_like"),
     *("empty_managed", "empty_mapped", "empty_pinned", "full", "full_like", "zeros"),
@@ -179,7 +182,7 @@ print(json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def answers(files_of_calls) -> dict[str, int]:  # noqa: F811
-    """0: the child had its GPU; 7: it worked on the host alone."""
+    """Return 0 for each call after which the child had its GPU, and 7 for the others."""
     calls = json.dumps(CALLS | OTHERS)
     program = TABLE.replace("import contextlib", "import signal, contextlib")
     done = programs.run("-c", program, "nothing()", calls, str(files_of_calls))
@@ -220,7 +223,7 @@ def test_child_after_what_needs_no_driver_has_all_of_cumem(question) -> None:
 
 
 def test_share_of_a_device_is_in_force_from_the_first_memory_on() -> None:
-    """Whether or not anybody has asked how much it is."""
+    """This holds whether or not anybody has asked how much the share is."""
     code = """
 import cumem
 cumem.set_limit("device", "33.3%")
@@ -280,8 +283,8 @@ def test_child_of_a_process_with_an_engine_but_no_driver_has_all_of_cumem() -> N
 
 UUIDS = ["GPU-1a2b3c4d-0000", "GPU-1a2b9999-0000", "GPU-77777777-0000"]
 
-#: What the variable says, and how many of those three GPUs CUDA then shows; None: only
-#: the driver knows.
+#: Values of the variable, each with how many of those three GPUs CUDA then shows, or
+#: None if only the driver knows.
 SHOWN: list[tuple[str | None, int | None]] = [
     (None, 3),
     ("", 0),
@@ -500,7 +503,7 @@ class Nvml:
         {"count_code": 999},
         {"handle_code": 4},  # no permission
         {"mig": (1, 1)},
-        {"mig": (0, 1)},  # only after a reset, and then it is
+        {"mig": (0, 1)},  # MIG mode begins at the next reset
         {"mig": (1, 0)},
         {"uuid_code": 3},
         {"minor": 7},

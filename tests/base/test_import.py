@@ -16,7 +16,7 @@ import pytest
 
 import cumem
 
-# What a package lacks, or an older NumPy, shows here.
+# These tests show what a package or an older NumPy lacks.
 pytestmark = pytest.mark.packaging
 
 
@@ -29,7 +29,7 @@ def run(code: str, *arguments: str, **environment: str) -> str:
         text=True,
         env=env,
         check=False,
-        timeout=200,  # what hangs is not left behind
+        timeout=200,  # ends a process that hangs
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -149,7 +149,7 @@ def test_names_are_those_that_type_checkers_see() -> None:
 
 
 def test_no_module_takes_the_name_of_a_function() -> None:
-    """Loading it would put it in the function's place."""
+    """Loading such a module would put it in the place of the function."""
     modules = {path.stem for path in pathlib.Path(cumem.__file__).parent.iterdir()}
     assert not modules & set(cumem.__all__)
 

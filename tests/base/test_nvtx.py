@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges of NVTX, as a tool sees them that is made here and writes down what it is told."""
+"""Ranges of NVTX, as seen by a tool that is built here and logs the calls that it gets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-# Plain Python of ours, in which the versions do not differ, makes all of this.
+# All of this is plain Python of ours, which each version runs in the same way.
 pytestmark = pytest.mark.any_python
 
 #: As nvtxTypes.h and nvToolsExt.h of NVTX 3 declare what a tool and a client exchange.
@@ -137,7 +137,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seen(
     code: str, tool: Path, folder: Path, backend: str = "emulated", **environment: str
 ) -> list[list[str]]:
-    """What a tool was told by a program: what, depth, payload and text of each."""
+    """Return the ranges that a tool got from a program: call, depth, payload and text."""
     log = folder / "seen"
     log.write_text("")
     settings = {
@@ -350,7 +350,7 @@ def test_sizes_are_written_as_people_read_them(tool: Path, tmp_path: Path) -> No
     assert texts == [f"copy {size}" for size in wanted]
 
 
-#: Through callbacks of CUPTI, which is a tool of NVIDIA's own, as profilers are made with.
+#: A program that sees ranges by callbacks of CUPTI, NVIDIA's own library for profilers.
 CUPTI = """
     import ctypes, os, cumem, numpy as np
 

@@ -122,7 +122,7 @@ def total(call) -> int:
 
 @contextlib.contextmanager
 def held() -> Iterator[tuple[cumem.Buffer, cumem.Stream]]:
-    """Give device memory, and the stream that will fill it but is held shut."""
+    """Yield device memory, and the stream that will fill it and is held shut."""
     stream = cumem.Stream()
     memory = cumem.zeros(NBYTES, "u1", "device", stream=stream)
     cumem.Device(0).synchronize()
@@ -133,7 +133,7 @@ def held() -> Iterator[tuple[cumem.Buffer, cumem.Stream]]:
 
 
 class StopError(Exception):
-    """Raised by a callable that is told of progress."""
+    """Raised by a callable to which progress is reported."""
 
 
 def test_callable_is_called_while_it_waits_and_at_the_end(
@@ -281,7 +281,7 @@ def test_asynchronous_forms_have_handles_instead(emulated, name) -> None:
 
 
 def test_long_copy_of_many_shows_how_far_it_is(emulated) -> None:
-    """It is also told while parts of the copy are still to begin."""
+    """Progress is also reported while parts of the copy have not begun."""
     nbytes = 24 << 20
     reported: list[tuple[int, int]] = []
     targets = [cumem.zeros(nbytes, "u1", "device") for _ in range(4)]
@@ -297,7 +297,7 @@ def test_long_copy_of_many_shows_how_far_it_is(emulated) -> None:
 
 
 def test_long_file_shows_how_far_it_is(emulated, tmp_path) -> None:
-    """The read takes long since the memory's stream is shut until progress was told."""
+    """The memory's stream is shut until progress was reported, so the read takes long."""
     nbytes = 8 << 20
     path = tmp_path / "long.bin"
     with open(path, "wb") as file:

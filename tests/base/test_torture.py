@@ -16,12 +16,13 @@ from torture.settings import WrongError
 from torture.worker import Worker
 from torture.world import World
 
-# What is tested are programs of their own, which no version of Python changes.
+# These tests run programs of their own, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[1] / "isolated" / "torture.py"
 
-#: Runs a script in which copies into bytes of NumPy's come to lose a bit.
+#: A program that runs a script whose copies into memory of NumPy's lose a bit after a
+#: while.
 BROKEN = """
 import runpy, sys
 from support import core
@@ -74,7 +75,7 @@ def worker(emulated, tmp_path: Path) -> Worker:
 
 
 def dropped(worker: Worker, found: np.ndarray, unreported: int) -> list[str]:
-    """What a round says in which a copy left that in place of ones where zeros were."""
+    """Return what a round reports if a copy of ones over zeros left these bytes."""
     zeros, ones = np.zeros(found.size, "u1"), np.ones(found.size, "u1")
     world = worker.world
     target = Box(found, "numpy", 0, zeros)

@@ -16,7 +16,7 @@ from cumem.devices import device as device_module
 from cumem.doctor import checks
 from cumem.files import raw
 
-# What is tested are texts of the tree, the same for each Python.
+# These tests read texts of the tree, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def clean(monkeypatch) -> pytest.MonkeyPatch:
-    """Nothing is told of yet."""
+    """Forget which variables a warning has named."""
     monkeypatch.setattr(device_module, "_warned", set())
     return monkeypatch
 

@@ -36,7 +36,7 @@ class Unkind:
 
 
 class Pair:
-    """A sequence that is no tuple, list or array."""
+    """A sequence that is not a tuple, a list or an array."""
 
     def __len__(self) -> int:
         return 2
@@ -62,7 +62,7 @@ class Undecided:
 
 
 class TorchDevice:
-    """Written as torch.device writes itself, with its two properties."""
+    """An object with the text and the two properties of a torch.device."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -217,7 +217,7 @@ def test_wrong_flag_of_a_constructor_is_refused(
 def test_shape_whose_integer_shuts_cumem_down_is_that_of_a_new_buffer(
     emulated, make
 ) -> None:
-    """Whatever __index__() does comes before a pool is chosen."""
+    """A pool is chosen only after __index__() has run."""
 
     class Shutting:
         def __index__(self) -> int:
@@ -354,7 +354,7 @@ FLAGS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("what", FLAGS)
 def test_flag_that_is_a_text_is_refused(emulated, tmp_path, what) -> None:
-    """Each is true, and says that it is not."""
+    """Each of these texts is true, although it says no."""
     name = what.split()[0]
     with pytest.raises(TypeError, match=f"{name} must be true or false, not str"):
         FLAGS[what](tmp_path / "file")
@@ -433,7 +433,7 @@ def test_dtype_that_closes_the_pool_leaves_a_buffer_of_it(runtime) -> None:
 
 def test_dtype_that_shuts_down_gets_the_error_of_a_call_under_way(runtime) -> None:
     cumem.empty_pinned(3).free()
-    # NumPy before 2.3 has an error of its own in place of that of the attribute it reads.
+    # NumPy before 2.3 raises an error of its own instead of that of the attribute.
     said = "a call of cumem is under way|Cannot interpret"
     with pytest.raises((RuntimeError, TypeError), match=said):
         cumem.empty_pinned(3, Acting(cumem.shutdown))
@@ -610,7 +610,7 @@ def test_name_of_ml_dtypes_without_it_says_what_to_install(
     emulated, monkeypatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    name = "float6_e9m9"  # of none that NumPy may know by now
+    name = "float6_e9m9"  # no NumPy knows this name
     with pytest.raises(TypeError, match="pip install -U ml_dtypes"):
         cumem.zeros(1, name)
 
@@ -636,14 +636,15 @@ def test_lengths_one_by_one_are_asked_for_as_a_tuple(emulated, name: str) -> Non
         getattr(cumem, name)(2, 3)
 
 
-#: What cumem makes and nobody calls, beside the results that are dataclasses and tuples.
+#: Types that cumem makes and nobody calls, besides results, which are dataclasses and
+#: tuples.
 MADE = {"ActivationOffload", "DeviceMemory", "LimitBlock", "OutOfMemoryHook", "Record"}
-#: Names of arrays are keywords of these.
+#: The keywords of these functions are names of arrays.
 NAMING = {"savez"}
 
 
 def keywords_of(function: Any) -> list[str]:
-    """Names that may be misspelt: those of keywords, long enough to be recognised."""
+    """Return the names of keywords that are long enough to be recognised if misspelt."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -667,7 +668,7 @@ def is_made_by_cumem(kind: type) -> bool:
 
 
 def public_callables() -> dict[str, Any]:
-    """Of the face: functions, classes that users call, and methods of what they hold."""
+    """Return public functions, classes that users call, and methods of their objects."""
     found: dict[str, Any] = {}
     for name in sorted(cumem.__all__):
         each = getattr(cumem, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""asnumpy() and to_numpy(): new arrays of NumPy from anything."""
+"""asnumpy() and to_numpy(), which make new NumPy arrays of anything."""
 
 from __future__ import annotations
 

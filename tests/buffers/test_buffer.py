@@ -15,9 +15,9 @@ from support.strategies import DTYPES, KINDS
 import cumem
 
 pytestmark = [
-    # A driver without the operation fences what others may use with the whole device.
+    # If the driver lacks the operation, cumem waits for devices in place of a fence.
     pytest.mark.by_driver("context_record_event"),
-    # What a package lacks, or an older NumPy, shows here.
+    # These tests show what a package or an older NumPy lacks.
     pytest.mark.packaging,
 ]
 

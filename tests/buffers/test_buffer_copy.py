@@ -102,7 +102,7 @@ def test_deepcopy_copies_a_buffer_once(runtime) -> None:
 
 @st.composite
 def arrangements(draw: st.DrawFn) -> np.ndarray:
-    """Arrays of any order: transposed, cut, turned round, and with repeated axes."""
+    """Draw arrays of any order: transposed, cut, reversed, and with repeated axes."""
     shape = tuple(draw(st.lists(st.integers(0, 4), min_size=0, max_size=4)))
     array = np.arange(np.prod(shape), dtype="i4").reshape(shape)
     array = array.transpose(draw(st.permutations(range(array.ndim))))
@@ -122,7 +122,7 @@ def test_order_is_numpys(runtime) -> None:
 
 
 def strides(array: object) -> object:
-    """Where there are elements: NumPy writes those of nothing as it likes."""
+    """Return the strides, or the shape if there are no elements."""
     return array.strides if array.size else array.shape
 
 

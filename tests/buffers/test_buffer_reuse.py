@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept between buffers: their objects, and which dtype an object stands for."""
+"""What cumem keeps between buffers: their objects, and the dtypes that objects mean."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from support.strategies import KINDS
 import cumem
 
 pytestmark = [
-    # The C core alone decides what is tested here; Python only calls it.
+    # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # If the driver lacks the operation, cumem waits for devices in place of a fence.
     pytest.mark.by_driver("context_record_event"),
 ]
 

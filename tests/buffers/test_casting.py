@@ -37,7 +37,7 @@ from cumem.buffers.casting import NUMBERS, REALS
 pytestmark = pytest.mark.any_python
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 ENDS = ["numpy", *KINDS]
-#: One at least is the host's.
+#: Pairs of ends, of which at least one is on the host.
 PAIRS = [ends for ends in itertools.product(ENDS, ENDS) if ends != ("device", "device")]
 DTYPES = [np.dtype(ml_dtypes.bfloat16 if n == "bfloat16" else n) for n in NUMBERS]
 C8, C16 = np.dtype("c8"), np.dtype("c16")
@@ -45,7 +45,7 @@ C8, C16 = np.dtype("c8"), np.dtype("c16")
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """NumPy warns of what it makes infinite or cuts, and of imaginary parts it drops."""
+    """Ignore NumPy's warnings of values that it makes infinite, cuts or drops."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "invalid value|overflow", RuntimeWarning)
         warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
@@ -57,7 +57,7 @@ def goes_via_host(dst: str, src: str) -> bool:
 
 
 def that_fit(array: np.ndarray, to: np.dtype) -> np.ndarray:
-    """Without what NumPy leaves undefined: floats that an integer cannot hold."""
+    """Leave out floats that an integer cannot hold, since NumPy leaves them undefined."""
     if array.dtype.kind == "c":
         real = np.ascontiguousarray(array.real)
         return array[np.isin(real, that_fit(real, to))] if to.kind in "iu" else array
@@ -196,7 +196,7 @@ def test_cast_of_any_views_equals_numpy_assignment(backend: str) -> None:
 
 @pytest.fixture
 def in_pieces() -> Iterator[None]:
-    """By four threads, in pieces of 64 KiB."""
+    """Make copies by four threads, in pieces of 64 KiB."""
     with tuned(chunk_nbytes="64 KiB", threads=4):
         yield
 
@@ -298,7 +298,7 @@ def test_elements_are_converted_in_their_place(runtime, kind, source, to) -> Non
 def test_overlap_of_the_host_with_the_device_is_read_whole_first(
     emulated, kind, down
 ) -> None:
-    """The host's view of the emulated device's memory is none of its buffers to cumem."""
+    """cumem does not take the host's view of the emulated device's memory for a buffer."""
     count = 200_000
     far = cumem.zeros(2 * count, "f8", kind)
     room = cumem.asbuffer(np.from_dlpack(far))
@@ -354,7 +354,7 @@ def test_other_devices_get_and_give_what_is_converted(emulated, kind) -> None:
 
 
 def test_device_gets_and_gives_whole_elements_without_a_kernel(emulated) -> None:
-    """What lies together on the device is copied in one run a piece."""
+    """Elements that lie together on the device are copied in one run for each piece."""
     host, device = np.arange(500_000.0), cumem.zeros(500_000, "f4")
     cumem.copy(device, np.zeros(500_000, "f4"))
     testing.plan_fault(None, 0)
@@ -389,7 +389,7 @@ def test_mapped_file_cut_short_is_an_oserror(runtime, tmp_path) -> None:
 
 
 def test_last_element_before_a_page_that_is_not_there_is_converted(runtime) -> None:
-    """What the shorter side has is looked at, and no byte behind it."""
+    """The conversion reads the elements of the shorter side, and no byte behind them."""
     room = mmap.mmap(-1, 1 << 20)
     was = np.frombuffer(room, "f4")
     was[:] = np.arange(was.size)
@@ -412,7 +412,7 @@ def test_last_element_before_a_page_that_is_not_there_is_converted(runtime) -> N
 def test_values_are_taken_where_they_fit_or_casting_allows(runtime, kind) -> None:
     buffer = cumem.zeros(3, "u1", kind)
     cumem.copy(buffer, 7)
-    cumem.copy(buffer[:1], 8, casting="no")  # fits: nothing is changed
+    cumem.copy(buffer[:1], 8, casting="no")  # the value fits, so nothing is converted
     assert values.get(buffer).tolist() == [8, 7, 7]
     with pytest.raises(TypeError, match="would change"):
         cumem.copy(buffer, 1.5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that convert and fail or may not be: what is said, how often, what is left."""
+"""Conversions that fail or are refused: their errors, how often, and what is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.any_python
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """NumPy warns of what it makes infinite or cuts, and of imaginary parts it drops."""
+    """Ignore NumPy's warnings of values that it makes infinite, cuts or drops."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "invalid value|overflow", RuntimeWarning)
         warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
@@ -146,7 +146,7 @@ def test_rule_that_was_asked_for_before_differs_from_others(runtime) -> None:
 
 
 def test_dtypes_that_stand_for_others_differ_from_equal_ones(runtime) -> None:
-    """Equal to NumPy, as metadata does not count, and of another meaning."""
+    """NumPy takes them for equal, as metadata does not count; their meanings differ."""
     ones = np.ones(3, "f4")
     numbers = np.zeros(3, "u2")
     stand_in = np.dtype("u2", metadata={STANDS_FOR: "bfloat16"})

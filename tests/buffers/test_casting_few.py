@@ -24,7 +24,7 @@ pytestmark = pytest.mark.any_python
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """NumPy warns of what it makes infinite or cuts, and of imaginary parts it drops."""
+    """Ignore NumPy's warnings of values that it makes infinite, cuts or drops."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "invalid value|overflow", RuntimeWarning)
         warnings.simplefilter("ignore", np.exceptions.ComplexWarning)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that are narrow on their way and grow on the device."""
+"""Conversions in which narrow numbers cross the link and the device widens them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.any_python
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """NumPy warns of what it makes infinite or cuts, and of imaginary parts it drops."""
+    """Ignore NumPy's warnings of values that it makes infinite, cuts or drops."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "invalid value|overflow", RuntimeWarning)
         warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
@@ -40,7 +40,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture
 def in_pieces() -> Iterator[None]:
-    """By four threads, in pieces of 64 KiB."""
+    """Make copies by four threads, in pieces of 64 KiB."""
     with tuned(chunk_nbytes="64 KiB", threads=4):
         yield
 
@@ -125,7 +125,7 @@ def test_few_numbers_take_no_kernel(emulated) -> None:
 
 
 def fill_device() -> list[cumem.Buffer]:
-    """All that the limit, or what is reserved, lets be had, but what is in flight."""
+    """Take all memory that the limit allows, except what is in flight."""
     cumem.set_limit("device", cumem.stats()["device"].reserved_nbytes)
     taken = []
     for nbytes in (1 << 20, 1 << 16, 1 << 12, 512):
@@ -139,7 +139,7 @@ def fill_device() -> list[cumem.Buffer]:
 def test_host_converts_where_the_device_has_no_memory_to_spare(
     emulated, pinned
 ) -> None:
-    """It neither waits for what is in flight on other streams nor asks for relief."""
+    """The copy neither waits for memory in flight on other streams nor asks for relief."""
     was = np.resize(np.arange(256, dtype="u1"), 3_000_000)
     target = cumem.zeros(was.shape, F4)
     busy = cumem.Stream()

@@ -118,7 +118,7 @@ def explained(a: Any, to: np.dtype, **how: Any) -> Any:
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
-    """The elements of all; NumPy's own function turns the byte order."""
+    """Join the elements of all parts. NumPy's own function would change the byte order."""
     return np.frombuffer(b"".join(part.tobytes() for part in parts), parts[0].dtype)
 
 
@@ -141,14 +141,14 @@ def read_into(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
         a.tofile(path)
         try:
             cumem.fromfile(path, a.dtype, out=buffer, **how)
-        except ValueError as error:  # as for all arguments that contradict `out`
+        except ValueError as error:  # raised for every argument that contradicts `out`
             if how:
                 raise
             raise TypeError(str(error)) from error
     return buffer
 
 
-#: Calls, what they do without `casting`, and whether they have it.
+#: Calls by name, what they do without `casting`, and whether they take that argument.
 CALLS: dict[str, tuple[Callable[..., Any], str, bool]] = {
     "array": (
         lambda a, to, **how: cumem.array(a, to, "pinned", **how),
@@ -310,13 +310,13 @@ def test_tensors_follow_the_same_rules(runtime, name) -> None:
 
 # -- what NumPy converts -------------------------------------------------------------------
 
-#: Beyond the numbers of the copy threads, so that NumPy converts in pieces.
+#: Pairs that the copy threads cannot convert, so that NumPy converts piece by piece.
 OTHERS = [("f8", ">f4"), (">f8", "f4"), ("f4", F8), (F8, BF16), ("f4", "c8")]
 
 
 @pytest.fixture
 def in_pieces() -> Iterator[None]:
-    """By four threads, in pieces of 64 KiB."""
+    """Make copies by four threads, in pieces of 64 KiB."""
     with tuned(chunk_nbytes="64 KiB", threads=4):
         yield
 
@@ -361,7 +361,7 @@ def test_infinities_and_integers_out_of_range_are_numpys(runtime) -> None:
 def several(
     name: str, a: Any, to: np.dtype, kind: str, far: bool, **how: Any
 ) -> np.ndarray:
-    """The elements, in order, after copies of this name, `far`: from device memory."""
+    """Return the elements after the copy of this name; with `far`, from a device."""
     a = cumem.array(a) if far else a
     if name.startswith("broadcast"):
         targets: Any = [cumem.empty(a.shape, to, kind) for _ in range(2)]
@@ -511,7 +511,7 @@ def test_plain_files_convert_by_rule(runtime, tmp_path, kind) -> None:
 def test_conversion_passes_no_python_of_the_package(
     runtime, target, source, how
 ) -> None:
-    """Plans are remembered, but not those of ">f8", which is a new object each time."""
+    """Plans are remembered, except those of ">f8", a new object each time."""
     there = cumem.empty(3, target, "pinned")
     given = np.arange(3, dtype="u1").astype(source)
     assert functions_of_the_package(lambda: cumem.copy(there, given, **how)) == []

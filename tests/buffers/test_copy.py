@@ -15,7 +15,7 @@ from support.strategies import KINDS
 
 import cumem
 
-# A driver without the operation fences what others may use with the whole device.
+# If the driver lacks the operation, cumem waits for devices in place of a fence.
 pytestmark = pytest.mark.by_driver("context_record_event")
 
 PLACES = [*KINDS, "numpy"]

@@ -18,9 +18,9 @@ from support.strategies import KINDS
 import cumem
 
 pytestmark = [
-    # The C core alone decides what is tested here; Python only calls it.
+    # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # If the driver lacks the operation, cumem waits for devices in place of a fence.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -53,7 +53,7 @@ def registered(shape: object, dtype: object) -> cumem.Buffer:
 
 @contextlib.contextmanager
 def opened_soon(stream: cumem.Stream) -> Iterator[None]:
-    """Open a stream that is shut once the block waits for it."""
+    """Open a stream, which is shut, as soon as the block waits for it."""
     try:
         with session.when_waiting(lambda: session.testing.gate_open(stream)):
             yield
@@ -229,7 +229,7 @@ def test_every_reader_comes_after_a_late_fill(emulated, kind, read) -> None:
 
 
 def test_second_reader_waits_as_well(emulated) -> None:
-    """Two threads ask for a buffer that is filled late: neither may see old bytes."""
+    """If two threads read a buffer that is filled late, neither may see old bytes."""
     buffer = cumem.zeros(4096, "u1", "mapped")
     stream = cumem.Stream()
     seen: list[bool] = []

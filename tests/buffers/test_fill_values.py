@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fill() and full() with values that are somewhere else than in NumPy's reach."""
+"""fill() and full() with values that NumPy cannot reach."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_value_on_the_device_is_converted_as_any_other(runtime, kind, shape) -> 
     with pytest.raises(TypeError, match="casting='unsafe' does"):
         cumem.full(3, cumem.full(shape, 1.5), "i4", kind)
     wrapped = cumem.full(3, cumem.full(shape, 2**40 + 5), "i4", kind)
-    assert values.get(wrapped).tolist() == [5] * 3  # as NumPy's astype makes it
+    assert values.get(wrapped).tolist() == [5] * 3  # the same as NumPy's astype gives
     with pytest.raises(TypeError, match=r'target has dtype int32; .*casting="unsafe"'):
         whole.fill(cumem.full(shape, 1.5))
     with pytest.raises(
@@ -83,7 +83,9 @@ def test_fill_takes_what_another_library_has_on_the_host(runtime) -> None:
     made = cumem.full((3, 2), value, "f8")
     assert values.get(made).tolist() == [[1.5, 2.5]] * 3
     assert cumem.full(2, value).dtype == np.float32
-    assert len(value.calls) == 2  # one a call: a capsule can be had only once
+    assert (
+        len(value.calls) == 2
+    )  # one for each call, since a capsule can be used only once
 
 
 @pytest.mark.parametrize("kind", KINDS)

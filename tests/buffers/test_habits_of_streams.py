@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users of other libraries type of devices, streams and events."""
+"""Names of devices, streams and events that users of other libraries type."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_with_device_places_memory_there(runtime) -> None:
 
 
 def test_what_is_current_is_seen_by_the_collector() -> None:
-    """Else the module would keep it for ever."""
+    """Otherwise the module would keep the current stream alive forever."""
     referents = gc.get_referents(cumem._core)
     names = {each.name for each in referents if isinstance(each, ContextVar)}
     assert names == {

@@ -14,7 +14,7 @@ import cumem
 
 INTEGERS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
 NUMBERS = [*INTEGERS, "f2", "f4", "f8", "c8", "c16"]
-#: These are read by way of an array of NumPy's.
+#: Elements of these dtypes are read through an array of NumPy's.
 OTHERS = ["g", ">i4", ">f8", "M8[s]", "m8[s]", "S3", "U2"]
 CALLS: dict[str, Callable[[Any], Any]] = {
     "item": lambda x: x.item(),
@@ -27,7 +27,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 def answer(call: Callable[[Any], Any], operand: Any) -> tuple[Any, ...]:
-    """What a call gives: a type and the text of a value, or of an exception's type."""
+    """Return the type and the text of a call's answer, or the type of its exception."""
     with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         try:
@@ -42,7 +42,7 @@ def answer(call: Callable[[Any], Any], operand: Any) -> tuple[Any, ...]:
 def test_element_is_the_number_that_numpy_makes_of_it(runtime, dtype, kind) -> None:
     extremes = bytes(range(1, 17)), b"\xff" * 16, b"\0" * 16
     values = [np.frombuffer(raw, "u1", np.dtype(dtype).itemsize) for raw in extremes]
-    if dtype in ("?", "U2"):  # not all bytes are elements of these
+    if dtype in ("?", "U2"):  # some bytes are not elements of these dtypes
         values = [np.array([text], dtype).view("u1") for text in ("", "1")]
     for raw in values:
         for array in (raw.view(dtype), raw.view(dtype).reshape(())):

@@ -17,7 +17,7 @@ from support import exporters, session, values
 
 import cumem
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 
@@ -68,7 +68,7 @@ def test_memory_freed_by_the_stream_is_not_prefetched(runtime) -> None:
 
 
 class ActsWhenDropped:
-    """Runs an action as the last reference to it goes, and keeps what that answers."""
+    """Runs an action when the last reference to it is dropped, and keeps its answer."""
 
     def __init__(self, action: Callable[[], object], answers: list[object]) -> None:
         self.action, self.answers = action, answers
@@ -81,7 +81,7 @@ class ActsWhenDropped:
 
 
 def in_thread(call: Callable[[], object], answers: list[object]) -> None:
-    """Keep what the call returns or raises; nothing of None."""
+    """Keep what the call returns or raises, unless that is None."""
 
     def run() -> None:
         try:
@@ -97,9 +97,10 @@ def in_thread(call: Callable[[], object], answers: list[object]) -> None:
 
 
 def during(call: Callable[[], object], action: Callable[[], object]) -> list[object]:
-    """Run `action` within `call`, where cumem lets go of what finished copies kept.
+    """Run `action` within `call`, when cumem drops what finished copies kept alive.
 
-    In a thread: the main one might let go of it before. What either returns or raises.
+    This happens in a thread, since the main thread might drop it earlier. Returns what
+    either of the two returns or raises.
     """
     answers: list[object] = []
 
@@ -166,7 +167,7 @@ def test_place_of_memory_trimmed_meanwhile_is_not_asked(emulated) -> None:
 def test_dlpack_exports_no_memory_that_its_dtype_freed(
     runtime, monkeypatch, max_version, call
 ) -> None:
-    """The name of a dtype of another package is read by code that others can change."""
+    """Python code that others can replace reads the name of another package's dtype."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     buffer = cumem.zeros(4096, ml_dtypes.bfloat16, "pinned")
     others: list[cumem.Buffer] = []
@@ -196,7 +197,7 @@ def test_dlpack_exports_no_memory_that_its_dtype_freed(
 
 
 class AsksMore:
-    """Stands for ml_dtypes: somebody acts while an import looks for a type in it."""
+    """Stands for ml_dtypes, and acts while an import looks for a type in it."""
 
     def __init__(self, module: object, action: Callable[[], object]) -> None:
         self.module, self.action = module, action
@@ -251,7 +252,7 @@ def test_capsule_whose_import_fails_is_as_it_was(runtime, versioned) -> None:
 
 
 class PyFuture(asyncio.futures._PyFuture):
-    """A future whose done() goes back to the waker, as a loop of Python code may."""
+    """A future whose done() calls the waker again, as an event loop in Python may do."""
 
     wake: Callable[[], object] | None = None
 
@@ -305,7 +306,7 @@ def test_waker_called_by_a_future_settles_each_once(emulated, count: int) -> Non
 
 
 class Bomb:
-    """Goes off with the n-th of cumem's looks at what finished copies kept."""
+    """Goes off when cumem looks for the n-th time at what finished copies kept."""
 
     def __init__(
         self, left: int, action: Callable[[], object], armed: list[bool]
@@ -326,7 +327,8 @@ class Collections:
         self.left, self.action = left, action
 
     def __enter__(self) -> None:
-        # what Python keeps of freed tuples and dicts is made again without a collection
+        # Python makes tuples and dicts from freed ones without a collection, so they
+        # are used up.
         self.hoard = [[{}, [], (i,), (i, i), (i, i, i)] for i in range(2000)]
         self.before = gc.get_threshold()
         gc.callbacks.append(self)
@@ -359,7 +361,7 @@ def by_collection(
     left: int, action: Callable[[], object], call: Callable[[], object]
 ) -> None:
     with Collections(left // 2, action):
-        odd = [[] for _ in range(left % 2)]  # it is every second object that collects
+        odd = [[] for _ in range(left % 2)]  # every second object triggers a collection
         call()
         del odd
 
@@ -479,7 +481,9 @@ def test_default_pool_asked_for_in_a_collection_that_shuts_down_is_one(
     pools = [cumem.default_pool(kind) for kind in others]
     before = gc.get_threshold()
     gc.disable()
-    hoard = [[{}, (i, i)] for i in range(3000)]  # those that Python keeps are used up
+    hoard = [
+        [{}, (i, i)] for i in range(3000)
+    ]  # uses up the objects that Python keeps for reuse
     gc.callbacks.append(shut_down)
     gc.set_threshold(1)
     gc.enable()
@@ -549,7 +553,7 @@ def test_import_waits_for_the_stream_of_the_memorys_device(emulated) -> None:
 
 
 class ShutsDown:
-    """Ends cumem while it is asked for its stream or its memory."""
+    """Calls shutdown() while cumem asks it for its stream or its memory."""
 
     def __init__(self) -> None:
         self.inner = np.arange(16, dtype="u1")
@@ -613,7 +617,7 @@ def closed_after_work() -> cumem.types.Registration:
     return cumem.register(np.zeros(5000))
 
 
-#: What is prepared, what is then done in another thread, and the call it is held up in.
+#: A preparation, the call of another thread, and the operation in which it is held up.
 CALLS = {
     "make a stream": (None, lambda _: cumem.Stream(), "stream_create"),
     "check a priority": (

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays whose axes are in another order on the device: sent as they lie, in pieces that a
-kernel there puts in their places while the next one is on its way in the other half of a
-block, where there is memory for two."""
+"""Arrays whose axes are in another order on the device.
+
+Their bytes are sent in the order of the source, in pieces. A kernel on the device puts each
+piece in its places while the next piece arrives in the other half of a block, if there is
+memory for two halves.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from support.tuning import tuned
 
 import cumem
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 BLOCK_NBYTES = 1 << 20  # of one piece
@@ -65,8 +68,10 @@ def test_what_follows_on_the_stream_sees_all_of_it(runtime) -> None:
 
 
 def fill_up(stream: cumem.Stream, but: int, limited: bool = True) -> list[cumem.Buffer]:
-    """All memory of the device is taken, but for that of so many blocks in a row; or all
-    that a limit allows, but for blocks apart."""
+    """Take all memory of the device except that of `but` blocks in a row.
+
+    With `limited`, take all that a limit allows except that of `but` separate blocks.
+    """
     fillers: list[cumem.Buffer] = []
     if limited:
         reserved = cumem.stats().kinds["device"].reserved_nbytes
@@ -98,8 +103,7 @@ def test_little_memory_there_makes_it_slower_only(emulated, free, route) -> None
 
 @pytest.fixture
 def shut(emulated) -> Iterator[cumem.Stream]:
-    """A stream that does nothing before the end of the test, and a ring with room for all
-    of it."""
+    """Hold a stream shut until the test ends, with room for all pieces in the ring."""
     stream = cumem.Stream()
     session.shut(stream)
     with tuned(ring_nbytes="256MiB", depth=32):
@@ -128,7 +132,7 @@ def test_others_do_not_wait_behind_the_callers_stream(shut, other) -> None:
 
 
 def test_those_on_one_stream_use_one_block_and_one_more_stream(shut) -> None:
-    """Who queues them is not made to wait for a stream that is shut."""
+    """The caller who queues them need not wait for a stream that is shut."""
     arrays = [numbers(1600, 1500) + i for i in range(5)]
     buffers = [cumem.empty_device((1500, 1600), "i4", stream=shut) for _ in arrays]
     fillers = fill_up(shut, but=2, limited=False)
@@ -148,7 +152,7 @@ def test_those_on_one_stream_use_one_block_and_one_more_stream(shut) -> None:
 
 
 def test_none_needs_the_memory_of_two_blocks(shut) -> None:
-    """Where the target has gaps the host cannot do it instead."""
+    """If the target has gaps, the host cannot transpose it instead."""
     array = numbers(1600, 1500)
     stream = cumem.Stream()
     targets = [
@@ -165,7 +169,7 @@ def test_none_needs_the_memory_of_two_blocks(shut) -> None:
 
 
 def test_short_memory_fails_nobody_where_others_have_two_blocks(emulated) -> None:
-    """Two threads whose copies the host cannot do, and memory for one block each."""
+    """Two threads make copies that the host cannot make, with memory for one block each."""
     array = numbers(1600, 1500)
     streams = [cumem.Stream() for _ in range(2)]
     targets = [
@@ -196,8 +200,10 @@ def test_short_memory_fails_nobody_where_others_have_two_blocks(emulated) -> Non
 
 @pytest.mark.parametrize("code", [2, 999])
 def test_copy_that_cannot_order_its_second_stream_fails(emulated, code: int) -> None:
-    """Also where the driver says that it has no memory for that: the blocks of the copy
-    before, which the second one gets, are not written too early."""
+    """It fails even if the driver says that it lacks memory for the second stream.
+
+    The copy gets the blocks of the copy before, which must not be written too early.
+    """
     first, second = (sign * np.arange(2_400_000, dtype="i4") for sign in (1, -1))
     first, second = (a.reshape(1600, 1500).T for a in (first, second))
     stream = cumem.Stream()

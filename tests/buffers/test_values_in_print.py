@@ -26,7 +26,7 @@ BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.mark.parametrize("shape", [(2000,), (20, 20, 20), (3, 1000), (2000, 1, 2)])
 def test_arrays_in_elements_are_printed_whole(runtime, shape) -> None:
-    """NumPy asks the threshold for them as well."""
+    """NumPy applies the threshold to them as well."""
     array = np.zeros(shape, [("x", "i4", (8,))])
     array["x"] = np.arange(array.size * 8).reshape(*shape, 8)
     assert str(cumem.array(array)) == str(array)

@@ -16,14 +16,14 @@ import pytest
 
 import cumem
 
-# A driver without the operation fences what others may use with the whole device.
+# If the driver lacks the operation, cumem waits for devices in place of a fence.
 pytestmark = pytest.mark.by_driver("context_record_event")
 
 T = TypeVar("T")
 
 
 class Pools:
-    """Pools, told apart by who serves an allocation."""
+    """Pools, which the test tells apart by the one that serves an allocation."""
 
     @staticmethod
     def make() -> Any:
@@ -61,7 +61,7 @@ def block(entered: Any) -> Iterator[None]:
 
 
 def in_thread(function: Callable[[], T]) -> T:
-    """What `function` answers, or raises, in a thread of its own."""
+    """Return what `function` returns in a thread of its own, or raise what it raises."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -313,9 +313,11 @@ def test_deep_nesting_is_undone(sort) -> None:
 
 @pytest.mark.parametrize("make", [cumem.Stream, lambda: cumem.Pool("pinned")])
 def test_ctrl_c_during_the_last_operation_of_a_block_is_heard(emulated, make) -> None:
-    """Nothing that Python runs at the end of a block, unheard, takes it."""
+    """No code that Python runs at the end of a block swallows the signal."""
     current = make()
-    ahead = map(ctypes.CDLL(None)["raise"], [signal.SIGINT])  # which does not look
+    ahead = map(
+        ctypes.CDLL(None)["raise"], [signal.SIGINT]
+    )  # C code, which checks no signals
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), current:

@@ -17,7 +17,7 @@ import cumem
 from cumem.base import version
 
 pytestmark = [
-    # The C core alone decides what is tested here; Python only calls it.
+    # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
     # Fences and calls for several ranges at once depend on the driver.
     pytest.mark.by_driver("context_record_event", "prefetch_batch_async"),
@@ -327,5 +327,5 @@ def test_device_may_be_a_key_of_a_weak_dictionary(emulated) -> None:
     device = cumem.Device(0)
     found = weakref.WeakKeyDictionary({device: 1})
     assert weakref.ref(device)() is device
-    assert found[cumem.Device(0)] == 1  # it equals its index, and hashes as that
+    assert found[cumem.Device(0)] == 1  # it is equal to its index, and has its hash
     assert pickle.loads(pickle.dumps(device)) == device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short copy keeps the GIL, whatever may wait gives it up."""
+"""A short copy keeps the GIL, and every call that may wait releases it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.checked
 
 KIB = 1 << 10
 MIB = 1 << 20
-#: What a copy's bytes go by.
+#: The operations that move a copy's bytes.
 MOVES = {"copy_async", "copy_2d_async", "event_record"}
 Call = Callable[[], object]
 
@@ -80,10 +80,11 @@ def test_short_copy_keeps_the_gil(
 ) -> None:
     buffer, host = ends(nbytes, kind)
     dst, src = (host, buffer) if down else (buffer, host)
-    cumem.copy(dst, src)  # what the pool lacks is there afterwards
+    cumem.copy(dst, src)  # afterwards the pool has all memory that it needs
 
     def is_kept() -> bool:
-        # On a busy machine a copy takes longer than it holds on; not twenty each time.
+        # On a busy machine a copy may take longer than it keeps the GIL, but not twenty
+        # times.
         with another_thread() as ran:
             for _ in range(20):
                 cumem.copy(dst, src)
@@ -120,7 +121,7 @@ def queued_first(buffer: cumem.Buffer, host: np.ndarray) -> None:
     assert (host == 0).all()
 
 
-#: Nothing of these may be done with the GIL.
+#: None of these calls may keep the GIL.
 GIVEN_UP: dict[str, Callable[[cumem.Buffer, np.ndarray], object]] = {
     "long": lambda buffer, host: cumem.copy(buffer, host),
     "background": lambda buffer, host: cumem.copy_async(buffer, host).wait(),
@@ -150,8 +151,10 @@ def test_what_may_wait_gives_the_gil_up(prompt: session.Runtime, name: str) -> N
 def test_array_beside_a_thread_that_registers_is_asked_about_without_python(
     prompt: session.Runtime,
 ) -> None:
-    """A debug build ends where Python is called by a thread that gave the GIL up, which
-    this one does as the other works on the list of locked pages."""
+    """A debug build ends the process if a thread without the GIL calls Python.
+
+    This thread releases the GIL while the other one works on the list of locked pages.
+    """
     array = np.zeros(1000)
     with cumem.register(np.zeros(4096)):  # so that an array may be page-locked
         testing.delay_op("host_register", 500_000)
@@ -161,7 +164,7 @@ def test_array_beside_a_thread_that_registers_is_asked_about_without_python(
         thread.start()
         session.wait_until_waiting(thread)
         testing.delay_op("host_register", 0)
-        with cumem.Device(1):  # which is Python's to tell
+        with cumem.Device(1):  # only Python knows the current one
             assert cumem.asbuffer(array).kind == "pageable"
             cumem.copy_many([(np.empty(1000), array), (np.empty(1000), array)])
         thread.join()

@@ -11,7 +11,7 @@ from support import programs
 import cumem
 from cumem.devices import gpus
 
-# Plain Python of ours, in which the versions do not differ, makes all of this.
+# All of this is plain Python of ours, which each version runs in the same way.
 pytestmark = pytest.mark.any_python
 
 INSUFFICIENT, NO_DEVICE, UNKNOWN = 35, 100, 999

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between GPUs: who may use whose memory, and the way taken where nobody may."""
+"""Copies between GPUs: who may use whose memory, and how bytes go if nobody may."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from support.session import testing
 import cumem
 
 pytestmark = [
-    # The C core alone decides what is tested here; Python only calls it.
+    # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # If the driver lacks the operation, cumem waits for devices in place of a fence.
     pytest.mark.by_driver("context_record_event"),
 ]
 
-LONG = 9 << 20  # beyond what the runtime is left to stage by itself
+LONG = 9 << 20  # more than the runtime stages by itself
 SHAPE = (60, 40)
 
 #: (target, source) views of SHAPE, of arrays twice as large along each axis
@@ -43,7 +43,7 @@ def apart() -> Iterator[session.Runtime]:
 
 @contextlib.contextmanager
 def plain_pools() -> Iterator[list[cumem.Pool]]:
-    """A pool on each of two devices, of memory as cudaMalloc gives it."""
+    """Make a pool on each of two devices, whose memory is that of cudaMalloc."""
     pools = [cumem.Pool("device", device=d, segments="malloc") for d in (0, 1)]
     try:
         yield pools
@@ -152,7 +152,7 @@ def test_no_kernel_crosses_where_access_is_refused(emulated, op, way) -> None:
             "pushes": (far[:1000], near[::2]),
         }[way]
         testing.deny_peers(True)
-        send(to, source)  # the pools have what it takes: they too ask who reaches whom
+        send(to, source)  # the pools then need no memory, for which they would ask too
         testing.deny_peers(False)
         testing.plan_fault(op, 1, 999, repeat=True)
         assert send(to, source) == "peer"
@@ -179,7 +179,7 @@ def test_enabling_does_not_break_the_capture_of_another_stream(emulated) -> None
     assert not values.get(far).any()
     assert (
         send(far.view("u2")[::2], near[:500].view("u2")) == "kernel"
-    )  # it was enabled
+    )  # peer access was enabled
     assert enabled() == before + 2
 
 

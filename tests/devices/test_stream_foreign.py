@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of other libraries, by protocol, attribute or handle, and what is none."""
+"""Streams of other libraries by protocol, attribute or handle, and what only looks so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.streams import (
 import cumem
 
 pytestmark = [
-    # The C core alone decides what is tested here; Python only calls it.
+    # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
     # Fences as well as the device of a foreign stream depend on the driver.
     pytest.mark.by_driver("context_record_event", "stream_get_device"),
@@ -48,13 +48,14 @@ def test_foreign_stream_is_the_same_stream(runtime, wrap) -> None:
 @pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
 def test_foreign_stream_that_ended_is_not_touched_for_its_memory(runtime, wrap) -> None:
     stream = cumem.Stream()
-    # what names the stream lives on, but does not keep it: as CuPy's ExternalStream
+    # The object that names the stream lives on but does not keep it alive, like CuPy's
+    # ExternalStream.
     cumem.empty_device(4, stream=wrap(stream.handle)).free()
     stream.synchronize()
     stream.close()
     other = cumem.Stream()
     cumem.empty_device(1 << 20, stream=other).free()  # asks what has ended
-    cumem.shutdown()  # waits for all that is not known to have
+    cumem.shutdown()  # waits for the work that may not have ended
 
 
 @pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
@@ -199,7 +200,7 @@ def test_exception_of_the_protocol_passes_through(runtime) -> None:
 
 
 def test_look_alikes_are_refused(runtime) -> None:
-    """.ptr and .handle are common names; the driver may crash on what is not a stream."""
+    """Many objects have .ptr or .handle, and for most of them the driver may crash."""
 
     class MyEvent:
         ptr = 1
@@ -213,7 +214,7 @@ def test_look_alikes_are_refused(runtime) -> None:
         cumem.empty_pinned(4),
         cumem.Event(),
         cumem.Device(0),
-        cumem.array([1], "i8", kind="pinned"),  # whose element has an index
+        cumem.array([1], "i8", kind="pinned"),  # its element has __index__
         MyEvent(),
         Array(),
     ):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files whose elements have another dtype than memory: what they become, piece by piece,
-and that no second array of the whole is made.
+"""Files whose elements have another dtype than memory.
+
+The tests check the elements, piece by piece, and that no second array of all is made.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KINDS = ["pinned", "managed", "device"]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages so short that everything goes in pieces."""
+    """Make stages so short that everything goes in pieces."""
     monkeypatch.setattr(converting, "STAGE_NBYTES", 1000)
 
 
@@ -121,7 +122,7 @@ def test_map_of_the_file_itself_is_converted_whole(
     mapped = np.memmap(path, "<u4", "r+")
     cumem.tofile(path, mapped, dtype=to, casting="unsafe")
     assert (np.fromfile(path, to) == was.astype(to)).all()
-    assert mapped[-1:].size == 1  # its pages are still there
+    assert mapped[-1:].size == 1  # the pages of the old file are still there
     int(mapped[-1])
 
 
@@ -149,7 +150,7 @@ def test_one_long_row_is_converted_in_pieces_too(runtime, tmp_path, suffix) -> N
 
 
 def peak_of(call: Callable[[], object]) -> int:
-    """Bytes that NumPy and Python held at once, beside what they had before."""
+    """Return the most bytes that NumPy and Python held, besides what they had before."""
     tracemalloc.start()
     try:
         call()
@@ -173,7 +174,7 @@ def test_no_second_array_of_the_whole_is_made(runtime, tmp_path, monkeypatch) ->
         lambda: cumem.load_safetensors(tensors, dtype="f4", kind="pinned").clear(),
     ]
     for call in calls:
-        call()  # what is imported at first use is no array
+        call()  # modules that it imports would count as well
     peaks = [peak_of(call) for call in calls[:3]]
     assert max(peaks) < 8 << 20
     assert (out.numpy() == array).all()
@@ -184,7 +185,7 @@ def test_no_second_array_of_the_whole_is_made(runtime, tmp_path, monkeypatch) ->
 
 @pytest.fixture
 def tensors(tmp_path: Path) -> dict[str, np.ndarray]:
-    """Arrays of several types, in a file beside."""
+    """Make arrays of several types, and a file that holds them."""
     rng = np.random.default_rng(5)
     made = {
         "weight": rng.normal(size=(30, 70)).astype(BF16),
@@ -274,7 +275,7 @@ def test_what_is_packed_cannot_become_another(runtime, tmp_path) -> None:
 
 @pytest.fixture
 def without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """NumPy has no dtype for BF16 then, and uint16 stands for it."""
+    """Hide ml_dtypes, so that NumPy has no dtype for BF16 and uint16 stands for it."""
     safetensors_format.dtype_of.cache_clear()
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on files that fail, stop short or never end: what is told and what is left."""
+"""Calls on files that fail, stop short or never end: their errors, and what is left."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_left(request) -> Iterator[None]:
-    """Leave no plan behind, and no descriptor."""
+    """Check that a test leaves no plan and no descriptor behind."""
     if "runtime" in request.fixturenames:
         request.getfixturevalue("runtime")
-        cumem.zeros(1)  # the driver opens some of its own
+        cumem.zeros(1)  # opens the driver, which has descriptors of its own
     before = sorted(os.listdir("/proc/self/fd"))
     yield
     testing.file_plan()
@@ -107,7 +107,7 @@ def test_interrupted_and_short_calls_go_on(emulated, path, place, direction) -> 
     plans = [{"nth": nth, "error": errno.EINTR} for nth in (1, 2, 5)]
     plans += [{"most": most} for most in (100_001, 4096, 8192 + 1)]
     for plan in plans:
-        if "read" in direction:  # what is not moved now is not there
+        if "read" in direction:  # so that only bytes of this call count
             cumem.copy(target, np.zeros(LENGTH, "u1"))
         else:
             os.truncate(path, 0)
@@ -144,7 +144,7 @@ def test_full_device_is_reported(runtime) -> None:
 
 
 def no_larger(nbytes: int) -> Callable[[], object]:
-    """Files may have so many bytes, until what it returns is called."""
+    """Limit files to this many bytes, and return a function that ends the limit."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)

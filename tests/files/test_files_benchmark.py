@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import programs
 
-# What is tested are programs of their own, which no version of Python changes.
+# These tests run programs of their own, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "files.py"

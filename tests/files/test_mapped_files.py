@@ -38,7 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def doomed(tmp_path: Path) -> Path:
-    """Make a file to cut: most of it is a hole, which takes no room on the disk."""
+    """Make a file to cut, most of which is a hole that takes no room on the disk."""
     path = tmp_path / "doomed"
     np.arange(MIB, dtype="<u4").tofile(path)
     os.truncate(path, LONG)
@@ -56,7 +56,7 @@ def finish(handles: object) -> None:
 
 
 def refused(call: Callable[[], object]) -> None:
-    """No local of a failing test may be the array: showing it would touch it."""
+    """Check that a call fails. No local may be the array, as showing it touches it."""
     code = None
     try:
         finish(call())
@@ -191,7 +191,7 @@ def test_parts_before_the_end_of_a_file_arrive(emulated, doomed) -> None:
 
 
 def mapped_twice(path: Path, nbytes: int, by: str) -> tuple[Any, Any]:
-    """Two objects, each over a mapping of its own of the whole file."""
+    """Return two objects, each over its own mapping of the whole file."""
     np.random.default_rng(3).integers(0, 255, nbytes, "u1").tofile(path)
     if by == "memmap":
         return np.memmap(path, "u1", "r+"), np.memmap(path, "u1", "r+")

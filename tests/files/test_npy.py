@@ -110,7 +110,7 @@ def test_long_archives_go_piece_by_piece(runtime, tmp_path, kind, packed) -> Non
     assert (values.get(loaded["b"]) == array[::-1]).all()
     cumem.savez(tmp_path / "again", **loaded)
     cumem.savez(tmp_path / "strided", a=loaded["a"][:, ::2])
-    with np.load(tmp_path / "again.npz") as back:  # which looks at the checksums
+    with np.load(tmp_path / "again.npz") as back:  # NumPy verifies the checksums
         assert (back["a"] == array).all()
     with np.load(tmp_path / "strided.npz") as back:
         assert (back["a"] == array[:, ::2]).all()

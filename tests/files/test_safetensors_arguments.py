@@ -96,7 +96,7 @@ def test_wrong_argument_is_named_and_nothing_is_written(
 
 def test_mappings_need_not_be_dicts(emulated, tmp_path) -> None:
     class Lazy:
-        """What has keys and items."""
+        """An object with keys and items that is not a dict."""
 
         def keys(self) -> list[str]:
             return ["w"]

@@ -16,7 +16,7 @@ from support import programs
 
 import cumem
 
-# What is tested are programs of their own, which no version of Python changes.
+# These tests run programs of their own, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "safetensors_files.py"

@@ -46,7 +46,7 @@ def test_arrays_of_jax_have_the_values_of_the_file(runtime, jax, path, kind) -> 
 def test_arrays_of_jax_share_the_memory(runtime, jax, path, kind, monkeypatch) -> None:
     made: list[cumem.Buffer] = []
     module = importlib.import_module("cumem.files.safetensors")
-    allocate = cumem.empty  # which the face takes from the core at its first use
+    allocate = cumem.empty  # the face takes it from the core when it is first used
 
     def empty(*args: Any, **named: Any) -> cumem.Buffer:
         made.append(allocate(*args, **named))

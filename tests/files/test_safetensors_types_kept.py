@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is loaded and saved again keeps its element types, where NumPy has none of them."""
+"""Tensors that are loaded and saved again keep element types that NumPy lacks."""
 
 from __future__ import annotations
 

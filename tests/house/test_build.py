@@ -94,7 +94,7 @@ def test_toolkit_whose_folders_are_links_is_found(build, monkeypatch, tmp_path) 
 
 
 def test_build_requirements_come_before_a_toolkit(build, monkeypatch, tmp_path) -> None:
-    # The wheels: the runtime of CUDA 12, and CUDA 13's crt/, which is all it is to give.
+    # The wheels have the runtime of CUDA 12 and, from CUDA 13, only crt/.
     runtime = make_tree(build.requirements / "cuda_runtime", files=(FILES[0], FILES[2]))
     crt = make_tree(build.requirements / "cu13", files=FILES[:2])
     monkeypatch.setenv("CUDA_HOME", str(make_tree(tmp_path / "other")))

@@ -40,7 +40,7 @@ from cumem.tools.replay import hold as replay_hold
 from cumem.tools.replay import report as replay_report
 from cumem.tools.replay import trace as replay_trace
 
-# What is tested are texts of the tree, the same for each Python.
+# These tests read texts of the tree, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]

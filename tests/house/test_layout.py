@@ -24,7 +24,7 @@ SUB_LAYERS = {
 }
 
 pytestmark = [
-    # What is tested are texts of the tree, the same for each Python.
+    # These tests read texts of the tree, which are the same for each Python.
     pytest.mark.any_python,
     pytest.mark.skipif(
         not CSRC.is_dir(), reason="the C sources are not beside the tests"
@@ -133,7 +133,7 @@ CONSTANT = re.compile(r"^    (CM_\w+)(?: =[^,}]*)?,?$", re.MULTILINE)
 
 
 def circles(graph: dict[str, set[str]]) -> list[str]:
-    """Each edge of `graph` of whose end the beginning can be reached again."""
+    """Return each edge of `graph` from whose end its beginning can be reached again."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -183,7 +183,7 @@ def test_types_and_constants_have_one_meaning() -> None:
     )
 
 
-#: What may be included, or named, where alone.
+#: Headers and names, each with the only files that may include or name it.
 SEAM_INCLUDES = {
     r"Python\.h": r"python/python\.h",
     r"numpy/.*": r"python/core/numpy_bridge\.c",
@@ -246,8 +246,9 @@ def test_banned_functions_are_not_called() -> None:
 
 
 def test_no_format_has_a_length() -> None:
-    """With headers from 3.13 on such formats fail at run time on 3.11 and 3.12, for which
-    the same wheel is.
+    """Formats with ``#`` that are compiled with headers of 3.13 fail on 3.11 and 3.12.
+
+    The same wheel serves all of these versions.
     """
     call = re.compile(r"Py_BuildValue|PyArg_Parse|PyObject_Call(?:Function|Method)")
     check_none(
@@ -279,14 +280,15 @@ def test_core_has_no_mutable_globals() -> None:
         for path in SOURCES
         if layer_of(path) != "python"
         and path.suffix == ".c"
-        # of the process, as each says: what is recorded, what forks wipe, and the slots
-        # that a profiler's tool fills, whose callback gets no pointer of ours
+        # These belong to the process, as each file explains: what is recorded, what
+        # forks wipe, and the slots that a profiler's tool fills, whose callback gets no
+        # pointer of ours.
         and name_of(path) not in ("base/recorder.c", "runtime/runtime.c", "base/nvtx.c")
         for line in mutable_globals(CODES[path])
     )
 
 
-#: What takes time, measures it, or waits for so many seconds.
+#: Calls that sleep, measure time, or wait for a number of seconds.
 CLOCKS = {
     ".py": re.compile(
         r"\btime\.(sleep|time|monotonic|perf_counter|process_time)\w*\("
@@ -348,7 +350,7 @@ def test_every_fault_of_the_mutants_has_its_place(monkeypatch) -> None:
 
 
 def test_drivers_of_the_makefile_have_each_set_of_operations() -> None:
-    """An operation that comes with another driver asks for a run of its own.
+    """An operation that came with a later driver needs a run of the suite without it.
 
     The suite itself runs with the newest.
     """
@@ -368,7 +370,7 @@ def test_drivers_of_the_makefile_have_each_set_of_operations() -> None:
 
 
 def test_operations_of_by_driver_are_those_that_not_all_drivers_have() -> None:
-    """What depends on an operation is tried where it lacks (`make test-all`)."""
+    """Tests that depend on an operation also run without it (`make test-all`)."""
     named = {
         name
         for path in (ROOT / "tests").glob("*/test_*.py")
@@ -378,7 +380,7 @@ def test_operations_of_by_driver_are_those_that_not_all_drivers_have() -> None:
     ops = session.testing.op_names()
     newer = {name for name, _, driver in ops if driver > min(each[2] for each in ops)}
     assert named <= newer
-    # What is discarded in several ranges is prefetched in several, too.
+    # A driver that discards several ranges at once also prefetches them so.
     assert newer - named <= {"discard_batch_async"}
 
 

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:zmq.*"),
-    # What is tested are programs of their own, which no version of Python changes.
+    # These tests run programs of their own, which are the same for each Python.
     pytest.mark.any_python,
 ]
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from support.rules import check_none
 
-# What is tested are texts of the tree, the same for each Python.
+# These tests read texts of the tree, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def test_every_page_names_the_commit_of_its_figures(results) -> None:
 
 
 def test_only_known_files_of_results_were_written_by_hand(results) -> None:
-    """A script that writes one says so: it has a `--json` or prints the lines."""
+    """A script that writes such a file has `--json`, or prints the lines."""
     names = {path.name for path in results.RESULTS.iterdir()}
     check_none(BY_HAND - names, "not there any more:")
     by_hand = {name for name in names if "added" in results.read(name)}
@@ -94,8 +94,10 @@ def test_only_known_files_of_results_were_written_by_hand(results) -> None:
     ],
 )
 def test_figures_of_a_page_are_of_the_code_as_it_is(results, page) -> None:
-    """Skipped, with what to measure again, where they are older: no failure, since a
-    change of the code comes before the machine with a GPU."""
+    """If the figures are older, the test is skipped and says what to measure again.
+
+    It does not fail, since code changes before a machine with a GPU is there to measure it.
+    """
     names = results.pages().get(ROOT / page)
     if names is None:
         pytest.skip(f"{page} quotes nothing here")
@@ -114,7 +116,7 @@ def test_a_commit_that_the_history_lacks_is_that_which_brought_the_file(
         pytest.skip("the history does not have the file")
     monkeypatch.setattr(results, "read", lambda _: {"commit": "0" * 12})
     monkeypatch.setattr(results, "sources_of", lambda _: ("csrc", "cumem"))
-    (line,) = results.older([name])  # it was not a line at all
+    (line,) = results.older([name])  # once there was no line for such a file
     assert line.startswith(f"{name} is of {brought}: ")
     monkeypatch.setattr(results, "brought_by", lambda _: "")
     assert results.older([name]) == []

@@ -14,7 +14,7 @@ from support.rules import check_none
 import cumem
 from cumem import types, units
 
-# What is tested are texts of the tree, the same for each Python.
+# These tests read texts of the tree, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from cumem import _core
 from cumem.base.kinds import KINDS
 from cumem.recording import events
 
-# What is tested are texts of the tree, the same for each Python.
+# These tests read texts of the tree, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 TYPES = [

@@ -20,7 +20,7 @@ import pytest
 import cumem
 from cumem.base.kinds import KINDS
 
-# What is tested are programs of their own, which no version of Python changes.
+# These tests run programs of their own, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numba's and cuda.core's memory from cumem's pools, and one set of limits and counters for
-all: by stand-ins on the emulated device, and with the libraries themselves on a GPU."""
+"""Numba's and cuda.core's memory from cumem's pools, with one set of limits and counters.
+
+On the emulated device stand-ins take the place of the libraries, which a GPU needs itself.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ import cumem
 SIZE = 1 << 20
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [  # what the libraries warn of when they are imported
+pytestmark = [  # the libraries warn when they are imported
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
@@ -44,7 +46,7 @@ def write(stream: Any) -> None:
 
 @pytest.fixture
 def numba(emulated, monkeypatch) -> Any:
-    """A user's Numba, with `cumem.integrations.numba` in `it`."""
+    """Provide a stand-in for Numba, whose attribute `it` is `cumem.integrations.numba`."""
     made = stand_ins.Numba()
     made.it = stand_ins.install(monkeypatch, made.modules, "numba")  # type: ignore[attr-defined]
     return made
@@ -120,7 +122,7 @@ def test_numbas_other_errors_stay_cumems(numba) -> None:
 
 
 def test_the_error_is_one_of_the_numba_that_is_installed(runtime) -> None:
-    """Whose own class may want other arguments; no GPU is needed for that."""
+    """Numba's own class may want other arguments, which shows without a GPU."""
     driver = pytest.importorskip("numba.cuda.cudadrv.driver")
     from cumem.integrations import numba as it
 
@@ -131,7 +133,7 @@ def test_the_error_is_one_of_the_numba_that_is_installed(runtime) -> None:
         cumem.limit("pinned", "4 MiB"),
         pytest.raises(driver.CudaAPIError) as caught,
     ):
-        manager.memhostalloc(1 << 40)  # more than any pool may have cached
+        manager.memhostalloc(1 << 40)  # more than any pool can have cached
     assert isinstance(caught.value, cumem.OutOfMemoryError)
     assert caught.value.code == 2  # CUDA_ERROR_OUT_OF_MEMORY
     again = pickle.loads(pickle.dumps(caught.value))
@@ -346,7 +348,9 @@ def test_one_limit_and_one_table_cover_all_libraries(
             allocate(2 << 20)
         assert caught.value.limit == 8 << 20
     kept.pop(0)
-    kept.append(resource.allocate(2 << 20))  # what one gives back another one takes
+    kept.append(
+        resource.allocate(2 << 20)
+    )  # one library takes what the other gave back
     cumem.set_limit("device", None)
     kept.clear()
     it.disable()
@@ -372,7 +376,7 @@ def test_forked_child_drops_all_quietly(numba, core) -> None:
 
 
 def run(code: str, **environ: str) -> str:
-    """In a process of its own: Numba keeps the manager of its first use."""
+    """Run code in a process of its own, since Numba keeps the manager of its first use."""
     command = ["-W", "ignore", "-c", textwrap.dedent(code)]
     done = programs.run(*command, CUMEM_BACKEND="cuda", **environ)
     assert done.returncode == 0, done.stderr

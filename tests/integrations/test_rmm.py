@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMM as a peer of replays and of the pools' benchmark, told by a module in its place.
+"""RMM as a peer of replays and of the pools' benchmark, with a module in its place.
 
 The module has RMM's names and signatures (26.08) and nothing else, so that a call which RMM
 would refuse is refused here too.
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 class Resource:
-    """Hands out numbers as addresses, and counts what is out."""
+    """Hands out numbers as addresses, and counts the bytes that are out."""
 
     def __init__(self) -> None:
         self.out = 0
@@ -54,7 +54,7 @@ class CudaAsyncMemoryResource(Resource):
 
 
 class Upstream(Resource):
-    """A pool that grows by what it lacks and keeps it."""
+    """A pool that grows by the bytes that it lacks and keeps them."""
 
     def __init__(self, upstream_mr: Resource, initial: int | None) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Stream:
 
 
 class Current:
-    """What set_current_device_resource() set."""
+    """Holds the resource that set_current_device_resource() set."""
 
     resource: Resource = CudaMemoryResource()
 

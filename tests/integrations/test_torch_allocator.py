@@ -23,7 +23,7 @@ import cumem
 from cumem import _core
 from cumem.integrations import torch as integration
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 MIB = 1 << 20

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's device memory served by cumem's pools: with a GPU, and what can be told of it
-without one. The functions behind it by themselves: test_torch_allocator.py.
+"""PyTorch's device memory from cumem's pools, on a GPU and as far as possible without one.
+
+test_torch_allocator.py tests the functions behind it by themselves.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def test_compiler_that_fails_is_quoted(tmp_path, monkeypatch) -> None:
 
 @pytest.fixture
 def gpu(cuda) -> Iterator[Any]:
-    """PyTorch on a GPU; nothing of cumem's is left with it afterwards."""
+    """Provide PyTorch on a GPU, and check that it keeps no memory of cumem's afterwards."""
     if not HAS_CUDA or not torch.cuda.is_available():
         pytest.skip("PyTorch without CUDA")
     yield torch
@@ -113,7 +114,7 @@ def gpu(cuda) -> Iterator[Any]:
 
 
 def is_ours(tensor: Any) -> bool:
-    """Does its memory lie in a block that a cumem pool has lent?"""
+    """Return whether its memory lies in a block that a cumem pool has lent."""
     at = tensor.data_ptr()
     pool = cumem.default_pool("device", tensor.device.index)
     return any(
@@ -284,7 +285,7 @@ def test_enabled_serves_autograds_threads_too(gpu) -> None:
     before = torch.ones(MIB, device="cuda")
     expected = train()
     integration.enable()
-    integration.enable()  # the second time it is
+    integration.enable()  # which it is already
     w = torch.ones(512, 512, device="cuda", requires_grad=True)
     (w @ w).sum().backward()
     assert is_ours(w)
@@ -677,7 +678,7 @@ NAMES = [
 
 
 def run_program(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """With the package and the helpers of these tests, on the GPU."""
+    """Run a program on the GPU, with the package and the helpers of these tests."""
     path = os.pathsep.join([str(HERE), *(p for p in sys.path if p)])
     return subprocess.run(
         [sys.executable, "-c", text, *arguments],
@@ -690,7 +691,7 @@ def run_program(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @functools.cache
 def replaced() -> dict[str, Any]:
-    """What each check of the program found; run once."""
+    """Run the program once, and return what each of its checks found."""
     done = run_program(REPLACED)
     assert "RESULTS" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0, done.stderr

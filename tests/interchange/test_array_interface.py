@@ -241,7 +241,7 @@ def test_block_waits_for_the_unseen_work_of_who_read_the_dictionary(
         buffer = pool.allocate(4096)
         address = pointer(buffer)
         with session.gate(stream):
-            scratch.fill(1, stream=stream)  # it might be on the buffer: nobody can know
+            scratch.fill(1, stream=stream)  # this might be work on the buffer
             if read:
                 interface(buffer)
             del buffer

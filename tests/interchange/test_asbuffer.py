@@ -374,7 +374,7 @@ def test_deleter_of_an_asked_for_capsule_runs_once(
 def test_wrong_extents_are_refused(runtime, shape, strides, word) -> None:
     data = np.zeros((2, 3))
     made = Produced(data.ctypes.data, shape, strides, data.dtype, keep=data)
-    capsule = made.capsule()  # its destructor is Python: not while an exception flies
+    capsule = made.capsule()  # its Python destructor must not run during an exception
     with pytest.raises(ValueError, match=word):
         cumem.asbuffer(capsule)
 
@@ -427,7 +427,9 @@ def test_a_tensor_comes_after_the_stream_it_was_asked_for_on(emulated) -> None:
     with session.gate(stream):
         scratch.fill(1, stream=stream)
         reported = session.testing.array_interface(imported)
-        assert reported["stream"] == stream.handle  # a consumer comes after it as well
+        assert (
+            told["stream"] == stream.handle
+        )  # so a consumer is ordered after it as well
     stream.synchronize()
 
 
@@ -505,7 +507,7 @@ def test_imported_memory_can_be_exported_again(runtime) -> None:
 def test_copy_takes_every_exporter(runtime, kind) -> None:
     data = np.arange(6, dtype="i4").reshape(2, 3)
     device = cumem.array(data, kind="device")
-    made = Produced.over(data)  # outlives its capsules, one for each copy
+    made = Produced.over(data)  # it outlives its capsules, of which each copy takes one
     sources = [
         data,
         cumem.array(data, kind="pinned"),

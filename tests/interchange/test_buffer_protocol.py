@@ -54,7 +54,7 @@ _release.argtypes = [ctypes.POINTER(PyBuffer)]
 
 
 def request(obj: object, flags: int) -> dict[str, object]:
-    """What PyObject_GetBuffer fills in, read before the release."""
+    """Return what PyObject_GetBuffer fills in, which is read before the release."""
     view = PyBuffer()
     _get(obj, ctypes.byref(view), flags)
     try:
@@ -89,7 +89,7 @@ def described(view: memoryview) -> dict[str, object]:
         "contiguous",
         "suboffsets",
     ]
-    if view.nbytes:  # no stride of an empty view means anything
+    if view.nbytes:  # the strides of an empty view mean nothing
         names.append("strides")
     return {name: getattr(view, name) for name in names}
 
@@ -279,7 +279,7 @@ def test_export_waits_for_an_unfinished_transfer(emulated, kind) -> None:
         reader.start()
         entered.wait()
         session.wait_until_waiting(reader)
-        assert seen == []  # held by the gate
+        assert seen == []  # the gate holds the work back
     reader.join()
     assert seen == [b"\5" * (1 << 12)]
     transfer.wait()
@@ -315,7 +315,7 @@ def test_view_taken_while_numpy_makes_its_own_is_remembered(emulated, nth: int) 
 
     thresholds = gc.get_threshold()
     gc.callbacks.append(look)
-    gc.set_threshold(1)  # the array and its view are such allocations
+    gc.set_threshold(1)  # so that the array and its view trigger collections
     try:
         array = buffers[0].numpy()
     finally:

@@ -171,7 +171,7 @@ class Sample:
     buffer: cumem.Buffer
 
     def bases(self) -> set[int]:
-        """What the memory may be called: by the host, by the device, and emulated."""
+        """Return the addresses that the memory may have: for host, device and emulation."""
         owner: Any = self.owner
         found = {owner.ptr, self.buffer.ptr, getattr(owner, "device_ptr", owner.ptr)}
         if owner.kind == "device" and cumem.backend() == "emulated":

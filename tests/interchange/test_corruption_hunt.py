@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The corruption hunt in short, with stand-ins for other libraries, and that it sees."""
+"""A short corruption hunt with stand-ins for other libraries, which must find faults."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from support import programs
 
-# What is tested are programs of their own, which no version of Python changes.
+# These tests run programs of their own, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[1] / "isolated" / "corruption_hunt.py"
 BRIEFLY = ("--seconds", "0", "--nbytes", "65536")
 
-#: Runs a script for which cumem hands out the same memory again and again.
+#: A program that runs a script for which cumem hands out the same memory again and
+#: again.
 BROKEN = """
 import runpy, sys
 import support.core  # before cumem, for the hooks of the hunt

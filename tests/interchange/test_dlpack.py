@@ -32,7 +32,7 @@ import cumem
 pytestmark = [
     # Fences as well as the device of a foreign stream depend on the driver.
     pytest.mark.by_driver("context_record_event", "stream_get_device"),
-    # What a package lacks, or an older NumPy, shows here.
+    # These tests show what a package or an older NumPy lacks.
     pytest.mark.packaging,
 ]
 
@@ -42,12 +42,12 @@ NATIVE = {
     "managed": (CUDA_MANAGED, 0),
     "device": (CUDA, 0),
 }
-#: code in the capsule when nobody asks for a device
+#: The device in the capsule if nobody asks for one.
 CAPSULE = {**NATIVE, "pinned": (CPU, 0), "mapped": (CPU, 0)}
 NUMBERS = ["?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
 NEWEST = {"max_version": (1, 0)}
 NUMPY_READS_VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
-#: before, it takes everything for read-only, its own arrays as well
+#: Older versions take everything for read-only, even their own arrays.
 NUMPY_LETS_WRITE = np.lib.NumpyVersion(np.__version__) >= "2.2.5"
 
 
@@ -57,7 +57,7 @@ def device_of(capsule: object) -> tuple[int, int]:
 
 
 def consume(capsule: object) -> np.ndarray:
-    """The capsule's bytes as NumPy reads them, through a small exporter of its own."""
+    """Return the capsule's bytes as NumPy reads them, through a small exporter."""
     if not NUMPY_READS_VERSIONED and capsule_name(capsule) == "dltensor_versioned":
         return cumem.asbuffer(capsule).numpy()
 
@@ -72,7 +72,7 @@ def consume(capsule: object) -> np.ndarray:
 
 
 def on_cpu(buffer: cumem.Buffer) -> np.ndarray:
-    """np.from_dlpack(buffer, device="cpu"), or the same request where it is too old."""
+    """Call np.from_dlpack(buffer, device="cpu"), or do the same if NumPy is too old."""
     if NUMPY_READS_VERSIONED:
         return np.from_dlpack(buffer, device="cpu")  # type: ignore[arg-type]
     return consume(buffer.__dlpack__(dl_device=(CPU, 0), **NEWEST))
@@ -82,7 +82,7 @@ def on_cpu(buffer: cumem.Buffer) -> np.ndarray:
 
 
 class Asked(FakeDLPack):
-    """Says whether a device was made current and not left yet, as it is asked."""
+    """Notes, when it is asked, whether a device was made current and not left yet."""
 
     entered = False
 
@@ -426,7 +426,7 @@ def test_cpu_capsule_waits_for_pending_work(emulated, kind) -> None:
     reader = threading.Thread(target=read)
     with session.gate(stream):
         transfer = cumem.copy_async(buffer, source, stream=stream)
-        # stream=-1: the consumer takes care itself
+        # With stream=-1 the consumer itself takes care of the order.
         capsule = buffer.__dlpack__(stream=-1)
         reader.start()
         entered.wait()

@@ -37,7 +37,7 @@ TYPES = [
 ]
 OUT = ctypes.POINTER(ctypes.POINTER(Versioned))
 TELL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
-#: ctypes gives up the GIL for a CFUNCTYPE, as a caller of the allocator may.
+#: ctypes releases the GIL for a CFUNCTYPE, as a caller of the allocator may do.
 ALLOCATE = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(Tensor), OUT, ctypes.c_void_p, TELL
 )
@@ -72,9 +72,11 @@ TABLE = table_of(cumem.PinnedBuffer)
 
 
 def taken(buffer: Any) -> Versioned:
-    """What from_object hands out: the caller deletes it."""
+    """Return what from_object hands out, which the caller must delete."""
     out = ctypes.POINTER(Versioned)()
-    assert TABLE.from_object(buffer, ctypes.byref(out)) == 0  # else ctypes raises
+    assert (
+        TABLE.from_object(buffer, ctypes.byref(out)) == 0
+    )  # ctypes raises the error otherwise
     return out.contents
 
 
@@ -166,7 +168,9 @@ def test_memory_stays_until_the_deleter_ran(runtime, kind) -> None:
     del buffer
     gc.collect()
     assert pool.stats().live_count == 1
-    thread = threading.Thread(target=delete, args=[managed])  # any thread, no GIL
+    thread = threading.Thread(
+        target=delete, args=[managed]
+    )  # any thread may do so, without the GIL
     thread.start()
     thread.join()
     session.wait_until(lambda: pool.stats().live_count == 0)
@@ -180,7 +184,7 @@ def test_borrowed_memory_is_the_callers_to_keep(runtime) -> None:
 
 @pytest.mark.parametrize("door", [lambda b: delete(taken(b)), borrowed])
 def test_block_waits_for_work_that_nobody_announced(emulated, door) -> None:
-    """Who had the address may still use it, on any stream."""
+    """A consumer that had the address may still use it, on any stream."""
     stream = cumem.Stream()
     other = cumem.zeros(4096, "u1", "device")
     with session.gate(stream):
@@ -232,7 +236,7 @@ def test_buffer_of_before_a_shutdown_opens_nothing(runtime, door) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("door", [taken, borrowed])
 def test_what_the_cpu_reads_is_waited_for(emulated, kind, door) -> None:
-    """It has no stream on which the consumer could come later."""
+    """The CPU has no stream on which the consumer could come later."""
     stream = cumem.Stream()
     buffer, nines = cumem.zeros(64, "u1", kind), cumem.full(64, 9, "u1", "device")
     found: list[Any] = []
@@ -252,7 +256,7 @@ def test_what_the_cpu_reads_is_waited_for(emulated, kind, door) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("door", [lambda b: delete(taken(b)), borrowed])
 def test_current_stream_comes_after_work_of_others(cuda, door) -> None:
-    """On the device alone: the call returns while that work goes on."""
+    """Only the device waits; the call returns while that work goes on."""
     late, buffer = cumem.empty(1 << 30, "u1"), cumem.zeros(64, "u1")
     other, current = cumem.Stream(), cumem.Stream()
     waits = session.testing.fault_count
@@ -315,7 +319,7 @@ def prototype(
 
 
 def allocated(like: Tensor) -> Versioned | tuple[str, str]:
-    """The tensor, or what the error was said to be."""
+    """Return the tensor, or the kind and text of the error."""
     errors: list[tuple[str, str]] = []
     out = ctypes.POINTER(Versioned)()
 
@@ -464,7 +468,7 @@ def test_tensor_stays_the_callers_where_its_stream_cannot_be_noted(emulated) -> 
         assert session.testing.last_injected_fault() == "stream_is_capturing"
         session.testing.plan_fault(None, 0)
     gc.collect()
-    assert produced.deleted == 0  # the caller does that
+    assert produced.deleted == 0  # the caller has to do that
     buffer = made_of(produced)
     del buffer
     assert produced.deleted == 1

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that others have seen: it is theirs until they let it go, and is used again only
-after all that their devices were doing by then."""
+"""Memory that other libraries have seen.
+
+It is theirs until they let it go, and is used again only after everything that the devices
+were doing at that time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from support.strangers import Stranger
 
 import cumem
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 testing = session.testing
@@ -35,7 +38,7 @@ ON_CPU = {"dl_device": (1, 0), "copy": False}
 
 
 def dictionary(buffer: cumem.Buffer) -> Any:
-    """Who reads it keeps the object, as the protocol says."""
+    """A consumer keeps the object too, as the protocol says."""
     return testing.array_interface(buffer), buffer
 
 
@@ -50,7 +53,7 @@ ENABLE_CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 def ways(kinds: tuple[str, ...] = KINDS) -> list[Any]:
-    """Each kind through each door that it has."""
+    """Return a parameter for each kind and each protocol that it has."""
     return [
         (kind, door)
         for kind in kinds
@@ -61,8 +64,10 @@ def ways(kinds: tuple[str, ...] = KINDS) -> list[Any]:
 
 
 def fenced(pool: cumem.Pool, idle: int = 1) -> int:
-    """Let what waits for a fence have one, and see it pass on a device that is idle; how
-    many blocks still wait."""
+    """Let blocks that wait for a fence have one, which passes if the device is idle.
+
+    Returns how many blocks still wait.
+    """
     pool.trim(wait=False)
     cumem.Device(idle).synchronize()
     pool.trim(wait=False)
@@ -85,7 +90,7 @@ def test_block_stays_out_of_the_pool_until_it_is_let_go(emulated, kind, door) ->
 
 @pytest.mark.parametrize(("kind", "door"), ways())
 def test_block_waits_for_work_that_nobody_announced(emulated, kind, door) -> None:
-    """Of another stream, and a device that nothing of it ever was on."""
+    """The work is on another stream, and on a device that the block was never on."""
     pool = cumem.Pool(kind)
     for device in range(2):
         scratch = cumem.empty_device(NBYTES, "u1", device=device)
@@ -93,7 +98,7 @@ def test_block_waits_for_work_that_nobody_announced(emulated, kind, door) -> Non
         buffer = pool.allocate(NBYTES)
         address = buffer.ptr
         with session.gate(stream):
-            scratch.fill(1, stream=stream)  # it might be on the buffer: nobody can know
+            scratch.fill(1, stream=stream)  # this might be work on the buffer
             del_after = ENABLE_CALLS[door](buffer)
             del buffer, del_after
             assert fenced(pool, 1 - device) == 1
@@ -161,7 +166,7 @@ def test_fence_is_taken_at_reuse_once_enough_waits(newest) -> None:
     del piece, pieces  # 96 MiB: more than may wait
     assert testing.fault_count("context_record_event") == 0
     first = pool.allocate(16 << 20)
-    assert testing.fault_count("context_record_event") == 1  # tells of all
+    assert testing.fault_count("context_record_event") == 1  # one fence for all of them
     cumem.Device(0).synchronize()
     later = [pool.allocate(16 << 20) for _ in range(3)]
     assert {first.ptr, *(one.ptr for one in later)} & {*addresses}
@@ -171,7 +176,7 @@ def test_fence_is_taken_at_reuse_once_enough_waits(newest) -> None:
 def test_fence_is_taken_once_enough_waits_even_if_other_memory_is_free(
     newest, kind, taken
 ) -> None:
-    """The host writes faster to what it used lately, which the processor's cache has."""
+    """The host writes faster to memory that it used lately, which is in its caches."""
     pool = cumem.Pool(kind)
     pieces = [pool.allocate(16 << 20) for _ in range(12)]
     capsules = [piece.__dlpack__() for piece in pieces[:6]]
@@ -181,7 +186,7 @@ def test_fence_is_taken_once_enough_waits_even_if_other_memory_is_free(
     capsules.clear()
     pool.allocate(16 << 20)
     assert testing.fault_count("context_record_event") == taken
-    pool.allocate(16 << 20)  # not soon again
+    pool.allocate(16 << 20)  # which does not ask again so soon
     assert testing.fault_count("context_record_event") == taken
     assert pool.stats().growth_count <= 12
 
@@ -228,7 +233,7 @@ def test_pages_stay_locked_under_work_on_another_device(emulated) -> None:
 def test_what_another_librarys_copy_reads_late_is_not_overwritten(
     runtime, kind
 ) -> None:
-    """Its stream is one that cumem was never told of."""
+    """The stranger works on a stream that cumem does not know."""
     with Stranger() as stranger:
         target = cumem.empty_device(NBYTES, "u1")
         source = cumem.full(NBYTES, 7, "u1", kind)
@@ -357,7 +362,7 @@ def drop_within_a_call(buffer: Any) -> None:
 
 
 def drop_by_a_collection(buffer: Any) -> None:
-    """Within the very call that began it: garbage ends at any allocation."""
+    """Drop the array within the call that began the copy, as a collection may do."""
     for _ in range(2):
         array = np.asarray(buffer)
         cycle: list[object] = [array]
@@ -367,14 +372,18 @@ def drop_by_a_collection(buffer: Any) -> None:
 
 
 def ask_simply(buffer: Any) -> None:
-    """As torch.frombuffer and bindings of CUDA do: the view ends with the call, and what
-    they have begun goes on."""
+    """Ask for a view, as torch.frombuffer and bindings of CUDA do.
+
+    The view ends with the call, and the work that they have begun goes on.
+    """
     ctypes.c_char.from_buffer(buffer)
 
 
 def pass_on_within_a_call(buffer: Any) -> None:
-    """As compiled code does, CuPy's for one: the array lives within one call, beside what
-    starts a copy."""
+    """Use an array as compiled code such as CuPy's does.
+
+    The array lives within one call, which also starts a copy.
+    """
     started: list[int] = []
 
     def start(array: Any) -> None:
@@ -391,7 +400,7 @@ def pass_on_within_a_call_of_numpy(buffer: Any) -> None:
 
 
 class Lazy:
-    """Asked for an array, it lets go of another, within the same instruction and call."""
+    """Drops one array when it is asked for another, in the same instruction and call."""
 
     def __init__(self, buffer: Any) -> None:
         self.kept: list[Any] = []
@@ -456,7 +465,7 @@ def test_block_that_others_may_have_used_waits_for_a_fence(emulated, kind, use) 
 
 
 def test_array_that_a_strangers_copy_reads_late_is_not_overwritten(runtime) -> None:
-    """It is of numpy.asarray() and died before the copy was made."""
+    """The array came from numpy.asarray() and died before the copy was made."""
     with Stranger() as stranger:
         target = cumem.empty_device(NBYTES, "u1")
         source = cumem.full(NBYTES, 7, "u1", "pinned")
@@ -468,8 +477,11 @@ def test_array_that_a_strangers_copy_reads_late_is_not_overwritten(runtime) -> N
 
 
 def test_array_that_a_call_hands_on_and_drops_is_not_overwritten(runtime) -> None:
-    """list() and map() are compiled code that asks NumPy for an array, starts a copy of a
-    stranger's and drops the array, all within one call."""
+    """list() and map() stand for compiled code.
+
+    Within one call it asks NumPy for an array, starts another library's copy and drops the
+    array.
+    """
     with Stranger() as stranger:
         target = cumem.empty_device(NBYTES, "u1")
         source = cumem.full(NBYTES, 7, "u1", "pinned")
@@ -488,8 +500,10 @@ def test_array_that_a_call_hands_on_and_drops_is_not_overwritten(runtime) -> Non
 def test_memoryview_that_is_released_beside_a_strangers_copy_keeps_the_block(
     runtime,
 ) -> None:
-    """What was handed on by a memoryview may be read late: so one that was released is an
-    export all the same."""
+    """A memoryview that was released is still an export.
+
+    Memory that it handed on may be read later.
+    """
     with Stranger() as stranger:
         target = cumem.empty_device(NBYTES, "u1")
         source = cumem.full(NBYTES, 7, "u1", "pinned")
@@ -517,14 +531,16 @@ def test_bytes_of_a_buffer_are_those_of_its_array(runtime, kind) -> None:
 # -- a bound on what waits ---------------------------------------------------------------
 
 MIB = 1 << 20
-BOUND = 256 * MIB  #: in flight, before a growth waits
-A_WAIT = 40  #: questions: a growth that does not wait looks for 50 us at most
+BOUND = 256 * MIB  #: the bytes in flight from which on a growth waits
+A_WAIT = 40  #: the most queries of a growth that does not wait (50 us)
 
 
 @contextlib.contextmanager
 def pile_up(pool: cumem.Pool, nbytes: int = BOUND) -> Iterator[cumem.Stream]:
-    """So much and some more is in flight, with fences that are recorded, on a device that
-    does not end its work within the block."""
+    """Keep a little more than `nbytes` in flight, with fences that are recorded.
+
+    The device does not end its work within the block.
+    """
     stream = cumem.Stream()
     scratch = cumem.empty_device(NBYTES, "u1")
     with session.gate(stream):
@@ -557,10 +573,10 @@ def test_growth_after_a_wait_in_vain_does_not_wait_until_a_fence_passes(newest) 
             testing.plan_fault(None, 0)
             pool.allocate(48 * MIB)
             asked.append(testing.fault_count("event_query"))
-        assert asked[0] > A_WAIT  # for a second
+        assert asked[0] > A_WAIT  # it waited for a second
         assert max(asked[1:]) < A_WAIT
     pool.trim()
-    with pile_up(pool) as stream:  # one has passed: the next waits again
+    with pile_up(pool) as stream:  # a fence has passed, so the next growth waits again
         before = pool.stats().growth_count
         with session.when_waiting(lambda: testing.gate_open(stream)):
             pool.allocate(32 * MIB)

@@ -18,7 +18,7 @@ import cumem
 pytestmark = [
     # Fences as well as the device of a foreign stream depend on the driver.
     pytest.mark.by_driver("context_record_event", "stream_get_device"),
-    # What a package lacks, or an older NumPy, shows here.
+    # These tests show what a package or an older NumPy lacks.
     pytest.mark.packaging,
 ]
 

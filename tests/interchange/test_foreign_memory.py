@@ -24,7 +24,7 @@ def torch() -> Any:
 
 
 def reuse_freed(torch: Any) -> list[Any]:
-    """Whatever was freed just now is likely to be among these."""
+    """Make arrays that are likely to get the memory that was just freed."""
     return [torch.full((COUNT,), 7.0) for _ in range(50)]
 
 
@@ -34,7 +34,7 @@ REPLACEMENTS: dict[str, Callable[[Any, Any], object]] = {
     "set_": lambda torch, t: t.set_(torch.zeros(4)),
     "half": lambda torch, t: setattr(t, "data", t.half()),
 }
-#: Ways in which the bytes of a storage go elsewhere.
+#: Ways to move the bytes of a storage.
 MOVES: dict[str, Callable[[Any], object]] = {
     "share_memory_": lambda t: t.share_memory_(),
     "storage": lambda t: t.untyped_storage().share_memory_(),
@@ -136,7 +136,7 @@ def test_parameter_keeps_its_storage(runtime, torch) -> None:
 
 # -- the bytes move inside a storage ---------------------------------------------------
 
-#: Uses of a buffer, each of which would read or write what is no longer there.
+#: Uses of a buffer, each of which would read or write memory that is no longer there.
 USES: dict[str, Callable[[Any, Any], object]] = {
     "numpy": lambda b, tmp_path: b.numpy(),
     "to_numpy": lambda b, tmp_path: b.to_numpy(),
@@ -234,8 +234,10 @@ BEGINS: dict[str, Callable[[Any], cumem.Transfer]] = {
 
 
 def end_unseen() -> None:
-    """All copies are done, and nobody has looked: a move comes too late to harm them, but
-    that cannot be known."""
+    """Let all copies end without anybody seeing it.
+
+    A move then comes too late to harm them, but cumem cannot know that.
+    """
     session.wait_until(lambda: session.testing.pending_transfers() == 0)
 
 
@@ -331,7 +333,7 @@ def test_buffer_of_a_resized_array_raises(runtime, entry, is_view) -> None:
     numbers = np.ones(1000)
     buffer = entry(numbers[2:] if is_view else numbers)
     with pytest.raises(ValueError, match="resize"):
-        numbers.resize(100_000)  # NumPy knows that somebody refers to it
+        numbers.resize(100_000)  # NumPy sees that somebody refers to it
     if buffer.kind == "pageable":  # a page-locked one would be unlocked where it was
         numbers.resize(100_000, refcheck=False)
         with pytest.raises(BufferError, match=r"array.*ndarray\.resize"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import fuzz_protocols
 import pytest
 
-# What is tested are programs of their own, which no version of Python changes.
+# These tests run programs of their own, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 

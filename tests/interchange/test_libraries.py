@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers in other libraries and their arrays here: CuPy, PyTorch, JAX, Numba, cuda.core.
 
-On a GPU with their own streams and waits; on the emulated device, whose memory is the
-CPU's to other libraries, with what they have for that.
+On a GPU the tests use the libraries' own streams and waits. The memory of the emulated
+device is the CPU's to other libraries, which are used with what they have for that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytestmark = [  # what they warn of when they are imported
 
 
 class CuPy:
-    """What it needs no compiler for: copies and memset."""
+    """The part of CuPy that needs no compiler: copies and memset."""
 
     kinds = ON_DEVICE
 
@@ -108,7 +108,7 @@ class Torch:
 
 
 class Jax:
-    """Its arrays cannot be written, and its streams are its own affair."""
+    """JAX, whose arrays cannot be written, and which manages its streams itself."""
 
     kinds = ON_DEVICE
     stream = write = None
@@ -144,7 +144,7 @@ class Numba:
         return self.cuda.stream()
 
     def current(self, stream: Any) -> Any:
-        return contextlib.nullcontext()  # its arrays name theirs
+        return contextlib.nullcontext()  # its arrays name their streams
 
     def wait(self, stream: Any) -> None:
         stream.synchronize()
@@ -166,7 +166,7 @@ class Numba:
 
 
 class CudaCore:
-    """Views without values of their own; streams."""
+    """cuda.core, which has streams, and views without values of their own."""
 
     kinds = ALL
     write = read = None
@@ -208,7 +208,7 @@ def numbers(seed: int) -> np.ndarray:
 
 
 def addresses(buffer: cumem.Buffer) -> set[int]:
-    """What the memory may be called: by the host, and by the device."""
+    """Return the addresses that the memory may have, for the host and for the device."""
     return {buffer.ptr, getattr(buffer, "device_ptr", buffer.ptr)}
 
 
@@ -236,7 +236,7 @@ def test_buffer_is_the_librarys_array_without_a_copy(cuda, library, kind) -> Non
 @pytest.mark.parametrize("named", [True, False], ids=["stream named", "protocol"])
 @pytest.mark.parametrize("library", WRITERS)
 def test_copy_comes_after_the_librarys_work(cuda, library, named) -> None:
-    """Either the library's stream is named, or its array tells what to wait for."""
+    """Either the call names the library's stream, or the array says what to wait for."""
     lib = library()
     stream, out = lib.stream(), np.empty(COUNT, np.float32)
     for i in range(ROUNDS):
@@ -363,7 +363,8 @@ def numba_compiles() -> None:
         pytest.skip(f"Numba without a compiler: {error}")
 
 
-#: Headings of docs/computing.md, and what says that the library can compute here.
+#: Headings of docs/computing.md, each with a function that skips if the library cannot
+#: compute here.
 COMPUTING: dict[str, Callable[[], object]] = {
     "CuPy": cupy_compiles,
     "PyTorch": Torch,
@@ -443,7 +444,7 @@ def test_emulated_buffer_is_computed_on_by_the_cpu(
 
 
 def on_cupy(hidden: bool) -> Callable[[Any, Any, cumem.Stream], None]:
-    """Late work; hidden: by address alone, on a stream that nothing else tells of."""
+    """Return late work; if `hidden`, by address on a stream unknown to cumem."""
     cupy = pytest.importorskip("cupy")
     late = cupy.ones(64 << 20, "u1")
 

@@ -19,9 +19,9 @@ from support import faults, session, values
 import cumem
 
 pytestmark = [
-    # The C core alone decides what is tested here; Python only calls it.
+    # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # If the driver lacks the operation, cumem waits for devices in place of a fence.
     pytest.mark.by_driver("context_record_event"),
 ]
 

@@ -18,7 +18,7 @@ from support import exporters, session, values
 
 import cumem
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 testing = session.testing
@@ -214,7 +214,7 @@ def test_exception_in_the_block_passes_through(runtime) -> None:
 
 
 def assert_waits_for(stream: cumem.Stream, let_go: Callable[[], object]) -> None:
-    """`let_go`, which ends a registration, ends only when the stream's work has."""
+    """Check that `let_go`, which ends a registration, waits for the stream's work."""
     done = threading.Event()
 
     def run() -> None:
@@ -293,7 +293,7 @@ def check_copies_outlive(
     *,
     background: bool,
 ) -> None:
-    """Copies of `array` are queued, the registration ends, then they are made."""
+    """Queue copies of `array`, end the registration, and then let the copies be made."""
     array[...] = np.random.default_rng(0).integers(0, 99, array.shape)
     expected = array.copy()
     stream = cumem.Stream()
@@ -390,7 +390,7 @@ BESIDE = {
 def test_copies_beside_registrations_that_come_and_go_on_their_page_succeed(
     emulated, call
 ) -> None:
-    """What is asked of the driver before a copy holds until the copy is done."""
+    """The driver's answers before a copy must hold until the copy is done."""
     heap = np.zeros(3 * PAGE, "u1")
     page = heap[-heap.ctypes.data % PAGE :][:PAGE]
     device = cumem.empty_device(3000, "u1")
@@ -459,7 +459,7 @@ def test_registering_releases_the_gil(emulated) -> None:
 def test_pages_of_an_import_are_unlocked_after_the_work_that_was_recorded(
     emulated, view
 ) -> None:
-    """Work of another library, which only record_stream() tells of."""
+    """The work is another library's, and cumem knows of it only by record_stream()."""
     data = np.arange(PAGE, dtype="u1")
     held = cumem.register(data)
     buffer = cumem.asbuffer(VIEWS[view](data))

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:fork='share' has pages:RuntimeWarning"),
-    # The C core alone decides what is tested here; Python only calls it.
+    # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
 ]
 

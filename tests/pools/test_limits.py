@@ -18,7 +18,7 @@ from support import session
 import cumem
 from cumem.units import parse_nbytes
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 MIB = 1 << 20

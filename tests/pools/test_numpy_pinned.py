@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def enabled(runtime: session.Runtime) -> Iterator[session.Runtime]:
-    """The whole process makes pinned arrays of 64 KiB or more."""
+    """Make arrays of 64 KiB or more pinned in the whole process."""
     cumem.numpy_pinned.enable()
     try:
         yield runtime

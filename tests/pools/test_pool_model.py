@@ -24,7 +24,7 @@ from support import session, values
 
 import cumem
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 KINDS = ("device", "pinned", "mapped", "managed")

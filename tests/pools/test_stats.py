@@ -16,7 +16,7 @@ from support import session
 import cumem
 from cumem.units import format_nbytes
 
-# What a package lacks, or an older NumPy, shows here.
+# These tests show what a package or an older NumPy lacks.
 pytestmark = pytest.mark.packaging
 
 MIB = 1 << 20

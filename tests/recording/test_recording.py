@@ -22,7 +22,7 @@ from cumem.base import kinds
 from cumem.recording.events import EVENT, KINDS, OPS, Log
 from cumem.recording.record import FORMATS, write_record
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 MIB = 1 << 20
 

@@ -21,7 +21,7 @@ from cumem.recording import page
 from cumem.recording.events import KINDS, OPS, Frame, Log
 from cumem.recording.pairing import pair
 
-# What is tested are programs of their own, which no version of Python changes.
+# These tests run programs of their own, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 

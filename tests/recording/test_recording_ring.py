@@ -22,7 +22,7 @@ import cumem
 from cumem.recording import record
 from cumem.recording.events import KINDS
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 

@@ -20,7 +20,7 @@ from support.recorded import rows, transfer_of
 import cumem
 from cumem.recording.events import Log
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 MIB = 1 << 20
 

@@ -22,7 +22,7 @@ from cumem.tools.bench import cases as bench_cases
 from cumem.tools.bench.cases import COPY_KINDS, KIB, MIB, Plan, Result
 from cumem.tools.bench.report import Report
 
-# Plain Python of ours, in which the versions do not differ, makes all of this.
+# All of this is plain Python of ours, which each version runs in the same way.
 pytestmark = pytest.mark.any_python
 
 TINY = Plan(

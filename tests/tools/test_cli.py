@@ -17,7 +17,7 @@ import cumem
 from cumem import info
 from cumem.tools import bench, cli
 
-# What a package lacks, or an older NumPy, shows here.
+# These tests show what a package or an older NumPy lacks.
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from cumem.doctor import checks
 from cumem.doctor import facts as doctor_facts
 from cumem.tools import cli
 
-# Plain Python of ours, in which the versions do not differ, makes all of this.
+# All of this is plain Python of ours, which each version runs in the same way.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]

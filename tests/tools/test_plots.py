@@ -17,7 +17,7 @@ from cumem.base.colours import KIND_COLOURS, STATE_COLOURS
 from cumem.recording.events import KINDS
 from cumem.tools.bench.cases import COPY_KINDS
 
-# Plain Python of ours, in which the versions do not differ, makes all of this.
+# All of this is plain Python of ours, which each version runs in the same way.
 pytestmark = pytest.mark.any_python
 
 matplotlib = pytest.importorskip("matplotlib")

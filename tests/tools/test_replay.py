@@ -26,7 +26,7 @@ from cumem.tools.replay import hold
 from cumem.tools.replay.hold import open_gates
 from cumem.tools.replay.trace import Hold, make_trace
 
-# Plain Python of ours, in which the versions do not differ, makes all of this.
+# All of this is plain Python of ours, which each version runs in the same way.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]

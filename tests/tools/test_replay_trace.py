@@ -20,7 +20,7 @@ from support.traces import (
 
 from cumem.tools.replay.trace import Hold, load_trace, make_trace, parse_late
 
-# Plain Python of ours, in which the versions do not differ, makes all of this.
+# All of this is plain Python of ours, which each version runs in the same way.
 pytestmark = pytest.mark.any_python
 
 

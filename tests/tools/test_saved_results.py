@@ -10,7 +10,7 @@ import pytest
 
 from cumem.tools import saved_results
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 

@@ -18,7 +18,7 @@ from cumem.tools.doctor.checks import Finding
 from cumem.tools.notebook import html
 from cumem.units import fit, format_table
 
-# Plain Python of ours, in which the versions do not differ, makes all of this.
+# All of this is plain Python of ours, which each version runs in the same way.
 pytestmark = pytest.mark.any_python
 
 WIDTHS = (40, 60, 80)

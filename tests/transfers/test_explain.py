@@ -17,7 +17,7 @@ from support.tuning import tuned
 import cumem
 from cumem import _core
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 KINDS = ("pageable", "registered", "pinned", "mapped", "managed", "device", "device1")

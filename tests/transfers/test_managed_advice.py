@@ -17,7 +17,7 @@ from support.managed import NBYTES, PAGE, managed, steers
 import cumem
 
 pytestmark = [
-    # The C core alone decides what is tested here; Python only calls it.
+    # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
     # Fences and calls for several ranges at once depend on the driver.
     pytest.mark.by_driver("context_record_event", "prefetch_batch_async"),

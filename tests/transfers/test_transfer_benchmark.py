@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support import programs
 
-# What is tested are programs of their own, which no version of Python changes.
+# These tests run programs of their own, which are the same for each Python.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "transfer.py"

@@ -20,7 +20,7 @@ from support import programs, session, values
 import cumem
 from cumem.buffers.progress import Bar
 
-# The C core alone decides what is tested here; Python only calls it.
+# These tests are about the C core, which is the same for each Python.
 pytestmark = pytest.mark.any_python
 
 NBYTES = 5000
@@ -297,7 +297,7 @@ def test_callable_is_called_while_a_copy_waits(emulated) -> None:
 
 
 class StopError(Exception):
-    """Raised by a callable that is told of progress."""
+    """Raised by a callable to which progress is reported."""
 
 
 def test_callable_that_raises_ends_the_copy_as_ctrl_c_does(emulated) -> None:
