@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the values and prototypes of fills and of new buffers, unless they are numbers."""
+"""What a buffer is filled with and what a new one is made of, where it is not a number."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ Array = np.ndarray[Any, Any]
 
 
 def read_source(value: Any, stream: object) -> Any:
-    """Return a Buffer over the memory of an exporter, and any other `value` itself.
-
-    An exporter must be asked by its protocol, because NumPy cannot read memory of a device,
-    and of other memory it would not say where it is. Work on the buffer is ordered after
-    the work of the exporter.
+    """A Buffer of what must be asked for by protocol, since NumPy cannot read it or would
+    lose sight of where it is; it comes after its exporter's work. Else `value` itself.
     """
     kind = type(value)
     is_exporter = (
@@ -27,67 +24,29 @@ def read_source(value: Any, stream: object) -> Any:
     return _core.asbuffer(value, stream=stream) if is_exporter else value
 
 
-def read_prototype(value: Any, stream: object) -> Any:
-    """Return a Buffer or an array that has the layout and dtype of a prototype."""
-    source = read_source(value, stream)
-    return source if isinstance(source, _core.Buffer) else as_array(source)
-
-
-def make_like(
-    prototype: Any,
-    dtype: DTypeLike | None = None,
-    kind: str | None = None,
-    order: object = "K",
-    device: object = None,
-    stream: object = None,
-    pool: object = None,
-) -> _core.Buffer:
-    """Return what `empty_like` returns."""
-    like = None  #: the buffer whose flags the new one gets
-    layout = prototype
-    if isinstance(prototype, _core.Buffer):
-        place = prototype.device
-        if pool is None and place is not None:  # None is ordinary memory
-            device = place if device is None else device
-            if kind is None:
-                kind = prototype.kind
-                like = prototype if not is_on_device(kind) else None
-    elif not isinstance(prototype, np.ndarray):
-        layout = read_prototype(prototype, stream)
-        if pool is None:
-            device = _core._device(device, "device", prototype)
-    if dtype is None:
-        dtype = layout.dtype
-    if kind is None:
-        kind = getattr(pool, "kind", "device")
-    return _core._allocate(None, layout, dtype, order, kind, like, device, stream, pool)
-
-
 def as_array(value: object) -> Array:
-    """Return the value as an array of the dtype that NumPy gives it."""
+    """Of the dtype that NumPy gives it."""
     return _core._read_array(value)
 
 
 def as_value_of(value: object, dtype: np.dtype[Any]) -> Array:
-    """Return the value as an array of `dtype`; see `_core._read_value`."""
+    """The same as an array of `dtype`; see `_core._read_value`."""
     return _core._read_value(value, dtype)
 
 
 def read_value(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a Buffer as it is, and a value as an array.
-
-    The array has the given dtype, or the value's own if the given one would change it.
-    """
+    """Memory as it is; a value as an array of `dtype`, or of its own where it would
+    change."""
     if isinstance(value, _core.Buffer):
         return value
     return _core._read_any_value(value, dtype)
 
 
 def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
-    """Copy in the order of `stream`, and convert the elements if need be.
+    """A copy that may convert, in the order of `stream`.
 
-    If only the source is on a device, the copy runs on a stream of that device, because
-    `stream` may belong to another device. It then comes after the work of `stream`.
+    Only what comes from a device goes to the background: `stream` may be one of another
+    device than that, and then orders the copy without carrying it.
     """
     if not _is_on_device(source) or _is_on_device(target):
         _core.copy(target, source, stream=stream, casting=casting)
@@ -96,17 +55,17 @@ def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
 
 
 def is_memory(source: object) -> bool:
-    """Return whether a source is memory, whose dtype `casting` is about."""
+    """Has it a dtype of its own, which is compared and not converted?"""
     return isinstance(source, (_core.Buffer, np.ndarray)) or (
         hasattr(source, "__array__") and not isinstance(source, np.generic)
     )
 
 
 def _is_on_device(source: object) -> bool:
-    """Return whether a source is a Buffer that NumPy cannot read."""
+    """Is it a Buffer that NumPy cannot read?"""
     return isinstance(source, _core.Buffer) and is_on_device(source.kind)
 
 
 def _copy_after(target: Any, source: Any, stream: Any, casting: Any = None) -> None:
-    """Copy after the work of `stream`, on a stream of the source's own device."""
+    """In the order of `stream`, on a stream of the source's own device."""
     _core.copy_async(target, source, after=stream, casting=casting).wait()

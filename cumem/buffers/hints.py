@@ -155,9 +155,8 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
     },
     "set_limit": {**_LIMITS, "nbytes": _LIMIT},
     "Event": {
-        "block": "blocking=True go through the processor sleep in synchronize()",
-        "disable_timing": "timing=False makes out, "
-        "or give the an event",
+        "block": "blocking=True lets the processor sleep in synchronize()",
+        "disable_timing": "timing=False makes such an event",
         "enable_timing": "timing=True, which is the default, makes such an event",
         "interprocess": _NO_IPC,
     },

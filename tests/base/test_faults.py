@@ -427,9 +427,7 @@ def read_and_write_files() -> None:
         cumem.tofile(file, source)
         cumem.write_ranges(file, [(4, source[1:2000:2])])
         cumem.write_ranges(file, [(0, content[:1001])])
-        mapped = np.memmap(
-            file, "i4", "r+"
-        )  # a map of the file itself, which is copied
+        mapped = np.memmap(file, "i4", "r+")  # it maps the file, so it is copied
         cumem.write_ranges(file, [(0, mapped[999::-1])])
         cumem.read_ranges(file, [(0, mapped[999::-1])])
         del mapped
@@ -646,7 +644,7 @@ def fail_shutdown_at_every_call() -> set[str]:
     """Return the operations that were made to fail, or that errors name."""
     testing = session.testing
     injected_ops = set()
-    quiet = 0  # the number of failures in a row that nobody was told of
+    quiet = 0  # the number of failures in a row that were not reported
     for nth in range(1, 400):
         with session.opened("emulated"):
             copy_rows_and_strided()

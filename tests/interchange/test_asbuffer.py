@@ -427,9 +427,8 @@ def test_a_tensor_comes_after_the_stream_it_was_asked_for_on(emulated) -> None:
     with session.gate(stream):
         scratch.fill(1, stream=stream)
         reported = session.testing.array_interface(imported)
-        assert (
-            told["stream"] == stream.handle
-        )  # so a consumer is ordered after it as well
+        # A consumer is ordered after it as well.
+        assert reported["stream"] == stream.handle
     stream.synchronize()
 
 
