@@ -378,7 +378,10 @@ def test_methods_that_every_program_calls_have_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_example_of_each_method_runs(emulated, name: str) -> None:
+def test_example_of_each_method_runs(
+    emulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     text = inspect.getdoc(METHODS[name])
     assert text is not None
     names: dict[str, object] = {"cumem": cumem, "numpy": numpy}
