@@ -13,9 +13,8 @@
 
 #include "base/nvtx.h"
 #include "docstrings.h"
-#include "python/buffer/memory_watch.h"
-#include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
+#include "python/copy/many.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
@@ -26,99 +25,27 @@
 #include "transfer/batch/batch.h"
 #include "transfer/plan/layout.h"
 
-/* A storage that is at an end of at least one pair. */
-typedef struct many_storage {
-    cm_storage *storage; /* held and pinned */
-    bool written;
-} many_storage;
-
-/* Most batches lie in no more storages than this. */
-enum { MANY_STORAGES = 4 };
-
-/* One call, which is not moved: `storages` may point into it. */
+/* One call, which is not moved. Its stream is given to exporters of DLPack. */
 typedef struct many_call {
-    cm_call call;
-    cm_many_request request;
-    cm_state *state;   /* borrowed */
-    cm_stream *stream; /* borrowed; given to exporters of DLPack; may be NULL */
-    PyObject *pairs;   /* owned tuple */
-    uint64_t number;
+    cm_many_call many;
+    cm_state *state;  /* borrowed */
+    PyObject *pairs;  /* owned tuple */
     cm_piece *pieces; /* owned arrays */
     uint64_t piece_count;
     cm_piece_regions *others;
     uint32_t other_count;
     uint32_t other_room;
-    many_storage *storages; /* the first few are in first_storages */
-    uint32_t storage_count;
-    uint32_t storage_room;
-    bool asks;            /* the driver must be asked what memory some arrays have */
-    PyObject *owners;     /* owned list of all objects that keep memory alive */
-    uint64_t devices;     /* of ends on a device, as a set of indices */
-    uint64_t any_devices; /* of ends that are not ordinary memory, in the same way */
-    int first_device;     /* of the first end on a device; -1 if there is none */
-    PyObject *casting;    /* borrowed; NULL or None if dtypes must be equal */
+    bool asks;           /* the driver must be asked what memory some arrays have */
+    PyObject *casting;   /* borrowed; NULL or None if dtypes must be equal */
     PyObject *dtypes[2]; /* owned; the dtypes of the last pair, if there is a casting */
     bool may_convert;    /* there is a casting, without which no pair is converted */
     cm_convert last_convert; /* the conversion between those dtypes */
     cm_convert convert;      /* the conversion of the pair that is being read */
     cm_operand dst;          /* the ends of the pair being read */
     cm_operand src;
-    many_storage first_storages[MANY_STORAGES];
 } many_call;
 
-/* -- growing ------------------------------------------------------------------------------ */
-
-/* Add the storage of an end, once for all pairs that have it. */
-static int
-add_storage(many_call *self, cm_storage *storage, bool written)
-{
-    if (storage->many_call != self->number) {
-        if (cm_reserve(&self->storages, sizeof(*self->storages), self->first_storages,
-                       MANY_STORAGES, self->storage_count, &self->storage_room)
-            < 0) {
-            return -1;
-        }
-        cm_storage_hold(storage);
-        cm_storage_keep_open(storage);
-        storage->many_call = self->number;
-        storage->many_index = self->storage_count;
-        self->storages[self->storage_count++] = (many_storage){.storage = storage};
-    }
-    many_storage *entry = &self->storages[storage->many_index];
-    entry->written = entry->written || written;
-    return 0;
-}
-
-/* Keep the memory of an end alive. */
-static int
-keep_end(many_call *self, const cm_operand *end, bool written)
-{
-    if (end->locked != NULL && PyList_Append(self->owners, end->locked) < 0) {
-        return -1;
-    }
-    if (end->storage != NULL) {
-        return add_storage(self, end->storage, written);
-    }
-    PyObject *under =
-        self->call.blocking ? NULL : cm_memory_under(self->state, end->keep);
-    int result = under == NULL ? 0 : PyList_Append(self->owners, under);
-    Py_XDECREF(under);
-    return result < 0 ? -1 : PyList_Append(self->owners, end->keep);
-}
-
 /* -- a pair of buffers and arrays --------------------------------------------------------- */
-
-static void
-note_device(many_call *self, const cm_region *region)
-{
-    uint64_t device = cm_devices_of(region);
-    self->any_devices |= device;
-    if (device != 0 && cm_kind_is_on_device(region->kind)) {
-        self->devices |= device;
-        self->first_device =
-            self->first_device < 0 ? region->device : self->first_device;
-    }
-}
 
 /* An array that lies in one of our buffers has the kind of memory of that buffer. */
 static void
@@ -175,17 +102,14 @@ is_unknown(const cm_piece_end *end)
            && (storage == NULL || !cm_kind_is_pageable(storage->copy_kind));
 }
 
-/* Note the devices of the pair being read, whose source is stretched to `src`, and keep
- * its ends alive. */
+/* Add the ends of the pair being read, whose source is stretched to `src`. */
 static int
-note_ends(many_call *self, const cm_region *src)
+add_ends(many_call *self, const cm_region *src)
 {
-    note_device(self, &self->dst.region);
-    note_device(self, src);
-    if (keep_end(self, &self->dst, true) < 0) {
+    if (cm_many_call_add_end(&self->many, &self->dst, &self->dst.region, true) < 0) {
         return -1;
     }
-    return keep_end(self, &self->src, false);
+    return cm_many_call_add_end(&self->many, &self->src, src, false);
 }
 
 static int
@@ -197,7 +121,7 @@ add_piece(many_call *self, uint64_t index, uint64_t nbytes)
     self->asks = self->asks || is_unknown(&piece->dst) || is_unknown(&piece->src);
     piece->nbytes = nbytes;
     piece->index = index;
-    return note_ends(self, &self->src.region);
+    return add_ends(self, &self->src.region);
 }
 
 static bool
@@ -222,7 +146,8 @@ check_casting(many_call *self)
         self->convert = self->last_convert;
         return 0;
     }
-    if (cm_check_casting(&self->call, "", &self->dst, &self->src, how, &self->convert)
+    if (cm_check_casting(&self->many.call, "", &self->dst, &self->src, how,
+                         &self->convert)
         < 0) {
         return -1;
     }
@@ -238,14 +163,14 @@ static int
 read_ends(many_call *self, PyObject *dst, PyObject *src, cm_asking asking)
 {
     cm_state *state = self->state;
-    if (cm_operand_init(state, &self->dst, dst, NULL, self->stream, asking) < 0) {
+    if (cm_operand_init(state, &self->dst, dst, NULL, self->many.stream, asking) < 0) {
         return -1;
     }
     if (cm_check_target("", &self->dst, dst) < 0) {
         return -1;
     }
     PyObject *dtype = self->dst.dtype;
-    if (cm_operand_init(state, &self->src, src, dtype, self->stream, asking) < 0) {
+    if (cm_operand_init(state, &self->src, src, dtype, self->many.stream, asking) < 0) {
         return -1;
     }
     return check_casting(self);
@@ -298,7 +223,7 @@ add_other(many_call *self, const cm_region *src, uint64_t index)
     other->src = *src;
     other->convert = self->convert;
     other->index = index;
-    return note_ends(self, src);
+    return add_ends(self, src);
 }
 
 static void
@@ -419,7 +344,7 @@ static int
 keep_locked(many_call *self, cm_registry *registry, cm_page_shares *locked)
 {
     PyObject *pages = cm_locked_pages_new(self->state, registry, locked);
-    int result = pages == NULL ? -1 : PyList_Append(self->owners, pages);
+    int result = pages == NULL ? -1 : PyList_Append(self->many.owners, pages);
     Py_XDECREF(pages);
     return result;
 }
@@ -453,7 +378,7 @@ take_answer(many_call *self, const cm_piece *piece, const cm_piece_end *end)
         return -1;
     }
     if (!cm_kind_is_pageable(end->kind) && end->device >= 0) {
-        self->any_devices |= UINT64_C(1) << end->device;
+        self->many.any_devices |= UINT64_C(1) << end->device;
     }
     return 0;
 }
@@ -502,12 +427,9 @@ ask_about_arrays(many_call *self)
 static int
 read_pairs(many_call *self, PyObject *iterable)
 {
-    self->number = ++self->state->many_count;
-    self->first_device = -1;
     self->convert = (cm_convert){.from = CM_NUMBER_NONE};
     self->pairs = PySequence_Tuple(iterable);
-    self->owners = PyList_New(0);
-    if (self->pairs == NULL || self->owners == NULL) {
+    if (self->pairs == NULL) {
         return -1;
     }
     uint64_t count = (uint64_t)PyTuple_Size(self->pairs);
@@ -530,134 +452,38 @@ read_pairs(many_call *self, PyObject *iterable)
 static int
 init_call(many_call *self, PyObject *iterable)
 {
-    if (cm_state_runtime(self->state) == NULL || read_pairs(self, iterable) < 0
-        || cm_call_choose_stream(&self->call, "copy_many", self->stream, self->devices,
-                                 self->first_device)
-               < 0) {
+    if (cm_state_runtime(self->state) == NULL || read_pairs(self, iterable) < 0) {
         return -1;
     }
-    for (size_t i = 0; i < self->storage_count; i++) {
-        const many_storage *entry = &self->storages[i];
-        cm_extent all = CM_EXTENT_ALL(entry->written);
-        if (cm_call_come_after(&self->call, entry->storage, all) < 0
-            || cm_call_keep_storage(&self->call, entry->storage) < 0) {
-            return -1;
-        }
-    }
-    if (PyList_Size(self->owners) > 0
-        && cm_call_keep_object(&self->call, self->owners) < 0) {
-        return -1;
-    }
-    cm_many_request *request = &self->request;
+    cm_many_request *request = &self->many.request;
     request->pieces = self->pieces;
     request->piece_count = self->piece_count;
     request->others = self->others;
     request->other_count = self->other_count;
-    return 0;
+    return cm_many_call_take_ends(&self->many, "copy_many");
 }
 
 static void
 fini_call(many_call *self)
 {
-    cm_call_fini(&self->call);
-    for (uint32_t i = 0; i < self->storage_count; i++) {
-        cm_storage_allow_close(self->storages[i].storage);
-        cm_storage_release(self->storages[i].storage, true);
-    }
+    cm_many_call_fini(&self->many);
     PyMem_Free(self->pieces);
     free(self->others);
-    if (self->storages != self->first_storages) {
-        free(self->storages);
-    }
     Py_XDECREF(self->pairs);
-    Py_XDECREF(self->owners);
     Py_XDECREF(self->dtypes[0]);
     Py_XDECREF(self->dtypes[1]);
-}
-
-/* True if any pair moves bytes. Such a pair waits for the work that comes before it,
- * and so does the whole batch. */
-static bool
-moves_bytes(const many_call *self)
-{
-    for (uint64_t i = 0; i < self->piece_count; i++) {
-        const cm_piece *piece = &self->pieces[i];
-        if (piece->dst.host != piece->src.host
-            || piece->dst.address != piece->src.address) {
-            return true;
-        }
-    }
-    for (uint32_t i = 0; i < self->other_count; i++) {
-        if (cm_call_moves_bytes(&self->others[i].dst, &self->others[i].src)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* After a failed call on a stream that captures, some copies may be in the graph, and
- * nobody knows which. So all storages count as captured. */
-static void
-mark_if_capturing(const cm_call *call)
-{
-    bool capturing;
-    cm_status status = cm_call_ask_capturing(call->stream, &capturing);
-    if (capturing || !cm_is_ok(status)) {
-        cm_call_mark_captured(call);
-    }
-}
-
-/* Remember what a failed call has left under way, so that the next use of the memory
- * comes after it. */
-static void
-remember_rest(cm_call *call, cm_ticket *ticket)
-{
-    cm_kept_error error = cm_error_keep();
-    if (cm_call_remember(call, ticket) == 0) {
-        cm_ticket_release(ticket);
-    }
-    PyErr_Clear();
-    cm_error_restore(error);
 }
 
 /* Give the request to the engine, and make the answer: None or a Transfer. */
 static PyObject *
 run(many_call *self)
 {
-    cm_call *call = &self->call;
-    cm_ticket *ticket = NULL;
+    cm_ticket *ticket;
     CM_NVTX("copy_many", 0);
-    cm_engine *engine = cm_call_engine(self->state, self->any_devices);
-    if (engine == NULL || cm_call_prepare(call, &self->request.common) < 0) {
+    if (cm_many_call_run(&self->many, "while copying many pairs", &ticket) < 0) {
         return NULL;
     }
-    /* Beginning many copies may take so long that Ctrl-C has to be able to end it, even
-     * if they are made in the background. */
-    self->request.common.interrupted = cm_call_is_interrupted;
-    call->moves_bytes = moves_bytes(self); /* before the engine sorts the pieces */
-    cm_call_let_go(call);
-    cm_status status = cm_engine_copy_many(engine, &self->request, &ticket);
-    cm_call_take_back(call);
-    if (!cm_is_ok(status)) {
-        mark_if_capturing(call);
-    }
-    if (ticket != NULL && (PyErr_Occurred() || !cm_is_ok(status))) {
-        remember_rest(call, ticket);
-    }
-    if (PyErr_Occurred()) {
-        return NULL; /* Ctrl-C was pressed, even if the copies ended at the same time */
-    }
-    if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status, "while copying many pairs");
-    }
-    call->is_ordered = true;
-    if (call->blocking) {
-        return cm_call_report_end(call, ticket);
-    }
-    return cm_call_remember(call, ticket) < 0
-               ? NULL
-               : cm_call_handle(call, ticket, self->pairs, self->pairs,
-                                self->first_device);
+    return cm_many_call_answer(&self->many, ticket, self->pairs, self->pairs);
 }
 
 static PyObject *
@@ -682,15 +508,15 @@ copy_with(PyObject *module, const char *function, PyObject *const *args,
     if (cm_call_enter(&frame, state, values[1],
                       cm_device_hint(state, values[0], values[1], 2), values[3], "copy")
         == 0) {
-        self->call = (cm_call){.state = state,
-                               .blocking = blocking,
-                               .has_ticket = true,
-                               .progress = &frame.progress};
         self->state = state;
         self->casting = values[2];
         self->may_convert = cm_arg_is_given(values[2]);
-        self->stream = frame.stream;
-        result = init_call(self, values[0]) < 0 ? NULL : run(self);
+        if (cm_many_call_init(&self->many, state, blocking, frame.stream,
+                              &frame.progress)
+                == 0
+            && init_call(self, values[0]) == 0) {
+            result = run(self);
+        }
         fini_call(self);
     }
     PyMem_Free(self);

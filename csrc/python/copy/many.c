@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "python/copy/many.h"
+
+#include <stdlib.h>
+
+#include "python/buffer/memory_watch.h"
+#include "python/core/arguments.h"
+#include "python/core/errors.h"
+#include "python/core/types.h"
+
+int
+cm_many_call_init(cm_many_call *self, cm_state *state, bool blocking, cm_stream *stream,
+                  const cm_progress *progress)
+{
+    self->call = (cm_call){
+        .state = state, .blocking = blocking, .has_ticket = true, .progress = progress};
+    self->state = state;
+    self->stream = stream;
+    self->number = ++state->many_count;
+    self->first_device = -1;
+    self->owners = PyList_New(0);
+    return self->owners == NULL ? -1 : 0;
+}
+
+/* -- ends --------------------------------------------------------------------------- */
+
+/* Add the storage of an end, once for all ends that have it. */
+static int
+add_storage(cm_many_call *self, cm_storage *storage, bool written)
+{
+    if (storage->many_call != self->number) {
+        if (cm_reserve(&self->storages, sizeof(*self->storages), self->first_storages,
+                       CM_MANY_STORAGES, self->storage_count, &self->storage_room)
+            < 0) {
+            return -1;
+        }
+        cm_storage_hold(storage);
+        cm_storage_keep_open(storage);
+        storage->many_call = self->number;
+        storage->many_index = self->storage_count;
+        self->storages[self->storage_count++] = (cm_many_storage){.storage = storage};
+    }
+    cm_many_storage *entry = &self->storages[storage->many_index];
+    entry->written = entry->written || written;
+    return 0;
+}
+
+/* Keep the memory of an end alive. */
+static int
+keep_end(cm_many_call *self, const cm_operand *end, bool written)
+{
+    if (end->locked != NULL && PyList_Append(self->owners, end->locked) < 0) {
+        return -1;
+    }
+    if (end->storage != NULL) {
+        return add_storage(self, end->storage, written);
+    }
+    PyObject *under =
+        self->call.blocking ? NULL : cm_memory_under(self->state, end->keep);
+    int result = under == NULL ? 0 : PyList_Append(self->owners, under);
+    Py_XDECREF(under);
+    return result < 0 ? -1 : PyList_Append(self->owners, end->keep);
+}
+
+static void
+note_device(cm_many_call *self, const cm_region *region)
+{
+    uint64_t device = cm_devices_of(region);
+    self->any_devices |= device;
+    if (device != 0 && cm_kind_is_on_device(region->kind)) {
+        self->devices |= device;
+        self->first_device =
+            self->first_device < 0 ? region->device : self->first_device;
+    }
+}
+
+int
+cm_many_call_add_end(cm_many_call *self, const cm_operand *end, const cm_region *region,
+                     bool written)
+{
+    note_device(self, region);
+    return keep_end(self, end, written);
+}
+
+int
+cm_many_call_take_ends(cm_many_call *self, const char *function)
+{
+    if (cm_call_choose_stream(&self->call, function, self->stream, self->devices,
+                              self->first_device)
+        < 0) {
+        return -1;
+    }
+    for (uint32_t i = 0; i < self->storage_count; i++) {
+        const cm_many_storage *entry = &self->storages[i];
+        cm_extent all = CM_EXTENT_ALL(entry->written);
+        if (cm_call_come_after(&self->call, entry->storage, all) < 0
+            || cm_call_keep_storage(&self->call, entry->storage) < 0) {
+            return -1;
+        }
+    }
+    if (PyList_Size(self->owners) == 0) {
+        return 0;
+    }
+    return cm_call_keep_object(&self->call, self->owners);
+}
+
+void
+cm_many_call_fini(cm_many_call *self)
+{
+    cm_call_fini(&self->call);
+    for (uint32_t i = 0; i < self->storage_count; i++) {
+        cm_storage_allow_close(self->storages[i].storage);
+        cm_storage_release(self->storages[i].storage, true);
+    }
+    if (self->storages != self->first_storages) {
+        free(self->storages);
+    }
+    Py_XDECREF(self->owners);
+}
+
+/* -- the call ----------------------------------------------------------------------- */
+
+/* True if any run moves bytes. Such a run waits for the work that comes before it, and
+ * so does the whole batch. */
+static bool
+moves_bytes(const cm_many_request *request)
+{
+    for (uint64_t i = 0; i < request->piece_count; i++) {
+        const cm_piece *piece = &request->pieces[i];
+        if (piece->dst.host != piece->src.host
+            || piece->dst.address != piece->src.address) {
+            return true;
+        }
+    }
+    for (uint64_t i = 0; i < request->other_count; i++) {
+        if (cm_call_moves_bytes(&request->others[i].dst, &request->others[i].src)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* After a failed call on a stream that captures, some copies may be in the graph, and
+ * nobody knows which. So all storages count as captured. */
+static void
+mark_if_capturing(const cm_call *call)
+{
+    bool capturing;
+    cm_status status = cm_call_ask_capturing(call->stream, &capturing);
+    if (capturing || !cm_is_ok(status)) {
+        cm_call_mark_captured(call);
+    }
+}
+
+/* Remember what a failed call has left under way, so that the next use of the memory
+ * comes after it. */
+static void
+remember_rest(cm_call *call, cm_ticket *ticket)
+{
+    cm_kept_error error = cm_error_keep();
+    if (cm_call_remember(call, ticket) == 0) {
+        cm_ticket_release(ticket);
+    }
+    PyErr_Clear();
+    cm_error_restore(error);
+}
+
+int
+cm_many_call_run(cm_many_call *self, const char *doing, cm_ticket **out)
+{
+    cm_call *call = &self->call;
+    cm_ticket *ticket = NULL;
+    cm_engine *engine = cm_call_engine(self->state, self->any_devices);
+    if (engine == NULL || cm_call_prepare(call, &self->request.common) < 0) {
+        return -1;
+    }
+    /* Beginning many copies may take so long that Ctrl-C has to be able to end it, even
+     * if they are made in the background. */
+    self->request.common.interrupted = cm_call_is_interrupted;
+    call->moves_bytes = moves_bytes(&self->request); /* before the engine sorts them */
+    cm_call_let_go(call);
+    cm_status status = cm_engine_copy_many(engine, &self->request, &ticket);
+    cm_call_take_back(call);
+    if (!cm_is_ok(status)) {
+        mark_if_capturing(call);
+    }
+    if (ticket != NULL && (PyErr_Occurred() || !cm_is_ok(status))) {
+        remember_rest(call, ticket);
+    }
+    if (PyErr_Occurred()) {
+        return -1; /* Ctrl-C was pressed, even if the copies ended at the same time */
+    }
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(self->state, status, doing);
+    }
+    call->is_ordered = true;
+    *out = ticket;
+    return 0;
+}
+
+PyObject *
+cm_many_call_answer(cm_many_call *self, cm_ticket *ticket, PyObject *dst, PyObject *src)
+{
+    if (self->call.blocking) {
+        return cm_call_report_end(&self->call, ticket);
+    }
+    if (cm_call_remember(&self->call, ticket) < 0) {
+        return NULL;
+    }
+    return cm_call_handle(&self->call, ticket, dst, src, self->first_device);
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What calls that move many runs of bytes at once have in common: copy_many(), whose
+ * runs come as pairs, and copy_rows(), which cuts them out of arrays by row numbers.
+ *
+ * The idea
+ * --------
+ * Thousands of runs mostly lie in very few storages. Each storage is held and pinned,
+ * put into an order and kept alive only once, however many runs have it. Everything
+ * else is a cm_call (call.h).
+ *
+ *     cm_many_call_init(&many, state, blocking, stream, progress)
+ *     ... for each end: cm_many_call_add_end()
+ *     ... fill in many.request: pieces and others
+ *     if (cm_many_call_take_ends(&many, "copy_many") == 0
+ *         && cm_many_call_run(&many, "copy_many", &ticket) == 0) {
+ *         cm_many_call_answer() or what else is to become of the ticket
+ *     }
+ *     cm_many_call_fini(&many)
+ *
+ * Locks: none; the GIL is held, and released while the engine works. */
+#pragma once
+
+#include "python/copy/call.h"
+#include "transfer/batch/batch.h"
+
+/* A storage that is at an end of at least one run. */
+typedef struct cm_many_storage {
+    cm_storage *storage; /* held and pinned */
+    bool written;
+} cm_many_storage;
+
+/* Most calls lie in no more storages than this. */
+enum { CM_MANY_STORAGES = 4 };
+
+/* One call, which is not moved: `storages` and the arrays of `call` may point into
+ * it. */
+typedef struct cm_many_call {
+    cm_call call;
+    cm_many_request request;   /* the caller fills in the arrays, which it owns */
+    cm_state *state;           /* borrowed */
+    cm_stream *stream;         /* borrowed: the one that was asked for; may be NULL */
+    uint64_t number;           /* of the call, by which a storage knows its entry */
+    cm_many_storage *storages; /* the first few are in first_storages */
+    uint32_t storage_count;
+    uint32_t storage_room;
+    PyObject *owners;     /* owned list of all objects that keep memory alive */
+    uint64_t devices;     /* of ends on a device, as a set of indices */
+    uint64_t any_devices; /* of ends that are not ordinary memory, in the same way */
+    int first_device;     /* of the first end on a device; -1 if there is none */
+    cm_many_storage first_storages[CM_MANY_STORAGES];
+} cm_many_call;
+
+/* Begin a call. The struct is all zero before. cm_many_call_fini() has to be called in
+ * any case. 0, or -1 with an exception. */
+int cm_many_call_init(cm_many_call *self, cm_state *state, bool blocking,
+                      cm_stream *stream, const cm_progress *progress);
+/* Add an end, whose memory is `region`: note its device, and keep its memory alive. The
+ * storage of the end is taken once for all ends that have it. 0, or -1 with an
+ * exception. */
+int cm_many_call_add_end(cm_many_call *self, const cm_operand *end,
+                         const cm_region *region, bool written);
+/* Choose the stream, and let the call come after what used the ends. `function` begins
+ * the message of a stream of the wrong device. 0, or -1 with an exception. */
+int cm_many_call_take_ends(cm_many_call *self, const char *function);
+/* Give the request to the engine. `doing` is the note of a failure. 0 with a ticket
+ * that the caller owns, or -1 with an exception. */
+int cm_many_call_run(cm_many_call *self, const char *doing, cm_ticket **out);
+/* Make the answer of the call: None, or a Transfer of `dst` and `src`. Takes the ticket
+ * over. */
+PyObject *cm_many_call_answer(cm_many_call *self, cm_ticket *ticket, PyObject *dst,
+                              PyObject *src);
+void cm_many_call_fini(cm_many_call *self);
