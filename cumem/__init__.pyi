@@ -26,6 +26,8 @@ from cumem._core import (
     copy_async as copy_async,
     copy_many as copy_many,
     copy_many_async as copy_many_async,
+    copy_rows as copy_rows,
+    copy_rows_async as copy_rows_async,
     current_device as current_device,
     current_stream as current_stream,
     empty as empty,
@@ -38,6 +40,7 @@ from cumem._core import (
     full_like as full_like,
     prefetch_pages as prefetch_pages,
     set_current_device as set_current_device,
+    take_rows as take_rows,
     zeros as zeros,
     zeros_like as zeros_like,
 )

@@ -3734,6 +3734,195 @@ def copy_many_async(
     array([1., 1., 1.])
     """
 
+def copy_rows(
+    dst: object,
+    src: object,
+    dst_rows: object = None,
+    src_rows: object = None,
+    *,
+    stream: object = None,
+    progress: _Progress = None,
+) -> None:
+    """Copy rows that are chosen by their numbers, and wait until all the data is there.
+
+    Does ``dst[dst_rows[i]] = src[src_rows[i]]`` for each ``i``, along the first axis of
+    both, as NumPy's ``dst[dst_rows] = src[src_rows]`` does.
+
+    Parameters
+    ----------
+    dst, src : buffer, array or list of these
+        The target and the source, in memory of any two kinds, mapped files included.
+        Their rows must have equal dtypes and shapes, though the arrays may have different
+        numbers of rows, and strides. Two lists of equal length stand for layers: the first
+        array of `dst` gets rows of the first of `src`, and so on, by the same numbers.
+    dst_rows, src_rows : sequence or array of int, shape (n,)
+        The numbers of the rows in each, of any integer dtype, in memory of the host. A
+        negative number counts from the end. One of the two may be None, which stands for
+        0, 1, and so on. Both are copied before the call returns.
+    stream : stream, optional
+        The stream to copy on, of a device whose memory is an end; default: the current
+        stream of the first such device.
+    progress : bool or callable, optional
+        As for `copy`, for the bytes of all rows.
+
+    Raises
+    ------
+    IndexError
+        If there is no row of such a number. Nothing has been copied then.
+    TypeError
+        If `dst` or `src` is not memory or only one of them is a list, the numbers are not
+        integers (bools are not) or lie in device memory, or both are None.
+    ValueError
+        If the dtypes or the shapes of rows differ, there are not as many numbers of one as
+        of the other, `dst_rows` has a row twice, the target is read-only or elements of it
+        share memory, a buffer is closed or `stream` belongs to another device. Nothing has
+        been copied then.
+    ImportError
+        If `progress` is True and tqdm is not installed.
+    CudaError
+        If a copy failed, or `stream` is being captured. Some of the rows may have been
+        copied.
+
+    Notes
+    -----
+    **Blocks** until all rows are there, GIL released; Ctrl-C interrupts it. **Ordered
+    after** all work that cumem knows of on any end. If rows that are written overlap rows
+    that are read, all are read first, which takes memory of the size of the rows for as
+    long as the copy runs.
+
+    Examples
+    --------
+    >>> table = numpy.arange(12.0).reshape(6, 2)
+    >>> chosen = cumem.empty_device((3, 2))
+    >>> cumem.copy_rows(chosen, table, src_rows=[5, 0, -2])
+    >>> chosen.to_numpy()
+    array([[10., 11.],
+           [ 0.,  1.],
+           [ 8.,  9.]])
+    """
+
+def copy_rows_async(
+    dst: object,
+    src: object,
+    dst_rows: object = None,
+    src_rows: object = None,
+    *,
+    stream: object = None,
+    after: object = None,
+) -> Transfer:
+    """Start copying rows that are chosen by their numbers.
+
+    Parameters
+    ----------
+    dst, src : buffer, array or list of these
+        As for `copy_rows`.
+    dst_rows, src_rows : sequence or array of int, shape (n,)
+        As for `copy_rows`. They are copied before the call returns.
+    stream : stream, optional
+        The stream in whose order the rows are copied, of a device whose memory is an end:
+        once the stream is done, the bytes are at the target. Without a stream the copy
+        runs in the background, and only its handle says when it is complete.
+    after : stream or sequence of streams, optional
+        Streams whose work so far comes first, as for `copy_async`.
+
+    Returns
+    -------
+    Transfer
+        One handle for all rows. It keeps all ends alive.
+
+    Raises
+    ------
+    IndexError
+        If there is no row of such a number. Nothing is copied then.
+    TypeError
+        If `dst` or `src` is not memory or only one of them is a list, the numbers are not
+        integers (bools are not) or lie in device memory, or both are None.
+    ValueError
+        If the dtypes or the shapes of rows differ, there are not as many numbers of one as
+        of the other, `dst_rows` has a row twice, the target is read-only or elements of it
+        share memory, a buffer is closed or `stream` belongs to another device. Nothing is
+        copied then.
+    CudaError
+        If the copy could not be started, or `stream` is being captured and the host has a
+        part in the copy, which a graph cannot hold.
+
+    Notes
+    -----
+    **Blocks** if `copy_async` would block for the same ends. **Ordered after** all work
+    that cumem knows of on any end. Overlapping ends are treated as by `copy_rows`.
+
+    Examples
+    --------
+    >>> cache = cumem.zeros((8, 4), "u1", "device")
+    >>> saved = cumem.empty_pinned((2, 4), "u1")
+    >>> cumem.copy_rows_async(saved, cache, src_rows=[6, 1]).wait()
+    """
+
+@overload
+def take_rows(
+    src: object,
+    rows: object,
+    out: _T,
+    *,
+    stream: object = ...,
+    progress: _Progress = ...,
+) -> _T: ...
+@overload
+def take_rows(
+    src: object,
+    rows: object,
+    out: None = None,
+    *,
+    stream: object = None,
+    progress: _Progress = None,
+) -> DeviceBuffer:
+    """Copy rows that are chosen by their numbers to a new device buffer, and wait.
+
+    Parameters
+    ----------
+    src : buffer or array
+        The source, in memory of any kind.
+    rows : sequence or array of int, shape (n,)
+        The numbers of the rows, as `src_rows` of `copy_rows`.
+    out : buffer or array, optional
+        The target, with one row for each number; default: a new buffer on the device that
+        has the source or, if none has, on that of `stream` or the current one.
+    stream : stream, optional
+        As for `copy_rows`.
+    progress : bool or callable, optional
+        As for `copy_rows`.
+
+    Returns
+    -------
+    DeviceBuffer or object
+        `out`, or the new buffer, of shape ``(n, *src.shape[1:])``.
+
+    Raises
+    ------
+    IndexError
+        If there is no row of such a number.
+    TypeError
+        If `src` or `out` is not memory, or `rows` are not integers in memory of the host.
+    ValueError
+        If `out` has not one row for each number, or its rows have another dtype or shape.
+    OutOfMemoryError
+        If there is no room for the new buffer.
+    CudaError
+        If the copy failed.
+
+    Notes
+    -----
+    **Blocks** until all rows are there, as `copy_rows` does, and **ordered after** the
+    same work.
+
+    Examples
+    --------
+    >>> features = numpy.arange(12.0).reshape(6, 2)
+    >>> cumem.take_rows(features, [4, 1]).to_numpy()
+    array([[8., 9.],
+           [2., 3.]])
+    """
+
 def prefetch_pages(
     buffers: Iterable[ManagedBuffer],
     to: object = None,

@@ -270,6 +270,35 @@ def copy_many_one_after_the_other() -> None:
 
 
 @scenario
+def copy_rows_in_every_way() -> None:
+    data = np.arange(800, dtype="i4").reshape(200, 4)
+    rows = np.arange(200)[::-1]
+    pinned = cumem.array(data, kind="pinned")
+    first, second = (cumem.empty_device((200, 4), "i4", device=d) for d in (0, 1))
+    out = np.zeros((200, 4), "i4")
+    cumem.copy_rows(first, pinned, src_rows=rows)
+    cumem.copy_rows_async(second, first, dst_rows=rows, stream=cumem.Stream()).wait()
+    cumem.copy_rows_async([out, first], [second, data], src_rows=rows).wait()
+    assert (out == data[rows]).all()
+
+
+@scenario
+def copy_rows_that_overlap() -> None:
+    data = np.arange(800, dtype="i4").reshape(200, 4)
+    rows = np.random.default_rng(0).permutation(200)
+    device = cumem.array(data, kind="device")
+    cumem.copy_rows(device, device, src_rows=rows)
+    cumem.copy_rows_async(device, device, src_rows=rows, stream=cumem.Stream()).wait()
+    assert (values.get(device) == data[rows[rows]]).all()
+
+
+@scenario
+def take_rows_to_a_new_buffer() -> None:
+    data = np.arange(800, dtype="i4").reshape(200, 4)
+    assert (values.get(cumem.take_rows(data, [7, 3])) == data[[7, 3]]).all()
+
+
+@scenario
 def follow_the_progress_of_a_copy() -> None:
     seen = []
     target, source = cumem.empty_device(3 << 20, "u1"), np.zeros(3 << 20, "u1")

@@ -56,6 +56,13 @@ def copy_many_one_way(memory, stream, folder, progress) -> None:
     cumem.copy_many(pairs, stream=stream, progress=progress)
 
 
+def copy_rows(memory, stream, folder, progress) -> None:
+    """Copy rows of ordinary memory, every second one of which comes first."""
+    rows = [*range(0, NBYTES, 2), *range(1, NBYTES, 2)]
+    source = np.full(NBYTES, 5, "u1")
+    cumem.copy_rows(memory, source, src_rows=rows, stream=stream, progress=progress)
+
+
 def broadcast(memory, stream, folder, progress) -> None:
     targets = [memory[:HALF], memory[HALF:]]
     source = np.full(HALF, 5, "u1")
@@ -103,10 +110,10 @@ def load_safetensors(memory, stream, folder, progress) -> object:
 
 
 CALLS = [
-    *(copy_many, copy_many_one_way, broadcast, scatter, gather, fromfile, read_ranges),
-    *(tofile, write_ranges, save_safetensors, load_safetensors),
+    *(copy_many, copy_many_one_way, copy_rows, broadcast, scatter, gather, fromfile),
+    *(read_ranges, tofile, write_ranges, save_safetensors, load_safetensors),
 ]
-COPIES = CALLS[:5]
+COPIES = CALLS[:6]
 
 
 @pytest.fixture(params=CALLS, ids=lambda call: call.__name__)

@@ -18,7 +18,7 @@ LAYERS = ["base", "runtime", "pool", "transfer", "python"]
 SUB_LAYERS = {
     "runtime": ["emulated"],
     "transfer": [
-        *("plan", "host", "device", "engine", "routes", "file", "run", "batch"),
+        *("plan", "host", "device", "engine", "routes", "file", "run", "batch", "rows"),
     ],
     "python": ["core", "device", "buffer", "pool", "protocols", "copy", "module"],
 }

@@ -806,10 +806,42 @@ FAULTS = [
         ],
     ),
     Fault(
+        "overlapping rows at once",
+        "csrc/python/copy/rows.c",
+        "rows are written that are still to be read",
+        "return touches ? copy_through_memory(self) : answer;",
+        "return answer;",
+        [
+            "tests/transfers/test_rows.py::test_rows_of_one_array_are_permuted_in_place",
+        ],
+    ),
+    Fault(
+        "second pass alone",
+        "csrc/python/copy/rows.c",
+        "rows that overlap are written although they could not be read",
+        "pass->many.request.common.chained_to = packed;",
+        "",
+        [
+            "tests/transfers/test_rows_order.py::test_failure_of_either_pass_is_told_once",
+        ],
+    ),
+    Fault(
+        "rows counted from a wrong end",
+        "csrc/transfer/rows/row_numbers.c",
+        "negative numbers mean the rows of an array of another length",
+        "if (self->row_count == row_count)",
+        "if (self->row_count >= 0)",
+        [
+            "tests/transfers/test_rows.py::"
+            "test_layers_of_different_lengths_count_from_their_own_ends",
+            "tests/c/test_rows.c::test_numbers_count_from_the_end_of_each_array",
+        ],
+    ),
+    Fault(
         "after forgotten",
-        "csrc/python/copy/copy_objects.c",
+        "csrc/python/copy/call.c",
         "copy_async() does not come after the streams of after=",
-        "result = stream == NULL ? -1 : cm_call_come_after_stream(&call->call, stream);",
+        "result = stream == NULL ? -1 : cm_call_come_after_stream(call, stream);",
         "result = stream == NULL ? -1 : 0;",
         [
             "tests/transfers/test_transfer_order.py::"

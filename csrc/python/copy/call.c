@@ -80,10 +80,11 @@ cm_device_hint(const cm_state *state, PyObject *object, PyObject *stream, int de
 }
 
 int
-cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src, PyObject *stream)
+cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
+                  int depth)
 {
-    int hint = cm_device_hint(state, dst, stream, 0);
-    return hint >= 0 ? hint : cm_device_hint(state, src, stream, 0);
+    int hint = cm_device_hint(state, dst, stream, depth);
+    return hint >= 0 ? hint : cm_device_hint(state, src, stream, depth);
 }
 
 /* -- the arguments that all calls have ---------------------------------------------------- */
@@ -170,6 +171,32 @@ cm_call_come_after_stream(cm_call *call, cm_stream *stream)
     }
     call->after[call->after_count++] = cm_stream_take(call->state, stream);
     return 0;
+}
+
+int
+cm_call_come_after_given(cm_call *call, PyObject *after, PyObject *dst, PyObject *src,
+                         int depth)
+{
+    cm_state *state = call->state;
+    if (!cm_arg_is_given(after)) {
+        return 0;
+    }
+    bool many = PyTuple_Check(after) || PyList_Check(after);
+    PyObject *items = many ? PySequence_Tuple(after) : PyTuple_Pack(1, after);
+    int result = items == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; result == 0 && i < PyTuple_Size(items); i++) {
+        PyObject *item = PyTuple_GetItem(items, i);
+        if (item == Py_None) {
+            result = cm_arg_refuse(item, "after", "a stream or several");
+            break;
+        }
+        int device = cm_device_hint_of(state, dst, src, item, depth);
+        cm_stream *stream = cm_stream_from_argument(state, item, "after", device);
+        result = stream == NULL ? -1 : cm_call_come_after_stream(call, stream);
+        cm_stream_give(state, stream);
+    }
+    Py_XDECREF(items);
+    return result;
 }
 
 /* Come after a transfer, unless it was the last one named: buffers that were written

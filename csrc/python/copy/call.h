@@ -159,7 +159,7 @@ int cm_device_hint(const cm_state *state, PyObject *object, PyObject *stream,
                    int depth);
 /* Guess the device of `stream` in the same way, for the two ends of a copy. */
 int cm_device_hint_of(const cm_state *state, PyObject *dst, PyObject *src,
-                      PyObject *stream);
+                      PyObject *stream, int depth);
 
 /* -- the arguments that all calls have ---------------------------------------------------- */
 
@@ -201,6 +201,11 @@ int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
  * after. */
 int cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes);
 int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
+/* The same for the streams of the argument after=, which is a stream or a tuple or list
+ * of them (NULL and None: there are none), in a call that copies `src` to `dst`, which
+ * are memory or, with `depth` 1, may be lists of it. */
+int cm_call_come_after_given(cm_call *call, PyObject *after, PyObject *dst,
+                             PyObject *src, int depth);
 /* Keep the memory of an end alive: a storage, counted as used by a transfer, or else an
  * object. Returns 0, or -1 with an exception. */
 int cm_call_keep_storage(cm_call *call, cm_storage *storage);

@@ -24,7 +24,7 @@ copy_with(cm_state *state, PyObject *const *values, bool blocking)
 {
     cm_call_frame frame;
     PyObject *answer = NULL;
-    int device = cm_device_hint_of(state, values[DST], values[SRC], values[STREAM]);
+    int device = cm_device_hint_of(state, values[DST], values[SRC], values[STREAM], 0);
     PyObject *progress = blocking ? values[PROGRESS] : NULL;
     if (cm_call_enter(&frame, state, values[STREAM], device, progress, "copy") == 0) {
         cm_copy_how how = {frame.stream, .blocking = blocking,

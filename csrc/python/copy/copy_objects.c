@@ -104,34 +104,6 @@ take_ends(copy_call *call)
     return result;
 }
 
-/* Come after the streams of after=. This is done before the ends are read, because
- * asking another library for its stream runs code of that library. */
-static int
-come_after_given(copy_call *call)
-{
-    cm_state *state = call->call.state;
-    PyObject *after = call->how.after;
-    if (!cm_arg_is_given(after)) {
-        return 0;
-    }
-    bool many = PyTuple_Check(after) || PyList_Check(after);
-    PyObject *items = many ? PySequence_Tuple(after) : PyTuple_Pack(1, after);
-    int result = items == NULL ? -1 : 0;
-    for (Py_ssize_t i = 0; result == 0 && i < PyTuple_Size(items); i++) {
-        PyObject *item = PyTuple_GetItem(items, i);
-        if (item == Py_None) {
-            result = cm_arg_refuse(item, "after", "a stream or several");
-            break;
-        }
-        int device = cm_device_hint_of(state, call->dst_object, call->src_object, item);
-        cm_stream *stream = cm_stream_from_argument(state, item, "after", device);
-        result = stream == NULL ? -1 : cm_call_come_after_stream(&call->call, stream);
-        cm_stream_give(state, stream);
-    }
-    Py_XDECREF(items);
-    return result;
-}
-
 /* -- the call ---------------------------------------------------------------------------- */
 
 /* Choose whether the driver is asked what kind of memory an end is. If the
@@ -244,7 +216,12 @@ static int
 init_call(copy_call *call)
 {
     cm_state_enter(call->call.state);
-    if (cm_state_runtime(call->call.state) == NULL || come_after_given(call) < 0
+    /* The streams of after= come first, because asking another library for its stream
+     * runs code of that library. */
+    if (cm_state_runtime(call->call.state) == NULL
+        || cm_call_come_after_given(&call->call, call->how.after, call->dst_object,
+                                    call->src_object, 0)
+               < 0
         || init_ends(call) < 0) {
         return -1;
     }

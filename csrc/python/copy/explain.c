@@ -105,7 +105,7 @@ cm_explain(PyObject *module, PyObject *args)
         return NULL;
     }
     PyObject *result = NULL;
-    int device = cm_device_hint_of(state, dst, src, stream);
+    int device = cm_device_hint_of(state, dst, src, stream, 0);
     if (cm_call_enter(&frame, state, stream, device, NULL, NULL) == 0) {
         cm_copy_how how = {frame.stream, .blocking = blocking != 0, .casting = casting,
                            .explain = explain_request};

@@ -64,14 +64,9 @@ extend(cm_file_span *files, bool is_file, cm_byte_span span)
     }
 }
 
-/* Set in_order if a target touches another end, or shows bytes of a file that a source
- * shows through another mapping. No copy may then be made beside another, and each
- * between two mappings is made as one whose ends overlap. */
-static cm_status
-find_conflicts(batch *b)
+cm_status
+cm_many_find_conflicts(cm_runtime *rt, const cm_many_request *request, bool *out)
 {
-    cm_runtime *rt = b->engine->rt;
-    const cm_many_request *request = b->request;
     uint64_t count = request->piece_count + request->other_count;
     cm_byte_span *spans = malloc((size_t)(count + 1) * 2 * sizeof(*spans));
     CM_TRY(cm_allocated(spans != NULL, count * 2 * sizeof(*spans)));
@@ -93,12 +88,12 @@ find_conflicts(batch *b)
         extend(&dst_files, other->dst.is_file, *dst);
         extend(&src_files, other->src.is_file, *src);
     }
-    b->in_order = cm_byte_spans_touch(spans, spans + count, count);
+    *out = cm_byte_spans_touch(spans, spans + count, count);
     free(spans);
-    if (b->in_order || dst_files.end == 0 || src_files.end == 0) {
+    if (*out || dst_files.end == 0 || src_files.end == 0) {
         return cm_ok();
     }
-    return cm_file_maps_meet(dst_files, src_files, &b->in_order);
+    return cm_file_maps_meet(dst_files, src_files, out);
 }
 
 /* -- groups ------------------------------------------------------------------------------- */
@@ -411,7 +406,11 @@ start(batch *b, cm_ticket **out)
     if (b->request->other_count > 0) { /* pieces are never converted */
         CM_TRY(cm_via_host_expand(b->engine->rt, &b->whole, &b->expanded));
     }
-    CM_TRY(find_conflicts(b));
+    /* Copies that touch each other are made one after the other, and each between two
+     * mappings of a file as one whose ends overlap. */
+    if (!b->request->is_apart) {
+        CM_TRY(cm_many_find_conflicts(b->engine->rt, b->request, &b->in_order));
+    }
     CM_TRY(choose_groups(b));
     uint64_t count = b->group_count - 1 + b->alone_count + b->request->other_count;
     b->part = b->request->common;

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/rows/layers.h"
+
+#include <stdlib.h>
+
+#include "transfer/plan/layout.h"
+
+enum { FIRST_ROOM = 256 };
+
+/* The end of a run that begins `offset` bytes behind element 0 of an array. */
+static cm_piece_end
+end_at(const cm_layer *layer, cm_side side, int64_t offset)
+{
+    const cm_region *array = &layer->array[side];
+    return (cm_piece_end){
+        .host = array->host == NULL ? NULL : (char *)array->host + offset,
+        .address = array->address == 0 ? 0 : array->address + (uint64_t)offset,
+        .owner = layer->owner[side],
+        .kind = array->kind,
+        .device = (int16_t)array->device,
+        .is_file = array->is_file,
+    };
+}
+
+/* Where the last run of the layer ends, by cm_side, from element 0 on. */
+typedef struct reached {
+    bool is_known;
+    int64_t at[2];
+} reached;
+
+static cm_status
+grow(cm_row_runs *runs)
+{
+    uint64_t room = runs->room == 0 ? FIRST_ROOM : runs->room * 2;
+    if (room > SIZE_MAX / sizeof(cm_piece)) {
+        return cm_fail(CM_ENOMEM, UINT64_MAX);
+    }
+    uint64_t nbytes = room * sizeof(cm_piece);
+    cm_piece *pieces = realloc(runs->pieces, (size_t)nbytes);
+    CM_TRY(cm_allocated(pieces != NULL, nbytes));
+    runs->pieces = pieces;
+    runs->room = room;
+    return cm_ok();
+}
+
+static cm_status
+add_run(cm_row_runs *runs, const cm_layer *layer, const int64_t offset[2],
+        uint64_t nbytes, reached *last)
+{
+    if (last->is_known && offset[CM_DST] == last->at[CM_DST]
+        && offset[CM_SRC] == last->at[CM_SRC]) {
+        runs->pieces[runs->count - 1].nbytes += nbytes;
+    }
+    else {
+        if (runs->count == runs->room) {
+            CM_TRY(grow(runs));
+        }
+        cm_piece *piece = &runs->pieces[runs->count];
+        piece->dst = end_at(layer, CM_DST, offset[CM_DST]);
+        piece->src = end_at(layer, CM_SRC, offset[CM_SRC]);
+        piece->nbytes = nbytes;
+        piece->index = runs->count++;
+    }
+    last->is_known = true;
+    last->at[CM_DST] = offset[CM_DST] + (int64_t)nbytes;
+    last->at[CM_SRC] = offset[CM_SRC] + (int64_t)nbytes;
+    return cm_ok();
+}
+
+/* Describe one row of an array: what the axes after the first one span. */
+static cm_region
+row_of(const cm_region *array)
+{
+    cm_region row = *array;
+    row.ndim = array->ndim - 1;
+    for (int axis = 0; axis < row.ndim; axis++) {
+        row.shape[axis] = array->shape[axis + 1];
+        row.strides[axis] = array->strides[axis + 1];
+    }
+    return row;
+}
+
+cm_status
+cm_row_runs_add(cm_row_runs *runs, const cm_layer *layer,
+                const cm_row_numbers numbers[2])
+{
+    cm_layout row;
+    cm_region rows[2] = {row_of(&layer->array[CM_DST]), row_of(&layer->array[CM_SRC])};
+    reached last = {.is_known = false};
+    CM_TRY(cm_layout_init(&rows[CM_DST], &rows[CM_SRC], &row));
+    for (uint64_t i = 0; row.run_nbytes > 0 && i < numbers[CM_DST].count; i++) {
+        int64_t index[CM_MAX_NDIM] = {0};
+        int64_t offset[2];
+        for (int side = CM_DST; side <= CM_SRC; side++) {
+            offset[side] =
+                cm_row_numbers_at(&numbers[side], i) * layer->array[side].strides[0]
+                + row.offset[side];
+        }
+        do {
+            CM_TRY(add_run(runs, layer, offset, row.run_nbytes, &last));
+        } while (cm_layout_step(&row, row.ndim, -1, index, offset));
+    }
+    return cm_ok();
+}
+
+void
+cm_row_runs_fini(cm_row_runs *runs)
+{
+    free(runs->pieces);
+    *runs = (cm_row_runs){.pieces = NULL};
+}

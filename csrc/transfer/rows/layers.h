@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layers: pairs of arrays whose rows are copied by the same row numbers, and the runs
+ * of bytes that these become. The runs are pieces of a batch (batch.h), so whatever can
+ * be done with pairs can be done with rows.
+ *
+ * Example: the target has 8 rows of 100 bytes, 128 apart, and the source has rows of
+ * 100 bytes without gaps. The rows 2, 3, 5 of the source for the rows 0, 1, 2 of the
+ * target are three runs, since the target has gaps. If both had none, the first two
+ * rows would be one run of 200 bytes.
+ *
+ * Everything is pure. There are no locks. */
+#pragma once
+
+#include "transfer/plan/batch_plan.h"
+#include "transfer/rows/row_numbers.h"
+
+/* The arrays of a layer, by cm_side. Their first axis counts the rows, and the others
+ * are the same on both sides, as the itemsizes are. */
+typedef struct cm_layer {
+    cm_region array[2];
+    const void *owner[2]; /* as that of a cm_piece_end */
+} cm_layer;
+
+/* Runs that are collected from any number of layers. All zero is empty. */
+typedef struct cm_row_runs {
+    cm_piece *pieces; /* owned */
+    uint64_t count;
+    uint64_t room;
+} cm_row_runs;
+
+/* Add the runs of a layer. `numbers` are settled for the rows of its two arrays. A row
+ * that follows on the row before, on both sides, is joined to it.
+ * Fails: CM_ENOMEM, CM_ESHAPE, CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_row_runs_add(cm_row_runs *runs, const cm_layer *layer,
+                                       const cm_row_numbers numbers[2]);
+void cm_row_runs_fini(cm_row_runs *runs);

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/rows/row_numbers.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A bitmap of more bits than these for each number, and some more, would touch so much
+ * memory that sorting the numbers is faster. */
+enum { BITS_A_NUMBER = 256, BITS_BESIDES = 1 << 16 };
+
+cm_status
+cm_row_numbers_init(cm_row_numbers *self, uint64_t count)
+{
+    uint64_t most = SIZE_MAX / sizeof(int64_t) - 1;
+    *self = (cm_row_numbers){.count = count, .row_count = -1};
+    CM_TRY(cm_allocated(count <= most, UINT64_MAX));
+    size_t nbytes = ((size_t)count + 1) * sizeof(int64_t);
+    self->given = malloc(nbytes);
+    CM_TRY(cm_allocated(self->given != NULL, nbytes));
+    self->rows = malloc(nbytes);
+    return cm_allocated(self->rows != NULL, nbytes);
+}
+
+void
+cm_row_numbers_init_all(cm_row_numbers *self, uint64_t count)
+{
+    *self = (cm_row_numbers){.count = count, .row_count = -1};
+}
+
+void
+cm_row_numbers_fini(cm_row_numbers *self)
+{
+    free(self->given);
+    free(self->rows);
+    *self = (cm_row_numbers){.row_count = -1};
+}
+
+/* -- reading ------------------------------------------------------------------------ */
+
+/* Copy integers of one type. They may lie at any address, so each is read by memcpy(),
+ * which the compiler makes one load. */
+#define READ_ALL(type, limit)                                                          \
+    for (uint64_t i = 0; i < self->count; i++) {                                       \
+        type value;                                                                    \
+        memcpy(&value, from.first + (int64_t)i * from.stride, sizeof(value));          \
+        self->given[i] = limit(value);                                                 \
+    }
+
+#define AS_IT_IS(value) (value)
+#define AT_MOST_63_BITS(value)                                                         \
+    ((value) > (uint64_t)INT64_MAX ? INT64_MAX : (int64_t)(value))
+
+void
+cm_row_numbers_read(cm_row_numbers *self, cm_integers from)
+{
+    switch (from.nbytes * 2 + from.is_signed) {
+    case 3:
+        READ_ALL(int8_t, AS_IT_IS);
+        break;
+    case 2:
+        READ_ALL(uint8_t, AS_IT_IS);
+        break;
+    case 5:
+        READ_ALL(int16_t, AS_IT_IS);
+        break;
+    case 4:
+        READ_ALL(uint16_t, AS_IT_IS);
+        break;
+    case 9:
+        READ_ALL(int32_t, AS_IT_IS);
+        break;
+    case 8:
+        READ_ALL(uint32_t, AS_IT_IS);
+        break;
+    case 17:
+        READ_ALL(int64_t, AS_IT_IS);
+        break;
+    default:
+        READ_ALL(uint64_t, AT_MOST_63_BITS);
+        break;
+    }
+}
+
+/* -- checking ----------------------------------------------------------------------- */
+
+/* Count from the end where a number is negative. Returns the position of the first
+ * number that names no row, or `count`. `rises` says whether each row lies behind the
+ * one before. */
+static uint64_t
+count_from_end(cm_row_numbers *self, int64_t row_count, bool *rises)
+{
+    int64_t before = -1;
+    *rises = true;
+    for (uint64_t i = 0; i < self->count; i++) {
+        int64_t row = self->given[i];
+        row += row < 0 ? row_count : 0;
+        if (row < 0 || row >= row_count) {
+            return i;
+        }
+        *rises = *rises && row > before;
+        before = row;
+        self->rows[i] = row;
+    }
+    return self->count;
+}
+
+static int
+compare_rows(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a;
+    int64_t y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Find a row that is named twice, by a sorted copy. */
+static cm_status
+find_twice_sorted(const cm_row_numbers *self, bool *found, int64_t *row)
+{
+    size_t nbytes = (size_t)self->count * sizeof(int64_t);
+    int64_t *sorted = malloc(nbytes);
+    CM_TRY(cm_allocated(sorted != NULL, nbytes));
+    memcpy(sorted, self->rows, nbytes);
+    qsort(sorted, (size_t)self->count, sizeof(*sorted), compare_rows);
+    for (uint64_t i = 1; i < self->count && !*found; i++) {
+        *found = sorted[i] == sorted[i - 1];
+        *row = sorted[i];
+    }
+    free(sorted);
+    return cm_ok();
+}
+
+/* The same by a bit for each row of the array. */
+static cm_status
+find_twice_marked(const cm_row_numbers *self, int64_t row_count, bool *found,
+                  int64_t *row)
+{
+    size_t words = (size_t)(row_count / 64 + 1);
+    uint64_t *marks = calloc(words, sizeof(*marks));
+    CM_TRY(cm_allocated(marks != NULL, words * sizeof(*marks)));
+    for (uint64_t i = 0; i < self->count && !*found; i++) {
+        uint64_t bit = UINT64_C(1) << (self->rows[i] % 64);
+        uint64_t *word = &marks[self->rows[i] / 64];
+        *found = (*word & bit) != 0;
+        *row = self->rows[i];
+        *word |= bit;
+    }
+    free(marks);
+    return cm_ok();
+}
+
+/* Find the position at which `row` is named for the second time. */
+static uint64_t
+second_place_of(const cm_row_numbers *self, int64_t row)
+{
+    bool was_seen = false;
+    uint64_t i = 0;
+    for (; i < self->count; i++) {
+        if (self->rows[i] != row) {
+            continue;
+        }
+        if (was_seen) {
+            break;
+        }
+        was_seen = true;
+    }
+    return i;
+}
+
+static cm_status
+look_for_twice(cm_row_numbers *self, int64_t row_count, cm_row_fault *fault)
+{
+    bool found = false;
+    int64_t row = 0;
+    if ((uint64_t)row_count / BITS_A_NUMBER
+        <= self->count + BITS_BESIDES / BITS_A_NUMBER) {
+        CM_TRY(find_twice_marked(self, row_count, &found, &row));
+    }
+    else {
+        CM_TRY(find_twice_sorted(self, &found, &row));
+    }
+    if (found) {
+        uint64_t position = second_place_of(self, row);
+        *fault = (cm_row_fault){CM_ROWS_TWICE, position, self->given[position]};
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_row_numbers_settle(cm_row_numbers *self, int64_t row_count, bool is_target,
+                      cm_row_fault *fault)
+{
+    bool rises;
+    *fault = (cm_row_fault){.kind = CM_ROWS_RIGHT};
+    if (self->row_count == row_count) {
+        return cm_ok();
+    }
+    if (self->given == NULL) {
+        if (self->count > (uint64_t)row_count) {
+            *fault = (cm_row_fault){CM_ROWS_OUTSIDE, (uint64_t)row_count, row_count};
+            return cm_ok();
+        }
+        self->row_count = row_count;
+        return cm_ok();
+    }
+    self->row_count = -1;
+    uint64_t position = count_from_end(self, row_count, &rises);
+    if (position < self->count) {
+        *fault = (cm_row_fault){CM_ROWS_OUTSIDE, position, self->given[position]};
+        return cm_ok();
+    }
+    if (is_target && !rises) {
+        CM_TRY(look_for_twice(self, row_count, fault));
+    }
+    self->row_count = fault->kind == CM_ROWS_RIGHT ? row_count : -1;
+    return cm_ok();
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The numbers of rows that a call copies, as the host has them: read from memory of any
+ * integer width, counted from the end where they are negative, and checked.
+ *
+ * Several arrays may share the numbers, and then a negative number means another row in
+ * each that has another number of rows. So the numbers are kept as they were given, and
+ * settled for a number of rows before they are used. Arrays of equal length, which are
+ * the usual case, settle them once.
+ *
+ * Everything is pure. There are no locks. */
+#pragma once
+
+#include <stddef.h>
+
+#include "base/status.h"
+
+typedef struct cm_row_numbers {
+    int64_t *given; /* owned; NULL: the numbers are 0, 1, … */
+    int64_t *rows; /* owned; those of cm_row_numbers_settle(), none is negative; NULL as
+                      above */
+    uint64_t count;
+    int64_t row_count; /* for which `rows` are settled; -1: for none yet */
+} cm_row_numbers;
+
+/* Integers somewhere in memory of the host. */
+typedef struct cm_integers {
+    const char *first;
+    int64_t stride; /* in bytes */
+    int nbytes;     /* of each: 1, 2, 4 or 8; at any address */
+    bool is_signed;
+} cm_integers;
+
+/* What is wrong with numbers. */
+typedef enum cm_row_fault_kind {
+    CM_ROWS_RIGHT,
+    CM_ROWS_OUTSIDE, /* there is no such row */
+    CM_ROWS_TWICE,   /* the row was named before */
+} cm_row_fault_kind;
+typedef struct cm_row_fault {
+    cm_row_fault_kind kind;
+    uint64_t position; /* of the number among the others */
+    int64_t number;    /* as it was given */
+} cm_row_fault;
+
+/* Make room for `count` numbers, which the caller writes to `given`.
+ * Fails: CM_ENOMEM; cm_row_numbers_fini() may still be called. */
+CM_NODISCARD cm_status cm_row_numbers_init(cm_row_numbers *self, uint64_t count);
+/* The numbers 0, 1, …, which take no memory. */
+void cm_row_numbers_init_all(cm_row_numbers *self, uint64_t count);
+void cm_row_numbers_fini(cm_row_numbers *self);
+
+/* Write integers to `given`. A number that does not fit in 63 bits becomes the largest
+ * that does, which no array has as a row. */
+void cm_row_numbers_read(cm_row_numbers *self, cm_integers from);
+
+/* Set `rows` for an array of `row_count` rows. With `is_target` no row may be named
+ * twice. `fault` says what is wrong.
+ * Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_row_numbers_settle(cm_row_numbers *self, int64_t row_count,
+                                             bool is_target, cm_row_fault *fault);
+
+/* The row that number `i` means. */
+static inline int64_t
+cm_row_numbers_at(const cm_row_numbers *self, uint64_t i)
+{
+    return self->rows == NULL ? (int64_t)i : self->rows[i];
+}

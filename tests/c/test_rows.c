@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Row numbers, and the runs that layers become. */
+#include <stdlib.h>
+
+#include "check.h"
+#include "transfer/rows/layers.h"
+
+/* -- row numbers ------------------------------------------------------------------------- */
+
+/* Numbers of these values; the caller ends them. */
+static cm_row_numbers
+make_numbers(const int64_t *values, uint64_t count)
+{
+    cm_row_numbers made;
+    if (!cm_is_ok(cm_row_numbers_init(&made, count))) {
+        abort();
+    }
+    cm_row_numbers_read(&made, (cm_integers){(const char *)values, 8, 8, true});
+    return made;
+}
+
+static cm_row_fault
+settle(cm_row_numbers *numbers, int64_t row_count, bool is_target)
+{
+    cm_row_fault fault;
+    if (!cm_is_ok(cm_row_numbers_settle(numbers, row_count, is_target, &fault))) {
+        abort();
+    }
+    return fault;
+}
+
+#define CHECK_READS(type, ...)                                                         \
+    do {                                                                               \
+        const type of[] = __VA_ARGS__;                                                 \
+        const bool is_signed = (type) - 1 < (type)1;                                   \
+        cm_row_numbers numbers;                                                        \
+        char odd[sizeof(of) + 1];                                                      \
+        memcpy(odd + 1, of, sizeof(of));                                               \
+        CHECK_OK(cm_row_numbers_init(&numbers, 2));                                    \
+        cm_row_numbers_read(&numbers, (cm_integers){odd + 1, 2 * sizeof(type),         \
+                                                    sizeof(type), is_signed});         \
+        CHECK_EQ(numbers.given[0], (int64_t)of[0]);                                    \
+        CHECK_EQ(numbers.given[1], (int64_t)of[2]);                                    \
+        cm_row_numbers_fini(&numbers);                                                 \
+    } while (0)
+
+static void
+test_numbers_of_each_width_are_read_at_any_address(void)
+{
+    CHECK_READS(int8_t, {-128, 1, 127});
+    CHECK_READS(uint8_t, {0, 1, 255});
+    CHECK_READS(int16_t, {-32768, 1, 32767});
+    CHECK_READS(uint16_t, {0, 1, 65535});
+    CHECK_READS(int32_t, {INT32_MIN, 1, INT32_MAX});
+    CHECK_READS(uint32_t, {0, 1, UINT32_MAX});
+    CHECK_READS(int64_t, {INT64_MIN, 1, INT64_MAX});
+    CHECK_READS(uint64_t, {0, 1, INT64_MAX});
+}
+
+static void
+test_numbers_past_63_bits_name_no_row(void)
+{
+    const uint64_t values[] = {UINT64_MAX};
+    cm_row_numbers numbers;
+    CHECK_OK(cm_row_numbers_init(&numbers, 1));
+    cm_row_numbers_read(&numbers, (cm_integers){(const char *)values, 8, 8, false});
+    CHECK_EQ(settle(&numbers, INT64_MAX, false).kind, CM_ROWS_OUTSIDE);
+    cm_row_numbers_fini(&numbers);
+}
+
+static void
+test_numbers_count_from_the_end_of_each_array(void)
+{
+    const int64_t values[] = {-1, 0, -3};
+    cm_row_numbers numbers = make_numbers(values, 3);
+    CHECK_EQ(settle(&numbers, 3, false).kind, CM_ROWS_RIGHT);
+    CHECK_EQ(cm_row_numbers_at(&numbers, 0), 2);
+    CHECK_EQ(cm_row_numbers_at(&numbers, 2), 0);
+    CHECK_EQ(settle(&numbers, 10, false).kind, CM_ROWS_RIGHT);
+    CHECK_EQ(cm_row_numbers_at(&numbers, 0), 9);
+    CHECK_EQ(cm_row_numbers_at(&numbers, 2), 7);
+    cm_row_numbers_fini(&numbers);
+}
+
+static void
+test_numbers_outside_are_found_at_their_position(void)
+{
+    const int64_t above[] = {4, 5};
+    const int64_t below[] = {0, -5, -6};
+    cm_row_numbers numbers = make_numbers(above, 2);
+    cm_row_fault fault = settle(&numbers, 5, false);
+    CHECK_EQ(fault.kind, CM_ROWS_OUTSIDE);
+    CHECK_EQ(fault.position, 1);
+    CHECK_EQ(fault.number, 5);
+    cm_row_numbers_fini(&numbers);
+    numbers = make_numbers(below, 3);
+    fault = settle(&numbers, 5, false);
+    CHECK_EQ(fault.position, 2);
+    CHECK_EQ(fault.number, -6);
+    cm_row_numbers_fini(&numbers);
+    cm_row_numbers_init_all(&numbers, 6);
+    CHECK_EQ(settle(&numbers, 5, true).kind, CM_ROWS_OUTSIDE);
+    CHECK_EQ(settle(&numbers, 6, true).kind, CM_ROWS_RIGHT);
+    CHECK_EQ(cm_row_numbers_at(&numbers, 5), 5);
+}
+
+static void
+test_numbers_of_a_target_that_repeat_are_found(void)
+{
+    /* The second is sorted, since a bitmap of so many rows would be too large. */
+    const int64_t row_counts[] = {8, INT64_C(1) << 40};
+    for (int i = 0; i < 2; i++) {
+        const int64_t values[] = {5, 3, row_counts[i] - 1, 3 - row_counts[i], 0};
+        cm_row_numbers numbers = make_numbers(values, 5);
+        cm_row_fault fault = settle(&numbers, row_counts[i], true);
+        CHECK_EQ(fault.kind, CM_ROWS_TWICE);
+        CHECK_EQ(fault.position, 3);
+        CHECK_EQ(fault.number, 3 - row_counts[i]);
+        CHECK_EQ(settle(&numbers, row_counts[i], false).kind, CM_ROWS_RIGHT);
+        numbers.given[3] = 4;
+        numbers.row_count = -1;
+        CHECK_EQ(settle(&numbers, row_counts[i], true).kind, CM_ROWS_RIGHT);
+        cm_row_numbers_fini(&numbers);
+    }
+}
+
+/* -- runs -------------------------------------------------------------------------------- */
+
+/* Two arrays of 6 rows of 4 bytes, of which rows lie this far apart. */
+static cm_layer
+make_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
+{
+    cm_layer layer = {.owner = {dst, src}};
+    char *const firsts[2] = {dst, src};
+    const int64_t strides[2] = {dst_stride, src_stride};
+    for (int side = 0; side < 2; side++) {
+        cm_region *array = &layer.array[side];
+        array->host = firsts[side];
+        array->kind = CM_KIND_PAGEABLE;
+        array->device = -1;
+        array->ndim = 2;
+        array->itemsize = 2;
+        array->shape[0] = 6;
+        array->shape[1] = 2;
+        array->strides[0] = strides[side];
+        array->strides[1] = 2;
+    }
+    return layer;
+}
+
+static void
+test_runs_of_neighbours_are_joined(void)
+{
+    char dst[24], src[24];
+    const int64_t values[] = {1, 2, 3, 0};
+    cm_layer layer = make_layer(dst, 4, src, 4);
+    cm_row_runs runs = {.pieces = NULL};
+    cm_row_numbers numbers[2] = {make_numbers(values, 4), make_numbers(values, 4)};
+    (void)settle(&numbers[CM_DST], 6, true);
+    (void)settle(&numbers[CM_SRC], 6, false);
+    CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
+    CHECK_EQ(runs.count, 2);
+    CHECK(runs.pieces[0].dst.host == dst + 4 && runs.pieces[0].src.host == src + 4);
+    CHECK_EQ(runs.pieces[0].nbytes, 12);
+    CHECK(runs.pieces[1].dst.host == dst && runs.pieces[1].src.host == src);
+    CHECK_EQ(runs.pieces[1].nbytes, 4);
+    CHECK_EQ(runs.pieces[1].index, 1);
+    /* A run of another layer is never joined, even if it begins where the last ends. */
+    CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
+    CHECK_EQ(runs.count, 4);
+    cm_row_runs_fini(&runs);
+    cm_row_numbers_fini(&numbers[CM_DST]);
+    cm_row_numbers_fini(&numbers[CM_SRC]);
+}
+
+static void
+test_runs_of_rows_with_gaps_stay_apart(void)
+{
+    char dst[60], src[24];
+    cm_layer layer = make_layer(dst, 10, src, 4);
+    cm_row_runs runs = {.pieces = NULL};
+    cm_row_numbers numbers[2];
+    for (int side = 0; side < 2; side++) {
+        cm_row_numbers_init_all(&numbers[side], 6);
+        (void)settle(&numbers[side], 6, side == CM_DST);
+    }
+    CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
+    CHECK_EQ(runs.count, 6);
+    CHECK(runs.pieces[5].dst.host == dst + 50 && runs.pieces[5].src.host == src + 20);
+    cm_row_runs_fini(&runs);
+}
+
+static void
+test_runs_of_rows_whose_elements_lie_apart_are_their_parts(void)
+{
+    char dst[24], src[24];
+    cm_layer layer = make_layer(dst, 2, src, 4);
+    layer.array[CM_DST].strides[1] = 12; /* in Fortran's order */
+    cm_row_runs runs = {.pieces = NULL};
+    cm_row_numbers numbers[2];
+    for (int side = 0; side < 2; side++) {
+        cm_row_numbers_init_all(&numbers[side], 2);
+        (void)settle(&numbers[side], 6, side == CM_DST);
+    }
+    CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
+    CHECK_EQ(runs.count, 4);
+    CHECK(runs.pieces[1].dst.host == dst + 12 && runs.pieces[1].src.host == src + 2);
+    CHECK(runs.pieces[2].dst.host == dst + 2 && runs.pieces[2].src.host == src + 4);
+    CHECK_EQ(runs.pieces[0].nbytes, 2);
+    cm_row_runs_fini(&runs);
+}
+
+static void
+test_runs_of_empty_rows_are_none(void)
+{
+    char dst[1], src[1];
+    cm_layer layer = make_layer(dst, 4, src, 4);
+    layer.array[CM_DST].shape[1] = layer.array[CM_SRC].shape[1] = 0;
+    cm_row_runs runs = {.pieces = NULL};
+    cm_row_numbers numbers[2];
+    for (int side = 0; side < 2; side++) {
+        cm_row_numbers_init_all(&numbers[side], 6);
+        (void)settle(&numbers[side], 6, side == CM_DST);
+    }
+    CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
+    CHECK_EQ(runs.count, 0);
+}
+
+/* clang-format off */
+MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
+     RUN(test_numbers_past_63_bits_name_no_row)
+     RUN(test_numbers_count_from_the_end_of_each_array)
+     RUN(test_numbers_outside_are_found_at_their_position)
+     RUN(test_numbers_of_a_target_that_repeat_are_found)
+     RUN(test_runs_of_neighbours_are_joined)
+     RUN(test_runs_of_rows_with_gaps_stay_apart)
+     RUN(test_runs_of_rows_whose_elements_lie_apart_are_their_parts)
+     RUN(test_runs_of_empty_rows_are_none))
+/* clang-format on */
