@@ -45,6 +45,16 @@ def run_quick(name: str, folder: Path, *more: str) -> dict[str, Any]:
     return results
 
 
+def test_benchmark_of_rows_runs_and_says_that_it_is_emulated(tmp_path: Path) -> None:
+    results = run_quick("rows.py", tmp_path)
+    ways = {(case["key"], case["direction"]) for case in results["cases"]}
+    assert ("blocks", "down") in ways
+    assert ("ordinary table", "up") in ways
+    for case in results["cases"]:
+        assert not case["errors"]
+        assert case["seconds"]["cumem"] > 0
+
+
 def test_benchmark_of_managed_memory_runs_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:
