@@ -3,12 +3,12 @@
 
     python benchmarks/rows.py --json benchmarks/results/rows-h200.json
 
-Rows of one length in random order, with their numbers on the host when a call begins: blocks
-of a cache, random on both sides, between page-locked memory and a GPU; and rows of a table,
-page-locked or ordinary, to a GPU. Each case is verified. In the same run: one
+Rows of one length in random order, with their numbers on the host when a call begins:
+blocks of a cache, random on both sides, between page-locked memory and a GPU; and rows of
+a table, page-locked or ordinary, to a GPU. Each case is verified. In the same run: one
 cudaMemcpyBatchAsync of the rows, a loop of copies by PyTorch, PyTorch's gather into
-page-locked memory with a copy from there, and NumPy's gather alone, which moves nothing to a
-GPU. On the emulated device it runs and says so: the figures are then not a GPU's.
+page-locked memory with a copy from there, and NumPy's gather alone, which moves nothing to
+a GPU. On the emulated device it runs and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations

@@ -8,22 +8,22 @@
 /* -- row numbers ------------------------------------------------------------------------- */
 
 /* Numbers of these values; the caller ends them. */
-static cm_row_numbers
+static cm_chosen_rows
 make_numbers(const int64_t *values, uint64_t count)
 {
-    cm_row_numbers made;
-    if (!cm_is_ok(cm_row_numbers_init(&made, count))) {
+    cm_chosen_rows made;
+    if (!cm_is_ok(cm_chosen_rows_init(&made, count))) {
         abort();
     }
-    cm_row_numbers_read(&made, (cm_integers){(const char *)values, 8, 8, true});
+    cm_chosen_rows_read(&made, (cm_integers){(const char *)values, 8, 8, true});
     return made;
 }
 
 static cm_row_fault
-settle(cm_row_numbers *numbers, int64_t row_count, bool is_target)
+settle(cm_chosen_rows *numbers, int64_t row_count, bool is_target)
 {
     cm_row_fault fault;
-    if (!cm_is_ok(cm_row_numbers_settle(numbers, row_count, is_target, &fault))) {
+    if (!cm_is_ok(cm_chosen_rows_settle(numbers, row_count, is_target, &fault))) {
         abort();
     }
     return fault;
@@ -33,15 +33,15 @@ settle(cm_row_numbers *numbers, int64_t row_count, bool is_target)
     do {                                                                               \
         const type of[] = __VA_ARGS__;                                                 \
         const bool is_signed = (type) - 1 < (type)1;                                   \
-        cm_row_numbers numbers;                                                        \
+        cm_chosen_rows numbers;                                                        \
         char odd[sizeof(of) + 1];                                                      \
         memcpy(odd + 1, of, sizeof(of));                                               \
-        CHECK_OK(cm_row_numbers_init(&numbers, 2));                                    \
-        cm_row_numbers_read(&numbers, (cm_integers){odd + 1, 2 * sizeof(type),         \
+        CHECK_OK(cm_chosen_rows_init(&numbers, 2));                                    \
+        cm_chosen_rows_read(&numbers, (cm_integers){odd + 1, 2 * sizeof(type),         \
                                                     sizeof(type), is_signed});         \
         CHECK_EQ(numbers.given[0], (int64_t)of[0]);                                    \
         CHECK_EQ(numbers.given[1], (int64_t)of[2]);                                    \
-        cm_row_numbers_fini(&numbers);                                                 \
+        cm_chosen_rows_fini(&numbers);                                                 \
     } while (0)
 
 static void
@@ -61,25 +61,25 @@ static void
 test_numbers_past_63_bits_name_no_row(void)
 {
     const uint64_t values[] = {UINT64_MAX};
-    cm_row_numbers numbers;
-    CHECK_OK(cm_row_numbers_init(&numbers, 1));
-    cm_row_numbers_read(&numbers, (cm_integers){(const char *)values, 8, 8, false});
+    cm_chosen_rows numbers;
+    CHECK_OK(cm_chosen_rows_init(&numbers, 1));
+    cm_chosen_rows_read(&numbers, (cm_integers){(const char *)values, 8, 8, false});
     CHECK_EQ(settle(&numbers, INT64_MAX, false).kind, CM_ROWS_OUTSIDE);
-    cm_row_numbers_fini(&numbers);
+    cm_chosen_rows_fini(&numbers);
 }
 
 static void
 test_numbers_count_from_the_end_of_each_array(void)
 {
     const int64_t values[] = {-1, 0, -3};
-    cm_row_numbers numbers = make_numbers(values, 3);
+    cm_chosen_rows numbers = make_numbers(values, 3);
     CHECK_EQ(settle(&numbers, 3, false).kind, CM_ROWS_RIGHT);
-    CHECK_EQ(cm_row_numbers_at(&numbers, 0), 2);
-    CHECK_EQ(cm_row_numbers_at(&numbers, 2), 0);
+    CHECK_EQ(cm_chosen_rows_at(&numbers, 0), 2);
+    CHECK_EQ(cm_chosen_rows_at(&numbers, 2), 0);
     CHECK_EQ(settle(&numbers, 10, false).kind, CM_ROWS_RIGHT);
-    CHECK_EQ(cm_row_numbers_at(&numbers, 0), 9);
-    CHECK_EQ(cm_row_numbers_at(&numbers, 2), 7);
-    cm_row_numbers_fini(&numbers);
+    CHECK_EQ(cm_chosen_rows_at(&numbers, 0), 9);
+    CHECK_EQ(cm_chosen_rows_at(&numbers, 2), 7);
+    cm_chosen_rows_fini(&numbers);
 }
 
 static void
@@ -87,21 +87,21 @@ test_numbers_outside_are_found_at_their_position(void)
 {
     const int64_t above[] = {4, 5};
     const int64_t below[] = {0, -5, -6};
-    cm_row_numbers numbers = make_numbers(above, 2);
+    cm_chosen_rows numbers = make_numbers(above, 2);
     cm_row_fault fault = settle(&numbers, 5, false);
     CHECK_EQ(fault.kind, CM_ROWS_OUTSIDE);
     CHECK_EQ(fault.position, 1);
     CHECK_EQ(fault.number, 5);
-    cm_row_numbers_fini(&numbers);
+    cm_chosen_rows_fini(&numbers);
     numbers = make_numbers(below, 3);
     fault = settle(&numbers, 5, false);
     CHECK_EQ(fault.position, 2);
     CHECK_EQ(fault.number, -6);
-    cm_row_numbers_fini(&numbers);
-    cm_row_numbers_init_all(&numbers, 6);
+    cm_chosen_rows_fini(&numbers);
+    cm_chosen_rows_init_all(&numbers, 6);
     CHECK_EQ(settle(&numbers, 5, true).kind, CM_ROWS_OUTSIDE);
     CHECK_EQ(settle(&numbers, 6, true).kind, CM_ROWS_RIGHT);
-    CHECK_EQ(cm_row_numbers_at(&numbers, 5), 5);
+    CHECK_EQ(cm_chosen_rows_at(&numbers, 5), 5);
 }
 
 static void
@@ -111,7 +111,7 @@ test_numbers_of_a_target_that_repeat_are_found(void)
     const int64_t row_counts[] = {8, INT64_C(1) << 40};
     for (int i = 0; i < 2; i++) {
         const int64_t values[] = {5, 3, row_counts[i] - 1, 3 - row_counts[i], 0};
-        cm_row_numbers numbers = make_numbers(values, 5);
+        cm_chosen_rows numbers = make_numbers(values, 5);
         cm_row_fault fault = settle(&numbers, row_counts[i], true);
         CHECK_EQ(fault.kind, CM_ROWS_TWICE);
         CHECK_EQ(fault.position, 3);
@@ -120,7 +120,7 @@ test_numbers_of_a_target_that_repeat_are_found(void)
         numbers.given[3] = 4;
         numbers.row_count = -1;
         CHECK_EQ(settle(&numbers, row_counts[i], true).kind, CM_ROWS_RIGHT);
-        cm_row_numbers_fini(&numbers);
+        cm_chosen_rows_fini(&numbers);
     }
 }
 
@@ -155,7 +155,7 @@ test_runs_of_neighbours_are_joined(void)
     const int64_t values[] = {1, 2, 3, 0};
     cm_layer layer = make_layer(dst, 4, src, 4);
     cm_row_runs runs = {.pieces = NULL};
-    cm_row_numbers numbers[2] = {make_numbers(values, 4), make_numbers(values, 4)};
+    cm_chosen_rows numbers[2] = {make_numbers(values, 4), make_numbers(values, 4)};
     (void)settle(&numbers[CM_DST], 6, true);
     (void)settle(&numbers[CM_SRC], 6, false);
     CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
@@ -169,8 +169,8 @@ test_runs_of_neighbours_are_joined(void)
     CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
     CHECK_EQ(runs.count, 4);
     cm_row_runs_fini(&runs);
-    cm_row_numbers_fini(&numbers[CM_DST]);
-    cm_row_numbers_fini(&numbers[CM_SRC]);
+    cm_chosen_rows_fini(&numbers[CM_DST]);
+    cm_chosen_rows_fini(&numbers[CM_SRC]);
 }
 
 static void
@@ -179,9 +179,9 @@ test_runs_of_rows_with_gaps_stay_apart(void)
     char dst[60], src[24];
     cm_layer layer = make_layer(dst, 10, src, 4);
     cm_row_runs runs = {.pieces = NULL};
-    cm_row_numbers numbers[2];
+    cm_chosen_rows numbers[2];
     for (int side = 0; side < 2; side++) {
-        cm_row_numbers_init_all(&numbers[side], 6);
+        cm_chosen_rows_init_all(&numbers[side], 6);
         (void)settle(&numbers[side], 6, side == CM_DST);
     }
     CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
@@ -197,9 +197,9 @@ test_runs_of_rows_whose_elements_lie_apart_are_their_parts(void)
     cm_layer layer = make_layer(dst, 2, src, 4);
     layer.array[CM_DST].strides[1] = 12; /* in Fortran's order */
     cm_row_runs runs = {.pieces = NULL};
-    cm_row_numbers numbers[2];
+    cm_chosen_rows numbers[2];
     for (int side = 0; side < 2; side++) {
-        cm_row_numbers_init_all(&numbers[side], 2);
+        cm_chosen_rows_init_all(&numbers[side], 2);
         (void)settle(&numbers[side], 6, side == CM_DST);
     }
     CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
@@ -217,9 +217,9 @@ test_runs_of_empty_rows_are_none(void)
     cm_layer layer = make_layer(dst, 4, src, 4);
     layer.array[CM_DST].shape[1] = layer.array[CM_SRC].shape[1] = 0;
     cm_row_runs runs = {.pieces = NULL};
-    cm_row_numbers numbers[2];
+    cm_chosen_rows numbers[2];
     for (int side = 0; side < 2; side++) {
-        cm_row_numbers_init_all(&numbers[side], 6);
+        cm_chosen_rows_init_all(&numbers[side], 6);
         (void)settle(&numbers[side], 6, side == CM_DST);
     }
     CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));

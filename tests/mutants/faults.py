@@ -827,7 +827,7 @@ FAULTS = [
     ),
     Fault(
         "rows counted from a wrong end",
-        "csrc/transfer/rows/row_numbers.c",
+        "csrc/transfer/rows/chosen_rows.c",
         "negative numbers mean the rows of an array of another length",
         "if (self->row_count == row_count)",
         "if (self->row_count >= 0)",

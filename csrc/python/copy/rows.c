@@ -23,7 +23,7 @@
 #include "docstrings.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/many.h"
-#include "python/copy/rows_numbers.h"
+#include "python/copy/rows_chosen.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
@@ -40,7 +40,7 @@ typedef struct rows_end {
     bool is_list;
     cm_operand *operands; /* owned array */
     Py_ssize_t read_count;
-    cm_row_numbers numbers;
+    cm_chosen_rows numbers;
 } rows_end;
 
 /* One call, which is not moved. */
@@ -87,7 +87,7 @@ fini_end(rows_end *end)
     }
     PyMem_Free(end->operands);
     Py_XDECREF(end->arrays);
-    cm_row_numbers_fini(&end->numbers);
+    cm_chosen_rows_fini(&end->numbers);
 }
 
 enum { PLACE_NBYTES = 96 };
@@ -223,8 +223,8 @@ static int
 read_numbers(rows_call *self, PyObject *const given[2])
 {
     rows_end *ends = self->ends;
-    cm_row_numbers *dst = &ends[CM_DST].numbers;
-    cm_row_numbers *src = &ends[CM_SRC].numbers;
+    cm_chosen_rows *dst = &ends[CM_DST].numbers;
+    cm_chosen_rows *src = &ends[CM_SRC].numbers;
     bool has_dst = cm_arg_is_given(given[CM_DST]);
     bool has_src = cm_arg_is_given(given[CM_SRC]);
     if (!has_dst && !has_src) {
@@ -235,22 +235,22 @@ read_numbers(rows_call *self, PyObject *const given[2])
         return -1;
     }
     if (has_dst
-        && cm_row_numbers_from(self->state, given[CM_DST], ends[CM_DST].numbers_name,
+        && cm_chosen_rows_from(self->state, given[CM_DST], ends[CM_DST].numbers_name,
                                dst)
                < 0) {
         return -1;
     }
     if (has_src
-        && cm_row_numbers_from(self->state, given[CM_SRC], ends[CM_SRC].numbers_name,
+        && cm_chosen_rows_from(self->state, given[CM_SRC], ends[CM_SRC].numbers_name,
                                src)
                < 0) {
         return -1;
     }
     if (!has_dst) {
-        cm_row_numbers_init_all(dst, src->count);
+        cm_chosen_rows_init_all(dst, src->count);
     }
     if (!has_src) {
-        cm_row_numbers_init_all(src, dst->count);
+        cm_chosen_rows_init_all(src, dst->count);
     }
     if (dst->count != src->count) {
         PyErr_Format(PyExc_ValueError,
@@ -304,11 +304,11 @@ static cm_status
 cut_layer(rows_pass *pass, Py_ssize_t index, cm_side *side, cm_row_fault *fault)
 {
     cm_layer layer;
-    cm_row_numbers *numbers[2];
+    cm_chosen_rows *numbers[2];
     for (*side = CM_DST; *side <= CM_SRC; (*side)++) {
         const cm_operand *operand = &pass->ends[*side]->operands[index];
         numbers[*side] = &pass->ends[*side]->numbers;
-        CM_TRY(cm_row_numbers_settle(numbers[*side], operand->region.shape[0],
+        CM_TRY(cm_chosen_rows_settle(numbers[*side], operand->region.shape[0],
                                      *side == CM_DST, fault));
         if (fault->kind != CM_ROWS_RIGHT) {
             return cm_ok();
@@ -316,7 +316,7 @@ cut_layer(rows_pass *pass, Py_ssize_t index, cm_side *side, cm_row_fault *fault)
         layer.array[*side] = operand->region;
         layer.owner[*side] = operand->storage;
     }
-    const cm_row_numbers settled[2] = {*numbers[CM_DST], *numbers[CM_SRC]};
+    const cm_chosen_rows settled[2] = {*numbers[CM_DST], *numbers[CM_SRC]};
     return cm_row_runs_add(&pass->runs, &layer, settled);
 }
 
@@ -466,7 +466,7 @@ begin_between(rows_call *self)
     if (begin_end(between, self->packed) < 0) {
         return -1;
     }
-    cm_row_numbers_init_all(&between->numbers, src->numbers.count);
+    cm_chosen_rows_init_all(&between->numbers, src->numbers.count);
     for (Py_ssize_t i = 0; i < self->layer_count; i++) {
         if (cm_operand_init(self->state, &between->operands[i],
                             PyTuple_GetItem(between->arrays, i), NULL, self->stream,
@@ -730,7 +730,7 @@ read_taken(rows_call *self, PyObject *src, PyObject *rows)
         return cm_arg_refuse(src, "src", "a buffer or an array");
     }
     if (begin_end(end, src) < 0 || read_end(self, CM_SRC) < 0
-        || cm_row_numbers_from(self->state, rows, "rows", &end->numbers) < 0) {
+        || cm_chosen_rows_from(self->state, rows, "rows", &end->numbers) < 0) {
         return -1;
     }
     return 0;
@@ -757,7 +757,7 @@ take_given(cm_call_frame *frame, PyObject *src, PyObject *rows, PyObject *out)
         || check_out(self) < 0) {
         goto end;
     }
-    cm_row_numbers_init_all(&self->ends[CM_DST].numbers,
+    cm_chosen_rows_init_all(&self->ends[CM_DST].numbers,
                             self->ends[CM_SRC].numbers.count);
     done = copy_all(self);
 end:

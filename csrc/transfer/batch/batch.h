@@ -15,8 +15,8 @@ typedef struct cm_many_request {
     uint64_t piece_count;
     const cm_piece_regions *others; /* borrowed until the call returns */
     uint64_t other_count;
-    /* The caller knows that cm_many_find_conflicts() would find nothing, so that nobody has
-     * to look. */
+    /* The caller knows that cm_many_find_conflicts() would find nothing, so that nobody
+     * has to look. */
     bool is_apart;
 } cm_many_request;
 
@@ -24,7 +24,8 @@ typedef struct cm_many_request {
  * another mapping?
  * Fails: CM_ENOMEM; cm_file_maps_meet(). */
 CM_NODISCARD cm_status cm_many_find_conflicts(cm_runtime *rt,
-                                          const cm_many_request *request, bool *out);
+                                              const cm_many_request *request,
+                                              bool *out);
 
 /* Make all copies of the request, with one ticket, as cm_engine_copy() makes one. The
  * ticket is done when the last copy is.

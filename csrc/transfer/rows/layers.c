@@ -82,7 +82,7 @@ row_of(const cm_region *array)
 
 cm_status
 cm_row_runs_add(cm_row_runs *runs, const cm_layer *layer,
-                const cm_row_numbers numbers[2])
+                const cm_chosen_rows numbers[2])
 {
     cm_layout row;
     cm_region rows[2] = {row_of(&layer->array[CM_DST]), row_of(&layer->array[CM_SRC])};
@@ -93,7 +93,7 @@ cm_row_runs_add(cm_row_runs *runs, const cm_layer *layer,
         int64_t offset[2];
         for (int side = CM_DST; side <= CM_SRC; side++) {
             offset[side] =
-                cm_row_numbers_at(&numbers[side], i) * layer->array[side].strides[0]
+                cm_chosen_rows_at(&numbers[side], i) * layer->array[side].strides[0]
                 + row.offset[side];
         }
         do {

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "transfer/plan/batch_plan.h"
-#include "transfer/rows/row_numbers.h"
+#include "transfer/rows/chosen_rows.h"
 
 /* The arrays of a layer, by cm_side. Their first axis counts the rows, and the others
  * are the same on both sides, as the itemsizes are. */
@@ -32,5 +32,5 @@ typedef struct cm_row_runs {
  * that follows on the row before, on both sides, is joined to it.
  * Fails: CM_ENOMEM, CM_ESHAPE, CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_row_runs_add(cm_row_runs *runs, const cm_layer *layer,
-                                       const cm_row_numbers numbers[2]);
+                                       const cm_chosen_rows numbers[2]);
 void cm_row_runs_fini(cm_row_runs *runs);

@@ -14,13 +14,13 @@
 
 #include "base/status.h"
 
-typedef struct cm_row_numbers {
+typedef struct cm_chosen_rows {
     int64_t *given; /* owned; NULL: the numbers are 0, 1, … */
-    int64_t *rows; /* owned; those of cm_row_numbers_settle(), none is negative; NULL as
+    int64_t *rows; /* owned; those of cm_chosen_rows_settle(), none is negative; NULL as
                       above */
     uint64_t count;
     int64_t row_count; /* for which `rows` are settled; -1: for none yet */
-} cm_row_numbers;
+} cm_chosen_rows;
 
 /* Integers somewhere in memory of the host. */
 typedef struct cm_integers {
@@ -43,25 +43,25 @@ typedef struct cm_row_fault {
 } cm_row_fault;
 
 /* Make room for `count` numbers, which the caller writes to `given`.
- * Fails: CM_ENOMEM; cm_row_numbers_fini() may still be called. */
-CM_NODISCARD cm_status cm_row_numbers_init(cm_row_numbers *self, uint64_t count);
+ * Fails: CM_ENOMEM; cm_chosen_rows_fini() may still be called. */
+CM_NODISCARD cm_status cm_chosen_rows_init(cm_chosen_rows *self, uint64_t count);
 /* The numbers 0, 1, …, which take no memory. */
-void cm_row_numbers_init_all(cm_row_numbers *self, uint64_t count);
-void cm_row_numbers_fini(cm_row_numbers *self);
+void cm_chosen_rows_init_all(cm_chosen_rows *self, uint64_t count);
+void cm_chosen_rows_fini(cm_chosen_rows *self);
 
 /* Write integers to `given`. A number that does not fit in 63 bits becomes the largest
  * that does, which no array has as a row. */
-void cm_row_numbers_read(cm_row_numbers *self, cm_integers from);
+void cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from);
 
 /* Set `rows` for an array of `row_count` rows. With `is_target` no row may be named
  * twice. `fault` says what is wrong.
  * Fails: CM_ENOMEM. */
-CM_NODISCARD cm_status cm_row_numbers_settle(cm_row_numbers *self, int64_t row_count,
+CM_NODISCARD cm_status cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_count,
                                              bool is_target, cm_row_fault *fault);
 
 /* The row that number `i` means. */
 static inline int64_t
-cm_row_numbers_at(const cm_row_numbers *self, uint64_t i)
+cm_chosen_rows_at(const cm_chosen_rows *self, uint64_t i)
 {
     return self->rows == NULL ? (int64_t)i : self->rows[i];
 }

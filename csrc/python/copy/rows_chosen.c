@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "python/copy/rows_numbers.h"
+#include "python/copy/rows_chosen.h"
 
 #include "python/buffer/buffer_object.h"
 #include "python/copy/copy_functions.h"
@@ -11,9 +11,9 @@
 static const char expected[] = "integers: a list, a range or a one-dimensional array";
 
 static int
-make_room(cm_state *state, cm_row_numbers *out, uint64_t count)
+make_room(cm_state *state, cm_chosen_rows *out, uint64_t count)
 {
-    return cm_py_check(state, cm_row_numbers_init(out, count), "while reading rows");
+    return cm_py_check(state, cm_chosen_rows_init(out, count), "while reading rows");
 }
 
 /* -- lists -------------------------------------------------------------------------- */
@@ -48,7 +48,7 @@ read_number(PyObject *item, const char *name, int64_t *out)
 }
 
 static int
-read_items(cm_state *state, PyObject *object, const char *name, cm_row_numbers *out)
+read_items(cm_state *state, PyObject *object, const char *name, cm_chosen_rows *out)
 {
     PyObject *items = PySequence_Tuple(object); /* __index__() may change a list */
     if (items == NULL) {
@@ -96,7 +96,7 @@ check_ndim(int ndim, const char *name)
 
 /* Read an array that nobody else writes now. */
 static int
-read_array(cm_state *state, PyObject *array, const char *name, cm_row_numbers *out)
+read_array(cm_state *state, PyObject *array, const char *name, cm_chosen_rows *out)
 {
     PyObject *dtype = cm_numpy_dtype_of(array);
     if (check_dtype(dtype, name) < 0 || check_ndim(cm_numpy_ndim(array), name) < 0) {
@@ -114,7 +114,7 @@ read_array(cm_state *state, PyObject *array, const char *name, cm_row_numbers *o
     cm_numpy_layout(plain, &layout);
     int result = make_room(state, out, (uint64_t)layout.shape[0]);
     if (result == 0) {
-        cm_row_numbers_read(out, (cm_integers){.first = cm_numpy_data(plain),
+        cm_chosen_rows_read(out, (cm_integers){.first = cm_numpy_data(plain),
                                                .stride = layout.strides[0],
                                                .nbytes = (int)layout.itemsize,
                                                .is_signed = is_signed});
@@ -126,7 +126,7 @@ read_array(cm_state *state, PyObject *array, const char *name, cm_row_numbers *o
 /* Read memory that transfers and streams may still be writing, by a copy that waits for
  * them. */
 static int
-read_buffer(cm_state *state, PyObject *memory, const char *name, cm_row_numbers *out)
+read_buffer(cm_state *state, PyObject *memory, const char *name, cm_chosen_rows *out)
 {
     const cm_buffer *buffer = (const cm_buffer *)(void *)memory;
     if (check_dtype(buffer->dtype, name) < 0 || check_ndim(buffer->ndim, name) < 0) {
@@ -152,10 +152,10 @@ read_buffer(cm_state *state, PyObject *memory, const char *name, cm_row_numbers 
 }
 
 int
-cm_row_numbers_from(cm_state *state, PyObject *object, const char *name,
-                    cm_row_numbers *out)
+cm_chosen_rows_from(cm_state *state, PyObject *object, const char *name,
+                    cm_chosen_rows *out)
 {
-    cm_row_numbers_init_all(out, 0);
+    cm_chosen_rows_init_all(out, 0);
     if (PyList_Check(object) || PyTuple_Check(object) || PyRange_Check(object)) {
         return read_items(state, object, name, out);
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transfer/rows/row_numbers.h"
+#include "transfer/rows/chosen_rows.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,10 +9,10 @@
 enum { BITS_A_NUMBER = 256, BITS_BESIDES = 1 << 16 };
 
 cm_status
-cm_row_numbers_init(cm_row_numbers *self, uint64_t count)
+cm_chosen_rows_init(cm_chosen_rows *self, uint64_t count)
 {
     uint64_t most = SIZE_MAX / sizeof(int64_t) - 1;
-    *self = (cm_row_numbers){.count = count, .row_count = -1};
+    *self = (cm_chosen_rows){.count = count, .row_count = -1};
     CM_TRY(cm_allocated(count <= most, UINT64_MAX));
     size_t nbytes = ((size_t)count + 1) * sizeof(int64_t);
     self->given = malloc(nbytes);
@@ -22,17 +22,17 @@ cm_row_numbers_init(cm_row_numbers *self, uint64_t count)
 }
 
 void
-cm_row_numbers_init_all(cm_row_numbers *self, uint64_t count)
+cm_chosen_rows_init_all(cm_chosen_rows *self, uint64_t count)
 {
-    *self = (cm_row_numbers){.count = count, .row_count = -1};
+    *self = (cm_chosen_rows){.count = count, .row_count = -1};
 }
 
 void
-cm_row_numbers_fini(cm_row_numbers *self)
+cm_chosen_rows_fini(cm_chosen_rows *self)
 {
     free(self->given);
     free(self->rows);
-    *self = (cm_row_numbers){.row_count = -1};
+    *self = (cm_chosen_rows){.row_count = -1};
 }
 
 /* -- reading ------------------------------------------------------------------------ */
@@ -51,7 +51,7 @@ cm_row_numbers_fini(cm_row_numbers *self)
     ((value) > (uint64_t)INT64_MAX ? INT64_MAX : (int64_t)(value))
 
 void
-cm_row_numbers_read(cm_row_numbers *self, cm_integers from)
+cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from)
 {
     switch (from.nbytes * 2 + from.is_signed) {
     case 3:
@@ -87,7 +87,7 @@ cm_row_numbers_read(cm_row_numbers *self, cm_integers from)
  * number that names no row, or `count`. `rises` says whether each row lies behind the
  * one before. */
 static uint64_t
-count_from_end(cm_row_numbers *self, int64_t row_count, bool *rises)
+count_from_end(cm_chosen_rows *self, int64_t row_count, bool *rises)
 {
     int64_t before = -1;
     *rises = true;
@@ -114,7 +114,7 @@ compare_rows(const void *a, const void *b)
 
 /* Find a row that is named twice, by a sorted copy. */
 static cm_status
-find_twice_sorted(const cm_row_numbers *self, bool *found, int64_t *row)
+find_twice_sorted(const cm_chosen_rows *self, bool *found, int64_t *row)
 {
     size_t nbytes = (size_t)self->count * sizeof(int64_t);
     int64_t *sorted = malloc(nbytes);
@@ -131,7 +131,7 @@ find_twice_sorted(const cm_row_numbers *self, bool *found, int64_t *row)
 
 /* The same by a bit for each row of the array. */
 static cm_status
-find_twice_marked(const cm_row_numbers *self, int64_t row_count, bool *found,
+find_twice_marked(const cm_chosen_rows *self, int64_t row_count, bool *found,
                   int64_t *row)
 {
     size_t words = (size_t)(row_count / 64 + 1);
@@ -150,7 +150,7 @@ find_twice_marked(const cm_row_numbers *self, int64_t row_count, bool *found,
 
 /* Find the position at which `row` is named for the second time. */
 static uint64_t
-second_place_of(const cm_row_numbers *self, int64_t row)
+second_place_of(const cm_chosen_rows *self, int64_t row)
 {
     bool was_seen = false;
     uint64_t i = 0;
@@ -167,7 +167,7 @@ second_place_of(const cm_row_numbers *self, int64_t row)
 }
 
 static cm_status
-look_for_twice(cm_row_numbers *self, int64_t row_count, cm_row_fault *fault)
+look_for_twice(cm_chosen_rows *self, int64_t row_count, cm_row_fault *fault)
 {
     bool found = false;
     int64_t row = 0;
@@ -186,7 +186,7 @@ look_for_twice(cm_row_numbers *self, int64_t row_count, cm_row_fault *fault)
 }
 
 cm_status
-cm_row_numbers_settle(cm_row_numbers *self, int64_t row_count, bool is_target,
+cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_count, bool is_target,
                       cm_row_fault *fault)
 {
     bool rises;

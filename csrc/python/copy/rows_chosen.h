@@ -5,12 +5,12 @@
 #pragma once
 
 #include "python/core/state.h"
-#include "transfer/rows/row_numbers.h"
+#include "transfer/rows/chosen_rows.h"
 
-/* Read the argument `name`, which is not None. cm_row_numbers_fini() may be called in
+/* Read the argument `name`, which is not None. cm_chosen_rows_fini() may be called in
  * any case. Returns 0; or -1 with TypeError (these are no integers, or they are memory
  * that the host may not touch), ValueError (they have not one dimension), IndexError
  * (an int that no array has as a row), or the failure of a transfer that was to write
  * them. */
-int cm_row_numbers_from(cm_state *state, PyObject *object, const char *name,
-                        cm_row_numbers *out);
+int cm_chosen_rows_from(cm_state *state, PyObject *object, const char *name,
+                        cm_chosen_rows *out);
