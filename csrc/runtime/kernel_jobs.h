@@ -13,7 +13,8 @@
 /* X(name, the kernel's name in its PTX text, that text) */
 #define CM_KERNELS(X)                                                                  \
     X(STRIDED, "cm_strided_copy", strided)                                             \
-    X(TABLE, "cm_table_copy", table)
+    X(TABLE, "cm_table_copy", table)                                                   \
+    X(ROWS, "cm_rows_copy", rows)
 
 typedef enum cm_kernel {
 #define CM_KERNEL_ID(name, ...) CM_KERNEL_##name,
@@ -68,3 +69,68 @@ typedef struct cm_table_job {
     cm_address src[CM_TABLE_MAX_COUNT];
     uint32_t nbytes[CM_TABLE_MAX_COUNT];
 } cm_table_job;
+
+/* The rows kernel copies rows that are named by their numbers. For each layer and for
+ * each i, 0 <= i < count, it copies one row of row_units * unit bytes:
+ *
+ *     dst[layer] + d * dst_stride  <-  src[layer] + s * src_stride
+ *
+ * where d is number i of the array at dst_rows and s is number i of the array at
+ * src_rows, or i itself if there is no such array. A negative number counts from the
+ * end. If d or s is not the number of a row, nothing of row i moves, and the kernel
+ * stores into the word at `flag` which of the two was wrong. Rows of the target must
+ * not overlap rows of the source, nor the numbers.
+ *
+ * Threads share the work as follows. A team of 1 << team_shift threads copies one unit
+ * each, side by side, so that a warp copies a part of 32 >> team_shift rows at a time.
+ * Such a set of rows is a group, and a row takes part_count parts. A slot is one part
+ * of one group of one layer, and slots are counted through the parts of a group, then
+ * through the groups of a layer, then through the layers. A warp begins at the slot
+ * CM_ROWS_SLOTS * (its own number), copies CM_ROWS_SLOTS slots at once and then goes
+ * on by the slots of all warps together. The kernel keeps the three counters of a slot
+ * apart and adds this step to each of them, so that no division is left in its loop. */
+enum {
+    CM_ROWS_MAX_LAYERS = 246,
+    CM_ROWS_SLOTS = 4,
+    CM_ROWS_WARP_SHIFT = 5, /* a warp has 1 << 5 threads */
+    /* What the kernel stores: one of the two, or their sum. If several rows are wrong
+     * the word of any of them remains. */
+    CM_ROWS_WRONG_DST = 1,
+    CM_ROWS_WRONG_SRC = 2,
+};
+
+/* The parameter of the rows kernel. Like that of the table kernel it carries all that a
+ * launch needs, and is as large as every device allows. Invariants: unit divides every
+ * address and stride of rows; team_shift <= CM_ROWS_WARP_SHIFT; the parts of a row hold
+ * its units (part_count << team_shift >= row_units); the groups hold `count` rows. */
+typedef struct cm_rows_job {
+    cm_address dst_rows;     /* the array of the target's numbers; 0: there is none */
+    cm_address src_rows;     /* the same for the source */
+    int64_t dst_rows_stride; /* bytes from one number to the next */
+    int64_t src_rows_stride;
+    uint64_t count;     /* rows to copy in each layer */
+    uint64_t dst_count; /* rows that the target has; at most INT64_MAX */
+    uint64_t src_count;
+    int64_t dst_stride; /* bytes from one row to the next */
+    int64_t src_stride;
+    uint64_t row_units;      /* the length of a row */
+    cm_address flag;         /* of a 32-bit word; 0: wrong numbers are not reported */
+    uint64_t group_count;    /* of a layer */
+    uint64_t step_groups;    /* the step of a warp: so many layers, groups and parts */
+    uint32_t step_parts;     /* < part_count */
+    uint32_t step_layers;    /* step_groups < group_count */
+    uint32_t part_count;     /* of a row; at least 1 */
+    uint32_t layer_count;    /* at most CM_ROWS_MAX_LAYERS */
+    uint32_t unit;           /* 1, 2, 4, 8 or 16 bytes */
+    uint32_t team_shift;     /* 1 << team_shift threads share a row */
+    uint32_t dst_row_nbytes; /* of one number: 1, 2, 4 or 8; 0: there is no array */
+    uint32_t src_row_nbytes;
+    uint32_t dst_row_is_signed;
+    uint32_t src_row_is_signed;
+    /* 1: row i of the source lies at place i, and its number is only checked. Rows that
+     * were gathered into memory of their own are copied on in this way. */
+    uint32_t src_is_packed;
+    uint32_t spare[3];                  /* always 0 */
+    cm_address dst[CM_ROWS_MAX_LAYERS]; /* row 0 of each layer */
+    cm_address src[CM_ROWS_MAX_LAYERS];
+} cm_rows_job;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the strided kernel and of managed pages on the emulated device, and of what
- * the PTX text of both kernels takes for granted. */
+ * the PTX texts of the strided and the table kernel take for granted. */
 #include <assert.h>
 #include <stddef.h>
 

@@ -31,9 +31,13 @@ typedef struct launch {
     union {
         cm_strided_job strided;
         cm_table_job table;
+        cm_rows_job rows;
     } job;
     int64_t dst_low; /* strided: the lowest byte that is touched, from the start */
     int64_t src_low;
+    uint64_t warp_count;
+    void *copied;   /* rows: where an array of numbers is copied to */
+    uint32_t wrong; /* rows: what is stored at the flag */
 } launch;
 
 int32_t
@@ -185,8 +189,9 @@ strided_run(cm_emulated *emulated, cm_emulated_job *base)
 /* False for a job that a GPU would misread. It is refused here, so that the test that
  * launched it fails. */
 static bool
-strided_is_sane(const cm_strided_job *job)
+strided_is_sane(const launch *what, uint64_t thread_count CM_UNUSED)
 {
+    const cm_strided_job *job = &what->job.strided;
     if (job->ndim > CM_STRIDED_MAX_NDIM || job->itemsize > 16
         || !cm_is_power_of_two(job->itemsize)) {
         return false;
@@ -211,8 +216,9 @@ strided_is_sane(const cm_strided_job *job)
 /* False for a job that a GPU would misread, or would copy only in part. It is refused
  * here, so that the test that launched it fails. */
 static bool
-table_is_sane(const cm_table_job *job, uint64_t thread_count)
+table_is_sane(const launch *what, uint64_t thread_count)
 {
+    const cm_table_job *job = &what->job.table;
     if (job->count > CM_TABLE_MAX_COUNT || job->team_shift < CM_TABLE_MIN_SHIFT
         || job->team_shift > CM_TABLE_MAX_SHIFT || job->spare[0] != 0
         || job->spare[1] != 0
@@ -245,7 +251,269 @@ table_run(cm_emulated *emulated, cm_emulated_job *base)
     return 0;
 }
 
+/* ---- cm_rows_copy ---------------------------------------------------------------------- */
+
+/* One of the two arrays of numbers, as it was when the kernel began. */
+typedef struct numbers {
+    unsigned char *bytes; /* owned; NULL: the numbers are 0, 1, … */
+    int64_t first;        /* where number 0 is in it, and */
+    int64_t stride;       /* how far it is to the next one */
+    uint32_t nbytes;
+    bool is_signed;
+    uint64_t row_count;
+} numbers;
+
+/* The counters of a slot. The kernel has no others, so a step that leaves out a slot,
+ * or comes to one twice, shows here as well. */
+typedef struct slot {
+    uint32_t part;
+    uint64_t group;
+    uint32_t layer;
+} slot;
+
+static void
+copy_numbers(cm_emulated_job *base, unsigned char *dst CM_UNUSED,
+             const unsigned char *src)
+{
+    memcpy(((const launch *)base)->copied, src, base->src.nbytes);
+}
+
+static void
+raise_flag(cm_emulated_job *base, unsigned char *dst,
+           const unsigned char *src CM_UNUSED)
+{
+    const launch *what = (const launch *)base;
+    memcpy(dst, &what->wrong, sizeof(what->wrong));
+}
+
+/* Read an array of the job's numbers, whose rows and signs `out` knows already. */
+static int32_t
+numbers_read(cm_emulated *emulated, launch *what, cm_address start, numbers *out)
+{
+    int64_t reach;
+    if (start == 0) {
+        return 0;
+    }
+    if (!cm_mul_i64((int64_t)what->job.rows.count - 1, out->stride, &reach)) {
+        return CM_CUDA_ILLEGAL_ADDRESS;
+    }
+    if ((start | (uint64_t)out->stride) % out->nbytes != 0) {
+        return CM_CUDA_MISALIGNED_ADDRESS;
+    }
+    out->first = reach < 0 ? -reach : 0;
+    uint64_t nbytes = (uint64_t)(reach < 0 ? -reach : reach) + out->nbytes;
+    out->bytes = malloc(nbytes);
+    if (out->bytes == NULL) {
+        return CM_CUDA_OUT_OF_MEMORY;
+    }
+    what->copied = out->bytes;
+    what->base.touch = copy_numbers;
+    what->base.dst = (cm_emulated_end){.nbytes = 0};
+    what->base.src =
+        (cm_emulated_end){.address = start - (uint64_t)out->first, .nbytes = nbytes};
+    return cm_emulated_touch(emulated, &what->base);
+}
+
+/* Find which row number i names. False if it is none. */
+static bool
+numbers_at(const numbers *from, uint64_t i, uint64_t *out)
+{
+    *out = i;
+    if (from->bytes != NULL) {
+        uint64_t bits = 0; /* as a little-endian machine has them */
+        unsigned unused = 64 - 8 * from->nbytes;
+        memcpy(&bits, from->bytes + from->first + (int64_t)i * from->stride,
+               from->nbytes);
+        *out = bits;
+        if (from->is_signed) {
+            int64_t number = (int64_t)(bits << unused) >> unused;
+            *out = number < 0 ? (uint64_t)number + from->row_count : (uint64_t)number;
+        }
+    }
+    return *out < from->row_count;
+}
+
+static int32_t
+report_wrong(cm_emulated *emulated, launch *what, bool dst_is_right, bool src_is_right)
+{
+    cm_emulated_job *base = &what->base;
+    if (what->job.rows.flag == 0) {
+        return 0;
+    }
+    what->wrong = 0;
+    if (!dst_is_right) {
+        what->wrong |= CM_ROWS_WRONG_DST;
+    }
+    if (!src_is_right) {
+        what->wrong |= CM_ROWS_WRONG_SRC;
+    }
+    base->touch = raise_flag;
+    base->dst = (cm_emulated_end){.address = what->job.rows.flag,
+                                  .nbytes = sizeof(what->wrong)};
+    base->src = (cm_emulated_end){.nbytes = 0};
+    return cm_emulated_touch(emulated, base);
+}
+
+/* Copy what one team copies of a slot: a part of row i. */
+static int32_t
+copy_part(cm_emulated *emulated, launch *what, const numbers *ends, const slot *at,
+          uint64_t i)
+{
+    const cm_rows_job *job = &what->job.rows;
+    cm_emulated_job *base = &what->base;
+    uint64_t to, from;
+    bool dst_is_right = numbers_at(&ends[0], i, &to);
+    bool src_is_right = numbers_at(&ends[1], i, &from);
+    if (!dst_is_right || !src_is_right) {
+        return at->part != 0 ? 0
+                             : report_wrong(emulated, what, dst_is_right, src_is_right);
+    }
+    uint64_t team = UINT64_C(1) << job->team_shift;
+    uint64_t first = at->part * team;
+    if (first >= job->row_units) {
+        return 0;
+    }
+    uint64_t units = job->row_units - first < team ? job->row_units - first : team;
+    from = job->src_is_packed != 0 ? i : from;
+    base->touch = copy_piece;
+    base->dst.address =
+        job->dst[at->layer] + to * (uint64_t)job->dst_stride + first * job->unit;
+    base->src.address =
+        job->src[at->layer] + from * (uint64_t)job->src_stride + first * job->unit;
+    if (base->dst.address % job->unit != 0 || base->src.address % job->unit != 0) {
+        return CM_CUDA_MISALIGNED_ADDRESS;
+    }
+    base->dst.nbytes = base->src.nbytes = units * job->unit;
+    return cm_emulated_touch(emulated, base);
+}
+
+static int32_t
+copy_slot(cm_emulated *emulated, launch *what, const numbers *ends, const slot *at)
+{
+    const cm_rows_job *job = &what->job.rows;
+    uint32_t shift = CM_ROWS_WARP_SHIFT - job->team_shift;
+    uint64_t first = at->group << shift;
+    for (uint64_t i = first; i < first + (UINT64_C(1) << shift) && i < job->count;
+         i++) {
+        CM_TRY_CODE(copy_part(emulated, what, ends, at, i));
+    }
+    return 0;
+}
+
+/* Go on by so many parts, groups and layers, as the kernel does. */
+static void
+slot_advance(slot *at, const cm_rows_job *job, uint32_t parts, uint64_t groups,
+             uint32_t layers)
+{
+    at->part += parts;
+    if (at->part >= job->part_count) {
+        at->part -= job->part_count;
+        at->group++;
+    }
+    at->group += groups;
+    if (at->group >= job->group_count) {
+        at->group -= job->group_count;
+        at->layer++;
+    }
+    at->layer += layers;
+}
+
+static int32_t
+warp_run(cm_emulated *emulated, launch *what, const numbers *ends, uint64_t warp)
+{
+    const cm_rows_job *job = &what->job.rows;
+    uint64_t number = warp * CM_ROWS_SLOTS;
+    uint64_t group = number / job->part_count;
+    slot at = {.part = (uint32_t)(number % job->part_count),
+               .group = group % job->group_count,
+               .layer = (uint32_t)(group / job->group_count)};
+    while (at.layer < job->layer_count) {
+        slot next = at;
+        for (int k = 0; k < CM_ROWS_SLOTS && next.layer < job->layer_count; k++) {
+            CM_TRY_CODE(copy_slot(emulated, what, ends, &next));
+            slot_advance(&next, job, 1, 0, 0);
+        }
+        slot_advance(&at, job, job->step_parts, job->step_groups, job->step_layers);
+    }
+    return 0;
+}
+
+static int32_t
+rows_run(cm_emulated *emulated, cm_emulated_job *base)
+{
+    launch *what = (launch *)base;
+    const cm_rows_job *job = &what->job.rows;
+    numbers ends[2] = {{.stride = job->dst_rows_stride,
+                        .nbytes = job->dst_row_nbytes,
+                        .is_signed = job->dst_row_is_signed != 0,
+                        .row_count = job->dst_count},
+                       {.stride = job->src_rows_stride,
+                        .nbytes = job->src_row_nbytes,
+                        .is_signed = job->src_row_is_signed != 0,
+                        .row_count = job->src_count}};
+    int32_t code = numbers_read(emulated, what, job->dst_rows, &ends[0]);
+    if (code == 0) {
+        code = numbers_read(emulated, what, job->src_rows, &ends[1]);
+    }
+    for (uint64_t warp = 0; code == 0 && warp < what->warp_count; warp++) {
+        code = warp_run(emulated, what, ends, warp);
+    }
+    free(ends[0].bytes);
+    free(ends[1].bytes);
+    return code;
+}
+
+static bool
+row_numbers_are_sane(cm_address address, uint32_t nbytes)
+{
+    return address == 0 ? nbytes == 0 : nbytes <= 8 && cm_is_power_of_two(nbytes);
+}
+
+/* What a GPU would read as nonsense, or would copy only in part or twice, is refused
+ * here, where the test sees it. */
+static bool
+rows_is_sane(const launch *what, uint64_t thread_count)
+{
+    const cm_rows_job *job = &what->job.rows;
+    if (job->layer_count > CM_ROWS_MAX_LAYERS || job->unit > 16
+        || !cm_is_power_of_two(job->unit) || job->team_shift > CM_ROWS_WARP_SHIFT
+        || job->part_count == 0 || job->group_count == 0 || job->spare[0] != 0
+        || job->spare[1] != 0 || job->spare[2] != 0 || job->count > INT64_MAX
+        || job->dst_count > INT64_MAX || job->src_count > INT64_MAX
+        || !row_numbers_are_sane(job->dst_rows, job->dst_row_nbytes)
+        || !row_numbers_are_sane(job->src_rows, job->src_row_nbytes)) {
+        return false;
+    }
+    uint64_t team = UINT64_C(1) << job->team_shift;
+    uint64_t rows = UINT64_C(1) << (CM_ROWS_WARP_SHIFT - job->team_shift);
+    /* Divisions round up, so that the last part and the last group are not empty. */
+    uint64_t parts = job->row_units / team + (job->row_units % team != 0 ? 1 : 0);
+    uint64_t groups = job->count / rows + (job->count % rows != 0 ? 1 : 0);
+    uint64_t slots = (thread_count >> CM_ROWS_WARP_SHIFT) * CM_ROWS_SLOTS;
+    return thread_count % (UINT64_C(1) << CM_ROWS_WARP_SHIFT) == 0
+           && slots <= UINT32_MAX && job->part_count == (parts > 0 ? parts : 1)
+           && job->group_count == groups && job->step_parts == slots % job->part_count
+           && job->step_groups == slots / job->part_count % job->group_count
+           && job->step_layers == slots / job->part_count / job->group_count;
+}
+
 /* ---- launching ------------------------------------------------------------------------- */
+
+/* What is to be known of each kernel, by the number in the handle of its function. */
+typedef struct kernel_fact {
+    uint64_t nbytes; /* of its parameter */
+    int32_t (*run)(cm_emulated *emulated, cm_emulated_job *base);
+    void (*touch)(cm_emulated_job *base, unsigned char *dst, const unsigned char *src);
+    bool (*is_sane)(const launch *what, uint64_t thread_count);
+} kernel_fact;
+
+static const kernel_fact facts[HANDLE_COUNT] = {
+    [CM_KERNEL_STRIDED + 1] = {sizeof(cm_strided_job), strided_run, copy_elements,
+                               strided_is_sane},
+    [CM_KERNEL_TABLE + 1] = {sizeof(cm_table_job), table_run, copy_piece,
+                             table_is_sane},
+    [CM_KERNEL_ROWS + 1] = {sizeof(cm_rows_job), rows_run, copy_piece, rows_is_sane},
+};
 
 int32_t
 cm_emulated_op_kernel_launch(cm_emulated *emulated, uint64_t function,
@@ -265,19 +533,17 @@ cm_emulated_op_kernel_launch(cm_emulated *emulated, uint64_t function,
         || threads_per_block > THREADS_PER_BLOCK_MAX) {
         return CM_CUDA_INVALID_CONFIGURATION;
     }
-    bool is_table = which == CM_KERNEL_TABLE + 1;
-    if (params == NULL
-        || params_nbytes
-               != (is_table ? sizeof(cm_table_job) : sizeof(cm_strided_job))) {
+    const kernel_fact *fact = &facts[which];
+    if (params == NULL || params_nbytes != fact->nbytes) {
         return CM_CUDA_INVALID_VALUE;
     }
-    launch what = {.base = {.run = is_table ? table_run : strided_run,
-                            .touch = is_table ? copy_piece : copy_elements,
-                            .device = device}};
-    memcpy(&what.job, params, params_nbytes);
     uint64_t thread_count = (uint64_t)block_count * threads_per_block;
-    if (is_table ? !table_is_sane(&what.job.table, thread_count)
-                 : !strided_is_sane(&what.job.strided)) {
+    launch what = {
+        .base = {.run = fact->run, .touch = fact->touch, .device = device},
+        .warp_count = thread_count >> CM_ROWS_WARP_SHIFT,
+    };
+    memcpy(&what.job, params, params_nbytes);
+    if (!fact->is_sane(&what, thread_count)) {
         return CM_CUDA_INVALID_VALUE;
     }
     return cm_emulated_submit(emulated, stream, &what.base, sizeof(what), false);

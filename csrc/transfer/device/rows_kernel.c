@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How many threads share a row, how wide they copy, and how many blocks there are.
+ *
+ * A warp loads CM_ROWS_SLOTS units a thread before it stores any, 2 KiB in units of 16
+ * bytes. The BUS_BLOCKS blocks of a copy over the bus so have up to 1 MiB on its way,
+ * several times what the bus needs for as long as a read of host memory takes. More
+ * blocks would only take multiprocessors from the work beside the copy. */
+#include "transfer/device/rows_kernel.h"
+
+#include <string.h>
+
+#include "base/checked_math.h"
+
+enum {
+    THREADS_PER_BLOCK = 512,
+    WARPS_PER_BLOCK = THREADS_PER_BLOCK >> CM_ROWS_WARP_SHIFT,
+    BUS_BLOCKS = 32,
+    BLOCKS_PER_SM = 2,       /* of a copy within a device, which its memory limits */
+    MAX_UNIT = 16,           /* the widest load and store */
+    MIN_LONG_TEAM_SHIFT = 3, /* 8 units of 16 bytes are one line of a device's caches */
+    MAX_TRIED_UNITS = 1024,  /* in longer rows a part that is not full costs little */
+    MAX_BLOCKS = 1 << 14, /* the number of a warp's first slot then fits in 32 bits */
+};
+
+/* With so many parts the counters of the kernel hold in 32 bits, even while a step is
+ * added. */
+#define MAX_PARTS (UINT64_C(1) << 31)
+
+/* Find the widest unit that addresses, strides and the length of rows are all multiples
+ * of. */
+static uint32_t
+unit_of(const cm_rows_layer *layer)
+{
+    uint64_t bits = MAX_UNIT | layer->row_nbytes;
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        bits |= layer->address[side] | (uint64_t)layer->stride[side];
+    }
+    return (uint32_t)(bits & (~bits + 1));
+}
+
+static uint64_t
+parts_of(uint64_t units, uint32_t team_shift)
+{
+    uint64_t parts = (units >> team_shift)
+                     + ((units & ((UINT64_C(1) << team_shift) - 1)) != 0 ? 1 : 0);
+    return parts > 0 ? parts : 1;
+}
+
+/* Choose the team that leaves the fewest threads without a unit, and the largest of
+ * these: rows of 33 units go better as 5 parts of 8 threads than as 2 of 32, while a
+ * row of 16 units leaves room for another one in the same warp. Of a row of a few units
+ * each thread has one. */
+static uint32_t
+choose_team(uint64_t units)
+{
+    uint32_t shift = CM_ROWS_WARP_SHIFT;
+    if (units > MAX_TRIED_UNITS) {
+        return shift;
+    }
+    for (uint32_t tried = CM_ROWS_WARP_SHIFT; tried-- > 0;) {
+        bool is_too_small = tried < MIN_LONG_TEAM_SHIFT && units > UINT64_C(1) << tried;
+        if (!is_too_small
+            && parts_of(units, tried) << tried < parts_of(units, shift) << shift) {
+            shift = tried;
+        }
+    }
+    return shift;
+}
+
+cm_status
+cm_rows_job_init(cm_rows_job *job, const cm_rows_move *move, const cm_rows_layer *layer)
+{
+    const cm_row_numbers *dst = &move->numbers[CM_DST];
+    const cm_row_numbers *src = &move->numbers[CM_SRC];
+    uint32_t unit = unit_of(layer);
+    uint64_t units = layer->row_nbytes / unit;
+    uint32_t shift = choose_team(units);
+    uint64_t parts = parts_of(units, shift);
+    if (parts > MAX_PARTS) {
+        return cm_fail(CM_EOVERFLOW, layer->row_nbytes);
+    }
+    if (move->count > INT64_MAX || layer->row_count[CM_DST] > INT64_MAX
+        || layer->row_count[CM_SRC] > INT64_MAX) {
+        return cm_fail(CM_EOVERFLOW, move->count);
+    }
+    *job = (cm_rows_job){
+        .dst_rows = dst->address,
+        .src_rows = src->address,
+        .dst_rows_stride = dst->stride,
+        .src_rows_stride = src->stride,
+        .count = move->count,
+        .dst_count = layer->row_count[CM_DST],
+        .src_count = layer->row_count[CM_SRC],
+        .dst_stride = layer->stride[CM_DST],
+        .src_stride = layer->stride[CM_SRC],
+        .row_units = units,
+        .flag = move->flag,
+        .group_count = parts_of(move->count, CM_ROWS_WARP_SHIFT - shift),
+        .part_count = (uint32_t)parts,
+        .unit = unit,
+        .team_shift = shift,
+        .src_is_packed = move->is_packed,
+    };
+    if (dst->address != 0) {
+        job->dst_row_nbytes = dst->nbytes;
+        job->dst_row_is_signed = dst->is_signed;
+    }
+    if (src->address != 0) {
+        job->src_row_nbytes = src->nbytes;
+        job->src_row_is_signed = src->is_signed;
+    }
+    return cm_ok();
+}
+
+/* Can both layers go in one launch? */
+static bool
+are_alike(const cm_rows_layer *a, const cm_rows_layer *b)
+{
+    return a->row_nbytes == b->row_nbytes && unit_of(a) == unit_of(b)
+           && memcmp(a->stride, b->stride, sizeof(a->stride)) == 0
+           && memcmp(a->row_count, b->row_count, sizeof(a->row_count)) == 0;
+}
+
+static cm_status
+find_block_limit(cm_runtime *rt, int device, const cm_rows_move *move, uint32_t *limit)
+{
+    int sms;
+    if (move->max_sms != 0) {
+        *limit = move->max_sms < MAX_BLOCKS ? move->max_sms : MAX_BLOCKS;
+        return cm_ok();
+    }
+    if (move->is_over_bus) {
+        *limit = BUS_BLOCKS;
+        return cm_ok();
+    }
+    CM_TRY(cm_rt_device_attribute(rt, CM_ATTRIBUTE_multiprocessor_count, device, &sms));
+    *limit = sms > 0 ? (uint32_t)sms * BLOCKS_PER_SM : BUS_BLOCKS;
+    return cm_ok();
+}
+
+/* Take as many blocks as have something to do, up to the limit, and tell the kernel by
+ * how many slots its warps go on. */
+static uint32_t
+choose_blocks(cm_rows_job *job, uint32_t limit)
+{
+    uint64_t slots;
+    if (!cm_mul_u64(job->group_count, job->part_count, &slots)
+        || !cm_mul_u64(slots, job->layer_count, &slots)) {
+        slots = UINT64_MAX;
+    }
+    const uint64_t block_slots = WARPS_PER_BLOCK * CM_ROWS_SLOTS;
+    uint64_t blocks = slots / block_slots + (slots % block_slots != 0 ? 1 : 0);
+    blocks = blocks < limit ? blocks : limit;
+    uint64_t step = blocks * block_slots;
+    job->step_parts = (uint32_t)(step % job->part_count);
+    step /= job->part_count;
+    job->step_groups = step % job->group_count;
+    job->step_layers = (uint32_t)(step / job->group_count);
+    return (uint32_t)blocks;
+}
+
+/* Describe the first layer and those after it that are like it, as many as one launch
+ * takes. */
+static cm_status
+collect_layers(cm_rows_job *job, const cm_rows_move *move, const cm_rows_layer *layers,
+               uint64_t layer_count)
+{
+    CM_TRY(cm_rows_job_init(job, move, layers));
+    while (job->layer_count < layer_count && job->layer_count < CM_ROWS_MAX_LAYERS
+           && are_alike(layers, &layers[job->layer_count])) {
+        const cm_rows_layer *layer = &layers[job->layer_count];
+        job->dst[job->layer_count] = layer->address[CM_DST];
+        job->src[job->layer_count] = layer->address[CM_SRC];
+        job->layer_count++;
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_rows_launch(cm_kernels *kernels, int device, const cm_rows_move *move,
+               const cm_rows_layer *layers, uint64_t layer_count, uint64_t stream)
+{
+    uint64_t function;
+    uint32_t limit;
+    cm_rows_job job;
+    if (move->count == 0 || layer_count == 0) {
+        return cm_ok();
+    }
+    CM_TRY(cm_kernels_find(kernels, CM_KERNEL_ROWS, device, &function));
+    CM_TRY(find_block_limit(kernels->rt, device, move, &limit));
+    for (uint64_t done = 0; done < layer_count; done += job.layer_count) {
+        CM_TRY(collect_layers(&job, move, &layers[done], layer_count - done));
+        uint32_t blocks = choose_blocks(&job, limit);
+        CM_TRY(cm_rt_kernel_launch(kernels->rt, function, blocks, THREADS_PER_BLOCK,
+                                   &job, sizeof(job), stream));
+    }
+    return cm_ok();
+}
