@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PTX text of the kernel that copies rows, run without a GPU (support/ptx.py)."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+from support.ptx import Kernel, Memory
+
+# The text is compiled by the driver and does not depend on Python.
+pytestmark = pytest.mark.any_python
+
+TEXT = Path(__file__).resolve().parents[2] / "csrc/transfer/device/rows.ptx"
+WARP, SLOTS, MAX_LAYERS = 32, 4, 246
+DST, SRC, DST_ROWS, SRC_ROWS, FLAG = (k << 32 for k in range(1, 6))
+
+
+def up(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class Job:
+    """A launch, of which rows(), expected() and got() tell what became of it."""
+
+    def __init__(self, roll: random.Random, *, unit: int, shift: int, units: int):
+        self.roll = roll
+        self.unit, self.shift, self.units = unit, shift, units
+        self.layers = roll.choice([1, 1, 2, 5])
+        self.rows = roll.randint(1, 40)  # rows that either array has
+        self.count = roll.randint(1, self.rows)
+        self.packed = roll.random() < 0.2
+        nbytes = units * unit
+        self.strides = [nbytes + roll.randint(0, 2) * unit for _ in range(2)]
+        self.memory = Memory()
+        room = self.layers * self.rows * max(*self.strides, 1) + 64
+        self.memory.add(DST, bytearray(b"\xee" * room))
+        self.memory.add(SRC, bytearray(roll.randbytes(room)))
+        self.memory.add(FLAG, bytearray(4))
+        self.numbers = [self._numbers(DST_ROWS, True), self._numbers(SRC_ROWS, False)]
+
+    def _numbers(self, address: int, is_distinct: bool) -> dict[str, int | list[int]]:
+        """Put an array of numbers into memory; some of them name no row."""
+        roll = self.roll
+        rows = list(range(self.rows))
+        roll.shuffle(rows)
+        if roll.random() < 0.2:
+            rows = list(range(self.count))
+            return {"address": 0, "stride": 0, "nbytes": 0, "signed": 0, "rows": rows}
+        nbytes, signed = roll.choice([1, 2, 4, 8]), roll.random() < 0.5
+        stride = nbytes * roll.choice([1, 3])
+        rows = rows if is_distinct else roll.choices(rows, k=self.rows)
+        rows = rows[: self.count]
+        if roll.random() < 0.3:
+            worst = (1 << 8 * nbytes - signed) - 1
+            wrong = [self.rows, worst, *([-self.rows - 1, -worst - 1] * signed)]
+            rows[roll.randrange(self.count)] = roll.choice(wrong)
+        piece = bytearray(stride * self.count)
+        for i, row in enumerate(rows):
+            is_from_end = signed and 0 <= row < self.rows and roll.random() < 0.5
+            number = row - self.rows if is_from_end else row
+            piece[i * stride : i * stride + nbytes] = number.to_bytes(
+                nbytes, "little", signed=signed
+            )
+        self.memory.add(address, piece)
+        return {
+            "address": address,
+            "stride": stride,
+            "nbytes": nbytes,
+            "signed": signed,
+            "rows": rows,
+        }
+
+    def bytes(self, warps: int) -> bytes:
+        """Return the parameter, whose layout tests/c/test_rows_kernel.c asserts."""
+        dst, src = self.numbers
+        groups = up(self.count, WARP >> self.shift)
+        parts = max(1, up(self.units, 1 << self.shift))
+        carried, step_parts = divmod(warps * SLOTS, parts)
+        step_layers, step_groups = divmod(carried, groups)
+        head = struct.pack(
+            "<4q3Q2q4Q11I3I",
+            *(dst["address"], src["address"], dst["stride"], src["stride"]),
+            *(self.count, self.rows, self.rows, *self.strides),
+            *(self.units, FLAG, groups, step_groups),
+            *(step_parts, step_layers, parts, self.layers, self.unit, self.shift),
+            *(dst["nbytes"], src["nbytes"], dst["signed"], src["signed"]),
+            *(self.packed, 0, 0, 0),
+        )
+        ends = []
+        for end, stride in zip((DST, SRC), self.strides, strict=True):
+            starts = [end + k * self.rows * stride for k in range(self.layers)]
+            ends += starts + [0] * (MAX_LAYERS - self.layers)
+        return head + struct.pack(f"<{2 * MAX_LAYERS}Q", *ends)
+
+    def expected(self) -> tuple[bytearray, set[int]]:
+        """Return the target's bytes, and what the flag may be."""
+        out = bytearray(self.memory.pieces[DST])
+        src = self.memory.pieces[SRC]
+        nbytes = self.units * self.unit
+        flags = set()
+        for i in range(self.count):
+            to, given = (each["rows"][i] for each in self.numbers)
+            wrong = 1 * (not 0 <= to < self.rows) + 2 * (not 0 <= given < self.rows)
+            if wrong:
+                flags.add(wrong)
+                continue
+            for k in range(self.layers):
+                a = (k * self.rows + to) * self.strides[0]
+                b = (k * self.rows + (i if self.packed else given)) * self.strides[1]
+                out[a : a + nbytes] = src[b : b + nbytes]
+        return out, flags or {0}
+
+
+@pytest.mark.skipif(not TEXT.is_file(), reason="the C sources are not here")
+@pytest.mark.parametrize("unit", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("shift", [0, 3, 4, 5])
+def test_rows_kernel_text_copies_what_its_parameter_says(unit: int, shift: int) -> None:
+    kernel = Kernel(TEXT.read_text())
+    for seed in range(6):
+        roll = random.Random(f"{unit} {shift} {seed}")
+        # a row of 0, 1, 3 or 5 parts: the last two divide no step of a warp
+        full = 1 << shift
+        units = roll.choice([0, 1, full - 1, full, 2 * full + 1, 4 * full + 1])
+        job = Job(roll, unit=unit, shift=shift, units=units)
+        blocks, threads = roll.choice([(1, WARP), (2, 2 * WARP), (1, 3 * WARP)])
+        out, flags = job.expected()
+        params = job.bytes(blocks * threads // WARP)
+        assert len(params) == 4096
+        kernel.run(job.memory, params, blocks, threads)
+        assert job.memory.pieces[DST] == out, seed
+        assert job.memory.load(FLAG, 4) in flags, seed
+        assert job.memory.load(FLAG, 4) or flags == {0}

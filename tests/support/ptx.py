@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a kernel's PTX text thread by thread, where there is no GPU.
+
+The emulated device runs kernels that are written in C, so a slip in the text itself would
+show on a GPU alone. This runs the text, slowly, for the few instructions that the kernels
+of integers consist of; an instruction that it does not know is a KeyError. Threads run one
+after another, so it finds no race. Memory is a few pieces at addresses of their own, and an
+access that is misaligned or leaves its piece is an error.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+#: A thread that takes more instructions is in a loop that does not end.
+_MOST_STEPS = 1_000_000
+_BITS = {"8": 8, "16": 16, "32": 32, "64": 64}
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "ge": operator.ge,
+    "gt": operator.gt,
+}
+_COMPUTE: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul.lo": operator.mul,
+    "mul.wide": operator.mul,
+    "div": operator.floordiv,
+    "min": min,
+    "and": operator.and_,
+    "or": operator.or_,
+    "shl": lambda a, b: a << b,
+    "shr": lambda a, b: a >> b,
+}
+
+
+class Instruction(NamedTuple):
+    """One instruction: `@guard op operands`."""
+
+    guard: str  # a predicate, with "!" before it if it has to be false, or nothing
+    op: str  # with neither its type nor hints to the caches
+    kind: str  # its type: u32, s64, v4.u32, pred, ...
+    operands: list[str]
+
+
+class Memory:
+    """Pieces of memory at addresses of the test's choice."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, bytearray] = {}
+
+    def add(self, address: int, piece: bytearray) -> int:
+        """Put a piece of memory at an address, and return that."""
+        self.pieces[address] = piece
+        return address
+
+    def _find(self, address: int, nbytes: int) -> tuple[bytearray, int]:
+        if address % nbytes:
+            raise ValueError(f"{nbytes} bytes at {address:#x} are misaligned")
+        for start, piece in self.pieces.items():
+            if start <= address and address + nbytes <= start + len(piece):
+                return piece, address - start
+        raise ValueError(f"{nbytes} bytes at {address:#x} are nobody's")
+
+    def load(self, address: int, nbytes: int) -> int:
+        piece, at = self._find(address, nbytes)
+        return int.from_bytes(piece[at : at + nbytes], "little")
+
+    def store(self, address: int, nbytes: int, value: int) -> None:
+        piece, at = self._find(address, nbytes)
+        piece[at : at + nbytes] = value.to_bytes(nbytes, "little")
+
+
+class Kernel:
+    """The text of one kernel, whose parameter is one struct."""
+
+    def __init__(self, text: str) -> None:
+        self.code: list[Instruction] = []
+        self.labels: dict[str, int] = {}
+        body = re.sub(r"//.*", "", text[text.index("{") + 1 : text.rindex("}")])
+        for line in filter(None, map(str.strip, body.splitlines())):
+            label = re.match(r"(\w+):\s*", line)
+            if label:
+                self.labels[label[1]] = len(self.code)
+            rest = line[label.end() :] if label else line
+            if rest and not rest.startswith(".reg"):
+                self.code.append(self._read(rest))
+
+    @staticmethod
+    def _read(line: str) -> Instruction:
+        found = re.fullmatch(r"(?:@(!?%\w+) )?([\w.]+)\s*(.*);", line)
+        if found is None:
+            raise ValueError(f"not understood: {line}")
+        guard, op, rest = found.groups(default="")
+        kind = re.search(r"\.((?:v4\.)?[usbf]\d+|pred|s32)(?:\.[usb]\d+)?$", op)
+        op = op[: kind.start()] if kind else op
+        for hint in (".cs", ".volatile", ".uni"):
+            op = op.replace(hint, "")
+        vector = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", rest)
+        return Instruction(guard, op, kind[1] if kind else "", vector)
+
+    def run(self, memory: Memory, params: bytes, blocks: int, threads: int) -> None:
+        """Run a grid, one thread after another."""
+        for block in range(blocks):
+            for thread in range(threads):
+                _Thread(self, memory, params, (block, blocks, thread, threads)).run()
+
+
+class _Thread:
+    def __init__(
+        self, kernel: Kernel, memory: Memory, params: bytes, place: tuple[int, ...]
+    ) -> None:
+        names = ("%ctaid.x", "%nctaid.x", "%tid.x", "%ntid.x")
+        self.registers: dict[str, int] = dict(zip(names, place, strict=True))
+        self.kernel = kernel
+        self.memory = memory
+        self.params = params
+
+    def run(self) -> None:
+        at = 0
+        for _ in range(_MOST_STEPS):
+            guard, op, kind, operands = self.kernel.code[at]
+            at += 1
+            wanted = not guard.startswith("!")
+            if guard and bool(self.registers[guard.lstrip("!")]) != wanted:
+                continue
+            if op == "ret":
+                return
+            if op == "bra":
+                at = self.kernel.labels[operands[0]]
+            elif op.split(".")[0] in ("ld", "st"):
+                self._move(op, kind, operands)
+            else:
+                self.registers[operands[0]] = self._compute(op, kind, operands[1:])
+        raise RuntimeError(f"a thread has not ended after {_MOST_STEPS} instructions")
+
+    def _value(self, operand: str, kind: str) -> int:
+        value = self.registers[operand] if operand[0] == "%" else int(operand, 0)
+        if kind == "pred":
+            return value
+        bits = _BITS[kind[1:]]
+        value &= (1 << bits) - 1
+        return value - (value >> bits - 1 << bits) if kind[0] == "s" else value
+
+    def _compute(self, op: str, kind: str, operands: list[str]) -> int:
+        name, *more = op.split(".")
+        if name == "mov" and operands[0] == "job":
+            return 0  # the parameter begins at address 0 of its own space
+        if name in ("mov", "cvt"):
+            return self._value(operands[0], kind)
+        if name == "selp":
+            chosen = operands[0 if self.registers[operands[2]] else 1]
+            return self._value(chosen, kind)
+        amount = "u32" if name in ("shl", "shr") else kind
+        a, b = self._value(operands[0], kind), self._value(operands[1], amount)
+        if name == "mad":
+            return a * b + self._value(operands[2], kind)
+        if name == "setp":
+            answer = _COMPARE[more[0]](a, b)
+            return answer and bool(self.registers[operands[2]]) if more[1:] else answer
+        return _COMPUTE[op](a, b)
+
+    def _address(self, operand: str, base: int) -> int:
+        name, _, offset = operand.strip("[]").partition("+")
+        start = base if name == "job" else self.registers[name]
+        return start + int(offset or 0) & (1 << 64) - 1
+
+    def _move(self, op: str, kind: str, operands: list[str]) -> None:
+        nbytes = _BITS[kind.removeprefix("v4.")[1:]] // 8
+        names, at = operands if op.startswith("ld") else reversed(operands)
+        address = self._address(at, 0)
+        if op == "ld.param":
+            data = self.params[address : address + nbytes]
+            self.registers[names] = int.from_bytes(data, "little")
+            return
+        if kind.startswith("v4.") and address % (4 * nbytes):
+            raise ValueError(f"a vector at {address:#x} is misaligned")
+        for k, name in enumerate(self._each(names)):
+            if op == "ld.global":
+                self.registers[name] = self.memory.load(address + k * nbytes, nbytes)
+            else:
+                value = self._value(name, f"u{8 * nbytes}")
+                self.memory.store(address + k * nbytes, nbytes, value)
+
+    @staticmethod
+    def _each(names: str) -> Iterator[str]:
+        return iter(names.strip("{}").replace(" ", "").split(","))
