@@ -113,6 +113,27 @@ def deny_peers(denied: bool) -> None:
     _hook("deny_peers")(denied)
 
 
+def copy_rows(
+    dsts: list[Any],
+    srcs: list[Any],
+    dst_rows: Any,
+    src_rows: Any,
+    flag: Any,
+    *,
+    max_sms: int = 0,
+    repeat: int = 1,
+) -> float:
+    """Copy rows of buffers by the kernel, and wait.
+
+    Each pair of `dsts` and `srcs` is a layer. The numbers of rows are buffers of integers,
+    or None for 0, 1, and so on. `flag` is a buffer of one uint32, into which the kernel
+    stores what is wrong with a number. Returns the milliseconds that the device took for
+    all launches but the first.
+    """
+    hook = _hook("copy_rows")
+    return hook(dsts, srcs, dst_rows, src_rows, flag, max_sms, repeat)
+
+
 # -- calls of the runtime: counted, failed, delayed ---------------------------------
 
 

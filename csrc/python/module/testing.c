@@ -17,6 +17,8 @@
 #include "python/protocols/protocols.h"
 #include "runtime/emulated/emulated.h"
 #include "runtime/faults.h"
+#include "runtime/scope.h"
+#include "transfer/device/rows_kernel.h"
 
 /* Set found[name] = value. *found may be NULL, and becomes NULL on failure. */
 static void
@@ -28,6 +30,16 @@ put(PyObject **found, const char *name, uint64_t value)
         Py_CLEAR(*found);
     }
     Py_XDECREF(number);
+}
+
+static bool
+is_buffer(PyObject *module, PyObject *object)
+{
+    if (PyObject_TypeCheck(object, cm_state_of_module(module)->buffer_type)) {
+        return true;
+    }
+    (void)cm_arg_refuse(object, "buffer", "a Buffer");
+    return false;
 }
 
 /* -- what is alive ------------------------------------------------------------------------ */
@@ -151,6 +163,198 @@ deny_peers(PyObject *module, PyObject *denied)
     }
     cm_engine_deny_peers(engine, is_denied != 0);
     Py_RETURN_NONE;
+}
+
+/* What copy_rows() asks of the kernel. */
+typedef struct rows_call {
+    cm_rows_move move;
+    cm_rows_layer *layers; /* owned */
+    Py_ssize_t layer_count;
+    int device; /* -1 until a buffer of a device is seen */
+    int repeat;
+    float milliseconds;
+} rows_call;
+
+/* Describe a buffer of any kind that a device reaches. False with an exception. */
+static bool
+read_rows_end(PyObject *module, PyObject *object, rows_call *call, cm_region *region)
+{
+    if (!is_buffer(module, object)) {
+        return false;
+    }
+    cm_buffer_region((cm_buffer *)(void *)object, region);
+    if (region->address == 0 || region->ndim == 0) {
+        PyErr_SetString(PyExc_ValueError, "a device reaches no rows of this buffer");
+        return false;
+    }
+    if (cm_kind_is_on_device(region->kind)) {
+        call->device = region->device;
+    }
+    else if (cm_kind_is_page_locked(region->kind)) {
+        call->move.is_over_bus = true;
+    }
+    return true;
+}
+
+static bool
+read_layer_end(PyObject *module, PyObject *object, rows_call *call, int side,
+               cm_rows_layer *layer)
+{
+    cm_region region, row;
+    int64_t count;
+    if (!read_rows_end(module, object, call, &region)) {
+        return false;
+    }
+    row = region;
+    row.ndim--;
+    memmove(row.shape, row.shape + 1, sizeof(row.shape) - sizeof(*row.shape));
+    memmove(row.strides, row.strides + 1, sizeof(row.strides) - sizeof(*row.strides));
+    if (!cm_is_ok(cm_region_count(&row, &count)) || !cm_region_is_c_contiguous(&row)) {
+        PyErr_SetString(PyExc_ValueError, "the rows have gaps");
+        return false;
+    }
+    layer->address[side] = region.address;
+    layer->stride[side] = region.strides[0];
+    layer->row_count[side] = (uint64_t)region.shape[0];
+    layer->row_nbytes = (uint64_t)(count * region.itemsize);
+    return true;
+}
+
+/* Read an array of numbers, whose length says how many rows are copied, or None. */
+static bool
+read_numbers(PyObject *module, PyObject *object, rows_call *call, int side)
+{
+    cm_region region;
+    if (object == Py_None) {
+        return true;
+    }
+    bool was_over_bus = call->move.is_over_bus;
+    if (!read_rows_end(module, object, call, &region)) {
+        return false;
+    }
+    call->move.is_over_bus = was_over_bus; /* numbers are few bytes */
+    call->move.count = (uint64_t)region.shape[0];
+    PyObject *dtype = ((cm_buffer *)(void *)object)->dtype;
+    call->move.numbers[side] =
+        (cm_row_numbers){.address = region.address,
+                         .stride = region.strides[0],
+                         .nbytes = (uint32_t)region.itemsize,
+                         .is_signed = cm_numpy_letter(dtype) == 'i'};
+    return true;
+}
+
+/* Queue all launches on a stream of their own, and time all but the first. */
+static cm_status
+time_rows(cm_kernels *kernels, rows_call *call, uint64_t stream, uint64_t start,
+          uint64_t end)
+{
+    cm_runtime *rt = kernels->rt;
+    uint64_t count = (uint64_t)call->layer_count;
+    CM_TRY(cm_rt_device_synchronize(rt));
+    for (int i = 0; i < call->repeat; i++) {
+        CM_TRY(cm_rows_launch(kernels, call->device, &call->move, call->layers, count,
+                              stream));
+        if (i == 0) {
+            CM_TRY(cm_rt_event_record(rt, start, stream));
+        }
+    }
+    CM_TRY(cm_rt_event_record(rt, end, stream));
+    CM_TRY(cm_rt_stream_synchronize(rt, stream));
+    return cm_rt_event_elapsed(rt, start, end, &call->milliseconds);
+}
+
+static cm_status
+run_rows(cm_runtime *rt, rows_call *call)
+{
+    cm_kernels kernels = {.rt = rt};
+    uint64_t stream = 0, start = 0, end = 0;
+    cm_status status = cm_rt_stream_create(rt, CM_STREAM_NON_BLOCKING, 0, &stream);
+    if (cm_is_ok(status)) {
+        status = cm_rt_event_create(rt, 0, &start);
+    }
+    if (cm_is_ok(status)) {
+        status = cm_rt_event_create(rt, 0, &end);
+    }
+    if (cm_is_ok(status)) {
+        status = time_rows(&kernels, call, stream, start, end);
+    }
+    if (end != 0) {
+        status = cm_first_failure(status, cm_rt_event_destroy(rt, end));
+    }
+    if (start != 0) {
+        status = cm_first_failure(status, cm_rt_event_destroy(rt, start));
+    }
+    if (stream != 0) {
+        status = cm_first_failure(status, cm_rt_stream_destroy(rt, stream));
+    }
+    return cm_first_failure(status, cm_kernels_fini(&kernels));
+}
+
+/* Read both lists of layers. False with an exception. */
+static bool
+read_layers(PyObject *module, PyObject *dsts, PyObject *srcs, rows_call *call)
+{
+    call->layer_count = PyList_Size(dsts);
+    if (call->layer_count == 0) {
+        PyErr_SetString(PyExc_ValueError, "there are no layers");
+        return false;
+    }
+    call->layers = PyMem_Calloc((size_t)call->layer_count, sizeof(*call->layers));
+    if (call->layers == NULL) {
+        (void)PyErr_NoMemory();
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < call->layer_count; i++) {
+        PyObject *dst = PyList_GetItem(dsts, i);
+        PyObject *src = PyList_GetItem(srcs, i); /* IndexError if there are fewer */
+        if (src == NULL || !read_layer_end(module, dst, call, CM_DST, &call->layers[i])
+            || !read_layer_end(module, src, call, CM_SRC, &call->layers[i])) {
+            return false;
+        }
+    }
+    call->move.count = call->layers[0].row_count[CM_DST];
+    return true;
+}
+
+/* Read the arguments. False with an exception; the layers are the caller's to free. */
+static bool
+read_rows_call(PyObject *module, PyObject *args, rows_call *call)
+{
+    PyObject *dsts, *srcs, *dst_rows, *src_rows, *flag;
+    cm_region flagged;
+    if (!PyArg_ParseTuple(args, "O!O!OOOIi:_test_copy_rows", &PyList_Type, &dsts,
+                          &PyList_Type, &srcs, &dst_rows, &src_rows, &flag,
+                          &call->move.max_sms, &call->repeat)
+        || !read_layers(module, dsts, srcs, call)
+        || !read_numbers(module, dst_rows, call, CM_DST)
+        || !read_numbers(module, src_rows, call, CM_SRC)) {
+        return false;
+    }
+    bool is_over_bus = call->move.is_over_bus;
+    if (!read_rows_end(module, flag, call, &flagged)) {
+        return false;
+    }
+    call->move.is_over_bus = is_over_bus; /* the flag is one word */
+    call->move.flag = flagged.address;
+    call->device = call->device < 0 ? 0 : call->device;
+    return true;
+}
+
+static PyObject *
+copy_rows(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    rows_call call = {.device = -1};
+    PyObject *result = NULL;
+    if (read_rows_call(module, args, &call)) {
+        cm_runtime *rt = state->runtime;
+        cm_status status =
+            CM_WITHOUT_GIL(CM_IN_SCOPE(rt, call.device, run_rows(rt, &call)));
+        result = cm_py_answer(state, status, NULL,
+                              PyFloat_FromDouble((double)call.milliseconds));
+    }
+    PyMem_Free(call.layers);
+    return result;
 }
 
 /* -- calls of the runtime: counted, failed, delayed --------------------------------------- */
@@ -448,16 +652,6 @@ host_bytes(PyObject *module, PyObject *args)
 
 /* -- buffers ------------------------------------------------------------------------------ */
 
-static bool
-is_buffer(PyObject *module, PyObject *object)
-{
-    if (PyObject_TypeCheck(object, cm_state_of_module(module)->buffer_type)) {
-        return true;
-    }
-    (void)cm_arg_refuse(object, "buffer", "a Buffer");
-    return false;
-}
-
 static PyObject *
 array_interface(PyObject *module, PyObject *buffer)
 {
@@ -544,6 +738,7 @@ PyMethodDef cm_testing_methods[] = {
     {"_test_defer", defer, METH_O, CM_DOC__test_defer},
     {"_test_copy_counts", copy_counts, METH_NOARGS, CM_DOC__test_copy_counts},
     {"_test_deny_peers", deny_peers, METH_O, CM_DOC__test_deny_peers},
+    {"_test_copy_rows", copy_rows, METH_VARARGS, CM_DOC__test_copy_rows},
     {"_test_answer_types", answer_types, METH_NOARGS, CM_DOC__test_answer_types},
     {"_test_operations", operations, METH_NOARGS, CM_DOC__test_operations},
     {"_test_plan_fault", plan_fault, METH_VARARGS, CM_DOC__test_plan_fault},

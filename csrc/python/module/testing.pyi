@@ -32,6 +32,21 @@ def _test_copy_counts() -> dict[str, int]:
 def _test_deny_peers(denied: bool, /) -> None:
     """Copy as if no device reached another, or again as they really do."""
 
+def _test_copy_rows(
+    dsts: list[Buffer],
+    srcs: list[Buffer],
+    dst_rows: Buffer | None,
+    src_rows: Buffer | None,
+    flag: Buffer,
+    max_sms: int,
+    repeat: int,
+    /,
+) -> float:
+    """Copy rows by the kernel, `repeat` times, and wait.
+
+    Returns the milliseconds that the device took for all launches but the first.
+    """
+
 def _test_answer_types() -> list[type]:
     """Make the types of all answers with names, as the first such answers do."""
 
