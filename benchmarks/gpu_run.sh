@@ -5,8 +5,8 @@
 # where packages can be had, bring .gpu/ along, then
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
-#                            cores | many | casting | pipelines | managed | loading |
-#                            offloading | doors | cupy_pool | numpy_pinned |
+#                            cores | many | rows_kernel | casting | pipelines | managed |
+#                            loading | offloading | doors | cupy_pool | numpy_pinned |
 #                            numpy_tests | training | files | safetensors | two |
 #                            current | views |
 #                            interop | fork | notebooks | recording | epoch | doctor |
@@ -98,6 +98,10 @@ run_cores() {
 
 run_many() {
     "$PYTHON" benchmarks/many.py --json "$OUT/many.json"
+}
+
+run_rows_kernel() {
+    "$PYTHON" benchmarks/rows_kernel.py --json "$OUT/rows-kernel.json"
 }
 
 run_doors() {
@@ -283,8 +287,8 @@ install || {
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings calls views transfer threads cores many casting pipelines managed loading
-        offloading doors cupy_pool numpy_pinned numpy_tests training files safetensors bench tests
+    steps=(ceilings calls views transfer threads cores many rows_kernel casting pipelines managed
+        loading offloading doors cupy_pool numpy_pinned numpy_tests training files safetensors bench tests
         interop fork recording epoch doctor sanitizer stress stress_transfers torture corruption)
 fi
 for name in "${steps[@]}"; do

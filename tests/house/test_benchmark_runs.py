@@ -259,3 +259,16 @@ def test_benchmark_of_training_runs_without_a_gpu_by_pytorch_alone(
     assert all(len(times) == 4 for times in case["again_seconds"])
     assert len(case["losses"]) == 20
     assert case["losses"][-1] < case["losses"][0]
+
+
+@pytest.mark.hooks
+def test_benchmark_of_the_rows_kernel_runs_verifies_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    results = run_quick("rows_kernel.py", tmp_path)
+    assert results["missing"] == {"anchor": "needs a GPU"}
+    cases = results["cases"]
+    assert {case["direction"] for case in cases} == {"up", "down", "within"}
+    assert {case["numbers"] for case in cases} == {"device", "mapped"}
+    assert all(case["seconds"]["cumem"] > 0 for case in cases)
+    assert not any(case["errors"] for case in cases)
