@@ -501,9 +501,10 @@ test_sizes_that_no_kernel_counts_are_refused(void)
     CHECK_CODE(cm_rows_job_init(&job, &move, &layer), CM_EOVERFLOW);
 }
 
-/* How many blocks and threads a launch has shows in the step. */
+/* The emulated device refuses a launch whose blocks do not fit the step of its warps.
+ */
 static void
-test_blocks_are_no_more_than_asked_for_or_of_use(void)
+test_multiprocessors_are_counted_only_within_a_device(void)
 {
     world w;
     world_open(&w);
@@ -635,7 +636,7 @@ MAIN(RUN(test_rows_of_any_shape_move_as_one_by_one)
      RUN(test_rows_are_captured_without_a_call_that_waits)
      RUN(test_unit_and_team_follow_from_rows)
      RUN(test_sizes_that_no_kernel_counts_are_refused)
-     RUN(test_blocks_are_no_more_than_asked_for_or_of_use)
+     RUN(test_multiprocessors_are_counted_only_within_a_device)
      RUN(test_failed_calls_of_rows_are_reported)
      RUN(test_rows_jobs_without_sense_are_refused)
      RUN(test_rows_outside_of_memory_are_faults))

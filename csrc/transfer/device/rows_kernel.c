@@ -2,9 +2,11 @@
 /* How many threads share a row, how wide they copy, and how many blocks there are.
  *
  * A warp loads CM_ROWS_SLOTS units a thread before it stores any, 2 KiB in units of 16
- * bytes. The BUS_BLOCKS blocks of a copy over the bus so have up to 1 MiB on its way,
- * several times what the bus needs for as long as a read of host memory takes. More
- * blocks would only take multiprocessors from the work beside the copy. */
+ * bytes. The BUS_BLOCKS blocks of a copy over the bus so have up to 512 KiB on its way.
+ * That is several times what the bus delivers while one read of host memory takes, and
+ * has to be, since a warp reads the numbers of its rows before the rows. More blocks
+ * would only take multiprocessors from the work beside the copy, and larger ones the
+ * registers that let other blocks run on the same multiprocessor. */
 #include "transfer/device/rows_kernel.h"
 
 #include <string.h>
@@ -12,8 +14,10 @@
 #include "base/checked_math.h"
 
 enum {
-    THREADS_PER_BLOCK = 512,
-    WARPS_PER_BLOCK = THREADS_PER_BLOCK >> CM_ROWS_WARP_SHIFT,
+    THREADS_PER_BLOCK = 256,
+    /* Narrow units put fewer bytes on their way, so there are more threads. */
+    NARROW_THREADS_PER_BLOCK = 512,
+    MIN_WIDE_UNIT = 8,
     BUS_BLOCKS = 32,
     BLOCKS_PER_SM = 2,       /* of a copy within a device, which its memory limits */
     MAX_UNIT = 16,           /* the widest load and store */
@@ -141,14 +145,14 @@ find_block_limit(cm_runtime *rt, int device, const cm_rows_move *move, uint32_t 
 /* Take as many blocks as have something to do, up to the limit, and tell the kernel by
  * how many slots its warps go on. */
 static uint32_t
-choose_blocks(cm_rows_job *job, uint32_t limit)
+choose_blocks(cm_rows_job *job, uint32_t threads, uint32_t limit)
 {
     uint64_t slots;
     if (!cm_mul_u64(job->group_count, job->part_count, &slots)
         || !cm_mul_u64(slots, job->layer_count, &slots)) {
         slots = UINT64_MAX;
     }
-    const uint64_t block_slots = WARPS_PER_BLOCK * CM_ROWS_SLOTS;
+    uint64_t block_slots = (threads >> CM_ROWS_WARP_SHIFT) * CM_ROWS_SLOTS;
     uint64_t blocks = slots / block_slots + (slots % block_slots != 0 ? 1 : 0);
     blocks = blocks < limit ? blocks : limit;
     uint64_t step = blocks * block_slots;
@@ -190,9 +194,11 @@ cm_rows_launch(cm_kernels *kernels, int device, const cm_rows_move *move,
     CM_TRY(find_block_limit(kernels->rt, device, move, &limit));
     for (uint64_t done = 0; done < layer_count; done += job.layer_count) {
         CM_TRY(collect_layers(&job, move, &layers[done], layer_count - done));
-        uint32_t blocks = choose_blocks(&job, limit);
-        CM_TRY(cm_rt_kernel_launch(kernels->rt, function, blocks, THREADS_PER_BLOCK,
-                                   &job, sizeof(job), stream));
+        uint32_t threads =
+            job.unit < MIN_WIDE_UNIT ? NARROW_THREADS_PER_BLOCK : THREADS_PER_BLOCK;
+        uint32_t blocks = choose_blocks(&job, threads, limit);
+        CM_TRY(cm_rt_kernel_launch(kernels->rt, function, blocks, threads, &job,
+                                   sizeof(job), stream));
     }
     return cm_ok();
 }
