@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PTX text of the kernel that copies rows, run without a GPU (support/ptx.py)."""
+"""The PTX texts of the kernels that copy bytes, run without a GPU (support/ptx.py)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 from support.ptx import Kernel, Memory
 
-# The text is compiled by the driver and does not depend on Python.
-pytestmark = pytest.mark.any_python
+FOLDER = Path(__file__).resolve().parents[2] / "csrc/transfer/device"
 
-TEXT = Path(__file__).resolve().parents[2] / "csrc/transfer/device/rows.ptx"
+# The driver compiles the texts, which do not depend on Python.
+pytestmark = [
+    pytest.mark.any_python,
+    pytest.mark.skipif(not FOLDER.is_dir(), reason="the C sources are not here"),
+]
+
 WARP, SLOTS, MAX_LAYERS = 32, 4, 246
 DST, SRC, DST_ROWS, SRC_ROWS, FLAG = (k << 32 for k in range(1, 6))
 
@@ -23,7 +27,7 @@ def up(a: int, b: int) -> int:
 
 
 class Job:
-    """A launch, of which rows(), expected() and got() tell what became of it."""
+    """A launch of the rows kernel, with the bytes and the flag that it is to leave."""
 
     def __init__(self, roll: random.Random, *, unit: int, shift: int, units: int):
         self.roll = roll
@@ -114,11 +118,10 @@ class Job:
         return out, flags or {0}
 
 
-@pytest.mark.skipif(not TEXT.is_file(), reason="the C sources are not here")
 @pytest.mark.parametrize("unit", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("shift", [0, 3, 4, 5])
 def test_rows_kernel_text_copies_what_its_parameter_says(unit: int, shift: int) -> None:
-    kernel = Kernel(TEXT.read_text())
+    kernel = Kernel((FOLDER / "rows.ptx").read_text())
     for seed in range(6):
         roll = random.Random(f"{unit} {shift} {seed}")
         # a row of 0, 1, 3 or 5 parts: the last two divide no step of a warp
@@ -133,3 +136,35 @@ def test_rows_kernel_text_copies_what_its_parameter_says(unit: int, shift: int) 
         assert job.memory.pieces[DST] == out, seed
         assert job.memory.load(FLAG, 4) in flags, seed
         assert job.memory.load(FLAG, 4) or flags == {0}
+
+
+TABLE_PIECES = 204
+
+
+@pytest.mark.parametrize("dst_offset", [0, 1, 2, 4, 7, 8])
+@pytest.mark.parametrize("src_offset", [0, 1, 2, 4, 8, 15])
+def test_table_kernel_text_copies_each_piece(dst_offset: int, src_offset: int) -> None:
+    """The parameter is a cm_table_job, as tests/c/test_emulated_kernel.c has it."""
+    kernel = Kernel((FOLDER / "table.ptx").read_text())
+    roll = random.Random(f"{dst_offset} {src_offset}")
+    lengths = [0, 1, 15, 16, 17, roll.randrange(600), 32 * 16 * 4, 3000]
+    pitch = 4096
+    memory = Memory()
+    out = bytearray(b"\xee" * pitch * len(lengths))
+    memory.add(DST, bytearray(out))
+    memory.add(SRC, bytearray(roll.randbytes(len(out))))
+    starts: list[list[int]] = [[], []]
+    for i, nbytes in enumerate(lengths):
+        to, source = i * pitch + dst_offset, i * pitch + src_offset
+        out[to : to + nbytes] = memory.pieces[SRC][source : source + nbytes]
+        starts[0].append(DST + to)
+        starts[1].append(SRC + source)
+    rest = TABLE_PIECES - len(lengths)
+    shift = roll.choice([5, 6])
+    params = struct.pack("<4I", len(lengths), shift, 0, 0)
+    for each in starts:
+        params += struct.pack(f"<{TABLE_PIECES}Q", *each, *[0] * rest)
+    params += struct.pack(f"<{TABLE_PIECES}I", *lengths, *[0] * rest)
+    assert len(params) == 4096
+    kernel.run(memory, params, 1, (len(lengths) << shift) + WARP)
+    assert memory.pieces[DST] == out

@@ -34,6 +34,7 @@ _COMPUTE: dict[str, Callable[[int, int], int]] = {
     "min": min,
     "and": operator.and_,
     "or": operator.or_,
+    "xor": operator.xor,
     "shl": lambda a, b: a << b,
     "shr": lambda a, b: a >> b,
 }
@@ -156,6 +157,8 @@ class _Thread:
         if name == "selp":
             chosen = operands[0 if self.registers[operands[2]] else 1]
             return self._value(chosen, kind)
+        if name == "neg":
+            return -self._value(operands[0], kind)
         amount = "u32" if name in ("shl", "shr") else kind
         a, b = self._value(operands[0], kind), self._value(operands[1], amount)
         if name == "mad":
