@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+#: What a register holds that nothing was loaded into.
+_UNSET = 0x5BAD_BEEF_5BAD_BEEF
 #: A thread that takes more instructions is in a loop that does not end.
 _MOST_STEPS = 1_000_000
 _BITS = {"8": 8, "16": 16, "32": 32, "64": 64}
@@ -117,7 +120,7 @@ class _Thread:
         self, kernel: Kernel, memory: Memory, params: bytes, place: tuple[int, ...]
     ) -> None:
         names = ("%ctaid.x", "%nctaid.x", "%tid.x", "%ntid.x")
-        self.registers: dict[str, int] = dict(zip(names, place, strict=True))
+        self.registers = defaultdict(lambda: _UNSET, zip(names, place, strict=True))
         self.kernel = kernel
         self.memory = memory
         self.params = params
