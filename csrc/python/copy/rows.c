@@ -44,7 +44,7 @@ typedef struct rows_end {
 } rows_end;
 
 /* One call, which is not moved. */
-typedef struct rows_call {
+typedef struct row_copy {
     cm_state *state; /* borrowed */
     const char *function;
     bool blocking;
@@ -56,7 +56,7 @@ typedef struct rows_call {
     /* Owned list of packed memory, and its description, where ends touch. */
     PyObject *packed;
     rows_end between;
-} rows_call;
+} row_copy;
 
 /* -- ends --------------------------------------------------------------------------- */
 
@@ -94,7 +94,7 @@ enum { PLACE_NBYTES = 96 };
 
 /* Write "copy_rows: " or "copy_rows: layer 3: ", which begins messages. */
 static const char *
-place_of(const rows_call *self, Py_ssize_t layer, char text[PLACE_NBYTES])
+place_of(const row_copy *self, Py_ssize_t layer, char text[PLACE_NBYTES])
 {
     if (self->ends[CM_DST].is_list || self->ends[CM_SRC].is_list) {
         (void)PyOS_snprintf(text, PLACE_NBYTES, "%s: layer %zd: ", self->function,
@@ -108,7 +108,7 @@ place_of(const rows_call *self, Py_ssize_t layer, char text[PLACE_NBYTES])
 
 /* Read the array of a layer, and check what can be said about it alone. */
 static int
-read_array(rows_call *self, cm_side side, Py_ssize_t layer)
+read_array(row_copy *self, cm_side side, Py_ssize_t layer)
 {
     char place[PLACE_NBYTES];
     rows_end *end = &self->ends[side];
@@ -137,7 +137,7 @@ read_array(rows_call *self, cm_side side, Py_ssize_t layer)
 }
 
 static int
-read_end(rows_call *self, cm_side side)
+read_end(row_copy *self, cm_side side)
 {
     Py_ssize_t count = PyTuple_Size(self->ends[side].arrays);
     for (Py_ssize_t layer = 0; layer < count; layer++) {
@@ -150,7 +150,7 @@ read_end(rows_call *self, cm_side side)
 
 /* Check that two arrays have rows of one dtype and one shape. */
 static int
-check_rows(const rows_call *self, Py_ssize_t layer)
+check_rows(const row_copy *self, Py_ssize_t layer)
 {
     char place[PLACE_NBYTES];
     const cm_operand *dst = &self->ends[CM_DST].operands[layer];
@@ -188,7 +188,7 @@ check_rows(const rows_call *self, Py_ssize_t layer)
 
 /* Check that both ends have as many layers. */
 static int
-check_layers(rows_call *self)
+check_layers(row_copy *self)
 {
     const rows_end *dst = &self->ends[CM_DST];
     const rows_end *src = &self->ends[CM_SRC];
@@ -220,7 +220,7 @@ check_layers(rows_call *self)
 
 /* Read the arguments dst_rows and src_rows, of which one at most is None. */
 static int
-read_numbers(rows_call *self, PyObject *const given[2])
+read_numbers(row_copy *self, PyObject *const given[2])
 {
     rows_end *ends = self->ends;
     cm_chosen_rows *dst = &ends[CM_DST].numbers;
@@ -264,7 +264,7 @@ read_numbers(rows_call *self, PyObject *const given[2])
 }
 
 static int
-refuse_number(const rows_call *self, Py_ssize_t layer, cm_side side, cm_row_fault fault)
+refuse_number(const row_copy *self, Py_ssize_t layer, cm_side side, cm_row_fault fault)
 {
     char place[PLACE_NBYTES];
     const rows_end *end = &self->ends[side];
@@ -322,7 +322,7 @@ cut_layer(rows_pass *pass, Py_ssize_t index, cm_side *side, cm_row_fault *fault)
 
 /* Make the runs of all layers. 0, or -1 with an exception. */
 static int
-cut_runs(const rows_call *self, rows_pass *pass)
+cut_runs(const row_copy *self, rows_pass *pass)
 {
     for (Py_ssize_t layer = 0; layer < self->layer_count; layer++) {
         cm_side side = CM_DST;
@@ -365,7 +365,7 @@ find_meeting_arrays(cm_runtime *rt, const rows_pass *pass, Py_ssize_t count, boo
 
 /* Does a run that is written touch another end? */
 static cm_status
-find_touch(const rows_call *self, const rows_pass *pass, bool *out)
+find_touch(const row_copy *self, const rows_pass *pass, bool *out)
 {
     cm_runtime *rt = self->state->runtime;
     CM_TRY(find_meeting_arrays(rt, pass, self->layer_count, out));
@@ -374,7 +374,7 @@ find_touch(const rows_call *self, const rows_pass *pass, bool *out)
 
 /* Begin a pass: its runs, its ends, and what comes first. */
 static int
-begin_pass(const rows_call *self, rows_pass *pass, rows_end *dst, rows_end *src,
+begin_pass(const row_copy *self, rows_pass *pass, rows_end *dst, rows_end *src,
            const cm_progress *progress)
 {
     pass->ends[CM_DST] = dst;
@@ -400,7 +400,7 @@ begin_pass(const rows_call *self, rows_pass *pass, rows_end *dst, rows_end *src,
 }
 
 static int
-run_pass(const rows_call *self, rows_pass *pass, cm_ticket **out)
+run_pass(const row_copy *self, rows_pass *pass, cm_ticket **out)
 {
     if (cm_many_call_take_ends(&pass->many, self->function) < 0) {
         return -1;
@@ -420,7 +420,7 @@ fini_pass(rows_pass *pass)
 /* New memory for the rows of an array, where the array itself lies: ordinary memory,
  * memory of its device, or else page-locked memory. */
 static PyObject *
-allocate_packed(const rows_call *self, const cm_operand *src, uint64_t count)
+allocate_packed(const row_copy *self, const cm_operand *src, uint64_t count)
 {
     const cm_region *like = &src->region;
     cm_region layout = *like;
@@ -449,7 +449,7 @@ allocate_packed(const rows_call *self, const cm_operand *src, uint64_t count)
 
 /* Make and describe the packed memory of all layers. */
 static int
-begin_between(rows_call *self)
+begin_between(row_copy *self)
 {
     rows_end *between = &self->between;
     const rows_end *src = &self->ends[CM_SRC];
@@ -482,7 +482,7 @@ begin_between(rows_call *self)
 /* Read all rows into the packed memory. With a call in the background *out is the
  * ticket of that, which the caller owns; else it is NULL. */
 static int
-pack(const rows_call *self, rows_pass *pass, cm_ticket **out)
+pack(const row_copy *self, rows_pass *pass, cm_ticket **out)
 {
     rows_end *between = (rows_end *)&self->between;
     rows_end *src = (rows_end *)&self->ends[CM_SRC];
@@ -506,7 +506,7 @@ pack(const rows_call *self, rows_pass *pass, cm_ticket **out)
 
 /* Write the rows from the packed memory to the target. */
 static PyObject *
-unpack(const rows_call *self, rows_pass *pass, cm_ticket *packed)
+unpack(const row_copy *self, rows_pass *pass, cm_ticket *packed)
 {
     rows_end *between = (rows_end *)&self->between;
     rows_end *dst = (rows_end *)&self->ends[CM_DST];
@@ -522,7 +522,7 @@ unpack(const rows_call *self, rows_pass *pass, cm_ticket *packed)
 
 /* Copy rows whose ends touch each other, by two passes. */
 static PyObject *
-copy_through_memory(rows_call *self)
+copy_through_memory(row_copy *self)
 {
     PyObject *answer = NULL;
     cm_ticket *packed = NULL;
@@ -546,7 +546,7 @@ copy_through_memory(rows_call *self)
 
 /* Copy the rows, if their ends do not touch; *touches says whether they do. */
 static PyObject *
-copy_at_once(rows_call *self, rows_pass *pass, bool *touches)
+copy_at_once(row_copy *self, rows_pass *pass, bool *touches)
 {
     cm_ticket *ticket;
     if (begin_pass(self, pass, &self->ends[CM_DST], &self->ends[CM_SRC], self->progress)
@@ -567,7 +567,7 @@ copy_at_once(rows_call *self, rows_pass *pass, bool *touches)
 
 /* Copy what was read and checked, and make the answer: None or a Transfer. */
 static PyObject *
-copy_all(rows_call *self)
+copy_all(row_copy *self)
 {
     bool touches = false;
     CM_NVTX(self->function, 0);
@@ -582,7 +582,7 @@ copy_all(rows_call *self)
 }
 
 static void
-fini_call(rows_call *self)
+fini_call(row_copy *self)
 {
     fini_end(&self->ends[CM_DST]);
     fini_end(&self->ends[CM_SRC]);
@@ -592,10 +592,10 @@ fini_call(rows_call *self)
 }
 
 /* Begin a call with its arguments, and refuse shutdown() until fini_call(). */
-static rows_call *
+static row_copy *
 begin_call(cm_call_frame *frame, const char *function, bool blocking)
 {
-    rows_call *self = PyMem_Calloc(1, sizeof(*self));
+    row_copy *self = PyMem_Calloc(1, sizeof(*self));
     if (self == NULL) {
         PyErr_NoMemory();
         return NULL;
@@ -620,7 +620,7 @@ copy_given(cm_call_frame *frame, const char *function, bool blocking,
            PyObject *const *values)
 {
     PyObject *const numbers[2] = {values[DST_ROWS], values[SRC_ROWS]};
-    rows_call *self = begin_call(frame, function, blocking);
+    row_copy *self = begin_call(frame, function, blocking);
     if (self == NULL) {
         return NULL;
     }
@@ -677,7 +677,7 @@ copy_rows_async(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
 /* Make the target of take_rows(): memory of the device that has the source or, if none
  * has, of the stream's device or the current one. */
 static PyObject *
-allocate_target(const rows_call *self)
+allocate_target(const row_copy *self)
 {
     const rows_end *end = &self->ends[CM_SRC];
     const cm_operand *src = &end->operands[0];
@@ -709,7 +709,7 @@ allocate_target(const rows_call *self)
 
 /* Check that out= has one row for each number. */
 static int
-check_out(const rows_call *self)
+check_out(const row_copy *self)
 {
     long long rows = self->ends[CM_DST].operands[0].region.shape[0];
     unsigned long long count = self->ends[CM_SRC].numbers.count;
@@ -723,7 +723,7 @@ check_out(const rows_call *self)
 
 /* Read the source and the numbers of the rows. */
 static int
-read_taken(rows_call *self, PyObject *src, PyObject *rows)
+read_taken(row_copy *self, PyObject *src, PyObject *rows)
 {
     rows_end *end = &self->ends[CM_SRC];
     if (PyList_Check(src) || PyTuple_Check(src)) {
@@ -740,7 +740,7 @@ read_taken(rows_call *self, PyObject *src, PyObject *rows)
 static PyObject *
 take_given(cm_call_frame *frame, PyObject *src, PyObject *rows, PyObject *out)
 {
-    rows_call *self = begin_call(frame, "take_rows", true);
+    row_copy *self = begin_call(frame, "take_rows", true);
     if (self == NULL) {
         return NULL;
     }
