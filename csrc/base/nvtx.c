@@ -166,8 +166,8 @@ cm_nvtx_attach(const char *path, char *reason, size_t capacity)
     }
     return true;
 fail:
-    /* Nothing of it is kept, so that the next call may ask again, or another tool. A
-     * tool that refuses expects to be unloaded, as NVIDIA's own client does it. */
+    /* Keep nothing of the tool, so that the next call may ask it again, or ask another
+     * one. A tool that refuses expects to be unloaded, as NVIDIA's own client does. */
     if (library != NULL) {
         (void)dlclose(library);
     }

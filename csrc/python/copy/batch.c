@@ -65,7 +65,7 @@ place_array(cm_operand *end, uint64_t nbytes)
     }
 }
 
-/* Whether the end is one run that can be reached, or has no elements at all. */
+/* True if the end is one run that can be reached, or has no elements at all. */
 static bool
 is_run_or_empty(const cm_operand *end)
 {

@@ -296,7 +296,8 @@ cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes)
                                   cm_storage_extent(storage, &end->region, writes));
     }
     /* The copy comes after its own stream in any case, and most storages remember no
-     * other. One that is the same by another record is passed over by the engine. */
+     * other. If another record stands for the same stream, the engine passes over
+     * it. */
     for (uint32_t i = 0; i < storage->use_count; i++) {
         cm_stream *stream = storage->uses[i];
         if (stream != call->stream && cm_call_come_after_stream(call, stream) < 0) {

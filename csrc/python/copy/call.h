@@ -65,7 +65,7 @@ enum { CM_CALL_USES = 2, CM_CALL_STREAMS = 4, CM_CALL_TICKETS = 4, CM_CALL_KEEPS
 /* The caller fills in the members before `uses`; the others begin as zero. */
 typedef struct cm_call {
     cm_state *state;
-    cm_stream *stream; /* on loan, or lent; may be NULL */
+    cm_stream *stream; /* on loan, or lent (see `stream_is_lent`); may be NULL */
     bool blocking;
     /* The engine makes a ticket for this call. A ticket that comes after a cancelled
      * transfer also comes after everything that that one was to come after. So
@@ -75,13 +75,14 @@ typedef struct cm_call {
      * forget what came before it. May be set later. */
     bool moves_bytes;
     const cm_progress *progress; /* borrowed; NULL if there is no progress= */
-    /* For one of several copies that begin together. It comes after transfers whose
+    /* Set for one of several copies that begin together. It comes after transfers whose
      * numbers are lower than this, but not after the others of the group. If it is 0,
      * the call comes after all transfers. */
     uint64_t before;
 
-    /* Each of these arrays is NULL while it has no items; then it is the array of first
-     * items below and, once that is full, owned. */
+    /* Each of these arrays is NULL while it has no items. After that it is the array of
+     * its first items, which is a member below; once that is full, the array is
+     * allocated, and the call owns it. */
     cm_call_use *uses;
     uint32_t use_count;
     uint32_t use_room;
@@ -101,8 +102,8 @@ typedef struct cm_call {
     PyThreadState *thread; /* while the GIL is released; else NULL */
     PyObject *watched; /* owned list, for the handle: memory of the ends that its owner
                           can move (memory_watch.h); NULL if there is none */
-    /* The stream is a default one, which the module has until shutdown(). That is kept
-     * away while a call runs, so such a stream need not be counted. */
+    /* The stream is a default one, which the module has until shutdown(). shutdown()
+     * cannot begin while a call runs, so such a stream need not be counted. */
     bool stream_is_lent;
     bool is_ordered; /* set by the caller: the work is done, or queued on `stream`,
                         after all that came before */

@@ -143,7 +143,8 @@ read_kind(PyObject *given, const cm_pool_object *pool, cm_kind *out)
     return given == NULL ? 0 : cm_arg_kind(given, out);
 }
 
-/* Allocate what the arguments of empty() ask for, each at its place. */
+/* Allocate what the arguments of empty() ask for. `values` has one place for each
+ * parameter. */
 static PyObject *
 allocate_any(cm_state *state, PyObject *const *values)
 {
@@ -180,8 +181,8 @@ enum {
     LIKE_COUNT
 };
 
-/* Read the prototype as a Buffer or an array: it may be any exporter, or a list. A new
- * reference, or NULL with an exception. */
+/* Read the prototype, which may be any exporter or a list, as a Buffer or an array.
+ * Returns a new reference, or NULL with an exception. */
 static PyObject *
 read_prototype(cm_state *state, PyObject *prototype, PyObject *stream)
 {
@@ -193,8 +194,8 @@ read_prototype(cm_state *state, PyObject *prototype, PyObject *stream)
 }
 
 /* Find the device that a prototype is on, for a call that names neither a device nor a
- * pool. That of a tensor is PyTorch's current one. A new reference, or NULL with an
- * exception. */
+ * pool. For a tensor this is PyTorch's current device. Returns a new reference, or NULL
+ * with an exception. */
 static PyObject *
 device_of(cm_state *state, PyObject *prototype, PyObject *device)
 {
@@ -213,9 +214,10 @@ device_of(cm_state *state, PyObject *prototype, PyObject *device)
                : PyLong_FromLong(index);
 }
 
-/* Read the kind and its flags. Without a pool they are those of a prototype that is a
- * buffer of ours; the flags only where the kind is not named, and only if its memory
- * comes from a pool, since other memory has no flags of ours. */
+/* Read the kind and its flags. If neither a kind nor a pool is given, and the prototype
+ * is a buffer of ours that is not pageable, both are taken from it. Its flags are taken
+ * only if its memory comes from a pool, since other memory has no flags of ours.
+ * Returns 0, or -1 with an exception. */
 static int
 read_kind_like(const cm_state *state, PyObject *const *values,
                const cm_pool_object *pool, request *asked)
@@ -241,7 +243,8 @@ read_kind_like(const cm_state *state, PyObject *const *values,
     return 0;
 }
 
-/* Allocate what the arguments of empty_like() ask for, each at its place. */
+/* Allocate what the arguments of empty_like() ask for. `values` has one place for each
+ * parameter. */
 static PyObject *
 allocate_like(cm_state *state, PyObject *const *values)
 {
@@ -281,8 +284,9 @@ leave:
 
 /* -- values of new buffers ----------------------------------------------------------------- */
 
-/* Give a new buffer zeros, or a value; it is dropped if that fails. Both take over the
- * reference to `made`, which may be NULL with an exception. */
+/* These two functions give a new buffer zeros, or a value. They take over the reference
+ * to `made`, which may be NULL with an exception, and drop it if they fail. They return
+ * it, or NULL with an exception. */
 static PyObject *
 zeroed(PyObject *made, PyObject *stream)
 {
@@ -302,8 +306,9 @@ filled(PyObject *made, PyObject *value, PyObject *stream, PyObject *casting)
 }
 
 /* Find the stream on which the value of full() is read from the memory of another
- * library: the one that was given, or for device memory the current one of the device,
- * which fills the buffer. *out is a new reference, or NULL where any stream may. */
+ * library: the stream that was given, or for device memory the device's current stream,
+ * which fills the buffer. *out is a new reference, or NULL if any stream will do.
+ * Returns 0, or -1 with an exception. */
 static int
 find_reading_stream(cm_state *state, PyObject *const *values, PyObject **out)
 {
@@ -329,8 +334,9 @@ find_reading_stream(cm_state *state, PyObject *const *values, PyObject **out)
     return *out == NULL ? -1 : 0;
 }
 
-/* Read the value of full() where it determines the dtype as well: as a Buffer, or as
- * the array that NumPy makes of it. A new reference, or NULL with an exception. */
+/* Read the value of full() as a Buffer, or as the array that NumPy makes of it. This is
+ * for calls in which the value determines the dtype as well. Returns a new reference,
+ * or NULL with an exception. */
 static PyObject *
 read_value_with_dtype(cm_state *state, PyObject *value, PyObject *const *values)
 {

@@ -22,14 +22,15 @@ int cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
 int cm_copy_behind(cm_state *state, PyObject *dst, PyObject *src, PyObject *after,
                    PyObject *casting);
 
-/* Give the elements of a new buffer a value, as full() and zeros() do: an array of
- * another dtype is converted by "same_kind" where no rule is given. NULL and None mean
- * that a stream or a rule is not given. 0, or -1 with an exception. */
+/* Give the elements of a new buffer a value, as full() and zeros() do. An array of
+ * another dtype is converted by the rule "same_kind" if no rule is given. NULL and None
+ * mean that a stream or a rule is not given. Returns 0, or -1 with an exception. */
 int cm_buffer_fill_new(PyObject *buffer, PyObject *value, PyObject *stream,
                        PyObject *casting);
 int cm_buffer_zero(PyObject *buffer, PyObject *stream);
-/* True for memory of another library, which NumPy cannot read, or of which it would not
- * see where it is. It is asked for by protocol, and comes after its exporter's work. */
+/* True for memory of another library that NumPy cannot read, or whose place NumPy would
+ * not see. Such memory is asked for by protocol, and reading it comes after its
+ * exporter's work. */
 bool cm_is_exporter(const cm_state *state, PyObject *value);
 
 /* Private functions, for the package; METH_VARARGS, except _flush_cache(), which is

@@ -199,8 +199,8 @@ check_dtypes(copy_call *call)
                             &call->convert);
 }
 
-/* The bytes of the copy if each end is one run and no element changes; else 0. A source
- * that was stretched is shorter than its target. */
+/* Return the number of bytes of the copy if each end is one run and no element changes;
+ * else 0. A source that was stretched is shorter than its target. */
 static uint64_t
 run_nbytes_of(const copy_call *call)
 {

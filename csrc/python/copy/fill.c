@@ -397,9 +397,11 @@ dtype_of_memory(const cm_buffer *self, PyObject *source)
     return cm_numpy_is_array(source) ? cm_numpy_dtype_of(source) : NULL;
 }
 
-/* Return what to fill with: a buffer of what is asked for by protocol; and for a new
- * buffer (`is_new`), whose dtype decides less than that of one that was there, an array
- * of what makes one of itself. A new reference, or NULL with an exception. */
+/* Return what the buffer is filled with: the source itself, or a buffer if the source
+ * has to be asked for its memory by protocol. For a new buffer (`is_new`) it may also
+ * be the array that an object makes of itself, since the dtype of a new buffer decides
+ * less than that of one that existed before. Returns a new reference, or NULL with an
+ * exception. */
 static PyObject *
 read_source(const cm_buffer *self, PyObject *value, PyObject *on, bool is_new)
 {

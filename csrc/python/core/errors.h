@@ -22,8 +22,9 @@ cm_py_check(cm_state *state, cm_status status, const char *doing)
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, doing);
 }
 
-/* Clear the exception of something that may fail without harm, if there is one. 0, or
- * -1 if it is none of Exception (a KeyboardInterrupt, for instance) and so stays. */
+/* Clear the exception of something that may fail without harm, if there is one. Returns
+ * 0, or -1 if the exception stays because it is no Exception (a KeyboardInterrupt, for
+ * instance). */
 static inline int
 cm_error_forgive(void)
 {

@@ -96,7 +96,8 @@ PyObject *cm_numpy_dtype_of(PyObject *array); /* borrowed */
 int64_t cm_numpy_size(PyObject *array);       /* in elements */
 bool cm_numpy_same_shape(PyObject *a, PyObject *b);
 bool cm_numpy_is_c_contiguous(PyObject *array);
-/* The bytes of an array that is one run in C's order; 0 if it is not. */
+/* Return the number of bytes of an array that is one run in C's order, or 0 if it is
+ * none. */
 uint64_t cm_numpy_run_nbytes(PyObject *array);
 /* True if the elements of an array are, or hold, Python objects. */
 bool cm_numpy_has_objects(PyObject *array);

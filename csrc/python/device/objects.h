@@ -73,7 +73,7 @@ int cm_stream_read_handle(const cm_state *state, PyObject *object, const char *a
 /* Return the record that None means. It is borrowed until Python code runs or the GIL
  * is released, or until cm_state_leave(), since only shutdown() gives these records up.
  * Returns NULL without an exception if only cm_stream_for_device() can find out which
- * one that is. */
+ * record that is. */
 static inline cm_stream *
 cm_stream_lent(const cm_state *state, int device)
 {

@@ -6,28 +6,28 @@ from typing import Any
 from cumem import Buffer
 
 def _test_is_open() -> bool:
-    """Whether a runtime is open."""
+    """Return whether a runtime is open."""
 
 def _test_check_pools() -> bool:
-    """Whether the equations of all default pools hold."""
+    """Return whether the equations of all default pools hold."""
 
 def _test_count_storages() -> int:
-    """The number of storages that are not given back."""
+    """Return the number of storages that are not given back."""
 
 def _test_count_registrations() -> int:
-    """The number of pieces that cumem has page-locked."""
+    """Return the number of pieces that cumem has page-locked."""
 
 def _test_count_transfers() -> int:
-    """The number of unfinished transfers."""
+    """Return the number of unfinished transfers."""
 
 def _test_poll() -> None:
-    """Look which transfers are done, and drop what they have kept."""
+    """Find out which transfers are done, and drop what they have kept."""
 
 def _test_defer(value: object, /) -> None:
     """Drop a reference to `value` at the next use, as a finished copy does."""
 
 def _test_copy_counts() -> dict[str, int]:
-    """The number of copies by the text of their route; short ones are "quick"."""
+    """Return the number of copies by the text of their route; short ones are "quick"."""
 
 def _test_deny_peers(denied: bool, /) -> None:
     """Copy as if no device reached another, or again as they really do."""
@@ -51,31 +51,31 @@ def _test_answer_types() -> list[type]:
     """Make the types of all answers with names, as the first such answers do."""
 
 def _test_operations() -> list[tuple[str, str, int]]:
-    """The name, CUDA's name and the oldest driver of each call of the runtime."""
+    """Return the name, CUDA's name and oldest driver of each call of the runtime."""
 
 def _test_plan_fault(op: str | None, nth: int, code: int, repeat: bool, /) -> None:
     """Let the `nth` call of an operation, or of any, fail with `code`."""
 
 def _test_fault_count(op: str | None, /) -> int:
-    """The number of calls since the last plan."""
+    """Return the number of calls since the last plan."""
 
 def _test_last_injected_fault() -> str | None:
-    """The operation that the plan made fail last."""
+    """Return the operation that the plan made fail last."""
 
 def _test_delay_op(op: str | None, us: int, /) -> None:
     """Delay each call of an operation, or of any, by `us` microseconds."""
 
 def _test_calls_with_gil() -> dict[str, int]:
-    """The number of calls that were made with the GIL held, by operation."""
+    """Return the number of calls that were made with the GIL held, by operation."""
 
 def _test_set_capturing(stream: object, on: bool, /) -> None:
     """Begin or end the capture of an emulated stream."""
 
 def _test_emulated_counts() -> dict[str, int]:
-    """The number of live objects of the emulated devices, by kind."""
+    """Return the number of live objects of the emulated devices, by kind."""
 
 def _test_contexts() -> int:
-    """The emulated devices that have had a context, as bits."""
+    """Return the emulated devices that have had a context, as bits."""
 
 def _test_enter_device(device: int, /) -> None:
     """Make an emulated device current in this thread, as a library does."""
@@ -84,13 +84,13 @@ def _test_leave_device() -> None:
     """Make the device current again that was so before _test_enter_device()."""
 
 def _test_host_pages(address: int, nbytes: int, /) -> int:
-    """The number of pages of managed memory that are on the host."""
+    """Return the number of pages of managed memory that are on the host."""
 
 def _test_host_bytes(address: int, nbytes: int, /) -> memoryview:
-    """The bytes of emulated memory, where the host may touch them."""
+    """Return the bytes of emulated memory, where the host may touch them."""
 
 def _test_array_interface(buffer: Buffer, /) -> dict[str, Any]:
-    """The __cuda_array_interface__ that the buffer would have on a GPU."""
+    """Return the __cuda_array_interface__ that the buffer would have on a GPU."""
 
 def _test_order_consumer(buffer: Buffer, stream: object, /) -> None:
     """Order a stream after the buffer's work, as DLPack does for a consumer."""
@@ -108,7 +108,7 @@ def _test_file_plan(
     """Plan which reads and writes of files fail, are cut short or wait."""
 
 def _test_file_counts() -> dict[str, int]:
-    """The number of reads and writes since the plan, and from which on they wait."""
+    """Return the counts of reads and writes since the plan, and its argument `held`."""
 
 def _test_file_open() -> None:
     """Let reads and writes that wait go on."""

@@ -52,7 +52,8 @@ PyObject *cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
  * NULL stands for one that was not given; the shape is always given. */
 PyObject *cm_fast_read(cm_state *state, PyObject *const *values);
 
-/* As cm_fast_kind() for `nbytes` (>= 0) bytes of a Pool, if that has a free
- * block at hand. If `stream` is NULL, it is the current stream, where that matters. */
+/* Do the same as cm_fast_kind() for `nbytes` (>= 0) bytes of a Pool, if the pool has a
+ * free block at hand. If `stream` is NULL, it is the current stream, where that
+ * matters. */
 PyObject *cm_fast_bytes(cm_state *state, const cm_pool_object *pool, int64_t nbytes,
                         PyObject *stream);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Allocations whose arguments need no more than a look. There are three ways, and each
- * does what the next one would:
+/* Makes allocations whose arguments have the usual forms. There are three ways, and
+ * each gives the same result as the next one would:
  *
  *   make_warm()    the usual one, in a few dozen instructions: a dtype that is known,
  *                  few dimensions, a block that the pool has at hand, and a buffer that
@@ -362,7 +362,7 @@ cm_fast_kind(cm_state *state, cm_kind kind, PyObject *const *args, Py_ssize_t na
     return fast_empty(state, kind, &asked);
 }
 
-/* As fast_empty(), where the kind is one of the arguments. */
+/* Do the same as fast_empty(), with the kind as one of the arguments. */
 static CM_INLINE PyObject *
 fast_any(cm_state *state, fast_request *asked)
 {

@@ -92,9 +92,9 @@ typedef struct cm_operand {
     /* Borrowed from `keep` if that is one of our buffers, or an array over one; else
      * NULL. */
     cm_storage *storage;
-    /* Its bytes if they are one run in C's order; 0 if they are not, or there are none.
-     * Buffers and arrays know this of themselves, so nobody has to find it out from the
-     * strides later. */
+    /* The number of its bytes if they are one run in C's order; 0 if they are not, or
+     * if there are none. Buffers and arrays know this about themselves, so it need not
+     * be found out from the strides later. */
     uint64_t run_nbytes;
     bool readonly;
 } cm_operand;

@@ -85,8 +85,9 @@ typedef struct cm_copy_request {
     cm_region dst;
     cm_region src; /* already broadcast to dst's shape; of the same itemsize, unless
                       `convert` is set */
-    /* The bytes of the copy if its caller knows that each end is one run in C's order
-     * and that nothing is converted; 0 if the regions have to be asked. */
+    /* The number of bytes of the copy if its caller knows that each end is one run in
+     * C's order and that nothing is converted; 0 if the regions have to be looked
+     * at. */
     uint64_t run_nbytes;
     /* How to convert the elements; NULL if they stay as they are. The two ends must not
      * be a pair for which cm_plan_goes_via_host() is true. What its cast refers to must
@@ -173,9 +174,9 @@ cm_request_is_run(const cm_copy_request *request)
                && cm_region_is_c_contiguous(&request->src));
 }
 
-/* The bytes of a copy of runs whose elements have `itemsize` bytes at the wider end. It
- * is 0 if there are more than `most`, or if the shapes differ, which the job reports.
- */
+/* Return the number of bytes of a copy of runs whose elements have `itemsize` bytes at
+ * the wider end. Returns 0 if it is more than `most`, or if the shapes differ; then the
+ * job reports that. */
 static inline uint64_t
 cm_request_run_nbytes(const cm_copy_request *request, uint64_t itemsize, uint64_t most)
 {

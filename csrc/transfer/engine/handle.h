@@ -36,7 +36,7 @@ typedef struct cm_ticket_info {
  * without waiting. In a forked child these are the facts that were known at the
  * fork. */
 void cm_ticket_peek(const cm_ticket *ticket, cm_ticket_info *out);
-/* Ask the device first, and then do the same as cm_ticket_look(). If another thread is
+/* Ask the device first, and then do the same as cm_ticket_peek(). If another thread is
  * asking, this waits for it. */
 void cm_ticket_query(cm_ticket *ticket, cm_ticket_info *out);
 /* Return how many bytes of the payload have certainly arrived, counted in whole pieces.

@@ -301,9 +301,9 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
 }
 
 /* Try to make the copy without a job: a short copy that the caller waits for, or one
- * that its stream takes as it is. `out` tells them apart: who wants no ticket waits in
- * this call and shows no progress, and who gets one can come back to what is queued.
- * Nobody looks closer at a run that is longer than every short copy. */
+ * that its stream takes as it is. `out` tells them apart: a caller that wants no ticket
+ * waits in this call and shows no progress, and a caller that gets a ticket can come
+ * back to the queued copy. A run that is longer than every short copy is not tried. */
 static bool
 try_without_job(cm_engine *engine, const cm_copy_request *request,
                 const cm_tuning *tuning, cm_ticket **out, cm_status *status,
