@@ -181,7 +181,7 @@ discard_between(cm_buffer *self, cm_stream *legacy, cm_stream *side)
 
 /* Discard on a stream of our own, since the driver takes no discard on the legacy
  * default stream. Until `legacy` comes after that stream, nobody else knows of its
- * work, so the storage is pinned, which keeps free() and shutdown() away. */
+ * work, so the storage is kept open, which keeps free() and shutdown() away. */
 static int
 discard_beside(cm_buffer *self, cm_stream *legacy)
 {

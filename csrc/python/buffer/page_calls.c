@@ -211,7 +211,7 @@ record_prefetch(const cm_page_call *call, const span_list *spans)
     }
 }
 
-/* Let one of the buffers, which is pinned, join the call. Returns 0, or -1 with an
+/* Let one of the buffers, which is kept open, join the call. Returns 0, or -1 with an
  * exception. */
 static int
 add_buffer(const cm_page_call *call, cm_buffer *buffer, span_list *spans)
@@ -269,7 +269,8 @@ run(cm_state *state, const cm_page_call *call, int home, const span_list *spans)
     return cm_py_check(state, status, doing[call->work]);
 }
 
-/* Submit the call for pinned buffers. Returns 0, or -1 with an exception. */
+/* Submit the call for buffers that are kept open. Returns 0, or -1 with an
+ * exception. */
 static int
 submit_pinned(cm_state *state, const cm_page_call *call, cm_buffer *const *buffers,
               Py_ssize_t buffer_count)

@@ -322,8 +322,8 @@ void cm_storage_drop_export(cm_storage *storage);
 cm_storage *cm_storage_hold_transfer(cm_storage *storage);
 void cm_storage_drop_transfer(void *storage);
 
-/* Return the number of live Py_buffer exports, DLPack capsules and tensors, and
- * pins. */
+/* Return the number of live Py_buffer exports, of DLPack capsules and tensors, and of
+ * calls that keep it open. */
 static inline size_t
 cm_storage_count_exports(const cm_storage *storage)
 {

@@ -32,8 +32,8 @@ typedef struct request {
     unsigned flags;
 } request;
 
-/* Read the shape, or else the shape and the strides of `like`; nothing else of that
- * matters. */
+/* Read the shape, or else the shape and the strides of `like`, of which nothing else
+ * matters here. Returns 0, or -1 with an exception. */
 static int
 read_layout(const cm_state *state, const request *asked, cm_region *out)
 {
@@ -51,7 +51,8 @@ read_layout(const cm_state *state, const request *asked, cm_region *out)
     return 0;
 }
 
-/* Read order=, whose values and default differ if there is a `like`. */
+/* Read order=, whose values and default differ if there is a `like`. Returns 0, or -1
+ * with an exception. */
 static int
 read_order(const request *asked, char *out)
 {
@@ -61,8 +62,8 @@ read_order(const request *asked, char *out)
     return cm_arg_order(asked->order, "order", "CF", 'C', out);
 }
 
-/* Read the device. A pool that is given has one, so nobody need ask which is
- * current. */
+/* Read the device. A pool that is given has one, and then nobody asks which device is
+ * current. Returns 0, or -1 with an exception. */
 static int
 read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *out)
 {
@@ -135,7 +136,8 @@ enum {
     NEW_COUNT
 };
 
-/* Read which kind is meant, which the pool determines where none is given. */
+/* Read which kind is meant. If none is given, the pool determines it. Returns 0, or -1
+ * with an exception. */
 static int
 read_kind(PyObject *given, const cm_pool_object *pool, cm_kind *out)
 {
@@ -503,7 +505,7 @@ KEYWORDED(empty_mapped)
 }
 
 /* Read attach=, which says whether managed memory is attached to the host or, by
- * default, to all. */
+ * default, to all. Returns 0, or -1 with an exception. */
 static int
 read_attach(PyObject *object, unsigned *out)
 {

@@ -77,8 +77,8 @@ is_in_order_of(const cm_storage *storage, const cm_stream *stream)
 }
 
 /* Try the short way, which is for a device's own memory without gaps. Returns 1 if the
- * fill is queued, 0 if it was not tried, or -1 with an exception. The storage is
- * pinned. */
+ * fill is queued, 0 if it was not tried, or -1 with an exception. The storage is kept
+ * open. */
 static int
 try_queue(cm_buffer *self, const void *element, cm_stream *stream)
 {
@@ -111,7 +111,7 @@ try_queue(cm_buffer *self, const void *element, cm_stream *stream)
 }
 
 /* Let the engine make the fill: by the device `filler`, which queues it, or by the host
- * (-1), which is waited for. The storage is pinned. */
+ * (-1), which is waited for. The storage is kept open. */
 static int
 queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
 {
@@ -189,9 +189,9 @@ is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, boo
     return cm_ok();
 }
 
-/* Fill memory that is pinned. Unfinished transfers are waited for first, as the request
- * for a fill names only streams to come after. Afterwards the fill is waited for,
- * unless a stream was `named` or nobody could see that it is late. */
+/* Fill memory that is kept open. Unfinished transfers are waited for first, as the
+ * request for a fill names only streams to come after. Afterwards the fill is waited
+ * for, unless a stream was `named` or nobody could see that it is late. */
 static int
 fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
 {
@@ -241,9 +241,9 @@ find_stream(const cm_buffer *self, PyObject *object)
 
 /* Fill the buffer with `element`, one item of its dtype at any address. If a stream is
  * given the call returns when the fill is queued, else when the memory is filled,
- * unless nobody could see the difference. The storage is pinned until the end, because
- * the waits let other threads run, and so may Python code that was deferred or that is
- * called on the way. */
+ * unless nobody could see the difference. The storage is kept open until the end,
+ * because the waits let other threads run, and so may Python code that was deferred or
+ * that is called on the way. */
 static int
 fill_by(cm_buffer *self, const void *element, PyObject *given)
 {
@@ -265,8 +265,8 @@ fill_by(cm_buffer *self, const void *element, PyObject *given)
 }
 
 /* True if the value is an array without dimensions that has the buffer's dtype, so that
- * its memory is the element. If it may be masked it is left to the package, which
- * looks. */
+ * its memory is the element. If it may be masked it is left to the package, which looks
+ * at the mask. */
 static bool
 is_element(const cm_buffer *self, PyObject *value)
 {
@@ -415,8 +415,8 @@ read_source(const cm_buffer *self, PyObject *value, PyObject *on, bool is_new)
     return Py_NewRef(value);
 }
 
-/* Fill with what is neither a number nor an element. `given` and `casting` may be
- * None. */
+/* Fill with an object that is neither a number nor an element. `given` and `casting`
+ * may be None. */
 static int
 fill_by_object(cm_buffer *self, PyObject *value, PyObject *given, PyObject *casting,
                bool is_new)
@@ -463,8 +463,8 @@ leave:
     return result;
 }
 
-/* Fill with any value, as fill() does, or as full() does if the buffer is new. 0, or -1
- * with an exception. */
+/* Fill with any value, as fill() does, or as full() does if the buffer is new. Returns
+ * 0, or -1 with an exception. */
 static int
 fill_with(cm_buffer *self, PyObject *value, PyObject *stream, PyObject *casting,
           bool is_new)

@@ -89,7 +89,7 @@ typedef struct held_ends {
     cm_state *state;
     PyObject *module; /* held: keeps the state */
     Py_ssize_t count;
-    cm_storage *storages[]; /* held and pinned */
+    cm_storage *storages[]; /* held and kept open */
 } held_ends;
 
 static const char held_name[] = "cumem.held_ends";
