@@ -4,8 +4,8 @@
  *
  * The idea
  * --------
- * Thousands of runs mostly lie in very few storages. Each storage is held and pinned,
- * put into an order and kept alive only once, however many runs have it. Everything
+ * Thousands of runs mostly lie in very few storages. Each storage is held, kept open,
+ * put into an order and kept alive only once, however many runs lie in it. Everything
  * else is a cm_call (call.h).
  *
  *     cm_many_call_init(&many, state, blocking, stream, progress)
@@ -25,7 +25,7 @@
 
 /* A storage that is at an end of at least one run. */
 typedef struct cm_many_storage {
-    cm_storage *storage; /* held and pinned */
+    cm_storage *storage; /* held and kept open */
     bool written;
 } cm_many_storage;
 
@@ -51,22 +51,23 @@ typedef struct cm_many_call {
 } cm_many_call;
 
 /* Begin a call. The struct is all zero before. cm_many_call_fini() has to be called in
- * any case. 0, or -1 with an exception. */
+ * any case. Returns 0, or -1 with an exception. */
 int cm_many_call_init(cm_many_call *self, cm_state *state, bool blocking,
                       cm_stream *stream, const cm_progress *progress);
 /* Add an end, whose memory is `region`: note its device, and keep its memory alive. The
- * storage of the end is taken once for all ends that have it. 0, or -1 with an
- * exception. */
+ * storage of the end is taken once for all ends that lie in it. Returns 0, or -1 with
+ * an exception. */
 int cm_many_call_add_end(cm_many_call *self, const cm_operand *end,
                          const cm_region *region, bool written);
 /* Choose the stream, and let the call come after what used the ends. `function` begins
- * the message of a stream of the wrong device. 0, or -1 with an exception. */
+ * the message about a stream of the wrong device. Returns 0, or -1 with an
+ * exception. */
 int cm_many_call_take_ends(cm_many_call *self, const char *function);
-/* Give the request to the engine. `doing` is the note of a failure. 0 with a ticket
- * that the caller owns, or -1 with an exception. */
+/* Give the request to the engine. `doing` is the note of a failure. Returns 0 with a
+ * ticket that the caller owns, or -1 with an exception. */
 int cm_many_call_run(cm_many_call *self, const char *doing, cm_ticket **out);
 /* Make the answer of the call: None, or a Transfer of `dst` and `src`. Takes the ticket
- * over. */
+ * over. Returns NULL with an exception if it fails. */
 PyObject *cm_many_call_answer(cm_many_call *self, cm_ticket *ticket, PyObject *dst,
                               PyObject *src);
 void cm_many_call_fini(cm_many_call *self);

@@ -49,8 +49,8 @@ typedef struct row_copy {
     const char *function;
     bool blocking;
     cm_stream *stream;           /* borrowed; may be NULL */
-    const cm_progress *progress; /* borrowed; NULL: there is none */
-    PyObject *after;             /* borrowed; NULL and None: there is none */
+    const cm_progress *progress; /* borrowed; NULL if there is none */
+    PyObject *after;             /* borrowed; NULL or None if there is none */
     rows_end ends[2];            /* by cm_side */
     Py_ssize_t layer_count;
     /* Owned list of packed memory, and its description, where ends touch. */
@@ -320,7 +320,7 @@ cut_layer(rows_pass *pass, Py_ssize_t index, cm_side *side, cm_row_fault *fault)
     return cm_row_runs_add(&pass->runs, &layer, settled);
 }
 
-/* Make the runs of all layers. 0, or -1 with an exception. */
+/* Make the runs of all layers. Returns 0, or -1 with an exception. */
 static int
 cut_runs(const row_copy *self, rows_pass *pass)
 {
@@ -340,8 +340,8 @@ cut_runs(const row_copy *self, rows_pass *pass)
     return 0;
 }
 
-/* Do two arrays of the ends have bytes in common, as far as their addresses or their
- * files can tell? Needs no GIL. */
+/* Set *out to whether two arrays of the ends have bytes in common, as far as their
+ * addresses or their files can tell. Needs no GIL. */
 static cm_status
 find_meeting_arrays(cm_runtime *rt, const rows_pass *pass, Py_ssize_t count, bool *out)
 {
@@ -363,7 +363,7 @@ find_meeting_arrays(cm_runtime *rt, const rows_pass *pass, Py_ssize_t count, boo
     return cm_ok();
 }
 
-/* Does a run that is written touch another end? */
+/* Set *out to whether a run that is written touches another end. */
 static cm_status
 find_touch(const row_copy *self, const rows_pass *pass, bool *out)
 {
@@ -417,8 +417,9 @@ fini_pass(rows_pass *pass)
 
 /* -- through packed memory ---------------------------------------------------------- */
 
-/* New memory for the rows of an array, where the array itself lies: ordinary memory,
- * memory of its device, or else page-locked memory. */
+/* Allocate memory for the rows of an array, where the array itself lies: ordinary
+ * memory, memory of its device, or else page-locked memory. Returns a new reference, or
+ * NULL with an exception. */
 static PyObject *
 allocate_packed(const row_copy *self, const cm_operand *src, uint64_t count)
 {
@@ -480,7 +481,7 @@ begin_between(row_copy *self)
 }
 
 /* Read all rows into the packed memory. With a call in the background *out is the
- * ticket of that, which the caller owns; else it is NULL. */
+ * ticket of this pass, which the caller owns; else it is NULL. */
 static int
 pack(const row_copy *self, rows_pass *pass, cm_ticket **out)
 {

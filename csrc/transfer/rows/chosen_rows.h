@@ -15,11 +15,11 @@
 #include "base/status.h"
 
 typedef struct cm_chosen_rows {
-    int64_t *given; /* owned; NULL: the numbers are 0, 1, … */
+    int64_t *given; /* owned; NULL if the numbers are 0, 1, … */
     int64_t *rows; /* owned; those of cm_chosen_rows_settle(), none is negative; NULL as
                       above */
     uint64_t count;
-    int64_t row_count; /* for which `rows` are settled; -1: for none yet */
+    int64_t row_count; /* for which `rows` are settled; -1 if they are not yet */
 } cm_chosen_rows;
 
 /* Integers somewhere in memory of the host. */
@@ -45,7 +45,7 @@ typedef struct cm_row_fault {
 /* Make room for `count` numbers, which the caller writes to `given`.
  * Fails: CM_ENOMEM; cm_chosen_rows_fini() may still be called. */
 CM_NODISCARD cm_status cm_chosen_rows_init(cm_chosen_rows *self, uint64_t count);
-/* The numbers 0, 1, …, which take no memory. */
+/* Make this the numbers 0, 1, …, which take no memory. */
 void cm_chosen_rows_init_all(cm_chosen_rows *self, uint64_t count);
 void cm_chosen_rows_fini(cm_chosen_rows *self);
 
@@ -59,7 +59,7 @@ void cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from);
 CM_NODISCARD cm_status cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_count,
                                              bool is_target, cm_row_fault *fault);
 
-/* The row that number `i` means. */
+/* Return the row that number `i` means. */
 static inline int64_t
 cm_chosen_rows_at(const cm_chosen_rows *self, uint64_t i)
 {
