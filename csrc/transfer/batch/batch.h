@@ -20,8 +20,8 @@ typedef struct cm_many_request {
     bool is_apart;
 } cm_many_request;
 
-/* Does a target touch another end, or show bytes of a file that a source shows through
- * another mapping?
+/* Set *out to whether a target touches another end, or shows bytes of a file that a
+ * source shows through another mapping.
  * Fails: CM_ENOMEM; cm_file_maps_meet(). */
 CM_NODISCARD cm_status cm_many_find_conflicts(cm_runtime *rt,
                                               const cm_many_request *request,

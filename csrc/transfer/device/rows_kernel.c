@@ -116,7 +116,7 @@ cm_rows_job_init(cm_rows_job *job, const cm_rows_move *move, const cm_rows_layer
     return cm_ok();
 }
 
-/* Can both layers go in one launch? */
+/* True if both layers can go in one launch. */
 static bool
 are_alike(const cm_rows_layer *a, const cm_rows_layer *b)
 {

@@ -36,7 +36,8 @@ cm_byte_spans_meet(cm_byte_span a, cm_byte_span b)
     return a.begin < b.end && b.begin < a.end;
 }
 
-/* Do two runs of `nbytes`, which begin at these addresses of a device, share bytes? */
+/* True if two runs of `nbytes`, which begin at these addresses of a device, share
+ * bytes. */
 static inline bool
 cm_runs_meet(cm_address a, cm_address b, uint64_t nbytes)
 {
@@ -63,8 +64,8 @@ CM_NODISCARD cm_status cm_region_count(const cm_region *region, int64_t *out);
 CM_NODISCARD cm_status cm_region_bounds(const cm_region *region, int64_t *low,
                                         int64_t *high);
 
-/* Do two elements certainly share bytes? They do in sliding windows and where a stride
- * is 0. The answer is also false where it would take arithmetic with three strides or
+/* True if two elements certainly share bytes, as they do in sliding windows and if a
+ * stride is 0. This is also false if it would take arithmetic with three strides or
  * more to find out. */
 bool cm_region_shares_bytes(const cm_region *region);
 bool cm_region_is_c_contiguous(const cm_region *region);
