@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that convert come before and after what other copies do."""
+"""The order of copies that convert and of other copies."""
 
 from __future__ import annotations
 
@@ -122,4 +122,4 @@ def test_progress_is_reported_to_the_end(runtime) -> None:
         casting="same_kind",
         progress=lambda *args: seen.append(args),
     )
-    assert seen[-1] == (4_000_000, 4_000_000)  # what crosses the link
+    assert seen[-1] == (4_000_000, 4_000_000)  # the bytes that cross the link

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""free(), the end of a with block and Registration.close(): what puts them off."""
+"""free(), the end of a with block and Registration.close(), and what delays them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ NBYTES = 1 << 16
 
 
 def live(kind: str) -> int:
-    """Bytes of the kind that buffers have."""
+    """Return the bytes of the kind that live buffers have."""
     return cumem.stats()[kind].live_nbytes
 
 
 @contextmanager
 def unrelated() -> Iterator[None]:
-    """Have a transfer between two other buffers under way."""
+    """Keep a transfer between two other buffers under way."""
     stream = cumem.Stream()
     source = cumem.zeros(16, "u1", "pinned")
     target = cumem.empty_device(16, "u1")
@@ -81,7 +81,7 @@ def test_unregistering_does_not_wait_for_other_transfers(emulated) -> None:
         with cumem.register(memory) as buffer:
             assert testing.registrations() == 1
         assert testing.registrations() == 0
-        memory.close()  # nothing looks at it, although the buffer has a name
+        memory.close()  # nothing exports it, although the buffer has a name
         assert buffer.closed
 
 
@@ -168,7 +168,7 @@ def test_close_waits_for_its_own_transfer(emulated) -> None:
 
 @pytest.mark.parametrize("how", ["close", "exit"])
 def test_ctrl_c_ends_the_wait_for_an_interrupted_copy(emulated, how) -> None:
-    """A copy that is held up for long after Ctrl-C runs on; no buffer remembers it."""
+    """A copy that is held up for long runs on after Ctrl-C, and no buffer remembers it."""
     stream = cumem.Stream()
     registration = cumem.register(np.zeros(NBYTES, "u1"))
     target = cumem.empty_device(NBYTES, "u1", stream=stream)
@@ -271,7 +271,7 @@ def test_memory_follows_the_last_export_of_a_block(runtime, kind, protocol) -> N
     del array
     gc.collect()
     assert live(kind) == NBYTES
-    if part.flags.writeable:  # not so of older NumPys' by DLPack
+    if part.flags.writeable:  # older NumPys make it read-only by DLPack
         part[:] = 7
         assert part.tolist() == [7, 7]
     del part
@@ -297,7 +297,7 @@ def test_transfer_from_an_array_that_outlives_the_block(emulated) -> None:
 
 def test_what_the_buffer_protocol_gave_away_stays_with_the_object(runtime) -> None:
     with cumem.zeros(NBYTES, "u1", "pinned") as buffer:
-        memoryview(buffer).release()  # a consumer may have kept the object alone
+        memoryview(buffer).release()  # a consumer may have kept only the object
     assert live("pinned") == NBYTES
     del buffer
     assert live("pinned") == 0
@@ -340,7 +340,7 @@ def test_last_export_unlocks_what_a_block_registered(runtime) -> None:
 
 
 def test_threads_that_end_and_close_at_once_leave_nothing(emulated) -> None:
-    """Deleters without the GIL, transfers and closing race; the counts tell."""
+    """Deleters without the GIL, transfers and closing race, and counts stay right."""
     stream = cumem.Stream()
     target = cumem.empty_device(64, "u1")
     for _ in range(200):
@@ -387,8 +387,10 @@ def test_child_sees_the_true_state_of_transfers(emulated) -> None:
 
 
 class Watched:
-    """A tensor whose storage says in Python where its memory is, as of a library that
-    changes it; `looked` runs then."""
+    """A tensor whose storage says in Python where its memory is, and may change it.
+
+    `looked` runs whenever the storage is asked.
+    """
 
     looked: Callable[[], object] = staticmethod(lambda: None)
 

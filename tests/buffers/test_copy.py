@@ -155,7 +155,7 @@ def windows(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
 def test_target_whose_elements_share_memory_is_refused(
     emulated, shape, strides, source
 ) -> None:
-    """Threads and kernels would write there in any order."""
+    """Threads and kernels would write such elements in any order."""
     target = windows(shape, strides)
     values_of = values.put(np.ones(shape, "u2"), source)
     calls: list[Callable[[], object]] = [
@@ -363,7 +363,8 @@ def test_short_arrays_are_not_asked_about_where_a_device_is_waited_for(
     assert (questions(device, host) > 0) == asked
     assert (questions(back, device) > 0) == asked
     np.testing.assert_array_equal(back, host)
-    # where it matters what the memory is: between hosts, in the background, and ours
+    # The driver is asked if the kind of memory matters: between ends on the host, in
+    # the background, and for memory of cumem's.
     assert questions(pinned, host) > 0
     assert questions(device, pinned.numpy()) > 0
     session.testing.plan_fault(None, 0)
@@ -401,7 +402,7 @@ def test_short_copies_of_what_others_have_locked_are_whole(runtime) -> None:
 
 
 def expanded(kind: str) -> Any:
-    """Three rows that are one, as a tensor after expand()."""
+    """Make three rows that share their memory, like a tensor after expand()."""
     row = cumem.zeros(4, kind=kind).numpy()
     return np.lib.stride_tricks.as_strided(row, (3, 4), (0, 8), writeable=True)
 
@@ -446,7 +447,7 @@ def test_an_expanded_tensor_is_no_target(emulated) -> None:
 
 
 def counted(dst: object, src: object) -> tuple[int, int]:
-    """How many short copies, and how many jobs of the host, a copy makes."""
+    """Copy, and return how many short copies and how many jobs of the host that made."""
     before = session.testing.copy_counts()
     cumem.copy(dst, src)
     after = session.testing.copy_counts()

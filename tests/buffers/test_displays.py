@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What notebooks show of objects: whole, escaped, from nowhere else, without a wait."""
+"""Displays in notebooks are complete and escaped, load nothing and wait for nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EMPTY = {"br", "hr", "img", "input", "meta"}
 
 
 class Page(html.parser.HTMLParser):
-    """Reads a page; each tag is closed, and none is of elsewhere."""
+    """Reads a page, and checks that each tag is closed and none loads anything."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Page(html.parser.HTMLParser):
 
 
 def page(thing: Any) -> Page:
-    """What a notebook would show of it."""
+    """Read the display that a notebook would show."""
     text = thing._repr_html_()
     assert "http" not in text
     assert "url(" not in text
@@ -137,7 +137,7 @@ def test_buffer_is_shown_on_both_backends(runtime, kind: str) -> None:
 
 
 def calls() -> dict[str, int]:
-    """Of the runtime, less what the thread that watches transfers asks all the time."""
+    """Count the runtime's calls, except those that the thread watching transfers makes."""
     watched = session.ANSWERED_AT_ONCE - {"copy_async", "copy_peer_async"}
     names = {name for name, _, _ in session.testing.op_names()} - watched
     return {name: session.testing.fault_count(name) for name in names}
@@ -283,7 +283,7 @@ def test_pages_of_others_are_in_no_peak_of_all() -> None:
     found = reading.bytes_over_time(log)
     assert reading.peaks(log)["registered"] == (90, 200)
     assert reading.peaks(log)["all"] == (10, 100) == (summarize(log).peak_nbytes, 100)
-    assert found.height == 100  # of a picture, in which they are
+    assert found.height == 100  # a picture contains registered memory
     assert "at most 10 B" in Report(log)._repr_html_()
 
 
@@ -379,7 +379,7 @@ def test_transfers_less_than_a_pixel_apart_are_drawn_as_one() -> None:
             r'<rect x="([\d.]+)" y="96.0" width="([\d.]+)"', shown
         )
     ]
-    assert ends == pytest.approx([345, 624], abs=0.2)  # what goes on is cut off
+    assert ends == pytest.approx([345, 624], abs=0.2)  # cuts off a running transfer
 
 
 def test_report_of_a_cell_that_did_nothing_says_so() -> None:
@@ -391,12 +391,12 @@ def test_report_of_a_cell_that_did_nothing_says_so() -> None:
 
 
 def test_colours_are_variables_of_the_notebook_or_those_of_the_page() -> None:
-    """So that a page is read in light and in dark."""
+    """This makes a page readable in light and in dark mode."""
     style = pieces._STYLE
     for name, value in re.findall(r"(--cm-\w+):([^;]*);", style):
         assert re.fullmatch(r"var\(--jp-[\w-]+,color-mix\(.*\)\)", value), name
     without = re.sub(r"--cm-\w+:[^;]*;", "", style)
-    assert re.findall(r"#[0-9a-f]{3,6}", without) == ["#d55e00"]  # of the alert's edge
+    assert re.findall(r"#[0-9a-f]{3,6}", without) == ["#d55e00"]  # the alert's edge
     assert Path(pieces.__file__).read_text().count("prefers-color-scheme") == 0
 
 
@@ -404,7 +404,7 @@ def test_colours_are_variables_of_the_notebook_or_those_of_the_page() -> None:
 
 
 def shell_of(**names: Any) -> Any:
-    """What the table asks of IPython's shell."""
+    """Make an object with the parts of IPython's shell that the table uses."""
     return types.SimpleNamespace(
         user_ns={"In": ["", "x"], **names},
         user_ns_hidden={"In": [], "Out": {}},

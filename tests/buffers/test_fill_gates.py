@@ -23,14 +23,14 @@ SIZES = (1, 100, 4096, 70_000, 1 << 20, 3 << 20)
 
 
 class Late:
-    """Streams that cannot end before a gate opens, as far as the rules of order say."""
+    """Tracks which streams, by the rules of order, cannot end before a gate opens."""
 
     def __init__(self, streams: list[cumem.Stream], shut: set[int]) -> None:
         self.streams = streams
         self.late = set(shut)
 
     def follow(self, stream: int, others: set[int]) -> None:
-        """`stream` was made to wait for `others`."""
+        """Note that `stream` was made to wait for `others`."""
         if others & self.late:
             self.late.add(stream)
 
@@ -73,7 +73,7 @@ def test_fill_waits_for_no_stream_it_is_not_ordered_after(emulated, seed: int) -
                 held.append((buffer, {of} if own is not None else set()))
                 buffer, uses = random.choice(held)
                 by = random.randrange(3)
-                # the host's own writes wait until its streams have ended
+                # The host writes only when the buffer's streams have ended.
                 if buffer.kind == "pinned" and ({by} | uses) & late.late:
                     continue
                 threads.append(

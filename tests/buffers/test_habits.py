@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users of NumPy, CuPy and PyTorch type of arrays: it works, or says what does."""
+"""Habits of users of NumPy, CuPy and PyTorch work, or the error says what works."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_asarray_of_ordinary_memory_and_of_values_is_a_copy(runtime, kind) -> No
 
 def test_asarray_of_an_exporter_of_our_memory_is_a_view(runtime) -> None:
     class Exporter:
-        """What only has DLPack."""
+        """An object that has only DLPack."""
 
         def __init__(self, buffer: cumem.Buffer) -> None:
             self.buffer = buffer
@@ -352,6 +352,6 @@ def test_equality_in_and_hash_are_by_identity(runtime, kind) -> None:
     if kind == "device":
         with pytest.raises(TypeError, match="to_numpy"):
             _ = buffer == np.zeros(3)
-        assert not np.array_equal(buffer, buffer)  # NumPy's, as the page says
+        assert not np.array_equal(buffer, buffer)  # NumPy's answer, as the page says
     else:
         assert (buffer == np.zeros(3)).tolist() == [True] * 3

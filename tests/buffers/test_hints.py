@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and calls of other libraries that cumem has not: the error says what to type."""
+"""Names and calls of other libraries that cumem lacks: the error says what to type."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_no_hint_sends_the_host_to_device_memory(runtime, kind) -> None:
 
 
 def test_hints_are_those_of_the_extension() -> None:
-    """A name that only one of the two has would be a KeyError, or never said."""
+    """A name that only one of them has would raise a KeyError, or never be mentioned."""
     doc = "Not there: its error says why."
     for owner, stated in (
         (cumem.Buffer, hints.NAMES),
@@ -78,7 +78,7 @@ def test_hints_are_those_of_the_extension() -> None:
 
 
 def test_protocols_are_probed_as_before(runtime) -> None:
-    """Others look for these, and must find nothing, or what is true."""
+    """Other libraries look for these names, and must find nothing or a true answer."""
     buffer = cumem.empty_pinned(3)
     for name in ("__array_interface__", "__array_struct__", "__array_ufunc__"):
         assert not hasattr(buffer, name)
@@ -151,7 +151,7 @@ def test_what_python_computes_with_says_where_to_compute(runtime, kind, of) -> N
 @pytest.mark.parametrize("name", IN_PLACE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_operator_in_place_makes_a_buffer_an_array(runtime, kind, name) -> None:
-    """NumPy would answer with an array of its own, and the buffer stay as it is."""
+    """NumPy would return an array of its own, and leave the buffer as it is."""
     buffer = cumem.zeros((3, 3), "i4", kind)
     for other in (np.ones((3, 3), "i4"), np.int32(1), "text", None):
         check_says_where_to_compute(kind, lambda: IN_PLACE[name](buffer, other))  # noqa: B023
@@ -176,7 +176,7 @@ def test_operators_with_numpys_arrays_are_numpys(runtime, kind, name) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_with_strangers_are_theirs_or_pythons_error(runtime, name) -> None:
     class Stranger:
-        """Answers everything."""
+        """An object that answers every operator."""
 
         def answer(self, other: object) -> str:
             return "theirs"
@@ -266,7 +266,7 @@ def test_every_constructor_says_what_to_type_for_arguments_of_others(
         assert str(caught.value) == text
     with pytest.raises(TypeError, match=r"argument 'nonsense'$"):
         make(*given, nonsense=1)
-    # what is wrong besides says so itself
+    # Another mistake in the call has an error of its own.
     with pytest.raises(TypeError, match="missing"):
         make()
     with pytest.raises(TypeError, match="dtype"):
@@ -341,7 +341,7 @@ def test_call_with_too_many_arguments_says_how_they_are_given(
 @pytest.mark.parametrize("library", ["torch", "numba"])
 def test_dtypes_of_others_say_which_one_of_numpy_to_type(emulated, library) -> None:
     class Dtype:
-        """As theirs: only its text says what it is."""
+        """A dtype like theirs, of which only the text says what it is."""
 
         __module__ = f"{library}.core.types"
 
@@ -386,7 +386,7 @@ def test_what_is_no_dtype_at_all_raises_numpys_error(emulated) -> None:
             make(3, 3.5)  # type: ignore[arg-type]
 
 
-# PyTorch says it once a process, of the first that is made.
+# PyTorch warns once in a process, when the first one is made.
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 def test_every_dtype_of_torch_is_one_of_numpy_or_says_so(emulated) -> None:
     torch = pytest.importorskip("torch")
@@ -409,7 +409,7 @@ def test_every_dtype_of_torch_is_one_of_numpy_or_says_so(emulated) -> None:
 
 
 def test_dtypes_of_jax_and_cupy_are_taken(emulated) -> None:
-    """CuPy's are NumPy's own; JAX's say their dtype."""
+    """CuPy's dtypes are NumPy's own, and JAX's have a dtype."""
     jnp = pytest.importorskip("jax.numpy")
     for dtype in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.bool_, jnp.complex64):
         for make in (cumem.empty, cumem.zeros):
@@ -469,7 +469,7 @@ def test_every_hint_of_a_member_can_be_typed(runtime) -> None:
 
 def test_functions_of_others_say_what_to_type() -> None:
     for name, hint in (hints.NAMES_OF_CUMEM | hints.FORMER_NAMES).items():
-        if name != "integrations":  # which another test may have imported
+        if name != "integrations":  # another test may have imported that
             assert not hasattr(cumem, name)
             assert name not in dir(cumem)
         for there in re.findall(r"cumem\.(\w+)\(", hint):

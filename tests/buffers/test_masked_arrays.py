@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays with masked elements: the mask is other memory, which nobody may lose."""
+"""Arrays with masked elements, whose masks lie in other memory and must not get lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def masked() -> Any:
     return np.ma.array(np.arange(3.0), mask=[False, True, False])
 
 
-#: Whatever reads or writes the memory of an array.
+#: Calls that read or write the memory of an array.
 USES: dict[str, Callable[[Any, Any, Path], object]] = {
     "array": lambda m, b, path: cumem.array(m),
     "array, converted": lambda m, b, path: cumem.array(m, "f4", casting="same_kind"),
@@ -78,7 +78,7 @@ def test_what_the_error_says_to_type_is_taken(emulated) -> None:
 
 
 class Variable:
-    """As one of netCDF4, which gives masked arrays without being asked."""
+    """A variable like netCDF4's, which gives masked arrays without being asked."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return masked()
@@ -115,7 +115,7 @@ print("numpy.ma" in sys.modules)
 
 
 def test_arrays_without_masks_do_not_load_the_module_of_masks() -> None:
-    """NumPy's loading of it recurses where several threads begin it at once."""
+    """Loading that module recurses in NumPy if several threads begin it at once."""
     done = programs.run("-c", ASK)
     if "loaded by NumPy itself" in done.stderr:
         pytest.skip("this NumPy loads numpy.ma with itself")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes, axes and dtypes of views as they are asked for: every spelling of NumPy's, with
-NumPy's answer or, where it copies or guesses, with an error that says what to type.
+"""Shapes, axes and dtypes of views, in every spelling of NumPy's.
+
+The answer is NumPy's or, if NumPy copies or guesses, an error that says what to type.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Broken:
 
 
 def outcome(call: Callable[[Any], Any], on: Any) -> object:
-    """The shape, strides and dtype that a call answers, or which kind of error."""
+    """Return the shape, strides and dtype of a call's answer, or the kind of its error."""
     try:
         answer = call(on)
     except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
@@ -61,7 +62,7 @@ def outcome(call: Callable[[Any], Any], on: Any) -> object:
     return answer.shape, answer.dtype
 
 
-#: What is asked of an array of shape (2, 3), or of another one, and answered as NumPy does.
+#: Calls on an array of shape (2, 3), or on another one, which NumPy answers equally.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "reshape(6)": lambda a: a.reshape(6),
     "reshape(3, 2)": lambda a: a.reshape(3, 2),
@@ -342,7 +343,7 @@ def cut(draw: st.DrawFn, size: int) -> tuple[int, ...]:
 
 
 def test_any_reshape_equals_numpys_or_refuses_where_numpy_copies() -> None:
-    """Of views that are cut, turned, reversed and, with strides of 0, repeated."""
+    """The views are cut, transposed, reversed and, with strides of 0, repeated."""
     with session.opened("emulated"):
 
         @given(st.data(), dtypes, shapes, st.sampled_from("CFA"))
@@ -486,7 +487,7 @@ def test_flags_of_memory_that_is_not_aligned_say_so(emulated, offset) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_flags_stay_as_they_were_read(runtime, kind) -> None:
-    """They are kept and shared, so nobody can change them."""
+    """Flags are kept and shared, so nobody can change them."""
     buffer = cumem.empty((2, 3), kind=kind)
     flags = buffer.flags
     assert flags.owndata
@@ -565,7 +566,7 @@ def test_copy_is_ordered_like_any_other_copy(emulated) -> None:
 
 # -- one element -----------------------------------------------------------------------
 
-#: What is asked of an array of shape (2, 3), of integers, and answered as NumPy does.
+#: Calls on an array of integers of shape (2, 3), which NumPy answers equally.
 ITEMS: dict[str, Callable[[Any], Any]] = {
     "item(4)": lambda a: a.item(4),
     "item(-6)": lambda a: a.item(-6),
@@ -630,19 +631,19 @@ def test_element_of_any_memory_is_numpys(emulated, name, kind) -> None:
         try:
             found = ITEMS[name](on)
         except (IndexError, TypeError, ValueError) as error:
-            # where an integer fits no index, NumPy's is an OverflowError
+            # If an integer does not fit an index, NumPy raises an OverflowError.
             return (type(error),)
         except OverflowError:
             return (ValueError,)
         return type(found), found
 
     assert answer(buffer) == answer(whole)
-    buffer.free()  # nobody has got the memory
+    buffer.free()  # nobody got the memory from the answers
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_element_that_refers_to_memory_has_its_own(runtime, kind) -> None:
-    """As the array within a structure: it is no view of the buffer."""
+    """An array within a structure, for example, is not a view of the buffer."""
     whole = np.zeros(3, [("x", "f4", (2,)), ("y", "i4")])
     buffer: Any = values.put(whole, kind)
     row = buffer.item(1)[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that become elements: they come back equal, or are refused."""
+"""Values that become elements come back equal or are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import cumem
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
-#: Absent from older releases.
+#: Dtypes that older releases of ml_dtypes lack.
 COMPLEX32 = [
     getattr(ml_dtypes, name)
     for name in ("complex32", "bcomplex32")
@@ -149,7 +149,7 @@ NUMBER_DTYPES = [
 
 
 def outcome(read: Any) -> object:
-    """What it answers, or the type of the error."""
+    """Return the call's answer, or the type of its error."""
     try:
         return read()
     except (OverflowError, TypeError) as error:
@@ -165,7 +165,7 @@ def fill_and_read(buffer: cumem.Buffer, value: object) -> bytes:
 def test_number_and_scalar_become_what_an_array_of_them_becomes(
     emulated, dtype
 ) -> None:
-    """A number alone is read by the extension, and in a list by NumPy."""
+    """The extension reads a single number, and NumPy reads numbers in a list."""
     alone, listed = (cumem.zeros(1, dtype, "pinned") for _ in range(2))
     values = list(NUMBERS)
     with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -272,14 +272,14 @@ def ends_of(dtype: str) -> tuple[int, int]:
 
 
 def near_ends(dtype: str) -> st.SearchStrategy[int]:
-    """Integers of a dtype at the ends of it and of all others, and just beyond."""
+    """Draw integers of a dtype near its ends and near those of all other dtypes."""
     low, high = ends_of(dtype)
     near = {end + step for d in INTEGERS for end in ends_of(d) for step in (-1, 0, 1)}
     return st.sampled_from(sorted(i for i in near if low <= i <= high))
 
 
 def test_integers_of_another_dtype_come_back_equal_or_are_refused(runtime) -> None:
-    """Against Python's integers, which never wrap round."""
+    """The test compares with Python's integers, which never wrap around."""
 
     @drawn(st.sampled_from(INTEGERS), st.sampled_from(INTEGERS), st.data())
     def check(source: str, to: str, data: st.DataObject) -> None:
@@ -418,7 +418,7 @@ def test_empty_list_fits_every_dtype(runtime) -> None:
 
 
 class Reading:
-    """An array that reads what it is asked for, of which NumPy knows nothing."""
+    """An array that reads what it is asked for and that NumPy does not know."""
 
     shape, dtype = (2,), np.dtype("f4")
 

@@ -62,7 +62,7 @@ def test_notebooks_are_committed_with_their_output_in_order() -> None:
 
 
 def test_notebooks_are_committed_with_what_execute_keeps() -> None:
-    """No warning, no path, and no outputs of a megabyte."""
+    """Outputs contain no warning and no path, and are shorter than a megabyte."""
     check_none(
         f"{path.name}: {wrong}"
         for path in NOTEBOOKS
@@ -71,7 +71,7 @@ def test_notebooks_are_committed_with_what_execute_keeps() -> None:
 
 
 def test_notebooks_say_what_they_ran_on() -> None:
-    """In the first cell; those of the emulated device say what that means."""
+    """The first cell names the device, and says what it means if it is emulated."""
     first = {
         path.name: "".join(
             output.get("text", "")

@@ -25,7 +25,7 @@ CAI_KINDS = ["mapped", "managed", "device"]
 
 
 def interface(buffer: cumem.Buffer) -> dict[str, Any]:
-    """The dictionary that a GPU's consumers see, on the emulated device too."""
+    """Return the dictionary that consumers see on a GPU, on the emulated device too."""
     return session.testing.array_interface(buffer)
 
 
@@ -425,7 +425,7 @@ def test_freed_memory_is_refused(emulated) -> None:
     entries = interface_of(buffer)
     buffer.free()
     released = cumem.trim()  # takes the fence
-    cumem.Device(0).synchronize()  # the pool waits for that before it lets go
+    cumem.Device(0).synchronize()  # the pool gives the memory back only after that
     assert released + cumem.trim() > 0
     with pytest.raises(ValueError, match=r"ordinary host memory|allocation"):
         cumem.asbuffer(FakeCAI(entries))

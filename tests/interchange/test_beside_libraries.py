@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def busy(cuda) -> Iterator[Callable[[], None]]:
-    """Keep the GPU at work in PyTorch's default stream; the function gives it more."""
+    """Yield a function that gives the GPU more work in PyTorch's default stream."""
     side = torch.ones(4096, 4096, device="cuda")
     torch.cuda.synchronize()
 

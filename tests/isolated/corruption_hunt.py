@@ -47,7 +47,7 @@ from support.strangers import Stranger
 import cumem
 from cumem import info
 
-OLD, NEW = 1, 2  # of the last user, and of the next ones
+OLD, NEW = 1, 2  # bytes of the last user, and of the next ones
 NEXT_USERS = 4
 MOST_DELAY = 1 << 14
 
@@ -187,7 +187,7 @@ class TorchWork:
 
 
 class DriverWork:
-    """Copies between addresses by the CUDA runtime, which no object goes along with."""
+    """Copies between addresses by the CUDA runtime, to which no object is passed."""
 
     name = "the CUDA runtime"
 
@@ -263,7 +263,7 @@ def torch_pinned() -> Take:
 
 
 def torch_pinned_inside() -> Take:
-    """A part of it: PyTorch finds blocks by their beginning."""
+    """Take memory inside a block, since PyTorch finds blocks by their beginning."""
     take = torch_pinned()
     return lambda nbytes: take(nbytes + 4096)[4096:]
 
@@ -294,7 +294,7 @@ def cupy_managed() -> Take:
 
 
 def at_once() -> Take:
-    """Stands for a peer: what was dropped is handed out again, whoever uses it."""
+    """Stand for a peer that hands out dropped memory again, whoever still uses it."""
     spare: dict[int, cumem.Buffer] = {}
 
     def take(nbytes: int) -> np.ndarray:
@@ -335,7 +335,7 @@ def ours_by_dlpack() -> Take:
 
 @dataclasses.dataclass
 class Outcome:
-    """Of a round: whether it counts, whether memory was handed out again, and the data."""
+    """A round's outcome: whether it counts, whether memory was reused, and the data."""
 
     late: bool
     reused: bool
@@ -490,7 +490,7 @@ def device_round(
 ) -> Outcome:
     memory = owner.take(nbytes, OLD)
     address = owner.address(memory)
-    owner.wait()  # it is there before anybody works on it
+    owner.wait()  # the data is there before anybody works on it
     work.delay()
     seen = view(work, memory)
     (work.write if writes else work.read)(seen)
@@ -540,7 +540,7 @@ class Pattern:
     role: str
     memory: str
     work: str
-    play: Play  # from bytes: what plays rounds, reading and writing
+    play: Play  # makes, for a number of bytes, functions that play a round
     writes: bool
 
 
@@ -706,7 +706,7 @@ def failures_of(cases: list[Case]) -> list[str]:
     own = [case for case in cases if case.role == "cumem" and case.missing is None]
     wrong = [line(case) for case in own if case.corrupted_rounds > 0]
     wrong += [line(case) for case in cases if case.error is not None]
-    # some libraries wait in the call where the memory is of some kinds
+    # For some kinds of memory, some libraries wait in the call itself.
     proved = {case.memory for case in own if case.late_rounds > 0}
     unproved = {case.memory for case in own if case.error is None} - proved
     return wrong + [f"never put to the proof: {memory}" for memory in sorted(unproved)]

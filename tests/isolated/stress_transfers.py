@@ -50,7 +50,7 @@ PATIENCE = 120  # seconds that one copy may take, on a machine with other work
 
 
 def view(memory: Any, how: int) -> Any:
-    """All of the bytes, or some, in one of several orders."""
+    """View all of the bytes, or some, in one of several orders."""
     if how == 4:
         return memory[::2]
     if how == 5:
@@ -64,7 +64,7 @@ def view(memory: Any, how: int) -> Any:
 
 
 def again(call: Callable[[], Any]) -> Any:
-    """What the call answers once no planned fault is in its way."""
+    """Repeat the call until no planned fault hits it, and return its answer."""
     while True:
         try:
             return call()
@@ -74,7 +74,7 @@ def again(call: Callable[[], Any]) -> Any:
 
 
 class Tracked(np.ndarray):
-    """An array that can be seen to be let go."""
+    """An array of which a test can see that it was dropped."""
 
 
 def allocate(kind: str, nbytes: int, stream: cumem.Stream) -> Any:
@@ -200,7 +200,7 @@ class Worker(threading.Thread):
         except cumem.CudaError as error:
             if error.code != FAULT:
                 raise
-            # Of the copy, or of this call alone: wait() tells.
+            # wait() shows whether the copy failed or only this call.
 
     def check(self, good: bool, where: str, what: str) -> None:
         if not good:
@@ -235,7 +235,7 @@ def free_nbytes() -> int:
 
 
 def join(workers: list[Worker]) -> bool:
-    """False when one of them hangs."""
+    """Wait for all workers; return False if one of them hangs."""
     for worker in workers:
         while worker.is_alive():
             worker.join(1)
@@ -248,7 +248,7 @@ def join(workers: list[Worker]) -> bool:
 def run_round(
     options: argparse.Namespace, streams: list[cumem.Stream], number: int
 ) -> tuple[list[Worker], bool]:
-    """Those who worked, and whether all of them came to an end."""
+    """Run one round; return its workers, and whether all of them came to an end."""
     seconds = options.seconds / options.rounds
     deadline = time.monotonic() + seconds
     seed = options.seed * 100_000 + number * 1000

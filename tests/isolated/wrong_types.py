@@ -32,7 +32,7 @@ Good = dict[str, Any]
 Parameters = list[tuple[str, str]]  # name and annotation of each
 
 
-#: What needs true numbers of its own, or ends the process's use of cumem.
+#: Functions that need valid numbers, or that end the process's use of cumem.
 SKIPPED = {
     "_raw_copy": "copies between the addresses that it is given",
     "_at_exit": "nothing can be used after it",
@@ -40,18 +40,18 @@ SKIPPED = {
 }
 
 
-#: After these everything is put back.
+#: Functions after which everything is put back.
 CHANGES_THE_PROCESS = (
     *("_set_pool_type", "_recorder_open", "_numpy_enable", "_numpy_enter"),
 )
 
 
-#: What functions that read and write a file are given for one.
+#: The descriptor for functions that read and write a file.
 NOWHERE = os.open(os.devnull, os.O_RDWR)
 
 
 class Odd:
-    """It has a length and an index, and is nothing."""
+    """An object with a length and an index that has no other meaning."""
 
     def __index__(self) -> int:
         return 3
@@ -67,7 +67,7 @@ class Odd:
 
 
 class Closing:
-    """Reading it as a number ends everything that is open."""
+    """An object that ends everything that is open when it is read as a number."""
 
     def __index__(self) -> int:
         with contextlib.suppress(RuntimeError):
@@ -76,7 +76,7 @@ class Closing:
 
 
 def fresh() -> Good:
-    """A good value of each sort, made anew as a call may have closed the last one."""
+    """Make a good value of each sort, since a call may have closed the last ones."""
     array = np.arange(24.0)
     stream = cumem.Stream()
     found = {
@@ -127,7 +127,7 @@ PLAIN = {
 
 
 def plausible(name: str, annotation: str, good: Good) -> object:
-    """What a parameter is made for, as far as its name and annotation tell."""
+    """Return a value that suits a parameter, as far as its name and annotation show."""
     by_name = {
         "device": 0,
         "home": 0,
@@ -204,7 +204,7 @@ def parameters(node: ast.FunctionDef, is_method: bool) -> Parameters:
 
 
 def callables() -> Iterator[tuple[str | None, str, Parameters]]:
-    """Of the stub: where it is found, its own name, and its parameters."""
+    """Yield each callable of the stub: its owner, its name and its parameters."""
     tree = ast.parse(Path(cumem.__file__).with_name("_core.pyi").read_text())
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and hasattr(_core, node.name):
@@ -217,7 +217,7 @@ def callables() -> Iterator[tuple[str | None, str, Parameters]]:
         "_notify",
         "_call_back",
         "_stop",
-    ):  # which the stub leaves out
+    ):  # the stub leaves these out
         for kind in ("Event", "Transfer"):
             if hasattr(getattr(_core, kind), name):
                 yield kind, name, [("other", "")]
@@ -239,7 +239,7 @@ OWNERS = {
 
 
 def arguments(params: Parameters, good: Good) -> Iterator[list[object]]:
-    """The good ones, then each in turn replaced by everything else; more and fewer."""
+    """Yield good arguments, then each replaced by everything else, then more and fewer."""
     right = [plausible(name, note, good) for name, note in params]
     yield right
     for i in range(len(right)):
@@ -261,14 +261,14 @@ def targets(owner: str | None, name: str, good: Good) -> list[Callable[..., obje
             found.append(getattr(good[key], name))
     kind = getattr(_core, owner, None)
     if kind is not None and hasattr(kind, name):
-        found.append(getattr(kind, name))  # unbound: `self` is of a wrong type as well
+        found.append(getattr(kind, name))  # unbound: `self` has a wrong type as well
     return found
 
 
 def call(
     owner: str | None, name: str, params: Parameters, last: int, good: Good
 ) -> tuple[int, Good]:
-    """All ways of calling one of them: how many were made, and what is still open."""
+    """Call one of them in all ways; return how many calls were made, and open values."""
     tried = 0
     for i in range(len(targets(owner, name, good))):
         for args in arguments(params, good):
@@ -283,7 +283,7 @@ def call(
             tried += 1
             answer = None
             with contextlib.suppress(Exception):
-                # what is entered is current in this context alone
+                # Blocks that are entered are current only in this context.
                 answer = contextvars.copy_context().run(bound[i], *args)
             if isinstance(answer, cumem.Buffer):
                 assert isinstance(answer.dtype, np.dtype), line
@@ -301,7 +301,7 @@ def main() -> None:
     faulthandler.enable()
     warnings.simplefilter("ignore")
     sys.unraisablehook = lambda _: None
-    os.dup2(os.open("said", os.O_CREAT | os.O_WRONLY), 1)  # by print(), which is called
+    os.dup2(os.open("said", os.O_CREAT | os.O_WRONLY), 1)  # takes what calls print
     tried = 0
     good = fresh()
     for at, (owner, name, params) in enumerate(callables()):

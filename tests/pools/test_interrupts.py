@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while pools and shutdown() wait: nothing is half done, and they can go on. And a
-fault in one of the core's own threads, which is told as one in any thread is."""
+"""Ctrl-C while pools and shutdown() wait: nothing is half done, and they can go on.
+
+A fault in one of the core's own threads is reported like a fault in any thread.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ MIB = 1 << 20
 
 @pytest.fixture(params=[12000, 13000], ids=["12.0", "13.0"])
 def driver(request: pytest.FixtureRequest) -> Iterator[session.Runtime]:
-    """With, and without, events over a whole context."""
+    """Open drivers with and without events over a whole context."""
     with session.opened("emulated", driver_version=request.param) as opened:
         yield opened
 
@@ -34,7 +36,7 @@ def busy(stream: cumem.Stream) -> cumem.Buffer:
 
 
 def drop_exported(stream: cumem.Stream, pool: cumem.Pool) -> None:
-    """Nobody knows what others do with it: its device's work is waited for."""
+    """Drop an exported buffer, whose device's work cumem waits for."""
     buffer = pool.allocate(MIB)
     np.from_dlpack(buffer)
     del buffer
@@ -63,7 +65,7 @@ def test_signal_ends_the_wait_of_a_pool(driver, drop: Drop, call: str) -> None:
         "trim all": cumem.trim,
         "allocate": lambda: pool.allocate(2 * MIB),
     }
-    session.shut(stream)  # the alarm is for the call alone
+    session.shut(stream)  # only the call is interrupted
     work = busy(stream)
     drop(stream, pool)
     with session.alarm(stream):
@@ -98,7 +100,7 @@ HANDLERS: dict[str, tuple[Callable[..., None], type[BaseException]]] = {
 def test_signal_is_not_lost_while_a_library_is_asked_whether_it_captures(
     driver, monkeypatch, call: str, handler: Callable[..., None], raised: type
 ) -> None:
-    """Its handler runs in the Python code that asks, the first that a wait runs."""
+    """The handler runs in the first Python code of the wait, which asks about captures."""
     asked = []
 
     def get_current_stream() -> None:
@@ -146,7 +148,7 @@ def test_closed_pool_of_live_buffers_waits_for_none(driver) -> None:
 
 @pytest.mark.parametrize("what", ["named", "used", "made to wait"])
 def test_signal_ends_a_fill_by_the_host(emulated, what: str) -> None:
-    """Pinned memory is written by the host, after all that its streams wait for."""
+    """The host writes pinned memory after everything that the buffer's streams wait for."""
     late, stream = cumem.Stream(), cumem.Stream()
     buffer = cumem.full(100, 1, "u1", "pinned")
     session.shut(late)
@@ -154,7 +156,7 @@ def test_signal_ends_a_fill_by_the_host(emulated, what: str) -> None:
     if what == "used":
         buffer.record_stream(late)
     elif what == "made to wait":
-        work.fill(1, stream=stream)  # which orders it after `late`
+        work.fill(1, stream=stream)  # so `stream` comes after `late`
     with session.alarm(late):
         buffer.fill(7, stream=late if what == "named" else stream)
     late.synchronize()
@@ -300,7 +302,7 @@ MANY = [strided_pairs, pairs_with_one_target, pairs_of_the_host]
 
 @pytest.mark.parametrize("make", MANY)
 def test_signal_ends_many_copies_that_go_alone(make) -> None:
-    """Each of them is over long before it would ask; all take many seconds."""
+    """Each copy ends long before it would look for signals, and all take many seconds."""
     with session.opened("emulated", max_delay_us=300):
         pairs = make(8000)
 
@@ -309,7 +311,7 @@ def test_signal_ends_many_copies_that_go_alone(make) -> None:
 
         with session.on_alarm(ring), pytest.raises(session.AlarmError):
             cumem.copy_many(pairs)
-        left = session.testing.pending_transfers()  # it waits for them for a second
+        left = session.testing.pending_transfers()  # waited for, for up to a second
         assert left < 4000
         while session.testing.pending_transfers() > 0:
             session.testing.poll()
@@ -317,7 +319,7 @@ def test_signal_ends_many_copies_that_go_alone(make) -> None:
 
 
 def test_signal_ends_the_start_of_many_copies_that_go_on(emulated) -> None:
-    """There is no handle, but what uses the memory next comes after them."""
+    """There is no handle, but the next use of the memory comes after them."""
     stream = cumem.Stream()
     pairs = strided_pairs(20_000)
     session.testing.plan_fault(None, 0)  # which counts from 0
@@ -339,7 +341,7 @@ def test_signal_ends_the_start_of_many_copies_that_go_on(emulated) -> None:
 
 
 def test_waits_for_a_device_leave_no_thread(emulated) -> None:
-    """The thread that waits is seen while the device is held up."""
+    """The test sees the thread that waits while the device is held up."""
     stream = cumem.Stream()
     testing = session.testing
     waiters: set[int] = set()

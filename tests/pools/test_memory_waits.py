@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for memory in flight: copies do not, and Ctrl-C ends what does."""
+"""Waiting for memory in flight: copies never do, and Ctrl-C ends the calls that do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def leave_in_flight(block: cumem.Buffer, stream: cumem.Stream) -> None:
 
 
 def ends(function: Callable[[], object]) -> bool:
-    """Does it end by itself? Meant for inside of a gate, at whose end it ends for sure."""
+    """Return whether it ends by itself, and not only when the gate around it opens."""
     thread = threading.Thread(target=function)
     thread.start()
     thread.join(session.PATIENCE)
@@ -67,7 +67,7 @@ def check_devices_apart() -> None:
 
     def send() -> None:
         handle = cumem.copy_async(far, near)
-        handle.wait()  # it may have to wait for the fills before it knows its way
+        handle.wait()  # it may have to wait for the fills before it has a route
         routes.append(handle.route)
 
     with cumem.limit("pinned", 4 * MIB), session.gate(late):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy's arrays in pinned memory for a whole process, and where none can be had."""
+"""NumPy's arrays in pinned memory for a whole process, and without such memory."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_every_call_of_a_growth_may_fail(runtime) -> None:
         scenario()
 
     run()
-    run()  # what is made once is made
+    run()  # now everything that is made once is made
     calls = {op: testing.fault_count(op) for op in faults.reached()}
     assert "host_register" in calls or "host_alloc" in calls
     injected = set()
@@ -182,9 +182,9 @@ def test_shutdown_is_refused_while_arrays_live_and_ends_it(runtime) -> None:
             cumem.shutdown()
             assert np.ones(MIB, "u1").all()  # ordinary memory, in the block
             assert not testing.opened()
-        assert np.zeros(MIB, "u1").sum() == 0  # and in the process
+        assert np.zeros(MIB, "u1").sum() == 0  # and with enable() too
         assert not testing.opened()
-        assert not is_pinned(np.ones(MIB, "u1"))  # that opened the driver afresh
+        assert not is_pinned(np.ones(MIB, "u1"))  # asking opened the driver afresh
         cumem.numpy_pinned.enable()
         assert is_pinned(np.ones(MIB, "u1"))
     finally:
@@ -199,7 +199,7 @@ def test_closed_pool_makes_ordinary_arrays_and_keeps_what_lives(runtime) -> None
         assert not is_pinned(np.ones(MIB, "u1"))
         assert is_pinned(array)
         assert array.all()
-        del array  # the pool's last block, whose end waits: a later call does that
+        del array  # the pool's last block, whose end has to wait for a later call
     testing.poll()
     assert testing.live_storages() == 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arrays in pinned memory go through: NumPy's own functions, its tests, and forks."""
+"""Uses of arrays in pinned memory: NumPy's own functions, its tests, and forks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_zeros_are_zero_in_memory_that_was_used(runtime) -> None:
 
 
 def test_resize_keeps_the_data_wherever_it_goes(runtime) -> None:
-    cumem.empty_pinned(200 * MIB, "u1")  # room: a resize takes what there is
+    cumem.empty_pinned(200 * MIB, "u1")  # a resize only takes memory that is there
     steps = [10, 64 * KIB, 100, MIB, MIB + 1, 8 * MIB, 3 * MIB, 64 * KIB, 1, 0, 2 * MIB]
     with cumem.numpy_pinned():
         array = np.arange(7, dtype="u1")
@@ -261,7 +261,7 @@ def test_child_has_its_arrays_and_makes_ordinary_ones(runtime, whole_process) ->
 # -- NumPy's own tests ------------------------------------------------------------------
 
 
-#: What makes, copies, resizes, pickles and reads arrays.
+#: Tests of NumPy's that make, copy, resize, pickle and read arrays.
 OWN = {
     "_core/tests/test_multiarray.py": (
         *("TestResize", "TestPickling", "TestIO", "TestCreation", "TestAssignment"),

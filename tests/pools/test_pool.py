@@ -385,7 +385,7 @@ def test_trim_leaves_free_memory_that_its_stream_still_uses(emulated, segments) 
     with session.gate(stream), stream:
         buffer = pool.allocate(4 << 20)
         buffer.fill(1)
-        del buffer  # for the stream to use again, in its order
+        del buffer  # the stream may use the memory again, in its order
         assert pool.stats().cached_nbytes >= 4 << 20
         assert pool.trim(wait=False) == 0
         assert pool.stats().reserved_nbytes >= 4 << 20
@@ -445,7 +445,7 @@ IDLE = 0.02  # seconds
 
 
 def let_idle_windows_pass(pool: cumem.Pool) -> None:
-    """Ask for small blocks alone until another pool has trimmed itself three times."""
+    """Ask for small blocks only, until another pool has trimmed itself three times."""
     witness = cumem.Pool("pinned", idle_trim=IDLE)
     small = witness.allocate(100)
 
@@ -462,7 +462,7 @@ def let_idle_windows_pass(pool: cumem.Pool) -> None:
 
 
 def wait_for_trim(pool: cumem.Pool, most: int) -> list[int]:
-    """Ask for small blocks alone until `most` MiB are held; what was held, in turn."""
+    """Ask for small blocks until `most` MiB are held; return what was held, in turn."""
     held: list[int] = []
 
     def is_trimmed() -> bool:

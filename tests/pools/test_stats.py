@@ -378,7 +378,7 @@ def test_running_measurement_knows_no_pool_that_ended(runtime) -> None:
         for _ in range(3):
             pool = cumem.Pool("pinned")
             pool.allocate(100).free()
-            with cumem.measure():  # looks at all pools
+            with cumem.measure():  # reads all pools
                 pass
             pool.close()
             del pool

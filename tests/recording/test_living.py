@@ -51,7 +51,7 @@ def test_live_has_locked_pages_of_others(runtime) -> None:
 
 
 class Thing:
-    """Has an attribute."""
+    """An object that has an attribute."""
 
     def __init__(self, part: object) -> None:
         self.part = part
@@ -136,7 +136,7 @@ def test_history_of_a_notebook_is_shown_as_such(runtime, monkeypatch) -> None:
     monkeypatch.setattr(main, "_", buffer, raising=False)
     monkeypatch.setattr(main, "_3", buffer, raising=False)
     monkeypatch.setattr(main, "mine", buffer, raising=False)
-    monkeypatch.setattr(builtins, "_", buffer, raising=False)  # of a plain prompt
+    monkeypatch.setattr(builtins, "_", buffer, raising=False)  # a plain prompt's answer
     found = {h.path: h for h in cumem.who_holds(buffer)}
     for name in ("Out[3]", "_", "_3"):
         assert found[f"__main__.{name}"].kind == "notebook"
@@ -175,7 +175,7 @@ def tracing():
 
 
 def traced() -> list[Any]:
-    """Traces of our domain, made in this file."""
+    """Return the traces of cumem's domain that come from this file."""
     snapshot = tracemalloc.take_snapshot()
     kept = tracemalloc.DomainFilter(True, cumem.info.about().tracemalloc_domain)
     return list(snapshot.filter_traces([kept]).traces)
@@ -183,7 +183,7 @@ def traced() -> list[Any]:
 
 @pytest.mark.parametrize("kind", POOL_KINDS)
 def test_buffers_are_in_tracemalloc_while_they_live(runtime, tracing, kind) -> None:
-    cumem.empty(1, "u1", kind=kind)  # opens the driver, from a line of the package
+    cumem.empty(1, "u1", kind=kind)  # opens the driver, which allocates, too
     early = len(traced())
     line = here() + 1
     buffers = [cumem.empty(1000, "u1", kind=kind) for _ in range(3)]

@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture
 def streams(emulated, monkeypatch) -> Iterator[Streams]:
-    """What is ordered on streams of cumem's own."""
+    """Runtimes whose work is ordered on streams of cumem's own."""
     from cumem.transfers import managed as module
 
     made = Streams()
