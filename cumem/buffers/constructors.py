@@ -72,8 +72,9 @@ def array(
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         Which dtypes of `obj` may be converted to `dtype`, as in ``numpy.can_cast``;
         default: ``"same_kind"``. The copy threads of the host convert, so elements that
-        come from device memory and go to device memory pass the host. If it is given it
-        also covers numbers and lists, which otherwise must fit into `dtype`.
+        come from device memory and go to device memory pass through the host. If
+        `casting` is given, it also covers numbers and lists, which otherwise must fit
+        into `dtype`.
 
     Returns
     -------
@@ -222,8 +223,8 @@ def asarray(
             kind = found.kind
             device = found.device if device is None else device
     if pool is None:
-        # `obj` is asked, since it may be a tensor, of which `source` does not know any
-        # more.
+        # `obj` is asked rather than `source`, which no longer knows whether the memory
+        # is a tensor's.
         device = _core._device(device, "device", obj)
     place: dict[str, Any] = {"device": device, "stream": stream, "pool": pool}
     if kind is not None:
@@ -249,7 +250,7 @@ def _memory(
         return None
     try:
         return _core.asbuffer(obj, stream=stream)
-    except TypeError:  # no buffer can have its dtype; reading it as a value says so
+    except TypeError:  # no buffer has such a dtype; reading it as a value will fail
         return None
 
 

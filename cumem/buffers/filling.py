@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a buffer is filled with and what a new one is made of, where it is not a number."""
+"""Reads the values and prototypes of fills and of new buffers, unless they are numbers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ Array = np.ndarray[Any, Any]
 
 
 def read_source(value: Any, stream: object) -> Any:
-    """A Buffer of what must be asked for by protocol, since NumPy cannot read it or would
-    lose sight of where it is; it comes after its exporter's work. Else `value` itself.
+    """Return a Buffer over the memory of an exporter, and any other `value` itself.
+
+    An exporter must be asked by its protocol, because NumPy cannot read memory of a device,
+    and of other memory it would not say where it is. Work on the buffer is ordered after
+    the work of the exporter.
     """
     kind = type(value)
     is_exporter = (
@@ -25,28 +28,30 @@ def read_source(value: Any, stream: object) -> Any:
 
 
 def as_array(value: object) -> Array:
-    """Of the dtype that NumPy gives it."""
+    """Return the value as an array of the dtype that NumPy gives it."""
     return _core._read_array(value)
 
 
 def as_value_of(value: object, dtype: np.dtype[Any]) -> Array:
-    """The same as an array of `dtype`; see `_core._read_value`."""
+    """Return the value as an array of `dtype`; see `_core._read_value`."""
     return _core._read_value(value, dtype)
 
 
 def read_value(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Memory as it is; a value as an array of `dtype`, or of its own where it would
-    change."""
+    """Return a Buffer as it is, and a value as an array.
+
+    The array has the given dtype, or the value's own if the given one would change it.
+    """
     if isinstance(value, _core.Buffer):
         return value
     return _core._read_any_value(value, dtype)
 
 
 def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
-    """A copy that may convert, in the order of `stream`.
+    """Copy in the order of `stream`, and convert the elements if need be.
 
-    Only what comes from a device goes to the background: `stream` may be one of another
-    device than that, and then orders the copy without carrying it.
+    If only the source is on a device, the copy runs on a stream of that device, because
+    `stream` may belong to another device. It then comes after the work of `stream`.
     """
     if not _is_on_device(source) or _is_on_device(target):
         _core.copy(target, source, stream=stream, casting=casting)
@@ -55,17 +60,17 @@ def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
 
 
 def is_memory(source: object) -> bool:
-    """Has it a dtype of its own, which is compared and not converted?"""
+    """Return whether a source is memory, whose dtype `casting` is about."""
     return isinstance(source, (_core.Buffer, np.ndarray)) or (
         hasattr(source, "__array__") and not isinstance(source, np.generic)
     )
 
 
 def _is_on_device(source: object) -> bool:
-    """Is it a Buffer that NumPy cannot read?"""
+    """Return whether a source is a Buffer that NumPy cannot read."""
     return isinstance(source, _core.Buffer) and is_on_device(source.kind)
 
 
 def _copy_after(target: Any, source: Any, stream: Any, casting: Any = None) -> None:
-    """In the order of `stream`, on a stream of the source's own device."""
+    """Copy after the work of `stream`, on a stream of the source's own device."""
     _core.copy_async(target, source, after=stream, casting=casting).wait()

@@ -177,8 +177,8 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
         "collate_fn": _LOADERS,
         "non_blocking": "copies do not block the loop in any case: leave it out",
         "num_workers": _LOADERS,
-        "pin_memory": "batches pass page-locked memory in any case: leave it out, or "
-        "give the loader collate_fn=cumem.PinnedCollate()",
+        "pin_memory": "batches go through page-locked memory in any case: leave it out, "
+        "or give the loader collate_fn=cumem.PinnedCollate()",
         "prefetch_factor": _NEXT,
         "shuffle": _LOADERS,
         "size": _NEXT,
