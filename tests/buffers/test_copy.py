@@ -126,7 +126,7 @@ def test_short_copy_of_any_layout_moves_each_element(runtime, kind, layout) -> N
     assert (values.get(target) == expected.reshape(16, 16)[::-1].T).all()
 
 
-#: Shapes and strides in bytes of two-byte elements that lie on each other, and not.
+#: Shapes and strides in bytes of two-byte elements, some of which share memory.
 SHARED = [
     ((5,), (0,)),
     ((5,), (1,)),

@@ -399,7 +399,7 @@ cumem.copy_async(target, pinned.buffer).wait()  # the stream's own thread reads 
 
 
 def test_fault_of_a_thread_of_the_core_is_reported_by_faulthandler() -> None:
-    """A thread that blocks the signal of its fault ends the process without a word."""
+    """A thread that blocked the signal of its fault would end the process silently."""
     done = programs.run("-W", "ignore", "-c", FAULTING)
     assert -done.returncode in (signal.SIGSEGV, signal.SIGBUS)
     assert "Fatal Python error: " in done.stderr
