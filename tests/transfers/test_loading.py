@@ -115,9 +115,7 @@ def test_sequences_of_other_types_are_taken_apart(runtime) -> None:
     assert found[1][0].to_numpy().tolist() == [0, 1, 2]
     assert batch[1][0] is data
     leaves = [bytearray(b"1"), memoryview(b"2"), c_array("h", [3]), range(4)]
-    with pytest.warns(
-        UserWarning, match="on the host .*: array, bytearray, memoryview"
-    ):
+    with pytest.warns(UserWarning, match="on the host: array, bytearray, memoryview"):
         (found,) = cumem.prefetch([leaves])
     assert all(a is b for a, b in zip(found, leaves, strict=True))
 
@@ -510,7 +508,8 @@ class Holding:
 def test_memory_that_stays_on_the_host_is_named_once(runtime, left: Any) -> None:
     batches = [{"a": left(np.ones(3)), "n": 1, "text": "x", "none": Holding(3)}] * 4
     with pytest.warns(
-        UserWarning, match="leaves on the host .* (Hold|set|ndarray of|dict_v|Simple)"
+        UserWarning,
+        match="leaves them on the host: (Hold|set|ndarray of|dict_v|Simple)",
     ) as w:
         found = list(cumem.prefetch(batches))
     assert len(w) == 1
@@ -532,7 +531,7 @@ FRAMES = {
 @pytest.mark.parametrize(("name", "make"), FRAMES.values(), ids=FRAMES)
 def test_frames_and_images_of_libraries_are_named_once(runtime, name, make) -> None:
     left = make(pytest.importorskip(name))
-    with pytest.warns(UserWarning, match=f"host .*: {type(left).__name__}") as w:
+    with pytest.warns(UserWarning, match=f"host: {type(left).__name__}") as w:
         found = list(cumem.prefetch([{"a": left, "b": np.ones(3)}] * 3))
     assert len(w) == 1
     assert all(each["a"] is left for each in found)
@@ -637,7 +636,7 @@ class Picky(dict[str, Any]):
 
 def test_attribute_that_cannot_come_is_named(runtime) -> None:
     batch = Picky(x=np.ones(3))
-    with pytest.warns(UserWarning, match=r"host .*: Picky\.held"):
+    with pytest.warns(UserWarning, match=r"host: Picky\.held"):
         (found,) = cumem.prefetch([batch])
     assert found["x"].kind == "device"
     assert batch.held.tolist() == [2] * 3

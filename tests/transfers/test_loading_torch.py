@@ -615,7 +615,7 @@ def test_batch_whose_to_takes_the_device_by_name_comes(runtime) -> None:
 def test_module_in_a_batch_is_left_alone(runtime) -> None:
     need_cuda(runtime)
     layer = torch.nn.Linear(2, 2)
-    with pytest.warns(UserWarning, match="leaves on the host .*Linear"):
+    with pytest.warns(UserWarning, match="leaves them on the host: .*Linear"):
         (found,) = cumem.prefetch([[layer]])
     assert found[0] is layer
     assert layer.weight.device.type == "cpu"

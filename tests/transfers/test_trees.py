@@ -165,7 +165,7 @@ def test_leaf_that_holds_arrays_and_stays_is_named(emulated) -> None:
     opaque = Opaque(np.ones(3))
     objects = np.array([np.ones(2), None], object)
     with pytest.warns(
-        UserWarning, match=r"to_device\(\) leaves .*: Opaque, ndarray\. "
+        UserWarning, match=r"to_device\(\) cannot take .*: Opaque, ndarray\. "
     ):
         there = cumem.to_device({"a": [opaque, np.ones(2)], "b": objects})
     assert there["a"][0] is opaque
