@@ -142,7 +142,7 @@ LIMITS = {
     "float8": "PyTorch and JAX take and give float8 by DLPack since versions of their own "
     "(seen in 2.13 and 0.12)",
     "tvm read-only": "TVM FFI ignores that memory is read-only (0.1.15)",
-    "tvm legacy": "TVM FFI asks objects without the C functions for capsules of before "
+    "tvm legacy": "TVM FFI asks objects without the C functions for capsules from before "
     "DLPack 1.0 (0.1.15)",
 }
 FLAT = ("np.frombuffer(buf)", "torch.frombuffer(buf)")
