@@ -33,11 +33,11 @@ def install(
         parent, _, last = place.rpartition(".")
         if parent in modules:
             setattr(sys.modules[parent], last, module)
-    for which in ("lending", name):
+    for which in ("serving", name):
         monkeypatch.delitem(sys.modules, f"cumem.integrations.{which}", raising=False)
-    lending = importlib.import_module("cumem.integrations.serving")
+    serving = importlib.import_module("cumem.integrations.serving")
     integration: Any = importlib.import_module(f"cumem.integrations.{name}")
-    integration.really_need_gpu = lending.need_gpu
+    integration.really_need_gpu = serving.need_gpu
     monkeypatch.setattr(integration, "need_gpu", lambda library: None)
     return integration
 
