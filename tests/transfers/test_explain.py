@@ -21,17 +21,6 @@ from cumem import _core
 pytestmark = pytest.mark.any_python
 
 KINDS = ("pageable", "registered", "pinned", "mapped", "managed", "device", "device1")
-ROUTES = (
-    "nothing",
-    "host",
-    "direct",
-    "direct-2d",
-    "peer",
-    "peer-staged",
-    "kernel",
-    "staged",
-    "staged-kernel",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +90,7 @@ def check(dst, src, *, blocking, stream=None):
         assert transfer.nbytes == said.nbytes
     assert testing.copy_counts() == expected_counts(reported, before)
     assert said.route == reported.route
-    assert said.route in ROUTES
+    assert said.how != said.route or said.route == "nothing"  # users are told in words
     assert said.why
     assert said.route in repr(said)
     assert said.why.split(";")[0][:20] in repr(said)
