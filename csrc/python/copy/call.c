@@ -482,7 +482,7 @@ add_uses(cm_call *call)
 }
 
 void
-cm_call_fill(cm_call *call, cm_copy_request *request)
+cm_call_fill_request(cm_call *call, cm_copy_request *request)
 {
     request->stream = call->stream;
     request->blocking = call->blocking;
@@ -514,7 +514,7 @@ cm_call_prepare(cm_call *call, cm_copy_request *request)
     else if (give_keeps(call, request) < 0) {
         return -1;
     }
-    cm_call_fill(call, request);
+    cm_call_fill_request(call, request);
     return 0;
 }
 

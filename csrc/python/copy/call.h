@@ -232,7 +232,7 @@ cm_status cm_call_ask_capturing(const cm_stream *stream, bool *out);
 cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
 /* Fill in all of the request except the ends and the keeps, for example to explain
  * it. */
-void cm_call_fill(cm_call *call, cm_copy_request *request);
+void cm_call_fill_request(cm_call *call, cm_copy_request *request);
 /* Fill in the request with its keeps. These belong to the engine from now on, except
  * those that were left for later, so its function must be called. The storages remember
  * the call's stream from now on. Returns 0, or -1 with MemoryError. */

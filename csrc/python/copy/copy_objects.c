@@ -417,7 +417,7 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
         result = NULL;
     }
     else if (how.explain != NULL) {
-        cm_call_fill(&call->call, &call->request);
+        cm_call_fill_request(&call->call, &call->request);
         result = how.explain(state, &call->request);
     }
     else {
