@@ -48,8 +48,8 @@ enum { BLOCK_COUNT = 8192 };
 
 /* Convert one number to a dtype of another package and back, and write what comes back
  * to `out`. If such numbers cannot be converted, *out is NaN. Returns 0, or -1 with an
- * exception that does not mean that the conversion failed, such as
- * KeyboardInterrupt. */
+ * exception that says nothing about the dtype: MemoryError, or one that is no
+ * Exception, such as KeyboardInterrupt. */
 static int
 echo(PyObject *dtype, bool is_complex, double real, double imaginary, double out[2])
 {
@@ -71,7 +71,8 @@ echo(PyObject *dtype, bool is_complex, double real, double imaginary, double out
     if (back != NULL) {
         memcpy(out, cm_numpy_data(back), nbytes);
     }
-    else if (PyErr_ExceptionMatches(PyExc_Exception)) {
+    else if (PyErr_ExceptionMatches(PyExc_Exception)
+             && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
         PyErr_Clear();
     }
     Py_XDECREF(back);
