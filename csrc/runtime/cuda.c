@@ -240,7 +240,7 @@ pointer_attributes(cm_address address, cm_pointer_info *out)
         .kind = kind,
         .device = found.device,
         .device_address = integer(found.devicePointer),
-        .host_address = kind == CM_KIND_DEVICE ? NULL : found.hostPointer,
+        .host_address = cm_kind_is_on_device(kind) ? NULL : found.hostPointer,
     };
     if (kind == CM_KIND_PAGEABLE) {
         *out = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, pointer(address)};

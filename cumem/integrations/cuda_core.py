@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cuda import core
 
 from cumem import _core
-from cumem.base.kinds import DEVICE_FIRST, KINDS, PAGE_LOCKED
+from cumem.base.kinds import DEVICE_FIRST, KINDS, PAGE_LOCKED, is_on_device
 from cumem.integrations.serving import Pools, lend, need_gpu
 
 if not hasattr(core, "MemoryResource"):  # cuda.core before 1.0
@@ -146,7 +146,7 @@ class PoolMemoryResource(_MemoryResource):
     @property
     def is_host_accessible(self) -> bool:
         """True for all kinds but device memory."""
-        return bool(self._pools.kind != "device")
+        return not is_on_device(self._pools.kind)
 
     @property
     def is_managed(self) -> bool:

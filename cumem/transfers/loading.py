@@ -36,6 +36,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.base.errors import warn_caller
+from cumem.base.kinds import is_on_device
 from cumem.base.units import fold, read_count
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.buffers.hints import framework_hint
@@ -395,7 +396,7 @@ class _Mover:
                 buffer = _core.asbuffer(leaf)
             except (TypeError, ValueError, BufferError):
                 return None
-            return None if buffer.kind == "device" else buffer
+            return None if is_on_device(buffer.kind) else buffer
         return None
 
     def _array(self, leaf: np.ndarray[Any, Any]) -> Any:

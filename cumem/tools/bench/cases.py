@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from cumem import _core
 from cumem.base.errors import CudaError
+from cumem.base.kinds import is_on_device
 from cumem.devices.device import Device
 from cumem.pools.pool import trim
 from cumem.tools.measuring import raw_copies
@@ -405,7 +406,7 @@ class _Bench:
 
         def action() -> None:
             memory = self.allocate(kind, nbytes)
-            if kind != "device":
+            if not is_on_device(kind):
                 _host_view(memory)[:: 4 * KIB] = 1  # touch each page, to make it usable
             kept.append(memory)
 
@@ -434,7 +435,7 @@ class _Bench:
     def _keeps_data(self, kind: str, nbytes: int) -> bool:
         """Return whether fresh memory gives back the bytes that were written to it."""
         memory, fresh = self.allocate(kind, nbytes), self.random(nbytes)
-        if kind == "device":
+        if is_on_device(kind):
             _core.copy(memory, fresh)
             return self._holds(memory, fresh)
         _host_view(memory)[:] = fresh

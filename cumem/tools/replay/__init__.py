@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cumem.base.driver import backend
+from cumem.base.kinds import is_on_device
 from cumem.base.units import fit, format_nbytes
 from cumem.tools import info
 from cumem.tools.replay import allocators
@@ -406,7 +407,7 @@ def prepare(options: Options) -> Trace:
     if options.late is not None:
         parse_late(options.late, trace.events)
     if options.late is not None and options.late_on == "own":
-        if options.kind != "device":
+        if not is_on_device(options.kind):
             raise ValueError("--late-on own is for device memory, which has a stream")
     unknown = [name for name in options.compare if name not in PEERS]
     if unknown:

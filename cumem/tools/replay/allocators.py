@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 from cumem import _core
 from cumem.base.driver import backend
-from cumem.base.kinds import DEVICE_FIRST
+from cumem.base.kinds import DEVICE_FIRST, is_on_device
 from cumem.base.version import __version__
 from cumem.devices.device import Device
 from cumem.pools.pool import Pool
@@ -124,7 +124,7 @@ class CumemAllocator(Allocator):
             raise ValueError(f"kind {kind!r} is none of {', '.join(DEVICE_FIRST)}")
         if pool not in POOLS:
             raise ValueError(f"pool {pool!r} is none of {', '.join(POOLS)}")
-        if kind != "device" and pool != "default":
+        if not is_on_device(kind) and pool != "default":
             raise ValueError(f"pool {pool!r} is for device memory")
         self._pool = Pool(
             cast("Any", kind), device=device, segments=cast("Any", POOLS[pool])
@@ -139,7 +139,7 @@ class CumemAllocator(Allocator):
         self.allocate: Callable[[int], object] = allocate
         # Host memory is not allocated on a stream.
         self.allocate_on: Callable[[int, Any], object] = (
-            allocate if kind == "device" else lambda size, _: allocate(size)
+            allocate if is_on_device(kind) else lambda size, _: allocate(size)
         )
 
     def reserved(self) -> int:
