@@ -2,10 +2,10 @@
 """Moves the batches of a loader to a device while the batch before is worked on.
 
 `prefetch` returns a `_Prefetch`, and each iteration over it an `Ahead` with a `_Mover`.
-For each batch, the mover takes the structure apart (`_Moving`), makes memory on the device
-for every array in it, and begins one copy for all of them. The structure with the new
-arrays, and the copy, are a `_Batch`. It tells `Ahead` when the batch has come, and which
-work must end before its memory can be dropped.
+For each batch, the mover takes the structure apart (`_TakenApart`), makes memory on the
+device for every array in it, and begins one copy for all of them. The structure with the
+new arrays, and the copy, are a `_Batch`. It tells `Ahead` when the batch has come, and
+which work must end before its memory can be dropped.
 
 Batches of types with a method ``to(device, ...)`` of their own are moved by that method,
 on a stream of PyTorch beside the work.
@@ -232,8 +232,8 @@ class _Batch:
         return [_record(stream) for stream in streams]
 
 
-class _Moving:
-    """Takes one batch apart, and collects what its leaves become and the copies."""
+class _TakenApart:
+    """One batch taken apart: what its leaves become, and the copies for that."""
 
     def __init__(self, mover: _Mover) -> None:
         self.pairs: list[tuple[_core.Buffer, Any]] = []
@@ -325,16 +325,16 @@ class _Mover:
 
     def begin(self) -> _Batch:
         """Begin all copies of a batch, by one call."""
-        moving = _Moving(self)
-        moved = moving.of(self._taken[0])
-        self._warn_left(moving.left)
-        pairs = moving.pairs
+        apart = _TakenApart(self)
+        moved = apart.of(self._taken[0])
+        self._warn_left(apart.left)
+        pairs = apart.pairs
         transfer = _core.copy_many_async(pairs) if pairs else None
         self.nbytes = 0 if transfer is None else transfer.nbytes
-        libraries = moving.libraries or {self.framework}
+        libraries = apart.libraries or {self.framework}
         batch = _Batch(self, moved, transfer, self.nbytes, libraries)
-        if moving.whole and self._lane is not None:
-            batch.moved_by_torch(moving.whole, self._lane.record_event())
+        if apart.whole and self._lane is not None:
+            batch.moved_by_torch(apart.whole, self._lane.record_event())
         self._taken = []
         return batch
 

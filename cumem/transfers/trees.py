@@ -31,7 +31,7 @@ _S = TypeVar("_S", bound=tuple[int, ...])
 _D = TypeVar("_D", bound=np.dtype[Any])
 
 
-class _Moved:
+class _Leaves:
     """Collects what the leaves of a structure become, and the copies for that.
 
     A leaf that occurs twice is copied once. So is memory that several leaves see in the
@@ -168,7 +168,7 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
     np.float64(6.0)
     """
     place = _core._device(device, "device", True)
-    moved = _Moved()
+    leaves = _Leaves()
     left: set[str] = set()
 
     def make(source: Any) -> tuple[_core.Buffer, _core.Buffer]:
@@ -187,19 +187,19 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
                     leaf.device.type != "cuda" or leaf.device.index == place.index
                 )
                 return leaf if is_at_target else leaf.to(f"cuda:{place.index}")
-            there = moved.copied(_carried(leaf), str(leaf.dtype), make_tensor)
+            there = leaves.copied(_carried(leaf), str(leaf.dtype), make_tensor)
             return _like(leaf, there)
         if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-            return moved.copied(leaf, None, make)
+            return leaves.copied(leaf, None, make)
         if isinstance(leaf, _core.Buffer):
             is_at_target = is_on_device(leaf.kind) and leaf.device == place
-            return leaf if is_at_target else moved.copied(leaf, None, make)
+            return leaf if is_at_target else leaves.copied(leaf, None, make)
         if is_left(leaf):
             left.add(type(leaf).__name__)
         return leaf
 
-    there = mapped(tree, lambda leaf: moved.once(leaf, move))
-    moved.copy(stream)
+    there = mapped(tree, lambda leaf: leaves.once(leaf, move))
+    leaves.copy(stream)
     if left:
         warn_caller(
             "to_device() cannot take these apart and leaves them where they are: "
@@ -282,7 +282,7 @@ def to_host(tree: Any, *, stream: object = None) -> Any:
     >>> host[1]
     ('text', array([0, 0], dtype=int32))
     """
-    moved = _Moved()
+    leaves = _Leaves()
 
     def make(source: Any) -> tuple[Any, Any]:
         layout = np.lib.stride_tricks.as_strided(  # only its strides are read
@@ -299,15 +299,15 @@ def to_host(tree: Any, *, stream: object = None) -> Any:
         if is_tensor(leaf):
             if leaf.device.type != "cuda":
                 return leaf
-            there = moved.copied(_carried(leaf), str(leaf.dtype), make_tensor)
+            there = leaves.copied(_carried(leaf), str(leaf.dtype), make_tensor)
             return _like(leaf, there)
         if isinstance(leaf, _core.Buffer):
-            return moved.copied(leaf, None, make)
+            return leaves.copied(leaf, None, make)
         if hasattr(leaf, "__cuda_array_interface__"):
-            return moved.copied(_core.asbuffer(leaf, stream=stream), None, make)
+            return leaves.copied(_core.asbuffer(leaf, stream=stream), None, make)
         return leaf
 
-    there = mapped(tree, lambda leaf: moved.once(leaf, move))
-    if moved.pairs:
-        _core.copy_many(moved.pairs, stream=stream)
+    there = mapped(tree, lambda leaf: leaves.once(leaf, move))
+    if leaves.pairs:
+        _core.copy_many(leaves.pairs, stream=stream)
     return there
