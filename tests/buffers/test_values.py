@@ -397,6 +397,8 @@ def test_records_go_into_each_other_by_position(runtime) -> None:
     assert cumem.full(2, value, PAIR, "pinned").numpy().tolist() == [(1, 2), (3, 4)]
     empty = cumem.full((0, 2), value, PAIR)
     assert values.get(empty).shape == (0, 2)
+    with pytest.raises(TypeError, match="different numbers of fields"):
+        cumem.full(2, value[["x"]][0], PAIR)
 
 
 def test_error_names_the_value_and_both_dtypes(runtime) -> None:

@@ -827,7 +827,8 @@ write_fields(PyObject *result, PyObject *natural, bool as_objects)
     bool has_fields = done == 0 && sources != Py_None;
     if (has_fields && PyTuple_Size(sources) != count) {
         PyErr_Format(PyExc_TypeError,
-                     "a value of dtype %S has not the fields of a target of dtype %S",
+                     "a value of dtype %S and its target of dtype %S have different "
+                     "numbers of fields",
                      source, dtype);
         done = -1;
     }
