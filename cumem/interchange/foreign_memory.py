@@ -225,8 +225,8 @@ def refuse_stride(step: int, itemsize: int) -> NoReturn:
     """Raise a BufferError, because DLPack has no such stride."""
     if step < 0:
         raise BufferError(
-            "DLPack export of negative strides: PyTorch ends the process over them; hand "
-            "over copy() of this view, or the buffer before it is reversed"
+            "DLPack export of negative strides: PyTorch ends the process when it is given "
+            "any; hand over copy() of this view, or the buffer before it is reversed"
         )
     raise BufferError(
         f"DLPack counts strides in elements: {step} bytes are not a multiple of "

@@ -155,9 +155,9 @@ refuse(const cm_buffer *buffer, obstacle why)
         break;
     case BACKWARDS:
         PyErr_SetString(PyExc_AttributeError,
-                        CAI ": this view has negative strides, over which PyTorch ends "
-                            "the process; hand over copy() of it, or the buffer before "
-                            "it is reversed");
+                        CAI ": this view has negative strides, and PyTorch ends the "
+                            "process when it is given any; hand over copy() of it, or "
+                            "the buffer before it is reversed");
         break;
     default:
         PyErr_Format(PyExc_AttributeError,
