@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of the module: types, exceptions, and the runtime, the pools and the engine
- * that the process has by default.
+/* The state of the module: types, exceptions, and the process's default runtime, pools
+ * and engine.
  *
  * The runtime is opened at first use, never at import, and asleep (runtime.h).
  * shutdown() closes it, and the next use opens another. Objects outlive a shutdown;
@@ -28,23 +28,23 @@
 
 enum {
     CM_POOL_FLAG_SLOTS = 8, /* host-alloc flags 0 … 7, managed flags 1 and 2 */
-    /* From here on the pools that copies go through: the page-locked one, then one for
-     * each device. */
+    /* The index of the first staging pool, through which copies pass. The page-locked
+     * one comes first, followed by one for each device. */
     CM_STAGING_POOLS = CM_KIND_COUNT * CM_POOL_FLAG_SLOTS * CM_MAX_DEVICES,
     CM_DEFAULT_POOL_COUNT = CM_STAGING_POOLS + 1 + CM_MAX_DEVICES,
 };
-/* Numbers of pools that are neither the n-th that a user made nor a default one (0). */
+/* The pools that users make are numbered from 1, and default pools have the number 0.
+ * All other pools have one of these special numbers. */
 #define CM_NUMBER_STAGING (UINT64_MAX - 1)
 #define CM_NUMBER_CLOSED UINT64_MAX
-/* The length of a text that says why devices are emulated. */
+/* The size of the buffer for the text that says why devices are emulated. */
 enum { CM_REASON_NBYTES = 512 };
-#define CM_NUMBER_REGISTERED                                                           \
-    (UINT64_MAX - 2) /* the memory that register() has locked, which is in no pool     \
-                        \ */
+/* Stands for the memory that register() has locked. That memory is in no pool. */
+#define CM_NUMBER_REGISTERED (UINT64_MAX - 2)
 #define CM_FENCE_LIMIT_NBYTES (UINT64_C(64) << 20) /* see cm_pool_config */
 
-/* The limits of each kind of memory, against which the memory that pools reserve counts
- * (see limits.h). */
+/* The limits of each kind of memory. Whatever pools reserve counts against them (see
+ * limits.h). */
 typedef struct cm_limits {
     /* The limit of all page-locked kinds together. */
     cm_budget host;
@@ -52,15 +52,18 @@ typedef struct cm_limits {
     cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES];
     /* Half of the memory that the process may use; UINT64_MAX if that is not known. */
     uint64_t half_nbytes;
-    /* A limit was ever set, so cumem/pools/limits.py has to learn of each new runtime.
-     */
+    /* A limit has been set at some time, so cumem/pools/limits.py must be asked again
+     * whenever a runtime opens. */
     bool was_put;
 } cm_limits;
 
 /* The settings of copies that are not the defaults (see configure.h). */
 typedef struct cm_tuning_choice {
-    bool is_open; /* the package was asked for the values */
-    /* A value was ever set, so the package may know more than the environment. */
+    /* The values for this runtime are in place: the package has been asked for them, or
+     * there was nothing to ask for. */
+    bool is_open;
+    /* A value has been set at some time, so the package has to be asked even if the
+     * environment sets none. */
     bool was_set;
     bool is_set[CM_TUNING_COUNT];
     uint64_t values[CM_TUNING_COUNT];
@@ -110,14 +113,14 @@ typedef struct cm_state {
      * Returns 0, or -1 with an exception. */
     int (*open_runtime)(struct cm_state *state);
     /* Called in a forked child when it first uses something that its parent had opened.
-     * It leaves that, and opens a runtime that works in the child. Returns 0, or -1
-     * with an exception. */
+     * It abandons what belongs to the parent, and puts a runtime in place
+     * that works in the child. Returns 0, or -1 with an exception. */
     int (*leave_parent)(struct cm_state *state);
-    /* Opens the memory of all pools to devices that have got a context. A failure goes
-     * to the unraisable hook. */
+    /* Gives devices that now have a context access to the memory of all pools. A
+     * failure goes to the unraisable hook. */
     void (*admit_peers)(struct cm_state *state);
-    /* Owned, and so is every pointer down to `exchange_type`: module.c visits them
-     * all. */
+    /* This pointer and every other one down to `exchange_type` is owned, and module.c
+     * visits them all. */
     /* Device objects, made when first needed. */
     PyObject *devices[CM_MAX_DEVICES];
     /* Stream objects of handle 0 or 1; made when first needed. */
@@ -150,7 +153,9 @@ typedef struct cm_state {
     cm_override current_stream; /* "cumem.current_stream" */
     cm_override current_pool;   /* "cumem.current_pool" */
     cm_override entered_device; /* "cumem.current_device": ints */
-    uint32_t block_count;       /* `with` blocks of all three that contexts may be in */
+    /* The number of `with` blocks of these three overrides that may be active in some
+     * context. */
+    uint32_t block_count;
     /* The devices of the process, opened at first use. NULL before that and after a
      * shutdown. */
     cm_runtime *runtime;    /* owned */
@@ -158,13 +163,13 @@ typedef struct cm_state {
     cm_registry *registry;
     cm_engine *engine;
     cm_tuning_choice tuning;
-    /* Says whether the engine was given the pinned pool [0], and that of device d [1 +
-     * d]. */
+    /* Whether the engine has been given its pinned pool (index 0) and its pool of
+     * device d (index 1 + d). */
     bool engine_has_pool[1 + CM_MAX_DEVICES];
     /* Owned, made when first needed: see cm_state_pool_slot(). */
     cm_pool *pools[CM_DEFAULT_POOL_COUNT];
     cm_limits limits; /* outlives every pool */
-    /* How many Pools were made; they are numbered by this. */
+    /* How many Pools have been made, which is also the number of the latest one. */
     uint64_t pool_count;
     /* The serial of the newest pool, default ones included. */
     uint64_t pool_serial;
@@ -180,7 +185,9 @@ typedef struct cm_state {
     bool warned; /* EmulationWarning has been given, or is being given */
     /* The atexit handler has run, and the engine is gone for good. */
     bool exiting;
-    bool wakes;   /* what is opened next will be used, and not only asked */
+    /* The runtime is being opened in order to use memory, and not just to answer a
+     * question, so the driver may be started. */
+    bool wakes;
     bool opening; /* a thread is opening the runtime without the GIL */
     /* The process of that thread; a forked child has no such thread. */
     pid_t opening_process;
@@ -193,7 +200,7 @@ typedef struct cm_state {
     void *_Atomic spare_call;
     Py_ssize_t call_count; /* see cm_state_enter() */
     uint64_t many_count;   /* calls of copy_many() so far */
-    uint64_t export_total; /* how often memory was ever given to others */
+    uint64_t export_total; /* how many times memory has been exported */
     /* The number of the next transfer that a storage remembers; > 0. */
     uint64_t transfer_total;
     /* Each shutdown adds one. Objects of an older generation are closed. */
@@ -203,7 +210,9 @@ typedef struct cm_state {
     cm_list streams;
     cm_list events;       /* every open cm_event_object; also initialised there */
     cm_list pool_objects; /* every open cm_pool_object; also initialised there */
-    cm_list device_waits; /* waits that signals ended: see cm_device_waits_join() */
+    /* Waits that a signal handler interrupted and whose threads may still be waiting;
+     * see cm_device_waits_join(). */
+    cm_list device_waits;
     /* Python references that threads without the GIL have dropped: see
      * deferred_decref.c. */
     cm_mutex deferred_lock;
@@ -218,24 +227,23 @@ cm_state_is_emulated(const cm_state *state)
     return state->runtime != NULL && state->runtime->backend == CM_BACKEND_EMULATED;
 }
 
-/* False if no context is in a `with` block of a stream, a pool or a device. Then only
- * the defaults are current, and nobody has to ask the overrides. */
+/* False if no context is in a `with` block of a stream, a pool or a device. In that
+ * case only the defaults are current, and the overrides need not be looked up. */
 static inline bool
 cm_state_has_blocks(const cm_state *state)
 {
     return CM_UNLIKELY(state->block_count > 0);
 }
 
-/* Return the device that device=None means. If there is only one device, it is that,
- * and nobody is asked. Otherwise it is the device that was chosen for cumem, if there
- * is one: that of the innermost `with device:` block of this context, or else the one
- * that set_current_device() chose in this thread. If none was chosen, it is CUDA's
- * current device of this thread, which PyTorch, CuPy or Numba may have set. A thread
- * without a context has device 0.
+/* Return the device that device=None means. If there is only one device, it is that
+ * one. Otherwise the first of these that exists is used: the device of the innermost
+ * `with device:` block of this context; the device that set_current_device() chose in
+ * this thread; and CUDA's current device of this thread, which PyTorch, CuPy or Numba
+ * may have set. A thread without a CUDA context gets device 0.
  *
- * Each thread has its own, as in CUDA, so an answer holds for the call that asked. A
- * call asks once, before it gives up the GIL, and what it starts in other threads goes
- * on with the answer. Needs the GIL. */
+ * As in CUDA, each thread has its own current device. So a call looks it up once,
+ * before it releases the GIL, and passes the result on to any other threads that work
+ * for it. Needs the GIL. */
 int cm_state_ask_device(const cm_state *state);
 static inline int
 cm_state_device(const cm_state *state)
@@ -243,8 +251,8 @@ cm_state_device(const cm_state *state)
     CM_NEEDS_GIL();
     return CM_LIKELY(!state->has_several) ? 0 : cm_state_ask_device(state);
 }
-/* Return the device that was chosen for cumem by one of the first two of these ways, or
- * -1 if none was. */
+/* Return the device that was chosen for cumem, by a `with device:` block or by
+ * set_current_device(), or -1 if there is no such choice. */
 int cm_state_own_device(const cm_state *state);
 /* Choose a device for this thread until the shutdown. -1 takes the choice back. */
 void cm_state_choose_device(const cm_state *state, int device);
@@ -257,9 +265,9 @@ cm_state_pool_slot(cm_state *state, cm_kind kind, unsigned flags, int device)
     return &state->pools[row * CM_MAX_DEVICES + device];
 }
 
-/* Code that uses a runtime, pool, engine, stream or event stands between enter and
- * leave, if the GIL may go to another thread or Python code may run meanwhile. Between
- * the two, shutdown() is refused. They nest. Both need the GIL. */
+/* Code that uses a runtime, pool, engine, stream or event must enter the state first
+ * and leave it afterwards, if it may release the GIL or run Python code in between.
+ * shutdown() is refused meanwhile. The calls nest, and both need the GIL. */
 static inline void
 cm_state_enter(cm_state *state)
 {
@@ -282,12 +290,13 @@ cm_limits_budget(cm_state *state, cm_kind kind, int device)
     return &state->limits.kinds[kind][cm_kind_is_page_locked(kind) ? 0 : device];
 }
 
-/* Return the open runtime, borrowed. If it is not open, this opens it by CUMEM_BACKEND
- * and CUMEM_EMULATED_*, and gives one EmulationWarning if it falls back to emulation.
- * The runtime opens asleep. In a child that was forked from a process at work it is a
- * runtime for the host alone, which refuses whatever needs the driver. Returns NULL
- * with an exception if it fails. The call also polls the engine, drops what was
- * deferred, and opens the memory of pools to devices that have got a context since. */
+/* Return the open runtime, borrowed. If it is not open, this opens it as CUMEM_BACKEND
+ * and CUMEM_EMULATED_* say, and gives one EmulationWarning if it falls back to
+ * emulation. The runtime opens asleep. In a child that was forked after the parent had
+ * started the driver, it is a runtime for the host alone, which refuses whatever needs
+ * the driver. Returns NULL with an exception if it fails. The call also polls the
+ * engine, drops deferred references, and gives devices that have a context by now
+ * access to the memory of pools. */
 cm_runtime *cm_state_runtime(cm_state *state);
 
 /* True if cm_state_runtime() would find that there is nothing to do. */
@@ -332,10 +341,10 @@ void cm_deferred_add(void *deferred);
 /* Give a share up in a thread that has the GIL, so that nothing is left for later.
  * Keeps the exception. */
 void cm_deferred_end(cm_deferred *deferred);
-void cm_state_drop_deferred(cm_state *state); /* drops what was deferred; needs the GIL
-                                               */
-/* Called at the end of a call that waited, so that the objects that it kept are dropped
- * now, and not only when the main thread gets to it. Keeps the exception. */
+/* Drop all deferred references. Needs the GIL. */
+void cm_state_drop_deferred(cm_state *state);
+/* Do the same at the end of a call that waited, so that the objects that it kept do not
+ * linger until the main thread drops them. Keeps the exception. */
 void cm_state_drop_own(cm_state *state);
 
 /* Initialise locks and lists, when the module is executed. */
