@@ -10,8 +10,8 @@
 #include "base/thread.h"
 
 /* The ring holds the last `row_count` of all rows that were noted. The newest is at the
- * place before `next`. Invariants: kept <= capacity, kept <= count, and next < capacity
- * unless both are 0. */
+ * place before `next`. Invariants: row_count <= capacity, row_count <= count, and
+ * next < capacity unless both are 0. */
 typedef struct event_ring {
     cm_spin_lock lock;
     cm_event *rows; /* owned; NULL while closed */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The recorder keeps what happens to memory as rows of a ring, in which new rows
- * overwrite the oldest. The process has one ring, since the functions that note events
- * get no argument through which they could find another. While the recorder is off,
- * noting an event costs one look at a flag. The recorder knows nothing of Python. On
- * whose behalf something happens (a Python stack and a tag) is just a pair of numbers
- * here, which a layer above understands.
+ * overwrite the oldest. The ring is global, because the functions that note events are
+ * not told which one to use. While the recorder is off, noting an event costs no more
+ * than reading a flag. The recorder knows nothing of Python. An event's origin (a
+ * Python stack and a tag) is just a pair of numbers here, which a layer above
+ * interprets.
  * Locks: one of its own, for copying rows. Callers that note events hold no other lock.
  *        Callers make sure that only one thread at a time opens or closes the
  *        recorder. */
@@ -57,7 +57,7 @@ typedef struct cm_event {
 } cm_event;
 enum { CM_EVENT_NBYTES = offsetof(cm_event, device) + 1 };
 
-/* On whose behalf something happens. A number is 0 if it is not known. */
+/* The numbers of the stack and the tag that caused an event, each 0 if unknown. */
 typedef struct cm_event_origin {
     uint32_t stack;
     uint32_t tag;
@@ -77,18 +77,18 @@ cm_recorder_is_on(void)
 void cm_recorder_note(cm_event event);
 void cm_recorder_note_here(cm_event event);
 
-/* Return the origin on whose behalf this thread works on `nbytes`. The layer above may
- * say which; otherwise it is the origin that was lent to the thread. Called with
- * nothing locked. */
+/* Return the origin of what this thread now does to `nbytes` bytes. The finder given to
+ * cm_recorder_open() decides which it is. Without one, it is the origin that was lent
+ * to the thread. Called with nothing locked. */
 cm_event_origin cm_recorder_find_origin(uint64_t nbytes);
 /* Lend the origin of another thread to this one. Returns the origin that was lent
  * before, which the caller puts back afterwards in the same way. */
 cm_event_origin cm_recorder_lend_origin(cm_event_origin origin);
 
 /* Note events from now on, with room for at least `capacity` rows. Rows that are
- * already there stay. `find_origin`, unless it is NULL, finds origins; it gets the
- * origin that was lent to the thread. Returns false if there is no memory. A forked
- * child notes nothing until it calls this itself. */
+ * already there stay. `find_origin`, which may be NULL, returns the origin of an event
+ * of `nbytes` bytes, given the origin that was lent to the thread. Returns false if
+ * there is no memory. A forked child notes nothing until it calls this itself. */
 typedef cm_event_origin cm_origin_finder(uint64_t nbytes, cm_event_origin lent);
 bool cm_recorder_open(uint64_t capacity, cm_origin_finder *find_origin);
 void cm_recorder_close(void);
@@ -96,7 +96,7 @@ void cm_recorder_close(void);
  * open. */
 uint64_t cm_recorder_count(void);
 /* Copy the rows with the numbers from `begin` to `end` - 1 to `out`, which has room for
- * CM_EVENT_NBYTES for each of them. If the first of them have been overwritten, only
- * the others are copied, to the same places in `out` as if all were there. Returns the
- * number of the first row that was copied. */
+ * CM_EVENT_NBYTES for each of them. Rows that have been overwritten are left out, and
+ * their places in `out` stay unwritten. Returns the number of the first row that was
+ * copied. */
 uint64_t cm_recorder_read(uint64_t begin, uint64_t end, char *out);
