@@ -3,10 +3,6 @@
 #include "emulated_bench.h"
 #include "runtime/emulated/private.h"
 
-/* One runtime, one device buffer filled with 0, two streams. */
-
-/* Long enough for anything that may run to have run. */
-
 static void
 test_gate_holds_work_until_opened(void)
 {
@@ -271,7 +267,8 @@ test_open_refuses_bad_configuration(void)
     CHECK_CODE(cm_emulated_open(&config, &rt), CM_EINVALID);
 }
 
-/* Allocate, copy there and back on a stream of this thread's, and check. */
+/* Copy bytes to a device on one new stream and back on another, and check that they
+ * arrive. */
 static void *
 work_hard(void *arg)
 {

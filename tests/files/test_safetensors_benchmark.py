@@ -16,7 +16,7 @@ from support import programs
 
 import cumem
 
-# These tests run programs of their own, which are the same for each Python.
+# The behaviour tested here does not depend on the version of Python.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "safetensors_files.py"
