@@ -155,7 +155,7 @@ def test_chunks_of_what_only_is_called_npy_gives_no_bytes(
 
 def test_file_of_pytorch_names_what_reads_it(emulated, tmp_path) -> None:
     path = written(tmp_path / "x.pt", archive())
-    with pytest.raises(ValueError, match=r"PyTorch saved: torch\.load"):
+    with pytest.raises(ValueError, match=r"saved by PyTorch: torch\.load"):
         cumem.load(path)
 
 

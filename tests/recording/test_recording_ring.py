@@ -131,7 +131,7 @@ def test_tag_decorates_what_is_awaited_and_no_generator(runtime) -> None:
         yield 1
 
     for function in (batches, samples):
-        with pytest.raises(TypeError, match="use with in it"):
+        with pytest.raises(TypeError, match="write with in its body"):
             cumem.tag("loader")(function)
 
 
