@@ -148,7 +148,8 @@ def test_count_without_the_driver_is_the_drivers() -> None:
 USES = {
     *("array", "asarray", "empty", "empty_device", "empty_like"),
     *("empty_managed", "empty_mapped", "empty_pinned", "full", "full_like", "zeros"),
-    *("zeros_like", "register", "load_safetensors", "to_device", "Workspace", "Pool"),
+    *("zeros_like", "take_rows", "register", "load_safetensors", "to_device"),
+    *("Workspace", "Pool"),
     *("chunks", "pipeline", "prefetch", "prefetch_pages", "tiles"),
     *("PinnedCollate", "numpy_pinned", "Stream", "Event", "Device", "memory_info"),
     *("synchronize", "a thread registers", "assignment"),
