@@ -3504,10 +3504,10 @@ def copy(
         does.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         Which other dtypes `dst` may have, as in `numpy.can_cast`; default: none.
-        Numbers (bool, integers, float16, bfloat16, float32, float64) are converted by
-        the host's copy threads while they pack or unpack, so that between host and device
-        the link carries the device's dtype. Only 1 MiB or more of numbers of 8 or 16 bits
-        that become float32 are converted on the device. Floats become what NumPy makes of
+        Numbers (bool, integers, float16, bfloat16, float32, float64, complex64,
+        complex128) are converted by the host's copy threads while they pack or unpack, so
+        that between host and device the link carries the device's dtype. Only 1 MiB or
+        more of numbers of 8 or 16 bits that become float32 are converted on the device. Floats become what NumPy makes of
         them, except that those which an integer dtype cannot hold become its nearest
         value, and NaN becomes 0. All other dtypes are converted by NumPy, in the same
         threads. If both ends are device memory, the elements come to the host and go on
