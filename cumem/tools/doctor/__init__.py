@@ -5,11 +5,12 @@ The module ``facts`` reads and measures, and ``checks`` judges what it found. So
 can be tested with facts of machines that nobody has at hand.
 
 To add a check, see in CHECKS of ``checks`` what there is already. Let ``facts`` read the
-fact, if neither it nor cumem/tools/info.py does yet, and judge it in a function of
-``checks``, which goes into CHECKS. The order of that list is the order of the report. Then
-add the check to the table of docs/doctor.md, a healthy value of a new fact to HEALTHY in
-tests/tools/test_doctor.py, and a machine with the trouble to the cases there. A fact that
-``python -m cumem info`` is to show as well is read in cumem/tools/info.py.
+fact, if neither it nor cumem/tools/info.py does yet, and name it in the docstring of
+``facts.collect``. Judge it in a function of ``checks``, which goes into CHECKS. The order
+of that list is the order of the report. Then add the check to the table of docs/doctor.md,
+a healthy value of a new fact to HEALTHY in tests/tools/test_doctor.py, and a machine with
+the trouble to the cases there. A fact that ``python -m cumem info`` is to show as well is
+read in cumem/tools/info.py.
 """
 
 from __future__ import annotations
