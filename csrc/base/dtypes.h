@@ -13,9 +13,12 @@
  * (`F32_…`, `F64_…` and `…_F32`, `…_F64`); a number fills a type of C (8, 16, 32 bits
  * and so on). If its row says DEVICE, add a branch to strided.ptx: the build ends where
  * that file does not name the dtype, but only a run on a GPU shows whether it reads the
- * dtype correctly. A new rank shifts those of other rows. The pages safetensors.md
- * and casting.md list dtypes by hand. Buffers may have many other dtypes, such as times
- * and records, which NumPy handles by itself. */
+ * dtype correctly. If NumPy lacks the number, integers stand for it where there is
+ * no ml_dtypes, and can_cast_meant() in python/core/numpy_bridge.c needs its rules. A
+ * new rank shifts those of other rows. The pages safetensors.md and casting.md list
+ * dtypes by hand, and the docstring of copy() in cumem/_core.pyi lists the numbers.
+ * Buffers may have many other dtypes, such as times and records, which NumPy handles by
+ * itself. */
 #pragma once
 
 #include <stdbool.h>
