@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fill(): store one value in all elements of a buffer. zeros(), full() and those named
- * after them fill new buffers here as well.
+/* fill(): store one value in all elements of a buffer. zeros(), full(), zeros_like()
+ * and full_like() also fill their new buffers here.
  *
- * Memory of a device is filled by that device, and ordinary memory by the host. Memory
- * that both reach is filled by the stream's device if a stream was given; else by the
- * host or, if it is managed memory that was prefetched to a device, by that one. A fill
- * of device memory without gaps that comes after nothing but its own stream takes the
- * short way: try_queue() asks cm_engine_try_fill(), which leads to
- * cm_fill_try_queue() of transfer/routes/fill.c. Any other goes to the engine as the
- * request for a copy whose source is one element (queue_fill()), and from there on as a
- * copy does.
+ * Memory of a device is filled by that device, and ordinary memory by the host. For
+ * memory that both reach it depends on whether a stream was given. With a stream,
+ * managed memory is filled by the stream's device, and mapped memory by its own device.
+ * Without one, managed memory that was prefetched to a device is filled by that device,
+ * and everything else by the host.
+ *
+ * A fill of device memory without gaps takes a short cut if the memory's only
+ * unfinished work is on the stream of the fill: try_queue() calls cm_engine_try_fill(),
+ * which leads to cm_fill_try_queue() of transfer/routes/fill.c. Any other fill is a
+ * request to the engine for a copy whose source is one element (queue_fill()).
+ *
  * fill_by() keeps the buffer's storage open for as long as a fill takes, so that no
  * other thread frees the memory while this one waits. Most functions here rely on it.
  */
@@ -23,9 +26,9 @@
 #include "python/device/wait.h"
 #include "python/protocols/protocols.h"
 
-/* Choose the device that fills the memory. If both the host and devices reach it, it is
- * filled by the stream's device if a stream was `named`, and otherwise on the side
- * where it is. Returns -1 for the host, or -2 with an exception. */
+/* Choose the device that fills the memory, by the rules at the top of this file.
+ * `named` is true if the caller gave a stream. Returns -1 for the host, or -2 with an
+ * exception. */
 static int
 choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
 {
@@ -49,14 +52,15 @@ choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
     return location < 0 ? -1 : location;
 }
 
-/* Note that the fill is made, or queued on `stream`. The storage forgets the streams
- * that came before it, if nobody has used it since it had the count `use_calls`. */
+/* Note that the fill is done or, unless it was `blocking`, queued on `stream`. It came
+ * after all earlier work on the storage, so the storage forgets the other streams of
+ * that work, unless it was used again after `use_calls` was read from it. */
 static void
 note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
             uint64_t use_calls)
 {
-    /* Memory that only devices reach, and that a pool keeps until its streams are done
-     * with it, cannot be read too early. So nothing needs to wait for such a fill. */
+    /* The host cannot read the device memory of a pool before the fill is done, and the
+     * pool keeps the memory until then. So nothing needs to wait for such a fill. */
     bool is_unseen = storage->pool != NULL && cm_kind_is_on_device(storage->copy_kind);
     if (!blocking && !is_unseen) {
         storage->stream_fill_count++;
@@ -76,9 +80,9 @@ is_in_order_of(const cm_storage *storage, const cm_stream *stream)
     return storage->transfer_count == 0;
 }
 
-/* Try the short way, which is for a device's own memory without gaps. Returns 1 if the
- * fill is queued, 0 if it was not tried, or -1 with an exception. The storage is kept
- * open. */
+/* Try the short cut, which is for a device's own memory without gaps. Returns 1 if the
+ * fill is queued, 0 if it has to be made in another way, or -1 with an exception. The
+ * caller keeps the storage open. */
 static int
 try_queue(cm_buffer *self, const void *element, cm_stream *stream)
 {
@@ -110,8 +114,9 @@ try_queue(cm_buffer *self, const void *element, cm_stream *stream)
     return is_made;
 }
 
-/* Let the engine make the fill: by the device `filler`, which queues it, or by the host
- * (-1), which is waited for. The storage is kept open. */
+/* Let the engine make the fill. If `filler` is a device, the fill is queued there; if
+ * it is -1, the host makes the fill, and this waits for it. The caller keeps the
+ * storage open. */
 static int
 queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
 {
@@ -170,10 +175,10 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     return 0;
 }
 
-/* Set *out to whether the fill has no stream to come after. That is so if the memory is
- * ordinary, no stream was named, and the device of the current stream has no context
- * yet, so that nothing can have been queued on it. The host then fills the memory, and
- * no context is made just to have a stream. */
+/* Set *out to true if the fill need not come after the work of any stream. That is so
+ * if the memory is ordinary, no stream was named, and the device of the current stream
+ * has no context yet, so that nothing can have been queued on it. The host then fills
+ * the memory, and no context is made just to have a stream. */
 static cm_status
 is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, bool *out)
 {
@@ -189,9 +194,10 @@ is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, boo
     return cm_ok();
 }
 
-/* Fill memory that is kept open. Unfinished transfers are waited for first, as the
- * request for a fill names only streams to come after. Afterwards the fill is waited
- * for, unless a stream was `named` or nobody could see that it is late. */
+/* Fill a buffer whose storage is kept open by the caller. This
+ * first waits for unfinished transfers, because a request to the engine can be ordered
+ * only after streams. At the end it waits for the fill, unless the caller `named` a
+ * stream or cannot tell whether the fill is done. */
 static int
 fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
 {
@@ -217,7 +223,8 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
         return -1;
     }
     /* Memory of others may be freed as soon as this returns, so the fill must be over.
-     * Registered memory waits by itself before it goes. */
+     * Registered memory need not be waited for here: the end of a registration waits
+     * for it. */
     bool foreign = storage->pool == NULL && storage->registration == NULL;
     if ((foreign || !named) && cm_storage_has_pending_fill(storage)) {
         return cm_storage_wait(storage, true);
@@ -239,11 +246,11 @@ find_stream(const cm_buffer *self, PyObject *object)
 
 /* -- fill() ------------------------------------------------------------------------------- */
 
-/* Fill the buffer with `element`, one item of its dtype at any address. If a stream is
- * given the call returns when the fill is queued, else when the memory is filled,
- * unless nobody could see the difference. The storage is kept open until the end,
- * because the waits let other threads run, and so may Python code that was deferred or
- * that is called on the way. */
+/* Fill the buffer with `element`, one item of its dtype at any address, which need not
+ * be aligned. If a stream is given, this returns when the fill is queued. Otherwise it
+ * returns when the memory is filled, or earlier if the caller cannot tell. The storage
+ * is kept open until the end, because other threads and Python code may run during the
+ * waits. */
 static int
 fill_by(cm_buffer *self, const void *element, PyObject *given)
 {
@@ -265,8 +272,8 @@ fill_by(cm_buffer *self, const void *element, PyObject *given)
 }
 
 /* True if the value is an array without dimensions that has the buffer's dtype, so that
- * its memory is the element. If it may be masked it is left to the package, which looks
- * at the mask. */
+ * its memory is the element. False if the array may be masked, since only Python code
+ * can tell whether it is. */
 static bool
 is_element(const cm_buffer *self, PyObject *value)
 {
@@ -299,10 +306,9 @@ is_on_device(const cm_buffer *self, PyObject *source)
            && cm_kind_is_on_device(cm_buffer_kind((cm_buffer *)(void *)source));
 }
 
-/* Copy a value that a rule of casting may convert. A copy from a device to memory of
- * the host is made in the background, on a stream of the source's device, since the
- * stream `on` may be one of another device. The copy then comes after `on` without
- * being made there. */
+/* Copy a value that a rule of casting may convert. The stream `on` may be one of
+ * another device than the source. So a copy from a device to memory of the host is made
+ * on a stream of the source's device, which waits for `on`. */
 static int
 fill_by_rule(cm_buffer *self, PyObject *source, PyObject *on, PyObject *casting)
 {
@@ -386,8 +392,8 @@ fill_by_values(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
     return result;
 }
 
-/* Return the dtype of a source that is memory, borrowed, or NULL if the source is a
- * value. An array here is what NumPy has made of the source already. */
+/* Return the dtype, borrowed, of a source that is a buffer or an array, or NULL for any
+ * other source. */
 static PyObject *
 dtype_of_memory(const cm_buffer *self, PyObject *source)
 {
@@ -397,10 +403,10 @@ dtype_of_memory(const cm_buffer *self, PyObject *source)
     return cm_numpy_is_array(source) ? cm_numpy_dtype_of(source) : NULL;
 }
 
-/* Return what the buffer is filled with: the source itself, or a buffer if the source
- * has to be asked for its memory by protocol. For a new buffer (`is_new`) it may also
- * be the array that an object makes of itself, since the dtype of a new buffer decides
- * less than that of one that existed before. Returns a new reference, or NULL with an
+/* Convert `value` to what the fill reads. Memory that is reached by a protocol becomes
+ * a buffer. If the buffer to fill is new (`is_new`), an object with __array__() becomes
+ * an array, since a new buffer converts from the dtype of its source, as full() does.
+ * Any other value is returned as it is. Returns a new reference, or NULL with an
  * exception. */
 static PyObject *
 read_source(const cm_buffer *self, PyObject *value, PyObject *on, bool is_new)

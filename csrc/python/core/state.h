@@ -113,8 +113,8 @@ typedef struct cm_state {
      * Returns 0, or -1 with an exception. */
     int (*open_runtime)(struct cm_state *state);
     /* Called in a forked child when it first uses something that its parent had opened.
-     * It abandons what belongs to the parent, and puts a runtime in place
-     * that works in the child. Returns 0, or -1 with an exception. */
+     * It abandons what belongs to the parent, and puts a runtime in place that works in
+     * the child. Returns 0, or -1 with an exception. */
     int (*leave_parent)(struct cm_state *state);
     /* Gives devices that now have a context access to the memory of all pools. A
      * failure goes to the unraisable hook. */
