@@ -39,8 +39,8 @@ class Explanation(Answer):
     threads : int
         The threads of the host that read or write the bytes; 0 if none does.
     chunks : int
-        The page-locked blocks of `piece_nbytes` bytes that are in use at once, unless other
-        copies take a part of the ring.
+        The page-locked blocks of `piece_nbytes` bytes that the copy uses at once. It gets
+        fewer of them while other copies use some.
     device : int or None
         The device that does the work; None if only the host works.
 
@@ -135,10 +135,10 @@ def explain(
     -----
     This copies nothing and allocates nothing. It uses the thresholds, the stream and the
     page-locked memory as they are now. If target and source overlap, the whole source is
-    read first, and `why` says so. Three things only a copy itself can find out: that the
-    device has no memory to transpose a source in, so that threads of the host do that
-    (``"staged"`` instead of ``"staged-kernel"``); that other copies have filled the ring;
-    and that a graph cannot hold the copy.
+    read first, and `why` says so. Three problems show only when a copy is made. The device
+    may lack the memory to transpose a source, so that threads of the host do it
+    (``"staged"`` instead of ``"staged-kernel"``). Other copies may be using all of the
+    page-locked blocks. And a graph that is being captured may be unable to hold the copy.
 
     Examples
     --------
