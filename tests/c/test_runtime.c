@@ -407,8 +407,12 @@ test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
     close_emulated(rt);
 }
 
-/* -- two threads, played by one: the second waits while the first is about to ask -------- */
+/* -- a race of two waits ----------------------------------------------------------------- */
 
+/* Two threads let one stream wait for events. The first is about to ask whether that
+ * took the stream into a capture when the second lets it wait for an event of a
+ * capture. Here a single thread plays both: staged_is_capturing() makes the second
+ * wait. */
 enum { EVENT_OF_A_CAPTURE = 4711 };
 
 static cm_ops_table staged_ops;

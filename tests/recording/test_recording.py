@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records: what the recorder is told of, and what goes wrong with files of records."""
+"""Records: which events they hold, and how their files are written and read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_kinds_in_saved_records_keep_their_numbers() -> None:
 
 
 def line_of(log: Log, event: Any) -> int | None:
-    """Line in this file, of the frame that made it."""
+    """Return the line of this file that caused the event, or None if it has no stack."""
     frame = log.user_frame(int(event["stack"]))
     assert frame is None or frame.filename == __file__
     return None if frame is None else frame.lineno
@@ -97,9 +97,9 @@ def test_trim_reports_what_went_back(runtime, kind) -> None:
 
 
 def test_free_is_noted_when_the_user_lets_go(runtime) -> None:
-    """Not when the work that runs on it has ended."""
+    """The event does not wait for the work on the memory to end."""
     if not runtime.emulated:
-        pytest.skip("gates")
+        pytest.skip("only emulated streams have gates")
     stream = cumem.Stream()
     pool = cumem.Pool("pinned")
     source, target = pool.allocate(64), cumem.empty_device(64, "u1")
@@ -245,8 +245,10 @@ def test_what_copies_go_through_is_staging(runtime) -> None:
 
 
 def test_lent_memory_has_its_callers_line_without_the_gil(runtime) -> None:
-    """As PyTorch asks for it; not segments, for which it holds a lock."""
+    """PyTorch asks for memory in this way, through C functions that ctypes can call.
 
+    For segments it holds a lock meanwhile, so the stack is not read for those.
+    """
     integration = pytest.importorskip("cumem.integrations.torch")
     del integration
     kind = ctypes.CFUNCTYPE(
@@ -282,7 +284,7 @@ def test_arrays_of_numpy_are_in_it(runtime) -> None:
 
 
 def test_frees_and_allocations_of_an_address_alternate(runtime) -> None:
-    """Whichever threads they are of: nobody is told of memory before it is free."""
+    """A free is noted before any thread can be given the same memory again."""
     pool = cumem.Pool("pinned")
     count, threads = 400, 4
     barrier = threading.Barrier(threads)
@@ -388,7 +390,7 @@ with cumem.tag("work"):
 
 
 def test_program_that_is_not_changed_is_recorded(tmp_path) -> None:
-    """Also one that dies by an exception."""
+    """The record is written even if an exception ends the program."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM + "raise KeyError('dies')\n")
     path = tmp_path / "{pid}.npz"
@@ -422,7 +424,7 @@ def test_report_at_exit_sums_up_what_is_older_than_the_call() -> None:
 
 
 def test_report_at_exit_takes_reused_memory_for_new() -> None:
-    """At the place of an older buffer that has ended there is another one."""
+    """The new buffer gets the address of an older one that has been freed."""
     anew = "older.pop(); made = cumem.empty_pinned(1000, 'u1')\n"
     done = programs.run("-c", OLDER + anew)
     assert "1 buffer left" in done.stderr
@@ -497,7 +499,7 @@ def test_records_end_with_a_fork_in_the_child(runtime) -> None:
 
 
 def test_faults_leave_a_record_that_adds_up(emulated, monkeypatch) -> None:
-    """Each call of the runtime fails once: what is allocated is freed, or lives."""
+    """Whichever call of the runtime fails, each allocation is matched by a free."""
 
     def scenario() -> None:
         with cumem.record(stacks=False) as rec:

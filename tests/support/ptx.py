@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a kernel's PTX text thread by thread, where there is no GPU.
 
-The emulated device runs kernels that are written in C, so a slip in the text itself would
-show on a GPU alone. This runs the text, slowly, for the few instructions that the kernels
-of integers consist of; an instruction that it does not know is a KeyError. Threads run one
-after another, so it finds no race. Memory is a few pieces at addresses of their own, and an
-access that is misaligned or leaves its piece is an error.
+The emulated device runs a version of each kernel that is written in C, so a mistake in the
+PTX text would show only on a GPU. This module interprets the text, slowly. It knows just
+the integer instructions that the kernels use, and computing anything else is a KeyError.
+Threads run one after another, so it finds no race. Memory consists of a few pieces at
+addresses that the test chooses. An access that is misaligned or leaves its piece raises a
+ValueError.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-#: What a register holds that nothing was loaded into.
+#: The value of a register that has not been written.
 _UNSET = 0x5BAD_BEEF_5BAD_BEEF
-#: A thread that takes more instructions is in a loop that does not end.
+#: A thread that runs more instructions than this is taken to be in an endless loop.
 _MOST_STEPS = 1_000_000
 _BITS = {"8": 8, "16": 16, "32": 32, "64": 64}
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -59,7 +60,7 @@ class Memory:
         self.pieces: dict[int, bytearray] = {}
 
     def add(self, address: int, piece: bytearray) -> int:
-        """Put a piece of memory at an address, and return that."""
+        """Put a piece of memory at an address, and return the address."""
         self.pieces[address] = piece
         return address
 
@@ -69,7 +70,7 @@ class Memory:
         for start, piece in self.pieces.items():
             if start <= address and address + nbytes <= start + len(piece):
                 return piece, address - start
-        raise ValueError(f"{nbytes} bytes at {address:#x} are nobody's")
+        raise ValueError(f"{nbytes} bytes at {address:#x} are not in any piece")
 
     def load(self, address: int, nbytes: int) -> int:
         piece, at = self._find(address, nbytes)
