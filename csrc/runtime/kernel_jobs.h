@@ -48,8 +48,8 @@ typedef struct cm_strided_job {
 } cm_strided_job;
 
 /* The table kernel copies pieces of memory, each of which is one run of bytes. The
- * table travels as the kernel's parameter, so no memory has to outlive the launch. It
- * is as large as every device allows a parameter to be. */
+ * table travels as the kernel's parameter, so no memory has to outlive the launch. Its
+ * size is the largest that a parameter may have on every device. */
 enum {
     CM_TABLE_MAX_COUNT = 204,
     CM_TABLE_MAX_NBYTES = 1 << 20, /* bytes of a piece, at most */
@@ -85,24 +85,26 @@ typedef struct cm_table_job {
  * each, side by side, so that a warp copies a part of 32 >> team_shift rows at a time.
  * Such a set of rows is a group, and a row takes part_count parts. A slot is one part
  * of one group of one layer, and slots are counted through the parts of a group, then
- * through the groups of a layer, then through the layers. A warp begins at the slot
- * CM_ROWS_SLOTS * (its own number), copies CM_ROWS_SLOTS slots at once and then goes
- * on by the slots of all warps together. The kernel keeps the three counters of a slot
- * apart and adds this step to each of them, so that no division is left in its loop. */
+ * through the groups of a layer, then through the layers. Warp w begins at slot
+ * CM_ROWS_SLOTS * w and copies CM_ROWS_SLOTS slots at once. Its next slots are further
+ * on by a step of CM_ROWS_SLOTS times the number of warps. The kernel keeps the part,
+ * the group and the layer of a slot in separate counters. It adds to each its share of
+ * the step, so that its loop needs no division. */
 enum {
     CM_ROWS_MAX_LAYERS = 246,
     CM_ROWS_SLOTS = 4,
     CM_ROWS_WARP_SHIFT = 5, /* a warp has 1 << 5 threads */
-    /* What the kernel stores: one of the two, or their sum. If several rows are wrong
-     * the word of any of them remains. */
+    /* What the kernel stores: one of the two, or their sum. If several rows are wrong,
+     * what is stored for any one of them remains. */
     CM_ROWS_WRONG_DST = 1,
     CM_ROWS_WRONG_SRC = 2,
 };
 
-/* The parameter of the rows kernel. Like that of the table kernel it carries all that a
- * launch needs, and is as large as every device allows. Invariants: unit divides every
- * address and stride of rows; team_shift <= CM_ROWS_WARP_SHIFT; the parts of a row hold
- * its units (part_count << team_shift >= row_units); the groups hold `count` rows. */
+/* The parameter of the rows kernel. Like that of the table kernel, it carries all that
+ * a launch needs, and has the largest size that every device allows. Invariants: unit
+ * divides every address and stride of rows; team_shift <= CM_ROWS_WARP_SHIFT; the parts
+ * of a row hold its units (part_count << team_shift >= row_units); the groups hold
+ * `count` rows. */
 typedef struct cm_rows_job {
     cm_address dst_rows;     /* the array of the target's numbers; 0: there is none */
     cm_address src_rows;     /* the same for the source */

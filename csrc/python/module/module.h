@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The extension as a whole: how its devices are opened and closed, and the functions
- * and tables of this folder's files for module.c, which puts the module together. The
- * GIL is held. */
+/* What the other files of this folder offer to module.c, which puts the extension
+ * module together: opening and closing the devices, types, and tables of functions. All
+ * of it is used with the GIL held. */
 #pragma once
 
 #include "python/core/state.h"
 
-/* open.c: cm_state.leave_parent and cm_state.open_runtime call these. */
+/* open.c: the functions to which cm_state.leave_parent and cm_state.open_runtime
+ * point. */
 int cm_state_leave_parent(cm_state *state);
 int cm_state_open(cm_state *state);
 
@@ -21,6 +22,7 @@ extern PyMethodDef cm_dtype_methods[]; /* dtype_rows.c */
 /* Add the list of dtypes to the module. Returns 0, or -1 with an exception. */
 int cm_add_dtypes(PyObject *module);
 
-/* testing.c: the hooks of the tests. Only the extension that is built for tests is
- * linked with that file. In the one of the wheel this symbol is NULL. */
+/* testing.c: the hooks of the tests. Only the extension that is built for tests
+ * contains that file. In the extension of a wheel the address of this symbol is NULL.
+ */
 extern PyMethodDef cm_testing_methods[] __attribute__((weak));
