@@ -5,11 +5,11 @@
  * memory. The package turns the number into an object for users (a tuple of names with
  * attributes, cumem/buffers/flags.py). Such objects never change, and there are few
  * different numbers, so each object is made once and kept in a dictionary by its
- * number. The getter then only has to look at the strides and into the dictionary. */
+ * number. After that, the getter only computes the number and looks it up. */
 #include "python/buffer/methods.h"
 
-/* The number has these bits, then the kind, and then the flags that the memory was made
- * with. */
+/* The lowest bits of the number. Above them come the kind of memory and the flags that
+ * the memory was made with. */
 enum {
     IS_C_CONTIGUOUS = 1 << 0,
     IS_F_CONTIGUOUS = 1 << 1,

@@ -6,10 +6,10 @@
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 
-/* -- reading it --------------------------------------------------------------------------- */
+/* -- where memory is ---------------------------------------------------------------------- */
 
-/* Read a number that is an attribute or is returned by a method of that name. Returns
- * 0, or -1 with an exception. */
+/* Read a number from the attribute `name`, which is called first if it is a method.
+ * Returns 0, or -1 with an exception. */
 static int
 read_number(PyObject *object, PyObject *name, uint64_t *out)
 {
@@ -46,7 +46,7 @@ read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t 
     return read_number(memory, size, nbytes);
 }
 
-/* -- keeping it --------------------------------------------------------------------------- */
+/* -- keeping owners ----------------------------------------------------------------------- */
 
 /* Keep the storage of a tensor. A tensor that only wraps others has none, and raises an
  * error, which is cleared. Returns 0, or -1 with another exception. */
@@ -60,9 +60,9 @@ keep_storage_of(cm_storage *storage, PyObject *tensor)
     return storage->memory != NULL ? 0 : cm_error_forgive();
 }
 
-/* Return the object that owns an array's memory, as a new reference. If the array is
- * over a memoryview of another array, this goes on with the owner of that one, and so
- * on. The owner is an array if its memory belongs to no other object. */
+/* Return the object that owns an array's memory, as a new reference. If the array was
+ * made from a memoryview of another array, the search continues with that array. The
+ * owner is itself an array if its memory belongs to no other object. */
 static PyObject *
 last_owner(PyObject *array)
 {
@@ -94,8 +94,9 @@ cm_memory_under(cm_state *state, PyObject *array)
     return found;
 }
 
-/* Keep the owner of an array's memory if it may move that: the storage of a tensor, a
- * buffer that can be resized, or an array, which can be resized too. */
+/* Keep the owner of an array's memory if the owner can move the memory. That is so for
+ * the storage of a tensor, a resizable buffer and an array, which all can be resized.
+ * Returns 0, or -1 with an exception. */
 static int
 keep_owner_of(cm_storage *storage, PyObject *array)
 {
@@ -133,7 +134,7 @@ cm_memory_keep(cm_storage *storage, PyObject *object)
     return is_tensor ? keep_storage_of(storage, object) : 0;
 }
 
-/* -- watching it -------------------------------------------------------------------------- */
+/* -- watching memory ---------------------------------------------------------------------- */
 
 /* True if the bytes lie in that memory. A tensor that only wraps others may answer with
  * a storage in which they do not. */
