@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remembers which types arrays of integers stand for, if NumPy has no such dtype.
+"""Remembers the real element types of arrays that hold them as integers.
 
-Without ``ml_dtypes`` the elements of a BF16 tensor are loaded as ``uint16``, and those of
-an F4 tensor always as the bytes that they are packed in. The array itself does not show
-this. The code that loads such an array makes a note here, and the code that saves one asks
-for it, so that ``save_safetensors(path, dict(load_safetensors(other)))`` keeps the types.
+NumPy lacks some types of tensors. Without ``ml_dtypes``, a BF16 tensor is loaded as an
+array of ``uint16``. An F4 tensor is always loaded as bytes, each of which packs two
+elements. The array itself does not show this. The code that loads such an array makes a
+note here, and the code that saves one asks for it, so that
+``save_safetensors(path, dict(load_safetensors(other)))`` keeps the types.
 
-A note belongs to one array object and is dropped with it. For a view, the note of the
-object that it is a view of is found.
+A note belongs to one array object and is dropped with it. A view has no note, but `find`
+returns that of the array under it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def remember(value: Any, element: str, shape: tuple[int, ...]) -> None:
 
 
 def find(value: Any) -> tuple[Note | None, bool]:
-    """Return the note of an array or of its base, and whether it is of the array itself."""
+    """Return the note of an array or of its base, and whether it is the array's own."""
     seen = value
     for _ in range(64):  # NumPy's views of views are less deep than this
         found = _notes.get(id(seen))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says which kind of memory to use, by the rules of docs/which-memory.md and by figures.
+"""Says which kind of memory to use, following docs/which-memory.md and benchmark figures.
 
-The rules decide for memory that kernels touch in place. For memory that is copied, the
-figures of ``python -m cumem bench`` decide if there are any: the least total time of the
-first allocation and all copies wins.
+The rules of that page decide about memory that kernels touch in place. For memory that is
+copied, the figures of ``python -m cumem bench`` decide if there are any: the kind with the
+least total time for the first allocation and all copies wins.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ACCESSES: Final = ("host", "host-writes", "host-reads", "device", "both")
 _SHARINGS: Final = ("none", "processes", "libraries", "devices")
 
 _FEW_BYTES = 4096  #: up to this size a kernel may as well read across the link
-_MANY = 10  #: uses from which on keeping a buffer pays off, if nothing was measured
-_MOST_BYTES = 16 << 20  #: a larger file is not one of bench's
+_MANY = 10  #: uses at which keeping a buffer begins to pay, if nothing was measured
+_MOST_BYTES = 16 << 20  #: no results of bench are larger
 _MOST_SECONDS = 1e9  #: no case takes longer
 _SAME = 1.05  #: a gain below this factor is not a reason
 
@@ -51,7 +51,7 @@ _CALLS: Final = {
     "device": "cumem.empty_device(shape, dtype)",
     "registered": "cumem.register(array)",
 }
-_BY_CHUNKS = "for chunk by chunk, with cumem.chunks()"
+_BY_CHUNKS = "to copy it chunk by chunk, with cumem.chunks()"
 
 
 @found_in("cumem.types")
@@ -152,8 +152,8 @@ def recommend(
     TypeError
         If an argument has the wrong type.
     ValueError
-        If an argument has a value that does not exist, or `figures` are not results of
-        bench or are those of an emulated device.
+        If an argument has a value that is not allowed, or `figures` are not results of
+        bench or come from an emulated device.
     OSError
         If the file of `figures` cannot be read.
     CudaError
@@ -510,9 +510,10 @@ def _by_figures(
 def _seconds(
     report: Report, group: str, what: str, kind: str, nbytes: int
 ) -> float | None:
-    """Return the time for a size, from the nearest measured one at the same rate.
+    """Estimate the time for a size from the largest measured size that is not above it.
 
-    A size below all measured ones takes as long as the smallest of them.
+    The time grows with the size. A size below all measured ones takes as long as the
+    smallest of them. Returns None if nothing was measured.
     """
     found = [
         result
