@@ -6,7 +6,8 @@
  * memory that both reach it depends on whether a stream was given. With a stream,
  * managed memory is filled by the stream's device, and mapped memory by its own device.
  * Without one, managed memory that was prefetched to a device is filled by that device,
- * and everything else by the host.
+ * and everything else by the host. Managed memory that was made for the host alone is
+ * always filled by the host.
  *
  * A fill of device memory without gaps takes a short cut if the memory's only
  * unfinished work is on the stream of the fill: try_queue() calls cm_engine_try_fill(),
@@ -194,10 +195,10 @@ is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, boo
     return cm_ok();
 }
 
-/* Fill a buffer whose storage is kept open by the caller. This
- * first waits for unfinished transfers, because a request to the engine can be ordered
- * only after streams. At the end it waits for the fill, unless the caller `named` a
- * stream or cannot tell whether the fill is done. */
+/* Fill a buffer whose storage the caller keeps open. This first waits for unfinished
+ * transfers, because a request to the engine can be ordered only after streams. At the
+ * end it waits for the fill, unless the caller `named` a stream or cannot tell whether
+ * the fill is done. */
 static int
 fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
 {
