@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This header has what only managed memory can do: its pages can be moved ahead of use,
- * and the driver takes advice about them, says where they are, and can discard them.
- * The GIL is held; calls of the driver are made without it. */
+/* What only managed memory can do: its pages can be moved ahead of use, and the driver
+ * takes advice about them, says where they are, and can discard them. All functions
+ * need the GIL, and release it while the driver is called. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"
 
 /* -- places: a device's index, CM_HOST_LOCATION, CM_NUMA_LOCATION(node) -------------------- */
 
-/* Read an argument that says where memory is to be: a device as cm_arg_device() reads
- * it, "cpu", "host" or "numa:N". Returns 0, or -1 with TypeError, ValueError, or
- * CudaError for a node if the driver is too old for nodes. */
+/* Read an argument that names a place for memory: "cpu", "host", "numa:N", or a device
+ * in any form that cm_arg_device() takes. Returns 0, or -1 with TypeError, ValueError
+ * or CudaError, which is raised if the driver is too old for NUMA nodes, for instance.
+ */
 int cm_arg_location(cm_state *state, PyObject *object, const char *name, int *out);
 /* Make a location as users see it: a Device, "host", "numa:N", or None for
  * CM_NO_LOCATION. Returns a new reference, or NULL with an exception. */
@@ -19,8 +20,8 @@ PyObject *cm_location_new(cm_state *state, int location);
 /* -- pages --------------------------------------------------------------------------------- */
 
 /* Queue a move of the buffer's pages on `stream`, which is any stream argument; NULL or
- * None is the current stream of the device `home`. Warns of thrashing. Returns 0, or -1
- * with an exception. */
+ * None is the current stream of the device `home`. Warns if the host and a device
+ * keep using the pages by turns. Returns 0, or -1 with an exception. */
 int cm_buffer_prefetch_to(cm_buffer *self, int location, PyObject *stream, int home);
 /* Return the device on whose current stream a move to `location` is queued. It is the
  * device of the location or, for the host, that of the buffer's memory. */
@@ -55,6 +56,6 @@ int cm_buffer_set_read_mostly(PyObject *self, PyObject *value, void *unused);
 int cm_buffer_set_preferred_location(PyObject *self, PyObject *value, void *unused);
 int cm_buffer_set_accessed_by(PyObject *self, PyObject *value, void *unused);
 
-/* prefetch_pages(), and a function that tiles() of the package needs. The table ends
- * with an empty row. */
+/* The functions that managed.c adds to the module: prefetch_pages(), and
+ * _prefetch_rows(), which tiles() of the package calls. Ends with an empty row. */
 extern PyMethodDef cm_managed_methods[];

@@ -12,7 +12,7 @@
 
 #include "python/core/progress.h"
 
-/* How soon Ctrl-C is seen, at the latest. */
+/* The longest time for which a wait may leave Ctrl-C unnoticed. */
 #define CM_SIGNAL_SLICE_NS UINT64_C(50000000)
 
 /* True if signal handlers may run in the calling thread. They run in Python's main
@@ -52,26 +52,28 @@ bool cm_wait_for_ticket(cm_ticket *ticket,
  * which cm_device_waits_join() waits. */
 bool cm_wait_for_device(cm_state *state, cm_runtime *rt, int device, cm_status *out);
 
-/* Wait, with the GIL released, for waits that signals ended and that still use the
- * runtime. Returns 0, or -1 if a signal handler has raised an exception, after which
- * the caller may wait once more for what is left. */
+/* Wait for the threads of device waits whose calls a signal ended, since these threads
+ * still use the runtime. Releases the GIL meanwhile. Returns 0, or -1 if a signal
+ * handler has raised an exception; another call then waits for the threads that are
+ * left. */
 int cm_device_waits_join(cm_state *state);
 
-/* Hooks for waits in a pool, by a caller that has entered the state. `thread` is what
- * PyEval_SaveThread() returned: the hooks take the GIL with it, so that Python's signal
- * handlers run. After CM_ECANCELLED their exception is set. */
+/* What the hooks of a wait in a pool need. The caller has entered the state. `thread`
+ * is what PyEval_SaveThread() returned: the hooks take the GIL with it, so that
+ * Python's signal handlers run. If the wait ends with CM_ECANCELLED, the exception of a
+ * handler is set. */
 typedef struct cm_pool_waiter {
     cm_state *state;
     PyThreadState *thread;
 } cm_pool_waiter;
 
 cm_wait_hooks cm_wait_hooks_of(cm_pool_waiter *waiter);
-/* Take the GIL back after the wait, which had this status. If a signal handler raised
- * an exception that did not end the wait, Python's next instruction raises it, and the
- * result of the call stands. */
+/* Take the GIL back after a wait that returned `status`. If a signal handler raised an
+ * exception without ending the wait, the call still returns its result, and Python's
+ * next instruction raises the exception. */
 void cm_pool_waiter_end(const cm_pool_waiter *waiter, cm_status status);
-/* True if the current stream that PyTorch or CuPy has in this thread is capturing. (The
- * runtime itself knows the streams that were passed to cumem.) Needs the GIL. An
- * exception that a signal handler raises meanwhile is raised by the next instruction of
- * Python's. */
+/* True if PyTorch or CuPy is capturing on its current stream in this thread. (The
+ * runtime itself knows about streams that were passed to cumem.) Also true if asking
+ * them raises an exception, such as that of a signal handler, which Python's next
+ * instruction then raises. Needs the GIL. */
 bool cm_library_captures(void);

@@ -7,11 +7,12 @@
  * ordinary memory and the page-locked block, and the device moves them between that
  * block and its own memory. One half after the other would take the sum of both times.
  * The ring cuts the copy into pieces, and while the device works on one piece the host
- * works on another, so that the copy takes about as long as the slower half. Slots may
- * lie on devices as well, where a device packs for another and the host has no part.
+ * works on another, so that the copy takes about as long as the slower half. In a copy
+ * between two devices the slots may lie on the devices themselves, which then do all
+ * the work; the host moves no bytes.
  *
  * Each piece occupies one slot from the start of its first half to the end of its
- * second. Three counters, which only rise, tell how far the pieces are:
+ * second. Three counters, which only rise, tell how far the pieces have got:
  *
  *     ended <= passed <= begun
  *
@@ -31,12 +32,14 @@
  *
  * Edges
  * -----
- *   - A copy's first slot is granted whatever other copies hold, so that every copy
- *     advances. If a later slot gets no memory, the ring goes on with fewer slots.
+ *   - The limit on the memory of all rings does not hold for the first slot of a copy,
+ *     so that every copy advances. If a later slot gets no memory, the ring goes on
+ *     with fewer slots.
  *   - If not even the first slot gets page-locked memory, a copy that does not cross
  *     devices stages through one slot of ordinary memory.
- *   - Without `pass` in its cm_ring_way a piece has no half at the host, and the order
- *     of the streams frees its slot at once.
+ *   - If the cm_ring_way has no `pass`, no piece has a half at the host. A slot is then
+ *     free as soon as its piece is queued, since the order of the streams keeps the
+ *     next piece in that slot behind it.
  *
  * Only the thread that runs the job uses the ring; the workers see nothing but the
  * tasks. There are no locks. */
@@ -51,7 +54,7 @@ typedef struct cm_slot {
     cm_block *blocks[2]; /* owned; packed bytes on the source's and on the target's
                             device, for copies between two devices */
     uint64_t event;      /* lent; recorded behind the device's last use of the slot */
-    int device;          /* that the event is of */
+    int device;          /* the device of the event */
     bool skips_device;   /* the device has no half of the piece */
     cm_layout piece;
     cm_copy_task task;
@@ -78,12 +81,12 @@ typedef struct cm_ring {
 } cm_ring;
 
 /* What the two halves of each piece are. The host's half is the slot's task; the
- * device's half is over when the slot's event has passed. Without `pass` the host has
- * no half, and the order of the streams frees the slot at once. */
+ * device's half is over when the slot's event has passed. The comment at the top
+ * explains a way without `pass`. */
 typedef struct cm_ring_way {
     bool host_first;
-    /* The host's half may take long. The thread that runs the job then works on parts
-     * as they come, and sleeps if there are none. */
+    /* The host's half may take long. If nothing else is to be done, the thread that
+     * runs the job then helps with parts of the tasks, and sleeps if there are none. */
     bool host_is_slow;
     cm_status (*begin)(cm_job *job, cm_slot *s); /* starts the first half */
     cm_status (*pass)(cm_job *job, cm_slot *s);  /* starts the second half, once the
@@ -96,7 +99,8 @@ cm_slot_at(cm_ring *ring, uint64_t index)
     return &ring->slots[index % ring->slot_count];
 }
 
-/* Make job->ring; a job that waited has one already. Fails: CM_EFAULT, CM_ENOMEM. */
+/* Make job->ring, unless the job has kept one from before a wait. Fails: CM_EFAULT,
+ * CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
 /* Give the first slot its event and its memory. A ring that goes by way of the host
  * cannot run without them; a copy that does not cross devices may get ordinary memory.
