@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds out which GPUs a machine has, and whether the process sees and should use them.
 
-If CUDA does not open, cumem works on an emulated device or raises an error. Neither is
-always right: a laptop without a GPU should run every example, and a training job whose
-container was started without ``--gpus all`` should not compute for a day on an emulated
-device. Two questions decide, which are answered from files and never by CUDA:
+If CUDA's driver does not open, cumem works on an emulated device or raises an error.
+Neither is always right: a laptop without a GPU should run every example, and a training
+job whose container was started without ``--gpus all`` should not compute for a day on an
+emulated device. Two questions decide, which are answered from files and never by CUDA:
 
 - *Hardware*: is there an NVIDIA GPU in this machine?
 - *Intent*: was this process meant to use it? A driver library, device nodes and
@@ -31,7 +31,7 @@ __all__ = [
     "visible",
 ]
 
-#: The folder of ``proc``, ``sys``, ``dev`` and ``etc``; tests set one of their own.
+#: The folder that holds ``proc``, ``sys``, ``dev`` and ``etc``; tests set another one.
 ROOT = "/"
 
 _NO_DEVICE, _INSUFFICIENT_DRIVER = 100, 35
@@ -102,8 +102,8 @@ def visible(said: str, uuids: Sequence[str]) -> tuple[list[int], str | None]:
         The devices by CUDA's rules: the list ends before the first entry that names no
         device or several, and there are none if one device is named twice.
     doubt : str or None
-        Why CUDA may see another number of devices, if its rules are silent or it matters
-        which device a number means; None if there is no doubt.
+        What leaves the number of devices in doubt, such as an entry of which CUDA's rules
+        say nothing; None if there is no doubt.
 
     Notes
     -----
@@ -130,7 +130,7 @@ _BLANKS = " \t"
 
 
 def _named(entry: str, uuids: Sequence[str]) -> tuple[int | None, str | None]:
-    """Return the device that an entry names, or None, and the doubt about it, or None."""
+    """Return the device that an entry names, and what is in doubt; either may be None."""
     name = entry.strip(_BLANKS)
     unclear = f"how CUDA reads {entry!r}"
     if name.startswith(_DIGITS):
@@ -156,7 +156,7 @@ class Judgement(NamedTuple):
     """
 
     may_emulate: bool  #: Whether to use the emulated device.
-    why: str  #: The reason for emulation, or a note for the error with cause and cure.
+    why: str  #: Why to emulate, or what the error says about cause and cure.
 
 
 def judge_failure(
@@ -170,7 +170,7 @@ def judge_failure(
     Parameters
     ----------
     code : int
-        The error of CUDA.
+        The CUDA error with which the driver failed to open.
 
     Returns
     -------
