@@ -134,7 +134,7 @@ test_broadcast_refuses_what_makes_no_sense(void)
     cm_region good = t.regions[1];
     t.regions[1] = row(&t.src, 0, 100, 4, 4); /* host memory */
     CHECK_CODE(broadcast(&w, &t, 100, false, &drops), CM_EINVALID);
-    /* No other target has the strides of the copy's own one. */
+    /* Neither target on device 1 has the strides of the copy's own target. */
     t.regions[1] = t.regions[2];
     CHECK_CODE(broadcast(&w, &t, 100, false, &drops), CM_EINVALID);
     t.regions[1] = good;

@@ -22,7 +22,7 @@ H200 = Path(__file__).parents[2] / "benchmarks" / "results" / "bench-h200.json"
 
 
 class Unit:
-    """As a Device that is real."""
+    """Stands in for a Device that is not emulated."""
 
     index = 0
     name = "NVIDIA H200"
@@ -30,7 +30,7 @@ class Unit:
     emulated = False
 
 
-#: As the table of docs/which-memory.md, from its first row to its last.
+#: Cases for the rows of the table in docs/which-memory.md, in the order of the rows.
 RULES = [
     ("managed", {"nbytes": 4 * GIB, "access": "device"}),
     ("device", {"nbytes": MIB, "access": "device", "sharing": "processes"}),
@@ -113,7 +113,7 @@ def test_figures_of_a_file_decide(emulated) -> None:
     def ask(nbytes: object, **more: object) -> cumem.types.Recommendation:
         return cumem.recommend(nbytes, figures=H200, **more)
 
-    assert ask("4 KiB").kind == "pageable"  # by the rules pinned
+    assert ask("4 KiB").kind == "pageable"  # the rules would say pinned
     assert ask("1 MiB").kind == "pinned"
     assert ask("1 MiB", reuse=5).kind == "pageable"
     assert ask("1 MiB", reuse=100).kind == "pinned"
@@ -132,12 +132,12 @@ def test_figures_of_a_file_decide(emulated) -> None:
     copy = rows["copy", "d2h", "pinned", 256 * MIB]["seconds"]
     assert larger.figures["pinned"] == pytest.approx(4 * copy)
     assert cumem.recommend("4 KiB", figures=data) == ask("4 KiB")
-    # rules that no copy takes part in
+    # where nothing is copied the rules alone decide
     assert ask("1 MiB", access="device").source == "rules"
 
 
 def made_up(**gbps: float) -> dict:
-    """As bench writes them."""
+    """Return results as bench writes them, for kinds that copy at these speeds."""
     results = [
         Result("copy", way, kind, MIB, MIB / rate / 1e9, 0, 0, 5, True)
         for kind, rate in ((k.replace("_", "-"), r) for k, r in gbps.items())
@@ -249,7 +249,7 @@ def test_wrong_arguments_list_the_choices(emulated) -> None:
 
 @pytest.fixture
 def kept(emulated, monkeypatch, tmp_path: Path) -> Path:
-    """Where figures of `Unit` are looked for."""
+    """Return the path at which figures of `Unit` are looked for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = saved_results.result_path(Unit(), "bench")
     path.parent.mkdir()
@@ -285,7 +285,7 @@ def test_bench_keeps_nothing_of_the_emulated_device(kept: Path, capsys) -> None:
 
 
 def test_bench_keeps_what_recommend_finds(kept: Path, monkeypatch, capsys) -> None:
-    """The emulated device, said to be real."""
+    """The emulated device is made to look real, since bench keeps nothing else."""
 
     class Real(Unit):
         total_nbytes = 1 << 30

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How memory ends: it is freed, in flight or not, closed by a block, or unregistered."""
+"""How memory ends: freed (even during a transfer), closed by a block, or unregistered."""
 
 from __future__ import annotations
 
