@@ -8,8 +8,8 @@
 
 #include "base/machine.h"
 
-/* The file has a number of 64 bits for each page. The highest bit says that the page is
- * there. */
+/* The file has a number of 64 bits for each page. The highest bit says whether the
+ * page is in memory. */
 #define IS_PRESENT (UINT64_C(1) << 63)
 enum { ENTRIES_READ_AT_ONCE = 1024 };
 
@@ -35,7 +35,8 @@ read_entries(int file, uint64_t first, uint64_t *entries, uint64_t count)
     return true;
 }
 
-/* Add to `*present` how many of `count` pages, from the page `first` on, are there. */
+/* Add to `*present` how many of `count` pages, from the page `first` on, are in
+ * memory. */
 static bool
 count_run(int file, uint64_t first, uint64_t count, uint64_t *present)
 {

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the tool that shows an object, as HTML or as a plot.
 
-Objects are in lower rooms than the tools that draw them: a pool knows its figures, but
-neither HTML nor matplotlib. So a tool registers its functions here, with `shows`, for the
-types that they draw. The methods of an object that show it, such as ``_repr_html_`` or
-``plot``, call `show`. Most programs never show anything, so the tools are imported at the
-first call, by the function that the face has passed to `load_with`.
+The modules of objects do not import the tools that draw them: a pool has its figures, but
+has nothing to do with HTML or matplotlib. So a tool registers its functions here, with
+`shows`, for the types that they draw. The methods of an object that show it, such as
+``_repr_html_`` or ``plot``, call `show`. Most programs never show anything, so the tools
+are imported at the first call, by the function that ``cumem/__init__.py`` has passed to
+`load_with`.
 """
 
 from __future__ import annotations
