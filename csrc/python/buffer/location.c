@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Users write where managed memory is to be, and read where it was sent, as a device,
- * "cpu" or "numa:N". The functions here read and write these places. */
+/* Converts between locations of managed memory and what users write and read for them:
+ * a device, "cpu" or "host", or "numa:N". */
 #include <string.h>
 
 #include "python/buffer/managed.h"
@@ -63,7 +63,7 @@ read_text(cm_state *state, PyObject *object, const char *name, int *out)
 {
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(object, &size);
-    if (text == NULL) { /* the text holds a surrogate, which no name of a place does */
+    if (text == NULL) { /* it has a surrogate, so it names no place */
         PyErr_Clear();
         text = "";
         size = 0;

@@ -9,8 +9,8 @@
  *     0-8  not known: halve
  *     0-4  not known: halve
  *     0-2  device 0
- *     2-4  nowhere, not known: halved down to 64 KiB, each of them nowhere
- *     4-8  likewise
+ *     2-4  not known: halved again and again, down to 64 KiB, with no answer
+ *     4-8  the same
  *
  * Neighbours with the same answer are joined: (0, 2 MiB, device 0), (2, 8 MiB,
  * None). */
@@ -19,9 +19,9 @@
 #include "python/buffer/page_calls.h"
 
 enum {
-    /* The most ranges in which the memory is looked at. */
+    /* The memory is divided into about this many ranges at most. */
     MOST_RANGES = 1024,
-    STEP_NBYTES = 64 << 10, /* the least step */
+    STEP_NBYTES = 64 << 10, /* ranges are cut at multiples of this or more */
     MOST_WAITING = 64, /* ranges that wait to be asked about; each halving adds two */
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `for row in buf` and reversed(buf) give a view for each index of the first axis,
- * which is made when it is asked for. The iterator holds the buffer. It is a type of
- * its own because Python's iterator over sequences needs sequence slots. Buffers have
- * none, since other libraries would then take them for lists. */
+/* `for row in buf` and reversed(buf) give a view for each index of the first axis. Each
+ * view is made only when it is asked for. The iterator holds the buffer. It is a type
+ * of its own because Python's iterator over sequences needs sequence slots. Buffers
+ * have none, since other libraries would then take them for lists. */
 #include "python/buffer/methods.h"
 #include "python/core/types.h"
 
@@ -61,7 +61,8 @@ rows_dealloc(PyObject *object)
 }
 
 static PyMethodDef rows_methods[] = {
-    {"__length_hint__", rows_length_hint, METH_NOARGS, "So many rows are to come."},
+    {"__length_hint__", rows_length_hint, METH_NOARGS,
+     "Return how many rows are still to come."},
     {NULL, NULL, 0, NULL},
 };
 
