@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The watcher: a thread that asks from time to time whether submitted transfers have
- * ended, so that what they keep alive is dropped and those who sleep on them wake, even
- * if nobody asks; and whether jobs that wait for an event can go on. As it wakes from
- * time to time anyway, it also trims idle pools when that is due.
+/* The watcher is a thread that asks from time to time whether submitted transfers have
+ * ended. So what they keep alive is dropped, and threads that sleep until they end wake
+ * up, even if no user asks about them. It also asks whether jobs that wait for an event
+ * can go on, and it trims idle pools when that is due.
  *
  * The pause between two rounds begins at FIRST_PAUSE_NS, doubles while nothing happens,
  * and starts anew when a transfer ends or a ticket is added. */
@@ -12,8 +12,8 @@ enum {
     BATCH = 32,
     FIRST_PAUSE_NS = 20 * 1000,
     LAST_PAUSE_NS = 1000 * 1000,
-    /* The longest pause while a job waits for an event, as the job is late by as
-     * much. */
+    /* The longest pause while a job waits for an event, since it is also the longest
+     * time for which the job may notice the event too late. */
     JOB_PAUSE_NS = 200 * 1000,
 };
 
@@ -159,8 +159,8 @@ cm_engine_need_idle_trims(cm_engine *engine)
 void
 cm_engine_poll(cm_engine *engine)
 {
-    /* Two are enough for a busy caller to see its own work end sooner. The watcher does
-     * the rest. */
+    /* A busy caller that updates two tickets at each call sees its own work end sooner
+     * than by the watcher, which updates all the others. */
     enum { POLL_COUNT = 2 };
     if (!cm_engine_is_forked(engine)) {
         (void)update_some(engine, POLL_COUNT);

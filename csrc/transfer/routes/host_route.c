@@ -7,8 +7,8 @@
 
 enum {
     PIECE_NBYTES = 8 << 20,   /* a piece in a job thread, which other jobs may need */
-    TURNED_NBYTES = 64 << 20, /* the same, if a line of the source's memory has elements
-                                 of many rows of the target */
+    TURNED_NBYTES = 64 << 20, /* the same for a transposing copy, where a cache line of
+                                 the source has elements of many rows of the target */
     SHARED_PIECE_NBYTES = 64 << 20, /* a piece in a thread that no other job needs */
     SHARED_NBYTES = 1 << 20,  /* shorter pieces are over before other threads wake */
     CACHED_NBYTES = 32 << 20, /* a shorter target may be in a cache when it is read */
@@ -37,8 +37,8 @@ is_fresh(const cm_layout *layout, const cm_region *dst)
                                  layout->run_nbytes);
 }
 
-/* True if the copy is a single run that overlaps its source. It then moves as memmove()
- * moves bytes, beginning at the end that is not in the way. */
+/* True if the copy is a single run that overlaps its source. Like memmove(), it then
+ * begins at the end from which no byte is overwritten before it is read. */
 static bool
 shifts(const cm_job *job)
 {
@@ -62,8 +62,8 @@ cm_host_thread_count(const cm_job *job, bool in_background)
     return cm_tuning_piece_threads(&all, nbytes);
 }
 
-/* Choose how the host writes the target. If that is a single run whose pages are still
- * to come, huge pages are asked for. */
+/* Choose how the host writes the target. If the target is a single run on pages that do
+ * not exist yet, ask the system for huge pages. */
 static cm_copy_way
 choose_way(const cm_job *job)
 {
@@ -99,8 +99,9 @@ next_of_overlapping(const cm_job *job, cm_layout *piece)
 }
 
 /* Copy the pieces that are left. Between two of them a job thread may be needed by
- * other jobs, and the caller is asked whether to go on. Before the first piece all
- * mapped memory is checked; after that each piece is, unless the target is fresh. */
+ * other jobs, and the caller is asked whether to go on. All mapped
+ * memory is checked before the first piece. Each later piece is checked again before it
+ * is copied, unless the target is fresh. */
 static cm_status
 copy_pieces(cm_job *job)
 {
