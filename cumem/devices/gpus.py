@@ -56,9 +56,9 @@ def hardware(root: str | Path = "/") -> str | None:
         return f"an NVIDIA GPU is on the PCI bus ({', '.join(places)})"
     for place in ("proc/driver/nvidia", "dev/dxg", "etc/nv_tegra_release"):
         if (base / place).exists():
-            return f"/{place} is there"
+            return f"/{place} exists"
     if nodes := _nodes(base):
-        return f"/dev/{nodes[0]} is there"
+        return f"/dev/{nodes[0]} exists"
     if "nvidia,tegra" in _read(base / "proc/device-tree/compatible"):
         return "this is an NVIDIA Tegra"
     return None
@@ -73,7 +73,7 @@ def intent(
     if nodes := _nodes(Path(root)):
         return f"it has the device node /dev/{nodes[0]}"
     if (has_library or _has_library)():
-        return "the driver's library libcuda.so.1 is there"
+        return "the loader finds the driver's library libcuda.so.1"
     said = environment.get("NVIDIA_VISIBLE_DEVICES", "").strip()
     if said not in ("", "void", "none"):
         return f"NVIDIA_VISIBLE_DEVICES={said} asks for one"
