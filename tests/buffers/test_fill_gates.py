@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fill(stream=) while streams are shut waits only for those it is ordered after."""
+"""fill(stream=) returns while streams are shut, unless the host has to wait for them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_fill_waits_for_no_stream_it_is_not_ordered_after(emulated, seed: int) -
                 held.append((buffer, {of} if own is not None else set()))
                 buffer, uses = random.choice(held)
                 by = random.randrange(3)
-                # The host writes only when the buffer's streams have ended.
+                # The host fills pinned memory itself, once the streams have ended.
                 if buffer.kind == "pinned" and ({by} | uses) & late.late:
                     continue
                 threads.append(
