@@ -3,32 +3,33 @@
  *
  * The problem
  * -----------
- * fork() gives the child the same pages as the parent, and the
- * kernel copies a page when either of them writes to it. A device knows nothing of
- * this: it writes to the physical page, which after such a copy may be the child's
- * alone, and the parent reads old bytes. So page-locked memory must not be shared in
- * this way. It also must not be missing, since a child that reads an array made by its
- * parent (a worker of a data loader, say) would crash. Device memory needs no care,
- * since a child cannot reach it at all.
+ * fork() gives the child the same pages as the parent, and the kernel copies a page
+ * when either of them writes to it. A device knows nothing of this: it goes on writing
+ * to the old physical page, which may now belong to the child alone, while the parent
+ * reads stale bytes from the new one. So page-locked memory must not be shared in this
+ * way. Nor may it simply be missing in the child, since a child that reads an array
+ * made by its parent (a worker of a data loader, say) would crash. Device memory needs
+ * no care, since a child cannot reach it at all.
  *
- * Three answers (cm_fork) ----------------------- COPY: before the fork the parent
- * makes a copy of the blocks that are live, in an ordinary mapping of its own. The
- * memory itself is hidden from the child (cm_host_hide()); after the fork the child
- * moves the copy to the same addresses, and the parent drops its own. No kernel has to
- * copy pages that a device writes to, and none splits the parent's huge pages
- * (docs/decisions/0014). Example: an arena of 64 MiB in which 5 MiB are live, in two
- * places, costs the copy of the huge pages around these 5 MiB, not of 64 MiB. If there
- * is no room for the copy, the child cannot touch the memory, since a crash is better
- * than wrong bytes.
+ * Three answers (cm_fork)
+ * -----------------------
+ * COPY: before the fork the parent copies the live blocks to an ordinary mapping, and
+ * hides the page-locked memory itself from the child (cm_host_hide()). After the fork
+ * the child moves this copy to the addresses of the hidden memory, and the parent drops
+ * its own. So the kernel never has to copy pages that a device writes to, and it does
+ * not split the parent's huge pages (docs/decisions/0014). Example: if 5 MiB of a 64
+ * MiB arena are live, in two places, only the huge pages around these 5 MiB are copied,
+ * not all 64 MiB. If there is no room for the copy, the child cannot touch the memory,
+ * since a crash is better than wrong bytes.
  *
  * OMIT: the child cannot touch the addresses. This costs nothing.
  *
  * SHARE: the child has the same memory as the parent, at no cost either. The memory is
  * mapped as shared, so the kernel never copies its pages. But the bytes that the child
- * sees have to stay as they are for as long as the child can read them. So each block
- * that is live at a fork is marked with the fork's number. When the parent gives such a
- * block back, the pool keeps it, and counts it as in flight, until no child of that
- * fork or of a later one is left. Witnesses tell whether any is left (base/witness.h).
+ * sees must not change for as long as the child can read them. So each block that is
+ * live at a fork is marked with the fork's number. When the parent gives such a block
+ * back, the pool keeps it, and counts it as in flight, until no child of that fork or
+ * of a later one is left. Witnesses tell whether any is left (base/witness.h).
  * Nothing happens at the moment when a child ends: the next miss of an allocation, or
  * the next trim, asks the witnesses. Memory that goes back to the system needs no such
  * care, since the child has its own mapping of it.
@@ -39,10 +40,10 @@
  *   in_parent()   after it: drops the copies, gives the locks back
  *   in_child()    after it: moves the copies in, gives the locks back
  *
- * Locks: from before a fork until after it the forking thread holds the lock of the
- *        list and then those of all pools. So no other thread is changing anything that
- *        these locks guard when the child is made. Only this file holds several locks
- *        at a time. */
+ * Locks: prepare() takes the lock of the list and then the locks of all pools, and the
+ *        forking thread holds them until the fork is over. So no other thread is in the
+ *        middle of a change to what these locks guard when the child is made. Only this
+ *        file holds several locks at a time. */
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -61,8 +62,8 @@ typedef struct family {
 
 typedef struct fork_list {
     cm_spin_lock lock;
-    /* One family for each fork that found shared blocks, except those families of which
-     * no process is left. */
+    /* One family for each fork that found shared blocks. A family is removed once none
+     * of its processes is left. */
     cm_list families;
     family *next;         /* owned; the family of the fork under way, if it has one */
     bool is_numbered;     /* the fork under way has found a shared block */
@@ -74,7 +75,7 @@ typedef struct fork_list {
 } fork_list;
 
 /* The one list of the process. It is static because the handlers of a fork get no
- * argument and can never be taken away. */
+ * argument and can never be unregistered. */
 static fork_list *
 the_list(void)
 {
@@ -104,11 +105,11 @@ cm_pool_after(const cm_runtime *rt, const cm_pool *pool)
     return found;
 }
 
-/* -- before ----------------------------------------------------------------------------- */
+/* -- before ------------------------------------------------------------------------ */
 
-/* Copy the bytes from offset `begin` to `end` of an arena for the child. Returns false
- * if that is more than *room_nbytes, which is lowered by the number of bytes that are
- * copied. */
+/* Copy the bytes from offset `begin` to `end` of an arena for the child, and subtract
+ * their number from *room_nbytes. Returns false if they do not fit in *room_nbytes, or
+ * if copying fails. */
 static bool
 copy_run(cm_arena *arena, uint64_t begin, uint64_t end, uint64_t *room_nbytes)
 {
@@ -125,8 +126,9 @@ copy_run(cm_arena *arena, uint64_t begin, uint64_t end, uint64_t *room_nbytes)
     return cm_is_ok(cm_populate_run(&populate));
 }
 
-/* Copy the whole huge pages in which a block is live. (If pages are small this copies a
- * little more than necessary.) Returns false if there is no room for all of them. */
+/* Copy all huge pages in which a block is live. (If pages are small this copies a
+ * little more than necessary.) Returns false if there is no room for all of them, or if
+ * copying fails. */
 static bool
 copy_living(cm_arena *arena, uint64_t *room_nbytes)
 {
@@ -245,11 +247,11 @@ prepare(void)
     }
 }
 
-/* -- after ------------------------------------------------------------------------------ */
+/* -- after ------------------------------------------------------------------------- */
 
-/* Move the copy to the addresses of the memory. If the kernel did not keep these
- * addresses in the child, other memory may lie there by now. It is left alone, and this
- * returns false. */
+/* Move the copy to the addresses of the hidden memory. Returns false if there is no
+ * copy, or if the copy cannot be moved: where the kernel did not keep the addresses for
+ * the child, other memory may lie there by now, which must be left alone. */
 static bool
 move_in(const cm_arena *arena)
 {
@@ -264,7 +266,7 @@ move_in(const cm_arena *arena)
            != MAP_FAILED;
 }
 
-/* In the child: make an arena look as cm_fork says. */
+/* In the child: make an arena look as the pool's cm_fork demands. */
 static void
 prepare_child_arena(cm_fork way, cm_arena *arena)
 {
@@ -285,9 +287,9 @@ prepare_child_arena(cm_fork way, cm_arena *arena)
     }
 }
 
-/* The parent adds the family of this fork to its list. The child keeps the witness page
- * of its own fork for good, and frees all families, since it keeps no blocks for
- * anybody. */
+/* The parent adds the family of this fork to its list. The child frees all families,
+ * since it holds no blocks back for any child of its own. Only the witness page of its
+ * own fork stays mapped there, for as long as the child lives. */
 static void
 keep_or_drop_families(fork_list *list, bool is_child)
 {
@@ -343,7 +345,7 @@ in_child(void)
     end_fork(true);
 }
 
-/* -- which pools take part --------------------------------------------------------------------- */
+/* -- which pools take part --------------------------------------------------------- */
 
 /* The handlers are set when the library is loaded. If the first pool set them, another
  * thread could fork at that moment and miss them. */
@@ -374,7 +376,7 @@ cm_pool_unwatch_forks(cm_pool *pool)
     cm_spin_lock_give(&list->lock);
 }
 
-/* -- blocks that children share -------------------------------------------------------------- */
+/* -- blocks that children share ---------------------------------------------------- */
 
 /* A block that was given back while children still had it. */
 typedef struct held_block {
@@ -453,8 +455,8 @@ move_to_flight(cm_pool *pool, const held_block *held)
     cm_spin_lock_give(&pool->lock);
 }
 
-/* Move those held blocks into flight that no child has any more, or all of them with
- * `any`. */
+/* Move the held blocks that no child has any more into flight, or all held blocks if
+ * `any` is true. */
 static void
 poll_held(cm_pool *pool, bool any)
 {

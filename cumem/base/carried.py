@@ -53,7 +53,7 @@ def remember(value: Any, element: str, shape: tuple[int, ...]) -> None:
 def find(value: Any) -> tuple[Note | None, bool]:
     """Return the note of an array or of its base, and whether it is the array's own."""
     seen = value
-    for _ in range(64):  # NumPy's views of views are less deep than this
+    for _ in range(64):  # no chain of views is longer than this in practice
         found = _notes.get(id(seen))
         if found is not None and found[0]() is seen:
             return found[1], seen is value

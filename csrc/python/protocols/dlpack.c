@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Translates DLPack's element types to dtypes and back, by the list in base/dtypes.h,
- * and its devices to kinds of memory. If one of them has no counterpart, a function of
- * the package raises the error that says why. */
+/* Translates between DLPack and cumem: element types to dtypes and back, with the list
+ * in base/dtypes.h, and devices to kinds of memory. If something has no counterpart, a
+ * function of the Python package raises the error that says why. */
 #include "python/protocols/dlpack.h"
 #include "python/core/numpy_bridge.h"
 
@@ -17,8 +17,8 @@ cm_dlpack_from_dtype(PyObject *dtype, cm_dl_dtype *out)
     return 0;
 }
 
-/* Raise the error about a type. `name` is its name in ml_dtypes, or NULL if no package
- * has it. Always returns NULL. */
+/* Raise the error about a type that has no dtype here. `name` is its name in ml_dtypes,
+ * or NULL if that package does not have it either. Always returns NULL. */
 static PyObject *
 refuse_type(cm_dl_dtype type, const char *name)
 {

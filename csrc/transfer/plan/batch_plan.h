@@ -15,7 +15,8 @@ typedef struct cm_piece_end {
     /* Equal for all bytes of one allocation; NULL if nobody knows which it is. */
     const void *owner;
     cm_kind kind;
-    /* -1 for PAGEABLE; it has 16 bits so that two ends fit into a line of the cache */
+    /* -1 for PAGEABLE. It has only 16 bits, so that both ends of a piece fit in one
+     * cache line. */
     int16_t device;
     /* A mapping of a file: reading it may fault if the file has become shorter. */
     bool is_file;
@@ -41,7 +42,7 @@ typedef struct cm_piece_regions {
 
 typedef enum cm_many_way {
     CM_MANY_ALONE, /* made as a copy of its own */
-    /* The next two only queue work; the host works for those after them. */
+    /* TABLE and PEER only queue work. DOWN, UP and HOST also keep host threads busy. */
     CM_MANY_TABLE, /* by a kernel of `device`; long runs by its copy engine */
     CM_MANY_PEER,  /* from src_device to device */
     CM_MANY_DOWN,  /* gathered by the device, then spread out by host threads */
@@ -75,8 +76,9 @@ cm_many_way cm_piece_choose_way(const cm_piece *piece, cm_end_facts dst,
                                 cm_end_facts src, bool on_stream, int *device,
                                 int *src_device);
 
-/* Make a cm_many of the pieces i for which groups[i] is `which`. Neighbours within one
- * allocation are joined. Of `shape` only the way and the devices are set.
+/* Make a cm_many of those pieces i for which groups[i] equals `which`, and join
+ * neighbours within one allocation. Its way and devices are those of `shape`, in which
+ * the caller sets nothing else.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_many_create(const cm_piece *pieces, const uint8_t *groups,
                                       uint64_t piece_count, uint8_t which,

@@ -13,8 +13,8 @@ remove_axis(cm_layout *layout, int axis)
             (size_t)(layout->ndim - axis) * sizeof(cm_axis));
 }
 
-/* Insert it before the first axis that has a smaller stride on that side, and after
- * those of equal stride. */
+/* Insert `new` where it keeps the strides on that side falling: before the first axis
+ * with a smaller stride, and after any with the same one. */
 static void
 insert_axis(cm_layout *layout, cm_side side, cm_axis new)
 {
@@ -87,9 +87,10 @@ take_axis(cm_layout *layout, cm_axis axis)
         insert_axis(layout, CM_DST, axis);
         return true;
     }
-    /* An axis that the target runs through backwards is turned round: the copy begins
-     * at its other end. On one whose stride is 0 all elements fall on one place, and
-     * only the last is kept. */
+    /* If the target runs through the axis backwards, the axis is turned round, and the
+     * copy begins at its other end. If the target's stride is 0, all elements are
+     * written to the same place, so the axis is dropped and only its last element is
+     * copied. */
     if (axis.stride[CM_DST] < 0) {
         axis.stride[CM_DST] = -axis.stride[CM_DST];
         axis.stride[CM_SRC] = -axis.stride[CM_SRC];
@@ -249,7 +250,7 @@ cm_layout_near_axis(const cm_layout *layout)
 
 /* -- cutting ------------------------------------------------------------------------ */
 
-enum { RAMP_EDGE = 4096 }; /* growing pieces end at whole pages where they can */
+enum { RAMP_EDGE = 4096 }; /* pieces of a ramp are whole pages where they can be */
 
 void
 cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes)
@@ -362,14 +363,14 @@ cm_cut_count(const cm_cut *cut)
     return count;
 }
 
-/* Make the piece that begins at `index`, which has a number for each axis up to the one
- * that is cut. Returns how far the piece goes along that axis. */
+/* Make the piece that begins at `index`, which has one entry for each axis up to and
+ * including the one that is cut. Returns how far the piece goes along that axis. */
 static int64_t
 make_piece(const cm_cut *cut, const int64_t *index, cm_layout *piece)
 {
     const cm_layout *whole = cut->whole;
-    /* The axes are left out, since clearing all of them takes as long as moving a short
-     * part. */
+    /* Copy everything but the array of axes: copying that too takes as long as moving a
+     * short part. */
     memcpy(piece, whole, offsetof(cm_layout, axes));
     piece->ndim = 0;
     for (int axis = 0; axis <= cut->axis && axis < whole->ndim; axis++) {
