@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies from and to files that are mapped into memory: with progress, and cut short."""
+"""Copies from and to mapped files, also files that are cut short or mapped twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.strategies import KINDS
 
 import cumem
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core does all of this, so no version of Python or NumPy changes the outcome.
 pytestmark = pytest.mark.any_python
 
 testing = session.testing
@@ -56,7 +56,11 @@ def finish(handles: object) -> None:
 
 
 def refused(call: Callable[[], object]) -> None:
-    """Check that a call fails. No local may be the array, as showing it touches it."""
+    """Check that a call fails with EFAULT.
+
+    No local variable here may be the array: pytest shows locals when a test fails, and
+    showing the array would read the missing pages.
+    """
     code = None
     try:
         finish(call())
@@ -167,7 +171,7 @@ def test_failure_of_a_file_that_nobody_read_is_reported(
     cumem.copy_async(target, mapped)
     while testing.pending_transfers():
         testing.poll()
-    del target  # which remembers it as well
+    del target  # its memory also remembers the transfer
     while not reported:
         testing.poll()
     assert [type(error) for error in reported] == [OSError]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack, out: devices, capsules, copies, streams, lifetimes."""
+"""Exports through DLPack: devices, capsules, copies, streams and lifetimes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from support.strategies import KINDS
 import cumem
 
 pytestmark = [
-    # Fences as well as the device of a foreign stream depend on the driver.
+    # How fences are made, and how the device of a foreign stream is found, depends on the
+    # driver.
     pytest.mark.by_driver("context_record_event", "stream_get_device"),
-    # These tests show what a package or an older NumPy lacks.
+    # These tests would show what is missing from a wheel or from an older NumPy.
     pytest.mark.packaging,
 ]
 
@@ -47,7 +48,7 @@ CAPSULE = {**NATIVE, "pinned": (CPU, 0), "mapped": (CPU, 0)}
 NUMBERS = ["?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
 NEWEST = {"max_version": (1, 0)}
 NUMPY_READS_VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
-#: Older versions take everything for read-only, even their own arrays.
+#: Older versions make every array from DLPack read-only, even if NumPy exported it.
 NUMPY_LETS_WRITE = np.lib.NumpyVersion(np.__version__) >= "2.2.5"
 
 
@@ -57,7 +58,7 @@ def device_of(capsule: object) -> tuple[int, int]:
 
 
 def consume(capsule: object) -> np.ndarray:
-    """Return the capsule's bytes as NumPy reads them, through a small exporter."""
+    """Return the capsule's tensor as an array, which NumPy itself makes if it can."""
     if not NUMPY_READS_VERSIONED and capsule_name(capsule) == "dltensor_versioned":
         return cumem.asbuffer(capsule).numpy()
 
@@ -82,7 +83,7 @@ def on_cpu(buffer: cumem.Buffer) -> np.ndarray:
 
 
 class Asked(FakeDLPack):
-    """Notes, when it is asked, whether a device was made current and not left yet."""
+    """Notes in `entered` whether cumem has entered a device when it asks for a capsule."""
 
     entered = False
 
@@ -100,7 +101,7 @@ def test_exporter_is_asked_with_its_device_current(emulated) -> None:
         there.ptr, (4,), None, there.dtype, device=(CUDA, 1), keep=there
     )
     asked = Asked(produced)
-    session.testing.plan_fault(None, 0)  # which counts from 0
+    session.testing.plan_fault(None, 0)  # plans nothing, but sets the counts to 0
     buffer = cumem.asbuffer(asked)
     assert asked.entered
     assert buffer.device == cumem.Device(1)
@@ -329,7 +330,7 @@ def test_readonly_needs_the_new_generation(runtime) -> None:
     capsule = buffer.__dlpack__(**NEWEST)
     assert read_capsule(capsule).flags == READ_ONLY
     assert not consume(buffer.__dlpack__(**NEWEST)).flags.writeable
-    # a copy is the consumer's own
+    # The consumer may write to a copy, since nobody else has it.
     copied = buffer.__dlpack__(copy=True, **NEWEST)
     assert read_capsule(copied).flags == IS_COPIED
 

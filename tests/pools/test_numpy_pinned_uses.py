@@ -22,7 +22,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 
 
-# -- what arrays go through -------------------------------------------------------------
+# -- NumPy's functions ------------------------------------------------------------------
 
 
 def test_zeros_are_zero_in_memory_that_was_used(runtime) -> None:
@@ -33,18 +33,18 @@ def test_zeros_are_zero_in_memory_that_was_used(runtime) -> None:
             assert not array.any()
             array[:] = 255
             del array
-            pool.trim(keep="2MiB")  # so that it is idle
+            pool.trim(keep="2MiB")  # this waits until the freed block can be reused
         assert pool.stats().growth_count == 1
-        long = np.zeros(
-            (2, 512, 1024), "i2"
-        )  # memory is cleared by bytes, not by items
+        # All bytes have to be cleared, not just as many bytes as there are items.
+        long = np.zeros((2, 512, 1024), "i2")
         assert is_pinned(long)
         assert not long.any()
         del long
 
 
 def test_resize_keeps_the_data_wherever_it_goes(runtime) -> None:
-    cumem.empty_pinned(200 * MIB, "u1")  # a resize only takes memory that is there
+    # Let the pool grow first: a resize takes only memory that the pool already has.
+    cumem.empty_pinned(200 * MIB, "u1")
     steps = [10, 64 * KIB, 100, MIB, MIB + 1, 8 * MIB, 3 * MIB, 64 * KIB, 1, 0, 2 * MIB]
     with cumem.numpy_pinned():
         array = np.arange(7, dtype="u1")
@@ -157,7 +157,7 @@ def test_pickles_and_files_come_back_pinned(runtime, tmp_path) -> None:
     with cumem.numpy_pinned():
         loaded = np.load(tmp_path / "a.npy")
         read = np.fromfile(tmp_path / "a.bin", array.dtype)
-        again = pickle.loads(pickle.dumps(array, 5))  # the bytes are the pickle's
+        again = pickle.loads(pickle.dumps(array, 5))  # a view of the pickle's bytes
         copied = pickle.loads(pickle.dumps(np.asfortranarray(loaded.reshape(100, -1))))
         mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
     assert is_pinned(loaded)
@@ -192,7 +192,7 @@ def test_big_arrays(runtime) -> None:
         assert is_pinned(big)
         assert not big[:: 4 * KIB].any()
         big[-1] = 1
-        double = big + big  # so is what a ufunc makes
+        double = big + big  # the result of a ufunc is pinned too
         assert is_pinned(double)
         assert double[-1] == 2
     del big, double
@@ -232,7 +232,7 @@ def test_child_has_its_arrays_and_makes_ordinary_ones(runtime, whole_process) ->
         del arrays["freed"]
         new = [np.zeros(MIB, "u1") for _ in range(3)]
         assert not np.array(new).any()
-        with cumem.numpy_pinned():  # does nothing there
+        with cumem.numpy_pinned():  # has no effect in a child
             assert np.ones(MIB, "u1").all()
         cumem.numpy_pinned.enable()
         assert np.ones(MIB, "u1").all()
@@ -261,7 +261,8 @@ def test_child_has_its_arrays_and_makes_ordinary_ones(runtime, whole_process) ->
 # -- NumPy's own tests ------------------------------------------------------------------
 
 
-#: Tests of NumPy's that make, copy, resize, pickle and read arrays.
+#: NumPy's test files, and the classes to run in each, for whatever makes, copies,
+#: resizes, pickles or reads arrays. An empty tuple means the whole file.
 OWN = {
     "_core/tests/test_multiarray.py": (
         *("TestResize", "TestPickling", "TestIO", "TestCreation", "TestAssignment"),
@@ -277,8 +278,9 @@ OWN = {
     "_core/tests/test_item_selection.py": (),
     "lib/tests/test_format.py": (),
 }
-#: These take four fifths of the time of all others together, and smaller tests show the
-#: same: one makes a list of a billion references to see an error, two fill gigabytes.
+#: Tests that are left out. They take four fifths as long as all others together, and
+#: smaller tests show the same: one makes a list of a billion references only to see an
+#: error, and two fill gigabytes.
 HUGE = ("zeros_big", "test_huge_list_error", "test_large_archive")
 
 
