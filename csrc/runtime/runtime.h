@@ -78,8 +78,9 @@ enum {
 };
 #undef CM_NUMBER_ENUM
 
-/* The number of a NUMA node of the host as a location, and the node of such a location:
- * the same formula goes both ways. CUDA has no such numbers. */
+/* Turn the number of a NUMA node of the host into a location, or such a location back
+ * into its node: the formula is its own inverse. CUDA itself has no numbers for these
+ * locations. */
 #define CM_NUMA_LOCATION(node) (CM_NO_LOCATION - 1 - (node))
 
 /* Properties of a kind of memory. */
@@ -117,9 +118,9 @@ typedef struct cm_kind_fact {
 
 extern const cm_kind_fact cm_kinds[CM_KIND_COUNT];
 
-/* Return the number of a kind in a cm_event. It goes by the name, since the order of
- * events has more in it than kinds: a new row of CM_KINDS builds only after its name
- * has been added at the end of the kinds in base/recorder.h. */
+/* Return the number that stands for a kind in a cm_event. Events have numbers of their
+ * own for kinds, which base/recorder.h lists by name: a new row of CM_KINDS compiles
+ * only after its name has been added at the end of that list. */
 static inline uint8_t
 cm_kind_in_event(cm_kind kind)
 {
@@ -219,9 +220,9 @@ typedef enum cm_op {
         CM_OP_COUNT
 } cm_op;
 
-/* The two halves of the fourth part of a row of CM_OPS: the kind of an operation's most
- * telling argument, as text, and the value of that argument, which a status carries as
- * a number. */
+/* The fourth part of a row of CM_OPS is a pair about the argument that tells most about
+ * a failure. The first macro returns its kind, as text, and the second its value, which
+ * a status carries as a number. */
 #define CM_ARGUMENT_KIND(kind, value) #kind
 #define CM_ARGUMENT_VALUE(kind, value) (value)
 
@@ -235,9 +236,9 @@ typedef struct cm_ops_table {
 enum { CM_MAX_DEVICES = 64 };
 
 /* The common part of a runtime, which each implementation has as the first member of
- * its own struct. The function that opens the runtime sets it once. Afterwards only the
- * contexts that cm_device_enter() notes change, and how far the runtime has come from
- * sleep.
+ * its own struct. The function that opens the runtime sets it once. What changes
+ * afterwards is how far the runtime has come from sleep to work, the contexts that
+ * cm_device_enter() notes, and the list of capturable streams.
  *
  * From sleep to work
  * ------------------
@@ -277,7 +278,7 @@ struct cm_runtime {
      * calls this, from one thread at a time. */
     cm_status (*wake)(cm_runtime *rt);
     /* True if anybody in the process has started the driver. The pointer is NULL if
-     * nobody but us could. */
+     * only this runtime could start it. */
     bool (*is_started)(const cm_runtime *rt);
     atomic_bool is_awake;
     atomic_bool is_bound;
@@ -343,10 +344,10 @@ cm_runtime_is_awake(const cm_runtime *rt)
     return atomic_load_explicit(&rt->is_awake, memory_order_acquire);
 }
 
-/* True if asking the driver can tell more than "nothing", which is so once the runtime
- * is awake. If other code in the process has started the driver, this wakes the
- * runtime: the driver knows the memory that such code has page-locked, and it no longer
- * works in children anyway. */
+/* True if the runtime is awake. Until then the driver knows of no memory or context, so
+ * it need not be asked. If other code in the process has started the driver, this wakes
+ * the runtime: the driver knows the memory that such code has page-locked, and it no
+ * longer works in children anyway. */
 bool cm_runtime_wake_if_started(cm_runtime *rt);
 
 /* Bind the runtime to this process, so that children which are forked from now on may
@@ -371,7 +372,7 @@ CM_NODISCARD cm_status cm_runtime_revive(cm_runtime *rt);
 CM_NODISCARD cm_status cm_host_only_open(const cm_runtime *parent, cm_runtime **out);
 
 /* True for the codes with which calls fail while the process, the context or the driver
- * goes away. If a call was to give something back, that is gone already, so callers do
+ * goes away. Whatever such a call was meant to give back is gone already, so callers do
  * not count this as a failure. */
 static inline bool
 cm_code_is_unloading(int32_t code)
@@ -409,10 +410,10 @@ CM_NODISCARD cm_status cm_device_enter_any(cm_runtime *rt, int device,
 /* Return a device that has a context by now, whoever made it: `preferred` if it has
  * one, else another, or -1 if none has. Creates no context. */
 int cm_device_with_context(cm_runtime *rt, int preferred);
-/* Set *out to false if no host memory can be page-locked or managed, because there is
- * no context that could have made it so. The caller then need not ask the driver, which
- * would take a context. A context that cuCtxCreate made is noticed only while it is
- * current for the calling thread. Creates no context.
+/* Set *out to false if no host memory can be page-locked or managed yet, because there
+ * is no context that could have made it so. The caller then need not ask the driver
+ * about an address, which would make a context. A context that cuCtxCreate made is
+ * noticed only while it is current for the calling thread. Creates no context.
  * Fails: context_get. */
 CM_NODISCARD cm_status cm_host_may_be_locked(cm_runtime *rt, bool *out);
 void cm_device_leave(cm_runtime *rt, const cm_device_guard *guard);

@@ -359,10 +359,10 @@ class Pool(_core._Pool[_B_co]):
 
         Notes
         -----
-        **Blocks** until work on freed memory is done if no buffer is left, with the GIL
-        released. Ctrl-C ends the wait and leaves the pool open, so that it can be closed
-        again. If instead the pool is dropped, or the last of its buffers is dropped after
-        close(), Ctrl-C does not end that wait.
+        **Blocks**, if no buffer is left, until work on freed memory is done, with the GIL
+        released. Ctrl-C ends this wait and leaves the pool open, so that close() can be
+        called again. Dropping the pool, or the last of its buffers after close(), can wait
+        in the same way, but then Ctrl-C does not end the wait.
         """
         config = self._config
         if config.number == 0 and not config.is_closed:
@@ -586,8 +586,8 @@ def _fork(kind: str, fork: Any, segments: Any, write_combined: Any) -> int:
         )
     if fork == "share" and (reason := _why_shared_pages_are_small()) is not None:
         warn_caller(
-            "fork='share' has pages of 4 KiB on this system, where copies and page-locking "
-            f"take longer: {reason}",
+            "fork='share' uses pages of 4 KiB on this system, which makes copies and "
+            f"page-locking slower: {reason}",
             RuntimeWarning,
         )
     return _FORKS.index(fork)
@@ -597,20 +597,20 @@ _SHARED_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 
 def _why_shared_pages_are_small() -> str | None:
-    """Return what denies shared memory huge pages, or None if it may have them."""
+    """Return why shared memory gets no huge pages here, or None if it may have them."""
     try:
         with open(_SHARED_PAGES, encoding="ascii") as file:
             text = file.read()
     except FileNotFoundError:
-        return f"its kernel gives shared memory no huge ones ({_SHARED_PAGES} is not there)"
+        return f"its kernel gives shared memory no huge pages: {_SHARED_PAGES} is not there"
     except OSError as error:
         return f"{_SHARED_PAGES} cannot be read: {error.strerror}"
     chosen = text.partition("[")[2].partition("]")[0]
     if chosen in ("always", "within_size", "advise", "force"):
         return None
     return (
-        f"{_SHARED_PAGES} says '{chosen}'; echo advise | sudo tee {_SHARED_PAGES} gives it "
-        "huge ones"
+        f"{_SHARED_PAGES} says '{chosen}'; to allow huge pages, run: "
+        f"echo advise | sudo tee {_SHARED_PAGES}"
     )
 
 
@@ -646,7 +646,7 @@ def _other_kind(name: str, kind: str, of: str) -> ValueError:
 
 
 def refuse_block(kind: str, own_device: int, device: int) -> NoReturn:
-    """Raise a ValueError, because no constructor in the block would use the pool."""
+    """Raise a ValueError, because constructors in the block would not use the pool."""
     raise ValueError(
         f"the {kind} pool is of device {own_device}, but device {device} is current, so "
         "constructors in the block would not use the pool: write "
