@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users import `cumem.tools.doctor` by this shorter name; it takes this module's place."""
+"""A shorter name for users to import: `cumem.tools.doctor` itself replaces this module."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users import `cumem.tools.plots` by this shorter name; it takes this module's place."""
+"""A shorter name for users to import: `cumem.tools.plots` itself replaces this module."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users import `cumem.base.units` by this shorter name; it takes this module's place."""
+"""A shorter name for users to import: `cumem.base.units` itself replaces this module."""
 
 import sys
 

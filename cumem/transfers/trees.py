@@ -32,7 +32,7 @@ _D = TypeVar("_D", bound=np.dtype[Any])
 
 
 class _Leaves:
-    """Collects what the leaves of a structure become, and the copies for that.
+    """Collects the new leaves of a structure, and the copies that have to fill them.
 
     A leaf that occurs twice is copied once. So is memory that several leaves see in the
     same way, such as tied weights. What was shared before is shared afterwards.
@@ -151,12 +151,12 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
 
     Notes
     -----
-    **Blocks** until the copies are done; with a stream only as `copy_async` would for any
-    of them. **Ordered after** all work that cumem knows of on any leaf. A leaf that occurs
-    twice, and memory that two leaves see in the same way, is copied once and shared as
-    before; views that only overlap become separate memory. Tensors arrive without
-    gradients. On the emulated device, they are CPU tensors over the memory of the device,
-    like those of `prefetch`.
+    **Blocks** until the copies are done; with a stream, only where `copy_async` would
+    for one of them. **Ordered after** all work that cumem knows of on any leaf. A leaf
+    that occurs twice, and memory that two leaves see in the same way, is copied once
+    and shared as before; views that only overlap become separate memory. Tensors arrive
+    without gradients. On the emulated device, they are CPU tensors over the memory of
+    the device, like those of `prefetch`.
 
     Examples
     --------
@@ -178,7 +178,8 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
 
     def make_tensor(source: Any) -> tuple[Any, _core.Buffer]:
         buffer, _ = make(source)
-        return tensor_over(buffer), buffer  # before the copy, which an export waits for
+        # Export the buffer before the copy is begun, since an export waits for it.
+        return tensor_over(buffer), buffer
 
     def move(leaf: Any) -> Any:
         if is_tensor(leaf):

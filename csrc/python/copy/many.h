@@ -4,16 +4,16 @@
  *
  * The idea
  * --------
- * Thousands of runs mostly lie in very few storages. Each storage is held, kept open,
- * put into an order and kept alive only once, however many runs lie in it. Everything
- * else is a cm_call (call.h).
+ * Thousands of runs mostly lie in very few storages. So each storage is held, kept
+ * open, ordered after earlier work, and kept alive only once, however many of the runs
+ * lie in it. Everything else is a cm_call (call.h).
  *
  *     cm_many_call_init(&many, state, blocking, stream, progress)
  *     ... for each end: cm_many_call_add_end()
  *     ... fill in many.request: pieces and others
  *     if (cm_many_call_take_ends(&many, "copy_many") == 0
  *         && cm_many_call_run(&many, "copy_many", &ticket) == 0) {
- *         cm_many_call_answer() or what else is to become of the ticket
+ *         cm_many_call_answer(), or some other use of the ticket
  *     }
  *     cm_many_call_fini(&many)
  *
@@ -29,11 +29,11 @@ typedef struct cm_many_storage {
     bool written;
 } cm_many_storage;
 
-/* Most calls lie in no more storages than this. */
+/* The runs of most calls lie in no more storages than this. */
 enum { CM_MANY_STORAGES = 4 };
 
-/* One call, which is not moved: `storages` and the arrays of `call` may point into
- * it. */
+/* One call. The struct must not be moved: `storages` and the arrays of `call` may point
+ * into it. */
 typedef struct cm_many_call {
     cm_call call;
     cm_many_request request;   /* the caller fills in the arrays, which it owns */
@@ -59,12 +59,12 @@ int cm_many_call_init(cm_many_call *self, cm_state *state, bool blocking,
  * an exception. */
 int cm_many_call_add_end(cm_many_call *self, const cm_operand *end,
                          const cm_region *region, bool written);
-/* Choose the stream, and let the call come after what used the ends. `function` begins
- * the message about a stream of the wrong device. Returns 0, or -1 with an
- * exception. */
+/* Choose the stream, order the call after the earlier work on its ends, and keep their
+ * memory alive. `function` is the name with which the message begins if the stream is
+ * of the wrong device. Returns 0, or -1 with an exception. */
 int cm_many_call_take_ends(cm_many_call *self, const char *function);
-/* Give the request to the engine. `doing` is the note of a failure. Returns 0 with a
- * ticket that the caller owns, or -1 with an exception. */
+/* Give the request to the engine. If that fails, `doing` becomes the exception's note.
+ * Returns 0 with a ticket that the caller owns, or -1 with an exception. */
 int cm_many_call_run(cm_many_call *self, const char *doing, cm_ticket **out);
 /* Make the answer of the call: None, or a Transfer of `dst` and `src`. Takes the ticket
  * over. Returns NULL with an exception if it fails. */

@@ -36,8 +36,8 @@ enum {
 /* A run of the file within a chunk. The job's thread writes pieces and chunks; workers
  * read them while their task is posted. */
 typedef struct cm_file_piece {
-    /* Its place in the chunk, which is as far from the beginning of a page as `offset`
-     * is. */
+    /* Where it begins in the chunk: as far from the beginning of a page there as
+     * `offset` is from the beginning of a page of the file. */
     uint64_t at;
     uint64_t nbytes;
     uint64_t offset;
@@ -47,16 +47,16 @@ typedef struct cm_file_piece {
 } cm_file_piece;
 
 /* The contents of a slot of the ring. The workers do the file's half of moving it. If
- * its memory is on a device, the device does the other half, by way of memory of the
- * slot that begins at a page. */
+ * the user's memory is on a device, that device does the other half, and between the
+ * halves the bytes lie in memory of the slot, aligned to a page. */
 typedef struct cm_file_chunk {
     struct cm_file_job *file;
-    int device; /* whose memory it is; -1 for the host's */
+    int device; /* where the user's memory is; -1 for the host */
     /* It has one piece, whose memory `layout` describes, beginning at the piece's
      * `host` or `address`. */
     bool is_strided;
-    bool is_direct; /* it goes past the page cache, as far as its pages are whole */
-    bool is_cold;   /* it is not in the page cache, as far as is known */
+    bool is_direct; /* its whole pages go past the page cache */
+    bool is_cold;   /* as far as is known, the page cache does not have it */
     /* The host's memory is not aligned as the file's pages are, so direct reads and
      * writes go by way of memory that is. */
     bool bounces;
@@ -105,8 +105,8 @@ CM_NODISCARD cm_status cm_file_job_create(const cm_file_request *request,
                                           cm_file_job **out);
 /* Free it, and set `failure` to what went wrong with the file. */
 void cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure);
-/* Return the first device among those whose memory the ranges are, or -1 if all of it
- * is the host's. */
+/* Return the device of the first range that has bytes on a device, or -1 if all bytes
+ * are in host memory. */
 int cm_file_first_device(const cm_file_request *request);
 /* Plan the job of a file, after checking that the file is long enough and that the
  * streams fit.

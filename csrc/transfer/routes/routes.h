@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The functions of the rows of CM_ROUTES (plan/route.h), and what several of them use.
  *
- * Each can fail with a failure of a call of the runtime, or with CM_ECANCELLED. In a
- * job thread it can also return CM_ETIMEOUT: job->wait then says what the job waits
- * for, and the same function is called again once the job can go on.
+ * Each can fail because a call of the runtime fails, or with CM_ECANCELLED. In a job
+ * thread it can also return CM_ETIMEOUT: job->wait then says what the job waits for,
+ * and the same function is called again once the job can go on.
  *
  * Locks: none; the thread that runs the job calls them. */
 #pragma once
@@ -32,10 +32,10 @@ bool cm_fill_try_queue(cm_engine *engine, const cm_short_fill *fill, cm_status *
 /* replan.c: read the whole of a source that overlaps its target into memory of our own,
  * which is the source from then on. */
 CM_NODISCARD cm_status cm_job_replace_source(cm_job *job);
-/* True if that memory is on the plan's device. Otherwise it is the host's. */
+/* True if that memory can be on the plan's device and need not be the host's. */
 bool cm_job_can_own_on_device(const cm_job *job);
-/* Make that memory, whose elements are packed, the source from now on, and adapt the
- * plan to it. It is the device's if `address` is not 0; otherwise it is at `host`. */
+/* Adapt the plan to that memory, in which the elements are packed, as the source from
+ * now on. It lies at `address` on the device, or at `host` if `address` is 0. */
 void cm_job_plan_own_source(cm_job *job, void *host, cm_address address);
 /* Plan the copy again for a way that needs no further memory, since there is none for
  * the way that was chosen. */
@@ -85,8 +85,8 @@ bool cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
 
 /* queued_copy.c: queue the copy here and now if its stream takes it as it is. Returns
  * false if a job has to make it. *status is the outcome, and *out is what
- * cm_engine_copy() would give. The keeps stay the caller's unless *ticket_has_keeps is set. Blocks
- * if the runtime has no room for another command. */
+ * cm_engine_copy() would give. The keeps stay the caller's unless *ticket_has_keeps is
+ * set. Blocks if the runtime has no room for another command. */
 bool cm_engine_try_queue_copy(cm_engine *engine, const cm_copy_request *request,
                               cm_ticket **out, cm_status *status,
                               bool *ticket_has_keeps);
