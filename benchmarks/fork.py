@@ -309,7 +309,7 @@ def main() -> int:
     """Measure and print, and write a file if asked to. Fails if a byte was wrong."""
     run = Run(__doc__)
     warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork() beside threads
-    warnings.filterwarnings("ignore", "fork='share' has pages", RuntimeWarning)
+    warnings.filterwarnings("ignore", "fork='share' uses pages", RuntimeWarning)
     emulated = cumem.backend() == "emulated"
     run.begin(emulated)
     run.note(1, kernel=os.uname().release)

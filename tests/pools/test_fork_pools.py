@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:fork='share' has pages:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:fork='share' uses pages:RuntimeWarning"),
     # These tests are about the C core, which is the same for each Python.
     pytest.mark.any_python,
 ]
@@ -105,7 +105,7 @@ def test_fork_that_cannot_be_is_refused(runtime, named, error, text) -> None:
         cumem.Pool(**{"kind": "pinned"} | named)
 
 
-@pytest.mark.filterwarnings("always:fork='share' has pages:RuntimeWarning")
+@pytest.mark.filterwarnings("always:fork='share' uses pages:RuntimeWarning")
 def test_share_reports_where_pages_are_small(runtime, monkeypatch, tmp_path) -> None:
     from cumem.pools import pool as pools
 
