@@ -3507,11 +3507,12 @@ def copy(
         Numbers (bool, integers, float16, bfloat16, float32, float64, complex64,
         complex128) are converted by the host's copy threads while they pack or unpack, so
         that between host and device the link carries the device's dtype. Only 1 MiB or
-        more of numbers of 8 or 16 bits that become float32 are converted on the device. Floats become what NumPy makes of
-        them, except that those which an integer dtype cannot hold become its nearest
-        value, and NaN becomes 0. All other dtypes are converted by NumPy, in the same
-        threads. If both ends are device memory, the elements come to the host and go on
-        from there, unless they have 8 or 16 bits and become float32 within one device.
+        more of numbers of 8 or 16 bits that become float32 are converted on the device.
+        Floats become what NumPy makes of them, except that those which an integer dtype
+        cannot hold become its nearest value, and NaN becomes 0. All other dtypes are
+        converted by NumPy, in the same threads. If both ends are device memory, the
+        elements come to the host and go on from there, unless they have 8 or 16 bits and
+        become float32 within one device.
     scale, offset : float, optional
         With `casting`, each value becomes ``value * scale + offset``. This is computed in
         float64 if that is the dtype of an end, else in float32.
