@@ -397,7 +397,11 @@ def settle() -> None:
 
 
 def trace(names: list[str], nbytes: int, runs: int) -> dict[str, Any]:
-    """Return the figures of each call, from the run with the fewest rooms."""
+    """Return the figures of each call, from the run with the fewest rooms.
+
+    "in_every_run" are the rooms that no run did without. Others depend on how busy the
+    machine is: a thread that has to wait, for example, enters base/backoff.
+    """
     import cumem
 
     tracer = Tracer(cumem._core.__file__)
@@ -412,7 +416,13 @@ def trace(names: list[str], nbytes: int, runs: int) -> dict[str, Any]:
         tallies = [tally(tracer.run(call, settle)) for _ in range(count)]
         rooms = [each["rooms"] for each in tallies]
         best = min(tallies, key=lambda each: (each["rooms"], each["function_calls"]))
-        found[name] = {"call": CALLS[name].text, "rooms_of_runs": rooms, **best}
+        shared = set.intersection(*(set(each["moves_into"]) for each in tallies))
+        found[name] = {
+            "call": CALLS[name].text,
+            "rooms_of_runs": rooms,
+            **best,
+            "in_every_run": sorted(shared),
+        }
         if is_large:
             found[name]["nbytes"] = nbytes
         del call
