@@ -74,10 +74,10 @@ def _nbytes_of(shape: _core._Shape, dtype: DTypeLike) -> int:
 class _Block(NamedTuple):
     """A `with` block of a workspace."""
 
-    buffers: list[
-        tuple[_core.Buffer, int]
-    ]  #: those that it handed out, and their sizes
-    used_before: int  #: the bytes that outer blocks had handed out when it began
+    #: The buffers that it handed out, and their sizes.
+    buffers: list[tuple[_core.Buffer, int]]
+    #: The bytes that outer blocks had handed out when it began.
+    used_before: int
 
 
 @final
