@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import cumem
 from cumem.units import format_nbytes
 
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
-from many import Bench as Peers
+import many
 from measure import Call, Run, times_of
 
 KIB = 1 << 10
@@ -42,36 +42,8 @@ LIBRARIES = ("cumem", "batch", "torch loop", "torch gather", "numpy")
 MOST_LOOPED = 5_000  # rows: a loop of more takes too long
 
 
-@dataclass
-class Case:
-    """Rows of one length, copied by cumem and by others.
-
-    Parameters
-    ----------
-    key : str
-        The first member of a row of CASES.
-    direction : str
-        ``"up"`` (host to device) or ``"down"``.
-    count, nbytes : int
-        Rows, and bytes of each.
-    route : str
-        How cumem moved them.
-    seconds : dict
-        The best time of each library.
-    spread : dict
-        The median over the best time, of each library.
-    errors : dict
-        Why a library has no time.
-    """
-
-    key: str
-    direction: str
-    count: int
-    nbytes: int
-    route: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
-    spread: dict[str, float] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
+class Case(many.Case):
+    """Rows of one length, copied by cumem and by others; `key` names a row of CASES."""
 
     @property
     def is_table(self) -> bool:
@@ -92,7 +64,7 @@ class Bench:
     """What all cases share."""
 
     def __init__(self, options: Any) -> None:
-        others = Peers(options)
+        others = many.Bench(options)
         self.peers, self.missing = others.peers, others.missing
         self.emulated, self.seconds = others.emulated, others.seconds
         self.link = others.link

@@ -173,18 +173,25 @@ test_runs_of_neighbours_are_joined(void)
     cm_chosen_rows_fini(&numbers[CM_SRC]);
 }
 
+/* Add the runs of the first `count` of the six rows. */
+static void
+add_first_rows(cm_row_runs *runs, const cm_layer *layer, uint64_t count)
+{
+    cm_chosen_rows numbers[2];
+    for (int side = 0; side < 2; side++) {
+        cm_chosen_rows_init_all(&numbers[side], count);
+        (void)settle(&numbers[side], 6, side == CM_DST);
+    }
+    CHECK_OK(cm_row_runs_add(runs, layer, numbers));
+}
+
 static void
 test_runs_of_rows_with_gaps_stay_apart(void)
 {
     char dst[60], src[24];
     cm_layer layer = make_layer(dst, 10, src, 4);
     cm_row_runs runs = {.pieces = NULL};
-    cm_chosen_rows numbers[2];
-    for (int side = 0; side < 2; side++) {
-        cm_chosen_rows_init_all(&numbers[side], 6);
-        (void)settle(&numbers[side], 6, side == CM_DST);
-    }
-    CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
+    add_first_rows(&runs, &layer, 6);
     CHECK_EQ(runs.count, 6);
     CHECK(runs.pieces[5].dst.host == dst + 50 && runs.pieces[5].src.host == src + 20);
     cm_row_runs_fini(&runs);
@@ -197,12 +204,7 @@ test_runs_of_rows_whose_elements_lie_apart_are_their_parts(void)
     cm_layer layer = make_layer(dst, 2, src, 4);
     layer.array[CM_DST].strides[1] = 12; /* in Fortran's order */
     cm_row_runs runs = {.pieces = NULL};
-    cm_chosen_rows numbers[2];
-    for (int side = 0; side < 2; side++) {
-        cm_chosen_rows_init_all(&numbers[side], 2);
-        (void)settle(&numbers[side], 6, side == CM_DST);
-    }
-    CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
+    add_first_rows(&runs, &layer, 2);
     CHECK_EQ(runs.count, 4);
     CHECK(runs.pieces[1].dst.host == dst + 12 && runs.pieces[1].src.host == src + 2);
     CHECK(runs.pieces[2].dst.host == dst + 2 && runs.pieces[2].src.host == src + 4);
@@ -217,12 +219,7 @@ test_runs_of_empty_rows_are_none(void)
     cm_layer layer = make_layer(dst, 4, src, 4);
     layer.array[CM_DST].shape[1] = layer.array[CM_SRC].shape[1] = 0;
     cm_row_runs runs = {.pieces = NULL};
-    cm_chosen_rows numbers[2];
-    for (int side = 0; side < 2; side++) {
-        cm_chosen_rows_init_all(&numbers[side], 6);
-        (void)settle(&numbers[side], 6, side == CM_DST);
-    }
-    CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
+    add_first_rows(&runs, &layer, 6);
     CHECK_EQ(runs.count, 0);
 }
 
