@@ -195,6 +195,16 @@ read_prototype(cm_state *state, PyObject *prototype, PyObject *stream)
                                             : cm_value_read_array(prototype);
 }
 
+/* Return the dtype of a Buffer or an array, borrowed. */
+static PyObject *
+dtype_of(const cm_state *state, PyObject *memory)
+{
+    if (cm_buffer_check(state, memory)) {
+        return ((cm_buffer *)(void *)memory)->dtype;
+    }
+    return cm_numpy_dtype_of(memory);
+}
+
 /* Find the device that a prototype is on, for a call that names neither a device nor a
  * pool. For a tensor this is PyTorch's current device. Returns a new reference, or NULL
  * with an exception. */
@@ -204,16 +214,15 @@ device_of(cm_state *state, PyObject *prototype, PyObject *device)
     int index;
     if (cm_buffer_check(state, prototype)) {
         const cm_storage *storage = ((cm_buffer *)(void *)prototype)->storage;
-        bool is_named = cm_arg_is_given(device) || cm_kind_is_pageable(storage->kind);
-        return is_named ? Py_NewRef(device == NULL ? Py_None : device)
-                        : PyLong_FromLong(storage->device);
+        if (!cm_arg_is_given(device) && !cm_kind_is_pageable(storage->kind)) {
+            return PyLong_FromLong(storage->device);
+        }
     }
-    if (cm_numpy_is_array(prototype)) {
-        return Py_NewRef(device == NULL ? Py_None : device);
+    else if (!cm_numpy_is_array(prototype)) {
+        int status = cm_arg_device_about(state, device, "device", prototype, &index);
+        return status < 0 ? NULL : PyLong_FromLong(index);
     }
-    return cm_arg_device_about(state, device, "device", prototype, &index) < 0
-               ? NULL
-               : PyLong_FromLong(index);
+    return Py_NewRef(device == NULL ? Py_None : device);
 }
 
 /* Read the kind and its flags. If neither a kind nor a pool is given, and the prototype
@@ -274,8 +283,7 @@ allocate_like(cm_state *state, PyObject *const *values)
     asked.device = device;
     asked.dtype = values[LIKE_DTYPE];
     if (!cm_arg_is_given(asked.dtype)) {
-        asked.dtype = cm_buffer_check(state, like) ? ((cm_buffer *)(void *)like)->dtype
-                                                   : cm_numpy_dtype_of(like);
+        asked.dtype = dtype_of(state, like);
     }
     made = allocate(state, &asked);
 leave:
@@ -409,9 +417,7 @@ KEYWORDED(full)
             return NULL;
         }
         value = source;
-        values[AT_DTYPE] = cm_buffer_check(state, source)
-                               ? ((cm_buffer *)(void *)source)->dtype
-                               : cm_numpy_dtype_of(source);
+        values[AT_DTYPE] = dtype_of(state, source);
     }
     PyObject *made =
         filled(allocate_any(state, values), value, values[AT_STREAM], given[8]);

@@ -103,10 +103,13 @@ read_array(cm_state *state, PyObject *array, const char *name, cm_chosen_rows *o
         return -1;
     }
     bool is_signed = cm_numpy_letter(dtype) == 'i';
-    /* Bytes in the other order are rare enough for a copy by NumPy. */
-    bool is_plain = cm_numpy_plain_kind(dtype) != 0;
-    PyObject *plain =
-        is_plain ? Py_NewRef(array) : cm_numpy_cast_array(array, is_signed ? 'q' : 'Q');
+    PyObject *plain;
+    if (cm_numpy_plain_kind(dtype) != 0) {
+        plain = Py_NewRef(array);
+    }
+    else { /* bytes in the other order are rare enough for a copy by NumPy */
+        plain = cm_numpy_cast_array(array, is_signed ? 'q' : 'Q');
+    }
     if (plain == NULL) {
         return -1;
     }
