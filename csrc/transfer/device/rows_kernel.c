@@ -26,8 +26,8 @@ enum {
     MAX_BLOCKS = 1 << 14, /* the number of a warp's first slot then fits in 32 bits */
 };
 
-/* With so many parts the counters of the kernel hold in 32 bits, even while a step is
- * added. */
+/* A launch has at most this many parts, so that the kernel's counters fit in 32 bits
+ * even while a step is added to them. */
 #define MAX_PARTS (UINT64_C(1) << 31)
 
 /* Find the widest unit that addresses, strides and the length of rows are all multiples

@@ -129,7 +129,8 @@ find_twice_sorted(const cm_chosen_rows *self, bool *found, int64_t *row)
     return cm_ok();
 }
 
-/* The same by a bit for each row of the array. */
+/* Find a row that is named twice, by a bitmap with a bit for each row of the
+ * array. */
 static cm_status
 find_twice_marked(const cm_chosen_rows *self, int64_t row_count, bool *found,
                   int64_t *row)

@@ -22,7 +22,8 @@ end_at(const cm_layer *layer, cm_side side, int64_t offset)
     };
 }
 
-/* Where the last run of the layer ends, by cm_side, from element 0 on. */
+/* The place where the last run of the layer ends in each array, by cm_side, as an
+ * offset from element 0. The next run is joined to it if it begins there. */
 typedef struct reached {
     bool is_known;
     int64_t at[2];
