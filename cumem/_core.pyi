@@ -3757,9 +3757,10 @@ def copy_rows(
         numbers of rows, and strides. Two lists of equal length stand for layers: the first
         array of `dst` gets rows of the first of `src`, and so on, by the same numbers.
     dst_rows, src_rows : sequence or array of int, shape (n,)
-        The numbers of the rows in each, of any integer dtype, in memory of the host. A
-        negative number counts from the end. One of the two may be None, which stands for
-        0, 1, and so on. Both are copied before the call returns.
+        The numbers of the rows in each, of any integer dtype. A negative number counts
+        from the end. One of the two may be None, which stands for 0, 1, and so on. Numbers
+        in memory of the host are copied before the call returns. Those in device memory
+        are read in the order of the copy.
     stream : stream, optional
         The stream to copy on, of a device whose memory is an end; default: the current
         stream of the first such device.
@@ -3769,15 +3770,16 @@ def copy_rows(
     Raises
     ------
     IndexError
-        If there is no row of such a number. Nothing has been copied then.
+        If there is no row of such a number. Nothing has been copied then, but where a
+        device has read the numbers, all other rows have been.
     TypeError
         If `dst` or `src` is not memory or only one of them is a list, the numbers are not
-        integers (bools are not) or lie in device memory, or both are None.
+        integers (bools are not), or both are None.
     ValueError
         If the dtypes or the shapes of rows differ, there are not as many numbers of one as
-        of the other, `dst_rows` has a row twice, the target is read-only or elements of it
-        share memory, a buffer is closed or `stream` belongs to another device. Nothing has
-        been copied then.
+        of the other, `dst_rows` in memory of the host has a row twice, the target is
+        read-only or elements of it share memory, a buffer is closed or `stream` belongs to
+        another device. Nothing has been copied then.
     ImportError
         If `progress` is True and tqdm is not installed.
     CudaError
@@ -3790,6 +3792,12 @@ def copy_rows(
     after** all work that cumem knows of on any end. If rows that are written overlap rows
     that are read, all are read first, which takes memory of the size of the rows for as
     long as the copy runs.
+
+    Numbers in device memory stay there if one device reaches both ends: a kernel of it
+    reads them, and the host waits for nothing before. Nobody knows then which rows will be
+    written, so arrays that touch each other count as rows that do, and a row that is named
+    twice in `dst_rows` has bytes of either. With ordinary memory or files, the call fetches
+    the numbers first.
 
     Examples
     --------
@@ -3818,7 +3826,8 @@ def copy_rows_async(
     dst, src : buffer, array or list of these
         As for `copy_rows`.
     dst_rows, src_rows : sequence or array of int, shape (n,)
-        As for `copy_rows`. They are copied before the call returns.
+        As for `copy_rows`. Numbers in device memory are read when the copy runs, and at
+        each replay of a graph that holds it, so they should only be changed in its order.
     stream : stream, optional
         The stream in whose order the rows are copied, of a device whose memory is an end:
         once the stream is done, the bytes are at the target. Without a stream the copy
@@ -3834,23 +3843,27 @@ def copy_rows_async(
     Raises
     ------
     IndexError
-        If there is no row of such a number. Nothing is copied then.
+        If there is no row of such a number. Nothing is copied then. `Transfer.wait` raises
+        it if a device has read the numbers; all other rows are copied then. A graph leaves
+        such rows out and tells nobody.
     TypeError
         If `dst` or `src` is not memory or only one of them is a list, the numbers are not
-        integers (bools are not) or lie in device memory, or both are None.
+        integers (bools are not), or both are None.
     ValueError
         If the dtypes or the shapes of rows differ, there are not as many numbers of one as
-        of the other, `dst_rows` has a row twice, the target is read-only or elements of it
-        share memory, a buffer is closed or `stream` belongs to another device. Nothing is
-        copied then.
+        of the other, `dst_rows` in memory of the host has a row twice, the target is
+        read-only or elements of it share memory, a buffer is closed or `stream` belongs to
+        another device. Nothing is copied then.
     CudaError
         If the copy could not be started, or `stream` is being captured and the host has a
-        part in the copy, which a graph cannot hold.
+        part in the copy, which a graph cannot hold, or has to fetch numbers from a device.
 
     Notes
     -----
-    **Blocks** if `copy_async` would block for the same ends. **Ordered after** all work
-    that cumem knows of on any end. Overlapping ends are treated as by `copy_rows`.
+    **Blocks** if `copy_async` would block for the same ends, or if the host has to fetch
+    numbers from a device, as `copy_rows` says. **Ordered after** all work that cumem knows
+    of on any end, or on numbers in device memory. Overlapping ends are treated as by
+    `copy_rows`.
 
     Examples
     --------
@@ -3887,7 +3900,7 @@ def take_rows(
         The numbers of the rows, as `src_rows` of `copy_rows`.
     out : buffer or array, optional
         The target, with one row for each number; default: a new buffer on the device that
-        has the source or, if none has, on that of `stream` or the current one.
+        has the source or, if none has, on that of `stream`, of `rows` or the current one.
     stream : stream, optional
         As for `copy_rows`.
     progress : bool or callable, optional
@@ -3903,7 +3916,7 @@ def take_rows(
     IndexError
         If there is no row of such a number.
     TypeError
-        If `src` or `out` is not memory, or `rows` are not integers in memory of the host.
+        If `src` or `out` is not memory, or `rows` are not integers.
     ValueError
         If `out` has not one row for each number, or its rows have another dtype or shape.
     OutOfMemoryError

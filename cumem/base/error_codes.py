@@ -32,6 +32,8 @@ does or what has to be waited for
 -18 CM_EFAULT memory of the copy cannot be accessed: the file that is mapped there was \
 cut short, cannot be read or written, or has holes and no room is left on its disk
 -19 CM_ECAST an element cannot be converted to the target's dtype
+-20 CM_EROWS numbers name rows that are not there, which the device found out as it read \
+them; such rows were left out
 1 cudaErrorInvalidValue invalid argument
 2 cudaErrorMemoryAllocation out of memory
 3 cudaErrorInitializationError initialization error

@@ -215,6 +215,7 @@ _TYPES: dict[str, type[Exception]] = {
     "CM_ESYSTEM": OSError,
     "CM_EFAULT": OSError,
     "CM_ECAST": ValueError,
+    "CM_EROWS": IndexError,
     "CM_ETIMEOUT": TimeoutError,
     "CM_ECANCELLED": CancelledError,
     "CM_EFORKED": RuntimeError,
@@ -241,6 +242,9 @@ def is_of_fork(error: BaseException) -> bool:
     """Return whether a forked child tried to use what its parent's driver had made."""
     return getattr(error, "name", None) == "CM_EFORKED"
 
+
+#: The arguments whose numbers of rows were wrong, by the argument of CM_EROWS.
+_WRONG_ROWS = {1: "dst_rows", 2: "src_rows", 3: "dst_rows and src_rows", 6: "rows"}
 
 #: How an operation's argument is written, and 2**(bits - 1) if the argument is signed.
 _ARGUMENTS: dict[str | None, tuple[str, int]] = {
@@ -276,6 +280,7 @@ def make(
     default: type[Exception] = CudaError,
     strerror: Any = os.strerror,
     casts: dict[int, tuple[type[BaseException], str]] = _cast_failures,
+    wrong_rows: dict[int, str] = _WRONG_ROWS,
 ) -> Exception:
     """Make the exception for a call that failed, with its attributes and a note `doing`.
 
@@ -287,6 +292,8 @@ def make(
     """
     unknown = ("cudaErrorUnknown" if code > 0 else "unknown error", "unknown error")
     name, text = codes.get(code, unknown)
+    if name == "CM_EROWS":
+        text = f"{wrong_rows.get(arg, 'rows')}: {text}"
     message = f"{name} ({code}): {text}" if code > 0 else text
     if call is not None:
         form, half = arguments[argument]

@@ -283,6 +283,18 @@ def copy_rows_in_every_way() -> None:
 
 
 @scenario
+def copy_rows_by_numbers_on_a_device() -> None:
+    data = np.arange(800, dtype="i4").reshape(200, 4)
+    rows = cumem.array(np.arange(200)[::-1], kind="device")
+    pinned = cumem.array(data, kind="pinned")
+    device, out = cumem.empty_device((200, 4), "i4"), np.zeros((200, 4), "i4")
+    cumem.copy_rows(device, pinned, src_rows=rows)
+    cumem.copy_rows_async(device, device, np.arange(200), rows).wait()
+    cumem.copy_rows(out, device, src_rows=rows, stream=cumem.Stream())
+    assert (out == data[::-1]).all()
+
+
+@scenario
 def copy_rows_that_overlap() -> None:
     data = np.arange(800, dtype="i4").reshape(200, 4)
     rows = np.random.default_rng(0).permutation(200)

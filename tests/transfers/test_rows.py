@@ -353,11 +353,6 @@ class TestRefusals:
         with pytest.raises(error, match=text):
             cumem.copy_rows(dst, src, dst_rows=[0])
 
-    def test_numbers_in_device_memory_are_refused(self, emulated) -> None:
-        rows = cumem.array(np.array([1]), kind="device")
-        with pytest.raises(TypeError, match=r"pass cumem\.asnumpy\(src_rows\)"):
-            cumem.copy_rows(np.zeros(3), np.zeros(3), src_rows=rows)
-
 
 class TestTakeRows:
     def test_new_buffer_lies_on_the_device_of_the_source(self, emulated) -> None:

@@ -7,6 +7,7 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/types.h"
+#include "transfer/routes/kernel_rows.h"
 
 int
 cm_many_call_init(cm_many_call *self, cm_state *state, bool blocking, cm_stream *stream,
@@ -112,6 +113,7 @@ cm_many_call_fini(cm_many_call *self)
         cm_storage_allow_close(self->storages[i].storage);
         cm_storage_release(self->storages[i].storage, true);
     }
+    cm_kernel_rows_destroy(self->request.common.rows);
     if (self->storages != self->first_storages) {
         free(self->storages);
     }
@@ -125,6 +127,9 @@ cm_many_call_fini(cm_many_call *self)
 static bool
 moves_bytes(const cm_many_request *request)
 {
+    if (request->common.rows != NULL) { /* their ends are apart */
+        return request->common.rows->layer_count > 0;
+    }
     for (uint64_t i = 0; i < request->piece_count; i++) {
         const cm_piece *piece = &request->pieces[i];
         if (piece->dst.host != piece->src.host
@@ -178,8 +183,11 @@ cm_many_call_run(cm_many_call *self, const char *doing, cm_ticket **out)
      * if they are made in the background. */
     self->request.common.interrupted = cm_call_is_interrupted;
     call->moves_bytes = moves_bytes(&self->request); /* before the engine sorts them */
+    bool has_rows = self->request.common.rows != NULL;
     cm_call_let_go(call);
-    cm_status status = cm_engine_copy_many(engine, &self->request, &ticket);
+    cm_status status = has_rows ? cm_engine_copy(engine, &self->request.common, &ticket)
+                                : cm_engine_copy_many(engine, &self->request, &ticket);
+    self->request.common.rows = NULL; /* they are the engine's */
     cm_call_take_back(call);
     if (!cm_is_ok(status)) {
         mark_if_capturing(call);

@@ -36,7 +36,9 @@ enum { CM_MANY_STORAGES = 4 };
  * into it. */
 typedef struct cm_many_call {
     cm_call call;
-    cm_many_request request;   /* the caller fills in the arrays, which it owns */
+    /* The caller fills in the arrays, which it owns, or common.rows, which are the
+     * call's from then on, with the two regions that go with them. */
+    cm_many_request request;
     cm_state *state;           /* borrowed */
     cm_stream *stream;         /* borrowed: the one that was asked for; may be NULL */
     uint64_t number;           /* of the call, by which a storage knows its entry */

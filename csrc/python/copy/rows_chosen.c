@@ -127,26 +127,27 @@ read_array(cm_state *state, PyObject *array, const char *name, cm_chosen_rows *o
 }
 
 /* Read memory that transfers and streams may still be writing, by a copy that waits for
- * them. */
+ * them, and for those of `after`; or only hand over memory of a device. */
 static int
-read_buffer(cm_state *state, PyObject *memory, const char *name, cm_chosen_rows *out)
+read_buffer(cm_state *state, PyObject *memory, const char *name, PyObject *after,
+            cm_chosen_rows *out, PyObject **on_device)
 {
     const cm_buffer *buffer = (const cm_buffer *)(void *)memory;
     if (check_dtype(buffer->dtype, name) < 0 || check_ndim(buffer->ndim, name) < 0) {
         return -1;
     }
-    if (cm_kind_is_on_device(buffer->storage->copy_kind)) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s must be in memory of the host: pass cumem.asnumpy(%s)", name,
-                     name);
-        return -1;
+    if (on_device != NULL && cm_kind_is_on_device(buffer->storage->copy_kind)) {
+        cm_chosen_rows_init_all(out, (uint64_t)cm_buffer_shape(buffer)[0]);
+        *on_device = Py_NewRef(memory);
+        return 0;
     }
     PyObject *array =
         cm_numpy_empty(buffer->dtype, buffer->ndim, cm_buffer_shape(buffer));
     if (array == NULL) {
         return -1;
     }
-    int result = cm_copy_now(state, array, memory, NULL, NULL);
+    int result = after == NULL ? cm_copy_now(state, array, memory, NULL, NULL)
+                               : cm_copy_behind(state, array, memory, after, NULL);
     if (result == 0) {
         result = read_array(state, array, name, out);
     }
@@ -155,9 +156,17 @@ read_buffer(cm_state *state, PyObject *memory, const char *name, cm_chosen_rows 
 }
 
 int
-cm_chosen_rows_from(cm_state *state, PyObject *object, const char *name,
-                    cm_chosen_rows *out)
+cm_chosen_rows_fetch(cm_state *state, PyObject *buffer, const char *name,
+                     PyObject *after, cm_chosen_rows *out)
 {
+    return read_buffer(state, buffer, name, after, out, NULL);
+}
+
+int
+cm_chosen_rows_from(cm_state *state, PyObject *object, const char *name,
+                    cm_stream *stream, cm_chosen_rows *out, PyObject **on_device)
+{
+    *on_device = NULL;
     cm_chosen_rows_init_all(out, 0);
     if (PyList_Check(object) || PyTuple_Check(object) || PyRange_Check(object)) {
         return read_items(state, object, name, out);
@@ -172,11 +181,11 @@ cm_chosen_rows_from(cm_state *state, PyObject *object, const char *name,
     if (!cm_operand_is_memory(state, object)) {
         return cm_arg_refuse(object, name, expected);
     }
-    PyObject *buffer = cm_asbuffer(state, object, NULL);
+    PyObject *buffer = cm_asbuffer(state, object, stream);
     if (buffer == NULL) {
         return -1;
     }
-    int result = read_buffer(state, buffer, name, out);
+    int result = read_buffer(state, buffer, name, NULL, out, on_device);
     Py_DECREF(buffer);
     return result;
 }

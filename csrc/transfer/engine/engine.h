@@ -99,6 +99,10 @@ typedef struct cm_copy_request {
     bool is_fill;
     struct cm_many *many; /* runs to copy together, in place of dst and src; the engine
                              owns them from the call on; may be NULL */
+    struct cm_kernel_rows *rows; /* rows for a kernel (routes/kernel_rows.h), in place
+                                    of dst and src, which then only describe the first
+                                    layer for records; the engine owns them from the
+                                    call on; may be NULL */
     struct cm_file_job *file; /* ranges of a file to read or write, in place of dst and
                                  src; may be NULL */
     cm_stream *stream; /* the copy is in its order; NULL for a copy in the background */
@@ -208,7 +212,7 @@ cm_request_waits(const cm_copy_request *request)
  * `interrupted`).
  * Fails: any runtime call, CM_ESHAPE, CM_EINVALID, CM_EOVERFLOW, CM_ENOMEM, CM_ETHREAD,
  * CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED, CM_EFAULT (the file behind a
- * mapped end was cut short), CM_ECAST. */
+ * mapped end was cut short), CM_ECAST, CM_EROWS (see `rows`). */
 CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *request,
                                       cm_ticket **out);
 

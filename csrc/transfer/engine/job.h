@@ -21,6 +21,7 @@
 struct cm_ring;
 typedef struct cm_targets cm_targets;
 struct cm_many;
+struct cm_kernel_rows;
 
 /* Work that must come first: an event that was recorded behind it. */
 typedef struct cm_after {
@@ -122,6 +123,7 @@ typedef struct cm_job {
     cm_device_side *sides;  /* owned; one for each device. NULL while none is needed */
     cm_host_run host;
     struct cm_many *many; /* owned; runs to copy together, in place of dst and src */
+    struct cm_kernel_rows *rows; /* owned; rows for a kernel, in place of dst and src */
     struct cm_file_job *file; /* borrowed; ranges of a file, in place of dst and src */
     struct cm_ring *ring;     /* owned; see routes/ring.h; made for the first piece */
     cm_targets *targets; /* owned; see routes/broadcast.c; NULL if there are no further

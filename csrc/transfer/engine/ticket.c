@@ -364,6 +364,17 @@ note_end(const cm_ticket *ticket, cm_status status, double seconds)
     cm_recorder_note(event);
 }
 
+cm_status
+cm_ticket_check_rows(const cm_ticket *ticket, cm_status status)
+{
+    if (ticket->wrong_rows == NULL || !cm_is_ok(status)) {
+        return status;
+    }
+    /* The device has written the word before the event behind the kernel passed. */
+    uint32_t wrong = *(const volatile uint32_t *)ticket->wrong_rows;
+    return wrong == 0 ? status : cm_fail(CM_EROWS, wrong | ticket->wrong_rows_bits);
+}
+
 void
 cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
 {
@@ -382,6 +393,7 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
             seconds = (double)milliseconds * 1e-3;
         }
     }
+    status = cm_ticket_check_rows(ticket, status);
     note_end(ticket, status, seconds);
     /* Whoever sees that the copy is done may rely on nothing being kept alive any more,
      * so that is dropped before. The shares of page-locked memory go first, since the

@@ -82,7 +82,12 @@ struct cm_ticket {
     cm_ticket **after;
     uint64_t after_count;
     bool is_whole;
-    atomic_uint refs;      /* the order has one of them until the ticket is over */
+    atomic_uint refs; /* the order has one of them until the ticket is over */
+    /* A word that a kernel sets if numbers of rows are wrong, and what else the failure
+     * is to say. Borrowed: a keep has the word. NULL: there is none. Set by the thread
+     * that runs the job, before the ticket is submitted. */
+    const uint32_t *wrong_rows;
+    uint32_t wrong_rows_bits;
     bool captured;         /* the copy went into a graph, and was not run */
     atomic_bool stopped;   /* by cm_ticket_stop() */
     bool is_chained;       /* if after[0] fails, so does this ticket */
@@ -145,6 +150,9 @@ CM_NODISCARD cm_status cm_ticket_submit(cm_ticket *ticket, cm_stream *stream,
  * memory and its keeps are dropped. With `read` the caller itself reports a failure to
  * the user. */
 void cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read);
+/* Return the outcome of work that has ended with `status`: if that is a success, but
+ * the kernel has met wrong numbers, it is CM_EROWS. The keeps must be there still. */
+CM_NODISCARD cm_status cm_ticket_check_rows(const cm_ticket *ticket, cm_status status);
 /* Let a whole, which nobody else sees yet, become done with the last of its parts.
  * Takes over the array and its references. */
 void cm_ticket_finish_after_parts(cm_ticket *ticket, cm_ticket **parts,

@@ -76,6 +76,8 @@
     X(TABLE, "table", cm_many_copy_by_table, .fits_graph = true)                         \
     X(STAGED_TABLE, "staged-table", cm_job_copy_staged, .drain = cm_staged_drain,        \
       .uses_host = true, .uses_ring = true, .joins_runs = true)                          \
+    /* rows by numbers that a kernel reads */                                            \
+    X(ROWS, "rows", cm_job_copy_rows, .fits_graph = true)                                \
     /* between memory and a file */                                                      \
     X(FILE, "file", cm_job_copy_file, .uses_host = true, .uses_ring = true)
 /* clang-format on */

@@ -8,6 +8,7 @@
 #include "base/simd_copy.h"
 #include "transfer/plan/ring_policy.h"
 #include "transfer/routes/device_side.h"
+#include "transfer/routes/kernel_rows.h"
 #include "transfer/routes/routes.h"
 
 enum {
@@ -103,6 +104,26 @@ cm_many_share_locked(cm_job *job)
         CM_TRY(cm_engine_share_locked(job->engine, &dst, &job->ticket->locked));
         CM_TRY(cm_engine_share_locked(job->engine, &src, &job->ticket->locked));
     }
+    return cm_ok();
+}
+
+cm_status
+cm_many_plan_rows(cm_job *job)
+{
+    const cm_kernel_rows *rows = job->rows;
+    cm_plan *plan = &job->plan;
+    for (uint64_t i = 0; i < rows->span_count; i++) {
+        const cm_locked_span *span = &rows->spans[i];
+        CM_TRY(cm_registry_share(job->engine->registry, span->begin, span->nbytes,
+                                 false, &job->ticket->locked));
+    }
+    plan->row = &cm_routes[CM_ROUTE_ROWS];
+    plan->device = rows->device;
+    plan->src_device = rows->device;
+    plan->nbytes = rows->nbytes;
+    plan->layout = (cm_layout){.run_nbytes = rows->nbytes};
+    job->dst_facts = (cm_end_facts){.locked = true, .whole = true};
+    job->src_facts = job->dst_facts;
     return cm_ok();
 }
 

@@ -18,6 +18,11 @@ void cm_many_plan(cm_job *job);
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_many_share_locked(cm_job *job);
 
+/* Make the plan of a job that has rows for a kernel (kernel_rows.h), and keep the host
+ * memory at their ends page-locked.
+ * Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_many_plan_rows(cm_job *job);
+
 /* Check that the pages of mapped files at the ends of long runs are still there, before
  * the host touches ordinary memory.
  * Fails: CM_EFAULT. */

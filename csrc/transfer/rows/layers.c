@@ -110,3 +110,50 @@ cm_row_runs_fini(cm_row_runs *runs)
     free(runs->pieces);
     *runs = (cm_row_runs){.pieces = NULL};
 }
+
+/* -- for a kernel ------------------------------------------------------------------- */
+
+/* Note what a kernel has to know about one end of a layer beyond its addresses. */
+static cm_status
+note_end(cm_kernel_rows *rows, const cm_region *array)
+{
+    int64_t low, high;
+    if (cm_region_is_on_device(array)) {
+        return cm_ok();
+    }
+    CM_TRY(cm_region_bounds(array, &low, &high));
+    if (low == high) {
+        return cm_ok();
+    }
+    rows->move.is_over_bus =
+        rows->move.is_over_bus || cm_kind_is_page_locked(array->kind);
+    return cm_kernel_rows_add_span(rows, (const char *)array->host + low,
+                                   (uint64_t)(high - low));
+}
+
+cm_status
+cm_kernel_rows_add(cm_kernel_rows *rows, const cm_layer *layer)
+{
+    cm_layout row;
+    const cm_region *array = layer->array;
+    cm_region one[2] = {row_of(&array[CM_DST]), row_of(&array[CM_SRC])};
+    int64_t index[CM_MAX_NDIM] = {0};
+    CM_TRY(cm_layout_init(&one[CM_DST], &one[CM_SRC], &row));
+    if (row.run_nbytes == 0 || rows->move.count == 0) {
+        return cm_ok();
+    }
+    CM_TRY(note_end(rows, &array[CM_DST]));
+    CM_TRY(note_end(rows, &array[CM_SRC]));
+    int64_t offset[2] = {row.offset[CM_DST], row.offset[CM_SRC]};
+    do {
+        cm_rows_layer run = {.row_nbytes = row.run_nbytes};
+        for (int side = CM_DST; side <= CM_SRC; side++) {
+            run.address[side] = array[side].address + (uint64_t)offset[side];
+            run.stride[side] = array[side].strides[0];
+            run.row_count[side] = (uint64_t)array[side].shape[0];
+        }
+        CM_TRY(cm_kernel_rows_add_layer(rows, &run));
+        rows->nbytes += run.row_nbytes * rows->move.count;
+    } while (cm_layout_step(&row, row.ndim, -1, index, offset));
+    return cm_ok();
+}

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "transfer/plan/batch_plan.h"
+#include "transfer/routes/kernel_rows.h"
 #include "transfer/rows/chosen_rows.h"
 
 /* The arrays of a layer, by cm_side. Their first axis counts the rows, and the others
@@ -34,3 +35,9 @@ typedef struct cm_row_runs {
 CM_NODISCARD cm_status cm_row_runs_add(cm_row_runs *runs, const cm_layer *layer,
                                        const cm_chosen_rows numbers[2]);
 void cm_row_runs_fini(cm_row_runs *runs);
+
+/* Add a layer whose rows a kernel copies by the numbers of rows->move, which are set
+ * already. Rows whose bytes lie apart become a layer of the kernel's for each run of
+ * bytes that they consist of.
+ * Fails: CM_ENOMEM, CM_ESHAPE, CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_kernel_rows_add(cm_kernel_rows *rows, const cm_layer *layer);

@@ -8,6 +8,7 @@
 #include "runtime/scope.h"
 #include "transfer/file/job.h"
 #include "transfer/routes/broadcast.h"
+#include "transfer/routes/kernel_rows.h"
 #include "transfer/routes/pieces.h"
 #include "transfer/run/run.h"
 
@@ -149,10 +150,20 @@ plan_two_ends(cm_job *job, const cm_copy_request *request)
 }
 
 static cm_status
+plan_rows(cm_job *job)
+{
+    CM_TRY(cm_many_plan_rows(job));
+    return cm_job_check_capturing(job);
+}
+
+static cm_status
 prepare(cm_job *job, const cm_copy_request *request)
 {
     if (job->many != NULL) {
         CM_TRY(plan_many(job, request));
+    }
+    else if (job->rows != NULL) {
+        CM_TRY(plan_rows(job));
     }
     else if (job->file != NULL) {
         CM_TRY(cm_file_plan(job));
@@ -181,6 +192,7 @@ cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
         job->convert = *request->convert;
     }
     job->many = request->many;
+    job->rows = request->rows;
     job->file = request->file;
     job->blocking = request->blocking;
     job->hooks = cm_request_hooks(request);
@@ -234,6 +246,9 @@ start(cm_job *job, const cm_copy_request *request)
     else if (request->many != NULL) {
         device = request->many->device;
     }
+    else if (request->rows != NULL) {
+        device = request->rows->device;
+    }
     cm_scope scope;
     bool entered = device >= 0
                    && cm_is_ok(cm_scope_enter(engine->rt, device,
@@ -280,6 +295,7 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
     if (ticket == NULL) {
         free(job);
         cm_many_destroy(request->many);
+        cm_kernel_rows_destroy(request->rows);
         cm_request_drop_keeps(request);
         return cm_fail(CM_ENOMEM, 0);
     }
@@ -310,7 +326,7 @@ try_without_job(cm_engine *engine, const cm_copy_request *request,
                 bool *ticket_has_keeps)
 {
     bool is_long = out == NULL && request->run_nbytes > tuning->quick_nbytes;
-    if (request->file != NULL || is_long) {
+    if (request->file != NULL || request->rows != NULL || is_long) {
         return false;
     }
     return out == NULL ? cm_engine_try_short_copy(engine, request, tuning, status,
@@ -325,6 +341,7 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
     cm_tuning tuning;
     cm_status status = cm_engine_begin_call(engine, &tuning);
     if (!cm_is_ok(status)) {
+        cm_kernel_rows_destroy(request->rows);
         cm_request_drop_keeps(request);
         return status;
     }

@@ -28,6 +28,7 @@
 #include "transfer/plan/batch_plan.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/device_side.h"
+#include "transfer/routes/kernel_rows.h"
 #include "transfer/routes/ring.h"
 
 /* -- the run ------------------------------------------------------------------------ */
@@ -290,6 +291,7 @@ destroy(cm_job *job)
     if (job->many != NULL) {
         cm_many_destroy(job->many);
     }
+    cm_kernel_rows_destroy(job->rows);
     if (cm_job_has_lent_stream(job) && job->step != CM_JOB_SUBMITTED && job->has_queued
         && !job->lost_track) {
         cm_cache_give_stream(engine, job->stream);
@@ -313,6 +315,7 @@ cm_job_finish(cm_job *job, cm_status status, bool is_reported)
     bool submitted = job->step == CM_JOB_SUBMITTED;
     destroy(job);
     if (!submitted) {
+        status = cm_ticket_check_rows(ticket, status);
         cm_ticket_finish(ticket, status, is_reported);
     }
     cm_ticket_release(ticket);

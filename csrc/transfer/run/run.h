@@ -7,7 +7,7 @@
 #include "transfer/routes/routes.h"
 
 /* request.c: does the work of cm_engine_copy() within a call that has begun. It takes
- * over `many` and the keeps that the request has. Fails: as cm_engine_copy(). */
+ * over `many`, `rows` and the keeps that the request has. Fails: as cm_engine_copy(). */
 CM_NODISCARD cm_status cm_request_start(cm_engine *engine,
                                         const cm_copy_request *request,
                                         const cm_tuning *tuning, cm_ticket **out);

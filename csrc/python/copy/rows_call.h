@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A call of copy_rows() and those named after it, as its three files see it:
+ * rows_ends.c reads and checks the ends, rows_by_kernel.c copies by numbers that lie in
+ * memory of a device, and rows.c has the functions, and copies by numbers that the host
+ * has.
+ *
+ * Locks: none; the GIL is held, except where a function says otherwise. */
+#pragma once
+
+#include "python/copy/many.h"
+#include "transfer/rows/layers.h"
+
+/* One end: the arrays of all layers, and the numbers of the rows. */
+typedef struct cm_rows_end {
+    const char *name;         /* of the argument, for errors */
+    const char *numbers_name; /* of the argument with the numbers */
+    PyObject *object;         /* borrowed: the argument */
+    PyObject *arrays;         /* owned tuple; one item if the argument is an array */
+    bool is_list;
+    cm_operand *operands; /* owned array */
+    Py_ssize_t read_count;
+    cm_chosen_rows numbers; /* only their count if they are on a device */
+    PyObject *on_device; /* owned buffer of the numbers, in memory of a device; NULL if
+                            they are the host's */
+} cm_rows_end;
+
+/* One call, which is not moved. */
+typedef struct cm_row_copy {
+    cm_state *state; /* borrowed */
+    const char *function;
+    bool blocking;
+    cm_stream *stream;           /* borrowed; may be NULL */
+    const cm_progress *progress; /* borrowed; NULL if there is none */
+    PyObject *stream_argument;   /* borrowed: that of `stream`; NULL or None */
+    PyObject *after;             /* borrowed; NULL or None if there is none */
+    cm_rows_end ends[2];         /* by cm_side */
+    Py_ssize_t layer_count;
+    /* Owned list of packed memory, and its description, where ends touch. */
+    PyObject *packed;
+    cm_rows_end between;
+} cm_row_copy;
+
+/* -- rows_ends.c ------------------------------------------------------------------------- */
+
+/* Begin an end: an array, or a list or tuple of arrays. Returns 0, or -1 with an
+ * exception. */
+int cm_rows_end_begin(cm_rows_end *end, PyObject *object);
+void cm_rows_end_fini(cm_rows_end *end);
+/* Read the arrays of an end, which has begun. Returns 0, or -1 with an exception. */
+int cm_rows_read_end(cm_row_copy *self, cm_side side);
+/* Check that both ends have as many layers, and that these pair. 0, or -1 with
+ * TypeError or ValueError. */
+int cm_rows_check_layers(cm_row_copy *self);
+/* Read the arguments dst_rows and src_rows, of which one at most is None. 0, or -1 with
+ * an exception. */
+int cm_rows_read_numbers(cm_row_copy *self, PyObject *const given[2]);
+/* Refuse a number of a row. Returns -1 with IndexError or ValueError. */
+int cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
+                          cm_row_fault fault);
+/* Set *out to whether two arrays of the ends, of which one is written, have bytes in
+ * common, as far as their addresses or their files can tell. Needs no GIL.
+ * Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_rows_find_meeting_arrays(cm_runtime *rt,
+                                                   cm_rows_end *const ends[2],
+                                                   Py_ssize_t count, bool *out);
+/* Make and describe the packed memory of all layers. What lies on a device gets it on
+ * `device`, or on its own device if that is -1. 0, or -1 with an exception. */
+int cm_rows_begin_between(cm_row_copy *self, int device);
+
+/* -- rows_by_kernel.c --------------------------------------------------------------- */
+
+/* The device that has the numbers of an end, which are on one. */
+int cm_rows_device_of_numbers(const cm_rows_end *end);
+/* Find a device whose kernel can copy all rows by numbers that it reads itself. Returns
+ * 1, 0 if there is none, or -1 with an exception. */
+int cm_rows_find_device(cm_row_copy *self, int *device);
+/* Copy the rows by the kernel of the device. Returns None or a Transfer, or NULL with
+ * an exception. */
+PyObject *cm_rows_copy_by_kernel(cm_row_copy *self, int device);
+/* Fetch numbers from a device, in the order of the call, and wait for them. Returns 0,
+ * or -1 with an exception, for one if the call's stream captures. */
+int cm_rows_fetch_numbers(cm_row_copy *self);

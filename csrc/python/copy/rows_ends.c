@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "python/copy/rows_call.h"
+
+#include <stdlib.h>
+
+#include "python/copy/rows_chosen.h"
+#include "python/core/arguments.h"
+#include "python/core/numpy_bridge.h"
+#include "python/pool/allocate.h"
+
+/* -- ends --------------------------------------------------------------------------- */
+
+int
+cm_rows_end_begin(cm_rows_end *end, PyObject *object)
+{
+    end->object = object;
+    end->is_list = PyList_Check(object) || PyTuple_Check(object);
+    end->arrays = end->is_list ? PySequence_Tuple(object) : PyTuple_Pack(1, object);
+    if (end->arrays == NULL) {
+        return -1;
+    }
+    size_t count = (size_t)PyTuple_Size(end->arrays);
+    end->operands = PyMem_Calloc(count + 1, sizeof(*end->operands));
+    if (end->operands == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+void
+cm_rows_end_fini(cm_rows_end *end)
+{
+    for (Py_ssize_t i = 0; i < end->read_count; i++) {
+        cm_operand_fini(&end->operands[i]);
+    }
+    PyMem_Free(end->operands);
+    Py_XDECREF(end->arrays);
+    Py_XDECREF(end->on_device);
+    cm_chosen_rows_fini(&end->numbers);
+}
+
+enum { PLACE_NBYTES = 96 };
+
+/* Write "copy_rows: " or "copy_rows: layer 3: ", which begins messages. */
+static const char *
+place_of(const cm_row_copy *self, Py_ssize_t layer, char text[PLACE_NBYTES])
+{
+    if (self->ends[CM_DST].is_list || self->ends[CM_SRC].is_list) {
+        (void)PyOS_snprintf(text, PLACE_NBYTES, "%s: layer %zd: ", self->function,
+                            layer);
+    }
+    else {
+        (void)PyOS_snprintf(text, PLACE_NBYTES, "%s: ", self->function);
+    }
+    return text;
+}
+
+/* Read the array of a layer, and check what can be said about it alone. */
+static int
+read_array(cm_row_copy *self, cm_side side, Py_ssize_t layer)
+{
+    char place[PLACE_NBYTES];
+    cm_rows_end *end = &self->ends[side];
+    PyObject *array = PyTuple_GetItem(end->arrays, layer);
+    cm_operand *operand = &end->operands[layer];
+    (void)place_of(self, layer, place);
+    if (!cm_operand_is_memory(self->state, array)) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s%s must be a buffer, an array or a list of them, not %R", place,
+                     end->name, (PyObject *)Py_TYPE(array));
+        return -1;
+    }
+    if (cm_operand_init(self->state, operand, array, NULL, self->stream, CM_ASK) < 0) {
+        return -1;
+    }
+    end->read_count++;
+    if (side == CM_DST && cm_check_target(place, operand, array) < 0) {
+        return -1;
+    }
+    if (operand->region.ndim == 0) {
+        PyErr_Format(PyExc_ValueError, "%s%s has no rows: its shape is ()", place,
+                     end->name);
+        return -1;
+    }
+    return 0;
+}
+
+int
+cm_rows_read_end(cm_row_copy *self, cm_side side)
+{
+    Py_ssize_t count = PyTuple_Size(self->ends[side].arrays);
+    for (Py_ssize_t layer = 0; layer < count; layer++) {
+        if (read_array(self, side, layer) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Check that two arrays have rows of one dtype and one shape. */
+static int
+check_rows(const cm_row_copy *self, Py_ssize_t layer)
+{
+    char place[PLACE_NBYTES];
+    const cm_operand *dst = &self->ends[CM_DST].operands[layer];
+    const cm_operand *src = &self->ends[CM_SRC].operands[layer];
+    const cm_region *to = &dst->region;
+    const cm_region *from = &src->region;
+    (void)place_of(self, layer, place);
+    if (dst->dtype != src->dtype && !cm_numpy_dtype_equal(dst->dtype, src->dtype)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%sthe rows of %s are of dtype %S and those of %s of %S: they "
+                     "must be equal",
+                     place, self->ends[CM_DST].name, dst->dtype,
+                     self->ends[CM_SRC].name, src->dtype);
+        return -1;
+    }
+    if (to->ndim == from->ndim
+        && memcmp(to->shape + 1, from->shape + 1,
+                  (size_t)(to->ndim - 1) * sizeof(to->shape[0]))
+               == 0) {
+        return 0;
+    }
+    PyObject *wanted = cm_tuple_from(to->shape + 1, to->ndim - 1);
+    PyObject *given = cm_tuple_from(from->shape + 1, from->ndim - 1);
+    if (wanted != NULL && given != NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "%sthe rows of %s have shape %S and those of %s %S: they must be "
+                     "equal",
+                     place, self->ends[CM_DST].name, wanted, self->ends[CM_SRC].name,
+                     given);
+    }
+    Py_XDECREF(wanted);
+    Py_XDECREF(given);
+    return -1;
+}
+
+int
+cm_rows_check_layers(cm_row_copy *self)
+{
+    const cm_rows_end *dst = &self->ends[CM_DST];
+    const cm_rows_end *src = &self->ends[CM_SRC];
+    Py_ssize_t count = PyTuple_Size(dst->arrays);
+    if (dst->is_list != src->is_list) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: %s is a list and %s is one array: pass two arrays, or two "
+                     "lists of equal length",
+                     self->function, dst->is_list ? dst->name : src->name,
+                     dst->is_list ? src->name : dst->name);
+        return -1;
+    }
+    if (PyTuple_Size(src->arrays) != count) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: dst has %zd arrays and src has %zd: pass as many of each",
+                     self->function, count, PyTuple_Size(src->arrays));
+        return -1;
+    }
+    self->layer_count = count;
+    for (Py_ssize_t layer = 0; layer < count; layer++) {
+        if (check_rows(self, layer) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* -- the numbers of the rows -------------------------------------------------------- */
+
+int
+cm_rows_read_numbers(cm_row_copy *self, PyObject *const given[2])
+{
+    cm_rows_end *ends = self->ends;
+    cm_chosen_rows *dst = &ends[CM_DST].numbers;
+    cm_chosen_rows *src = &ends[CM_SRC].numbers;
+    bool has_dst = cm_arg_is_given(given[CM_DST]);
+    bool has_src = cm_arg_is_given(given[CM_SRC]);
+    if (!has_dst && !has_src) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s() needs dst_rows or src_rows: to copy all rows, use copy(dst, "
+                     "src)",
+                     self->function);
+        return -1;
+    }
+    if (has_dst
+        && cm_chosen_rows_from(self->state, given[CM_DST], ends[CM_DST].numbers_name,
+                               self->stream, dst, &ends[CM_DST].on_device)
+               < 0) {
+        return -1;
+    }
+    if (has_src
+        && cm_chosen_rows_from(self->state, given[CM_SRC], ends[CM_SRC].numbers_name,
+                               self->stream, src, &ends[CM_SRC].on_device)
+               < 0) {
+        return -1;
+    }
+    if (!has_dst) {
+        cm_chosen_rows_init_all(dst, src->count);
+    }
+    if (!has_src) {
+        cm_chosen_rows_init_all(src, dst->count);
+    }
+    if (dst->count != src->count) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: dst_rows has %llu numbers and src_rows has %llu: pass as "
+                     "many of each",
+                     self->function, (unsigned long long)dst->count,
+                     (unsigned long long)src->count);
+        return -1;
+    }
+    return 0;
+}
+
+int
+cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
+                      cm_row_fault fault)
+{
+    char place[PLACE_NBYTES];
+    const cm_rows_end *end = &self->ends[side];
+    long long row_count = end->operands[layer].region.shape[0];
+    (void)place_of(self, layer, place);
+    if (fault.kind == CM_ROWS_TWICE) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s%s[%llu] is %lld, a row that an earlier number names: each row "
+                     "may be written once",
+                     place, end->numbers_name, (unsigned long long)fault.position,
+                     (long long)fault.number);
+    }
+    else if (end->numbers.given == NULL) {
+        PyErr_Format(PyExc_IndexError, "%s%s has %lld rows, and %llu are asked for",
+                     place, end->name, row_count,
+                     (unsigned long long)end->numbers.count);
+    }
+    else {
+        PyErr_Format(PyExc_IndexError, "%s%s[%llu] is %lld, but %s has %lld rows",
+                     place, end->numbers_name, (unsigned long long)fault.position,
+                     (long long)fault.number, end->name, row_count);
+    }
+    return -1;
+}
+
+/* -- what touches what -------------------------------------------------------------- */
+
+cm_status
+cm_rows_find_meeting_arrays(cm_runtime *rt, cm_rows_end *const ends[2],
+                            Py_ssize_t count, bool *out)
+{
+    bool maps[2] = {false, false};
+    size_t nbytes = ((size_t)count + 1) * 2 * sizeof(cm_byte_span);
+    cm_byte_span *spans = malloc(nbytes);
+    CM_TRY(cm_allocated(spans != NULL, nbytes));
+    cm_byte_span *of[2] = {spans, spans + count};
+    for (Py_ssize_t layer = 0; layer < count; layer++) {
+        for (int side = CM_DST; side <= CM_SRC; side++) {
+            const cm_region *array = &ends[side]->operands[layer].region;
+            of[side][layer] = cm_overlap_span(rt, array);
+            maps[side] = maps[side] || array->is_file;
+        }
+    }
+    *out = cm_byte_spans_touch(of[CM_DST], of[CM_SRC], (uint64_t)count)
+           || (maps[CM_DST] && maps[CM_SRC]);
+    free(spans);
+    return cm_ok();
+}
+
+/* -- packed memory ------------------------------------------------------------------ */
+
+/* Allocate memory for the rows of an array, where the array itself lies: ordinary
+ * memory, memory of its device or of `device` if that is not -1, or else page-locked
+ * memory. Returns a new reference, or NULL with an exception. */
+static PyObject *
+allocate_packed(const cm_row_copy *self, const cm_operand *src, uint64_t count,
+                int device)
+{
+    const cm_region *like = &src->region;
+    cm_region layout = *like;
+    layout.shape[0] = (int64_t)count;
+    if (cm_kind_is_pageable(like->kind)) {
+        return cm_numpy_empty(src->dtype, layout.ndim, layout.shape);
+    }
+    bool on_device = cm_region_is_on_device(like);
+    cm_kind kind = on_device ? CM_KIND_DEVICE : CM_KIND_PINNED;
+    cm_stream *stream = NULL;
+    device = device < 0 ? like->device : device;
+    if (on_device) {
+        bool fits = self->stream != NULL && self->stream->device == device;
+        stream = fits ? cm_stream_take(self->state, self->stream)
+                      : cm_stream_from_object(self->state, Py_None, device);
+        if (stream == NULL) {
+            return NULL;
+        }
+    }
+    cm_pool *pool =
+        cm_pool_choose(self->state, NULL, kind, cm_kinds[kind].flags, device);
+    PyObject *packed =
+        cm_buffer_allocate(self->state, pool, src->dtype, &layout, 'C', stream);
+    cm_stream_give(self->state, stream);
+    return packed;
+}
+
+int
+cm_rows_begin_between(cm_row_copy *self, int device)
+{
+    cm_rows_end *between = &self->between;
+    const cm_rows_end *src = &self->ends[CM_SRC];
+    self->packed = PyList_New(self->layer_count);
+    if (self->packed == NULL) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < self->layer_count; i++) {
+        PyObject *packed =
+            allocate_packed(self, &src->operands[i], src->numbers.count, device);
+        if (packed == NULL || PyList_SetItem(self->packed, i, packed) < 0) {
+            return -1;
+        }
+    }
+    if (cm_rows_end_begin(between, self->packed) < 0) {
+        return -1;
+    }
+    cm_chosen_rows_init_all(&between->numbers, src->numbers.count);
+    for (Py_ssize_t i = 0; i < self->layer_count; i++) {
+        if (cm_operand_init(self->state, &between->operands[i],
+                            PyTuple_GetItem(between->arrays, i), NULL, self->stream,
+                            CM_ASK)
+            < 0) {
+            return -1;
+        }
+        between->read_count++;
+    }
+    return 0;
+}

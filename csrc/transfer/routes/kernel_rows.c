@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/routes/kernel_rows.h"
+
+#include <stdlib.h>
+
+#include "transfer/routes/routes.h"
+
+/* -- rows --------------------------------------------------------------------------- */
+
+cm_kernel_rows *
+cm_kernel_rows_create(void)
+{
+    return calloc(1, sizeof(cm_kernel_rows));
+}
+
+void
+cm_kernel_rows_destroy(cm_kernel_rows *rows)
+{
+    if (rows == NULL) {
+        return;
+    }
+    free(rows->layers);
+    free(rows->spans);
+    free(rows);
+}
+
+/* Make room for one more item in an owned array. */
+static cm_status
+make_room(void **items, size_t item_nbytes, uint64_t count, uint64_t *room)
+{
+    enum { FIRST_ROOM = 16 };
+    if (count < *room) {
+        return cm_ok();
+    }
+    uint64_t more = *room == 0 ? FIRST_ROOM : *room * 2;
+    if (more > SIZE_MAX / item_nbytes) {
+        return cm_fail(CM_ENOMEM, UINT64_MAX);
+    }
+    void *grown = realloc(*items, (size_t)more * item_nbytes);
+    CM_TRY(cm_allocated(grown != NULL, more * item_nbytes));
+    *items = grown;
+    *room = more;
+    return cm_ok();
+}
+
+cm_status
+cm_kernel_rows_add_layer(cm_kernel_rows *rows, const cm_rows_layer *layer)
+{
+    void *layers = rows->layers;
+    cm_status status =
+        make_room(&layers, sizeof(*layer), rows->layer_count, &rows->layer_room);
+    rows->layers = layers;
+    CM_TRY(status);
+    rows->layers[rows->layer_count++] = *layer;
+    return cm_ok();
+}
+
+cm_status
+cm_kernel_rows_add_span(cm_kernel_rows *rows, const char *begin, uint64_t nbytes)
+{
+    void *spans = rows->spans;
+    cm_status status =
+        make_room(&spans, sizeof(*rows->spans), rows->span_count, &rows->span_room);
+    rows->spans = spans;
+    CM_TRY(status);
+    rows->spans[rows->span_count++] = (cm_locked_span){begin, nbytes};
+    return cm_ok();
+}
+
+/* -- what a kernel reaches ---------------------------------------------------------- */
+
+bool
+cm_kernel_reaches(cm_engine *engine, int device, const cm_region *region,
+                  const cm_region *beside)
+{
+    if (cm_region_is_empty(region)) {
+        return true;
+    }
+    if (region->address == 0) {
+        return false;
+    }
+    if (!cm_region_is_on_device(region)) {
+        cm_end_facts facts = cm_engine_facts_of(engine, region);
+        return facts.locked && facts.whole;
+    }
+    if (region->device == device) {
+        return true;
+    }
+    if (beside == NULL) {
+        return false;
+    }
+    return cm_peer_access_find(&engine->peers, beside, region, true).pulls;
+}
+
+/* -- the route ---------------------------------------------------------------------- */
+
+cm_status
+cm_job_copy_rows(cm_job *job)
+{
+    const cm_kernel_rows *rows = job->rows;
+    uint64_t at_once = rows->in_order ? 1 : rows->layer_count;
+    for (uint64_t i = 0; i < rows->layer_count; i += at_once) {
+        CM_TRY(cm_rows_launch(&job->engine->kernels, rows->device, &rows->move,
+                              &rows->layers[i], at_once, job->stream->handle));
+    }
+    if (!job->capturing) {
+        job->ticket->wrong_rows = rows->flag;
+        job->ticket->wrong_rows_bits = rows->flag_bits;
+    }
+    return cm_ok();
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows whose numbers lie in memory of a device, where the host cannot check them. A
+ * job that has them in place of two regions goes by the route ROWS: the kernel of
+ * rows_kernel.h reads the numbers when the stream gets there, so that neither the call
+ * nor a job thread waits for them, and a graph can hold the copy.
+ *
+ * A number that names no row shows only once the kernel has run. It moves nothing, and
+ * the kernel notes it in a word of page-locked memory. The ticket reads that word when
+ * the copy is done, and fails with CM_EROWS. In a graph nobody would read it for a
+ * ticket, since a captured ticket is done before the graph runs.
+ * Locks: none; these functions belong to the thread that runs the job. */
+#pragma once
+
+#include "transfer/device/rows_kernel.h"
+#include "transfer/engine/job.h"
+
+/* Host memory at an end, which has to stay page-locked until the copy is done. */
+typedef struct cm_locked_span {
+    const char *begin;
+    uint64_t nbytes;
+} cm_locked_span;
+
+/* All that is copied. All zero is empty. */
+typedef struct cm_kernel_rows {
+    int device; /* whose kernel copies */
+    cm_rows_move move;
+    /* Layers are copied one after the other, since one may write what another one
+     * touches. */
+    bool in_order;
+    cm_rows_layer *layers; /* owned */
+    uint64_t layer_count;
+    uint64_t layer_room;
+    cm_locked_span *spans; /* owned */
+    uint64_t span_count;
+    uint64_t span_room;
+    uint64_t nbytes;      /* of all rows */
+    const uint32_t *flag; /* where the host reads the word of move.flag; borrowed, and
+                             kept alive by a keep of the request; NULL: there is none */
+    uint32_t flag_bits;   /* are set in the argument of CM_EROWS as well */
+} cm_kernel_rows;
+
+/* Free the rows, which cm_kernel_rows_create() has made. Does nothing with NULL. */
+void cm_kernel_rows_destroy(cm_kernel_rows *rows);
+/* Make empty rows. Returns NULL if there is no memory. */
+cm_kernel_rows *cm_kernel_rows_create(void);
+/* Add a layer, or a page-locked span of host memory.
+ * Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_kernel_rows_add_layer(cm_kernel_rows *rows,
+                                                const cm_rows_layer *layer);
+CM_NODISCARD cm_status cm_kernel_rows_add_span(cm_kernel_rows *rows, const char *begin,
+                                               uint64_t nbytes);
+
+/* Can a kernel of `device` use all of the memory, in the order of its streams? `beside`
+ * is memory of that device, by which the driver is asked about memory of another one.
+ * If it is NULL, such memory counts as out of reach. Makes calls of the runtime only if
+ * it asks the driver. */
+bool cm_kernel_reaches(cm_engine *engine, int device, const cm_region *region,
+                       const cm_region *beside);
