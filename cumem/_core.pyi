@@ -3742,6 +3742,7 @@ def copy_rows(
     src_rows: object = None,
     *,
     stream: object = None,
+    max_sms: int | None = None,
     progress: _Progress = None,
 ) -> None:
     """Copy rows that are chosen by their numbers, and wait until all the data is there.
@@ -3764,6 +3765,10 @@ def copy_rows(
     stream : stream, optional
         The stream to copy on, of a device whose memory is an end; default: the current
         stream of the first such device.
+    max_sms : int, optional
+        How many multiprocessors the copy may keep busy, where one device reaches both
+        ends; default: the 32 that fill the bus, or all within device memory. Fewer leave
+        more to the work beside it.
     progress : bool or callable, optional
         As for `copy`, for the bytes of all rows.
 
@@ -3778,8 +3783,8 @@ def copy_rows(
     ValueError
         If the dtypes or the shapes of rows differ, there are not as many numbers of one as
         of the other, `dst_rows` in memory of the host has a row twice, the target is
-        read-only or elements of it share memory, a buffer is closed or `stream` belongs to
-        another device. Nothing has been copied then.
+        read-only or elements of it share memory, a buffer is closed, `max_sms` is below 1
+        or `stream` belongs to another device. Nothing has been copied then.
     ImportError
         If `progress` is True and tqdm is not installed.
     CudaError
@@ -3817,6 +3822,7 @@ def copy_rows_async(
     src_rows: object = None,
     *,
     stream: object = None,
+    max_sms: int | None = None,
     after: object = None,
 ) -> Transfer:
     """Start copying rows that are chosen by their numbers.
@@ -3832,6 +3838,8 @@ def copy_rows_async(
         The stream in whose order the rows are copied, of a device whose memory is an end:
         once the stream is done, the bytes are at the target. Without a stream the copy
         runs in the background, and only its handle says when it is complete.
+    max_sms : int, optional
+        As for `copy_rows`.
     after : stream or sequence of streams, optional
         Streams whose work so far comes first, as for `copy_async`.
 
@@ -3852,8 +3860,8 @@ def copy_rows_async(
     ValueError
         If the dtypes or the shapes of rows differ, there are not as many numbers of one as
         of the other, `dst_rows` in memory of the host has a row twice, the target is
-        read-only or elements of it share memory, a buffer is closed or `stream` belongs to
-        another device. Nothing is copied then.
+        read-only or elements of it share memory, a buffer is closed, `max_sms` is below 1
+        or `stream` belongs to another device. Nothing is copied then.
     CudaError
         If the copy could not be started, or `stream` is being captured and the host has a
         part in the copy, which a graph cannot hold, or has to fetch numbers from a device.
@@ -3879,6 +3887,7 @@ def take_rows(
     out: _T,
     *,
     stream: object = ...,
+    max_sms: int | None = ...,
     progress: _Progress = ...,
 ) -> _T: ...
 @overload
@@ -3888,6 +3897,7 @@ def take_rows(
     out: None = None,
     *,
     stream: object = None,
+    max_sms: int | None = None,
     progress: _Progress = None,
 ) -> DeviceBuffer:
     """Copy rows that are chosen by their numbers to a new device buffer, and wait.
@@ -3902,6 +3912,8 @@ def take_rows(
         The target, with one row for each number; default: a new buffer on the device that
         has the source or, if none has, on that of `stream`, of `rows` or the current one.
     stream : stream, optional
+        As for `copy_rows`.
+    max_sms : int, optional
         As for `copy_rows`.
     progress : bool or callable, optional
         As for `copy_rows`.

@@ -155,6 +155,7 @@ def plausible(name: str, annotation: str, good: Good) -> object:
         "pool": None,
         "casting": None,
         "progress": None,
+        "max_sms": 4,
         "after": (),
         "name": "device",
         "new": None,

@@ -156,6 +156,47 @@ def test_row_that_is_named_twice_has_bytes_of_either(emulated) -> None:
     assert all(byte in pair for byte, pair in zip(got[1], data[[5, 6]].T, strict=True))
 
 
+class TestMaxSms:
+    @pytest.mark.parametrize("of_host", [False, True])
+    @pytest.mark.parametrize("overlaps", [False, True])
+    def test_rows_by_a_bounded_kernel_equal_numpys(
+        self, emulated, of_host, overlaps
+    ) -> None:
+        data, source = table("device")
+        target = source if overlaps else cumem.zeros(SHAPE, "u1", "pinned")
+        rows = ORDER if of_host else on_device(ORDER)
+        handle = cumem.copy_rows_async(target, source, src_rows=rows, max_sms=1)
+        handle.wait()
+        assert handle.route == "rows"
+        assert (values.get(target) == data[ORDER]).all()
+
+    @pytest.mark.parametrize("to", ["numpy", "pinned"])
+    def test_copy_by_the_host_has_no_multiprocessors_to_bound(
+        self, emulated, to
+    ) -> None:
+        data, _ = table()
+        target = values.put(np.zeros(SHAPE, "u1"), to)
+        cumem.copy_rows(target, data, src_rows=ORDER, max_sms=4)
+        assert (values.get(target) == data[ORDER]).all()
+
+    def test_host_numbers_are_checked_before_a_byte_moves(self, emulated) -> None:
+        _, source = table()
+        target = cumem.zeros(SHAPE, "u1")
+        with pytest.raises(IndexError, match=r"src_rows\[1\] is 100"):
+            cumem.copy_rows(target, source, src_rows=[0, 100], max_sms=4)
+        assert not values.get(target).any()
+
+    @pytest.mark.parametrize(
+        ("wrong", "error"), [(0, ValueError), (-1, ValueError), ("4", TypeError)]
+    )
+    def test_wrong_limits_are_refused(self, emulated, wrong, error) -> None:
+        _, source = table()
+        with pytest.raises(error, match="max_sms"):
+            cumem.copy_rows(source, source, src_rows=ORDER, max_sms=wrong)
+        with pytest.raises(error, match="max_sms"):
+            cumem.take_rows(source, ORDER, max_sms=wrong)
+
+
 class TestOrder:
     def test_numbers_are_read_when_the_stream_gets_there(self, emulated) -> None:
         stream = cumem.Stream()

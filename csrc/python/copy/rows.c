@@ -241,14 +241,15 @@ copy_by_host(cm_row_copy *self)
 
 /* Copy what was read and checked, and make the answer: None or a Transfer. Numbers in
  * memory of a device stay there if its kernel can copy all of the rows. Otherwise the
- * host gets them, and the copy is one by numbers that the host has. */
+ * host gets them, and the copy is one by numbers that the host has. A limit of
+ * multiprocessors is kept by that kernel only, so numbers of the host go to it too. */
 static PyObject *
 copy_all(cm_row_copy *self)
 {
     bool has_some =
         self->ends[CM_DST].on_device != NULL || self->ends[CM_SRC].on_device != NULL;
     CM_NVTX(self->function, 0);
-    if (!has_some) {
+    if (!has_some && self->max_sms == 0) {
         return copy_by_host(self);
     }
     int device;
@@ -256,7 +257,10 @@ copy_all(cm_row_copy *self)
     if (found != 0) {
         return found < 0 ? NULL : cm_rows_copy_by_kernel(self, device);
     }
-    return cm_rows_fetch_numbers(self) < 0 ? NULL : copy_by_host(self);
+    if (has_some && cm_rows_fetch_numbers(self) < 0) {
+        return NULL;
+    }
+    return copy_by_host(self);
 }
 
 static void
@@ -291,7 +295,29 @@ begin_call(cm_call_frame *frame, const char *function, bool blocking)
 }
 
 /* The arguments of copy_rows() and copy_rows_async(), by their places. */
-enum { DST, SRC, DST_ROWS, SRC_ROWS, STREAM, LAST, ARGUMENT_COUNT };
+enum { DST, SRC, DST_ROWS, SRC_ROWS, STREAM, MAX_SMS, LAST, ARGUMENT_COUNT };
+
+/* Read the argument max_sms=. 0, or -1 with TypeError or ValueError. */
+static int
+read_max_sms(cm_row_copy *self, PyObject *given)
+{
+    int64_t value;
+    if (!cm_arg_is_given(given)) {
+        return 0;
+    }
+    if (cm_arg_int64(given, "max_sms", &value) < 0) {
+        return -1;
+    }
+    if (value < 1) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: max_sms must be at least 1, not %lld: leave it out for as "
+                     "many multiprocessors as the copy needs",
+                     self->function, (long long)value);
+        return -1;
+    }
+    self->max_sms = value < UINT32_MAX ? (uint32_t)value : UINT32_MAX;
+    return 0;
+}
 
 static PyObject *
 copy_given(cm_call_frame *frame, const char *function, bool blocking,
@@ -306,6 +332,7 @@ copy_given(cm_call_frame *frame, const char *function, bool blocking,
     self->stream_argument = values[STREAM];
     PyObject *answer = NULL;
     if (cm_state_runtime(self->state) != NULL
+        && read_max_sms(self, values[MAX_SMS]) == 0
         && cm_rows_end_begin(&self->ends[CM_DST], values[DST]) == 0
         && cm_rows_end_begin(&self->ends[CM_SRC], values[SRC]) == 0
         && cm_rows_read_end(self, CM_DST) == 0 && cm_rows_read_end(self, CM_SRC) == 0
@@ -321,8 +348,13 @@ static PyObject *
 copy_with(PyObject *module, const char *function, PyObject *const *args,
           Py_ssize_t nargs, PyObject *kwnames, bool blocking)
 {
-    const char *const names[] = {"dst",      "src",    "dst_rows",
-                                 "src_rows", "stream", blocking ? "progress" : "after",
+    const char *const names[] = {"dst",
+                                 "src",
+                                 "dst_rows",
+                                 "src_rows",
+                                 "stream",
+                                 "max_sms",
+                                 blocking ? "progress" : "after",
                                  NULL};
     PyObject *values[ARGUMENT_COUNT];
     PyObject *answer = NULL;
@@ -422,11 +454,14 @@ read_taken(cm_row_copy *self, PyObject *src, PyObject *rows)
     return 0;
 }
 
+/* The arguments of take_rows(), by their places. */
+enum { TAKEN, ROWS, OUT, TAKE_STREAM, TAKE_MAX_SMS, TAKE_PROGRESS, TAKE_COUNT };
+
 /* take_rows(src, rows, out, ...): returns the target. */
 static PyObject *
-take_given(cm_call_frame *frame, PyObject *src, PyObject *rows, PyObject *out,
-           PyObject *stream)
+take_given(cm_call_frame *frame, PyObject *const *values)
 {
+    PyObject *out = values[OUT];
     cm_row_copy *self = begin_call(frame, "take_rows", true);
     if (self == NULL) {
         return NULL;
@@ -435,8 +470,10 @@ take_given(cm_call_frame *frame, PyObject *src, PyObject *rows, PyObject *out,
     PyObject *done = NULL;
     self->ends[CM_DST].name = "out";
     self->ends[CM_SRC].numbers_name = "rows";
-    self->stream_argument = stream;
-    if (cm_state_runtime(self->state) == NULL || read_taken(self, src, rows) < 0) {
+    self->stream_argument = values[TAKE_STREAM];
+    if (cm_state_runtime(self->state) == NULL
+        || read_max_sms(self, values[TAKE_MAX_SMS]) < 0
+        || read_taken(self, values[TAKEN], values[ROWS]) < 0) {
         goto end;
     }
     target = cm_arg_is_given(out) ? Py_NewRef(out) : allocate_target(self);
@@ -461,19 +498,21 @@ end:
 static PyObject *
 take_rows(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"src",    "rows",     "out",
-                                        "stream", "progress", NULL};
-    PyObject *values[5];
+    static const char *const names[] = {"src",     "rows",     "out", "stream",
+                                        "max_sms", "progress", NULL};
+    PyObject *values[TAKE_COUNT];
     PyObject *answer = NULL;
     cm_call_frame frame;
     cm_state *state = cm_state_of_module(module);
     if (cm_args_parse("take_rows", args, nargs, kwnames, names, 3, 2, values) < 0) {
         return NULL;
     }
-    PyObject *out = cm_arg_is_given(values[2]) ? values[2] : values[0];
-    int device = cm_device_hint_of(state, out, values[0], values[3], 0);
-    if (cm_call_enter(&frame, state, values[3], device, values[4], "copy") == 0) {
-        answer = take_given(&frame, values[0], values[1], values[2], values[3]);
+    PyObject *out = cm_arg_is_given(values[OUT]) ? values[OUT] : values[TAKEN];
+    PyObject *stream = values[TAKE_STREAM];
+    int device = cm_device_hint_of(state, out, values[TAKEN], stream, 0);
+    if (cm_call_enter(&frame, state, stream, device, values[TAKE_PROGRESS], "copy")
+        == 0) {
+        answer = take_given(&frame, values);
     }
     return cm_call_leave(&frame, answer);
 }

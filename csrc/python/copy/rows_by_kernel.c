@@ -326,6 +326,10 @@ begin_flag(kernel_call *self)
 {
     cm_region region;
     bool capturing = false;
+    const cm_rows_end *ends = self->copy->ends;
+    if (ends[CM_DST].on_device == NULL && ends[CM_SRC].on_device == NULL) {
+        return 0; /* all numbers have been checked */
+    }
     cm_status status = cm_call_ask_capturing(self->copy->stream, &capturing);
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(self->copy->state, status, "while copying rows");
@@ -437,6 +441,7 @@ begin_pass(const kernel_call *self, kernel_pass *pass)
     rows->in_order = pass->in_order;
     rows->move.count = copy->ends[CM_SRC].numbers.count;
     rows->move.is_packed = pass->is_packed;
+    rows->move.max_sms = copy->max_sms;
     for (Py_ssize_t layer = 0; layer < copy->layer_count; layer++) {
         if (add_layer(self, pass, layer) < 0) {
             return -1;
