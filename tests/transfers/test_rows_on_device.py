@@ -281,6 +281,35 @@ class TestOrder:
         assert len(cumem.live()) == before
         assert (values.get(memory) == data[ORDER][ORDER]).all()
 
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_arrays_in_the_gaps_of_each_other_take_one_launch(
+        self, emulated, turned
+    ) -> None:
+        data = numbers(20 * 2 * 8).reshape(20, 2, 8)
+        cache, rows = cumem.array(data, kind="device"), on_device([4, 0, 19])
+        saved = cumem.zeros((3, 2, 8), "u1", "pinned")
+        halves = [cache[::-1, k] if turned else cache[:, k] for k in (0, 1)]
+        targets = [saved[:, k] for k in (0, 1)]
+        cumem.copy_rows(targets, halves, src_rows=rows)
+        session.testing.plan_fault(None, 0)  # counts from here
+        cumem.copy_rows(targets, halves, src_rows=rows)
+        assert session.testing.fault_count("kernel_launch") == 1
+        assert (values.get(saved) == data[:: -1 if turned else 1][[4, 0, 19]]).all()
+
+    @pytest.mark.parametrize("back", [False, True])
+    @pytest.mark.parametrize("shift", [0, 1, 4, 7, 8])
+    def test_rows_move_between_the_gaps_of_one_array(
+        self, emulated, shift, back
+    ) -> None:
+        """Rows of 8 bytes, 16 apart, whose targets begin `shift` bytes behind them."""
+        whole = numbers(20 * 16).reshape(20, 16)
+        memory, order = cumem.array(whole, kind="device"), np.arange(20)[::-1]
+        ends = [slice(shift, shift + 8), slice(8)]
+        to, read = reversed(ends) if back else ends
+        cumem.copy_rows(memory[:, to], memory[:, read], src_rows=on_device(order))
+        whole[:, to] = whole[:, read][order].copy()
+        assert (values.get(memory) == whole).all()
+
     def test_two_devices_copy_if_they_reach_each_other(self, emulated) -> None:
         data = numbers(4000).reshape(SHAPE)
         source = cumem.array(data, kind="device", device=1)

@@ -241,6 +241,84 @@ cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
 
 /* -- what touches what -------------------------------------------------------------- */
 
+/* So many layers of arrays that lie in each other's gaps are compared one by one. */
+enum { MOST_COMPARED = 256 };
+
+/* The bytes of an array as rows of `length` bytes, each `step` bytes behind the one
+ * before, of which the lowest one begins at span.begin. */
+typedef struct row_pattern {
+    cm_byte_span span;
+    uint64_t length; /* with the gaps within a row */
+    uint64_t step;   /* 0 if nothing is known of the rows */
+} row_pattern;
+
+static row_pattern
+pattern_of(cm_runtime *rt, const cm_region *array)
+{
+    int64_t low = 0;
+    int64_t high = 0;
+    cm_region row = *array;
+    int64_t stride = array->strides[0];
+    row_pattern pattern = {.span = cm_overlap_span(rt, array)};
+    row.shape[0] = array->shape[0] > 0;
+    if (cm_is_ok(cm_region_bounds(&row, &low, &high))) {
+        pattern.length = (uint64_t)(high - low);
+        pattern.step = (uint64_t)(stride < 0 ? -stride : stride);
+    }
+    return pattern;
+}
+
+/* Do two arrays have bytes in common? They have none if the rows of one lie in the gaps
+ * of the other, as the keys and the values of one cache may. */
+static bool
+patterns_meet(const row_pattern *a, const row_pattern *b)
+{
+    if (!cm_byte_spans_meet(a->span, b->span)) {
+        return false;
+    }
+    if (a->step == 0 || a->step != b->step) {
+        return true;
+    }
+    uint64_t distance = (b->span.begin - a->span.begin) % a->step;
+    if (b->span.begin < a->span.begin) {
+        distance = (a->step - (a->span.begin - b->span.begin) % a->step) % a->step;
+    }
+    return distance < a->length || distance + b->length > a->step;
+}
+
+/* Does any array of `dst` have bytes in common with another one of `dst`, or with one
+ * of `src`? */
+static bool
+any_patterns_meet(const row_pattern *dst, const row_pattern *src, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        for (Py_ssize_t k = 0; k < count; k++) {
+            if ((k > i && patterns_meet(&dst[i], &dst[k]))
+                || patterns_meet(&dst[i], &src[k])) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Set *out to whether arrays of the ends whose spans meet have bytes in common, too. */
+static cm_status
+compare_patterns(cm_runtime *rt, cm_rows_end *const ends[2], Py_ssize_t count,
+                 bool *out)
+{
+    size_t nbytes = (size_t)count * 2 * sizeof(row_pattern);
+    row_pattern *patterns = malloc(nbytes);
+    CM_TRY(cm_allocated(patterns != NULL, nbytes));
+    for (Py_ssize_t i = 0; i < count; i++) {
+        patterns[i] = pattern_of(rt, &ends[CM_DST]->operands[i].region);
+        patterns[count + i] = pattern_of(rt, &ends[CM_SRC]->operands[i].region);
+    }
+    *out = any_patterns_meet(patterns, patterns + count, count);
+    free(patterns);
+    return cm_ok();
+}
+
 cm_status
 cm_rows_find_meeting_arrays(cm_runtime *rt, cm_rows_end *const ends[2],
                             Py_ssize_t count, bool *out)
@@ -257,10 +335,13 @@ cm_rows_find_meeting_arrays(cm_runtime *rt, cm_rows_end *const ends[2],
             maps[side] = maps[side] || array->is_file;
         }
     }
-    *out = cm_byte_spans_touch(of[CM_DST], of[CM_SRC], (uint64_t)count)
-           || (maps[CM_DST] && maps[CM_SRC]);
+    bool meet = cm_byte_spans_touch(of[CM_DST], of[CM_SRC], (uint64_t)count);
     free(spans);
-    return cm_ok();
+    *out = meet || (maps[CM_DST] && maps[CM_SRC]);
+    /* Comparing the rows takes time in proportion to the square of the count. */
+    bool looks_closer =
+        meet && !(maps[CM_DST] && maps[CM_SRC]) && count <= MOST_COMPARED;
+    return looks_closer ? compare_patterns(rt, ends, count, out) : cm_ok();
 }
 
 /* -- packed memory ------------------------------------------------------------------ */
