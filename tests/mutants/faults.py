@@ -826,6 +826,43 @@ FAULTS = [
         ],
     ),
     Fault(
+        "numbers on a device are no end",
+        "csrc/python/copy/rows_by_kernel.c",
+        "a kernel reads numbers of rows before they are written, or after they are freed",
+        "return cm_many_call_add_end(&pass->many, operand, region, false);",
+        "return 0;",
+        [
+            "tests/transfers/test_rows_on_device.py::TestOrder::"
+            "test_numbers_come_after_their_own_transfers[background]",
+            "tests/transfers/test_rows_on_device.py::TestOrder::"
+            "test_memory_stays_until_late_rows_are_done",
+        ],
+    ),
+    Fault(
+        "wrong numbers on a device are not told",
+        "csrc/transfer/engine/ticket.c",
+        "a copy succeeds although a kernel has left rows out",
+        "return wrong == 0 ? status",
+        "return wrong == 0 || ticket->captured == false ? status",
+        [
+            "tests/transfers/test_rows_on_device.py::TestWrongNumbers::"
+            "test_wrong_number_leaves_only_its_row_out",
+            "tests/transfers/test_rows_on_device.py::TestWrongNumbers::"
+            "test_wrong_number_that_nobody_asks_about_is_told",
+        ],
+    ),
+    Fault(
+        "rows in each other's gaps",
+        "csrc/python/copy/rows_ends.c",
+        "rows that overlap are written while they are still to be read",
+        "return distance < a->length || distance + b->length > a->step;",
+        "return distance < a->length;",
+        [
+            "tests/transfers/test_rows_on_device.py::TestOrder::"
+            "test_rows_move_between_the_gaps_of_one_array",
+        ],
+    ),
+    Fault(
         "rows counted from a wrong end",
         "csrc/transfer/rows/chosen_rows.c",
         "negative numbers mean the rows of an array of another length",

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import session, values
+from support.exporters import FakeCAI, interface_of
 from support.pieces import numbers
 
 import cumem
@@ -125,6 +126,17 @@ def test_numbers_of_any_width_and_stride_are_read(emulated, width, step) -> None
     assert (values.get(target) == data[np.arange(30)[::step]]).all()
 
 
+def test_numbers_of_another_library_are_read_in_place(emulated) -> None:
+    data, source = table()
+    memory = on_device(ORDER)
+    rows = FakeCAI(interface_of(memory), memory)
+    target = cumem.zeros(SHAPE, "u1")
+    handle = cumem.copy_rows_async(target, source, src_rows=rows)
+    handle.wait()
+    assert handle.route == "rows"
+    assert (values.get(target) == data[ORDER]).all()
+
+
 def test_numbers_in_the_other_byte_order_are_fetched(emulated) -> None:
     data, source = table()
     got = cumem.take_rows(source, on_device([7, 1], ">i4"))
@@ -210,14 +222,19 @@ class TestOrder:
         handle.wait()
         assert (values.get(target) == data[ORDER]).all()
 
-    def test_numbers_come_after_their_own_transfers(self, emulated) -> None:
-        first, second = cumem.Stream(), cumem.Stream()
+    @pytest.mark.parametrize("how", ["stream", "background"])
+    def test_numbers_come_after_their_own_transfers(self, emulated, how) -> None:
+        first = cumem.Stream()
+        second = cumem.Stream() if how == "stream" else None
         data, source = table()
         rows = on_device(np.zeros(100), "i8")
         target = cumem.zeros(SHAPE, "u1")
+        cumem.Device(0).synchronize()  # No other end has anything to wait for.
         with session.gate(first):
             cumem.copy_async(rows, cumem.array(ORDER, kind="pinned"), stream=first)
             handle = cumem.copy_rows_async(target, source, src_rows=rows, stream=second)
+            for _ in range(3):  # Work that need not wait gets its turn meanwhile.
+                cumem.copy_async(cumem.zeros(SHAPE, "u1"), source).wait()
             assert not handle.done
         handle.wait()
         assert (values.get(target) == data[ORDER]).all()
@@ -434,6 +451,32 @@ class TestCapture:
         finally:
             session.testing.set_capturing(stream, False)
         assert "empty_pinned" in raised.value.__notes__[0]
+
+
+@pytest.mark.gpu
+def test_graph_reads_the_numbers_anew_at_each_replay(gpu) -> None:
+    torch = pytest.importorskip("torch")
+    data, source = table()
+    target, rows = cumem.zeros(SHAPE, "u1"), on_device(ORDER)
+    both = cumem.array(data, kind="device")
+    cumem.copy_rows(target, source, src_rows=rows)  # the kernel is loaded
+    cumem.copy_rows(both, both, src_rows=rows)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream()
+        cumem.copy_rows_async(target, source, src_rows=rows, stream=stream)
+        cumem.copy_rows_async(both, both, src_rows=rows, stream=stream)
+    for order in (ORDER, ORDER[::-1], np.where(ORDER == 7, 100, ORDER)):
+        cumem.copy(rows, order)
+        cumem.copy(both, data)
+        cumem.copy(target, data)
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = data.copy()
+        expected[order < 100] = data[order[order < 100]]
+        assert (values.get(target) == expected).all()
+        assert (values.get(both) == expected).all()
 
 
 def test_signal_ends_the_waiting(emulated) -> None:
