@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Row numbers, and the runs that layers become. */
+/* Row numbers, and what layers become: runs, or layers of the kernel. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -223,6 +223,84 @@ test_runs_of_empty_rows_are_none(void)
     CHECK_EQ(runs.count, 0);
 }
 
+/* -- layers for a kernel ----------------------------------------------------------------- */
+
+/* A layer that a device reaches: page-locked memory to memory of the device. */
+static cm_layer
+make_reached_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
+{
+    cm_layer layer = make_layer(dst, dst_stride, src, src_stride);
+    layer.array[CM_DST].kind = CM_KIND_DEVICE;
+    layer.array[CM_DST].host = NULL;
+    layer.array[CM_SRC].kind = CM_KIND_PINNED;
+    for (int side = 0; side < 2; side++) {
+        layer.array[side].address = side == CM_DST ? (uintptr_t)dst : (uintptr_t)src;
+        layer.array[side].device = 0;
+    }
+    return layer;
+}
+
+static void
+test_layer_of_whole_rows_is_one_for_the_kernel(void)
+{
+    char dst[60], src[24];
+    cm_layer layer = make_reached_layer(dst, -10, src, 4);
+    layer.array[CM_DST].address += 50;
+    layer.array[CM_SRC].shape[0] = 5;
+    cm_kernel_rows *rows = cm_kernel_rows_create();
+    rows->move.count = 3;
+    CHECK_OK(cm_kernel_rows_add(rows, &layer));
+    CHECK_EQ(rows->layer_count, 1);
+    const cm_rows_layer *only = &rows->layers[0];
+    CHECK_EQ(only->address[CM_DST], (uintptr_t)dst + 50);
+    CHECK_EQ(only->stride[CM_DST], -10);
+    CHECK_EQ(only->row_count[CM_DST], 6);
+    CHECK_EQ(only->row_count[CM_SRC], 5);
+    CHECK_EQ(only->row_nbytes, 4);
+    CHECK_EQ(rows->nbytes, 12);
+    /* The bus is between them, and the host's memory has to stay page-locked. */
+    CHECK(rows->move.is_over_bus);
+    CHECK_EQ(rows->span_count, 1);
+    CHECK(rows->spans[0].begin == src);
+    CHECK_EQ(rows->spans[0].nbytes, 20);
+    cm_kernel_rows_destroy(rows);
+}
+
+static void
+test_layer_of_rows_in_parts_is_one_for_each_part(void)
+{
+    char dst[24], src[24];
+    cm_layer layer = make_reached_layer(dst, 2, src, 4);
+    layer.array[CM_DST].strides[1] = 12; /* in Fortran's order */
+    cm_kernel_rows *rows = cm_kernel_rows_create();
+    rows->move.count = 6;
+    for (uint64_t i = 0; i < 20; i++) {
+        CHECK_OK(cm_kernel_rows_add(rows, &layer));
+    }
+    CHECK_EQ(rows->layer_count, 40);
+    CHECK_EQ(rows->layers[39].address[CM_DST], (uintptr_t)dst + 12);
+    CHECK_EQ(rows->layers[39].address[CM_SRC], (uintptr_t)src + 2);
+    CHECK_EQ(rows->layers[39].row_nbytes, 2);
+    CHECK_EQ(rows->nbytes, 20 * 24);
+    cm_kernel_rows_destroy(rows);
+}
+
+static void
+test_layer_of_no_bytes_is_none_for_the_kernel(void)
+{
+    char dst[1], src[1];
+    cm_layer layer = make_reached_layer(dst, 4, src, 4);
+    cm_kernel_rows *rows = cm_kernel_rows_create();
+    CHECK_OK(cm_kernel_rows_add(rows, &layer)); /* no row is asked for */
+    rows->move.count = 2;
+    layer.array[CM_DST].shape[1] = layer.array[CM_SRC].shape[1] = 0;
+    CHECK_OK(cm_kernel_rows_add(rows, &layer));
+    CHECK_EQ(rows->layer_count, 0);
+    CHECK_EQ(rows->span_count, 0);
+    cm_kernel_rows_destroy(rows);
+    cm_kernel_rows_destroy(NULL);
+}
+
 /* clang-format off */
 MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
      RUN(test_numbers_past_63_bits_name_no_row)
@@ -232,5 +310,8 @@ MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
      RUN(test_runs_of_neighbours_are_joined)
      RUN(test_runs_of_rows_with_gaps_stay_apart)
      RUN(test_runs_of_rows_whose_elements_lie_apart_are_their_parts)
-     RUN(test_runs_of_empty_rows_are_none))
+     RUN(test_runs_of_empty_rows_are_none)
+     RUN(test_layer_of_whole_rows_is_one_for_the_kernel)
+     RUN(test_layer_of_rows_in_parts_is_one_for_each_part)
+     RUN(test_layer_of_no_bytes_is_none_for_the_kernel))
 /* clang-format on */
