@@ -422,9 +422,12 @@ class TestWrongNumbers:
 
 
 class TestCapture:
+    @pytest.mark.parametrize("dst_rows", [None, ORDER])
     @pytest.mark.parametrize("overlaps", [False, True])
     @pytest.mark.parametrize("kind", ["pinned", "device"])
-    def test_captured_rows_belong_to_the_graph(self, emulated, overlaps, kind) -> None:
+    def test_captured_rows_belong_to_the_graph(
+        self, emulated, overlaps, kind, dst_rows
+    ) -> None:
         stream = cumem.Stream()
         source = cumem.empty_device(SHAPE, "u1", stream=stream)
         target = source if overlaps else cumem.zeros(SHAPE, "u1", kind)
@@ -432,7 +435,9 @@ class TestCapture:
         cumem.copy_rows(target, source, src_rows=rows, stream=stream)
         session.testing.set_capturing(stream, True)
         try:
-            handle = cumem.copy_rows_async(target, source, src_rows=rows, stream=stream)
+            handle = cumem.copy_rows_async(
+                target, source, dst_rows, rows, stream=stream
+            )
             assert handle.done
             assert handle.route == "rows"
         finally:
