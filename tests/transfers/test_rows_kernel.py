@@ -172,7 +172,7 @@ def test_rows_of_many_layers_are_numpys(backend) -> None:
         ([1, 9, 0], [0, 1, 2], WRONG_DST),
         ([1, 2, 0], [0, -10, 2], WRONG_SRC),
         ([1, 9, 0], [0, 9, 2], WRONG_DST | WRONG_SRC),
-        ([-9, 2, 0], [0, -9, 2], 0),
+        ([-9, 2, 1], [0, -9, 2], 0),
     ],
 )
 @pytest.mark.parametrize("direction", ["up", "down"])

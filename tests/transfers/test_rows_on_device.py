@@ -459,7 +459,7 @@ class TestCapture:
 
 
 @pytest.mark.gpu
-def test_graph_reads_the_numbers_anew_at_each_replay(gpu) -> None:
+def test_graph_reads_the_numbers_anew_at_each_replay(cuda) -> None:
     torch = pytest.importorskip("torch")
     data, source = table()
     target, rows = cumem.zeros(SHAPE, "u1"), on_device(ORDER)
