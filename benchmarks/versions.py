@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import functools
+import importlib.util
 import json
 import os
 import re
@@ -193,10 +195,80 @@ def beside(largest: int) -> Iterator[Case]:
         thread.join()
 
 
-def cases(largest: int) -> Iterator[Case]:
+def two_gpus(largest: int) -> Iterator[Case]:
+    """Copy between two GPUs, and one array to both (T16), where there are two."""
+    import numpy as np
+
+    import cumem
+
+    if cumem.device_count() < 2:
+        return
+    for n in (MIB, largest):
+        first, second = (
+            [cumem.full(n, 1, "u1", "device", device=i) for _ in range(2)]
+            for i in (0, 1)
+        )
+
+        def both_ways(a: list = first, b: list = second) -> None:
+            for transfer in (
+                cumem.copy_async(b[0], a[0]),
+                cumem.copy_async(a[1], b[1]),
+            ):
+                transfer.wait()
+
+        size, times = name_of(n), repeats(n)
+        yield (
+            f"two GPUs {size}",
+            lambda a=first, b=second: cumem.copy(b[0], a[0]),
+            times,
+        )
+        yield f"two GPUs both ways {size}", both_ways, times
+    array = np.ones((2, largest // 2), "u1")
+    halves = [cumem.empty_device(largest // 2, "u1", device=i) for i in (0, 1)]
+
+    def scatter() -> None:
+        pairs = zip(halves, array, strict=True)
+        for transfer in [cumem.copy_async(half, part) for half, part in pairs]:
+            transfer.wait()
+
+    yield f"two GPUs, half of {name_of(largest)} up to each", scatter, 9
+
+
+def tensors(largest: int) -> Iterator[Case]:
+    """Copy 256 B between PyTorch's tensors, buffers and arrays (T17)."""
+    import numpy as np
+
+    import cumem
+
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    array, device = np.ones(256, "u1"), cumem.full(256, 1, "u1", "device")
+    host = torch.ones(256, dtype=torch.uint8)
+    cuda = torch.ones(256, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    ends = [(device, host), (cuda, array), (cuda, host), (host, cuda)]
+    names = ["buffer from tensor", "CUDA tensor from array", "tensor up", "tensor down"]
+    for name, (dst, src) in zip(names, ends, strict=True):
+        call = functools.partial(cumem.copy, dst, src)
+        yield f"256 B, {name}", call, repeats(256)
+    yield "asbuffer of a CUDA tensor", lambda: cumem.asbuffer(cuda), repeats(256)
+
+
+#: Groups that need more than NumPy or one GPU, by a word that all their names have.
+APART = {"two GPUs": two_gpus, "tensor": tensors}
+
+
+def cases(largest: int, only: str) -> Iterator[Case]:
     """Yield (name, call, repeats). The memory of a case is freed with its group."""
     for group in (copies, shapes, files, pools, beside):
         yield from group(largest)
+    for word, group in APART.items():
+        if not only or word in only:
+            yield from group(largest)
 
 
 def machine() -> dict[str, str]:
@@ -219,7 +291,7 @@ def machine() -> dict[str, str]:
 def measure(largest: int, only: str) -> dict[str, float]:
     """Run the cases whose names match `only`, and return the median seconds by name."""
     figures: dict[str, float] = {}
-    for name, call, times in cases(largest):
+    for name, call, times in cases(largest, only):
         if not re.search(only, name):
             continue
         for _ in range(3):
