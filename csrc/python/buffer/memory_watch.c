@@ -8,17 +8,11 @@
 
 /* -- where memory is ---------------------------------------------------------------------- */
 
-/* Read a number from the attribute `name`, which is called first if it is a method.
- * Returns 0, or -1 with an exception. */
+/* Make a number of `value`, which this takes over. Returns 0, or -1 with an exception,
+ * which is that of the caller if `value` is NULL. */
 static int
-read_number(PyObject *object, PyObject *name, uint64_t *out)
+take_number(PyObject *value, uint64_t *out)
 {
-    PyObject *value = PyObject_GetAttr(object, name);
-    if (value != NULL && PyCallable_Check(value)) {
-        PyObject *method = value;
-        value = PyObject_CallNoArgs(method);
-        Py_DECREF(method);
-    }
     if (value == NULL) {
         return -1;
     }
@@ -29,21 +23,30 @@ read_number(PyObject *object, PyObject *name, uint64_t *out)
 
 /* Read the address and the size of the bytes in `memory`. An array has them in its C
  * struct, a storage of PyTorch's has two methods, and a buffer of pyarrow's has two
- * attributes. */
+ * attributes. The type is asked which of them it has, since asking the object would
+ * make a bound method each time. */
 static int
 read_place(const cm_state *state, PyObject *memory, uint64_t *address, uint64_t *nbytes)
 {
+    PyObject *const *words = state->words;
     if (cm_numpy_is_array(memory)) {
         cm_numpy_place(memory, address, nbytes);
         return 0;
     }
-    bool is_torch = PyObject_HasAttr(memory, state->words[CM_WORD_data_ptr]) != 0;
-    PyObject *where = state->words[is_torch ? CM_WORD_data_ptr : CM_WORD_address];
-    PyObject *size = state->words[is_torch ? CM_WORD_nbytes : CM_WORD_size];
-    if (read_number(memory, where, address) < 0) {
+    if (PyObject_HasAttr((PyObject *)Py_TYPE(memory), words[CM_WORD_data_ptr])) {
+        if (take_number(
+                PyObject_CallMethodObjArgs(memory, words[CM_WORD_data_ptr], NULL),
+                address)
+            < 0) {
+            return -1;
+        }
+        return take_number(
+            PyObject_CallMethodObjArgs(memory, words[CM_WORD_nbytes], NULL), nbytes);
+    }
+    if (take_number(PyObject_GetAttr(memory, words[CM_WORD_address]), address) < 0) {
         return -1;
     }
-    return read_number(memory, size, nbytes);
+    return take_number(PyObject_GetAttr(memory, words[CM_WORD_size]), nbytes);
 }
 
 /* -- keeping owners ----------------------------------------------------------------------- */
@@ -154,7 +157,7 @@ fix_size(const cm_storage *storage)
 {
     PyObject *name = storage->state->words[CM_WORD_resizable];
     if (storage->host == NULL || cm_numpy_is_array(storage->memory)
-        || !PyObject_HasAttr(storage->memory, name)) {
+        || !PyObject_HasAttr((PyObject *)Py_TYPE(storage->memory), name)) {
         return 0;
     }
     PyObject *can = PyObject_CallMethodObjArgs(storage->memory, name, NULL);
