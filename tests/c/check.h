@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Assertions and a runner for the C tests. A check that fails prints both values, is
- * counted, and returns from the function that it is in, which in a test ends the test.
- * Any thread may make checks. MAIN lists the tests, and its program exits non-zero if a
- * check failed.
- *
+/* Assertions and a runner for the C tests. When a check fails it prints the values that
+ * it compared, the failure is counted, and the function that the check is in returns.
+ * In a test function this ends the test. Any thread may make checks. MAIN lists the
+ * tests of a program, which exits with a status other than 0 if a check has failed.
  *     static void
  *     test_pool_empty_has_no_bytes(void)
  *     {
@@ -24,9 +23,10 @@
 
 static atomic_int check_failures;
 
-/* How often to repeat what a single thread does: every nth round under ThreadSanitizer,
- * which takes many times as long and learns nothing from more rounds of one thread, and
- * otherwise every round. */
+/* A step for loops in which a single thread repeats something. Under ThreadSanitizer a
+ * loop with this step makes only every nth round, since each round takes many times as
+ * long there and more rounds of one thread show nothing new. In any other build it
+ * makes every round. */
 #define CHECK_EVERY(n) (CHECK_TSAN ? (n) : 1)
 #ifdef __SANITIZE_THREAD__
 #    define CHECK_TSAN 1
@@ -34,8 +34,9 @@ static atomic_int check_failures;
 #    define CHECK_TSAN 0
 #endif
 
-/* For a loop of a test over its own bytes. No sanitizer need watch it, and watching
- * would take most of the time. */
+/* Marks a function whose loop goes over memory of the test itself. The sanitizers do
+ * not watch it, since they would find nothing there and watching would take most of the
+ * time. */
 #define CHECK_UNWATCHED                                                                \
     __attribute__((no_sanitize("address,undefined,thread"), optimize("O2")))
 
@@ -47,7 +48,7 @@ static atomic_int check_failures;
         fputc('\n', stderr);                                                           \
     } while (0)
 
-/* The condition holds. */
+/* Check that the condition is true. */
 #define CHECK(condition)                                                               \
     do {                                                                               \
         if (!(condition)) {                                                            \
@@ -56,7 +57,8 @@ static atomic_int check_failures;
         }                                                                              \
     } while (0)
 
-/* Two integers (or pointers cast to uintptr_t) stand in the relation `op`. */
+/* Check that two integers, or pointers cast to uintptr_t, stand in the relation
+ * `op`. */
 #define CHECK_REL_(a, op, b)                                                           \
     do {                                                                               \
         long long check_a_ = (long long)(a);                                           \
@@ -86,7 +88,7 @@ static atomic_int check_failures;
         }                                                                              \
     } while (0)
 
-/* Two strings are equal (NULL equals only NULL). */
+/* Check that two strings are equal. NULL equals only NULL. */
 #define CHECK_STR_EQ(a, b)                                                             \
     do {                                                                               \
         const char *check_a_ = (a);                                                    \
@@ -100,7 +102,8 @@ static atomic_int check_failures;
         }                                                                              \
     } while (0)
 
-/* `nbytes` bytes at a and b are equal; prints the first that differs. */
+/* Check that the `nbytes` bytes at `a` equal those at `b`. A failure prints the first
+ * byte that differs. */
 #define CHECK_BYTES_EQ(a, b, nbytes)                                                   \
     do {                                                                               \
         const unsigned char *check_a_ = (const unsigned char *)(a);                    \
@@ -116,7 +119,7 @@ static atomic_int check_failures;
         }                                                                              \
     } while (0)
 
-/* All `nbytes` bytes at a have the value. */
+/* Check that each of the `nbytes` bytes at `a` has the value. */
 #define CHECK_FILLED(a, value, nbytes)                                                 \
     do {                                                                               \
         const unsigned char *check_a_ = (const unsigned char *)(a);                    \
@@ -130,7 +133,7 @@ static atomic_int check_failures;
         }                                                                              \
     } while (0)
 
-/* The call returns a cm_status with that code. */
+/* Check that the call returns a cm_status with the code `expected`. */
 #define CHECK_CODE(call, expected)                                                     \
     do {                                                                               \
         cm_status check_status_ = (call);                                              \
@@ -144,7 +147,8 @@ static atomic_int check_failures;
     } while (0)
 #define CHECK_OK(call) CHECK_CODE(call, CM_OK)
 
-/* In the body of MAIN: run one test and say how it went. */
+/* For use in MAIN: run one test and print whether its checks held. Nothing happens if
+ * the program was started with an argument that the test's name does not contain. */
 #define RUN(test)                                                                      \
     do {                                                                               \
         if (only == NULL || strstr(#test, only) != NULL) {                             \
@@ -157,8 +161,8 @@ static atomic_int check_failures;
         }                                                                              \
     } while (0);
 
-/* The same for a test of one thread that maps gigabytes, which is left out under
- * ThreadSanitizer: for each byte it writes several. */
+/* Do the same for a test that maps gigabytes in a single thread. It is left out under
+ * ThreadSanitizer, which writes several bytes of its own for each byte of the test. */
 #define RUN_WITHOUT_TSAN(test)                                                         \
     if (CHECK_TSAN) {                                                                  \
         printf("skip   %s\n", #test);                                                  \
@@ -167,8 +171,8 @@ static atomic_int check_failures;
     else                                                                               \
         RUN(test)
 
-/* Defines main(), as in MAIN(RUN(test_a) RUN(test_b)). With an argument it runs only
- * tests whose names contain that. */
+/* Define main(), as in MAIN(RUN(test_a) RUN(test_b)). If the program is started with an
+ * argument, it runs only the tests whose names contain that text. */
 #define MAIN(runs)                                                                     \
     int main(int argc, char **argv)                                                    \
     {                                                                                  \

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests of streams: one runtime with a small device buffer and two streams. */
+/* Helpers for C tests of the emulated device: a runtime with a small buffer of device
+ * memory and two streams, and short names for the questions that these tests ask again
+ * and again. */
 #pragma once
 
 #include "base/thread.h"
@@ -7,21 +9,24 @@
 
 enum { MIB = 1 << 20, N = 64 };
 
+/* Return the address of host memory as a number, as the runtime's calls take it. */
 CM_UNUSED static cm_address
 of(const void *host)
 {
     return (cm_address)(uintptr_t)host;
 }
 
-/* One runtime, one device buffer filled with 0, two streams. */
+/* What set_up() makes. */
 typedef struct bench {
     cm_runtime *rt;
     cm_address device;
-    unsigned char *alias;
-    uint64_t a;
+    unsigned char *alias; /* the host's view of `device` */
+    uint64_t a;           /* the two streams */
     uint64_t b;
 } bench;
 
+/* Open a runtime, allocate N bytes of device memory that are 0, and make the streams
+ * `a` and `b` with these flags. */
 CM_UNUSED static bench
 set_up(unsigned flags_a, unsigned flags_b)
 {
@@ -44,6 +49,7 @@ tear_down(const bench *t)
     close_emulated(t->rt);
 }
 
+/* True if the runtime says that all work of the stream has ended. */
 CM_UNUSED static bool
 is_done(cm_runtime *rt, uint64_t stream)
 {
@@ -52,6 +58,7 @@ is_done(cm_runtime *rt, uint64_t stream)
     return done;
 }
 
+/* True if the runtime says that the event has happened. */
 CM_UNUSED static bool
 has_happened(cm_runtime *rt, uint64_t event)
 {
@@ -60,7 +67,7 @@ has_happened(cm_runtime *rt, uint64_t event)
     return done;
 }
 
-/* Wait until everything that may run has run. */
+/* Wait until every stream has done all work that no gate holds back. */
 CM_UNUSED static void
 let_run(void)
 {

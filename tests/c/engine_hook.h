@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests of the engine: calls a function of the test before each copy that the
- * runtime is given, on the thread that gives it. */
+/* A hook for C tests of the engine. It calls a function of the test before each
+ * asynchronous copy that the engine gives to the runtime, in the thread that does
+ * so. */
 #pragma once
 
 #include <unistd.h>
@@ -19,7 +20,8 @@ hooked_copy_async(cm_runtime *rt, cm_address dst, cm_address src, uint64_t nbyte
     return real_ops->copy_async(rt, dst, src, nbytes, stream);
 }
 
-/* To be called before anybody uses the world. The hook ends with the world. */
+/* Install the hook. A test calls this before anything uses the world, and the hook ends
+ * when the world is closed. */
 CM_UNUSED static void
 hook_copies(world *w, void (*hook)(cm_address dst, cm_address src, uint64_t nbytes))
 {
@@ -30,7 +32,8 @@ hook_copies(world *w, void (*hook)(cm_address dst, cm_address src, uint64_t nbyt
     w->rt->ops = &hooked_ops;
 }
 
-/* Wait until the flag is set. */
+/* Wait until another thread has set the flag. Always returns true, so that it fits into
+ * a condition. */
 CM_UNUSED static bool
 wait_for_flag(const atomic_bool *flag)
 {

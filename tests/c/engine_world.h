@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests of the engine: two emulated devices with everything a copy needs, and
- * memory of every kind whose bytes the test can see. */
+/* The world of the C tests of the engine: two emulated devices with everything that a
+ * copy needs, and memory of every kind whose bytes the test can look at. */
 #pragma once
 
 #include <unistd.h>
@@ -10,6 +10,8 @@
 
 enum { WORLD_DEVICES = 2 };
 
+/* Everything that a copy needs: the engine with its runtime and registry, and for each
+ * device a pool and a stream. */
 typedef struct world {
     cm_runtime *rt;
     cm_registry *registry;
@@ -19,15 +21,17 @@ typedef struct world {
     cm_stream *streams[WORLD_DEVICES];
 } world;
 
+/* A piece of memory of one kind. */
 typedef struct memory {
     cm_kind kind;
     int device;
     uint64_t nbytes;
     void *host;
     cm_address address;
-    unsigned char *bytes; /* the same memory, for the test to look at */
+    unsigned char *bytes; /* where the test itself reads and writes the memory */
 } memory;
 
+/* Open a world whose page-locked pool has the configuration `pinned`. */
 CM_UNUSED static void
 open_world_with(world *w, const cm_pool_config *pinned)
 {
@@ -46,6 +50,7 @@ open_world_with(world *w, const cm_pool_config *pinned)
     }
 }
 
+/* Open a world with an ordinary page-locked pool. */
 CM_UNUSED static void
 open_world(world *w)
 {
@@ -54,6 +59,7 @@ open_world(world *w)
     open_world_with(w, &config);
 }
 
+/* Wait for the streams, close everything, and check that nothing is left. */
 CM_UNUSED static void
 close_world(world *w)
 {
@@ -72,6 +78,8 @@ close_world(world *w)
     close_emulated(w->rt);
 }
 
+/* Allocate memory of any kind directly from the runtime, or for CM_KIND_PAGEABLE from
+ * malloc(). */
 CM_UNUSED static memory
 take_memory(world *w, cm_kind kind, int device, uint64_t nbytes)
 {
@@ -106,7 +114,8 @@ take_memory(world *w, cm_kind kind, int device, uint64_t nbytes)
     return m;
 }
 
-/* Fill with the element at `value`. `out`, which may be NULL, gets how it went. */
+/* Fill the region with copies of the element at `value`. If `out` is not NULL it gets
+ * the outcome of the fill. */
 CM_UNUSED static cm_status
 fill(world *w, const cm_region *dst, const void *value, cm_stream *stream,
      bool blocking, cm_ticket_info *out)
@@ -129,6 +138,7 @@ fill(world *w, const cm_region *dst, const void *value, cm_stream *stream,
     return cm_ok();
 }
 
+/* Free what take_memory() has allocated. */
 CM_UNUSED static void
 give_memory(world *w, memory *m)
 {
@@ -148,7 +158,7 @@ give_memory(world *w, memory *m)
     cm_device_leave(w->rt, &guard);
 }
 
-/* Describe the memory from `offset` on as a region that has no dimensions yet. */
+/* Describe the memory from `offset` on as a region without dimensions. */
 CM_UNUSED static cm_region
 region_at(const memory *m, uint64_t offset)
 {
@@ -158,6 +168,8 @@ region_at(const memory *m, uint64_t offset)
     return region;
 }
 
+/* Describe `count` elements that begin at `offset` and are `stride` bytes apart as a
+ * region with one dimension. */
 CM_UNUSED static cm_region
 row(const memory *m, uint64_t offset, int64_t count, int64_t stride, int64_t itemsize)
 {
@@ -169,6 +181,8 @@ row(const memory *m, uint64_t offset, int64_t count, int64_t stride, int64_t ite
     return region;
 }
 
+/* Fill the memory with a pattern that depends on `seed` and in which neighbouring bytes
+ * differ. */
 CM_UNUSED CHECK_UNWATCHED static void
 number_bytes(memory *m, unsigned seed)
 {
@@ -177,19 +191,21 @@ number_bytes(memory *m, unsigned seed)
     }
 }
 
+/* Shut the gate of a stream. */
 CM_UNUSED static void
 shut(world *w, const cm_stream *stream)
 {
     MUST(cm_emulated_gate_close(w->rt, stream->handle));
 }
 
+/* Open the gate of a stream. */
 CM_UNUSED static void
 unshut(world *w, const cm_stream *stream)
 {
     MUST(cm_emulated_gate_open(w->rt, stream->handle));
 }
 
-/* Open a file that no name leads to any more, with `nbytes` bytes of content at
+/* Open a temporary file, which has no name any more, and write `nbytes` bytes at
  * `offset`. */
 CM_UNUSED static void
 open_file(int *fd, const unsigned char *content, uint64_t nbytes, uint64_t offset)
@@ -201,7 +217,7 @@ open_file(int *fd, const unsigned char *content, uint64_t nbytes, uint64_t offse
     CHECK_EQ(pwrite(*fd, content, nbytes, (off_t)offset), nbytes);
 }
 
-/* A cm_keep.drop that counts its calls. */
+/* A function for cm_keep.drop that counts its calls. */
 CM_UNUSED static void
 count_drop(void *object)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests: a folder of files that takes the place of /proc and /sys. */
+/* A folder of files that takes the place of / in C tests. Functions that read /proc or
+ * /sys get its path as their root, and find there what the test has written. */
 #pragma once
 
 #include <ftw.h>
@@ -10,10 +11,12 @@
 
 #include "check.h"
 
+/* The path of such a folder. */
 typedef struct fake_root {
     char path[64];
 } fake_root;
 
+/* Make an empty folder with a fresh name. */
 CM_UNUSED static void
 root_make(fake_root *root)
 {
@@ -24,7 +27,8 @@ root_make(fake_root *root)
     }
 }
 
-/* Write `text` to the file `path`, which begins with a slash, making its folders. */
+/* Write `text` to the file `path` below the root, and make the folders that it needs.
+ * `path` begins with a slash. */
 CM_UNUSED static void
 root_write(const fake_root *root, const char *path, const char *text)
 {
@@ -52,6 +56,7 @@ root_remove_one(const char *path, const struct stat *about, int type, struct FTW
     return remove(path);
 }
 
+/* Remove the folder with everything in it. */
 CM_UNUSED static void
 root_remove(const fake_root *root)
 {

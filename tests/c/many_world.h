@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests of many copies at once: makes the ends of pieces. */
+/* Helpers for C tests in which one call makes many copies. They describe single pieces
+ * of such a call. */
 #pragma once
 
 #include "engine_world.h"
 #include "transfer/batch/batch.h"
 
+/* Describe the place `offset` bytes into the memory as one end of a piece. */
 CM_UNUSED static cm_piece_end
 end_at(const memory *m, uint64_t offset)
 {
@@ -15,6 +17,8 @@ end_at(const memory *m, uint64_t offset)
                           .device = (int16_t)m->device};
 }
 
+/* Describe a piece that copies `nbytes` bytes from offset `src` of one memory to offset
+ * `dst` of another. `index` is its position in the caller's list. */
 CM_UNUSED static cm_piece
 piece_between(const memory *to, uint64_t dst, const memory *from, uint64_t src,
               uint64_t nbytes, uint64_t index)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests: opens an emulated runtime under a fault wrapper, and closes it with a
- * check for leaks. */
+/* Opens an emulated runtime for a C test, with a fault wrapper around it, and closes it
+ * again after a check that nothing was left behind. */
 #pragma once
 
 #include <stdlib.h>
@@ -11,7 +11,8 @@
 #include "runtime/faults.h"
 #include "wait.h"
 
-/* A call that a test cannot go on without. */
+/* Make a call without which the test cannot go on: if it fails, the whole program
+ * ends. */
 #define MUST(call)                                                                     \
     do {                                                                               \
         cm_status must_status_ = (call);                                               \
@@ -24,14 +25,16 @@
     } while (0)
 
 /* 4 KiB on x86-64, up to 64 KiB on aarch64. */
+/* Return the size of a page of this machine. */
 CM_UNUSED static size_t
 page_nbytes(void)
 {
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* True if the host may not touch the byte. The kernel finds out by reading it for us. A
- * child could not find out, since it does not get such memory. */
+/* True if touching the byte from the host would crash. write() finds out without a
+ * crash, because the kernel then reads the byte and reports an error. A forked child
+ * could not find out, since children do not inherit such memory. */
 CM_UNUSED static bool
 touch_crashes(const void *at)
 {
@@ -43,13 +46,14 @@ touch_crashes(const void *at)
     return crashes;
 }
 
-/* How late a stream is at most. Sweeps run the same code hundreds of times with another
- * call failing each time, so they define a smaller delay before they include this. */
+/* The longest delay of a piece of work on a stream, in microseconds. A fault sweep runs
+ * the same code hundreds of times, each time with another call that fails, so such a
+ * program defines a smaller delay before it includes this file. */
 #ifndef EMULATED_DELAY_US
 #    define EMULATED_DELAY_US 200
 #endif
 
-/* The configuration with which the package opens it. */
+/* Fill in a configuration for a single device with driver version 13.0. */
 CM_UNUSED static void
 default_config(cm_emulated_config *config)
 {
@@ -59,6 +63,8 @@ default_config(cm_emulated_config *config)
                                    .max_delay_us = 200};
 }
 
+/* Open a runtime with `device_count` devices of `memory_nbytes` each, under a fault
+ * wrapper. */
 CM_UNUSED static cm_runtime *
 open_emulated(int driver_version, int device_count, uint64_t memory_nbytes)
 {
@@ -75,6 +81,7 @@ open_emulated(int driver_version, int device_count, uint64_t memory_nbytes)
     return rt;
 }
 
+/* Check that no memory, stream, event or other object of the runtime is live. */
 CM_UNUSED static void
 check_nothing_live(cm_runtime *rt)
 {
@@ -88,6 +95,7 @@ check_nothing_live(cm_runtime *rt)
 #undef CHECK_NONE_LEFT
 }
 
+/* End the plan of faults, check that nothing is live, and close the runtime. */
 CM_UNUSED static void
 close_emulated(cm_runtime *rt)
 {

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of chunks that are put side by side share. */
+/* Helpers for the tests in which a pool maps chunks of device memory side by side in
+ * one range of addresses. */
 #pragma once
 
 #include "pool_world.h"
 
-/* The size of one chunk. It is also how much a pool that holds little grows by at a
- * time. */
+/* The size of one chunk in these tests. A pool that holds little memory also grows by
+ * this much at a time. */
 #define LUMP (8 * MIB)
 
+/* Return how much memory the driver says is free on device 0. */
 CM_UNUSED static uint64_t
 driver_free_nbytes(cm_runtime *rt)
 {
@@ -20,7 +22,8 @@ driver_free_nbytes(cm_runtime *rt)
     return free_nbytes;
 }
 
-/* Write into each granule of the block and at its end, and read it back. */
+/* Check that a block can be used: let the device write into each granule (2 MiB) and to
+ * the last byte, then read the first and the last byte through the host's mapping. */
 CM_UNUSED static void
 check_usable(cm_runtime *rt, const cm_block *block)
 {
@@ -30,7 +33,8 @@ check_usable(cm_runtime *rt, const cm_block *block)
     cm_address end = block->address + block->nbytes;
     for (cm_address at = block->address; at < end;
          at = (at / (2 * MIB) + 1) * (2 * MIB)) {
-        /* Memory is mapped in whole chunks. */
+        /* One byte in each granule is enough, since memory is mapped in whole
+         * chunks. */
         MUST(cm_rt_fill_8_async(rt, at, epoch, 1, 0));
     }
     MUST(cm_rt_fill_8_async(rt, end - 1, epoch, 1, 0));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of the pool share: one pool on an emulated device, its blocks and
- * streams, and the invariants that are checked after each step. */
+/* Helpers that the tests of the pool share. They open pools and streams on an emulated
+ * device, take and give blocks with a check of the pool's invariants after each step,
+ * and hold a stream's work back behind a gate. */
 #pragma once
 
 #include "base/thread.h"
@@ -9,8 +10,8 @@
 
 #define KIB UINT64_C(1024)
 #define MIB (UINT64_C(1) << 20)
-/* A block of this size fills a chunk of its own, so that its address says whether it
- * came back. */
+/* A block of this size fills a whole chunk. If a later block has the same address, the
+ * test knows that it got the same chunk. */
 #define CHUNK (2 * MIB)
 
 /* clang-format off */
@@ -37,7 +38,7 @@ open_stream(cm_runtime *rt, int device)
     return stream;
 }
 
-/* An allocation whose waits nobody interrupts. */
+/* Call cm_pool_alloc() with hooks that never interrupt a wait, so that it may wait. */
 CM_UNUSED static cm_status
 pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
 {
@@ -45,6 +46,8 @@ pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream, cm_block **out)
     return cm_pool_alloc(pool, nbytes, stream, &uninterrupted, out);
 }
 
+/* Call cm_pool_trim(). If `wait` is true it may wait for memory in flight, and nobody
+ * interrupts that. */
 CM_UNUSED static cm_status
 pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait, uint64_t *released_nbytes)
 {
@@ -53,6 +56,7 @@ pool_trim(cm_pool *pool, uint64_t keep_nbytes, bool wait, uint64_t *released_nby
                         released_nbytes);
 }
 
+/* Allocate a block and check the invariants. The program ends if there is no memory. */
 CM_UNUSED static cm_block *
 take(cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {
@@ -64,6 +68,7 @@ take(cm_pool *pool, uint64_t nbytes, cm_stream *stream)
     return block;
 }
 
+/* Free a block that `stream` has used (NULL: no stream) and check the invariants. */
 CM_UNUSED static void
 give(cm_pool *pool, cm_block *block, cm_stream *stream, unsigned flags)
 {
@@ -93,7 +98,7 @@ synchronize(cm_runtime *rt, const cm_stream *stream)
     cm_device_leave(rt, &guard);
 }
 
-/* Shut the gate of the stream with work on the block behind it. */
+/* Shut the gate of the stream and queue work behind it that writes to the block. */
 CM_UNUSED static void
 hold_work(cm_runtime *rt, const cm_stream *stream, const cm_block *block)
 {
@@ -113,6 +118,7 @@ synchronize_device(cm_runtime *rt, int device)
     cm_device_leave(rt, &guard);
 }
 
+/* The body of a thread that opens the gate of a stream. */
 CM_UNUSED static void *
 open_gate(void *arg)
 {
@@ -121,7 +127,7 @@ open_gate(void *arg)
     return NULL;
 }
 
-/* Check that nothing is left but streams, which the tests themselves make. */
+/* Check that nothing is live except streams, which the tests make themselves. */
 CM_UNUSED static void
 check_only_streams_live(cm_runtime *rt)
 {

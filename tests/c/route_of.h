@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Says which route a row is. Only tests ask that: the core asks the row for its
- * properties. */
+/* Tells which route a row of the table of routes is. Only tests ask this; the core asks
+ * the row for its properties instead. */
 #pragma once
 
 #include "transfer/plan/route.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For C tests: waits for other threads where nothing says that they have got there. The
- * deadline only ends a program that hangs; nothing is measured by it. */
+/* Waits for other threads, for C tests in which no event or lock says how far another
+ * thread has come. The deadline only ends a program that hangs; no test measures time
+ * with it. */
 #pragma once
 
 #include <dirent.h>
@@ -15,21 +16,24 @@
 
 enum { WAIT_SECONDS = 120, WAIT_NAP_NS = 200 * 1000 };
 
-/* Called after a look in vain: let other threads run. */
+/* Sleep for a moment so that other threads can run. A waiting loop calls this each time
+ * it has found that what it waits for has not happened yet. `begun_ns` is when it began
+ * to wait, and `what` says what it waits for. After WAIT_SECONDS the whole program ends
+ * as failed. */
 CM_UNUSED static void
 wait_nap(uint64_t begun_ns, const char *what)
 {
     struct timespec nap = {.tv_nsec = WAIT_NAP_NS};
     if (cm_now_ns() - begun_ns > WAIT_SECONDS * UINT64_C(1000000000)) {
-        fprintf(stderr, "never came: %s\n", what);
-        printf("FAILED: never came: %s\n", what);
+        fprintf(stderr, "waited in vain for: %s\n", what);
+        printf("FAILED: waited in vain for: %s\n", what);
         fflush(stdout);
         _exit(1);
     }
     (void)nanosleep(&nap, NULL);
 }
 
-/* Wait until the condition holds, looking at it again and again. */
+/* Wait until the condition holds. It is evaluated again and again. */
 #define WAIT_UNTIL(condition)                                                          \
     do {                                                                               \
         uint64_t wait_begun_ = cm_now_ns();                                            \
@@ -38,8 +42,8 @@ wait_nap(uint64_t begun_ns, const char *what)
         }                                                                              \
     } while (0)
 
-/* Is each thread of this process, except the caller, waiting for something at this
- * moment? */
+/* True if every thread of this process except the caller is waiting for something at
+ * this moment. */
 CM_UNUSED static bool
 do_others_rest(void)
 {
@@ -56,7 +60,7 @@ do_others_rest(void)
         (void)snprintf(path, sizeof(path), "/proc/self/task/%s/stat", entry->d_name);
         FILE *file = fopen(path, "r");
         if (file == NULL) {
-            continue; /* it has ended */
+            continue; /* this thread has ended meanwhile */
         }
         size_t count = fread(text, 1, sizeof(text) - 1, file);
         (void)fclose(file);
@@ -69,8 +73,8 @@ do_others_rest(void)
     return rest;
 }
 
-/* Wait until everything that may go on has done so, that is until the other threads
- * were seen waiting several times in a row. */
+/* Wait until the other threads have done everything that they can do for now. This is
+ * taken to be so when all of them were seen waiting several times in a row. */
 CM_UNUSED static void
 let_others_run(void)
 {
