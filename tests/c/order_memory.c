@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The oracle's hooks of memory: no work may run on memory that goes back to the
- * runtime. */
+/* The oracle's hooks of the operations that make memory and give it back. They keep a
+ * list of all ranges of memory, and check that no work may still run on memory that
+ * goes back to the runtime. */
 #include "order_private.h"
 
+/* Check that the host has seen the end of all work on these bytes, and forget its
+ * uses. */
 static void
 give_back_locked(uint64_t begin, uint64_t nbytes)
 {
@@ -18,6 +21,7 @@ give_back_locked(uint64_t begin, uint64_t nbytes)
     }
 }
 
+/* Note a range that the runtime has given. */
 static void
 add_range(uint64_t begin, uint64_t nbytes)
 {
@@ -29,6 +33,7 @@ add_range(uint64_t begin, uint64_t nbytes)
     cm_mutex_unlock(&order_it->lock);
 }
 
+/* Check and forget the range that begins here, if there is one. */
 static void
 remove_range(uint64_t begin)
 {

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The clocks of the order oracle, and the functions that tests call. The idea is
+ * explained in order_oracle.h. A clock has a number for each line; work A comes before
+ * work B if B's clock contains A's number. */
 #include "order_private.h"
 
 #include <stdio.h>
@@ -40,7 +43,8 @@ order_join_locked(oracle_clock *into, const oracle_clock *from)
     }
 }
 
-/* What the next work of the line comes after, by CUDA's own order as well. */
+/* CUDA itself orders the legacy stream of a device and its blocking streams after each
+ * other; everything else is in `after`. */
 oracle_clock
 order_clock_locked(uint32_t index)
 {
@@ -59,7 +63,8 @@ order_clock_locked(uint32_t index)
     return clock;
 }
 
-/* Work queued behind a shut gate has not ended, whatever the runtime says. */
+/* Note that the host has seen the end of the work in the clock. If some of it is behind
+ * a shut gate, the runtime was wrong: that work cannot have ended. */
 static void
 see(const oracle_clock *clock)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The oracle's hooks of streams, gates and events. */
+/* The oracle's hooks of streams, gates and events. Each hook calls the emulated
+ * runtime, and on success notes what that means for the order. */
 #include <stdlib.h>
 
 #include "order_private.h"
@@ -7,8 +8,9 @@
 
 /* -- streams ---------------------------------------------------------------------------- */
 
-/* Find the line behind a handle, and the clock of what it was given so far or, with
- * `next`, of what it would be given now. ORACLE_LINES if the handle is stale. */
+/* Find the line of the stream with this handle, and the clock of the work that it has
+ * been given so far, or with `next` of the next work that it will be given. Returns
+ * ORACLE_LINES if the handle is stale. */
 static uint32_t
 look_up(uint64_t handle, bool next, oracle_clock *clock)
 {
@@ -26,6 +28,8 @@ look_up(uint64_t handle, bool next, oracle_clock *clock)
     return line;
 }
 
+/* True if a new stream may get this place: its stream was destroyed, and the host has
+ * seen the end of each use that is noted for it. */
 static bool
 is_line_free_locked(uint32_t index)
 {
@@ -50,7 +54,7 @@ hook_stream_create(cm_runtime *rt, unsigned flags, int priority, uint64_t *out)
             i++;
         }
         if (i == ORACLE_LINES) {
-            abort(); /* oracle_drain() makes room */
+            abort(); /* the test should have called oracle_drain(), which makes room */
         }
         order_it->line_count = i == order_it->line_count ? i + 1 : order_it->line_count;
         order_it->lines[i] =
@@ -89,7 +93,8 @@ hook_stream_query(cm_runtime *rt, uint64_t stream, bool *done)
     return status;
 }
 
-/* Note it and do it, so that nobody comes in between. */
+/* Note the new state and move the gate under one lock, so that no other thread sees one
+ * without the other. */
 static cm_status
 gate_locked(uint32_t index, bool shut)
 {
@@ -144,13 +149,15 @@ hook_stream_synchronize(cm_runtime *rt, uint64_t stream)
     return status;
 }
 
+/* Return the clock of all work that the device was given so far. */
 static oracle_clock
 device_clock(int device)
 {
     oracle_clock clock = {{0}};
     cm_mutex_lock(&order_it->lock);
     for (uint32_t i = 0; i < order_it->line_count; i++) {
-        if (order_it->lines[i].device == device) { /* even if it was destroyed */
+        if (order_it->lines[i].device == device) { /* even if the stream was destroyed
+                                                    */
             order_join_locked(&clock, &order_it->lines[i].after);
             clock.of[i] = order_it->lines[i].seq;
         }
@@ -173,6 +180,7 @@ order_device_synchronize(cm_runtime *rt)
 
 /* -- events ----------------------------------------------------------------------------- */
 
+/* Return the event with this handle, or NULL if nothing was recorded. */
 static oracle_event *
 event_of(uint64_t handle)
 {
@@ -183,6 +191,8 @@ event_of(uint64_t handle)
     return event;
 }
 
+/* Set *out to the clock of the event. Returns false, with an empty clock, if nothing
+ * was recorded. */
 static bool
 event_clock(uint64_t handle, oracle_clock *out)
 {
@@ -193,6 +203,7 @@ event_clock(uint64_t handle, oracle_clock *out)
     return event != NULL;
 }
 
+/* Note that the event now stands for the work in the clock. */
 static void
 set_event(uint64_t handle, const oracle_clock *clock)
 {
@@ -229,6 +240,7 @@ hook_event_destroy(cm_runtime *rt, uint64_t handle)
     return status;
 }
 
+/* Note that the next work of the line comes after the work in the clock. */
 static void
 follow(uint32_t line, const oracle_clock *clock)
 {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The model of pools that random tests compare with. pool_model.h explains it. */
 #include "pool_model.h"
 
 #include <stdio.h>
@@ -45,6 +46,7 @@ model_reset_window(model_pool *of)
     of->window_waste_nbytes = of->live_nbytes - of->requested_nbytes;
 }
 
+/* Check that no other live block has any of these bytes. */
 static void
 check_alone_locked(pool_model *model, uint32_t place, uint64_t begin, uint64_t nbytes)
 {
@@ -107,6 +109,7 @@ model_give(pool_model *model, uint32_t place)
 
 /* -- comparing -------------------------------------------------------------------------- */
 
+/* Check each counter that the model knows, and what must hold between the others. */
 static void
 compare_sums(pool_model *model, const model_pool *of, const cm_pool_counters *c)
 {
@@ -144,6 +147,9 @@ compare_sums(pool_model *model, const model_pool *of, const cm_pool_counters *c)
     }
 }
 
+/* Check that a budget is within its limit. It may exceed a limit that was lowered, but
+ * then it must not have grown since the last comparison, when it was charged with
+ * `before_nbytes`. */
 static void
 check_limit(pool_model *model, cm_budget *budget, uint64_t before_nbytes)
 {
@@ -234,7 +240,7 @@ model_compare_all(pool_model *model)
         model_fail(model, "the kinds are not charged with what is held", charged, sum);
     }
     if (sum != model->oracle->held_nbytes) {
-        model_fail(model, "the runtime has not out what the pools hold",
+        model_fail(model, "the runtime has given out other memory than the pools hold",
                    model->oracle->held_nbytes, sum);
     }
 }

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Random numbers, streams, pools and blocks for the random tests of pools.
+ * pool_random.h explains what they are for. */
 #include "pool_random.h"
 
 #include <stdlib.h>
@@ -7,6 +9,7 @@
 
 random_world world;
 
+/* The state of this thread's dice. */
 static _Thread_local uint64_t state;
 /* While `left` is not 0, most operations are about one pool, one size and two
  * streams. */
@@ -72,6 +75,7 @@ random_step(void)
     }
 }
 
+/* True if the next choice is to follow the focus. */
 static bool
 is_focused(void)
 {
@@ -122,8 +126,8 @@ is_used(const cm_stream *stream)
     return false;
 }
 
-/* One of our streams may go at any time, another library's only if no block that is
- * held was used on it. The pool may still remember either. */
+/* A stream of ours may go at any time, and another library's only if no live block was
+ * used on it. The pool may still remember either. */
 void
 random_drop_stream(random_stream *h)
 {
@@ -245,8 +249,8 @@ random_place(bool taken)
     return RANDOM_BLOCKS;
 }
 
-/* Queue work that touches no memory but has its place in the stream. What is noted
- * really has to be queued, or it would be over sooner than the notes say. */
+/* Queue work that touches no memory, to stand for a use that was reported to the
+ * oracle. Without it that use would be over sooner than the oracle believes. */
 static void
 queue_mark(const cm_stream *stream)
 {
@@ -274,12 +278,14 @@ random_use(model_block *b, cm_stream *stream)
     cm_device_guard guard;
     MUST(cm_device_enter(world.inner, stream->device, &guard));
     if (b->behind != NULL && b->behind != stream) {
-        /* Whoever hands a block on to another stream has to order the two. */
+        /* The block was handed out only in the order of stream `behind`. A user who
+         * takes it to another stream has to order the two; a write without that would
+         * be the test's own race. */
         queue_mark(stream);
     }
     else {
-        /* Nothing orders the streams of one block, so each works on a part of its own.
-         * A race that is seen is then the pool's. */
+        /* Nothing orders the streams of one block, so each of them writes to its own
+         * part. If a race is found, it is then the pool's. */
         uint64_t part = b->block->nbytes / MODEL_USES;
         uint64_t nbytes = part < 256 ? part : 256;
         uint64_t offset = i * part + dice(2) * (part - nbytes);
@@ -319,7 +325,7 @@ random_open(uint64_t seed, bool is_alone)
     for (int d = 0; d < 2; d++) {
         cm_device_guard guard;
         MUST(cm_device_enter(world.rt, d, &guard));
-        /* Streams of the other device use memory of cudaMalloc as well. */
+        /* Streams of the other device also use memory that cudaMalloc made. */
         MUST(cm_rt_peer_enable(world.inner, 1 - d));
         cm_device_leave(world.rt, &guard);
         random_stream *to = &world.streams[d];

@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The world of the random tests of pools: one emulated runtime with faults and two
- * devices, its pools and streams of every sort, the two models, and dice. There is one
- * at a time in a process. Threads: each thread has dice of its own; streams and pools
- * are made and dropped only while a single thread runs. */
+/* The world of the random tests of pools: an emulated runtime with faults and two
+ * devices, pools and streams of every sort, the two models (pool_model.h and
+ * order_oracle.h), and random numbers, called dice. There is one world at a time in a
+ * process. Threads: each thread has its own dice; streams and pools are made and
+ * dropped only while a single thread runs. */
 #pragma once
 
 #include "pool_model.h"
 
 enum { RANDOM_BLOCKS = 96, RANDOM_STREAMS = 12, RANDOM_FIXED_STREAMS = 3 };
 
+/* Where a stream comes from. */
 typedef enum random_origin {
     RANDOM_NO_STREAM,
     RANDOM_DEFAULT, /* a default stream */
     RANDOM_OWN,
-    RANDOM_KEPT, /* another library's, kept alive by its owner */
-    RANDOM_BARE, /* a mere number */
+    RANDOM_KEPT, /* another library's stream, whose owner keeps it alive */
+    RANDOM_BARE, /* another library's stream, known only by its handle */
 } random_origin;
 
 typedef struct random_stream {
@@ -24,55 +26,65 @@ typedef struct random_stream {
 
 typedef struct random_world {
     cm_runtime *rt;    /* the fault wrapper, which the pools use */
-    cm_runtime *inner; /* borrowed: for calls that must not fail */
+    cm_runtime *inner; /* borrowed; the runtime inside the wrapper, for calls that must
+                          not fail */
     order_oracle oracle;
     pool_model model;
     model_block blocks[RANDOM_BLOCKS];
     random_stream streams[RANDOM_STREAMS];
     uint64_t owners_made;
     _Atomic uint64_t owners_dropped;
-    /* Injected faults made destroying them fail, which is not tried again. */
+    /* Streams that are left because an injected fault made destroying them fail. Nobody
+     * tries that again. */
     uint64_t lost_stream_count;
-    bool with_faults; /* make some operations fail */
+    bool with_faults; /* some operations of this world fail */
 } random_world;
 
 extern random_world world;
 
-/* Each thread begins with a seed of its own. */
+/* Start the dice of this thread. Each thread has its own seed. */
 void random_seed(uint64_t seed);
+/* Return a random number from 0 to n - 1. */
 uint64_t dice(uint64_t n);
-/* Begin the next operation of this thread. Now and then several operations in a row are
- * about the same few things. */
+/* Begin the next operation of this thread. Now and then a series of operations is about
+ * the same pool, size and streams, since mistakes often need several operations on the
+ * same memory. */
 void random_step(void);
 
-/* Open a world without pools, on a driver version chosen by chance. */
+/* Open a world without pools, on a driver version chosen by chance. `is_alone` says
+ * that the test has a single thread. */
 void random_open(uint64_t seed, bool is_alone);
-/* Give everything back, and check that nothing is left. */
+/* Close the world after giving everything back, and check that nothing is left. */
 void random_close(void);
-/* The first thing that is wrong in either model, or NULL. */
+/* Return the first mistake that either model has found, or NULL. */
 const char *random_wrong(void);
 
-/* Perhaps let one of the next calls fail; with `may_repeat` perhaps again and again, if
- * nothing leaks because of it. */
+/* Perhaps make a plan by which one of the next calls fails. With `may_repeat`, which is
+ * for calls that leak nothing when they fail for good, perhaps all later ones fail
+ * too. */
 void random_plan_fault(bool may_repeat);
 
+/* Make a stream of a random sort. */
 void random_make_stream(random_stream *to);
-/* Drop a stream. It may have to stay if blocks that are held were used on it. */
+/* Drop a stream. Another library's stream stays if a live block was used on it. */
 void random_drop_stream(random_stream *to);
+/* Return one of the streams. */
 cm_stream *random_any_stream(void);
-/* A stream, which mostly is one of the device. */
+/* Return a stream, in most cases one of the device. */
 cm_stream *random_stream_for(int device);
-/* Ask whether a stream is done, or wait for it. */
+/* Ask whether a random stream is done, or wait for it. */
 void random_wait(void);
 
-/* A size, often one of a few. */
+/* Return a random size. A few sizes come often. */
 uint64_t random_size(void);
+/* Make the pool with this number. */
 void random_make_pool(int index);
-/* A pool that is open. There must be one. */
+/* Return a pool that has not been released. There must be one. */
 model_pool *random_pool(void);
-/* A place with a block (`taken`) or without one; RANDOM_BLOCKS if there is none. */
+/* Return a place that has a block (`taken`) or none; RANDOM_BLOCKS if there is no such
+ * place. */
 uint32_t random_place(bool taken);
-/* Let a stream work on the block. */
+/* Queue work on the block on this stream, and report it to the oracle. */
 void random_use(model_block *block, cm_stream *stream);
-/* Let the stream that worked on the block before, or another, do so again. */
+/* Do the same on a stream that has worked on the block before, or on a random one. */
 void random_use_more(model_block *block);

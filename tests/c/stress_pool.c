@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random threads, streams and kinds, with gates, faults, limits and trims. Stream work
- * fills each block, and the block is compared when that work has ended, so a block that
- * was handed out too early shows somebody else's mark. Arguments: seconds (4), seed
- * (1). */
+/* A stress of the pool: eight threads take and give blocks of four kinds on shared
+ * streams, while gates shut and open, calls fail, limits change and pools are trimmed.
+ * Work on the stream fills each block with a mark and copies a part of it. When that
+ * work has ended, the copy is compared: if the block was handed out too early, the copy
+ * shows somebody else's mark. Arguments: seconds (4), seed (1). */
 #include <stdlib.h>
 #include <time.h>
 
@@ -22,14 +23,17 @@ typedef struct world {
     _Atomic uint64_t written, verified, refused;
 } world;
 
+/* A block that a thread holds. */
 typedef struct held {
     cm_pool *pool;
     cm_block *block;
     cm_stream *stream;
-    cm_block *copy; /* pinned: holds what the stream found, once it is done */
+    cm_block *copy; /* page-locked memory that gets a copy of the block's bytes on the
+                       stream */
     uint8_t mark;
 } held;
 
+/* What a thread has: its random numbers and its blocks. */
 typedef struct job {
     world *w;
     uint64_t random;
@@ -45,6 +49,8 @@ next_random(job *j)
     return j->random >> 8;
 }
 
+/* Allocate a block. Returns NULL if the pool refuses, which a limit or an injected
+ * fault may cause. */
 static cm_block *
 try_take(world *w, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {
@@ -56,7 +62,8 @@ try_take(world *w, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
     return block;
 }
 
-/* Let the stream fill the block (the host does where it can), and look at it later. */
+/* Take a block, let the stream fill it (or the host, now and then, where it can), and
+ * queue the copy that end() compares. */
 static void
 begin(job *j, held *h)
 {
@@ -80,7 +87,7 @@ begin(job *j, held *h)
     }
     else if (!cm_is_ok(cm_rt_fill_8_async(w->rt, h->block->address, h->mark,
                                           h->block->nbytes, h->stream->handle))) {
-        h->mark = 0; /* an injected fault: there is nothing to compare */
+        h->mark = 0; /* an injected fault; there is nothing to compare */
     }
     for (int part = 0; part < 2; part++) {
         cm_address from = h->block->address + (part == 0 ? 0 : h->block->nbytes - 128);
@@ -92,8 +99,8 @@ begin(job *j, held *h)
     atomic_fetch_add(&w->written, 1);
 }
 
-/* Give the block back while the work may still run. Its copy is looked at
- * afterwards. */
+/* Give the block back while its work may still run. Then wait for that work and compare
+ * the copy. */
 static void
 end(job *j, held *h)
 {
@@ -116,6 +123,7 @@ end(job *j, held *h)
     h->block = NULL;
 }
 
+/* Make one random operation. */
 static void
 step(job *j)
 {
@@ -140,6 +148,8 @@ step(job *j)
     }
 }
 
+/* The body of a thread: make operations until the stress is over, and give everything
+ * back. */
 static void *
 run(void *arg)
 {
@@ -158,7 +168,7 @@ run(void *arg)
     return NULL;
 }
 
-/* Shut gates for a moment, change the limit, let calls fail. */
+/* Shut a gate for a moment, change the limit, and perhaps plan a fault. */
 static void
 disturb(world *w, job *dice, bool faults)
 {
@@ -179,6 +189,8 @@ disturb(world *w, job *dice, bool faults)
     }
 }
 
+/* Run all threads for half of the time, then check that the pools are empty and
+ * consistent. */
 static void
 stress(int driver_version, bool faults)
 {

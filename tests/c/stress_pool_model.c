@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random operations of one thread on pools of all kinds, two devices and streams of
- * every sort. After each, two models are compared: what the figures must add up to
- * (pool_model.h), and whose work may still run where (order_oracle.h). Arguments:
- * seconds (4), first seed (1), operations of a seed (3000). */
+/* A stress of the pool: one thread makes random operations on pools of all kinds, on
+ * two devices and on streams of every sort. After each operation two models are
+ * compared: what the counters must add up to (pool_model.h), and whose work may still
+ * run on which memory (order_oracle.h). Arguments: seconds (4), first seed (1),
+ * operations of a seed (3000). */
 #include <stdlib.h>
 
 #include "pool_random.h"
 #include "pool_world.h"
 
-static int device;          /* current for this thread */
-static bool injected;       /* an injected fault made a call of this operation fail */
-static model_pool *touched; /* the pool that this operation used */
+static int device;    /* the device that is current for this thread */
+static bool injected; /* an injected fault made a call of the present operation fail */
+static model_pool *touched; /* the pool that the present operation used */
 static double seconds = 4;
 static uint64_t first_seed = 1;
 static uint64_t seed_operations = 3000;
@@ -19,6 +20,8 @@ static uint64_t operation_count, refused_count, injected_count, seed_count,
 
 /* -- faults ----------------------------------------------------------------------------- */
 
+/* End the plan of faults after a call, and note whether it made a call fail. A fault
+ * may have made a pool refuse, so the model takes over that counter. */
 static void
 settle_fault(void)
 {
@@ -37,6 +40,7 @@ settle_fault(void)
 
 /* -- streams ---------------------------------------------------------------------------- */
 
+/* Shut or open the gate of a stream. */
 static void
 op_gate(bool shut)
 {
@@ -44,6 +48,7 @@ op_gate(bool shut)
                 model_line(&world.model, random_stream_for((int)dice(2))), shut);
 }
 
+/* Make or drop a stream. */
 static void
 op_stream(void)
 {
@@ -62,6 +67,7 @@ op_stream(void)
 
 /* -- blocks ----------------------------------------------------------------------------- */
 
+/* Let a stream work on a live block. */
 static void
 op_use(void)
 {
@@ -71,8 +77,8 @@ op_use(void)
     }
 }
 
-/* Is there room by all limits? If nothing is live, there is then no reason to
- * refuse. */
+/* True if nothing of the pool is live and all limits leave room for the block. Then the
+ * pool has no reason to refuse it. */
 static bool
 has_room(const model_pool *of, uint64_t nbytes)
 {
@@ -83,6 +89,8 @@ has_room(const model_pool *of, uint64_t nbytes)
            && need + others <= atomic_load(&budget->parent->limit_nbytes);
 }
 
+/* Allocate a block under a plan of faults, and check that a hit made no runtime
+ * call. */
 static cm_status
 take_block(model_pool *of, uint64_t nbytes, cm_stream *stream, cm_block **block)
 {
@@ -104,6 +112,8 @@ take_block(model_pool *of, uint64_t nbytes, cm_stream *stream, cm_block **block)
     return status;
 }
 
+/* Allocate a block for this place and note it. A refusal must have a reason. Returns
+ * whether there is a block. */
 static bool
 take_at(uint32_t place, model_pool *of, uint64_t nbytes, cm_stream *stream)
 {
@@ -145,6 +155,8 @@ op_alloc(void)
     }
 }
 
+/* Give the block of this place back under a plan of faults. With a fence only some of
+ * its streams are named, and the fence has to cover the others. */
 static void
 free_block(uint32_t place)
 {
@@ -154,7 +166,7 @@ free_block(uint32_t place)
     bool fence = b.use_count > 0 && dice(8) == 0;
     uint32_t announced = fence ? (uint32_t)dice(b.use_count) : b.use_count;
     if (b.of->is_closing && b.of->live_count == 0) {
-        b.of->pool = NULL; /* it goes with its last block */
+        b.of->pool = NULL; /* the pool ends with its last block */
     }
     random_plan_fault(b.of->pool != NULL);
     if (fence || dice(3) != 0
@@ -176,7 +188,8 @@ op_free(void)
     }
 }
 
-/* A block is handed on twice while the first stream's work on it is held up. */
+/* Take and free one block three times for the same stream, whose first work on it is
+ * held behind a gate; other streams may use the later ones. */
 static void
 op_relay(void)
 {
@@ -200,6 +213,8 @@ op_relay(void)
 
 /* -- pools ------------------------------------------------------------------------------ */
 
+/* Make the pool of a random place, or release it. If no pool is open any more, give all
+ * blocks back and make one. */
 static void
 op_close(void)
 {
@@ -213,7 +228,8 @@ op_close(void)
         bool last = of->live_count == 0;
         of->is_closing = !last;
         of->pool = last ? NULL : pool;
-        random_plan_fault(false); /* closing tries twice, and no more */
+        random_plan_fault(false); /* closing tries twice and no more, so a fault must
+                                     not repeat */
         cm_pool_release(pool);
         settle_fault();
     }
@@ -231,6 +247,7 @@ op_close(void)
     }
 }
 
+/* Trim a pool, and check that its counters say what was given back. */
 static void
 op_trim(void)
 {
@@ -255,6 +272,7 @@ op_trim(void)
     }
 }
 
+/* Change a limit of a pool or of a kind. */
 static void
 op_limit(void)
 {
@@ -266,6 +284,7 @@ op_limit(void)
     atomic_store(&budget->limit_nbytes, limit);
 }
 
+/* Reset the peaks, read the peaks of the window, or compare everything. */
 static void
 op_read(void)
 {
@@ -281,7 +300,7 @@ op_read(void)
         if (c.peak_live_nbytes != of->window_live_nbytes
             || c.peak_requested_nbytes != of->window_requested_nbytes
             || c.peak_waste_nbytes != of->window_waste_nbytes) {
-            model_fail(&world.model, "the peak of a window", c.peak_live_nbytes,
+            model_fail(&world.model, "the peaks of a window differ", c.peak_live_nbytes,
                        of->window_live_nbytes);
         }
         model_reset_window(of);
@@ -294,8 +313,9 @@ op_read(void)
 
 /* -- one operation, one seed ------------------------------------------------------------ */
 
-/* Check that no call has changed which device is current for the thread, unless a fault
- * was in the way. */
+/* Check that no call has changed the thread's current device and its mode of captures,
+ * unless a fault prevented a call from restoring them. Now and then go on with the
+ * other device. */
 static void
 check_thread(void)
 {
@@ -311,8 +331,8 @@ check_thread(void)
     MUST(cm_rt_device_set(world.inner, device));
 }
 
-/* Compare pools and models. What the operation cannot have touched is looked at less
- * often. */
+/* Compare pools and models. Pools that the operation did not use are compared only
+ * every 16th time. */
 static void
 compare(void)
 {
@@ -376,6 +396,7 @@ step(void)
     operation_count++;
 }
 
+/* Make some operations with one seed. The program ends at the first mistake. */
 static void
 run_seed(uint64_t seed)
 {
@@ -400,7 +421,7 @@ run_seed(uint64_t seed)
     if (random_wrong() != NULL) {
         fprintf(stderr, "seed %llu, operation %llu: %s\n", (unsigned long long)seed,
                 (unsigned long long)n, random_wrong());
-        exit(1); /* after this a clean end could hang */
+        exit(1); /* after a mistake, closing everything could hang */
     }
     seed_count++;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random operations of four threads on shared pools and streams, in rounds. At each
- * block the oracle is asked whose work may still run there (order_oracle.h). The
- * figures are compared between the rounds (pool_model.h), and streams and pools come
- * and go then too. Arguments: seconds (4), first seed (1), rounds of a seed (8). */
+/* A stress of the pool: four threads make random operations on shared pools and
+ * streams, in rounds. For each block that is handed out the oracle says whose work may
+ * still run there (order_oracle.h). Between the rounds, while no thread runs, the
+ * counters are compared with the model (pool_model.h), and streams are made and
+ * dropped. Arguments: seconds (4), first seed (1), rounds of a seed (8). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,8 +25,8 @@ typedef struct worker {
     uint64_t seed;
 } worker;
 
-/* A stream that threads can share. The per-thread handle means another stream on each
- * thread, so it is in none of the models. */
+/* Return a stream that threads can share. The handle of the per-thread stream means
+ * another stream on each thread, so neither model can know it. */
 static cm_stream *
 shared_stream(int device)
 {
@@ -37,6 +38,7 @@ shared_stream(int device)
     }
 }
 
+/* Allocate a block for this place, and perhaps use it. */
 static void
 take_one(uint32_t place)
 {
@@ -48,7 +50,8 @@ take_one(uint32_t place)
         block = cm_pool_try_alloc(of->pool, nbytes, stream, 0);
     }
     else if (!cm_is_ok(pool_alloc(of->pool, nbytes, stream, &block))) {
-        atomic_fetch_add(&refused_count, 1); /* by a limit, or by an injected fault */
+        atomic_fetch_add(&refused_count, 1); /* a limit or an injected fault made it
+                                                fail */
         block = NULL;
     }
     if (block != NULL) {
@@ -62,6 +65,8 @@ take_one(uint32_t place)
     }
 }
 
+/* Give the block of this place back. With a fence only some of its streams are named,
+ * and the fence has to cover the others. */
 static void
 give_one(uint32_t place)
 {
@@ -81,6 +86,7 @@ give_one(uint32_t place)
     }
 }
 
+/* Trim a pool, change a limit, plan a fault, read or check a pool, or move a gate. */
 static void
 disturb(void)
 {
@@ -114,6 +120,7 @@ disturb(void)
     }
 }
 
+/* Make one random operation on this place. */
 static void
 step(uint32_t place)
 {
@@ -138,6 +145,8 @@ step(uint32_t place)
     atomic_fetch_add(&operation_count, 1);
 }
 
+/* The body of a thread: one round of operations, all on places that only this thread
+ * uses. */
 static void *
 run_round(void *arg)
 {
@@ -151,8 +160,8 @@ run_round(void *arg)
     return NULL;
 }
 
-/* A gate stays shut for a moment: threads wait behind it, and others for these
- * threads. */
+/* Wait until all threads have ended their round. A thread may wait behind a shut gate,
+ * and others for that thread, so the gates are opened again and again. */
 static void
 join_round(const worker *workers)
 {
@@ -167,9 +176,10 @@ join_round(const worker *workers)
     oracle_drain(&world.oracle);
 }
 
-/* Compare pools and model while no thread is in a pool. Two things are taken as the
- * pools say, since the model cannot know them: how often they refused, and their peaks,
- * which lie between a call and what the model learns of it. */
+/* Compare pools and model while no thread uses a pool. The model takes two figures over
+ * from the pool, since it cannot know them: how often the pool refused, and its peaks,
+ * which another thread may change between a call and the moment when the model learns
+ * of it. */
 static void
 compare_round(void)
 {
@@ -186,7 +196,7 @@ compare_round(void)
         of->peak_requested_nbytes = c.peak_requested_nbytes;
         of->peak_waste_nbytes = c.peak_waste_nbytes;
         of->refused_count = c.out_of_memory_count;
-        of->reserved_nbytes = UINT64_MAX; /* the limits were changed meanwhile */
+        of->reserved_nbytes = UINT64_MAX; /* the limits were changed during the round */
         memset(world.model.kind_nbytes, 0xff, sizeof(world.model.kind_nbytes));
         model_compare(&world.model, of);
         model_compare_list(&world.model, of);
@@ -194,6 +204,7 @@ compare_round(void)
     model_compare_all(&world.model);
 }
 
+/* Make and drop some of the streams. */
 static void
 change_streams(void)
 {
@@ -210,6 +221,7 @@ change_streams(void)
     }
 }
 
+/* Run some rounds with one seed. The program ends at the first mistake. */
 static void
 run_seed(uint64_t seed)
 {
@@ -242,7 +254,7 @@ run_seed(uint64_t seed)
     if (random_wrong() != NULL || atomic_load(&check_failures) != 0) {
         fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed,
                 random_wrong() != NULL ? random_wrong() : "invariants");
-        exit(1); /* after this a clean end could hang */
+        exit(1); /* after a mistake, closing everything could hang */
     }
     seed_count++;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of base/address_map: compared with a plain list, and used by several
- * threads. */
+/* Tests of base/address_map. A long random run is compared with a plain list, and
+ * several threads use one map while it grows. */
 #include <stdlib.h>
 
 #include "base/address_map.h"
@@ -26,7 +26,8 @@ test_map_bounds_include_what_was_put(void)
     CHECK(cm_address_map_put(&map, 1, &values[2]));
     CHECK_PTR_EQ(cm_address_map_find(&map, 5000, false), &values[0]);
     CHECK_PTR_EQ(cm_address_map_find(&map, 4999, false), NULL);
-    /* Free places have this key. */
+    /* A free place of the table has the key 0, so the map must not find an entry
+     * there. */
     CHECK_PTR_EQ(cm_address_map_find(&map, 0, false), NULL);
     CHECK_PTR_EQ(cm_address_map_find(&map, 1, true), &values[2]);
     CHECK_PTR_EQ(cm_address_map_find(&map, 1, true), NULL);
@@ -36,8 +37,9 @@ test_map_bounds_include_what_was_put(void)
     cm_address_map_fini(&map);
 }
 
-/* Entries are put and taken in random order, at so few addresses that many runs of
- * entries lie next to each other. */
+/* Put and take entries in random order. There are so few addresses that many entries
+ * lie next to each other in the table, which is where removing one has to move
+ * others. */
 static void
 test_map_random_agrees_with_a_list(void)
 {
@@ -82,8 +84,8 @@ enum { THREADS = 4, OWN = 400, ROUNDS = 50 };
 static cm_address_map shared;
 static char own_values[THREADS][OWN];
 
-/* Each thread has addresses of its own, between those of the others, while the map
- * grows. */
+/* The body of a thread: put, find and take its own addresses, which lie between those
+ * of the other threads, while the map grows. Returns NULL if each answer was right. */
 static void *
 use_own(void *arg)
 {

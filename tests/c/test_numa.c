@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of base/numa: nodes in trees of files made for the tests, and where pages of
+/* Tests of the NUMA functions of base/machine. Most read nodes and CPUs from files that
+ * the test writes into a folder of its own; the last one asks the kernel where pages of
  * this machine are. */
 #include <sys/mman.h>
 
 #include "base/machine.h"
 #include "fake_root.h"
 
+/* Each list of the kernel must become a set of bits. A list that cannot be understood,
+ * or that ends in the middle, counts as far as it was understood; node 0 stands for an
+ * empty result. */
 static void
 test_numa_nodes_with_memory_are_read(void)
 {
@@ -18,7 +22,8 @@ test_numa_nodes_with_memory_are_read(void)
         {"1,,2\n", 2}, {"1,4-\n", 2},  {"\n", 1}};
     fake_root root;
     root_make(&root);
-    CHECK_EQ(cm_numa_read_nodes(root.path), 1); /* as with a kernel that says nothing */
+    CHECK_EQ(cm_numa_read_nodes(root.path), 1); /* no file at all, as on a kernel
+                                                   without NUMA */
     for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++) {
         root_write(&root, "/sys/devices/system/node/has_memory", lists[i].text);
         CHECK(cm_numa_read_nodes(root.path) == lists[i].nodes);
@@ -26,6 +31,8 @@ test_numa_nodes_with_memory_are_read(void)
     root_remove(&root);
 }
 
+/* The node of a device is read from its folder. Without a file, with -1 and with a
+ * number that is too large, the node is not known. */
 static void
 test_numa_nearest_node_is_the_devices(void)
 {
@@ -42,6 +49,8 @@ test_numa_nearest_node_is_the_devices(void)
     root_remove(&root);
 }
 
+/* The CPUs of a node are only those that this thread may also run on. If there are
+ * none, the function returns false. */
 static void
 test_numa_cpus_are_those_the_thread_may_use(void)
 {
@@ -61,8 +70,9 @@ test_numa_cpus_are_those_the_thread_may_use(void)
     root_remove(&root);
 }
 
-/* Say that the first half is on node 0 and the rest on node 3, and that some are not
- * known. */
+/* A cm_numa_find for 256 MiB of addresses: the first half is on node 0 and the next
+ * quarter on node 3. Of the last quarter nothing is known, so its pages get a number
+ * below 0. */
 static void
 find_halves(void *const *pages, size_t count, int *nodes)
 {
@@ -72,10 +82,13 @@ find_halves(void *const *pages, size_t count, int *nodes)
     }
 }
 
+/* cm_numa_elsewhere() asks about a few pages only, and each counts for the bytes around
+ * it. So its answer may differ by at most 2 MiB from the exact number. */
 static void
 test_numa_bytes_elsewhere_stand_for_their_surroundings(void)
 {
-    void *start = (void *)(uintptr_t)0x70000000; /* nobody touches it */
+    void *start = (void *)(uintptr_t)0x70000000; /* only an address; there is no memory
+                                                  */
     uint64_t half = cm_numa_elsewhere(find_halves, start, 0x10000000, 3);
     uint64_t quarter = cm_numa_elsewhere(find_halves, start, 0x10000000, 0);
     CHECK_LT(llabs((long long)half - 0x8000000), 0x200000);
@@ -90,6 +103,8 @@ test_numa_bytes_elsewhere_stand_for_their_surroundings(void)
     CHECK_EQ(cm_numa_elsewhere(find_halves, start, 0, 1), 0);
 }
 
+/* A page is on no node before it is touched. Afterwards all pages of a range that
+ * prefers one node are on that node. */
 static void
 test_numa_real_pages_are_on_a_real_node_once_touched(void)
 {
@@ -103,7 +118,7 @@ test_numa_real_pages_are_on_a_real_node_once_touched(void)
     bool bound = cm_numa_prefer(memory, nbytes, node);
     memset(memory, 1, nbytes);
     uint64_t elsewhere = cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, -1);
-    if (bound && elsewhere == nbytes) { /* not if a container forbids it */
+    if (bound && elsewhere == nbytes) { /* a container may forbid both calls */
         CHECK_EQ(cm_numa_elsewhere(cm_numa_find_nodes, memory, nbytes, node), 0);
     }
     munmap(memory, nbytes);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/: what is handed out, and what the pool says about itself. */
+/* Tests of the pool as a whole: the sizes and places of the blocks that it hands out,
+ * how it grows while several threads use it, what forked children see of its memory,
+ * and whether its counters and its listing add up. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -8,6 +10,8 @@
 
 #include "pool_world.h"
 
+/* In each kind of memory a block is usable, and when it has been given back the next
+ * request of about the same size gets it again without a runtime call. */
 static void
 test_pool_each_kind_gives_memory_and_takes_it_back(void)
 {
@@ -38,8 +42,10 @@ test_pool_each_kind_gives_memory_and_takes_it_back(void)
         cm_pool_counters idle = read_counters(pool);
         CHECK_EQ(idle.cached_nbytes, idle.reserved_nbytes);
         uint64_t before = cm_faults_count(rt, CM_OP_none);
-        block = take(pool, 990, NULL); /* is rounded to the same size in every kind */
-        CHECK_EQ(cm_faults_count(rt, CM_OP_none), before); /* a hit calls nothing */
+        block = take(pool, 990, NULL); /* 990 bytes are rounded to the same size in
+                                          every kind */
+        CHECK_EQ(cm_faults_count(rt, CM_OP_none), before); /* a hit makes no runtime
+                                                              call */
         CHECK_EQ(block->address, first);
         give(pool, block, NULL, 0);
         cm_pool_counters c = read_counters(pool);
@@ -55,6 +61,8 @@ test_pool_each_kind_gives_memory_and_takes_it_back(void)
     close_emulated(rt);
 }
 
+/* Each row is a size that is asked for, the size of its block in page-locked memory and
+ * that in device memory. Sizes of 0 and sizes that overflow must be refused. */
 static void
 test_pool_sizes_are_exact_to_the_step(void)
 {
@@ -66,7 +74,7 @@ test_pool_sizes_are_exact_to_the_step(void)
                                         {65, 128, 512},
                                         {4097, 4160, 4608},
                                         {64 * KIB - 1, 64 * KIB, 64 * KIB},
-                                        /* Longer ones go in whole pages. */
+                                        /* Longer blocks get whole pages. */
                                         {64 * KIB + 1, 68 * KIB, 64 * KIB + 512},
                                         {MIB + 1, MIB + 4 * KIB, MIB + 4 * KIB},
                                         {3 * MIB + 1, 3 * MIB + 4096, 3 * MIB + 4096}};
@@ -106,6 +114,9 @@ test_pool_wrong_device_is_refused(void)
     close_emulated(rt);
 }
 
+/* The pool's memory is on device 1, which it enters for its calls. Afterwards the
+ * thread must have no current context, as before, and its mode of captures must be what
+ * it was. */
 static void
 test_pool_calls_leave_the_callers_context_alone(void)
 {
@@ -121,13 +132,15 @@ test_pool_calls_leave_the_callers_context_alone(void)
     CHECK_EQ(context, 0);
     int mode = CM_CAPTURE_RELAXED;
     CHECK_OK(cm_rt_capture_mode_exchange(rt, &mode));
-    CHECK_EQ(mode, 0); /* global, with which every thread begins */
+    CHECK_EQ(mode, 0); /* the global mode, with which every thread begins */
     CHECK_OK(cm_rt_capture_mode_exchange(rt, &mode));
     cm_pool_release(pool);
     cm_stream_release(stream);
     close_emulated(rt);
 }
 
+/* A live block must stay usable after the last release of its pool, and freeing it must
+ * end the pool. */
 static void
 test_pool_block_keeps_its_pool(void)
 {
@@ -140,6 +153,8 @@ test_pool_block_keeps_its_pool(void)
     close_emulated(rt);
 }
 
+/* In a forked child an allocation and a trim must fail with CM_EFORKED, a free must
+ * leave the block live, and the counters must still be readable. */
 static void
 test_pool_forked_child_allocates_nothing_and_leaks(void)
 {
@@ -174,7 +189,7 @@ test_pool_forked_child_allocates_nothing_and_leaks(void)
 
 /* -- forked children -------------------------------------------------------------------- */
 
-/* What `check` returns in a child; 99 if the child died. */
+/* Fork, and return what `check` returns in the child, or 99 if the child died. */
 static int
 ask_child(int (*check)(void *argument), void *argument)
 {
@@ -190,6 +205,7 @@ ask_child(int (*check)(void *argument), void *argument)
 
 static const cm_segments both_ways[] = {CM_SEGMENTS_AUTO, CM_SEGMENTS_PLAIN};
 
+/* Open a page-locked pool whose segments are made in this way. */
 static cm_pool *
 open_way(cm_runtime *rt, cm_segments way)
 {
@@ -198,8 +214,11 @@ open_way(cm_runtime *rt, cm_segments way)
     return open_pool(rt, config);
 }
 
-static void *squatted; /* where a library in a child maps something of its own */
+static void *squatted; /* the address at which the child maps memory of another library
+                        */
 
+/* A fork handler that takes the place of a library in the child: it maps memory where a
+ * block of the parent lay, before the pools of the child do anything. */
 static void
 squat(void)
 {
@@ -212,14 +231,16 @@ squat(void)
     }
 }
 
+/* Return 0 if the child does not take the block for an inherited one, and the memory
+ * that was mapped in its place is untouched. */
 static int
 look_squatted(void *argument)
 {
     return cm_block_is_inherited(argument) ? 1 : *(char *)squatted != 77;
 }
 
-/* This registers before the pools do: a child calls handlers in the order of
- * registration. */
+/* Register squat() before the pools register their handlers, since a child calls
+ * handlers in the order of registration. */
 __attribute__((constructor(101))) static void
 watch_forks(void)
 {
@@ -228,6 +249,8 @@ watch_forks(void)
     }
 }
 
+/* Other memory may already lie at a block's address when the pool prepares the child.
+ * The pool must not overwrite that memory. */
 static void
 test_pool_forked_child_leaves_what_came_to_lie_there(void)
 {
@@ -242,12 +265,15 @@ test_pool_forked_child_leaves_what_came_to_lie_there(void)
     close_emulated(rt);
 }
 
+/* Two live blocks with a freed one between them. */
 typedef struct layout {
     cm_block *small;
     cm_block *large;
-    cm_block *neighbour; /* was freed */
+    cm_block *neighbour; /* it was given back before the fork */
 } layout;
 
+/* Return 0 if a child finds both live blocks with their bytes. It then writes to them,
+ * which the parent must not see. */
 static int
 look_at_blocks(void *argument)
 {
@@ -264,6 +290,8 @@ look_at_blocks(void *argument)
     return good ? 0 : 1;
 }
 
+/* A child gets a copy of each live block, twice in a row, and its writes do not reach
+ * the parent. */
 static void
 test_pool_forked_child_has_the_living_blocks(void)
 {
@@ -290,8 +318,9 @@ test_pool_forked_child_has_the_living_blocks(void)
 
 /* -- memory that children share, or have not got ------------------------------------------ */
 
-/* Leave a child running that found every byte of `block` to be `value`, until
- * end_child(). 0 if it did not find them so. */
+/* Fork a child that checks that `block` begins and ends with `value`, and then runs
+ * until end_child(). Returns 0 if there is no such child, or if it found other
+ * bytes. */
 static pid_t
 leave_child(const cm_block *block, unsigned char value)
 {
@@ -305,7 +334,7 @@ leave_child(const cm_block *block, unsigned char value)
         const unsigned char *bytes = block->host;
         bool good = cm_block_is_inherited(block) && bytes[0] == value
                     && bytes[block->nbytes - 1] == value;
-        (void)alarm(60); /* no child outlives a test that fails */
+        (void)alarm(60); /* so that no child outlives a test that fails */
         if (good && write(ready[1], &byte, 1) == 1) {
             (void)pause();
         }
@@ -318,6 +347,7 @@ leave_child(const cm_block *block, unsigned char value)
     return has_started ? child : 0;
 }
 
+/* Kill a child that leave_child() has started. */
 static void
 end_child(pid_t child)
 {
@@ -328,6 +358,9 @@ end_child(pid_t child)
     }
 }
 
+/* Two children share a block with the parent. When the parent frees it, the block must
+ * stay in flight until both children have ended, and other blocks must be reused
+ * meanwhile. */
 static void
 test_pool_shared_block_is_kept_for_children(void)
 {
@@ -342,7 +375,8 @@ test_pool_shared_block_is_kept_for_children(void)
     CHECK(first > 0);
     pid_t second = leave_child(block, 5);
     CHECK(second > 0);
-    cm_block *later = take(pool, 3 * MIB, NULL); /* no child has this one */
+    cm_block *later = take(pool, 3 * MIB, NULL); /* allocated after the forks, so no
+                                                    child has it */
     const void *free_place = later->host;
     give(pool, later, NULL, 0);
     give(pool, block, NULL, 0);
@@ -351,7 +385,7 @@ test_pool_shared_block_is_kept_for_children(void)
     cm_block *other = take(pool, 3 * MIB, NULL);
     CHECK(other->host != place);
     give(pool, other, NULL, 0);
-    end_child(first); /* the second one still has it */
+    end_child(first); /* the second child still has the block */
     uint64_t released;
     CHECK_OK(cm_pool_trim(pool, UINT64_MAX, NULL, &released));
     cm_pool_counters counters;
@@ -363,7 +397,7 @@ test_pool_shared_block_is_kept_for_children(void)
     cm_pool_read(pool, &counters);
     CHECK_EQ(counters.in_flight_count, 0);
     give(pool, later, NULL, 0);
-    /* A pool that ends takes nothing from a child. */
+    /* A pool that ends must not take memory away from a child either. */
     block = take(pool, 3 * MIB, NULL);
     memset(block->host, 6, 3 * MIB);
     first = leave_child(block, 6);
@@ -374,19 +408,23 @@ test_pool_shared_block_is_kept_for_children(void)
     close_emulated(rt);
 }
 
+/* Return 0 if the child does not take the block for an inherited one. */
 static int
 look_at_omitted(void *argument)
 {
     return cm_block_is_inherited(argument) ? 1 : 0;
 }
 
+/* Read the block, which must kill the child. */
 static int
 read_omitted(void *argument)
 {
-    (void)signal(SIGSEGV, SIG_DFL); /* it has to die, and quietly */
+    (void)signal(SIGSEGV, SIG_DFL); /* The child has to die here, without a report. */
     return *(volatile unsigned char *)((cm_block *)argument)->host;
 }
 
+/* With CM_FORK_OMIT a child has only the address of a block. Reading there must kill
+ * it, and the parent's bytes must stay. */
 static void
 test_pool_omitted_block_is_in_no_child(void)
 {
@@ -407,14 +445,17 @@ test_pool_omitted_block_is_in_no_child(void)
     }
 }
 
+/* Write to a block that the parent has given back. */
 static int
 write_block(void *argument)
 {
-    (void)signal(SIGSEGV, SIG_DFL); /* it may die, and quietly */
+    (void)signal(SIGSEGV, SIG_DFL); /* The child may die here, without a report. */
     memset(((cm_block *)argument)->host, 9, 100);
     return 0;
 }
 
+/* A child writes to memory that the parent has freed but keeps cached. Whether or not
+ * the child survives that, the parent's memory must not change. */
 static void
 test_pool_forked_child_shares_no_free_memory(void)
 {
@@ -437,6 +478,8 @@ typedef struct churn {
     atomic_bool stop;
 } churn;
 
+/* The body of a thread that allocates blocks of many sizes, frees them and trims the
+ * pool until it is stopped. */
 static void *
 churn_run(void *argument)
 {
@@ -452,6 +495,8 @@ churn_run(void *argument)
     return NULL;
 }
 
+/* The main thread forks again and again while two threads make the pool grow and
+ * shrink. Each child must find both live blocks with their bytes. */
 static void
 test_pool_forked_child_has_the_blocks_while_threads_change_the_pool(void)
 {
@@ -486,6 +531,7 @@ typedef struct together {
     cm_block *block;
 } together;
 
+/* The body of a thread: allocate 1000 bytes. */
 static void *
 take_small(void *arg)
 {
@@ -494,6 +540,8 @@ take_small(void *arg)
     return NULL;
 }
 
+/* Six threads ask an empty pool for memory at the same time, and the operation that
+ * makes memory is slow. The pool must grow once, and serve all threads from that. */
 static void
 test_pool_threads_that_miss_together_grow_once(void)
 {
@@ -506,7 +554,8 @@ test_pool_threads_that_miss_together_grow_once(void)
         cm_pool *pool = open_pool(rt, configs[k]);
         cm_thread threads[COUNT];
         together all[COUNT];
-        /* All threads have missed before one is done. */
+        /* The delay is long enough for all threads to miss before the growth is
+         * over. */
         cm_faults_delay(rt, slow[k], 50000);
         for (int i = 0; i < COUNT; i++) {
             all[i] = (together){pool, NULL};
@@ -529,6 +578,7 @@ test_pool_threads_that_miss_together_grow_once(void)
     }
 }
 
+/* The body of a thread: allocate 8 MiB, for which the pool has to grow. */
 static void *
 take_large(void *arg)
 {
@@ -542,6 +592,8 @@ static cm_status (*real_host_register)(cm_runtime *rt, void *host, uint64_t nbyt
 static atomic_bool growth_begun;
 static atomic_bool growth_may_end;
 
+/* A host_register that says when it was called, and waits until the test lets it go
+ * on. */
 static cm_status
 held_host_register(cm_runtime *rt, void *host, uint64_t nbytes, unsigned flags)
 {
@@ -550,6 +602,8 @@ held_host_register(cm_runtime *rt, void *host, uint64_t nbytes, unsigned flags)
     return real_host_register(rt, host, nbytes, flags);
 }
 
+/* While one thread is held up inside a growth, another thread must still get a free
+ * block. */
 static void
 test_pool_hits_go_on_while_another_thread_grows(void)
 {
@@ -564,7 +618,7 @@ test_pool_hits_go_on_while_another_thread_grows(void)
     cm_thread thread;
     CHECK_OK(cm_thread_start(&thread, take_large, &t));
     WAIT_UNTIL(atomic_load(&growth_begun));
-    /* If this were held up, it would be for ever. */
+    /* If the growth held this up, the test would never end. */
     cm_block *block = take(pool, 1000, NULL);
     give(pool, block, NULL, 0);
     atomic_store(&growth_may_end, true);
@@ -576,6 +630,8 @@ test_pool_hits_go_on_while_another_thread_grows(void)
 
 /* -- what the pool says of itself ------------------------------------------------------- */
 
+/* Follow the peaks through an allocation, a growth that fails, a block in flight and
+ * two resets. */
 static void
 test_pool_peaks_are_exact(void)
 {
@@ -591,7 +647,7 @@ test_pool_peaks_are_exact(void)
     CHECK_EQ(c.peak_requested_nbytes, c.requested_nbytes);
     CHECK_EQ(c.peak_waste_nbytes, 24);
     CHECK_EQ(c.peak_reserved_nbytes, c.reserved_nbytes);
-    /* Memory that is made for a block is never cached. */
+    /* Memory that was made for a block never counts as cached. */
     CHECK_LT(c.peak_cached_nbytes, 3 * MIB);
     CHECK_GE(c.peak_cached_nbytes, c.cached_nbytes);
     uint64_t peak = c.peak_reserved_nbytes;
@@ -599,7 +655,7 @@ test_pool_peaks_are_exact(void)
     cm_block *none = NULL;
     CHECK_CODE(pool_alloc(pool, 64 * MIB, NULL, &none), 999);
     c = read_counters(pool);
-    /* Memory that did not come does not count. */
+    /* The memory that the failed growth was to bring does not count. */
     CHECK_EQ(c.peak_reserved_nbytes, peak);
     CHECK_EQ(c.reserved_nbytes, peak);
     CHECK_EQ(c.live_count, 2);
@@ -631,6 +687,8 @@ test_pool_peaks_are_exact(void)
     close_emulated(rt);
 }
 
+/* The pool has live, in-flight and cached blocks. The rows of its listing must follow
+ * each other without holes, and their sums must be the counters. */
 static void
 test_pool_list_covers_what_is_reserved(void)
 {
@@ -687,6 +745,7 @@ typedef struct grower {
     atomic_bool done;
 } grower;
 
+/* The body of a thread: allocate a chunk, for which the pool has to grow. */
 static void *
 grow_once(void *arg)
 {
@@ -696,7 +755,9 @@ grow_once(void *arg)
     return NULL;
 }
 
-/* While the growing thread leaves the device, its block belongs to nobody yet. */
+/* At the end of a growth the thread leaves the device, which is slow here. The new
+ * block belongs to nobody during that time, and the pool's invariants must hold
+ * nevertheless. */
 static void
 test_pool_adds_up_while_a_growth_ends(void)
 {

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/: device memory in stream order, and who may have memory that a stream
- * has freed. */
+/* Tests of device memory that a stream has used and freed. Its own stream may have it
+ * again at once; any other stream only after the pool has seen, by an event or a query
+ * of the stream, that the work has ended. */
 #include "pool_world.h"
 
+/* A block is freed while work of its stream is held behind a gate. The same stream must
+ * get it back by a hit, and nobody else may get it. A block that also needs a fence, or
+ * that two streams used, goes to nobody before all that work has ended. */
 static void
 test_pool_device_block_is_reused_at_once_on_its_own_stream(void)
 {
@@ -22,7 +26,7 @@ test_pool_device_block_is_reused_at_once_on_its_own_stream(void)
     a = take(pool, CHUNK, stream);
     CHECK_EQ(a->address, first);
     CHECK_EQ(read_counters(pool).hit_count, 1);
-    /* It also needs a fence, so it is not only that stream's any more. */
+    /* With a fence the block is no longer in the order of that stream alone. */
     give(pool, a, stream, CM_POOL_FREE_FENCE);
     cm_stream *both[2] = {stream, other};
     cm_pool_free(pool, b, both, 2, 0);
@@ -39,6 +43,7 @@ test_pool_device_block_is_reused_at_once_on_its_own_stream(void)
     close_emulated(rt);
 }
 
+/* Count the calls so far that create, record or query an event. */
 static uint64_t
 event_calls(const cm_runtime *rt)
 {
@@ -48,6 +53,8 @@ event_calls(const cm_runtime *rt)
            + cm_faults_count(rt, CM_OP_context_record_event);
 }
 
+/* Twenty blocks go round on one stream, for which the pool must need no event. When
+ * another stream asks for memory, one event must stand for all twenty. */
 static void
 test_pool_stream_order_needs_no_event_and_then_one_for_all(void)
 {
@@ -78,11 +85,13 @@ test_pool_stream_order_needs_no_event_and_then_one_for_all(void)
     for (int i = 0; i < COUNT; i++) {
         give(pool, blocks[i], stream, 0);
     }
-    cm_block *b = take(pool, CHUNK, other); /* asks the stream, and grows */
+    cm_block *b = take(pool, CHUNK, other); /* this makes the pool ask about the stream,
+                                               and grow */
     CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1);
     CHECK_GT(read_counters(pool).reserved_nbytes, reserved_nbytes);
     cm_block *c = take(pool, CHUNK, NULL);
-    /* This event is not reached yet. */
+    /* The event has not happened yet, so the pool neither records a second one nor uses
+     * the memory. */
     CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1);
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_wait_event), 0);
     reserved_nbytes = read_counters(pool).reserved_nbytes;
@@ -105,6 +114,8 @@ test_pool_stream_order_needs_no_event_and_then_one_for_all(void)
     close_emulated(rt);
 }
 
+/* An event that has happened must say nothing about a block that was given back after
+ * it was recorded. */
 static void
 test_pool_event_covers_only_what_was_given_before_it(void)
 {
@@ -138,6 +149,9 @@ test_pool_event_covers_only_what_was_given_before_it(void)
     close_emulated(rt);
 }
 
+/* A stream gets a block back while its earlier work on it is still held up, and gives
+ * it back unused or after use by another stream. The block must stay closed to everyone
+ * else until the first stream's work has ended. */
 static void
 test_pool_block_given_back_unused_is_as_late_as_before(void)
 {
@@ -155,7 +169,8 @@ test_pool_block_given_back_unused_is_as_late_as_before(void)
         give(pool, a, used_by_other ? other : NULL, 0);
         synchronize(rt, other);
         uint64_t released = 0;
-        CHECK_OK(pool_trim(pool, 0, false, &released)); /* this forgets no stream */
+        CHECK_OK(pool_trim(pool, 0, false, &released)); /* the trim must not forget that
+                                                           `stream` is late */
         CHECK_EQ(released, 0);
         CHECK(cm_pool_try_alloc(pool, CHUNK, other, 0) == NULL);
         CHECK(cm_pool_try_alloc(pool, CHUNK, NULL, 0) == NULL);
@@ -171,6 +186,8 @@ test_pool_block_given_back_unused_is_as_late_as_before(void)
     close_emulated(rt);
 }
 
+/* One stream is late with the first of 32 neighbours; nothing runs on the other blocks.
+ * Another stream must be able to get all but two of them without a growth. */
 static void
 test_pool_late_stream_strands_no_clean_memory(void)
 {
@@ -180,7 +197,8 @@ test_pool_late_stream_strands_no_clean_memory(void)
     cm_stream *late = open_stream(rt, 0);
     cm_stream *other = open_stream(rt, 0);
     cm_block *blocks[COUNT];
-    give(pool, take(pool, CHUNK, other), other, 0); /* both are known */
+    give(pool, take(pool, CHUNK, other), other, 0); /* now the pool has seen two streams
+                                                     */
     for (int i = 0; i < COUNT; i++) {
         blocks[i] = take(pool, CHUNK, NULL);
     }
@@ -207,8 +225,9 @@ test_pool_late_stream_strands_no_clean_memory(void)
     close_emulated(rt);
 }
 
-/* More streams come and go than the pool has slots for. */
-/* Two neighbours, each freed on a stream of its own, and more free memory elsewhere. */
+/* Two neighbours were freed on two streams that are both idle, and there is more free
+ * memory elsewhere. A short request must be served without a question. A long one that
+ * needs both neighbours must make the pool ask the streams, and find them idle. */
 static void
 test_pool_long_block_asks_for_idle_memory_of_other_streams(void)
 {
@@ -234,7 +253,8 @@ test_pool_long_block_asks_for_idle_memory_of_other_streams(void)
     CHECK_EQ(large->address, first);
     CHECK_GT(cm_faults_count(rt, CM_OP_stream_query), asked);
     asked = cm_faults_count(rt, CM_OP_stream_query);
-    more = take(pool, 4 * CHUNK, own); /* the streams were given nothing since */
+    more = take(pool, 4 * CHUNK, own); /* the pool was given nothing since then, so it
+                                          need not ask */
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_query), asked);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 7 * CHUNK);
     give(pool, more, NULL, 0);
@@ -246,6 +266,9 @@ test_pool_long_block_asks_for_idle_memory_of_other_streams(void)
     close_emulated(rt);
 }
 
+/* Seventy streams each work on one block. Once all but one have ended, a trim must give
+ * back everything except the chunk of the last one, and after a full trim the pool must
+ * keep no stream alive. */
 static void
 test_pool_streams_beyond_the_marks_are_waited_for(void)
 {
@@ -281,11 +304,13 @@ test_pool_streams_beyond_the_marks_are_waited_for(void)
     }
     cm_emulated_counts counts;
     cm_emulated_read_counts(rt, &counts);
-    CHECK_EQ(counts.streams, 0); /* the pool keeps none alive after a trim */
+    CHECK_EQ(counts.streams, 0); /* after a trim the pool keeps no stream alive */
     cm_pool_release(pool);
     close_emulated(rt);
 }
 
+/* The default streams of two devices may have the same handle, but they are two
+ * streams. A block that one of them is late with must not go to the other. */
 static void
 test_pool_same_stream_needs_the_same_device(void)
 {
@@ -311,6 +336,8 @@ test_pool_same_stream_needs_the_same_device(void)
 }
 
 /* clang-format off */
+/* When nobody but the pool holds a stream any more, the pool must release it as soon as
+ * it sees that the stream's work has ended. */
 static void
 test_pool_stream_that_only_the_pool_keeps_is_let_go(void)
 {
@@ -322,7 +349,7 @@ test_pool_stream_that_only_the_pool_keeps_is_let_go(void)
     give(pool, take(pool, 1000, stream), stream, 0);
     synchronize(rt, stream);
     cm_stream_release(stream);
-    /* A miss, which asks what has ended. */
+    /* Two misses, in which the pool asks what has ended. */
     give(pool, take(pool, 3 * MIB, NULL), NULL, 0);
     give(pool, take(pool, 9 * MIB, NULL), NULL, 0);
     cm_emulated_counts after;
@@ -332,14 +359,16 @@ test_pool_stream_that_only_the_pool_keeps_is_let_go(void)
     close_emulated(rt);
 }
 
+/* A drop_owner that does nothing, so the test may use any address as the owner. */
 static void
 let_go(void *owner)
 {
     (void)owner;
 }
 
-/* Memory was handed to another library's stream because of the order alone, and came
- * back unused, so no event of that stream stands for it. */
+/* A block is handed to a stream of another library, which has to wait for the first
+ * stream. It comes back unused, so no event of the second stream stands for that wait.
+ * The pool must give the block to others only when both streams are done. */
 static void
 test_pool_block_ordered_for_a_foreign_stream_comes_back(void)
 {
@@ -353,7 +382,7 @@ test_pool_block_ordered_for_a_foreign_stream_comes_back(void)
     atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, CHUNK);
     hold_work(rt, first, block);
     give(pool, block, first, 0);
-    block = take(pool, CHUNK, foreign); /* `foreign` waits for `first` */
+    block = take(pool, CHUNK, foreign); /* the pool makes `foreign` wait for `first` */
     CHECK_EQ(read_counters(pool).cross_stream_wait_count, 1);
     give(pool, block, NULL, 0);
     CHECK(cm_pool_try_alloc(pool, CHUNK, NULL, 0) == NULL);
@@ -368,8 +397,8 @@ test_pool_block_ordered_for_a_foreign_stream_comes_back(void)
     close_emulated(rt);
 }
 
-/* An event could not be recorded, so it stands for nothing. Waiting for everything
- * still frees what was handed out because of that order. */
+/* The event that should stand for a block's work cannot be recorded. A trim that waits
+ * must nevertheless find out that the work has ended, and give back both blocks. */
 static void
 test_pool_block_of_a_foreign_stream_outlives_a_failed_record(void)
 {

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/: device memory, and the other devices that may reach it. */
+/* Tests of how a pool of device memory opens its chunks to other devices (its peers). A
+ * new chunk is opened to the devices that have a context at that time, and
+ * cm_pool_admit_peers() opens all chunks to devices that got a context later. */
 #include "pool_world.h"
 
-/* May this device write to the block now? */
+/* True if the device can write to the block now. */
 static bool
 can_reach(cm_runtime *rt, int device, const cm_block *block)
 {
     cm_device_guard guard;
-    cm_runtime *inner = rt->inner; /* makes no context that `rt` knows of */
+    cm_runtime *inner = rt->inner; /* used directly, since a call of `rt` would note a
+                                      context */
     MUST(cm_device_enter(inner, device, &guard));
     cm_status status = cm_rt_fill_8_async(inner, block->address, 1, block->nbytes, 0);
     MUST(cm_rt_device_synchronize(inner));
@@ -15,6 +18,7 @@ can_reach(cm_runtime *rt, int device, const cm_block *block)
     return cm_is_ok(status);
 }
 
+/* Enter the device, which makes a context there if it has none. */
 static void
 make_context(cm_runtime *rt, int device)
 {
@@ -23,6 +27,9 @@ make_context(cm_runtime *rt, int device)
     cm_device_leave(rt, &guard);
 }
 
+/* Device 1 gets its context after two blocks were made. It must reach both after
+ * cm_pool_admit_peers() and each later block at once. Device 2 has no context, so it
+ * must stay outside, and nobody may make a context for it. */
 static void
 test_pool_peer_with_a_later_context_is_let_in(void)
 {
@@ -52,12 +59,14 @@ test_pool_peer_with_a_later_context_is_let_in(void)
     close_emulated(rt);
 }
 
+/* Only the first cm_pool_admit_peers() after a new context makes calls; the next one
+ * makes no runtime call at all. */
 static void
 test_pool_peer_is_let_in_once(void)
 {
     cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
     cm_pool *pool = open_pool(rt, DEVICE);
-    CHECK_OK(cm_pool_admit_peers(pool)); /* before there is any memory */
+    CHECK_OK(cm_pool_admit_peers(pool)); /* there is no memory yet */
     cm_block *block = take(pool, CHUNK, NULL);
     make_context(rt, 1);
     cm_faults_plan(rt, CM_OP_none, 0, 0, false);
@@ -71,7 +80,8 @@ test_pool_peer_is_let_in_once(void)
     close_emulated(rt);
 }
 
-/* Each call that letting a peer in makes fails once. */
+/* Each call that cm_pool_admit_peers() makes fails once. The failure of
+ * address_set_access must be reported, and the next try must succeed. */
 static void
 test_pool_peer_is_let_in_at_the_next_try(void)
 {
@@ -96,6 +106,8 @@ test_pool_peer_is_let_in_at_the_next_try(void)
     }
 }
 
+/* Page-locked memory and device memory that cudaMalloc made are open to every device
+ * from the start, so there is nothing to call. */
 static void
 test_pool_that_is_open_to_all_lets_nobody_in(void)
 {

@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/: device memory whose chunks are put side by side, and moved. */
+/* Tests of how a pool places chunks of device memory. It maps them side by side in one
+ * range of addresses, and can move a free chunk to where a longer block needs it
+ * instead of making a new one. A gap is a stretch of addresses without memory, and a
+ * granule (2 MiB) is the smallest chunk. The last part makes each step of such growths
+ * fail. */
 #include "place_world.h"
 
+/* Each block is one chunk longer than the one before. The pool must add that chunk
+ * behind the others, so that every block begins at the same address. */
 static void
 test_pool_grows_in_place(void)
 {
@@ -23,6 +29,8 @@ test_pool_grows_in_place(void)
     close_emulated(rt);
 }
 
+/* Every second chunk is free. A block as long as all free chunks together must get
+ * their memory, moved to one place, without any new memory. */
 static void
 test_pool_moves_free_chunks_instead_of_reserving_more(void)
 {
@@ -70,10 +78,13 @@ test_pool_moves_free_chunks_instead_of_reserving_more(void)
     close_emulated(rt);
 }
 
-/* Blocks of one chunk each, of which numbers 2 to 6 become gap, free, gap, free,
- * gap. */
+/* The next two tests make HOLED blocks of one chunk each. Number 2 to 6 of these become
+ * gaps or free memory. */
 enum { HOLED = 12 };
 
+/* Chunks 2 to 6 become gap, free, gap, free, gap, and chunk 9 is free too. A block of
+ * five chunks must go there: two chunks are in their place already, one is moved, and
+ * two are made. */
 static void
 test_pool_places_over_several_gaps(void)
 {
@@ -93,7 +104,7 @@ test_pool_places_over_several_gaps(void)
     give(pool, blocks[3], NULL, 0);
     give(pool, blocks[5], NULL, 0);
     give(pool, blocks[9], NULL, 0);
-    /* Two free chunks are where they must be, one is moved, two are missing. */
+    /* Two free chunks are in their place, one is moved, and two are missing. */
     cm_block *large = take(pool, 5 * LUMP, NULL);
     cm_pool_counters c = read_counters(pool);
     CHECK_EQ(large->address, first);
@@ -103,7 +114,7 @@ test_pool_places_over_several_gaps(void)
     for (uint64_t i = 0; i < 5; i++) {
         check_usable(rt, &(cm_block){NULL, first + i * LUMP, LUMP});
     }
-    /* The gap that the move left is filled by the next growth. */
+    /* The next growth fills the gap that the moved chunk has left. */
     blocks[9] = take(pool, LUMP, NULL);
     CHECK_EQ(read_counters(pool).reserved_nbytes, HOLED * LUMP);
     CHECK_LT(blocks[9]->address, blocks[10]->address);
@@ -118,7 +129,8 @@ test_pool_places_over_several_gaps(void)
     close_emulated(rt);
 }
 
-/* A place that begins inside a gap fills the gap from its end downwards. */
+/* Chunks 2 to 4 are a gap, and chunks 5 and 6 are free. A block of three chunks needs
+ * one chunk of the gap, and must take the last one, next to the free memory. */
 static void
 test_pool_places_before_free_memory(void)
 {
@@ -150,8 +162,8 @@ test_pool_places_before_free_memory(void)
     close_emulated(rt);
 }
 
-/* A growth takes exactly as many granules as are missing, and nothing while memory
- * lasts. */
+/* A growth must take as many granules as are missing and no more, and nothing at all
+ * while free memory is enough. */
 static void
 test_pool_growth_takes_what_is_missing(void)
 {
@@ -171,7 +183,8 @@ test_pool_growth_takes_what_is_missing(void)
     close_emulated(rt);
 }
 
-/* Every other granule is free. One block takes all of them, from as many places. */
+/* Every other granule is free. One block must get all of them, moved from as many
+ * places. */
 static void
 test_pool_moves_as_many_chunks_as_it_takes(void)
 {
@@ -200,8 +213,9 @@ test_pool_moves_as_many_chunks_as_it_takes(void)
     close_emulated(rt);
 }
 
-/* There are free chunks of two granules, and a place that is one granule short of a
- * whole number of them. The last chunk is given back for a new one that fits. */
+/* The free memory consists of chunks of two granules, and the place that a long block
+ * needs is one granule short of a whole number of them. So the last chunk fits nowhere,
+ * and must be given back in exchange for a new chunk that does. */
 static void
 test_pool_gives_back_a_chunk_that_fits_nowhere(void)
 {
@@ -230,6 +244,8 @@ test_pool_gives_back_a_chunk_that_fits_nowhere(void)
     close_emulated(rt);
 }
 
+/* Two chunks are free, but a stream is late with one of them. A block of two chunks may
+ * move only the other one, and must get a new chunk as well. */
 static void
 test_pool_moves_nothing_that_a_stream_is_late_with(void)
 {
@@ -249,7 +265,7 @@ test_pool_moves_nothing_that_a_stream_is_late_with(void)
     CHECK_EQ(c.remap_nbytes, LUMP);
     CHECK_EQ(c.reserved_nbytes, 7 * LUMP);
     CHECK_EQ(c.cached_nbytes, LUMP);
-    /* The device still works, so nothing was taken from under its work. */
+    /* The device reports no fault, so no memory was taken away under its work. */
     MUST(cm_rt_fill_8_async(rt, large->address, 5, large->nbytes, other->handle));
     synchronize(rt, other);
     CHECK_OK(cm_emulated_gate_open(rt, late->handle));
@@ -264,8 +280,10 @@ test_pool_moves_nothing_that_a_stream_is_late_with(void)
     close_emulated(rt);
 }
 
-/* Memory is placed beside a piece that a stream is late with. Its first part joins that
- * piece and the rest does not, and the block must still get the whole place. */
+/* A block is placed beside a free piece that a stream is late with. Of the chunks that
+ * are mapped for the block, the first part may join that piece and the rest may not.
+ * The block must get its whole place all the same. The arguments are the numbers of the
+ * late block and of the first of the three blocks that become the gap. */
 static void
 check_place_beside_late(int late_index, int first_index)
 {
@@ -287,7 +305,8 @@ check_place_beside_late(int late_index, int first_index)
     CHECK_EQ(released, WANTED * CHUNK);
     hold_work(rt, late, blocks[late_index]);
     give(pool, blocks[late_index], late, 0);
-    give(pool, blocks[COUNT - 2], other, 0); /* so that there is more than one stream */
+    give(pool, blocks[COUNT - 2], other, 0); /* so that two streams have given memory
+                                                back */
     cm_block *block = take(pool, WANTED * CHUNK, other);
     CHECK_EQ(block->address, first);
     CHECK_EQ(block->nbytes, WANTED * CHUNK);
@@ -312,6 +331,8 @@ test_pool_places_between_late_memory_and_a_block(void)
     check_place_beside_late(4, 1);
 }
 
+/* One small block lies in 192 MiB of free memory. A trim must give back everything but
+ * the chunk under that block. */
 static void
 test_pool_small_blocks_pin_their_chunks_only(void)
 {
@@ -322,7 +343,7 @@ test_pool_small_blocks_pin_their_chunks_only(void)
     cm_block *small = take(pool, 512, NULL);
     uint64_t released = 0;
     CHECK_OK(pool_trim(pool, 0, false, &released));
-    CHECK_GE(released, 176 * MIB); /* chunks are a small share of what is held */
+    CHECK_GE(released, 176 * MIB); /* a chunk is a small share of what the pool holds */
     CHECK_EQ(read_counters(pool).reserved_nbytes, 192 * MIB - released);
     check_usable(rt, small);
     give(pool, small, NULL, 0);
@@ -335,10 +356,11 @@ test_pool_small_blocks_pin_their_chunks_only(void)
 enum { BLOCKS = 8 };
 
 typedef struct outcome {
-    uint64_t refused_count; /* refused allocations */
-    cm_status first;        /* the first failure that was reported */
+    uint64_t refused_count; /* refused allocations and trims */
+    cm_status first;        /* the first of these failures */
 } outcome;
 
+/* Count a refused allocation or trim, and keep the first failure. */
 static void
 note(outcome *o, cm_status status)
 {
@@ -348,6 +370,7 @@ note(outcome *o, cm_status status)
     }
 }
 
+/* Allocate a block, or note the failure and store NULL. */
 static void
 take_or_note(cm_pool *pool, uint64_t nbytes, cm_block **block, outcome *o)
 {
@@ -361,7 +384,7 @@ take_or_note(cm_pool *pool, uint64_t nbytes, cm_block **block, outcome *o)
     }
 }
 
-/* Grow in place, move and trim, and then do so again. */
+/* Make the pool grow in place, move chunks and trim, twice. */
 static void
 run_places(cm_pool *pool, outcome *o)
 {
@@ -393,7 +416,7 @@ run_places(cm_pool *pool, outcome *o)
     note(o, pool_trim(pool, 0, false, &released));
 }
 
-/* Grow over three gaps: one chunk is moved, two are made. */
+/* Make the pool grow over three gaps: it moves one chunk and makes two. */
 static void
 run_holes(cm_runtime *rt, cm_pool *pool, outcome *o)
 {
@@ -426,6 +449,8 @@ run_holes(cm_runtime *rt, cm_pool *pool, outcome *o)
     }
 }
 
+/* Check that nothing is live, that the budget agrees with the pool, and that the pool
+ * can still hand out blocks. */
 static void
 check_well(cm_runtime *rt, cm_pool *pool, cm_budget *budget)
 {
@@ -443,6 +468,10 @@ check_well(cm_runtime *rt, cm_pool *pool, cm_budget *budget)
     give(pool, all[1], NULL, 0);
 }
 
+/* Run both growths again and again, each time with a later call of `op` failing (with
+ * `repeat` all calls from that one on), until no call fails any more. Each time a
+ * failure must be reported with its code, and the pool must work and leave nothing
+ * behind. */
 static void
 sweep(cm_op op, int32_t code, bool repeat)
 {
@@ -463,7 +492,7 @@ sweep(cm_op op, int32_t code, bool repeat)
         injected = cm_faults_last_injected(rt) != CM_OP_none;
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
         if (!cm_is_ok(o.first) && o.first.code != code) {
-            CHECK_FAIL_("told as code %d of %s", o.first.code,
+            CHECK_FAIL_("the failure was reported as code %d of %s", o.first.code,
                         cm_op_facts[o.first.op].name);
         }
         CHECK(injected || o.refused_count == 0);
@@ -483,6 +512,7 @@ sweep(cm_op op, int32_t code, bool repeat)
     close_emulated(rt);
 }
 
+/* Each operation of a growth fails once. */
 static void
 test_pool_each_step_of_a_growth_may_fail(void)
 {
@@ -494,6 +524,7 @@ test_pool_each_step_of_a_growth_may_fail(void)
     }
 }
 
+/* An operation of a growth fails, and goes on to fail. */
 static void
 test_pool_each_step_of_a_growth_may_fail_for_good(void)
 {
@@ -504,6 +535,8 @@ test_pool_each_step_of_a_growth_may_fail_for_good(void)
     }
 }
 
+/* Each call of a pool's first growth fails once, those included that reserve its
+ * addresses. The next allocation must succeed. */
 static void
 test_pool_source_that_cannot_be_opened_is_tried_again(void)
 {

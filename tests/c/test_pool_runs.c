@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of what a pool says about its free memory: it shows the runs that joining would
- * leave, whether or not they are joined. */
+/* Tests of the counters and the listing of a pool's free memory. Both count free
+ * neighbours that could join as one piece, whether or not they have been joined
+ * already. */
 #include "pool_world.h"
 
-/* Check that the pool shows one free run, as joining would leave it. */
+/* Check that the counters and the listing both show `nbytes` of free memory in one
+ * piece. */
 static void
 check_one_piece(cm_pool *pool, uint64_t nbytes)
 {
@@ -24,6 +26,9 @@ check_one_piece(cm_pool *pool, uint64_t nbytes)
     CHECK_EQ(longest, nbytes);
 }
 
+/* Many small blocks, which were used on three streams or on none, are given back. When
+ * all work on them has ended, the pool must show them as one free piece, even where
+ * some spans are still kept apart for the next request of their size. */
 static void
 test_pool_counts_free_runs_as_if_joined(void)
 {
@@ -41,12 +46,14 @@ test_pool_counts_free_runs_as_if_joined(void)
             blocks[i] = take(pool, 4 * KIB, streams[i % 3]);
         }
         uint64_t reserved = read_counters(pool).reserved_nbytes;
-        /* Some are short, some were used on streams, and all are idle. */
+        /* In the pool of device memory every other block was used on a stream; all work
+         * has ended. */
         for (int i = 0; i < BLOCKS; i++) {
             give(pool, blocks[i], k == 1 && i % 2 ? streams[i % 3] : NULL, 0);
         }
         uint64_t released = 0;
-        /* This sees that they are idle. */
+        /* The trim keeps everything, but it makes the pool see that the work has
+         * ended. */
         MUST(pool_trim(pool, UINT64_MAX / 2, true, &released));
         CHECK_EQ(released, 0);
         for (int i = 0; i < 8; i++) {
@@ -65,6 +72,9 @@ test_pool_counts_free_runs_as_if_joined(void)
     close_emulated(rt);
 }
 
+/* Two blocks are given back while work on two streams may still run on them. They must
+ * not count as part of the free memory beside them until that work has ended; then
+ * everything is one piece. */
 static void
 test_pool_counts_pending_runs_apart(void)
 {

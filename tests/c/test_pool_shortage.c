@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/: growths that fail, in a pool that maps chunks of physical memory side
- * by side to make room for a block. */
+/* Tests of a pool of device memory whose growth fails half-way. Such a growth maps
+ * several chunks of physical memory side by side, so it may have made or moved some of
+ * them before it fails. */
 #include "place_world.h"
 
-/* A pool of two chunks, one of them free, on a device of 256 MiB, of which another pool
- * holds 100 MiB. */
+/* A device of 256 MiB with two pools. One holds 100 MiB for another user. The other
+ * one, `pool`, holds two chunks, of which one is live (`kept`) and one is free. */
 typedef struct crowd {
     cm_runtime *rt;
     cm_pool *others;
     cm_block *theirs;
-    cm_budget budget; /* of `pool` */
+    cm_budget budget; /* the budget of `pool` */
     cm_pool *pool;
     cm_block *kept;
-    uint64_t free_nbytes; /* what the driver has free in this state */
+    uint64_t free_nbytes; /* the driver's free memory at the end of open_crowd() */
 } crowd;
 
 static void
@@ -45,6 +46,8 @@ close_crowd(crowd *c)
     close_emulated(c->rt);
 }
 
+/* A request for 200 MiB finds too little memory. The pool must give back what it took
+ * on the way, report how much was asked for, and still be able to serve 140 MiB. */
 static void
 test_pool_growth_that_fails_gives_back_what_it_took(void)
 {
@@ -70,7 +73,8 @@ test_pool_growth_that_fails_gives_back_what_it_took(void)
     close_crowd(&w);
 }
 
-/* A chunk that was moved for the growth is still free memory at its new place. */
+/* A growth by 100 MiB moves the free chunk, and then a call fails. The chunk must be
+ * free memory at its new place. */
 static void
 test_pool_growth_that_fails_once_keeps_what_it_moved(void)
 {
@@ -95,7 +99,8 @@ test_pool_growth_that_fails_once_keeps_what_it_moved(void)
     close_crowd(&w);
 }
 
-/* Memory that the driver does not take back stays in the pool as free memory. */
+/* A growth fails, and the driver also refuses to take memory back. That memory must
+ * stay in the pool as free memory, and a later block must be able to use it. */
 static void
 test_pool_growth_that_fails_keeps_what_cannot_go_back(void)
 {
@@ -121,6 +126,8 @@ test_pool_growth_that_fails_keeps_what_cannot_go_back(void)
     }
 }
 
+/* A request for more than the device has must fail without any call that creates
+ * memory. Memory that the pool holds already counts too. */
 static void
 test_pool_asks_for_no_more_than_the_device_has(void)
 {
@@ -130,7 +137,8 @@ test_pool_asks_for_no_more_than_the_device_has(void)
     uint64_t created = cm_faults_count(rt, CM_OP_physical_create);
     for (int i = 1; i < 3; i++) {
         cm_block *block = NULL;
-        uint64_t nbytes = (uint64_t)i * 160 * MIB; /* memory that is held counts too */
+        uint64_t nbytes = (uint64_t)i * 160 * MIB; /* with the 100 MiB held, even the
+                                                      first is too much */
         cm_status status = pool_alloc(pool, nbytes, NULL, &block);
         CHECK_EQ(status.code, CM_CUDA_OUT_OF_MEMORY);
         CHECK_EQ(status.op, CM_OP_physical_create);

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/: when a block that streams worked on may be handed out again. */
+/* Tests of when a pool hands out a block again on which streams have worked. Gates hold
+ * the streams up, so that each test can look before and after their work. A fence is an
+ * event over everything that a device is doing; it stands for work that the pool cannot
+ * attribute to a stream. */
 #include <stdlib.h>
 
 #include "pool_world.h"
 #include "wait.h"
 
+/* Page-locked memory is not reused before the work on it has ended, not even on the
+ * same stream, since the host could write to it at any time. */
 static void
 test_pool_block_in_flight_waits_for_its_stream(void)
 {
@@ -16,9 +21,12 @@ test_pool_block_in_flight_waits_for_its_stream(void)
     void *first = a->host;
     cm_stream *uses[3] = {stream, stream, stream};
     cm_pool_free(pool, a, uses, 3, 0);
-    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1); /* one for each stream */
+    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1); /* one event for a stream,
+                                                             however often it is named
+                                                           */
     CHECK_EQ(read_counters(pool).in_flight_nbytes, CHUNK);
-    /* The host writes regardless of streams, so that stream must not have it either. */
+    /* The host may write at once, whatever the stream does, so the same stream must not
+     * get the block either. */
     cm_block *b = take(pool, CHUNK, stream);
     CHECK(b->host != first);
     CHECK_EQ(read_counters(pool).in_flight_count, 1);
@@ -35,12 +43,15 @@ test_pool_block_in_flight_waits_for_its_stream(void)
     close_emulated(rt);
 }
 
+/* Two blocks wait for a stream of another device that is shut. A third one, freed
+ * between them on a stream that has ended, must be handed out again. */
 static void
 test_pool_unfinished_block_holds_up_no_other(void)
 {
     cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
     cm_pool *pool = open_pool(rt, PINNED);
-    cm_stream *shut = open_stream(rt, 1); /* another device uses portable memory */
+    cm_stream *shut = open_stream(rt, 1); /* a device uses portable memory of another
+                                             one */
     cm_stream *free_one = open_stream(rt, 0);
     CHECK_OK(cm_emulated_gate_close(rt, shut->handle));
     cm_block *a = take(pool, CHUNK, NULL);
@@ -66,9 +77,10 @@ test_pool_unfinished_block_holds_up_no_other(void)
     close_emulated(rt);
 }
 
-/* More blocks than a miss would ask about one by one. */
+/* So many blocks that a miss would not ask about each of them. */
 enum { MANY = 600 };
 
+/* Allocate MANY blocks of 16 KiB. */
 static void
 take_many(cm_pool *pool, cm_block *blocks[MANY])
 {
@@ -77,6 +89,8 @@ take_many(cm_pool *pool, cm_block *blocks[MANY])
     }
 }
 
+/* All of many small blocks have ended on both of their streams. A single miss must see
+ * that, and serve one block as long as all of them. */
 static void
 test_pool_one_miss_sees_all_that_has_ended(void)
 {
@@ -102,6 +116,8 @@ test_pool_one_miss_sees_all_that_has_ended(void)
     close_emulated(rt);
 }
 
+/* Many blocks wait for a shut stream, and one block behind them was freed on a stream
+ * that has ended. A miss must find that one with two queries, one for each stream. */
 static void
 test_pool_late_stream_is_asked_once_and_hides_no_other(void)
 {
@@ -132,8 +148,8 @@ test_pool_late_stream_is_asked_once_and_hides_no_other(void)
     close_emulated(rt);
 }
 
-/* There are so many that a miss looks at only some of them; the next ones look at the
- * others. */
+/* So many blocks are in flight that one miss looks at only some of them. The next miss
+ * has to look at the others, and so find the one whose work has ended. */
 static void
 test_pool_long_queue_is_looked_at_in_turns(void)
 {
@@ -169,6 +185,8 @@ test_pool_long_queue_is_looked_at_in_turns(void)
     close_emulated(rt);
 }
 
+/* The handle of a per-thread default stream means another stream on each thread. So the
+ * pool must record no event on it, and the block must wait for a fence. */
 static void
 test_pool_per_thread_stream_is_fenced(void)
 {
@@ -184,6 +202,9 @@ test_pool_per_thread_stream_is_fenced(void)
     close_emulated(rt);
 }
 
+/* A stream that the pool does not know works on a block. The block is freed with a
+ * fence, and must not be handed out before that stream's work has ended. The driver can
+ * record a fence as an event, so nobody has to wait for the device. */
 static void
 test_pool_fence_waits_for_every_stream(void)
 {
@@ -210,6 +231,8 @@ test_pool_fence_waits_for_every_stream(void)
     close_emulated(rt);
 }
 
+/* The unknown work runs on the second device. The fence must cover both devices, so the
+ * block must not be handed out when only the first one is idle. */
 static void
 test_pool_fence_covers_every_device_in_use(void)
 {
@@ -221,7 +244,7 @@ test_pool_fence_covers_every_device_in_use(void)
     cm_block *blocks[3];
     hold_work(rt, stranger, a);
     give(pool, a, NULL, CM_POOL_FREE_FENCE);
-    synchronize_device(rt, 0); /* this is not the device that works on it */
+    synchronize_device(rt, 0); /* the work runs on the other device */
     for (int i = 0; i < 3; i++) {
         blocks[i] = take(pool, CHUNK, NULL);
         CHECK(blocks[i]->host != first);
@@ -236,7 +259,8 @@ test_pool_fence_covers_every_device_in_use(void)
     close_emulated(rt);
 }
 
-/* Another library works on a device that the runtime has never entered. */
+/* Another library works on a device that our runtime has never entered. The fence must
+ * cover that device too, but it must not enter one on which nobody works. */
 static void
 test_pool_fence_covers_contexts_of_others(void)
 {
@@ -254,21 +278,22 @@ test_pool_fence_covers_contexts_of_others(void)
     CHECK_OK(cm_rt_context_set(rt, before));
     CHECK(!cm_device_was_entered(rt, 1));
     give(pool, a, NULL, CM_POOL_FREE_FENCE);
-    /* not at free, but at reuse: */
+    /* The pool asks which devices have a context when it records the fence, and not
+     * when the block is freed. */
     CHECK_EQ(cm_faults_count(rt, CM_OP_context_is_active), 0);
     cm_block *b = take(pool, CHUNK, NULL);
     CHECK(b->host != first);
     CHECK_EQ(read_counters(pool).in_flight_count, 1);
     CHECK_EQ(cm_faults_count(rt, CM_OP_context_record_event), 2);
-    CHECK(!cm_device_was_entered(rt, 2)); /* nobody works on that device */
+    CHECK(!cm_device_was_entered(rt, 2)); /* nobody works on device 2 */
     CHECK_EQ(cm_devices_in_use(rt, true), 3);
     CHECK_OK(cm_emulated_gate_open(rt, theirs));
-    synchronize_device(rt, 0); /* its part of the fence may be late too */
+    synchronize_device(rt, 0); /* the fence's event on device 0 may be late too */
     synchronize_device(rt, 1);
     cm_block *c = take(pool, CHUNK, NULL);
     CHECK_PTR_EQ(c->host, first);
     CHECK_FILLED(c->host, 7, CHUNK);
-    /* A device that cannot be asked about counts as in use. */
+    /* If the pool cannot find out whether a device is in use, it counts as in use. */
     cm_faults_plan(rt, CM_OP_context_is_active, 1, 999, false);
     give(pool, c, NULL, CM_POOL_FREE_FENCE);
     cm_block *d = take(pool, CHUNK, NULL);
@@ -280,8 +305,9 @@ test_pool_fence_covers_contexts_of_others(void)
     close_emulated(rt);
 }
 
-/* The capture is of a stream that the legacy stream waits for, by which the driver
- * notices it. */
+/* A stream is captured for which the legacy stream waits, so the driver would notice a
+ * fence and break the capture. The pool must record none before the capture has
+ * ended. */
 static void
 test_pool_takes_no_fence_while_a_capture_runs(void)
 {
@@ -307,6 +333,9 @@ test_pool_takes_no_fence_while_a_capture_runs(void)
     close_emulated(rt);
 }
 
+/* An old driver cannot record a fence as an event. Blocks that need one must stay in
+ * flight until something waits for the whole device, and the pool must do so itself
+ * before too many pile up. */
 static void
 test_pool_fence_on_an_old_driver_waits_for_the_device(void)
 {
@@ -327,16 +356,16 @@ test_pool_fence_on_an_old_driver_waits_for_the_device(void)
     CHECK_EQ(released, 0);
     CHECK_OK(pool_trim(pool, 0, true, &released));
     CHECK_EQ(released, 3 * CHUNK);
-    /* One wait for all of them. */
+    /* One wait serves all three blocks. */
     CHECK_EQ(cm_faults_count(rt, CM_OP_device_synchronize), 1);
     give(pool, b, NULL, 0);
-    /* They must not pile up without end. */
+    /* Blocks that wait for a fence must not pile up without end. */
     for (int i = 0; i < 40; i++) {
         give(pool, take(pool, 4 * MIB, NULL), NULL, CM_POOL_FREE_FENCE);
     }
     CHECK_LE(read_counters(pool).reserved_nbytes, 140 * MIB);
     CHECK_GE(cm_faults_count(rt, CM_OP_device_synchronize), 2);
-    CHECK(!cm_device_was_entered(rt, 1)); /* nobody works on that device */
+    CHECK(!cm_device_was_entered(rt, 1)); /* nobody works on device 1 */
     cm_pool_release(pool);
     close_emulated(rt);
 }
@@ -347,7 +376,8 @@ typedef struct waited_for {
     atomic_bool over;
 } waited_for;
 
-/* Open the gate for whoever waits for the device. */
+/* The body of a thread that opens the gate as soon as somebody waits for the device, or
+ * when the test is over. Without it a wrong wait would hang for ever. */
 static void *
 open_for_who_waits(void *argument)
 {
@@ -358,6 +388,8 @@ open_for_who_waits(void *argument)
     return NULL;
 }
 
+/* More memory waits for fences than an old driver would allow. Where fences are events,
+ * allocations must take new memory instead of waiting for the device. */
 static void
 test_pool_fences_that_are_events_are_not_waited_for(void)
 {
@@ -375,7 +407,7 @@ test_pool_fences_that_are_events_are_not_waited_for(void)
         give(pool, blocks[i], NULL, CM_POOL_FREE_FENCE);
     }
     CHECK_OK(cm_thread_start(&thread, open_for_who_waits, &w));
-    /* this records the fence, then takes new memory */
+    /* The first allocation records the fence, and all of them take new memory. */
     for (int i = 0; i < COUNT; i++) {
         blocks[i] = take(pool, 4 * MIB, NULL);
     }
@@ -391,6 +423,8 @@ test_pool_fences_that_are_events_are_not_waited_for(void)
     close_emulated(rt);
 }
 
+/* A stream that is known only by its handle has been destroyed when its block is freed.
+ * The pool must not use the handle any more, and waits for a fence instead. */
 static void
 test_pool_stream_nobody_keeps_is_never_touched(void)
 {
@@ -414,6 +448,8 @@ test_pool_stream_nobody_keeps_is_never_touched(void)
     close_emulated(rt);
 }
 
+/* Twelve streams used a block, and one of them is held up. The block must not be handed
+ * out before that one has ended, too. */
 static void
 test_pool_block_of_many_streams_waits_for_all(void)
 {
@@ -451,7 +487,8 @@ test_pool_block_of_many_streams_waits_for_all(void)
     close_emulated(rt);
 }
 
-/* More streams than the pool has slots for: it waits for the others by their device. */
+/* There are more streams than the pool has slots for. It must wait for the streams
+ * without a slot by a fence, and after a trim it must keep no stream and no event. */
 static void
 test_pool_streams_beyond_all_slots_are_waited_for(void)
 {
@@ -492,6 +529,8 @@ test_pool_streams_beyond_all_slots_are_waited_for(void)
     close_emulated(rt);
 }
 
+/* The last release ends the pool while work is in flight, so it must wait until a
+ * thread opens the gate. */
 static void
 test_pool_last_release_waits_for_what_is_in_flight(void)
 {
@@ -510,6 +549,8 @@ test_pool_last_release_waits_for_what_is_in_flight(void)
     close_emulated(rt);
 }
 
+/* A block is freed on a stream that is being captured. The graph may use it at any
+ * later time, so the pool must not hand it out again, even after a trim that waits. */
 static void
 test_pool_block_used_in_a_capture_stays_with_the_graph(void)
 {
@@ -533,6 +574,9 @@ test_pool_block_used_in_a_capture_stays_with_the_graph(void)
     close_emulated(rt);
 }
 
+/* Nobody else knows the handle of a stream of ours, so it cannot be captured, and
+ * allocating and freeing on it must make no runtime call. Once the handle has been
+ * read, a free must ask whether the stream is captured. */
 static void
 test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
 {
@@ -540,7 +584,8 @@ test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
     cm_pool *pool = open_pool(rt, DEVICE);
     cm_stream *stream = open_stream(rt, 0);
     give(pool, take(pool, 4 * KIB, stream), stream, 0);
-    cm_faults_plan(rt, CM_OP_none, 0, 0, false); /* this begins to count */
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false); /* so that the calls are counted from
+                                                    here on */
     for (int i = 0; i < 3; i++) {
         cm_block *block = cm_pool_try_alloc(pool, 4 * KIB, stream, 0);
         CHECK(block != NULL);
@@ -559,6 +604,8 @@ test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
     close_emulated(rt);
 }
 
+/* The caller says that a capture used the block. It belongs to the graph although no
+ * capture is under way any more, with or without a fence. */
 static void
 test_pool_block_of_a_capture_that_has_ended_stays_with_the_graph(void)
 {
@@ -589,6 +636,9 @@ test_pool_block_of_a_capture_that_has_ended_stays_with_the_graph(void)
     }
 }
 
+/* One stream is captured while a block of another stream is in flight. A capture
+ * forbids waiting, but asking whether the work has ended must still succeed, so the
+ * memory must come back. */
 static void
 test_pool_capture_elsewhere_is_not_in_the_way(void)
 {
@@ -600,7 +650,6 @@ test_pool_capture_elsewhere_is_not_in_the_way(void)
     for (int i = 0; i < 3; i++) {
         cm_pool *pool = open_pool(rt, (cm_pool_config)CONFIG(kinds[i], 0, 0));
         give(pool, take(pool, CHUNK, NULL), stream, 0);
-        /* The capture forbids waiting, but asking must still work. */
         uint64_t total = 0;
         while (read_counters(pool).reserved_nbytes > 0) {
             uint64_t released = 0;
@@ -616,6 +665,8 @@ test_pool_capture_elsewhere_is_not_in_the_way(void)
     close_emulated(rt);
 }
 
+/* The driver may refuse a query of an event during a capture. The block must stay in
+ * flight then, and be found by a later query. */
 static void
 test_pool_query_refused_during_capture_loses_no_block(void)
 {
@@ -640,6 +691,8 @@ test_pool_query_refused_during_capture_loses_no_block(void)
     close_emulated(rt);
 }
 
+/* The event that should stand for the work on a block cannot be made, or it is not
+ * known whether the stream is captured. The block must then wait for a fence. */
 static void
 test_pool_failed_recording_becomes_a_fence(void)
 {
@@ -669,7 +722,8 @@ test_pool_failed_recording_becomes_a_fence(void)
     close_emulated(rt);
 }
 
-/* Open the gate once somebody has waited for the stream's event. */
+/* The body of a thread that opens the gate once somebody has waited for the stream's
+ * event. */
 static void *
 open_gate_late(void *argument)
 {
@@ -679,6 +733,8 @@ open_gate_late(void *argument)
     return NULL;
 }
 
+/* Waiting for the event of a block fails each time. A trim that waits must wait for the
+ * whole device instead. */
 static void
 test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
 {
@@ -701,7 +757,9 @@ test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
     close_emulated(rt);
 }
 
-/* The quick attempt fails, because another stream may still work on the block. */
+/* A block may still be in use by a late stream and was then used by a second one. So
+ * the quick way to free it declines and the full one follows; the recorder must note
+ * only one free. */
 static void
 test_pool_free_that_is_tried_twice_is_noted_once(void)
 {

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/: giving memory back, limits, and what remains when calls fail. */
+/* Tests of how a pool gives memory back to the runtime (a trim), what its limits allow,
+ * and what remains when calls fail. The last part is a fault sweep: it runs a scenario
+ * again and again, each time with another runtime call that fails. */
 #include <time.h>
 
 #define EMULATED_DELAY_US 20
 
 #include "pool_world.h"
 
+/* Trim the pool, check its invariants, and return how many bytes were given back. */
 static uint64_t
 trim(cm_pool *pool, uint64_t keep_nbytes, bool wait)
 {
@@ -19,6 +22,8 @@ trim(cm_pool *pool, uint64_t keep_nbytes, bool wait)
 
 /* -- giving back ------------------------------------------------------------------------ */
 
+/* Ten blocks are freed, and the pool keeps all of their memory. Trims then give back as
+ * many whole chunks as they may, and nothing that is in use. */
 static void
 test_pool_keeps_what_is_freed_until_trimmed(void)
 {
@@ -32,7 +37,7 @@ test_pool_keeps_what_is_freed_until_trimmed(void)
         for (int i = 0; i < 10; i++) {
             blocks[i] = take(pool, 16 * MIB, NULL);
         }
-        /* Nothing beyond that. */
+        /* The pool holds nothing beyond the blocks. */
         CHECK_EQ(read_counters(pool).reserved_nbytes, 160 * MIB);
         CHECK_EQ(trim(pool, 0, false), 0);
         uint64_t before = cm_faults_count(rt, CM_OP_none);
@@ -43,10 +48,12 @@ test_pool_keeps_what_is_freed_until_trimmed(void)
         CHECK_EQ(read_counters(pool).cached_nbytes, 160 * MIB);
         CHECK_EQ(trim(pool, 64 * MIB, false), 96 * MIB);
         CHECK_EQ(trim(pool, 64 * MIB, false), 0);
-        /* In whole chunks, and never below that. */
+        /* Memory goes back in whole chunks, and at least as much as was asked for
+         * stays. */
         CHECK_EQ(trim(pool, 63 * MIB, false), 0);
         cm_block *block = take(pool, 100, NULL);
-        uint64_t released = trim(pool, 0, false); /* all except the chunk in use */
+        uint64_t released = trim(pool, 0, false); /* everything but the chunk with the
+                                                     live block */
         cm_pool_counters c = read_counters(pool);
         CHECK_EQ(released + c.reserved_nbytes, 64 * MIB);
         CHECK_LE(c.reserved_nbytes, 16 * MIB);
@@ -61,6 +68,7 @@ test_pool_keeps_what_is_freed_until_trimmed(void)
     }
 }
 
+/* Allocate and free a block, and return how much memory the pool holds then. */
 static uint64_t
 reserved_after_use(cm_pool *pool, uint64_t nbytes)
 {
@@ -68,6 +76,8 @@ reserved_after_use(cm_pool *pool, uint64_t nbytes)
     return read_counters(pool).reserved_nbytes;
 }
 
+/* A pool with an idle trim holds twice as much as its program goes on using. Once the
+ * time is over, the unused half must go back without being asked for. */
 static void
 test_pool_idle_trim_gives_back_what_was_not_needed(void)
 {
@@ -79,17 +89,20 @@ test_pool_idle_trim_gives_back_what_was_not_needed(void)
     cm_block *b = take(pool, 16 * MIB, NULL);
     give(pool, a, NULL, 0);
     give(pool, b, NULL, 0);
-    give(pool, take(pool, 16 * MIB, NULL), NULL, 0); /* within the window: a hit */
+    give(pool, take(pool, 16 * MIB, NULL), NULL, 0); /* an hour is not over, so this is
+                                                        a hit */
     CHECK_EQ(read_counters(pool).hit_count, 1);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 32 * MIB);
     cm_pool_set_idle_trim(pool, 5 * 1000 * 1000);
-    /* The half that stays in use is kept. */
+    /* The half that is used all the time must stay. */
     WAIT_UNTIL(reserved_after_use(pool, 16 * MIB) < 32 * MIB);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 16 * MIB);
     cm_pool_release(pool);
     close_emulated(rt);
 }
 
+/* Two pools are used in the same way, and only one has an idle trim. When that one has
+ * given memory back, the other must still hold all of its own. */
 static void
 test_pool_idle_trim_is_off_by_default(void)
 {
@@ -115,6 +128,7 @@ typedef struct churn {
     _Atomic bool over;
 } churn;
 
+/* The body of a thread that makes the pool grow and shrink. */
 static void *
 grow_and_trim(void *arg)
 {
@@ -132,6 +146,8 @@ grow_and_trim(void *arg)
     return NULL;
 }
 
+/* While another thread makes the pool grow and shrink, each reading of the counters
+ * must add up. */
 static void
 test_pool_counters_agree_while_memory_comes_and_goes(void)
 {
@@ -159,7 +175,8 @@ test_pool_counters_agree_while_memory_comes_and_goes(void)
 
 /* -- waiting that can be ended ---------------------------------------------------------- */
 
-/* A hook that is true once it has been asked as often as its argument says. */
+/* A cm_wait_hooks.interrupted that ends the wait when it has been called as often as
+ * its argument says. */
 static bool
 stops_at_last(void *argument)
 {
@@ -167,6 +184,9 @@ stops_at_last(void *argument)
     return --*questions <= 0;
 }
 
+/* A trim has to wait for a block behind a shut gate. The first time the hook interrupts
+ * it, and it must give back nothing; the second time another thread opens the gate, and
+ * it must give back everything. */
 static void
 test_pool_trim_waits_until_interrupted_or_until_all_has_passed(void)
 {
@@ -181,10 +201,11 @@ test_pool_trim_waits_until_interrupted_or_until_all_has_passed(void)
         int questions = 2;
         cm_wait_hooks hooks = {.interrupted = stops_at_last, .argument = &questions};
         uint64_t released = 1;
-        CHECK_OK(cm_pool_trim(pool, 0, &hooks, &released)); /* nothing to wait for */
+        CHECK_OK(cm_pool_trim(pool, 0, &hooks, &released)); /* there is nothing to wait
+                                                               for yet */
         CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
         cm_block *block = take(pool, 8 * MIB, stream);
-        /* So the stream has work to do. */
+        /* This gives the stream work that has not ended. */
         CHECK_OK(cm_rt_event_record(rt, event, stream->handle));
         give(pool, block, stream, 0);
         CHECK_EQ(questions, 2);
@@ -206,6 +227,9 @@ test_pool_trim_waits_until_interrupted_or_until_all_has_passed(void)
 
 /* -- limits and out of memory ----------------------------------------------------------- */
 
+/* The device is full of blocks in flight. An allocation must wait for them, give their
+ * memory back and succeed. When the memory is really in use, the next allocation must
+ * fail and be counted. */
 static void
 test_pool_out_of_memory_waits_trims_and_retries(void)
 {
@@ -225,7 +249,7 @@ test_pool_out_of_memory_waits_trims_and_retries(void)
         a = take(pool, 60 * MIB, NULL);
         cm_thread_join(thread);
         CHECK_LE(read_counters(pool).reserved_nbytes, 64 * MIB);
-        /* The memory was found in the end. */
+        /* The memory was found in the end, so nothing is counted. */
         CHECK_EQ(read_counters(pool).out_of_memory_count, 0);
         cm_block *none = NULL;
         cm_status status = pool_alloc(pool, 8 * MIB, NULL, &none);
@@ -242,6 +266,8 @@ test_pool_out_of_memory_waits_trims_and_retries(void)
     }
 }
 
+/* Two pools share a limit of 40 MiB for their kind, and the first one also has its own
+ * limit of 24 MiB. Both limits count what a pool holds, cached memory included. */
 static void
 test_pool_limit_counts_what_is_reserved(void)
 {
@@ -261,18 +287,19 @@ test_pool_limit_counts_what_is_reserved(void)
         }
         cm_block *a = take(pools[0], 16 * MIB, NULL);
         cm_block *none = NULL;
+        /* The kind has room, but the pool itself has not. */
         CHECK_CODE(pool_alloc(pools[0], 16 * MIB, NULL, &none), CM_ELIMIT);
         CHECK_EQ(atomic_load(&own[0].used_nbytes),
                  read_counters(pools[0]).reserved_nbytes);
         CHECK_EQ(read_counters(pools[0]).peak_reserved_nbytes, 16 * MIB);
-        cm_block *b = take(pools[1], 16 * MIB, NULL); /* although the kind has room */
+        cm_block *b = take(pools[1], 16 * MIB, NULL); /* now the kind has 8 MiB left */
         CHECK_CODE(pool_alloc(pools[1], 16 * MIB, NULL, &none), CM_ELIMIT);
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB);
         CHECK_EQ(cm_budget_room(&own[0]), 8 * MIB);
         give(pools[0], a, NULL, 0);
-        /* Cached memory counts too. */
+        /* Cached memory still counts. */
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 32 * MIB);
-        /* By giving back the 16 MiB or by growing them. */
+        /* The pool either gives back the cached 16 MiB or enlarges them in place. */
         a = take(pools[0], 24 * MIB, NULL);
         CHECK_EQ(read_counters(pools[0]).reserved_nbytes, 24 * MIB);
         CHECK_EQ(atomic_load(&of_kind.used_nbytes), 40 * MIB);
@@ -288,6 +315,9 @@ test_pool_limit_counts_what_is_reserved(void)
     }
 }
 
+/* A pool has reached its limit with a block that one stream is late with. When another
+ * stream asks, the pool must hand out that block at once and make the second stream
+ * wait for the first, on the device. Nobody else may get it before both have ended. */
 static void
 test_pool_limit_is_met_by_waiting_for_another_stream(void)
 {
@@ -304,7 +334,7 @@ test_pool_limit_is_met_by_waiting_for_another_stream(void)
     hold_work(rt, late, a);
     give(pool, a, late, 0);
     uint64_t before = cm_faults_count(rt, CM_OP_stream_wait_event);
-    /* Returns at once: the stream waits, and this thread does not. */
+    /* This returns at once, since the stream waits and not this thread. */
     a = take(pool, 16 * MIB, other);
     CHECK_EQ(a->address, first);
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_wait_event), before + 1);
@@ -313,7 +343,8 @@ test_pool_limit_is_met_by_waiting_for_another_stream(void)
     bool done = true;
     CHECK_OK(cm_rt_stream_query(rt, other->handle, &done));
     CHECK(!done);
-    /* Whether it was used or not, nobody else gets it before both streams are done. */
+    /* Nobody else may get the block before both streams are done, whether or not the
+     * second one has used it. */
     give(pool, a, NULL, 0);
     CHECK(cm_pool_try_alloc(pool, 16 * MIB, NULL, 0) == NULL);
     CHECK(cm_pool_try_alloc(pool, 16 * MIB, late, 0) == NULL);
@@ -329,6 +360,8 @@ test_pool_limit_is_met_by_waiting_for_another_stream(void)
     close_emulated(rt);
 }
 
+/* The runtime refuses to take memory back. The trim must report that and count it, and
+ * the memory must stay usable until the next trim, which succeeds. */
 static void
 test_pool_refused_free_is_counted_and_tried_again(void)
 {
@@ -369,6 +402,7 @@ test_pool_refused_free_is_counted_and_tried_again(void)
 
 static cm_pool *peaks_of;
 
+/* A physical_release that resets the pool's peaks and then fails. */
 static cm_status
 refuse_with_peaks_reset(cm_runtime *rt CM_UNUSED, uint64_t handle)
 {
@@ -376,7 +410,8 @@ refuse_with_peaks_reset(cm_runtime *rt CM_UNUSED, uint64_t handle)
     return cm_fail(CM_CUDA_INVALID_VALUE, handle);
 }
 
-/* Peaks begin anew while memory is being given back, which then stays after all. */
+/* The peaks are reset while a chunk is on its way back to the runtime, which then
+ * refuses it. The chunk is cached again, so it must count in the new peaks. */
 static void
 test_pool_refused_free_counts_for_new_peaks(void)
 {
@@ -396,6 +431,9 @@ test_pool_refused_free_counts_for_new_peaks(void)
     close_emulated(rt);
 }
 
+/* At the end of a process the driver may be gone before the pool, and then a call that
+ * frees memory fails with one of these codes. The memory is gone too, so the trim must
+ * succeed. */
 static void
 test_pool_free_after_the_driver_is_gone_succeeds(void)
 {
@@ -417,7 +455,8 @@ test_pool_free_after_the_driver_is_gone_succeeds(void)
         CHECK_EQ(read_counters(pool).lost_count, 0);
         cm_pool_release(pool);
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
-        /* The fault wrapper did not really free it. */
+        /* The fault wrapper returned before the inner runtime could free the memory, so
+         * the test frees it. */
         CHECK_OK(i < 3 ? cm_rt_host_free(rt, host) : cm_rt_host_unregister(rt, host));
     }
     close_emulated(rt);
@@ -425,14 +464,17 @@ test_pool_free_after_the_driver_is_gone_succeeds(void)
 
 /* -- faults ----------------------------------------------------------------------------- */
 
+/* What a run of the sweep's scenario needs. */
 typedef struct scenario {
     cm_runtime *rt;
     cm_pool_config config;
-    cm_stream *streams[2]; /* made outside, since they are not what is tested */
+    cm_stream *streams[2]; /* made once by the sweep, since making them is not what is
+                              tested */
 } scenario;
 
-/* Take every path of the pool once. Returns the first failure, and leaves nothing
- * behind. */
+/* Allocate and free blocks of several sizes on streams, with a fence and with several
+ * users, and trim the pool. Return the first failure, and leave nothing behind
+ * whichever call fails. */
 static cm_status
 run_scenario(const scenario *s)
 {
@@ -473,25 +515,28 @@ run_scenario(const scenario *s)
         pool, 0, &(cm_wait_hooks){.interrupted = stops_at_last, .argument = &hooks},
         &released);
     if (status.code == CM_ECANCELLED) {
-        CHECK_FAIL_("a wait that nobody ended is cancelled");
+        CHECK_FAIL_("a wait was cancelled although nobody interrupted it");
     }
     first = cm_is_ok(first) ? status : first;
     cm_pool_counters c = read_counters(pool);
     if (c.live_count != 0 || !cm_pool_check(pool)) {
-        CHECK_FAIL_("something is live or broken");
+        CHECK_FAIL_("a block is still live, or an invariant is broken");
     }
     if (cm_is_ok(status) && c.reserved_nbytes != 0) {
-        CHECK_FAIL_("trimmed, but %llu bytes are left",
+        CHECK_FAIL_("the trim succeeded, but %llu bytes are left",
                     (unsigned long long)c.reserved_nbytes);
     }
     cm_pool_release(pool);
     if (atomic_load(&budget.used_nbytes) != 0) {
-        CHECK_FAIL_("%llu bytes stay charged",
+        CHECK_FAIL_("%llu bytes are still charged to the budget",
                     (unsigned long long)atomic_load(&budget.used_nbytes));
     }
     return first;
 }
 
+/* Count the runtime calls of the scenario, and run it again for each of them with that
+ * call failing. Each time the failure must be reported as what it is, nothing may be
+ * left, and the scenario must succeed afterwards. */
 static void
 sweep(int driver_version, cm_pool_config config, int32_t code)
 {
@@ -510,7 +555,7 @@ sweep(int driver_version, cm_pool_config config, int32_t code)
         cm_op injected = cm_faults_last_injected(s.rt);
         cm_faults_plan(s.rt, CM_OP_none, 0, 0, false);
         if (!cm_is_ok(status) && (status.code != code || status.op != injected)) {
-            CHECK_FAIL_("failure of %s was told as code %d of %s",
+            CHECK_FAIL_("the failure of %s was reported as code %d of %s",
                         cm_op_facts[injected].name, status.code,
                         cm_op_facts[status.op].name);
         }

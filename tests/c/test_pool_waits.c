@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/: who waits for memory in flight, and who does not. */
+/* Tests of allocations from a pool whose memory is in flight, that is, freed while work
+ * may still run on it: which of them wait for that work, and which do not. */
 #include "pool_world.h"
 
+/* A cm_wait_hooks.interrupted that counts its calls and ends the wait at once. */
 static bool
 stop(void *argument)
 {
@@ -10,6 +12,10 @@ stop(void *argument)
     return true;
 }
 
+/* All memory that the limit allows is in flight behind a shut gate. An allocation
+ * without hooks must fail at once instead of waiting, and one with hooks must ask
+ * whether it is interrupted. Once the work has ended both kinds of allocation
+ * succeed. */
 static void
 test_pool_alloc_now_waits_for_no_work(void)
 {
@@ -40,8 +46,8 @@ test_pool_alloc_now_waits_for_no_work(void)
         synchronize(rt, other);
         CHECK_OK(cm_pool_alloc(pool, 4 * MIB, NULL, NULL, &block));
         give(pool, block, NULL, 0);
-        /* This is cached in pieces of another size, and as much is trimmed without
-         * being asked. */
+        /* The free memory now lies in pieces of another size. The pool has to give as
+         * much of it back as the limit demands, without being asked to. */
         cm_block *small = take(pool, 2 * MIB, NULL);
         give(pool, small, NULL, 0);
         CHECK_OK(cm_pool_alloc(pool, 3 * MIB, NULL, NULL, &block));
@@ -54,6 +60,9 @@ test_pool_alloc_now_waits_for_no_work(void)
     }
 }
 
+/* cm_pool_alloc_optional() serves callers that have other memory. It must return NULL
+ * where an ordinary allocation would wait or give memory back, but it records the fence
+ * that a block in flight needs, so that a later call finds the block free. */
 static void
 test_pool_alloc_optional_takes_fences_but_neither_waits_nor_trims(void)
 {
@@ -74,7 +83,8 @@ test_pool_alloc_optional_takes_fences_but_neither_waits_nor_trims(void)
     CHECK_PTR_EQ(cm_pool_alloc_optional(pool, MIB, 0), NULL);
     CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
     synchronize_device(rt, 0);
-    block = cm_pool_alloc_optional(pool, 4 * MIB, 0); /* the fence came after that */
+    block = cm_pool_alloc_optional(pool, 4 * MIB, 0); /* the fence was recorded by the
+                                                         call before, and is over */
     CHECK(block != NULL);
     give(pool, block, NULL, 0);
     block = cm_pool_alloc_optional(pool, MIB, 0);
@@ -89,8 +99,8 @@ test_pool_alloc_optional_takes_fences_but_neither_waits_nor_trims(void)
     close_emulated(rt);
 }
 
-/* Without fences, as before CUDA 12.5, the memory that waits is bounded all the
- * same. */
+/* A driver before CUDA 12.5 cannot record fences. The memory that waits must be bounded
+ * there as well. */
 static void
 test_pool_alloc_optional_bounds_what_waits(void)
 {
@@ -102,7 +112,7 @@ test_pool_alloc_optional_bounds_what_waits(void)
         give(pool, block, NULL, CM_POOL_FREE_FENCE);
         count++;
     }
-    CHECK_EQ(count, 17); /* 256 MiB, and one more */
+    CHECK_EQ(count, 17); /* the pool grows as long as at most 256 MiB wait */
     CHECK_LE(read_counters(pool).reserved_nbytes, (256 + 2 * 16) * MIB);
     cm_pool_release(pool);
     check_nothing_live(rt);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of base/recorder: the ring keeps the last rows in order, whoever writes, reads
- * or enlarges it meanwhile. */
+/* Tests of base/recorder, whose ring keeps the newest rows. The rows must stay in
+ * order, whichever thread writes or reads them or enlarges the ring meanwhile. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,12 +8,14 @@
 #include "base/thread.h"
 #include "check.h"
 
+/* Note a row that is told from others by its address. */
 static void
 note(uint64_t address)
 {
     cm_recorder_note((cm_event){.op = CM_EVENT_FREE, .address = address});
 }
 
+/* Return the address in a row as cm_recorder_read() copies it. */
 static uint64_t
 address_of(const char *row)
 {
@@ -25,12 +27,14 @@ address_of(const char *row)
 static void
 test_row_is_that_of_the_package(void)
 {
-    /* Like EVENT of the package, which has no padding. */
+    /* The package reads rows with its dtype EVENT, which has no padding. */
     CHECK_EQ(CM_EVENT_NBYTES, 6 * 8 + 4 * 4 + 4);
     CHECK_EQ(offsetof(cm_event, pool), 48);
     CHECK_EQ(offsetof(cm_event, op), 64);
 }
 
+/* A ring of four rows gets six, and is then enlarged to eight. Each read must return
+ * the rows that are still there, in order, and the number of the first of them. */
 static void
 test_last_rows_are_kept_in_order(void)
 {
@@ -47,8 +51,8 @@ test_last_rows_are_kept_in_order(void)
     for (uint64_t i = 2; i < 6; i++) {
         CHECK_EQ(address_of(rows + i * CM_EVENT_NBYTES), i);
     }
-    CHECK(cm_recorder_open(3, NULL)); /* it does not get smaller */
-    CHECK(cm_recorder_open(8, NULL)); /* it gets larger, and what is there stays */
+    CHECK(cm_recorder_open(3, NULL)); /* the ring never gets smaller */
+    CHECK(cm_recorder_open(8, NULL)); /* the ring gets larger and keeps its rows */
     for (uint64_t i = 6; i < 11; i++) {
         note(i);
     }
@@ -58,7 +62,7 @@ test_last_rows_are_kept_in_order(void)
     }
     CHECK_EQ(cm_recorder_read(begin + 5, begin + 7, rows), begin + 5);
     CHECK_EQ(address_of(rows), 5);
-    /* All of these are gone. */
+    /* None of these rows is left. */
     CHECK_EQ(cm_recorder_read(begin, begin + 2, rows), begin + 2);
     cm_recorder_close();
     CHECK(!cm_recorder_is_on());
@@ -66,12 +70,17 @@ test_last_rows_are_kept_in_order(void)
     CHECK_EQ(cm_recorder_count(), begin + 11);
 }
 
+/* A function that finds the origin of a row; its answer shows with what it was
+ * called. */
 static cm_event_origin
 find(uint64_t nbytes, cm_event_origin lent)
 {
     return (cm_event_origin){(uint32_t)nbytes, lent.tag};
 }
 
+/* A thread may lend an origin to the rows that it causes. It is used as long as the
+ * recorder has no function that finds one, and such a function gets it as an
+ * argument. */
 static void
 test_origin_is_found_or_lent(void)
 {
@@ -88,6 +97,8 @@ test_origin_is_found_or_lent(void)
 
 enum { WRITERS = 3, ROUNDS = 20000 };
 
+/* The body of a thread: note rows whose addresses contain the thread's number and count
+ * up. */
 static void *
 write_rows(void *number)
 {
@@ -97,8 +108,9 @@ write_rows(void *number)
     return NULL;
 }
 
-/* The rows of each writer are in its order, none is there twice, and all of the newest
- * are there. */
+/* Three threads write while the main thread reads and enlarges the ring. The rows of
+ * each writer must be in its order and occur once, and at the end at least the newest
+ * 500 rows must be there. */
 static void
 test_writers_and_readers_keep_apart(void)
 {

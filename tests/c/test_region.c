@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of transfer/plan/region: how many elements a strided region has, which bytes it
+ * covers, how it broadcasts, and whether two regions may overlap. Everything here is
+ * arithmetic on regions; no memory is read. */
 #include "check.h"
 #include "transfer/plan/region.h"
 
-static cm_runtime no_runtime; /* it knows of no second mapping */
+static cm_runtime no_runtime; /* a runtime of zeros, which has no second mapping of any
+                                 memory */
 
+/* Make a region of these lengths at no address. `strides` may be NULL for strides of
+ * 0. */
 static cm_region
 make(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize)
 {
@@ -88,6 +94,9 @@ test_region_broadcast_follows_numpy_assignment(void)
     CHECK_CODE(cm_region_broadcast(&dst, &too_many), CM_ESHAPE);
 }
 
+/* Two regions overlap if the spans of their host addresses meet, or those of their
+ * device addresses. The test moves the second region to the last place without and the
+ * first place with an overlap. */
 static void
 test_region_overlap_by_either_address(void)
 {
