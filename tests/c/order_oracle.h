@@ -26,8 +26,8 @@ typedef struct oracle_line {
     uint64_t handle;
     int device;
     bool is_open;
-    bool is_blocking; /* it is ordered after the legacy stream, and the legacy stream
-                         after it */
+    /* It is ordered after the legacy stream, and the legacy stream after it. */
+    bool is_blocking;
     bool is_shut;
     uint64_t shut_seq; /* the gate holds back work after this number */
     /* The number of the line's last work. It goes on counting when another stream gets
@@ -64,8 +64,8 @@ typedef struct order_oracle {
     /* The test has a single thread, so a gate stays shut until this thread opens it. */
     bool is_alone;
     uint32_t line_count;
-    oracle_line lines[ORACLE_LINES]; /* first the legacy streams of the devices, then
-                                        their per-thread streams */
+    /* First come the legacy streams of the devices, then their per-thread streams. */
+    oracle_line lines[ORACLE_LINES];
     oracle_event *events[ORACLE_BUCKETS];
     oracle_clock seen; /* the work whose end the host has seen */
     oracle_use *uses;

@@ -156,8 +156,8 @@ device_clock(int device)
     oracle_clock clock = {{0}};
     cm_mutex_lock(&order_it->lock);
     for (uint32_t i = 0; i < order_it->line_count; i++) {
-        if (order_it->lines[i].device == device) { /* even if the stream was destroyed
-                                                    */
+        /* A stream counts even if it was destroyed. */
+        if (order_it->lines[i].device == device) {
             order_join_locked(&clock, &order_it->lines[i].after);
             clock.of[i] = order_it->lines[i].seq;
         }

@@ -32,8 +32,8 @@ typedef struct model_block {
     /* The stream that the block was handed out to, if earlier work may still run there
      * in its order; else NULL. It is only compared, and never used. */
     const cm_stream *behind;
-    cm_stream *uses[MODEL_USES]; /* the streams that worked on it, which this struct
-                                    holds */
+    /* The streams that worked on it, which this struct holds. */
+    cm_stream *uses[MODEL_USES];
     uint32_t use_count;
 } model_block;
 
@@ -42,9 +42,9 @@ typedef struct pool_model {
     cm_runtime *rt; /* borrowed; the fault wrapper */
     order_oracle *oracle;
     model_pool pools[MODEL_POOLS];
-    cm_budget kinds[MODEL_KINDS];      /* the budgets that the pools of a kind share */
-    uint64_t kind_nbytes[MODEL_KINDS]; /* what they were charged with at the last
-                                          comparison */
+    cm_budget kinds[MODEL_KINDS]; /* the budgets that the pools of a kind share */
+    /* What they were charged with at the last comparison. */
+    uint64_t kind_nbytes[MODEL_KINDS];
     model_block *blocks;
     uint32_t block_count;
     /* The first mistake that was found, or "". */

@@ -25,9 +25,9 @@ typedef struct random_stream {
 } random_stream;
 
 typedef struct random_world {
-    cm_runtime *rt;    /* the fault wrapper, which the pools use */
-    cm_runtime *inner; /* borrowed; the runtime inside the wrapper, for calls that must
-                          not fail */
+    cm_runtime *rt; /* the fault wrapper, which the pools use */
+    /* Borrowed: the runtime inside the wrapper, for calls that must not fail. */
+    cm_runtime *inner;
     order_oracle oracle;
     pool_model model;
     model_block blocks[RANDOM_BLOCKS];

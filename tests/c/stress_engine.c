@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random copies of eight threads through one engine: every route, strides, all ways to
- * wait, transfers that are cancelled, dropped and interrupted, and runtime calls that
- * fail in between. Each byte is looked at, and each ticket is compared with what has
- * happened. Arguments: seconds (4), seed (1). */
+/* A stress of the engine: eight threads make random copies. They use every route,
+ * strides, and all ways to wait; they cancel, drop and interrupt transfers, and runtime
+ * calls fail at random. After each copy the target is compared byte by byte, and the
+ * ticket with what has happened. Arguments: seconds (4), seed (1). */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@ enum {
     THREADS = 8,
     KINDS = 6,
     SMALL_NBYTES = (2 << 20) / CHECK_EVERY(8),
-    LARGE_NBYTES = 64 << 20, /* one thread at a time */
+    LARGE_NBYTES = 64 << 20, /* used by one thread at a time */
     LARGE_KINDS = 3,
     UNTOUCHED = 255, /* no byte of a source has this value */
     STUCK_SECONDS = 100,
@@ -32,10 +32,12 @@ static atomic_bool over;
 static atomic_flag large_taken = ATOMIC_FLAG_INIT;
 static memory large[LARGE_KINDS];
 
-/* -- chance ------------------------------------------------------------------------------ */
+/* -- random numbers
+ * ---------------------------------------------------------------------- */
 
 static _Thread_local uint64_t chance;
-static _Thread_local bool exempt; /* the test's own calls do not fail */
+/* Set while the test itself makes calls, which must not fail. */
+static _Thread_local bool exempt;
 static _Thread_local bool just_failed;
 static atomic_bool faults_on;
 
@@ -53,8 +55,8 @@ dice(uint64_t sides)
 static const cm_ops_table *real_ops;
 static cm_ops_table failing_ops;
 
-/* Should this call fail? Never two in a row on one thread: a wait that is tried again
- * then works, so it is known what still runs. */
+/* Decide whether this call fails. Two calls in a row of one thread never do, so a wait
+ * that is tried again works, and it is known what is still running. */
 static bool
 should_fail(void)
 {
@@ -66,6 +68,7 @@ should_fail(void)
     return just_failed;
 }
 
+/* The operations that may fail. */
 #define FAILING(X)                                                                     \
     X(copy_async)                                                                      \
     X(copy_2d_async)                                                                   \
@@ -93,6 +96,7 @@ should_fail(void)
 CM_OPS(FAILING_BODY)
 #undef FAILING_BODY
 
+/* Replace these operations of the runtime by ones that may fail. */
 static void
 let_calls_fail(void)
 {
@@ -124,22 +128,25 @@ typedef struct copy {
     const memory *dst;
     const memory *src;
     int64_t count;
-    int64_t steps[2]; /* of target and source; negative: backwards */
+    /* In bytes, of target and source; a negative one runs backwards. */
+    int64_t steps[2];
     unsigned char first;
     atomic_int drops;
     /* How often the engine may still ask whether to go on before it is interrupted. */
     int asks;
-    /* The request, if the ends are kept only when the engine asks for that, until it
-     * has done so. */
+    /* The request, if it has no keep yet and the engine has to ask for one; NULL once
+     * it has asked. */
     cm_copy_request *unkept;
 } copy;
 
+/* Return byte number `i` of the source. */
 static unsigned char
 source_byte(const copy *c, int64_t i)
 {
     return (unsigned char)((c->first + (uint64_t)i * 7 + ((uint64_t)i >> 9)) % 251);
 }
 
+/* Describe the bytes of the copy in this memory as a region. */
 static cm_region
 region_of(const memory *m, const copy *c, int64_t step)
 {
@@ -147,12 +154,15 @@ region_of(const memory *m, const copy *c, int64_t step)
     return row(m, (uint64_t)start, c->count, step, 1);
 }
 
+/* Return the offset of byte number `i` in a memory that is passed through with this
+ * step. */
 static int64_t
 place_of(const copy *c, int64_t step, int64_t i)
 {
     return step < 0 ? -step * (c->count - 1 - i) : step * i;
 }
 
+/* Write the source's bytes, and fill the target and the gaps with UNTOUCHED. */
 static void
 fill_ends(const copy *c)
 {
@@ -164,8 +174,9 @@ fill_ends(const copy *c)
     }
 }
 
-/* Check the target: every byte is where it belongs (`all`), no byte has changed
- * (`none`), or some have. */
+/* Check the target: with `all` every byte has arrived, with `none` no byte has changed,
+ * and otherwise each byte is either right or unchanged. The gaps must be unchanged in
+ * any case. */
 static void
 check_target(const copy *c, bool all, bool none)
 {
@@ -187,6 +198,7 @@ check_target(const copy *c, bool all, bool none)
     }
 }
 
+/* A cm_copy_request.interrupted that interrupts after a number of calls. */
 static bool
 is_interrupted(void *argument)
 {
@@ -194,7 +206,8 @@ is_interrupted(void *argument)
     return c->asks-- <= 0;
 }
 
-/* Now and then there is no memory for the keep, and the engine waits for the end. */
+/* A cm_copy_request.take_keeps. Now and then it has no memory for the keep, and the
+ * engine has to wait until the copy is over. */
 static bool
 take_keep(void *argument)
 {
@@ -208,6 +221,7 @@ take_keep(void *argument)
     return true;
 }
 
+/* Wait until the keep was dropped, and check that it was dropped once. */
 static void
 await_drop(const copy *c)
 {
@@ -222,7 +236,7 @@ count_outcome(int what)
     atomic_fetch_add(&step_count, 1);
 }
 
-/* Check that the ticket says what is true about the copy, which is over. */
+/* Check that the ticket is right about the copy, which is over. */
 static void
 check_ticket(const copy *c, cm_ticket *ticket, cm_status status, bool cancelled)
 {
@@ -241,7 +255,8 @@ check_ticket(const copy *c, cm_ticket *ticket, cm_status status, bool cancelled)
     check_target(c, cm_is_ok(status), cancelled);
 }
 
-/* Wait for the copy, cancel it, let a stream wait for it, or drop its ticket. */
+/* Follow the copy to its end: wait for it, cancel it, make a stream wait for it, or
+ * drop its ticket. */
 static void
 follow(copy *c, cm_ticket *ticket)
 {
@@ -264,7 +279,7 @@ follow(copy *c, cm_ticket *ticket)
     }
     if (dice(4) == 0) {
         cm_status ordered = cm_ticket_order(ticket, w.streams[dice(WORLD_DEVICES)]);
-        (void)ordered; /* waiting says the same */
+        (void)ordered; /* cm_ticket_wait() reports the same failure */
     }
     while (status.code == CM_ETIMEOUT) {
         status = cm_ticket_wait(ticket, dice(2) == 0 ? UINT64_MAX : 100000);
@@ -279,6 +294,7 @@ follow(copy *c, cm_ticket *ticket)
     count_outcome(cm_is_ok(status) ? DONE : cancelled ? CANCELLED : FAILED);
 }
 
+/* Make one copy in a random way, and check its outcome. */
 static void
 make_copy(copy *c, uint32_t index)
 {
@@ -306,7 +322,8 @@ make_copy(copy *c, uint32_t index)
     fill_ends(c);
     cm_ticket *ticket;
     cm_status status = cm_engine_copy(w.engine, &request, &ticket);
-    if (c->unkept != NULL) { /* nothing is under way, and the ends are the caller's */
+    /* The engine did not ask for the keep, so nothing is under way. */
+    if (c->unkept != NULL) {
         count_drop(&c->drops);
     }
     if (cm_is_ok(status)) {
@@ -314,8 +331,8 @@ make_copy(copy *c, uint32_t index)
         return;
     }
     CHECK(status.code == FAULT || status.code == CM_ECANCELLED);
-    /* If the copy was interrupted while the device was busy with others, the keep is
-     * dropped soon. */
+    /* If the call was interrupted, the copy may still be under way, and drops its keep
+     * soon. */
     await_drop(c);
     check_target(c, false, false);
     count_outcome(status.code == FAULT ? FAILED : INTERRUPTED);
@@ -323,6 +340,7 @@ make_copy(copy *c, uint32_t index)
 
 /* -- threads ----------------------------------------------------------------------------- */
 
+/* Choose a short copy between two memories of this thread. */
 static void
 choose_copy(copy *c, const places *mine)
 {
@@ -338,6 +356,7 @@ choose_copy(copy *c, const places *mine)
     c->count = 1 + (int64_t)dice(most >> dice(20) | 1);
 }
 
+/* Choose a long copy between two of the memories that all threads share. */
 static void
 choose_large_copy(copy *c)
 {
@@ -350,6 +369,7 @@ choose_large_copy(copy *c)
     c->count = LARGE_NBYTES / 2 + (int64_t)dice(LARGE_NBYTES / 2 + 1);
 }
 
+/* The body of a thread: make copies until the time is over. */
 static void *
 work(void *argument)
 {
@@ -376,7 +396,7 @@ work(void *argument)
         make_copy(&c, index);
         exempt = true;
         cm_status unread = cm_engine_take_unread(w.engine);
-        (void)unread; /* failures of copies whose tickets were dropped */
+        (void)unread; /* failures of copies whose tickets were dropped are expected */
     }
     for (int i = 0; i < 2 * KINDS; i++) {
         give_memory(&w, &mine.of[i / KINDS][i % KINDS]);
@@ -384,7 +404,7 @@ work(void *argument)
     return NULL;
 }
 
-/* A thread that ends the program if it hangs. */
+/* The body of a thread that ends the program if no copy has ended for a long time. */
 static void *
 watch(void *unused)
 {
@@ -402,6 +422,7 @@ watch(void *unused)
     return unused;
 }
 
+/* Return how much is still borrowed: memory of the ring, of jobs and of pools. */
 static uint64_t
 count_left(void)
 {
@@ -425,7 +446,8 @@ check_nothing_left(void)
     for (int i = 0; i < WORLD_DEVICES; i++) {
         MUST(cm_rt_stream_synchronize(w.rt, w.streams[i]->handle));
     }
-    WAIT_UNTIL(count_left() == 0); /* threads may still be giving back the last ones */
+    /* Job threads may still be giving back the last slots. */
+    WAIT_UNTIL(count_left() == 0);
 }
 
 static void
@@ -440,9 +462,10 @@ stress(void)
     open_world(&w);
     let_calls_fail();
     cm_tuning_init(&tuning);
-    tuning.chunk_min_nbytes = 16 << 10; /* so that short copies have many pieces too */
+    tuning.chunk_min_nbytes = 16 << 10; /* so that short copies also have many pieces */
     MUST(cm_engine_set_tuning(w.engine, &tuning));
-    w.engine->drain_ns = UINT64_MAX >> 1; /* no stream is held up for ever here */
+    /* An interrupted call may wait without a bound, since no stream is shut here. */
+    w.engine->drain_ns = UINT64_MAX >> 1;
     for (int i = 0; i < LARGE_KINDS; i++) {
         large[i] = take_memory(&w, large_kinds[i], 0, LARGE_NBYTES);
     }

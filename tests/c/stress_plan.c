@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random copies through the plan. Its pieces, and the parts that threads take of each,
- * must write every byte of the target exactly once and nothing else, read nothing but
- * the source, and keep their limits. Packing and unpacking must give what the plainest
- * loop gives. Arguments: seconds of processor time (4), first seed (1). Prints one line
- * of JSON. */
+/* A stress of the plan: random copies are planned and then made in plain memory as the
+ * plan says. The pieces of a plan, and the parts of each piece that threads take, must
+ * write every byte of the target exactly once and no other byte, must read nothing but
+ * the source, and must keep to their limits. Packing and unpacking must give what a
+ * plain loop gives. Arguments: seconds of processor time (4), first seed (1). Prints
+ * one line of JSON. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -15,6 +16,7 @@
 
 enum { ARENA = 1 << 15, MAX_DIMS = 8, SEED_CASES = 1000, CHUNK_MOST = 3000 };
 
+/* One random copy and its plan. */
 typedef struct fuzz_case {
     cm_region dst;
     cm_region src;
@@ -24,7 +26,11 @@ typedef struct fuzz_case {
     cm_plan plan;
 } fuzz_case;
 
+/* The bytes of the source, those that the target must get, those that it got, and a
+ * slot. */
 static unsigned char source[ARENA], wanted[ARENA], got[ARENA], packed[ARENA];
+/* For each byte: whether the copy may read it, whether it may write it, and how often
+ * it has been written. */
 static unsigned char readable[ARENA], writable[ARENA], writes[ARENA];
 static uint64_t random_state;
 static uint64_t case_count, piece_count, part_count;
@@ -37,6 +43,7 @@ next_random(uint64_t below)
     return (random_state >> 33) % below;
 }
 
+/* Return true once in `n` times. */
 static bool
 one_in(uint64_t n)
 {
@@ -56,8 +63,8 @@ shuffle(int *order, int count)
     }
 }
 
-/* Make strides in the order of `order`, with gaps. Some axes are turned round or
- * repeated. */
+/* Make strides for the region, whose axes follow each other in memory in the order of
+ * `order`, with gaps. Some axes run backwards or are repeated. */
 static void
 make_strides(cm_region *region, const int *order, uint64_t repeated)
 {
@@ -73,6 +80,8 @@ make_strides(cm_region *region, const int *order, uint64_t repeated)
     }
 }
 
+/* Put the region into an arena, as memory of a random kind. Returns false if it is too
+ * large. */
 static bool
 place(cm_region *region, unsigned char *arena, int64_t *at)
 {
@@ -91,6 +100,7 @@ place(cm_region *region, unsigned char *arena, int64_t *at)
     return true;
 }
 
+/* Make two regions of one random shape. Returns false if one is too large. */
 static bool
 make_ends(fuzz_case *c)
 {
@@ -119,6 +129,7 @@ make_ends(fuzz_case *c)
     return place(&c->dst, got, &c->dst_at) && place(&c->src, source, &c->src_at);
 }
 
+/* Choose a random tuning with small values, so that short copies have many pieces. */
 static void
 make_tuning(cm_tuning *t)
 {
@@ -135,6 +146,7 @@ make_tuning(cm_tuning *t)
     t->part_max_nbytes = t->part_min_nbytes + next_random(300);
 }
 
+/* Make a random copy and plan it. Returns false if there is nothing to test. */
 static bool
 make_case(fuzz_case *c)
 {
@@ -148,7 +160,8 @@ make_case(fuzz_case *c)
         bool pageable = ends[i]->kind == CM_KIND_PAGEABLE;
         facts[i] = (cm_end_facts){.locked = !pageable, .whole = true};
         facts[i].fresh = pageable && i == 0 && one_in(4);
-        if (pageable && one_in(4)) { /* registered, as a whole or in part */
+        /* Some ordinary memory is registered, as a whole or in part. */
+        if (pageable && one_in(4)) {
             facts[i].whole = one_in(2);
             facts[i].locked = facts[i].whole;
             if (facts[i].locked && one_in(2)) {
@@ -166,8 +179,10 @@ make_case(fuzz_case *c)
         cm_plan_init(&c->plan, &c->dst, &c->src, facts[0], facts[1], options));
 }
 
-/* -- what is right ----------------------------------------------------------------------- */
+/* -- what the copy must do
+ * --------------------------------------------------------------- */
 
+/* Make the copy with plain loops, and note which bytes may be read and written. */
 static void
 copy_naively(const cm_region *dst, const cm_region *src, int64_t to, int64_t from,
              int axis)
@@ -186,7 +201,8 @@ copy_naively(const cm_region *dst, const cm_region *src, int64_t to, int64_t fro
 }
 
 /* Note the writes of one part, and check that it reads and writes only what it may. A
- * side that is packed has `packed_nbytes`; the other lies in the arenas. */
+ * side that is packed is a slot of `packed_nbytes`; the other side lies in its
+ * arena. */
 static void
 trace(const cm_layout *part, int64_t to, int64_t from, bool dst_packed, bool src_packed,
       uint64_t packed_nbytes, int axis)
@@ -212,6 +228,8 @@ trace(const cm_layout *part, int64_t to, int64_t from, bool dst_packed, bool src
     }
 }
 
+/* Check that each byte was written as often as `expected` says, or once if that is
+ * NULL. */
 static void
 check_written_once(const unsigned char *expected, uint64_t nbytes)
 {
@@ -225,10 +243,11 @@ check_written_once(const unsigned char *expected, uint64_t nbytes)
     }
 }
 
-/* -- what is done ------------------------------------------------------------------------ */
+/* -- what the plan does
+ * ------------------------------------------------------------------ */
 
-/* Check that the part with this number is the one that is taken after as many
- * others. */
+/* Check that cm_cut_piece() finds the same part by its number that cm_cut_next() has
+ * returned after so many others. */
 static void
 check_is_piece(const cm_cut *cut, uint64_t number, const cm_layout *part)
 {
@@ -241,7 +260,7 @@ check_is_piece(const cm_cut *cut, uint64_t number, const cm_layout *part)
     CHECK(memcmp(piece.axes, part->axes, (size_t)part->ndim * sizeof(cm_axis)) == 0);
 }
 
-/* Make one copy as the workers do, in parts. */
+/* Make one copy of the host as the workers do it, in parts. */
 static void
 copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
               int64_t dst_at, const unsigned char *src, int64_t src_at,
@@ -256,7 +275,7 @@ copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
     uint64_t count = 0;
     bool aligns = layout->ndim == 0 && one_in(2);
     while (aligns && (limit & (limit - 1)) != 0) {
-        limit &= limit - 1; /* a power of two */
+        limit &= limit - 1; /* this leaves a power of two */
     }
     cm_cut_init(&cut, layout, limit);
     if (aligns) {
@@ -276,7 +295,8 @@ copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
     part_count += count;
 }
 
-/* Copy through packed bytes, as staging and copies between devices do. */
+/* Copy each piece into a slot and from there to the target, as staged copies and copies
+ * between devices do. `traced` counts the writes to the target. */
 static void
 copy_in_pieces(const fuzz_case *c, unsigned char *traced)
 {
@@ -309,7 +329,7 @@ copy_in_pieces(const fuzz_case *c, unsigned char *traced)
     piece_count += count;
 }
 
-/* Do what the kernel does with its parameter. */
+/* Do what the kernel would do with the parameters that it gets. */
 static void
 run_kernel(const fuzz_case *c)
 {
@@ -350,6 +370,8 @@ run_kernel(const fuzz_case *c)
     }
 }
 
+/* Make the copy as its route would, and check what this route promises about its
+ * layout. */
 static void
 run_route(const fuzz_case *c)
 {
@@ -362,7 +384,7 @@ run_route(const fuzz_case *c)
     case CM_ROUTE_PEER:
     case CM_ROUTE_PEER_STAGED:
         if (route_of(c->plan.row) == CM_ROUTE_PEER && layout->ndim == 0) {
-            break; /* this is one copy of the runtime's */
+            break; /* the runtime makes this in one copy */
         }
         copy_in_pieces(c, traced);
         memcpy(writes, traced, sizeof(writes));
@@ -385,6 +407,7 @@ run_route(const fuzz_case *c)
     copy_in_parts(c, layout, got, c->dst_at, source, c->src_at, 0);
 }
 
+/* Plan and make one random copy, and compare it with the plain loops. */
 static void
 run_case(void)
 {

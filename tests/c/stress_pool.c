@@ -28,8 +28,8 @@ typedef struct held {
     cm_pool *pool;
     cm_block *block;
     cm_stream *stream;
-    cm_block *copy; /* page-locked memory that gets a copy of the block's bytes on the
-                       stream */
+    /* Page-locked memory that gets a copy of the block's bytes on the stream. */
+    cm_block *copy;
     uint8_t mark;
 } held;
 

@@ -228,8 +228,8 @@ op_close(void)
         bool last = of->live_count == 0;
         of->is_closing = !last;
         of->pool = last ? NULL : pool;
-        random_plan_fault(false); /* closing tries twice and no more, so a fault must
-                                     not repeat */
+        /* Closing tries twice and no more, so a fault must not repeat. */
+        random_plan_fault(false);
         cm_pool_release(pool);
         settle_fault();
     }

@@ -50,8 +50,8 @@ take_one(uint32_t place)
         block = cm_pool_try_alloc(of->pool, nbytes, stream, 0);
     }
     else if (!cm_is_ok(pool_alloc(of->pool, nbytes, stream, &block))) {
-        atomic_fetch_add(&refused_count, 1); /* a limit or an injected fault made it
-                                                fail */
+        /* A limit or an injected fault made it fail. */
+        atomic_fetch_add(&refused_count, 1);
         block = NULL;
     }
     if (block != NULL) {

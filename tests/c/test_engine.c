@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/: copies from every kind to every kind in every mode; overlap,
- * broadcast, edges and fills. */
+/* Tests of the engine's copies and fills: between all kinds of memory in every mode, in
+ * many pieces, between ends that overlap, from sources that are broadcast, and over the
+ * edges of registered memory. The bytes are always compared with those that a plain
+ * loop or memcmp() gives. */
 #include "engine_world.h"
 #include "route_of.h"
 #include "runtime/emulated/private.h"
@@ -16,12 +18,17 @@ next_random(uint64_t below)
     return (random_state >> 33) % below;
 }
 
-/* -- every pair against the plainest loop ------------------------------------------------ */
+/* -- every pair of kinds against a plain loop
+ * -------------------------------------------- */
 
+/* How a copy is made: in the call, on a stream whose order it takes, or in the
+ * background. */
 typedef enum mode { BLOCKING, ON_STREAM, BACKGROUND, MODE_COUNT } mode;
 
 enum { ARENA = 16384 };
 
+/* Copy a region element by element, from `axis` on. The copies of the engine are
+ * compared with this. */
 static void
 copy_naively(const cm_region *dst, const cm_region *src, unsigned char *to,
              const unsigned char *from, int axis)
@@ -36,8 +43,9 @@ copy_naively(const cm_region *dst, const cm_region *src, unsigned char *to,
     }
 }
 
-/* Add a random shape and strides over an arena. Returns where element 0 is, or -1 if
- * the region is too large. */
+/* Add random strides to a region that has a shape, so that it fits into an arena. With
+ * `may_repeat` some strides may be 0. Returns the offset of element 0, or -1 if the
+ * region is too large. */
 static int64_t
 add_random_strides(cm_region *region, bool may_repeat)
 {
@@ -60,6 +68,7 @@ add_random_strides(cm_region *region, bool may_repeat)
     return high - low > ARENA - 64 ? -1 : (int64_t)next_random(64) - low;
 }
 
+/* Let the region begin at offset `at` of the memory. */
 static void
 place(cm_region *region, const memory *m, int64_t at)
 {
@@ -70,6 +79,8 @@ place(cm_region *region, const memory *m, int64_t at)
     region->device = placed.device;
 }
 
+/* Make one random copy between these memories and compare all bytes of the target's
+ * memory, also those between and around its elements. */
 static void
 check_random_copy(world *w, memory *dst_memory, memory *src_memory, mode how)
 {
@@ -101,7 +112,8 @@ check_random_copy(world *w, memory *dst_memory, memory *src_memory, mode how)
     cm_ticket_info info;
     CHECK_OK(cm_engine_copy(w->engine, &request, &ticket));
     if (how == ON_STREAM && src_memory->kind == CM_KIND_PAGEABLE) {
-        memset(src_memory->bytes, 0x77, ARENA); /* the source has been read */
+        /* The call has read the source, so it may be overwritten. */
+        memset(src_memory->bytes, 0x77, ARENA);
     }
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     cm_ticket_query(ticket, &info);
@@ -110,6 +122,8 @@ check_random_copy(world *w, memory *dst_memory, memory *src_memory, mode how)
     CHECK_BYTES_EQ(dst_memory->bytes, wanted, ARENA);
 }
 
+/* Random copies from each kind of memory to each kind, and to and from the other
+ * device, in each mode. */
 static void
 test_engine_random_copies_between_all_kinds(void)
 {
@@ -149,6 +163,8 @@ test_engine_random_copies_between_all_kinds(void)
 
 /* -- many pieces ------------------------------------------------------------------------- */
 
+/* Return how many elements are equal, from the first on. The source's are `stride`
+ * bytes apart. */
 CHECK_UNWATCHED static int64_t
 count_equal(const unsigned char *dst, const unsigned char *src, int64_t stride,
             int64_t count)
@@ -160,6 +176,8 @@ count_equal(const unsigned char *dst, const unsigned char *src, int64_t stride,
     return i;
 }
 
+/* Copy 20 MB between these kinds of memory, from a source whose elements are `stride`
+ * bytes apart. */
 static void
 check_large(world *w, cm_kind to, int to_device, cm_kind from, mode how, int64_t stride)
 {
@@ -182,6 +200,8 @@ check_large(world *w, cm_kind to, int to_device, cm_kind from, mode how, int64_t
     give_memory(w, &src);
 }
 
+/* Long copies go in pieces through page-locked slots. The memory for these slots has a
+ * bound that does not depend on the length of the copy. */
 static void
 test_engine_large_copies_go_in_pieces(void)
 {
@@ -196,7 +216,7 @@ test_engine_large_copies_go_in_pieces(void)
     }
     cm_pool_counters counters;
     cm_pool_read(w.pinned, &counters);
-    /* It has a bound, and does not grow with the copy. */
+    /* The slots of all copies together never exceed this bound. */
     CHECK_LE(counters.reserved_nbytes, 64u << 20);
     CHECK_EQ(counters.live_nbytes, 0);
     close_world(&w);
@@ -204,6 +224,8 @@ test_engine_large_copies_go_in_pieces(void)
 
 /* -- overlap, broadcast, edges ----------------------------------------------------------- */
 
+/* Copy within one memory between ends that overlap. The target must get what the source
+ * had before the copy. */
 static void
 check_overlap(world *w, cm_kind kind, mode how)
 {
@@ -236,8 +258,9 @@ check_overlap(world *w, cm_kind kind, mode how)
     give_memory(w, &m);
 }
 
-/* A device that is done with a piece before the next one is packed waits for the host.
- * Each look at the device comes late here, so that this happens. */
+/* If the device has finished a piece before the next one is packed, it waits for the
+ * host. The engine then lets more threads pack. Here each query of an event is slow, so
+ * the device is always found to have finished. */
 static void
 test_engine_more_threads_pack_when_the_device_waits(void)
 {
@@ -270,8 +293,8 @@ test_engine_more_threads_pack_when_the_device_waits(void)
     close_world(&w);
 }
 
-/* A square is transposed in place. It is read as a whole and written back, both by
- * several threads. */
+/* A square is transposed in place. The engine has to read all of it before it writes it
+ * back, and lets several threads do both. */
 static void
 test_engine_transposes_in_place_with_several_threads(void)
 {
@@ -311,6 +334,7 @@ test_engine_transposes_in_place_with_several_threads(void)
     close_world(&w);
 }
 
+/* Overlapping ends of each kind of memory, in each mode. */
 static void
 test_engine_overlapping_ends_read_first(void)
 {
@@ -324,13 +348,18 @@ test_engine_overlapping_ends_read_first(void)
     close_world(&w);
 }
 
+/* The host reaches device memory through a second mapping, whose addresses differ.
+ * Copies between the two mappings of the same memory overlap, and the engine has to
+ * notice that. */
 static void
 test_engine_overlap_through_the_second_mapping(void)
 {
     world w;
     open_world(&w);
     memory m = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
-    memory alias = m; /* the mapping that an export to the CPU shows */
+    /* This is the mapping that other libraries get when they import the memory for the
+     * CPU. */
+    memory alias = m;
     alias.kind = CM_KIND_PAGEABLE;
     alias.host = m.bytes;
     alias.address = 0;
@@ -357,6 +386,8 @@ test_engine_overlap_through_the_second_mapping(void)
     close_world(&w);
 }
 
+/* One row is copied to 1000 rows of a device. The row must cross the link once, and a
+ * kernel repeats it. */
 static void
 test_engine_broadcast_source_travels_once(void)
 {
@@ -391,6 +422,9 @@ test_engine_broadcast_source_travels_once(void)
     close_world(&w);
 }
 
+/* Two registered ranges lie next to each other in ordinary memory. One copy of the
+ * runtime may not cross the edge of a registration, so each of the two copies must be
+ * made of four. */
 static void
 test_engine_copies_are_split_at_registration_edges(void)
 {
@@ -427,9 +461,9 @@ test_engine_copies_are_split_at_registration_edges(void)
     close_world(&w);
 }
 
-/* The device uses host addresses, as with real drivers. Two adjacent registrations are
- * then page-locked memory, and still one copy of the runtime may not cross their
- * edge. */
+/* The device uses host addresses, as with real drivers. Two registrations next to each
+ * other then look like one page-locked range, but one copy of the runtime may not cross
+ * the edge between them. The ends of this copy overlap, too. */
 static void
 test_engine_overlap_over_a_registration_edge(void)
 {
@@ -468,6 +502,8 @@ test_engine_overlap_over_a_registration_edge(void)
 
 /* -- fills ------------------------------------------------------------------------------- */
 
+/* Fill a part of the memory with elements that are `gap` bytes apart. The fill must
+ * take the expected route, write each element, and leave the gaps alone. */
 static void
 check_fill(world *w, memory *m, int64_t itemsize, const char *value, int64_t gap,
            cm_route expected, bool blocking)
@@ -487,6 +523,8 @@ check_fill(world *w, memory *m, int64_t itemsize, const char *value, int64_t gap
     }
 }
 
+/* A value whose bytes repeat after 1, 2 or 4 bytes is written by memset. Other values
+ * and elements with gaps need the kernel. */
 static void
 test_engine_fill_uses_memset_where_it_can(void)
 {
@@ -509,8 +547,8 @@ test_engine_fill_uses_memset_where_it_can(void)
     close_world(&w);
 }
 
-/* Mapped and managed memory is filled by the device in a stream's order, and otherwise
- * by the host. */
+/* The device fills mapped and managed memory in the order of a stream, and a call that
+ * blocks lets the host fill it. While the stream is shut nothing may change. */
 static void
 test_engine_fill_of_shared_memory_follows_the_stream(void)
 {
@@ -540,8 +578,9 @@ test_engine_fill_of_shared_memory_follows_the_stream(void)
     close_world(&w);
 }
 
-/* Another program mapped memory of device 0 in three pieces, the middle one not for
- * device 1. Strided copies there are packed by us. */
+/* Memory of device 0 is mapped in three pieces, as another program may do it, and the
+ * middle one is not open to device 1. A kernel of device 1 may read a region within the
+ * first piece. A region over all three must be packed and copied instead. */
 static void
 test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
 {
@@ -564,7 +603,8 @@ test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
                                       piece == 1 ? 1 : 2));
     }
     memory dst = take_memory(&w, CM_KIND_DEVICE, 1, 8 * COUNT);
-    for (int part = 0; part < 2; part++) { /* first what is open, then all of it */
+    /* First comes the piece that is open to device 1, then all three. */
+    for (int part = 0; part < 2; part++) {
         int64_t count = part == 0 ? COUNT / PIECES : COUNT;
         cm_region src = {.kind = CM_KIND_DEVICE,
                          .device = 0,
@@ -594,7 +634,8 @@ test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
 }
 
 /* clang-format off */
-/* An ordinary block is used instead, as if that pool had nothing left. */
+/* Without a pool of page-locked memory the engine packs into ordinary memory, as it
+ * does if that pool has nothing left. */
 static void
 test_engine_packs_without_a_page_locked_pool(void)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/: one copy from one source to several targets, and how targets are
- * grouped. */
+/* Tests of a broadcast: one copy from one source to targets on several devices. Each
+ * piece is packed once and sent to each device, and the targets on one device are
+ * written there. */
 #define EMULATED_DELAY_US 20
 
 #include "engine_world.h"
@@ -12,10 +13,12 @@ enum { COUNT = 1 << 20, TARGETS = 4 };
 
 typedef struct targets {
     memory src;
-    memory dst[TARGETS]; /* on device 0, on 1, on 1 with gaps, and on 0 again */
+    /* On device 0, on device 1, on device 1 with gaps, and on device 0 again. */
+    memory dst[TARGETS];
     cm_region regions[TARGETS];
 } targets;
 
+/* Allocate a source of `count` elements and the targets. */
 static void
 take_targets(world *w, targets *t, int64_t count, cm_kind kind)
 {
@@ -38,8 +41,8 @@ give_targets(world *w, targets *t)
     }
 }
 
-/* Check that every target has the source's bytes. Words are compared, since memcmp()
- * takes long under a sanitizer. */
+/* Check that every target has the source's elements. The test compares words itself,
+ * since memcmp() is slow under a sanitizer. */
 CHECK_UNWATCHED static void
 check_targets(const targets *t, int64_t count)
 {
@@ -55,8 +58,9 @@ check_targets(const targets *t, int64_t count)
     CHECK_EQ(wrong, 0);
 }
 
-/* Make one copy to all targets, and return its outcome, whether the call or the ticket
- * reports it. */
+/* Make one copy to all targets and return its outcome, whether the call or the ticket
+ * reports it. With `stops` the copy is stopped at once and the first stream's gate is
+ * opened. */
 static cm_status
 broadcast(world *w, const targets *t, int64_t count, bool stops, atomic_int *drops)
 {
@@ -83,6 +87,8 @@ broadcast(world *w, const targets *t, int64_t count, bool stops, atomic_int *dro
     return status;
 }
 
+/* From each kind of host memory all targets get the right bytes, and the keep is
+ * dropped once. */
 static void
 test_broadcast_sends_each_piece_to_every_device(void)
 {
@@ -101,6 +107,8 @@ test_broadcast_sends_each_piece_to_every_device(void)
     }
 }
 
+/* A broadcast is stopped when its two slots are in use. It must end, leave no failure
+ * that nobody has read, and the next broadcast must work. */
 static void
 test_broadcast_that_is_stopped_leaves_nothing(void)
 {
@@ -123,6 +131,8 @@ test_broadcast_that_is_stopped_leaves_nothing(void)
     close_world(&w);
 }
 
+/* A target in host memory is refused, and so are targets on another device if none of
+ * them has the strides of the first target. */
 static void
 test_broadcast_refuses_what_makes_no_sense(void)
 {
@@ -132,7 +142,7 @@ test_broadcast_refuses_what_makes_no_sense(void)
     open_world(&w);
     take_targets(&w, &t, 100, CM_KIND_PAGEABLE);
     cm_region good = t.regions[1];
-    t.regions[1] = row(&t.src, 0, 100, 4, 4); /* host memory */
+    t.regions[1] = row(&t.src, 0, 100, 4, 4); /* a target in host memory */
     CHECK_CODE(broadcast(&w, &t, 100, false, &drops), CM_EINVALID);
     /* Neither target on device 1 has the strides of the copy's own target. */
     t.regions[1] = t.regions[2];
@@ -145,6 +155,8 @@ test_broadcast_refuses_what_makes_no_sense(void)
     close_world(&w);
 }
 
+/* Two owners share the ticket of a copy that has failed. Only when both have let go of
+ * it unread may the failure be handed to cm_engine_take_unread(). */
 static void
 test_shared_ticket_is_unread_when_all_have_let_go(void)
 {
@@ -169,8 +181,8 @@ test_shared_ticket_is_unread_when_all_have_let_go(void)
     close_world(&w);
 }
 
-/* Each call fails once: the failure is reported, nothing stays behind, and the next
- * copy works. */
+/* Each runtime call of a broadcast fails once. The failure must be reported, nothing
+ * may stay behind, and the next broadcast must work. */
 static void
 test_broadcast_fault_sweep(void)
 {

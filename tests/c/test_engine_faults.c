@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/: what is refused, and each runtime call of a copy failing once. */
+/* Tests of what the engine refuses, of failures that nobody asks about, and of copies
+ * that run out of memory. A sweep also makes each runtime call of a copy fail once. */
 #define EMULATED_DELAY_US 20
 
 #include "engine_hook.h"
@@ -9,6 +10,8 @@
 
 /* -- failures ---------------------------------------------------------------------------- */
 
+/* Shapes that differ and itemsizes that differ are refused, and the keep is dropped
+ * each time. */
 static void
 test_engine_refuses_what_makes_no_sense(void)
 {
@@ -26,7 +29,7 @@ test_engine_refuses_what_makes_no_sense(void)
     CHECK_CODE(cm_engine_copy(w.engine, &request, NULL), CM_EINVALID);
     CHECK_EQ(atomic_load(&drops), 2);
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
-    request.dst = row(&b, 0, 10, 4, 4); /* this one would need no job */
+    request.dst = row(&b, 0, 10, 4, 4); /* a copy of this length would need no job */
     request.src = row(&a, 0, 11, 4, 4);
     request.stream = w.streams[0];
     request.blocking = true;
@@ -37,6 +40,8 @@ test_engine_refuses_what_makes_no_sense(void)
     close_world(&w);
 }
 
+/* A copy without a ticket fails. cm_engine_take_unread() must return that failure once.
+ * A failure that somebody has read from a ticket is not returned there. */
 static void
 test_engine_unread_failure_is_handed_out_once(void)
 {
@@ -50,7 +55,7 @@ test_engine_unread_failure_is_handed_out_once(void)
     CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
     WAIT_UNTIL(cm_engine_count_pending(w.engine) == 0);
     cm_status unread;
-    do { /* the last hold is dropped just after it is done */
+    do { /* the engine drops its own reference just after the ticket is done */
         unread = cm_engine_take_unread(w.engine);
     } while (cm_is_ok(unread));
     CHECK_EQ(unread.code, 999);
@@ -72,6 +77,8 @@ test_engine_unread_failure_is_handed_out_once(void)
     close_world(&w);
 }
 
+/* Tickets of failed copies are let go of after the engine has ended, by a release and
+ * by cm_ticket_abandon(), which must then return the failure itself. */
 static void
 test_engine_failure_let_go_of_after_the_end_is_no_leak(void)
 {
@@ -90,8 +97,8 @@ test_engine_failure_let_go_of_after_the_end_is_no_leak(void)
     give_memory(&w, &a);
     give_memory(&w, &b);
     close_world(&w);
-    cm_ticket_release(released); /* AddressSanitizer counts what is left */
-    /* Nobody else reports this failure. */
+    cm_ticket_release(released); /* AddressSanitizer would report a leak */
+    /* Nobody else can report this failure any more. */
     CHECK_CODE(cm_ticket_abandon(abandoned), 999);
 }
 
@@ -100,12 +107,12 @@ typedef struct scenario {
     cm_kind src;
     int dst_device;
     int64_t stride;
-    int stream_device; /* -1 for the background, unless it blocks */
+    int stream_device; /* -1: in the background, or without a stream if it blocks */
     bool blocking;
     bool overlap;
 } scenario;
 
-/* Make one copy, and return its outcome, whether the call or the ticket reports it. */
+/* Make one copy and return its outcome, whether the call or the ticket reports it. */
 static cm_status
 run_scenario(world *w, const scenario *s, memory *dst, memory *src, atomic_int *drops)
 {
@@ -128,8 +135,8 @@ run_scenario(world *w, const scenario *s, memory *dst, memory *src, atomic_int *
     return status;
 }
 
-/* Each call of the scenario fails once: the failure is reported, nothing stays behind,
- * and the next copy works. */
+/* Each runtime call of the scenario fails once. The failure must be reported, nothing
+ * may stay behind, and the next copy must work. */
 static void
 sweep(const scenario *s)
 {
@@ -147,8 +154,9 @@ sweep(const scenario *s)
         CHECK_EQ(atomic_load(&drops), 1);
         cm_op injected = cm_faults_last_injected(w.rt);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
-        /* Some calls are not the copy's own: the watcher's, and those that give back
-         * what is not needed. */
+        /* Some calls are not part of the copy itself: those of the watcher, and those
+         * that give back what is not needed. The copy succeeds if one of these
+         * fails. */
         if (!cm_is_ok(status)) {
             CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[injected].name);
             CHECK_EQ(status.code, 998);
@@ -186,12 +194,13 @@ test_engine_fault_sweep(void)
         int before = atomic_load(&check_failures);
         sweep(&scenarios[i]);
         if (atomic_load(&check_failures) != before) {
-            CHECK_FAIL_("scenario %zu", i);
+            CHECK_FAIL_("this was scenario %zu", i);
         }
     }
 }
 
-/* Short downloads are faster with page-locked memory, but do not need it. */
+/* Short downloads go through page-locked memory because that is faster, and must work
+ * without it. */
 static void
 test_engine_short_copy_down_does_without_page_locked_memory(void)
 {
@@ -217,15 +226,18 @@ test_engine_short_copy_down_does_without_page_locked_memory(void)
 static uint64_t user_source;
 static uint64_t odd_count;
 
-/* Count sources that are neither the user's memory nor at the beginning of a page. */
+/* The hook of the copies: count sources that are neither the user's memory nor at the
+ * beginning of a page. */
 static void
 count_odd_sources(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes CM_UNUSED)
 {
     odd_count += src != user_source && src % (uint64_t)sysconf(_SC_PAGESIZE) != 0;
 }
 
-/* Our own ordinary memory must not share a page with registered memory of others. The
- * device would read it after the call, or one copy could not take it. */
+/* No page-locked memory can be had, so the engine packs into ordinary memory. That
+ * memory must not share a page with memory that others have registered: the device
+ * might read it after the call has returned, and one copy of the runtime could not take
+ * it. */
 static void
 test_engine_block_that_is_not_page_locked_has_pages_of_its_own(void)
 {
@@ -252,7 +264,8 @@ test_engine_block_that_is_not_page_locked_has_pages_of_its_own(void)
     close_world(&w);
 }
 
-/* The pool has room for only two pieces, because its user has set its limit. */
+/* The user's limit leaves the pool room for only two pieces. Long copies must go
+ * through as few slots as there are. */
 static void
 test_engine_long_copy_goes_through_as_few_blocks_as_there_are(void)
 {
@@ -286,7 +299,8 @@ test_engine_long_copy_goes_through_as_few_blocks_as_there_are(void)
     close_world(&w);
 }
 
-/* A transposed source is rearranged on the device only if there is memory for it. */
+/* A transposed source is sent as it is and rearranged on the device if there is memory
+ * for that. Otherwise the host has to rearrange it. */
 static void
 test_engine_transposed_source_needs_no_device_memory(void)
 {

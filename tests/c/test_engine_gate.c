@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/: a copy that waits for a stream that is shut holds up nothing
- * else, neither workers nor page-locked memory nor streams. */
+/* Tests that a copy which waits for a shut stream holds up nothing else: it must keep
+ * no job thread, no page-locked memory and no stream from other copies. */
 #include "many_world.h"
 #include "route_of.h"
 #include "transfer/engine/private.h"
@@ -16,14 +16,15 @@ enum {
     PIECE_NBYTES = 64 << 10
 };
 
-/* A way to copy. With `many` it is a batch of two runs. Strides are in bytes. */
+/* A way to copy, which takes a certain route. With `many` it is a batch of two runs.
+ * Strides are in bytes. */
 typedef struct way {
     cm_route route;
     cm_kind dst, src;
     int dst_device, src_device;
     int64_t dst_stride, src_stride, itemsize;
     bool many;
-    bool denied; /* no device reaches another */
+    bool denied; /* no device may reach another */
 } way;
 
 static const way ways[] = {
@@ -54,14 +55,15 @@ static const way ways[] = {
 
 enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
 
-/* One copy that goes this way. */
+/* One copy that goes such a way. */
 typedef struct going {
     const way *way;
     memory dst, src;
-    cm_ticket *before; /* may be NULL */
+    cm_ticket *before; /* a ticket that it comes after, or NULL */
     cm_ticket *ticket;
 } going;
 
+/* Allocate the ends of a copy that goes this way. */
 static void
 open_going(world *w, going *g, const way *how)
 {
@@ -73,8 +75,8 @@ open_going(world *w, going *g, const way *how)
     number_bytes(&g->src, (unsigned)(how - ways) + 1);
 }
 
-/* Start the copy after the stream `after`, or after nothing if that is NULL. It runs in
- * the background, or on `on`. */
+/* Start the copy. It comes after what the stream `after` has been given (NULL: after
+ * nothing), and runs on the stream `on` or in the background. */
 static void
 start_going(world *w, going *g, cm_stream *after, cm_stream *on)
 {
@@ -99,6 +101,7 @@ start_going(world *w, going *g, cm_stream *after, cm_stream *on)
     cm_engine_deny_peers(w->engine, false);
 }
 
+/* Check the bytes of the target. */
 static void
 check_bytes(const going *g)
 {
@@ -117,6 +120,7 @@ check_bytes(const going *g)
     CHECK_EQ(wrong, 0);
 }
 
+/* Wait for the copy, and check that it took its route and moved the right bytes. */
 static void
 finish_going(world *w, going *g)
 {
@@ -124,7 +128,7 @@ finish_going(world *w, going *g)
     CHECK_OK(cm_ticket_wait(g->ticket, UINT64_C(60000000000)));
     cm_ticket_query(g->ticket, &info);
     if (route_of(info.row) != g->way->route) {
-        CHECK_FAIL_("way %d went by route %d", (int)(g->way - ways),
+        CHECK_FAIL_("the copy of way %d took route %d", (int)(g->way - ways),
                     (int)route_of(info.row));
     }
     check_bytes(g);
@@ -133,7 +137,7 @@ finish_going(world *w, going *g)
     give_memory(w, &g->src);
 }
 
-/* Check that copies that wait hold nothing that others could need. */
+/* Check that the copies that wait hold nothing that other copies need. */
 static void
 check_nothing_is_held(world *w)
 {
@@ -145,6 +149,9 @@ check_nothing_is_held(world *w)
     cm_mutex_unlock(&w->engine->lock);
 }
 
+/* A copy of each way waits for a shut stream. A copy of each way that does not wait
+ * must then be made, in the background and on another stream. When the gate opens the
+ * first copies must be made too. */
 static void
 test_shut_stream_holds_up_no_route_elsewhere(void)
 {
@@ -153,9 +160,9 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
     cm_stream *shut_stream;
     cm_tuning tuning;
     open_world(&w);
-    cm_tuning_init(&tuning); /* with these one copy could have all of the ring */
+    cm_tuning_init(&tuning); /* with these values one copy could take the whole ring */
     tuning.ring_nbytes = COUNT * ITEM;
-    /* Less than a copy has, but more than a run of a batch. */
+    /* This is less than a copy has, but more than a run of a batch. */
     tuning.staged_peer_nbytes = 2 * COUNT * ITEM / 3;
     tuning.chunk_nbytes = tuning.chunk_min_nbytes = PIECE_NBYTES;
     CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
@@ -170,7 +177,7 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
         start_going(&w, &held[i], shut_stream, NULL);
     }
     check_nothing_is_held(&w);
-    /* First in the background, then on another stream. */
+    /* First in the background, and then on another stream. */
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < WAYS; i++) {
             open_going(&w, &free_ones[i], &ways[i]);
@@ -195,8 +202,10 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
     close_world(&w);
 }
 
-/* -- what fails behind it -------------------------------------------------------------------- */
+/* -- failures behind a shut stream
+ * ------------------------------------------------------- */
 
+/* Return the way with this route and this stride of the source. */
 static const way *
 find_way(cm_route route, int64_t src_stride)
 {
@@ -207,6 +216,7 @@ find_way(cm_route route, int64_t src_stride)
     return how;
 }
 
+/* Shut the stream's gate and queue a fill behind it. */
 static void
 fill_behind(world *w, memory *filler, cm_stream *stream)
 {
@@ -215,9 +225,10 @@ fill_behind(world *w, memory *filler, cm_stream *stream)
     CHECK_OK(fill(w, &whole, "\1", stream, false, NULL));
 }
 
-/* Let as many copies fail as there are job threads, each of which has a second stream.
- * Job threads run them (after a copy that makes way), or the thread that asks for them
- * does. */
+/* Let as many copies fail behind a shut stream as there are job threads. Each of them
+ * uses a second stream as well. They are run by job threads, after a copy that makes
+ * way for them, or else by the thread that asks for them. No thread may stay with a
+ * failed copy, so another copy must still be made. */
 static void
 fail_behind_a_shut_stream(bool by_job_threads)
 {
@@ -269,8 +280,8 @@ test_failed_copy_behind_a_shut_stream_keeps_no_thread(void)
 
 /* -- copies of the same bytes ------------------------------------------------------------ */
 
-/* Queue copies behind a stream that is shut, each after the one before, and then open
- * it. All of them need no more streams than one does. */
+/* Queue copies of the same bytes behind a shut stream, each after the one before, and
+ * then open it. All of them together must need no more streams than one of them. */
 static void
 run_same_bytes(cm_kind kind)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/: each runtime call of a copy of many pieces fails once, on every
- * route and with every way to wait for it. The ticket must say what happened, nothing
- * may stay behind, and the next copy must work. */
+/* Tests of tickets when calls fail. A sweep makes a copy of several pieces on each
+ * route and in each mode, again and again with another runtime call that fails. The
+ * ticket must report what happened, nothing may stay behind, and the next copy must
+ * work. */
 #define EMULATED_DELAY_US 20
 
 #include "engine_world.h"
@@ -14,6 +15,7 @@ enum { ROWS = 3, COUNT = 16 << 10, NBYTES = ROWS * COUNT };
 
 typedef enum mode { IN_BACKGROUND, ON_STREAM, BLOCKING, MODE_COUNT } mode;
 
+/* A copy that takes a certain route. Strides are in bytes. */
 typedef struct route_case {
     const char *name;
     cm_kind dst;
@@ -21,7 +23,7 @@ typedef struct route_case {
     int dst_device;
     int64_t dst_stride;
     int64_t src_stride;
-    bool turned; /* the source's axes are in the opposite order */
+    bool turned; /* the source's axes have the opposite order */
 } route_case;
 
 static const route_case cases[] = {
@@ -45,6 +47,8 @@ typedef struct ends {
     cm_region from;
 } ends;
 
+/* Describe ROWS rows of COUNT bytes of the memory. With `turned` the rows lie
+ * across. */
 static cm_region
 rows_of(const memory *m, int64_t stride, bool turned)
 {
@@ -58,6 +62,8 @@ rows_of(const memory *m, int64_t stride, bool turned)
     return region;
 }
 
+/* Allocate both ends. The source is numbered, and the target has a value that the
+ * source has not. */
 static ends
 open_ends(world *w, const route_case *c)
 {
@@ -70,6 +76,7 @@ open_ends(world *w, const route_case *c)
     return e;
 }
 
+/* Count the bytes of the target that differ from the source. */
 CHECK_UNWATCHED static uint64_t
 count_wrong(const ends *e)
 {
@@ -83,7 +90,7 @@ count_wrong(const ends *e)
     return wrong;
 }
 
-/* Make the copy, and compare the ticket with what has happened. */
+/* Make the copy, check that its ticket is right about it, and return its outcome. */
 static cm_status
 copy_and_check(world *w, const ends *e, mode how, atomic_int *drops)
 {
@@ -101,7 +108,7 @@ copy_and_check(world *w, const ends *e, mode how, atomic_int *drops)
     cm_ticket_info info;
     cm_status status = cm_engine_copy(w->engine, &request, &ticket);
     if (!cm_is_ok(status)) {
-        return status; /* nobody has a ticket */
+        return status; /* there is no ticket */
     }
     status = cm_ticket_wait(ticket, UINT64_MAX);
     cm_ticket_query(ticket, &info);
@@ -112,13 +119,15 @@ copy_and_check(world *w, const ends *e, mode how, atomic_int *drops)
                 && !cm_ticket_cancel(ticket);
     cm_ticket_release(ticket);
     if (!good) {
-        CHECK_FAIL_("the ticket lies: status %d, done %d, moved %llu", status.code,
-                    info.done, (unsigned long long)moved);
+        CHECK_FAIL_(
+            "the ticket is wrong about its copy: status %d, done %d, moved %llu",
+            status.code, info.done, (unsigned long long)moved);
     }
     return status;
 }
 
-/* A thread may be about to give back what the job of a failed copy has borrowed. */
+/* True if no copy is under way and no memory is borrowed. After a failure a thread may
+ * still be giving back what the job has borrowed, so callers wait for this. */
 static bool
 is_nothing_left(world *w)
 {
@@ -144,8 +153,8 @@ check_nothing_left(world *w, atomic_int *drops)
     CHECK(cm_is_ok(cm_engine_take_unread(w->engine)));
 }
 
-/* Run the copy with its `nth` call failing (0 for none). Returns the number of
- * calls. */
+/* Make the copy with its `nth` call failing (0 for none), and then once more without a
+ * fault. Returns the number of calls. */
 static uint64_t
 run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
 {
@@ -156,15 +165,15 @@ run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
     uint64_t calls = cm_faults_count(w->rt, CM_OP_none);
     cm_op injected = cm_faults_last_injected(w->rt);
     cm_faults_plan(w->rt, CM_OP_none, 0, 0, false);
-    /* Some calls are not the copy's own: the watcher's, and those that give back what
-     * is not needed. */
+    /* Some calls are not part of the copy itself: those of the watcher, and those that
+     * give back what is not needed. The copy succeeds if one of these fails. */
     if (!cm_is_ok(status)
         && (status.code != 998 || (cm_op)status.op != injected || nth == 0)) {
-        CHECK_FAIL_("%d of %s where %s failed", status.code,
+        CHECK_FAIL_("the copy failed with code %d of %s where %s failed", status.code,
                     cm_op_facts[status.op].name, cm_op_facts[injected].name);
     }
     if (cm_is_ok(status) && count_wrong(&e) != 0) {
-        CHECK_FAIL_("%llu bytes wrong where %s failed and nobody was told",
+        CHECK_FAIL_("%llu bytes are wrong where %s failed, and nothing reported it",
                     (unsigned long long)count_wrong(&e), cm_op_facts[injected].name);
     }
     check_nothing_left(w, &drops);
@@ -172,7 +181,7 @@ run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
     memset(e.dst.bytes, 255, 2 * NBYTES);
     status = copy_and_check(w, &e, how, &drops);
     if (!cm_is_ok(status) || count_wrong(&e) != 0) {
-        CHECK_FAIL_("the next copy: %d, %llu bytes wrong", status.code,
+        CHECK_FAIL_("the next copy ends with code %d and %llu wrong bytes", status.code,
                     (unsigned long long)count_wrong(&e));
     }
     check_nothing_left(w, &drops);
@@ -181,6 +190,7 @@ run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
     return calls;
 }
 
+/* Open a world whose copies go in several small pieces. */
 static void
 open_tuned(world *w)
 {
@@ -194,9 +204,10 @@ open_tuned(world *w)
     MUST(cm_engine_set_tuning(w->engine, &tuning));
 }
 
-/* In a world that has made copies before, every call fails once. In new worlds, which
- * take longer to open than the copy takes, only some calls fail: those that make
- * threads, streams and blocks. */
+/* Let calls of this copy fail, one in each run. In a world that has made such copies
+ * before, every second call gets its turn. Opening a world takes longer than the copy,
+ * so in fresh worlds only every eighth call does; there the copy also makes threads,
+ * streams and blocks. `offset` shifts which calls these are. */
 static void
 sweep(const route_case *c, mode how, size_t offset)
 {
@@ -229,8 +240,8 @@ test_ticket_reports_the_truth_whichever_call_fails(void)
     }
 }
 
-/* A question may fail while the copy goes on. Its ends are not released before it is
- * over. */
+/* A query of the copy's event fails while the copy is still on its way. The ticket must
+ * not count as done, and the ends must be kept until the copy is over. */
 static void
 test_ticket_is_not_done_because_one_question_failed(void)
 {
@@ -263,11 +274,13 @@ test_ticket_is_not_done_because_one_question_failed(void)
     close_world(&w);
 }
 
-/* Calls that give things back may fail then. The copy is cancelled all the same. */
+/* Cancelling gives things back, and a call that does so fails. The copy must be
+ * cancelled all the same. */
 static void
 test_ticket_is_cancelled_whichever_call_fails(void)
 {
-    /* Destroying is not among them: what is not destroyed is left behind. */
+    /* The operations that destroy things are left out, since what cannot be destroyed
+     * stays behind. */
     static const cm_op ops[] = {CM_OP_capture_mode_exchange, CM_OP_context_get,
                                 CM_OP_context_set,           CM_OP_event_query,
                                 CM_OP_stream_wait_event,     CM_OP_device_set};
@@ -293,21 +306,23 @@ test_ticket_is_cancelled_whichever_call_fails(void)
                                   .after_count = 1,
                                   .keep = {{&drops, count_drop}},
                                   .keep_count = 1};
-        /* An upload on a stream of the engine's, which then waits. */
+        /* This makes it an upload on a stream of the engine, which then waits. */
         if (i / OPS % 2 == 0) {
             second.dst = row(&device, 0, 2048, 1, 1);
             second.src = row(&held, 0, 2048, 0, 1);
             second.src.address = 0;
         }
         MUST(cm_engine_copy(w.engine, &second, &ticket));
-        if (i / OPS % 4 < 2) { /* the job may have left its thread, or not yet */
+        /* In one half of the rounds the job has left its thread before it is
+         * cancelled. */
+        if (i / OPS % 4 < 2) {
             let_others_run();
         }
         cm_faults_plan(w.rt, ops[i % OPS], i / OPS / 4 + 1, 998, false);
         bool cancelled = cm_ticket_cancel(ticket);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         cm_status status = cm_ticket_wait(ticket, UINT64_MAX);
-        /* A call of a worker failed. */
+        /* If it was not cancelled, the fault hit a call of the job thread. */
         CHECK_EQ(status.code, cancelled ? CM_ECANCELLED : 998);
         CHECK_EQ(atomic_load(&drops), 1);
         cm_ticket_release(ticket);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/: what a ticket says about its copy while that waits, runs, is
- * cancelled or fails. */
+/* Tests of tickets: cancelling a copy while it waits or runs, the progress that a
+ * ticket counts, and the time that it reports. */
 #include "engine_hook.h"
 #include "transfer/engine/private.h"
 
@@ -8,6 +8,7 @@ enum { NBYTES = 4096, PIECE_NBYTES = 1 << 20, SLOT_COUNT = 8, LONG_NBYTES = 64 <
 
 /* -- cancelling -------------------------------------------------------------------------- */
 
+/* Memory for the tests that cancel copies. */
 typedef struct ends {
     memory held; /* page-locked, written by a stream that is shut */
     memory middle;
@@ -15,7 +16,8 @@ typedef struct ends {
     memory device;
 } ends;
 
-/* Make both ends. Streams[0], which is shut, is still to fill `held` with 7. */
+/* Allocate the ends. The gate of streams[0] is shut, and behind it waits a copy that
+ * will fill `held` with 7. */
 static ends
 open_ends(world *w)
 {
@@ -45,9 +47,9 @@ close_ends(world *w, ends *e)
     give_memory(w, &e->device);
 }
 
-/* Make a request that has to wait: for `which` 0 a copy between host and host after a
- * stream, for 1 one after a transfer that waits, for 2 an upload from memory that a
- * stream is to write. */
+/* Make a request whose copy has to wait. With `which` 0 it is a copy within the host
+ * that comes after the stream, with 1 a copy that comes after the ticket `*before`, and
+ * with 2 an upload from memory that the stream is still to write. */
 static cm_copy_request
 waiting_request(world *w, ends *e, int which, cm_ticket **before)
 {
@@ -62,7 +64,8 @@ waiting_request(world *w, ends *e, int which, cm_ticket **before)
         request.after_ticket_count = 1;
     }
     if (which == 2) {
-        /* A broadcast, which neither the copy engine nor the kernel can make. */
+        /* This broadcasts one byte from memory without a device address, so neither the
+         * copy engine nor a kernel can make it, and the host has to read the source. */
         request.dst = row(&e->device, 0, NBYTES / 2, 1, 1);
         request.src = row(&e->held, 0, NBYTES / 2, 0, 1);
         request.src.address = 0;
@@ -70,6 +73,9 @@ waiting_request(world *w, ends *e, int which, cm_ticket **before)
     return request;
 }
 
+/* A copy is cancelled while it waits, at once or after a job thread has parked it. Its
+ * keep must be dropped at once, its ticket must say so, its target must stay as it was,
+ * and the copy before it must still be made. */
 static void
 test_ticket_cancelled_before_its_copy_begins_lets_go_of_everything(void)
 {
@@ -90,7 +96,7 @@ test_ticket_cancelled_before_its_copy_begins_lets_go_of_everything(void)
             request.keep_count = 1;
             CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
             if (soon == 0) {
-                let_others_run(); /* a worker has parked it */
+                let_others_run(); /* until a job thread has found that it must wait */
             }
             CHECK(cm_ticket_cancel(ticket));
             CHECK_EQ(atomic_load(&drops), 1);
@@ -118,7 +124,8 @@ test_ticket_cancelled_before_its_copy_begins_lets_go_of_everything(void)
     close_world(&w);
 }
 
-/* Nobody takes the place of a cancelled copy, so a copy that waits for it goes on. */
+/* A copy waits for one that is cancelled, and for nothing else. It must go on at once,
+ * although the stream is still shut. */
 static void
 test_ticket_that_waits_for_a_cancelled_one_goes_on(void)
 {
@@ -145,6 +152,7 @@ static atomic_bool copy_begun;
 static atomic_bool copy_may_go;
 static atomic_int too_late;
 
+/* The hook of the copies: hold each one until the test lets it go. */
 static void
 hold_copy(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes CM_UNUSED)
 {
@@ -152,8 +160,9 @@ hold_copy(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes CM
     atomic_fetch_add(&too_late, !wait_for_flag(&copy_may_go));
 }
 
-/* All workers are held in copies. A copy that waits behind them can still be cancelled,
- * or stopped: it is then not made when a worker comes to it. */
+/* All job threads are held inside copies. Copies that wait for a thread can be
+ * cancelled, or stopped, which means that they are not made when a thread comes to
+ * them. A copy that has begun cannot be cancelled any more. */
 static void
 test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
 {
@@ -203,7 +212,9 @@ test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
     close_world(&w);
 }
 
-/* Whatever the worker is doing, either all of the copy happens or nothing. */
+/* Cancel copies at random moments. Whatever the job thread is doing, either the whole
+ * copy must happen and the ticket says so, or nothing of it and the ticket is
+ * cancelled. */
 static void
 test_ticket_cancelled_at_any_time_reports_the_truth(void)
 {
@@ -247,8 +258,9 @@ static int piece_count;
 static uint64_t last_moved;
 static int bad_count;
 
-/* The thread that runs the job counts what is over. It cannot count more than was sent,
- * and must count what was in a slot that is used again. */
+/* The hook of the copies, called before each piece is sent. The thread that runs the
+ * job also counts the pieces that have arrived. It cannot have counted more than were
+ * sent, and must have counted each piece whose slot is used again now. */
 static void
 look_at_progress(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes)
 {
@@ -265,6 +277,8 @@ look_at_progress(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nb
     piece_count++;
 }
 
+/* Follow the progress of a long upload and a long download, from the job's thread at
+ * each piece and from the caller. */
 static void
 test_ticket_progress_counts_pieces_that_are_over(void)
 {
@@ -308,8 +322,8 @@ test_ticket_progress_counts_pieces_that_are_over(void)
     }
 }
 
-/* A copy that is queued as a whole has moved nothing and then everything; so has one
- * that fails at its end. */
+/* A copy that is queued as one call of the runtime has moved nothing until it is over,
+ * and then all. Nobody can cancel it. */
 static void
 test_ticket_progress_of_one_runtime_copy_is_nothing_or_all(void)
 {
@@ -323,7 +337,8 @@ test_ticket_progress_of_one_runtime_copy_is_nothing_or_all(void)
                                .stream = w.streams[0]};
     CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
     CHECK_EQ(cm_ticket_count_moved(ticket), 0);
-    CHECK(!cm_ticket_cancel(ticket)); /* nobody can call it back from the stream */
+    /* The copy is on the stream already, so it cannot be cancelled. */
+    CHECK(!cm_ticket_cancel(ticket));
     unshut(&w, w.streams[0]);
     WAIT_UNTIL(cm_ticket_count_moved(ticket) >= NBYTES);
     cm_ticket_query(ticket, &info);
@@ -334,7 +349,8 @@ test_ticket_progress_of_one_runtime_copy_is_nothing_or_all(void)
     close_world(&w);
 }
 
-/* A source that is repeated counts once, on the host as anywhere else. */
+/* A broadcast counts its payload: a source that is repeated counts once, also where the
+ * host copies it. */
 static void
 test_ticket_progress_of_a_broadcast_is_of_its_payload(void)
 {
@@ -372,7 +388,8 @@ test_ticket_progress_of_a_broadcast_is_of_its_payload(void)
 
 /* -- time -------------------------------------------------------------------------------- */
 
-/* The time for which the stream is held up before the copy does not count. */
+/* The stream is shut for a while before the copy. The ticket's time must be that of the
+ * copy alone. */
 static void
 test_ticket_seconds_are_of_the_copy_alone(void)
 {
@@ -399,7 +416,9 @@ test_ticket_seconds_are_of_the_copy_alone(void)
     close_world(&w);
 }
 
-/* Events that know their time keep the device busy for longer. */
+/* The engine keeps two sorts of events, since those that measure time keep the device
+ * busy for longer. Brief events (CM_POLLED) must not measure time and waited ones must,
+ * also when they were given back and are lent again. */
 static void
 test_loan_of_a_brief_event_is_without_time(void)
 {
@@ -410,7 +429,7 @@ test_loan_of_a_brief_event_is_without_time(void)
     uint64_t timed[2];
     cm_device_guard guard;
     MUST(cm_device_enter(w.rt, 0, &guard));
-    /* The second round gets those that were given back. */
+    /* The second round gets the events that the first one has given back. */
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < 2; i++) {
             CHECK_OK(cm_cache_take_event(w.engine, 0, CM_POLLED, &brief[i]));

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/: order, lifetime, tickets, capture and interruption. */
+/* Tests of what comes after what: copies after streams and after other copies, tickets
+ * and the objects that a copy keeps alive, copies on a captured stream, calls that are
+ * interrupted, and queues of many copies. A shut gate holds a stream up while a test
+ * looks. */
 #include "engine_world.h"
 #include "route_of.h"
 #include "transfer/engine/private.h"
@@ -11,6 +14,9 @@
 
 /* -- order and lifetime ------------------------------------------------------------------ */
 
+/* The stream is shut, and yet the call must have read its ordinary source when it
+ * returns. Nothing may arrive before the gate opens, and the keep is dropped only when
+ * the copy is done. */
 static void
 test_engine_pageable_source_is_read_before_the_call_returns(void)
 {
@@ -49,6 +55,8 @@ test_engine_pageable_source_is_read_before_the_call_returns(void)
     close_world(&w);
 }
 
+/* The caller takes no ticket. The call must return while the stream is shut, and the
+ * copy must still be made and drop its keeps. */
 static void
 test_engine_dropped_ticket_neither_blocks_nor_cancels(void)
 {
@@ -77,6 +85,8 @@ test_engine_dropped_ticket_neither_blocks_nor_cancels(void)
     close_world(&w);
 }
 
+/* Three copies, each of which reads what the one before has written. The second names
+ * the stream that it comes after, the third names the second's ticket. */
 static void
 test_engine_waits_for_streams_and_tickets_named(void)
 {
@@ -98,7 +108,7 @@ test_engine_waits_for_streams_and_tickets_named(void)
     shut(&w, w.streams[0]);
     CHECK_OK(cm_engine_copy(w.engine, &first, &tickets[0]));
     CHECK_OK(cm_engine_copy(w.engine, &second, &tickets[1]));
-    /* A copy from host to host, after one that is still to be made by a job. */
+    /* A copy within the host after one that a job thread has still to make. */
     memory d = take_memory(&w, CM_KIND_MANAGED, 0, 4096);
     cm_copy_request third = {.dst = row(&d, 0, 4096, 1, 1),
                              .src = row(&c, 0, 4096, 1, 1),
@@ -119,6 +129,9 @@ test_engine_waits_for_streams_and_tickets_named(void)
     close_world(&w);
 }
 
+/* One copy runs in the background, and cm_ticket_order() makes a stream wait for it. A
+ * copy on that stream must find its bytes, and cm_ticket_notify() must write to an
+ * eventfd when that copy is done. */
 static void
 test_ticket_order_and_notify(void)
 {
@@ -142,10 +155,11 @@ test_ticket_order_and_notify(void)
     CHECK_OK(cm_ticket_notify(second, fd));
     CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
     CHECK_EQ(count, 1);
-    /* It is done by the time that somebody is notified. */
+    /* The ticket is done before anybody is notified. */
     CHECK_OK(cm_ticket_wait(second, 0));
     CHECK_FILLED(c.bytes, 6, 4096);
-    CHECK_OK(cm_ticket_notify(second, fd)); /* writes at once */
+    /* This writes at once, since the ticket is done. */
+    CHECK_OK(cm_ticket_notify(second, fd));
     CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
     CHECK_CODE(cm_ticket_notify(second, -1), CM_ESYSTEM);
     (void)close(fd);
@@ -157,6 +171,8 @@ test_ticket_order_and_notify(void)
     close_world(&w);
 }
 
+/* Closing the engine must wait for a copy in the background. Its ticket can still be
+ * asked afterwards. */
 static void
 test_engine_close_waits_for_all_and_tickets_outlive_it(void)
 {
@@ -172,7 +188,7 @@ test_engine_close_waits_for_all_and_tickets_outlive_it(void)
     CHECK_OK(cm_engine_copy(w.engine, &up, &ticket));
     CHECK_OK(cm_engine_close(w.engine));
     CHECK_FILLED(b.bytes, 8, 1 << 20);
-    /* close_world() needs one */
+    /* close_world() closes an engine, so make a new one. */
     MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine));
     give_memory(&w, &a);
     give_memory(&w, &b);
@@ -183,18 +199,19 @@ test_engine_close_waits_for_all_and_tickets_outlive_it(void)
     cm_ticket_release(ticket);
 }
 
+/* The body of a thread that opens the gate once everybody else waits. */
 static void *
 open_gate_soon(void *argument)
 {
     world *w = argument;
-    let_others_run(); /* the call is waiting */
+    let_others_run(); /* until the main thread waits in its call */
     unshut(w, w->streams[0]);
     return NULL;
 }
 
-/* A copy into page-locked memory only takes its place in the stream. A copy that reads
- * that memory on the host has to come after it, whether all of the memory is locked or
- * a part. */
+/* A copy into page-locked memory is only queued on its stream. A second copy reads that
+ * memory on the host, so it has to wait for the first one. This must hold when all of
+ * the memory that it reads is page-locked, and when only a part is. */
 static void
 test_engine_registered_source_is_read_after_the_stream(void)
 {
@@ -247,12 +264,15 @@ test_engine_registered_source_is_read_after_the_stream(void)
 
 typedef struct ending {
     world *w;
-    cm_registration *registration; /* NULL if released */
-    uint64_t count_when_ended;     /* pieces when it was released */
-    uint64_t count_when_dropped;   /* pieces when the keep was dropped */
+    cm_registration *registration; /* NULL once it is released */
+    /* How many pieces were registered just after the release. */
+    uint64_t count_when_ended;
+    /* How many were registered when the keep was dropped. */
+    uint64_t count_when_dropped;
 } ending;
 
-/* A hook: ends the registration while the caller waits for its copy. */
+/* A cm_copy_request.interrupted that releases the registration while the call waits for
+ * its copy, and lets the copy go on. */
 static bool
 end_registration(void *argument)
 {
@@ -266,6 +286,7 @@ end_registration(void *argument)
     return false;
 }
 
+/* A cm_keep.drop that notes how many pieces are registered. */
 static void
 note_pieces(void *argument)
 {
@@ -273,6 +294,9 @@ note_pieces(void *argument)
     e->count_when_dropped = cm_registry_count(e->w->registry);
 }
 
+/* A registration is released while a copy reads or writes its memory. The pages must
+ * stay page-locked until the copy is done, and must be unlocked before its keep is
+ * dropped. */
 static void
 test_engine_pages_stay_locked_until_the_copy_is_done(void)
 {
@@ -284,7 +308,7 @@ test_engine_pages_stay_locked_until_the_copy_is_done(void)
     memory *pairs[][2] = {{&device, &h}, {&h, &device}};
     for (int i = 0; i < 4; i++) {
         ending e = {.w = &w, .count_when_dropped = UINT64_MAX};
-        int64_t stride = i < 2 ? 4 : 8; /* no job, or a job */
+        int64_t stride = i < 2 ? 4 : 8; /* the first needs no job, the second does */
         cm_copy_request request = {.dst = row(pairs[i % 2][0], 0, 512, stride, 4),
                                    .src = row(pairs[i % 2][1], 0, 512, stride, 4),
                                    .stream = w.streams[0],
@@ -314,19 +338,23 @@ test_engine_pages_stay_locked_until_the_copy_is_done(void)
 
 /* -- memory ------------------------------------------------------------------------------ */
 
+/* What the relief of the next test does: whether it helps, and how often it was
+ * asked. */
 typedef struct helper {
     world *w;
     int asked;
     bool helps;
 } helper;
 
+/* A cm_relief that raises the limit if it is to help. It also changes the current
+ * device, which the engine has to put right. */
 static cm_status
 relieve(void *argument, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
         cm_status status, cm_block **out)
 {
     helper *h = argument;
     h->asked++;
-    MUST(cm_rt_device_set(h->w->rt, 1)); /* user code may do this */
+    MUST(cm_rt_device_set(h->w->rt, 1)); /* as code of a user may do */
     if (!h->helps) {
         return status;
     }
@@ -335,6 +363,7 @@ relieve(void *argument, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     return cm_pool_alloc(pool, nbytes, stream, &uninterrupted, out);
 }
 
+/* A cm_copy_request.interrupted that never interrupts. */
 static bool
 go_on(void *argument)
 {
@@ -342,6 +371,9 @@ go_on(void *argument)
     return false;
 }
 
+/* A copy needs a little device memory and the limit allows none. The engine must ask
+ * for relief, but only in a call that may be kept waiting, and copy in another way if
+ * that does not help. */
 static void
 test_engine_short_of_device_memory_asks_for_relief(void)
 {
@@ -358,10 +390,10 @@ test_engine_short_of_device_memory_asks_for_relief(void)
                                .blocking = true};
     cm_budget *budget = cm_pool_get_config(w.device[0])->budget;
     atomic_store(&budget->limit_nbytes, 1);
-    /* In the first round nobody may be kept waiting. */
+    /* In the first round the call may not be kept waiting, so nobody is asked. */
     for (int asked = 0; asked <= 2; asked++) {
         request.interrupted = asked == 0 ? NULL : go_on;
-        /* If it does not help, a kernel reads page-locked memory. */
+        /* If relief does not help, a kernel reads the page-locked memory instead. */
         h.helps = asked == 2;
         number_bytes(&host, 5 + (unsigned)asked);
         CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
@@ -370,7 +402,7 @@ test_engine_short_of_device_memory_asks_for_relief(void)
             CHECK_BYTES_EQ(device.bytes + 8 * k, host.bytes + 8 * k, 4);
         }
     }
-    /* The copy also works if there is none of that memory either. */
+    /* If there is no page-locked memory either, the call must report that. */
     atomic_store(&budget->limit_nbytes, 1);
     atomic_store(&cm_pool_get_config(w.pinned)->budget->limit_nbytes, 1);
     h.helps = false;
@@ -386,6 +418,9 @@ test_engine_short_of_device_memory_asks_for_relief(void)
 
 /* -- capture and interruption ------------------------------------------------------------ */
 
+/* On a stream that is captured, a copy that only queues work goes into the graph. One
+ * that blocks, or for which the host has to work, must be refused before it queues
+ * anything. After the capture it works again. */
 static void
 test_engine_on_a_capturing_stream(void)
 {
@@ -422,16 +457,17 @@ test_engine_on_a_capturing_stream(void)
     close_world(&w);
 }
 
-/* A call that is interrupted while its copy is queued on a stream that is shut. */
+/* A call that is interrupted while its copy is queued behind a shut gate. */
 typedef struct interrupted_call {
     world *w;
     cm_copy_request request;
-    int asked;     /* how often it was asked whether to go on */
-    int taken;     /* how often it was asked for its keeps */
-    bool is_short; /* there is no memory for keeps */
+    int asked;     /* how often the engine asked whether to go on */
+    int taken;     /* how often the engine asked for the keeps */
+    bool is_short; /* keeps cannot be had, as if memory were short */
     atomic_int drops;
 } interrupted_call;
 
+/* A cm_copy_request.interrupted that ends the wait when it is called a second time. */
 static bool
 interrupt_second_time(void *argument)
 {
@@ -439,13 +475,15 @@ interrupt_second_time(void *argument)
     return ++call->asked == 2;
 }
 
+/* A cm_copy_request.take_keeps, called when the copy is to go on without its caller. */
 static bool
 take_keep_late(void *argument)
 {
     interrupted_call *call = argument;
     call->taken++;
     if (call->is_short) {
-        unshut(call->w, call->w->streams[0]); /* work that is queued is waited for */
+        /* The call now waits for the queued work. */
+        unshut(call->w, call->w->streams[0]);
         return false;
     }
     call->request.keep[0] = (cm_keep){&call->drops, count_drop};
@@ -453,6 +491,7 @@ take_keep_late(void *argument)
     return true;
 }
 
+/* Prepare a call that copies 512 elements and is interrupted. */
 static void
 init_interrupted_call(interrupted_call *call, world *w, memory *to, memory *from,
                       int64_t stride)
@@ -466,6 +505,9 @@ init_interrupted_call(interrupted_call *call, world *w, memory *to, memory *from
                                            .interrupted_argument = call}};
 }
 
+/* A call is interrupted while its work is already queued. It must return, and the copy
+ * must go on and drop its keep at its end. The keep is given with the request, or only
+ * when the engine asks for it. */
 static void
 test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
 {
@@ -475,19 +517,21 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
     memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
     memory *pairs[][2] = {{&b, &a}, {&b, &c}, {&c, &b}};
-    w.engine->drain_ns = 1000000; /* waiting is in vain, since the stream is shut */
+    /* For this long an interrupted call waits for its queued work, here in vain. */
+    w.engine->drain_ns = 1000000;
     for (int i = 0; i < 12; i++) {
         interrupted_call call;
-        int64_t stride = i % 6 == 0 || i % 6 >= 3 ? 4 : 8; /* no job, or a job */
+        /* the first needs no job, the second does */
+        int64_t stride = i % 6 == 0 || i % 6 >= 3 ? 4 : 8;
         init_interrupted_call(&call, &w, pairs[i % 3][0], pairs[i % 3][1], stride);
         if (i < 6) {
-            CHECK(take_keep_late(&call)); /* this comes before the copy */
+            CHECK(take_keep_late(&call)); /* the keep is given before the copy */
         }
         else {
             call.request.take_keeps = take_keep_late;
         }
         MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
-        /* The stream is idle, or the copy would wait before it is queued. */
+        /* The stream must be idle here, or the copy would wait before it is queued. */
         shut(&w, w.streams[0]);
         CHECK_CODE(cm_engine_copy(w.engine, &call.request, NULL), CM_ECANCELLED);
         CHECK_EQ(call.taken, 1);
@@ -503,8 +547,8 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     close_world(&w);
 }
 
-/* A copy whose caller stays to the end asks for no keeps, and one that has no memory
- * for them stays to the end although it was interrupted. */
+/* The engine must not ask for keeps if the caller stays until the copy is over. If it
+ * asks and there are none, the caller has to stay although it was interrupted. */
 static void
 test_engine_call_that_stays_to_the_end_takes_no_keeps(void)
 {
@@ -536,6 +580,7 @@ test_engine_call_that_stays_to_the_end_takes_no_keeps(void)
     close_world(&w);
 }
 
+/* A call that a hook holds in its wait until the test lets it go. */
 typedef struct held_call {
     world *w;
     cm_copy_request request;
@@ -544,6 +589,8 @@ typedef struct held_call {
     atomic_bool go_away;
 } held_call;
 
+/* A cm_copy_request.interrupted that says when it was called, waits for the test, and
+ * then interrupts. */
 static bool
 stay_until_stopped(void *argument)
 {
@@ -553,6 +600,7 @@ stay_until_stopped(void *argument)
     return true;
 }
 
+/* The body of the thread that makes the call. */
 static void *
 make_held_call(void *argument)
 {
@@ -561,19 +609,21 @@ make_held_call(void *argument)
     return NULL;
 }
 
+/* The body of a thread that lets the call be interrupted and then opens the gate. */
 static void *
 end_held_call(void *argument)
 {
     held_call *call = argument;
-    let_others_run(); /* the engine is being closed */
+    let_others_run(); /* until the main thread waits in cm_engine_close() */
     atomic_store(&call->go_away, true);
     let_others_run();
     unshut(call->w, call->w->streams[0]);
     return NULL;
 }
 
-/* A call is making its copy without a job when the engine is closed, and leaves a
- * ticket. */
+/* The engine is closed while another thread is inside a copy without a job. That call
+ * is interrupted and leaves a ticket, and cm_engine_close() must wait for that copy
+ * too. */
 static void
 test_engine_close_waits_for_what_an_interrupted_call_left(void)
 {
@@ -606,13 +656,14 @@ test_engine_close_waits_for_what_an_interrupted_call_left(void)
     CHECK_EQ(dropped, 1);
     give_memory(&w, &a);
     give_memory(&w, &b);
-    /* close_world() needs one */
+    /* close_world() closes an engine, so make a new one. */
     MUST(cm_engine_create(w.rt, w.registry, NULL, NULL, &w.engine));
     close_world(&w);
 }
 
-/* There are more downloads than workers. Each has more pieces than may be in flight,
- * and ends that the host has to gather and scatter. */
+/* There are more downloads in the background than job threads. Each has more pieces
+ * than may be in flight, and the host has to gather and scatter its ends. They all wait
+ * for a shut stream, and a short copy must still be made meanwhile. */
 static void
 test_engine_held_jobs_leave_the_workers_to_others(void)
 {
@@ -643,7 +694,7 @@ test_engine_held_jobs_leave_the_workers_to_others(void)
     CHECK_OK(cm_engine_copy(w.engine, &first, &held[0]));
     for (int i = 1; i < COUNT; i++) {
         CHECK_OK(cm_engine_copy(w.engine, &again, &held[i]));
-        /* Each waits for the one before, without a thread of its own. */
+        /* Each copy waits for the one before, without occupying a thread. */
         again.after_tickets = &held[i];
         again.after_ticket_count = 1;
     }
@@ -670,8 +721,8 @@ test_engine_held_jobs_leave_the_workers_to_others(void)
     close_world(&w);
 }
 
-/* A copy only has to be queued, but after one that is not yet. Its caller does not wait
- * for that. */
+/* A copy in the background would only have to be queued, but it comes after one that is
+ * not queued yet. The caller must not wait for that. */
 static void
 test_engine_never_waits_for_a_ticket_in_the_background(void)
 {
@@ -713,8 +764,8 @@ test_engine_never_waits_for_a_ticket_in_the_background(void)
     close_world(&w);
 }
 
-/* A copy to the host that waits for a stream, and other copies, each after the one
- * before. */
+/* A queue of copies to the host. The first one waits for a stream that is shut, and
+ * each of the others for the one before it. */
 typedef struct queue {
     memory source;
     memory target;
@@ -758,6 +809,7 @@ close_queue(world *w, queue *q)
     give_memory(w, &q->target);
 }
 
+/* Return how many jobs cannot go on yet. */
 static uint64_t
 count_waiting(cm_engine *engine)
 {
@@ -767,8 +819,8 @@ count_waiting(cm_engine *engine)
     return count;
 }
 
-/* Each copy is run once, when it is its turn. Nobody looks through the rest of the
- * queue. */
+/* A job thread must pick each copy when its turn has come, and must not look through
+ * the rest of the queue again and again. */
 static void
 test_engine_long_queue_is_not_looked_through(void)
 {
@@ -789,14 +841,15 @@ test_engine_long_queue_is_not_looked_through(void)
     }
     cm_mutex_lock(&w.engine->lock);
     CHECK_EQ(w.engine->waiting_count, 0);
-    /* Some are picked twice, because they come late. */
+    /* A copy may be picked twice if it finds that its turn has not come. */
     CHECK_LT(w.engine->pick_count, 2 * COUNT);
     cm_mutex_unlock(&w.engine->lock);
     close_queue(&w, &q);
     close_world(&w);
 }
 
-/* A copy that comes after a cancelled one comes after what that was to wait for. */
+/* A copy comes after a cancelled one. It must then come after everything that the
+ * cancelled copy was to wait for. */
 static void
 test_engine_cancelled_ticket_keeps_its_place(void)
 {
@@ -807,7 +860,9 @@ test_engine_cancelled_ticket_keeps_its_place(void)
     open_queue(&w, &q, COUNT);
     memory last = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
     memset(q.target.bytes, 4, 4096);
-    for (uint32_t i = COUNT - 1; i > 0; i--) { /* a chain of all of them */
+    /* The copies are cancelled from the end, so that a chain of cancelled ones
+     * remains. */
+    for (uint32_t i = COUNT - 1; i > 0; i--) {
         CHECK(cm_ticket_cancel(q.tickets[i]));
     }
     cm_copy_request request = {.dst = row(&last, 0, 4096, 1, 1),
@@ -826,7 +881,7 @@ test_engine_cancelled_ticket_keeps_its_place(void)
     close_world(&w);
 }
 
-/* A copy that is stopped ends at once, before its turn has come. */
+/* A copy that is stopped before its turn has come must end at once. */
 static void
 test_engine_stopped_copy_ends_at_once(void)
 {

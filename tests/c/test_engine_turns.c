@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/: long copies in the background leave the workers to short ones in
- * time. */
+/* Tests that long copies in the background do not keep short ones waiting. The job
+ * threads give way: a long copy leaves its thread after a while if other copies wait
+ * for one. */
 #include "engine_hook.h"
 #include "transfer/engine/job.h"
 
@@ -12,9 +13,10 @@ enum {
 
 static atomic_bool small_queued;
 static atomic_bool small_done;
-static atomic_int too_late; /* how many threads waited in vain */
+static atomic_int too_late; /* how many waits for a flag failed */
 static uint64_t giant_source;
 
+/* Wait until the small copies are so far. */
 static void
 wait_for_small(const atomic_bool *flag)
 {
@@ -23,8 +25,8 @@ wait_for_small(const atomic_bool *flag)
     }
 }
 
-/* A hook: no giant copy begins before the small copies are queued, and none ends before
- * they are done. */
+/* The hook of the copies. It holds each giant copy before its first pieces until the
+ * small copies are queued, and before its last piece until they are done. */
 static void
 hold_giants(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes)
 {
@@ -34,7 +36,8 @@ hold_giants(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes)
     }
 }
 
-/* Start the giants, then two small copies, and wait for these. */
+/* Start the giant copies, then two small ones, and wait for these. They must be done
+ * while each giant copy is still under way. */
 static void
 race(world *w, const memory *source, memory *giants)
 {
@@ -81,6 +84,7 @@ race(world *w, const memory *source, memory *giants)
     give_memory(w, &c);
 }
 
+/* There are more giant downloads than job threads. */
 static void
 test_small_copies_overtake_more_long_downloads_than_workers(void)
 {
@@ -102,8 +106,8 @@ test_small_copies_overtake_more_long_downloads_than_workers(void)
     close_world(&w);
 }
 
-/* Start a long copy for each worker, which nothing holds up, and then a short one. True
- * if that was done before any of them. */
+/* Start a long copy within the host on each job thread, which nothing holds up, and
+ * then a short copy. Return whether the short one was done before any of them. */
 static bool
 overtakes_all(world *w, const memory *source, memory *targets, memory *target)
 {
@@ -135,8 +139,8 @@ overtakes_all(world *w, const memory *source, memory *targets, memory *target)
     return done == 0;
 }
 
-/* On a busy machine one of the long copies may be done first; without turns this would
- * be so each time. */
+/* On a busy machine a long copy may be done first by chance, so the test tries several
+ * times. If job threads did not give way, a long copy would be first each time. */
 static void
 test_small_copy_overtakes_long_host_copies_on_all_workers(void)
 {
@@ -165,8 +169,9 @@ test_small_copy_overtakes_long_host_copies_on_all_workers(void)
     close_world(&w);
 }
 
-/* A wait has left its thread and found the stream idle. The next wait is for what was
- * queued since, not for what the first one had recorded. */
+/* A job waits for a stream, leaves its thread, and comes back when the stream is idle.
+ * If more work is queued then, the next wait must be for that work. It must not end
+ * because the event of the first wait has happened. */
 static void
 test_later_wait_for_a_stream_does_not_end_with_an_earlier_one(void)
 {

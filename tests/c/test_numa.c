@@ -22,8 +22,8 @@ test_numa_nodes_with_memory_are_read(void)
         {"1,,2\n", 2}, {"1,4-\n", 2},  {"\n", 1}};
     fake_root root;
     root_make(&root);
-    CHECK_EQ(cm_numa_read_nodes(root.path), 1); /* no file at all, as on a kernel
-                                                   without NUMA */
+    /* There is no file at all, as on a kernel without NUMA. */
+    CHECK_EQ(cm_numa_read_nodes(root.path), 1);
     for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++) {
         root_write(&root, "/sys/devices/system/node/has_memory", lists[i].text);
         CHECK(cm_numa_read_nodes(root.path) == lists[i].nodes);
@@ -87,8 +87,8 @@ find_halves(void *const *pages, size_t count, int *nodes)
 static void
 test_numa_bytes_elsewhere_stand_for_their_surroundings(void)
 {
-    void *start = (void *)(uintptr_t)0x70000000; /* only an address; there is no memory
-                                                  */
+    /* This is only an address; there is no memory. */
+    void *start = (void *)(uintptr_t)0x70000000;
     uint64_t half = cm_numa_elsewhere(find_halves, start, 0x10000000, 3);
     uint64_t quarter = cm_numa_elsewhere(find_halves, start, 0x10000000, 0);
     CHECK_LT(llabs((long long)half - 0x8000000), 0x200000);

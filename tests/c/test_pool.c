@@ -42,10 +42,10 @@ test_pool_each_kind_gives_memory_and_takes_it_back(void)
         cm_pool_counters idle = read_counters(pool);
         CHECK_EQ(idle.cached_nbytes, idle.reserved_nbytes);
         uint64_t before = cm_faults_count(rt, CM_OP_none);
-        block = take(pool, 990, NULL); /* 990 bytes are rounded to the same size in
-                                          every kind */
-        CHECK_EQ(cm_faults_count(rt, CM_OP_none), before); /* a hit makes no runtime
-                                                              call */
+        /* 990 bytes are rounded to the same size in every kind */
+        block = take(pool, 990, NULL);
+        /* A hit makes no runtime call. */
+        CHECK_EQ(cm_faults_count(rt, CM_OP_none), before);
         CHECK_EQ(block->address, first);
         give(pool, block, NULL, 0);
         cm_pool_counters c = read_counters(pool);
@@ -214,8 +214,8 @@ open_way(cm_runtime *rt, cm_segments way)
     return open_pool(rt, config);
 }
 
-static void *squatted; /* the address at which the child maps memory of another library
-                        */
+/* The address at which the child maps memory of another library. */
+static void *squatted;
 
 /* A fork handler that takes the place of a library in the child: it maps memory where a
  * block of the parent lay, before the pools of the child do anything. */
@@ -375,8 +375,8 @@ test_pool_shared_block_is_kept_for_children(void)
     CHECK(first > 0);
     pid_t second = leave_child(block, 5);
     CHECK(second > 0);
-    cm_block *later = take(pool, 3 * MIB, NULL); /* allocated after the forks, so no
-                                                    child has it */
+    /* This one is allocated after the forks, so no child has it. */
+    cm_block *later = take(pool, 3 * MIB, NULL);
     const void *free_place = later->host;
     give(pool, later, NULL, 0);
     give(pool, block, NULL, 0);

@@ -85,8 +85,8 @@ test_pool_stream_order_needs_no_event_and_then_one_for_all(void)
     for (int i = 0; i < COUNT; i++) {
         give(pool, blocks[i], stream, 0);
     }
-    cm_block *b = take(pool, CHUNK, other); /* this makes the pool ask about the stream,
-                                               and grow */
+    /* This makes the pool ask about the stream, and grow. */
+    cm_block *b = take(pool, CHUNK, other);
     CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1);
     CHECK_GT(read_counters(pool).reserved_nbytes, reserved_nbytes);
     cm_block *c = take(pool, CHUNK, NULL);
@@ -169,8 +169,8 @@ test_pool_block_given_back_unused_is_as_late_as_before(void)
         give(pool, a, used_by_other ? other : NULL, 0);
         synchronize(rt, other);
         uint64_t released = 0;
-        CHECK_OK(pool_trim(pool, 0, false, &released)); /* the trim must not forget that
-                                                           `stream` is late */
+        /* The trim must not forget that `stream` is late. */
+        CHECK_OK(pool_trim(pool, 0, false, &released));
         CHECK_EQ(released, 0);
         CHECK(cm_pool_try_alloc(pool, CHUNK, other, 0) == NULL);
         CHECK(cm_pool_try_alloc(pool, CHUNK, NULL, 0) == NULL);
@@ -197,8 +197,8 @@ test_pool_late_stream_strands_no_clean_memory(void)
     cm_stream *late = open_stream(rt, 0);
     cm_stream *other = open_stream(rt, 0);
     cm_block *blocks[COUNT];
-    give(pool, take(pool, CHUNK, other), other, 0); /* now the pool has seen two streams
-                                                     */
+    /* Now the pool has seen two streams. */
+    give(pool, take(pool, CHUNK, other), other, 0);
     for (int i = 0; i < COUNT; i++) {
         blocks[i] = take(pool, CHUNK, NULL);
     }
@@ -253,8 +253,8 @@ test_pool_long_block_asks_for_idle_memory_of_other_streams(void)
     CHECK_EQ(large->address, first);
     CHECK_GT(cm_faults_count(rt, CM_OP_stream_query), asked);
     asked = cm_faults_count(rt, CM_OP_stream_query);
-    more = take(pool, 4 * CHUNK, own); /* the pool was given nothing since then, so it
-                                          need not ask */
+    /* The pool was given nothing since then, so it need not ask. */
+    more = take(pool, 4 * CHUNK, own);
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_query), asked);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 7 * CHUNK);
     give(pool, more, NULL, 0);

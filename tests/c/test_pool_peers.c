@@ -9,8 +9,8 @@ static bool
 can_reach(cm_runtime *rt, int device, const cm_block *block)
 {
     cm_device_guard guard;
-    cm_runtime *inner = rt->inner; /* used directly, since a call of `rt` would note a
-                                      context */
+    /* The inner runtime is used directly, since a call of `rt` would note a context. */
+    cm_runtime *inner = rt->inner;
     MUST(cm_device_enter(inner, device, &guard));
     cm_status status = cm_rt_fill_8_async(inner, block->address, 1, block->nbytes, 0);
     MUST(cm_rt_device_synchronize(inner));

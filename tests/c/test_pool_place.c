@@ -305,8 +305,8 @@ check_place_beside_late(int late_index, int first_index)
     CHECK_EQ(released, WANTED * CHUNK);
     hold_work(rt, late, blocks[late_index]);
     give(pool, blocks[late_index], late, 0);
-    give(pool, blocks[COUNT - 2], other, 0); /* so that two streams have given memory
-                                                back */
+    /* Now two streams have given memory back. */
+    give(pool, blocks[COUNT - 2], other, 0);
     cm_block *block = take(pool, WANTED * CHUNK, other);
     CHECK_EQ(block->address, first);
     CHECK_EQ(block->nbytes, WANTED * CHUNK);

@@ -137,8 +137,8 @@ test_pool_asks_for_no_more_than_the_device_has(void)
     uint64_t created = cm_faults_count(rt, CM_OP_physical_create);
     for (int i = 1; i < 3; i++) {
         cm_block *block = NULL;
-        uint64_t nbytes = (uint64_t)i * 160 * MIB; /* with the 100 MiB held, even the
-                                                      first is too much */
+        /* With the 100 MiB that are held, even the first request is too much. */
+        uint64_t nbytes = (uint64_t)i * 160 * MIB;
         cm_status status = pool_alloc(pool, nbytes, NULL, &block);
         CHECK_EQ(status.code, CM_CUDA_OUT_OF_MEMORY);
         CHECK_EQ(status.op, CM_OP_physical_create);

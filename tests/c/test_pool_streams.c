@@ -21,9 +21,8 @@ test_pool_block_in_flight_waits_for_its_stream(void)
     void *first = a->host;
     cm_stream *uses[3] = {stream, stream, stream};
     cm_pool_free(pool, a, uses, 3, 0);
-    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1); /* one event for a stream,
-                                                             however often it is named
-                                                           */
+    /* One event stands for a stream, however often it is named. */
+    CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1);
     CHECK_EQ(read_counters(pool).in_flight_nbytes, CHUNK);
     /* The host may write at once, whatever the stream does, so the same stream must not
      * get the block either. */
@@ -50,8 +49,8 @@ test_pool_unfinished_block_holds_up_no_other(void)
 {
     cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
     cm_pool *pool = open_pool(rt, PINNED);
-    cm_stream *shut = open_stream(rt, 1); /* a device uses portable memory of another
-                                             one */
+    /* Any device may use portable memory. */
+    cm_stream *shut = open_stream(rt, 1);
     cm_stream *free_one = open_stream(rt, 0);
     CHECK_OK(cm_emulated_gate_close(rt, shut->handle));
     cm_block *a = take(pool, CHUNK, NULL);
@@ -584,8 +583,8 @@ test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
     cm_pool *pool = open_pool(rt, DEVICE);
     cm_stream *stream = open_stream(rt, 0);
     give(pool, take(pool, 4 * KIB, stream), stream, 0);
-    cm_faults_plan(rt, CM_OP_none, 0, 0, false); /* so that the calls are counted from
-                                                    here on */
+    /* The calls are counted from here on. */
+    cm_faults_plan(rt, CM_OP_none, 0, 0, false);
     for (int i = 0; i < 3; i++) {
         cm_block *block = cm_pool_try_alloc(pool, 4 * KIB, stream, 0);
         CHECK(block != NULL);

@@ -52,8 +52,8 @@ test_pool_keeps_what_is_freed_until_trimmed(void)
          * stays. */
         CHECK_EQ(trim(pool, 63 * MIB, false), 0);
         cm_block *block = take(pool, 100, NULL);
-        uint64_t released = trim(pool, 0, false); /* everything but the chunk with the
-                                                     live block */
+        /* This gives back everything but the chunk with the live block. */
+        uint64_t released = trim(pool, 0, false);
         cm_pool_counters c = read_counters(pool);
         CHECK_EQ(released + c.reserved_nbytes, 64 * MIB);
         CHECK_LE(c.reserved_nbytes, 16 * MIB);
@@ -89,8 +89,8 @@ test_pool_idle_trim_gives_back_what_was_not_needed(void)
     cm_block *b = take(pool, 16 * MIB, NULL);
     give(pool, a, NULL, 0);
     give(pool, b, NULL, 0);
-    give(pool, take(pool, 16 * MIB, NULL), NULL, 0); /* an hour is not over, so this is
-                                                        a hit */
+    /* The hour is not over, so nothing went back and this is a hit. */
+    give(pool, take(pool, 16 * MIB, NULL), NULL, 0);
     CHECK_EQ(read_counters(pool).hit_count, 1);
     CHECK_EQ(read_counters(pool).reserved_nbytes, 32 * MIB);
     cm_pool_set_idle_trim(pool, 5 * 1000 * 1000);
@@ -201,8 +201,8 @@ test_pool_trim_waits_until_interrupted_or_until_all_has_passed(void)
         int questions = 2;
         cm_wait_hooks hooks = {.interrupted = stops_at_last, .argument = &questions};
         uint64_t released = 1;
-        CHECK_OK(cm_pool_trim(pool, 0, &hooks, &released)); /* there is nothing to wait
-                                                               for yet */
+        /* There is nothing to wait for yet. */
+        CHECK_OK(cm_pool_trim(pool, 0, &hooks, &released));
         CHECK_OK(cm_emulated_gate_close(rt, stream->handle));
         cm_block *block = take(pool, 8 * MIB, stream);
         /* This gives the stream work that has not ended. */
@@ -468,8 +468,8 @@ test_pool_free_after_the_driver_is_gone_succeeds(void)
 typedef struct scenario {
     cm_runtime *rt;
     cm_pool_config config;
-    cm_stream *streams[2]; /* made once by the sweep, since making them is not what is
-                              tested */
+    /* Made once by the sweep, since making them is not what is tested. */
+    cm_stream *streams[2];
 } scenario;
 
 /* Allocate and free blocks of several sizes on streams, with a fence and with several

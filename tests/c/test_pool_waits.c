@@ -83,8 +83,8 @@ test_pool_alloc_optional_takes_fences_but_neither_waits_nor_trims(void)
     CHECK_PTR_EQ(cm_pool_alloc_optional(pool, MIB, 0), NULL);
     CHECK_OK(cm_emulated_gate_open(rt, stream->handle));
     synchronize_device(rt, 0);
-    block = cm_pool_alloc_optional(pool, 4 * MIB, 0); /* the fence was recorded by the
-                                                         call before, and is over */
+    /* The call before has recorded the fence, which is over now. */
+    block = cm_pool_alloc_optional(pool, 4 * MIB, 0);
     CHECK(block != NULL);
     give(pool, block, NULL, 0);
     block = cm_pool_alloc_optional(pool, MIB, 0);

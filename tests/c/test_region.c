@@ -5,8 +5,8 @@
 #include "check.h"
 #include "transfer/plan/region.h"
 
-static cm_runtime no_runtime; /* a runtime of zeros, which has no second mapping of any
-                                 memory */
+/* A runtime of zeros, which has no second mapping of any memory. */
+static cm_runtime no_runtime;
 
 /* Make a region of these lengths at no address. `strides` may be NULL for strides of
  * 0. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests that the engine follows transfer/plan/tuning.h: threads, pieces, slots and the
- * ring, with every byte compared; and that it does what cm_engine_explain() has
- * said. */
+/* Tests that the engine follows its tuning (transfer/plan/tuning.h): the number of
+ * threads, the length of pieces, the number of slots, and the bound of the ring, which
+ * is the page-locked memory of all copies together. They also check that each copy goes
+ * as cm_engine_explain() has said. */
 #include "engine_world.h"
 #include "route_of.h"
 #include "transfer/engine/private.h"
@@ -9,6 +10,8 @@
 
 enum { NBYTES = 3 << 20 };
 
+/* Let copies that begin from now on use these values, and send even short ones through
+ * slots. */
 static void
 set_tuning(world *w, uint64_t threads, uint64_t chunk, uint64_t slots, uint64_t ring)
 {
@@ -24,7 +27,8 @@ set_tuning(world *w, uint64_t threads, uint64_t chunk, uint64_t slots, uint64_t 
     CHECK_OK(cm_engine_set_tuning(w->engine, &t));
 }
 
-/* Make one copy, and compare it with what was said about it beforehand. */
+/* Make one copy, and compare its route, length and pieces with what cm_engine_explain()
+ * said before. */
 static void
 copy_as_explained(world *w, const cm_region *dst, const cm_region *src)
 {
@@ -49,7 +53,7 @@ copy_as_explained(world *w, const cm_region *dst, const cm_region *src)
     CHECK_EQ(w->engine->ring_used_nbytes, 0);
 }
 
-/* Copy up and back down, first whole, then every second element. */
+/* Copy to the device and back, first all elements, then every second one. */
 static void
 copy_both_ways(world *w, memory *host, memory *back, memory *device)
 {
@@ -71,6 +75,7 @@ copy_both_ways(world *w, memory *host, memory *back, memory *device)
     }
 }
 
+/* Try many combinations of threads, pieces, slots and ring. */
 static void
 test_engine_follows_every_tuning(void)
 {
@@ -100,12 +105,16 @@ test_engine_follows_every_tuning(void)
     close_world(&w);
 }
 
-/* A copy that has to wait for a piece of the ring asks whether to go on. */
+/* What see_full_ring() finds. */
 typedef struct full_ring {
     world *w;
-    uint64_t nbytes; /* how large the ring was when it first asked; 0 if it never did */
+    /* How much of the ring was in use when the hook was first called; 0 if it never
+     * was. */
+    uint64_t nbytes;
 } full_ring;
 
+/* A cm_copy_request.interrupted. The engine calls it when the copy has to wait for a
+ * slot of the ring; it then opens the gate. */
 static bool
 see_full_ring(void *argument)
 {
@@ -119,9 +128,9 @@ see_full_ring(void *argument)
     return false;
 }
 
-/* Twelve pieces, with room for sixteen slots, go through a ring of four blocks, of
- * which other copies have two, while the stream is shut: nothing comes back to the ring
- * before the copy waits for it. */
+/* A copy of twelve pieces may use sixteen slots, but the ring has room for four and
+ * other copies have two of these. The stream is shut, so no slot comes back before the
+ * copy has to wait for one. The copy must keep to its two slots. */
 static void
 test_engine_keeps_to_the_bound_of_the_ring(void)
 {
@@ -163,7 +172,8 @@ test_engine_keeps_to_the_bound_of_the_ring(void)
     close_world(&w);
 }
 
-/* Whoever asks for more than is left gets nothing; the last byte can be had. */
+/* A request for more than the ring has left gets nothing, and the last byte can be
+ * had. */
 static void
 test_engine_ring_gives_what_is_left_and_no_more(void)
 {
