@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of base/: status, checked arithmetic, the list, threads and the spin lock. */
+/* Tests of small things in base/: the status value, checked arithmetic, the linked
+ * list, threads with their mutex and condition, and the spin lock. */
 #include <signal.h>
 #include <stdlib.h>
 
@@ -21,6 +22,7 @@ test_status_is_sixteen_bytes(void)
     CHECK_EQ(status.op, 0);
 }
 
+/* Return early through CM_TRY if `code` is a failure, or set *reached. */
 static cm_status
 step(int code, int *reached)
 {
@@ -79,6 +81,8 @@ typedef struct item {
     cm_list node;
 } item;
 
+/* Take the first item from the list and return its value, or -1 if the list is
+ * empty. */
 static int
 take(cm_list *list)
 {
@@ -106,8 +110,8 @@ test_list_order_push_remove_splice(void)
     cm_list_push_back(&b, &items[3].node);
     cm_list_push_back(&b, &items[4].node);
     cm_list_remove(&items[1].node);
-    cm_list_remove(&items[1].node); /* harmless */
-    cm_list_remove(&items[5].node); /* in no list: harmless */
+    cm_list_remove(&items[1].node); /* removing it twice does no harm */
+    cm_list_remove(&items[5].node); /* nor does removing one that is in no list */
     cm_list_splice_back(&a, &b);
     CHECK(cm_list_is_empty(&b));
     cm_list_splice_back(&a, &b); /* an empty list adds nothing */
@@ -126,6 +130,8 @@ typedef struct shared {
     bool interrupt_blocked;
 } shared;
 
+/* The body of a thread: take 1000 turns, and note whether the thread was started with
+ * SIGINT blocked, since that signal must reach the main thread. */
 static void *
 worker(void *arg)
 {
@@ -142,6 +148,8 @@ worker(void *arg)
     return NULL;
 }
 
+/* Three threads count under a mutex, and the main thread waits for them by the
+ * condition. */
 static void
 test_thread_counts_under_mutex(void)
 {
@@ -153,7 +161,8 @@ test_thread_counts_under_mutex(void)
         CHECK_OK(cm_thread_start(&threads[i], worker, &s));
     }
     (void)pthread_sigmask(SIG_BLOCK, NULL, &mask);
-    CHECK_EQ(sigismember(&mask, SIGINT), 0); /* the starter's own mask is put back */
+    /* Starting a thread must leave the starter's own mask as it was. */
+    CHECK_EQ(sigismember(&mask, SIGINT), 0);
     cm_mutex_lock(&s.mutex);
     while (s.turns < 3000) {
         cm_cond_wait(&s.cond, &s.mutex);
@@ -166,6 +175,7 @@ test_thread_counts_under_mutex(void)
     CHECK(s.interrupt_blocked);
 }
 
+/* A wait to which nobody signals must end at its deadline, and not before. */
 static void
 test_cond_deadline_passes(void)
 {
@@ -186,12 +196,13 @@ test_cond_deadline_passes(void)
 
 typedef struct spun {
     cm_spin_lock lock;
-    uint64_t count; /* under the lock */
+    uint64_t count; /* guarded by the lock */
 } spun;
 
 enum { SPIN_ROUNDS = 200000 };
 
-/* Stays inside long enough for others to meet it there. */
+/* The body of a thread: count under the spin lock, and stay inside long enough for
+ * other threads to meet it there. */
 static void *
 count_slowly(void *argument)
 {

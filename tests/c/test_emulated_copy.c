@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of copies and fills on the emulated device: every pair of kinds, and every
- * edge. */
+/* Tests of copies and fills on the emulated device: between all kinds of memory, over
+ * the edges of memory, between devices, and with memory that is freed or unregistered
+ * while a copy is queued. */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,12 +10,14 @@
 
 enum { MIB = 1 << 20 };
 
+/* Return the address of host memory as a number. */
 static cm_address
 of(const void *host)
 {
     return (cm_address)(uintptr_t)host;
 }
 
+/* Map fresh pages, or return NULL. */
 static unsigned char *
 pages(size_t nbytes)
 {
@@ -23,6 +26,8 @@ pages(size_t nbytes)
     return at == MAP_FAILED ? NULL : at;
 }
 
+/* A copy or fill must be refused if one end leaves its memory: an allocation, a
+ * registration (also into the next one) or ordinary memory beside a registration. */
 static void
 test_copy_over_an_edge_is_refused(void)
 {
@@ -39,9 +44,9 @@ test_copy_over_an_edge_is_refused(void)
                CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_async(rt, device - 1, of(host), 2, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_async(rt, device, of(host) + page - 96, 200, 0),
-               CM_CUDA_INVALID_VALUE); /* two adjacent registrations */
+               CM_CUDA_INVALID_VALUE); /* over the edge of two adjacent registrations */
     CHECK_CODE(cm_rt_copy_async(rt, device, of(host) + 2 * page - 192, 500, 0),
-               CM_CUDA_INVALID_VALUE); /* registered into plain */
+               CM_CUDA_INVALID_VALUE); /* from registered into ordinary memory */
     CHECK_CODE(cm_rt_copy_async(rt, 0, of(host), 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_async(rt, device, UINT64_MAX - 5, 100, 0),
                CM_CUDA_INVALID_VALUE);
@@ -55,7 +60,7 @@ test_copy_over_an_edge_is_refused(void)
     CHECK_OK(cm_rt_copy_async(rt, device + 1000, of(host), 0, 0));
     CHECK_OK(cm_rt_host_unregister(rt, host));
     CHECK_CODE(cm_rt_copy_async(rt, device, of(host) + page - 96, 200, 0),
-               CM_CUDA_INVALID_VALUE); /* plain into registered */
+               CM_CUDA_INVALID_VALUE); /* from ordinary into registered memory */
     CHECK_CODE(cm_rt_copy_async(rt, of(host) + page - 96, device, 200, 0),
                CM_CUDA_INVALID_VALUE);
     CHECK_OK(cm_rt_copy_async(rt, device, of(host) + page - 200, 200, 0));
@@ -67,6 +72,8 @@ test_copy_over_an_edge_is_refused(void)
     (void)munmap(host, 3 * page);
 }
 
+/* Copy a pattern from each kind of memory to each other kind and back to ordinary
+ * memory. */
 static void
 test_copy_moves_between_all_kinds(void)
 {
@@ -98,7 +105,8 @@ test_copy_moves_between_all_kinds(void)
             }
             CHECK_OK(cm_rt_copy_async(rt, ends[from], of(pattern), N, 0));
             CHECK_OK(cm_rt_copy_async(rt, ends[to], ends[from], N, 0));
-            memset(pattern, 0, N); /* it was staged, so it has been read already */
+            /* The call has read ordinary memory when it returns. */
+            memset(pattern, 0, N);
             CHECK_OK(cm_rt_copy_async(rt, of(pattern), ends[to], N, 0));
             for (int i = 0; i < N; i++) {
                 CHECK_EQ(pattern[i], (unsigned char)(i * 7 + to * 31 + from * 11));
@@ -115,6 +123,8 @@ test_copy_moves_between_all_kinds(void)
     (void)munmap(registered, page);
 }
 
+/* A pitched copy must write each row and leave the bytes between rows alone, and must
+ * be refused if a row is longer than its pitch or leaves the memory. */
 static void
 test_copy_2d_leaves_the_gaps(void)
 {
@@ -150,6 +160,7 @@ test_copy_2d_leaves_the_gaps(void)
     close_emulated(rt);
 }
 
+/* A copy between devices must name the devices on which the two ends really lie. */
 static void
 test_copy_peer_checks_its_devices(void)
 {
@@ -178,6 +189,8 @@ test_copy_peer_checks_its_devices(void)
     close_emulated(rt);
 }
 
+/* Device 1 may use memory of device 0 only once peer access is enabled, and device 2
+ * still may not. */
 static void
 test_peers_use_what_was_allocated_once_it_is_enabled(void)
 {
@@ -208,6 +221,8 @@ test_peers_use_what_was_allocated_once_it_is_enabled(void)
     close_emulated(rt);
 }
 
+/* Fills of 1, 2 and 4 bytes must write their value in the order of the machine's
+ * bytes. */
 static void
 test_fill_writes_its_pattern(void)
 {
@@ -229,6 +244,8 @@ test_fill_writes_its_pattern(void)
     close_emulated(rt);
 }
 
+/* Memory is freed while a fill of it is queued. The fill must fail with code 700, every
+ * later call of the device too, and only a reset makes the device usable again. */
 static void
 test_freed_while_queued_is_an_illegal_address(void)
 {
@@ -240,7 +257,8 @@ test_freed_while_queued_is_an_illegal_address(void)
     CHECK_OK(cm_emulated_gate_close(rt, stream));
     CHECK_OK(cm_rt_fill_8_async(rt, device, 1, 100, stream));
     CHECK_OK(cm_rt_device_free(rt, device));
-    CHECK_OK(cm_rt_device_alloc(rt, 100, &other)); /* must not get the same address */
+    /* The fresh memory must not get that address. */
+    CHECK_OK(cm_rt_device_alloc(rt, 100, &other));
     CHECK_NE(other, device);
     CHECK_OK(cm_emulated_gate_open(rt, stream));
     CHECK_CODE(cm_rt_stream_synchronize(rt, stream), 700);
@@ -257,16 +275,18 @@ typedef struct opener {
     uint64_t stream;
 } opener;
 
+/* The body of a thread that opens the gate once everybody else waits. */
 static void *
 open_gate_soon(void *argument)
 {
     opener *o = argument;
-    let_others_run(); /* the call is waiting */
+    let_others_run(); /* until the main thread waits in its call */
     MUST(cm_emulated_gate_open(o->rt, o->stream));
     return NULL;
 }
 
-/* Unregistering waits, as the driver does. */
+/* Two copies of a registered page are queued behind a gate. Unregistering that page
+ * must wait for them, as the driver does, and unregistering another page must not. */
 static void
 test_unregistering_waits_for_queued_copies(void)
 {
@@ -284,7 +304,7 @@ test_unregistering_waits_for_queued_copies(void)
     memset(host, 7, page);
     CHECK_OK(cm_rt_copy_async(rt, device, of(host), page, o.stream));
     CHECK_OK(cm_rt_copy_2d_async(rt, of(host), 8, device + 64, 8, 4, 8, o.stream));
-    CHECK_OK(cm_rt_host_unregister(rt, host + page)); /* there are none of these */
+    CHECK_OK(cm_rt_host_unregister(rt, host + page)); /* no copy uses this page */
     CHECK_OK(cm_thread_start(&thread, open_gate_soon, &o));
     CHECK_OK(cm_rt_host_unregister(rt, host));
     CHECK_EQ(((const unsigned char *)cm_runtime_host_alias(rt, device, 1))[0], 7);
@@ -297,6 +317,8 @@ test_unregistering_waits_for_queued_copies(void)
     (void)munmap(host, 2 * page);
 }
 
+/* A reset must wait for a queued copy of registered memory, and must then end the
+ * registration. */
 static void
 test_reset_ends_registrations_with_their_copies(void)
 {
@@ -312,7 +334,7 @@ test_reset_ends_registrations_with_their_copies(void)
     CHECK_OK(cm_emulated_gate_close(rt, o.stream));
     CHECK_OK(cm_rt_copy_async(rt, device, of(host), page, o.stream));
     CHECK_OK(cm_thread_start(&thread, open_gate_soon, &o));
-    /* Waits for the copy, and ends the registration too. */
+    /* This waits for the copy, and ends the registration too. */
     CHECK_OK(cm_rt_device_reset(rt));
     cm_thread_join(thread);
     CHECK_CODE(cm_rt_host_unregister(rt, host), CM_CUDA_NOT_REGISTERED);

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the emulated device's events, handles and captures. */
+/* Tests of the emulated device's events, of handles that must be refused, and of
+ * captures. An event stands for the work that its stream had been given when it was
+ * recorded. A capture notes the work of a stream for a graph instead of running it. */
 #include "emulated_bench.h"
 
+/* Asking or waiting for an event that was never recorded must succeed at once, as with
+ * CUDA. */
 static void
 test_event_never_recorded_has_happened(void)
 {
@@ -16,6 +20,8 @@ test_event_never_recorded_has_happened(void)
     tear_down(&t);
 }
 
+/* Stream b waits for an event of stream a, which is held behind a gate. Nothing of b
+ * may run before the gate opens. */
 static void
 test_event_orders_streams(void)
 {
@@ -28,8 +34,8 @@ test_event_orders_streams(void)
     CHECK(!has_happened(t.rt, event));
     CHECK_OK(cm_rt_stream_wait_event(t.rt, t.b, event));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 2, N, t.b));
-    /* The event is recorded again, and then destroyed. Whoever waits already keeps
-     * waiting for the first record. */
+    /* The event is recorded again and then destroyed. A stream that waits already must
+     * still wait for the first record. */
     CHECK_OK(cm_rt_event_record(t.rt, event, t.a));
     CHECK_OK(cm_rt_event_destroy(t.rt, event));
     let_run();
@@ -41,6 +47,8 @@ test_event_orders_streams(void)
     tear_down(&t);
 }
 
+/* After a second record the event must stand for the later work, and not for the work
+ * that has ended. */
 static void
 test_event_recorded_again_means_the_later_work(void)
 {
@@ -60,6 +68,8 @@ test_event_recorded_again_means_the_later_work(void)
     tear_down(&t);
 }
 
+/* The time between two events is refused until both have happened, and for events
+ * without time. Then it must contain the time for which the gate was shut. */
 static void
 test_event_elapsed_measures_and_refuses(void)
 {
@@ -92,6 +102,8 @@ test_event_elapsed_measures_and_refuses(void)
     tear_down(&t);
 }
 
+/* cm_rt_context_record_event() makes an event over all streams of a device. It must not
+ * have happened while one of them is shut. */
 static void
 test_event_of_device_stands_behind_every_stream(void)
 {
@@ -114,6 +126,8 @@ test_event_of_device_stands_behind_every_stream(void)
     tear_down(&t);
 }
 
+/* Device 1 is current. Work on a stream of device 0 must be refused, but waits may go
+ * across devices. Handle 0 means the default stream of the current device. */
 static void
 test_handles_of_other_devices_are_refused(void)
 {
@@ -125,7 +139,8 @@ test_handles_of_other_devices_are_refused(void)
     CHECK_CODE(cm_rt_event_record(t.rt, event, t.a), CM_CUDA_INVALID_HANDLE);
     CHECK_CODE(cm_rt_fill_8_async(t.rt, t.device, 1, N, t.a), CM_CUDA_INVALID_HANDLE);
     CHECK_OK(cm_rt_event_record(t.rt, event, 0));
-    CHECK_OK(cm_rt_stream_wait_event(t.rt, t.a, event)); /* allowed across devices */
+    /* A wait may go across devices. */
+    CHECK_OK(cm_rt_stream_wait_event(t.rt, t.a, event));
     CHECK_OK(cm_rt_stream_get_device(t.rt, t.a, &device));
     CHECK_EQ(device, 0);
     CHECK_OK(cm_rt_stream_get_device(t.rt, 0, &device));
@@ -135,6 +150,8 @@ test_handles_of_other_devices_are_refused(void)
     tear_down(&t);
 }
 
+/* Each call with a stream or event that was destroyed must be refused, and default
+ * streams cannot be destroyed. */
 static void
 test_handles_stale_are_refused(void)
 {
@@ -165,6 +182,9 @@ test_handles_stale_are_refused(void)
     tear_down(&t);
 }
 
+/* While stream b is captured, calls that may wait for a device must fail and break the
+ * capture. In the thread's relaxed mode only calls about b itself fail. Ending the
+ * broken capture reports code 901. */
 static void
 test_capture_forbids_what_may_synchronise(void)
 {
@@ -213,6 +233,9 @@ test_capture_forbids_what_may_synchronise(void)
     tear_down(&t);
 }
 
+/* Work on a captured stream goes into the graph, which nobody runs, so the memory must
+ * stay as it was. Events of the capture cannot be asked, and events from outside cannot
+ * be waited for inside. */
 static void
 test_capture_takes_work_that_then_never_runs(void)
 {
@@ -230,7 +253,8 @@ test_capture_takes_work_that_then_never_runs(void)
     CHECK_OK(cm_rt_stream_wait_event(t.rt, t.b, event));
     CHECK_OK(cm_rt_capture_mode_exchange(t.rt, &mode));
     CHECK_CODE(cm_rt_event_query(t.rt, event, &flag), 907);
-    /* The legacy stream would have to wait for a capture. */
+    /* Work on the legacy stream would have to wait for the capture, so it is
+     * refused. */
     CHECK_CODE(cm_rt_fill_8_async(t.rt, t.device, 4, N, 0), 906);
     CHECK_CODE(cm_rt_stream_is_capturing(t.rt, 0, &flag), 906);
     CHECK_CODE(cm_emulated_set_capturing(t.rt, 0, true), CM_CUDA_CAPTURE_UNSUPPORTED);
@@ -244,6 +268,8 @@ test_capture_takes_work_that_then_never_runs(void)
     tear_down(&t);
 }
 
+/* A stream that waits for an event of a capture becomes part of it, until the capture
+ * ends. A stream of another capture cannot. */
 static void
 test_capture_takes_a_stream_that_waits_for_its_event(void)
 {
@@ -274,6 +300,7 @@ test_capture_takes_a_stream_that_waits_for_its_event(void)
     tear_down(&t);
 }
 
+/* The body of a thread that begins a capture of stream b. */
 static void *
 set_capturing_elsewhere(void *arg)
 {
@@ -282,13 +309,15 @@ set_capturing_elsewhere(void *arg)
     return NULL;
 }
 
+/* Another thread has begun a capture. In the global mode it forbids this thread's
+ * calls, in the thread-local mode only captures that this thread began do. */
 static void
 test_capture_of_other_thread_counts_in_global_mode_only(void)
 {
     bench t = set_up(0, CM_STREAM_NON_BLOCKING);
     cm_thread thread;
     void *host;
-    int mode = 1; /* thread local */
+    int mode = 1; /* the thread-local mode */
     CHECK_OK(cm_thread_start(&thread, set_capturing_elsewhere, &t));
     cm_thread_join(thread);
     CHECK_CODE(cm_rt_host_alloc(t.rt, 10, 0, &host), CM_CUDA_CAPTURE_UNSUPPORTED);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the strided kernel and of managed pages on the emulated device, and of what
- * the PTX texts of the strided and the table kernel take for granted. */
+/* Tests of the strided kernel and of managed pages on the emulated device. Assertions
+ * at the top also check the layout of the structs that the PTX texts of the strided and
+ * the table kernel read. */
 #include <assert.h>
 #include <stddef.h>
 
 #include "open_emulated.h"
 #include "runtime/kernel_jobs.h"
 
-/* The PTX text reads the structs by these offsets. */
+/* The PTX texts read the members at these offsets. */
 static_assert(offsetof(cm_strided_job, dst) == 0, "ptx");
 static_assert(offsetof(cm_strided_job, src) == 8, "ptx");
 static_assert(offsetof(cm_strided_job, count) == 16, "ptx");
@@ -30,6 +31,7 @@ static_assert(sizeof(cm_table_job) == 4096, "what a kernel's parameters may take
 
 enum { MIB = 1 << 20 };
 
+/* A text that the emulated device takes for the strided kernel. */
 static const char ptx[] =
     ".version 7.0\n.target sm_50\n.visible .entry cm_strided_copy()";
 
@@ -39,7 +41,7 @@ of(const void *host)
     return (cm_address)(uintptr_t)host;
 }
 
-/* Load the kernel and run `job` on the legacy stream. */
+/* Load the strided kernel, run `job` on the legacy stream and wait for it. */
 static cm_status
 run_kernel(cm_runtime *rt, const cm_strided_job *job)
 {
@@ -52,13 +54,15 @@ run_kernel(cm_runtime *rt, const cm_strided_job *job)
     return cm_rt_stream_synchronize(rt, 0);
 }
 
-/* Ask where memory was last sent. */
+/* Find out where managed memory was last sent by a prefetch. */
 static cm_status
 ask(cm_runtime *rt, cm_address address, uint64_t nbytes, int *out)
 {
     return cm_rt_range_attribute(rt, address, nbytes, CM_RANGE_PREFETCHED, out, 1);
 }
 
+/* A prefetch behind a gate must not move pages before it runs, although the location
+ * that was asked for is known at once. Wrong locations and ranges must be refused. */
 static void
 test_managed_pages_move_when_prefetch_runs(void)
 {
@@ -108,6 +112,8 @@ test_managed_pages_move_when_prefetch_runs(void)
     close_emulated(rt);
 }
 
+/* Batches of prefetches and discards are refused on a default stream. On another stream
+ * they must act on each of their ranges, in whole pages. */
 static void
 test_managed_batches_need_a_stream_of_their_own(void)
 {
@@ -130,7 +136,8 @@ test_managed_batches_need_a_stream_of_their_own(void)
     CHECK_OK(cm_rt_stream_synchronize(rt, stream));
     CHECK_OK(cm_emulated_host_pages(rt, managed, 4 * page, &on_host));
     CHECK_EQ(on_host, 1);
-    const cm_address inside = managed + 1; /* its whole page goes */
+    /* The range begins inside a page. All pages that it touches are discarded. */
+    const cm_address inside = managed + 1;
     CHECK_OK(cm_rt_discard_batch_async(rt, &inside, sizes, 1, stream));
     CHECK_OK(cm_rt_stream_synchronize(rt, stream));
     CHECK(bytes[0] != 7);
@@ -141,6 +148,8 @@ test_managed_batches_need_a_stream_of_their_own(void)
     close_emulated(rt);
 }
 
+/* Advice is kept for each page, and is reported for a range only if it holds for all of
+ * its pages. Wrong advice, ranges and devices must be refused. */
 static void
 test_managed_advice_is_kept_by_page(void)
 {
@@ -182,6 +191,8 @@ test_managed_advice_is_kept_by_page(void)
     close_emulated(rt);
 }
 
+/* On a device without concurrent managed access, prefetches and advice about places are
+ * refused. */
 static void
 test_managed_memory_used_in_turn_cannot_be_sent(void)
 {
@@ -208,6 +219,8 @@ test_managed_memory_used_in_turn_cannot_be_sent(void)
     rt->close(rt);
 }
 
+/* The kernel copies a view with reversed columns to its transpose. Elements outside
+ * must stay as they were, and the managed pages must have moved to the device. */
 static void
 test_kernel_copies_strided_elements(void)
 {
@@ -221,7 +234,8 @@ test_kernel_copies_strided_elements(void)
         at[i] = (uint16_t)(1000 + i);
     }
     CHECK_OK(cm_rt_fill_8_async(rt, managed, 0, 200, 0));
-    /* A 3x4 view of a 10-column matrix, columns reversed, becomes its transpose. */
+    /* The source is a view of 3 rows and 4 columns of a matrix with 10 columns, with
+     * the columns reversed. The target gets its transpose. */
     cm_strided_job job = {.dst = managed,
                           .src = src + 2 * 13,
                           .count = 12,
@@ -246,6 +260,8 @@ test_kernel_copies_strided_elements(void)
     close_emulated(rt);
 }
 
+/* Texts, names, sizes and jobs that make no sense must be refused, each with the
+ * driver's code. */
 static void
 test_kernel_jobs_without_sense_are_refused(void)
 {
@@ -292,6 +308,8 @@ test_kernel_jobs_without_sense_are_refused(void)
     close_emulated(rt);
 }
 
+/* A kernel with a misaligned address must fail with code 716, and one that leaves its
+ * memory or uses the host's address of write-combined memory with code 700. */
 static void
 test_kernel_bad_addresses_are_faults(void)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the emulated device's memory: kinds, limits, guards, registrations,
- * attributes and reset. */
+/* Tests of the emulated device's memory: what the host may touch, limits, frees,
+ * attributes of addresses, registrations of host memory, and resets. */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,15 +11,18 @@
 
 enum { MIB = 1 << 20 };
 
+/* A text that the emulated device takes for a kernel. */
 static const char ptx[] =
     ".version 7.0\n.target sm_50\n.visible .entry cm_strided_copy()";
 
+/* Return the address of host memory as a number. */
 static cm_address
 of(const void *host)
 {
     return (cm_address)(uintptr_t)host;
 }
 
+/* Map fresh pages, or return NULL. */
 static unsigned char *
 pages(size_t nbytes)
 {
@@ -28,6 +31,8 @@ pages(size_t nbytes)
     return at == MAP_FAILED ? NULL : at;
 }
 
+/* Touching device memory by its address must crash, and reading it through the host's
+ * mapping must not. Behind the memory and after a free that mapping crashes too. */
 static void
 test_device_memory_crashes_the_host(void)
 {
@@ -40,13 +45,13 @@ test_device_memory_crashes_the_host(void)
     CHECK(alias != NULL);
     CHECK(of(alias) != address);
     CHECK(!touch_crashes(alias));
-    CHECK(touch_crashes(alias + 1024)); /* the guard */
+    CHECK(touch_crashes(alias + 1024)); /* the guard behind the memory */
     CHECK_PTR_EQ(cm_runtime_host_alias(rt, address + 10, 990), alias + 10);
     CHECK_PTR_EQ(cm_runtime_host_alias(rt, address, 1001), NULL);
     CHECK_OK(cm_rt_device_free(rt, address));
     CHECK_PTR_EQ(cm_runtime_host_alias(rt, address, 1), NULL);
     CHECK(touch_crashes(alias));
-    /* A copy refuses both of these addresses, too, instead of touching them. */
+    /* A copy refuses both of these addresses instead of touching them. */
     CHECK_OK(cm_rt_device_alloc(rt, 1000, &other));
     CHECK_CODE(cm_rt_copy_async(rt, other, of(alias), 1, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_copy_async(rt, other, address, 1, 0), CM_CUDA_INVALID_VALUE);
@@ -54,6 +59,7 @@ test_device_memory_crashes_the_host(void)
     close_emulated(rt);
 }
 
+/* Fresh memory has a pattern, so that code which counts on zeros fails. */
 static void
 test_device_memory_fresh_is_not_zero(void)
 {
@@ -65,6 +71,8 @@ test_device_memory_fresh_is_not_zero(void)
     close_emulated(rt);
 }
 
+/* An allocation that does not fit must fail with its size and leave the output alone.
+ * Each device has its own memory. */
 static void
 test_device_memory_ends_at_its_size(void)
 {
@@ -82,16 +90,18 @@ test_device_memory_ends_at_its_size(void)
     CHECK_EQ(status.arg, 257);
     CHECK_EQ(more, 5);
     CHECK_CODE(cm_rt_device_alloc(rt, UINT64_MAX, &more), CM_CUDA_OUT_OF_MEMORY);
-    CHECK_OK(cm_rt_device_set(rt, 1)); /* device 1 has memory of its own */
+    CHECK_OK(cm_rt_device_set(rt, 1)); /* device 1 has its own memory */
     CHECK_OK(cm_rt_device_alloc(rt, MIB, &more));
     CHECK_OK(cm_rt_device_free(rt, more));
-    CHECK_OK(cm_rt_device_free(rt, all)); /* freed while another device is current */
+    /* It is freed while another device is current. */
+    CHECK_OK(cm_rt_device_free(rt, all));
     CHECK_OK(cm_rt_device_set(rt, 0));
     CHECK_OK(cm_rt_memory_info(rt, &free_nbytes, &total_nbytes));
     CHECK_EQ(free_nbytes, MIB);
     close_emulated(rt);
 }
 
+/* Host and managed memory share a limit of four times a device's memory. */
 static void
 test_host_memory_has_a_limit_too(void)
 {
@@ -108,6 +118,8 @@ test_host_memory_has_a_limit_too(void)
     close_emulated(rt);
 }
 
+/* A free must get the beginning of live memory of its own kind. NULL and 0 are
+ * accepted. */
 static void
 test_free_of_wrong_addresses_is_refused(void)
 {
@@ -149,6 +161,8 @@ test_allocation_arguments_are_checked(void)
     close_emulated(rt);
 }
 
+/* The attributes of an address must say which kind of memory it is in, on which device,
+ * and its addresses for host and device. */
 static void
 test_attributes_tell_each_kind(void)
 {
@@ -195,6 +209,9 @@ test_attributes_tell_each_kind(void)
     close_emulated(rt);
 }
 
+/* Memory that overlaps a registration or an allocation cannot be registered again, and
+ * a registration ends only by its first address. The device has another address for it
+ * than the host. */
 static void
 test_registration_is_whole_and_once(void)
 {
@@ -243,7 +260,7 @@ test_registration_arguments_are_checked(void)
     CHECK_CODE(cm_rt_host_register(rt, host, UINT64_MAX, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_host_register(rt, host, 10, 16), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_host_unregister(rt, NULL), CM_CUDA_INVALID_VALUE);
-    /* Pages that are unmapped, and pages that may not be written. */
+    /* Pages that are not mapped and pages that may not be written are refused. */
     CHECK_EQ(munmap(host + 3 * page, page), 0);
     CHECK_CODE(cm_rt_host_register(rt, host, 4 * page, 0), CM_CUDA_INVALID_VALUE);
     CHECK_EQ(mprotect(host, page, PROT_READ), 0);
@@ -254,6 +271,8 @@ test_registration_arguments_are_checked(void)
     (void)munmap(host, 3 * page);
 }
 
+/* Memory that was registered as read-only can be the source of a copy, but a copy or
+ * fill into it is refused. */
 static void
 test_registration_read_only_is_never_written(void)
 {
@@ -277,6 +296,9 @@ test_registration_read_only_is_never_written(void)
     (void)munmap(host, page);
 }
 
+/* The owner unmaps registered memory without ending the registration. If the kernel
+ * then puts an allocation of ours there, the old registration must not be in its
+ * way. */
 static void
 test_registration_of_memory_gone_yields_to_new_memory(void)
 {
@@ -286,18 +308,20 @@ test_registration_of_memory_gone_yields_to_new_memory(void)
     unsigned char *lost = pages(4 * MIB);
     CHECK(lost != NULL);
     CHECK_OK(cm_rt_host_register(rt, lost, 4 * MIB, 0));
-    /* Not unregistered first, which is a bug of its owner. */
+    /* The owner should have unregistered it first. */
     (void)munmap(lost, 4 * MIB);
     CHECK_OK(cm_rt_host_alloc(rt, 4 * MIB - 4 * 4096, 0, &host));
     CHECK(cm_runtime_host_alias(rt, of(host), 4 * MIB - 4 * 4096) == host);
     CHECK_OK(cm_rt_host_free(rt, host));
     cm_emulated_read_counts(rt, &counts);
-    if (counts.registrations != 0) { /* the kernel has put it elsewhere */
+    if (counts.registrations != 0) { /* the kernel has put the new memory elsewhere */
         CHECK_OK(cm_rt_host_unregister(rt, lost));
     }
     close_emulated(rt);
 }
 
+/* A reset frees the memory, streams, events and modules of the current device, and
+ * nothing of another device. */
 static void
 test_reset_frees_one_device_only(void)
 {
@@ -352,10 +376,11 @@ test_device_description_and_attributes(void)
     CHECK_CODE(cm_rt_device_attribute(rt, 9999, 0, &value), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_device_attribute(rt, 75, -1, &value), CM_CUDA_INVALID_DEVICE);
     CHECK_OK(cm_rt_context_get(rt, &context));
-    CHECK_EQ(context, 0); /* asking creates nothing */
+    CHECK_EQ(context, 0); /* asking must not make a context */
     close_emulated(rt);
 }
 
+/* With a driver that has no device each call about devices must fail with that code. */
 static void
 test_no_devices_answers_no_device(void)
 {
@@ -371,15 +396,17 @@ test_no_devices_answers_no_device(void)
     close_emulated(rt);
 }
 
-/* Work that executes while somebody frees its memory. */
+/* Work that runs while its memory is being freed. */
 typedef struct executing {
-    cm_emulated_job job; /* first */
+    /* Comes first, since the job is converted back to this struct. */
+    cm_emulated_job job;
     cm_runtime *rt;
     cm_address address;
     cm_thread thread;
     cm_status freed;
 } executing;
 
+/* The body of a thread that frees the memory. */
 static void *
 free_it(void *arg)
 {
@@ -388,6 +415,8 @@ free_it(void *arg)
     return NULL;
 }
 
+/* The work itself: starts the free in another thread, waits until the memory is no
+ * longer found, and writes to it. */
 static void
 write_while_it_is_freed(cm_emulated_job *job, unsigned char *dst,
                         const unsigned char *src CM_UNUSED)
@@ -397,9 +426,11 @@ write_while_it_is_freed(cm_emulated_job *job, unsigned char *dst,
     while (cm_runtime_host_alias(what->rt, what->address, 1) != NULL) {
         let_others_run();
     }
-    dst[0] = 1; /* it is still there */
+    dst[0] = 1; /* the memory must still be there */
 }
 
+/* A free that begins while work runs on the memory must wait until that work is
+ * done. */
 static void
 test_free_waits_for_executing_work(void)
 {

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the emulated device's streams and gates: what waits for what. */
+/* Tests of the emulated device's streams: the order of work within a stream and between
+ * streams, gates, default streams, when a copy reads host memory, and many threads on
+ * one runtime. */
 #include "emulated_bench.h"
 #include "runtime/emulated/private.h"
 
+/* Work behind a shut gate must not run, whatever other streams do, until the gate
+ * opens. */
 static void
 test_gate_holds_work_until_opened(void)
 {
@@ -37,20 +41,23 @@ test_stream_runs_in_order(void)
     tear_down(&t);
 }
 
+/* Work on the legacy stream must wait for work of blocking streams, and not for that of
+ * non-blocking ones. */
 static void
 test_legacy_waits_for_blocking_streams(void)
 {
     bench t = set_up(0, CM_STREAM_NON_BLOCKING);
     CHECK_OK(cm_emulated_gate_close(t.rt, t.a));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 1, N, t.a));
-    CHECK(!is_done(t.rt, 0)); /* work of blocking streams counts as its own */
+    /* Work of a blocking stream counts as work of the legacy stream. */
+    CHECK(!is_done(t.rt, 0));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 2, N, CM_STREAM_LEGACY));
     let_run();
     CHECK_FILLED(t.alias, 0, N);
     CHECK_OK(cm_emulated_gate_open(t.rt, t.a));
     CHECK_OK(cm_rt_stream_synchronize(t.rt, 0));
     CHECK_FILLED(t.alias, 2, N);
-    CHECK_OK(cm_emulated_gate_close(t.rt, t.b)); /* this stream does not block */
+    CHECK_OK(cm_emulated_gate_close(t.rt, t.b)); /* b is a non-blocking stream */
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 3, N, t.b));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 4, N, CM_STREAM_LEGACY));
     let_run();
@@ -60,6 +67,8 @@ test_legacy_waits_for_blocking_streams(void)
     tear_down(&t);
 }
 
+/* Work on a blocking stream must wait for earlier work of the legacy stream; a
+ * non-blocking stream need not. */
 static void
 test_blocking_streams_wait_for_legacy(void)
 {
@@ -68,7 +77,8 @@ test_blocking_streams_wait_for_legacy(void)
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 1, N / 2, 0));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 2, N / 2, t.a));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device + N / 2, 3, N / 2, t.b));
-    CHECK_OK(cm_rt_stream_synchronize(t.rt, t.b)); /* not blocking, so exempt */
+    /* Stream b is non-blocking, so it need not wait. */
+    CHECK_OK(cm_rt_stream_synchronize(t.rt, t.b));
     CHECK(!is_done(t.rt, t.a));
     CHECK_FILLED(t.alias, 0, N / 2);
     CHECK_FILLED(t.alias + N / 2, 3, N / 2);
@@ -78,6 +88,8 @@ test_blocking_streams_wait_for_legacy(void)
     tear_down(&t);
 }
 
+/* The default stream of device 1 and a wait for device 1 must not wait for a stream of
+ * device 0. */
 static void
 test_legacy_ignores_other_devices(void)
 {
@@ -98,6 +110,7 @@ typedef struct other_thread {
     uint64_t id;
 } other_thread;
 
+/* The body of a thread that reads the id of its per-thread stream. */
 static void *
 read_own_id(void *arg)
 {
@@ -106,6 +119,8 @@ read_own_id(void *arg)
     return NULL;
 }
 
+/* The per-thread stream has the same id each time on one thread and another one on
+ * another thread. It is a blocking stream, so it waits for the legacy stream. */
 static void
 test_per_thread_stream_is_the_threads_own(void)
 {
@@ -123,13 +138,15 @@ test_per_thread_stream_is_the_threads_own(void)
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 1, N, 0));
     CHECK_OK(cm_rt_fill_8_async(t.rt, t.device, 2, N, CM_STREAM_PER_THREAD));
     let_run();
-    CHECK(!is_done(t.rt, CM_STREAM_PER_THREAD)); /* it blocks on the legacy stream */
+    CHECK(!is_done(t.rt, CM_STREAM_PER_THREAD)); /* it waits for the legacy stream */
     CHECK_OK(cm_emulated_gate_open(t.rt, 0));
     CHECK_OK(cm_rt_stream_synchronize(t.rt, CM_STREAM_PER_THREAD));
     CHECK_FILLED(t.alias, 2, N);
     tear_down(&t);
 }
 
+/* The sources are changed while both copies wait behind a gate. The copy from pinned
+ * memory must see the change, and that from ordinary memory must not. */
 static void
 test_copy_reads_pinned_memory_late_and_pageable_at_once(void)
 {
@@ -152,6 +169,7 @@ test_copy_reads_pinned_memory_late_and_pageable_at_once(void)
     tear_down(&t);
 }
 
+/* The body of a thread that opens the gate of stream a once everybody else waits. */
 static void *
 open_later(void *arg)
 {
@@ -161,6 +179,8 @@ open_later(void *arg)
     return NULL;
 }
 
+/* A copy into ordinary memory must return only when the bytes are there, so it waits
+ * for the gate. */
 static void
 test_copy_to_pageable_returns_when_done(void)
 {
@@ -177,6 +197,7 @@ test_copy_to_pageable_returns_when_done(void)
     tear_down(&t);
 }
 
+/* A new stream may get the handle of one that was destroyed, but never its id. */
 static void
 test_stream_handles_come_back_and_ids_do_not(void)
 {
@@ -204,12 +225,13 @@ test_stream_and_event_flags_are_checked(void)
     CHECK_CODE(cm_rt_event_create(t.rt, 4, &handle), CM_CUDA_INVALID_VALUE);
     CHECK_OK(cm_rt_stream_priority_range(t.rt, &least, &greatest));
     CHECK_LT(greatest, least);
-    /* The priority is clamped. */
+    /* A priority outside the range is clamped, and not refused. */
     CHECK_OK(cm_rt_stream_create(t.rt, 0, greatest - 100, &handle));
     CHECK_OK(cm_rt_stream_destroy(t.rt, handle));
     tear_down(&t);
 }
 
+/* A stream is destroyed with work behind its shut gate. The work must still be done. */
 static void
 test_stream_destroyed_still_does_its_work(void)
 {
@@ -235,6 +257,8 @@ test_device_synchronize_waits_for_all_streams(void)
     tear_down(&t);
 }
 
+/* The runtime is closed while streams wait behind a gate. Closing must end, and
+ * sanitizers must find nothing left. */
 static void
 test_close_finishes_shut_streams(void)
 {
@@ -252,7 +276,7 @@ test_close_finishes_shut_streams(void)
     CHECK_OK(cm_rt_event_record(rt, event, stream));
     CHECK_OK(cm_rt_stream_wait_event(rt, 0, event));
     CHECK_OK(cm_rt_fill_8_async(rt, of(host), 2, 100, 0));
-    rt->close(rt); /* everything is still open and queued */
+    rt->close(rt); /* everything is still open, and work is queued */
 }
 
 static void
@@ -267,8 +291,8 @@ test_open_refuses_bad_configuration(void)
     CHECK_CODE(cm_emulated_open(&config, &rt), CM_EINVALID);
 }
 
-/* Copy bytes to a device on one new stream and back on another, and check that they
- * arrive. */
+/* The body of a thread: copy bytes to a device on one new stream and back on another,
+ * and check that they arrive. */
 static void *
 work_hard(void *arg)
 {
@@ -324,6 +348,7 @@ test_many_threads_share_one_runtime(void)
     close_emulated(rt);
 }
 
+/* The body of a thread that uses its per-thread stream. */
 static void *
 use_own_stream(void *argument)
 {
@@ -333,10 +358,13 @@ use_own_stream(void *argument)
     return NULL;
 }
 
+/* Hundreds of threads use their per-thread stream and end. The runtime must not keep a
+ * queue for each of them. */
 static void
 test_threads_that_have_gone_leave_nothing(void)
 {
-    /* The kernel forgets threads a moment after they end. */
+    /* A few queues may be left, since the kernel forgets a thread a moment after it has
+     * ended. */
     enum { COUNT = 300, AT_MOST = 30 };
     cm_runtime *rt = open_emulated(13000, 1, MIB);
     for (int i = 0; i < COUNT; i++) {
@@ -346,7 +374,7 @@ test_threads_that_have_gone_leave_nothing(void)
     }
     int queues = 0;
     cm_emulated *emulated = cm_emulated_of(rt);
-    let_run(); /* the closed streams end now */
+    let_run(); /* the closed streams end meanwhile */
     cm_mutex_lock(&emulated->lock);
     const cm_list *list = &emulated->streams.queues;
     for (const cm_list *node = list->next; node != list; node = node->next) {

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of device memory that is mapped on demand on the emulated device: what may be
- * mapped where, who may touch it, and that work which comes too late for it fails. */
+/* Tests of device memory that is mapped on demand, on the emulated device. A range of
+ * addresses is reserved, physical memory is created under a handle, the handle is
+ * mapped at some place in the range, and devices get access to it there. The tests
+ * check what may be mapped where, who may touch it, and that work which comes too late
+ * for it fails. */
 #include <unistd.h>
 
 #include "emulated_bench.h"
@@ -14,12 +17,14 @@ enum { RANGE = 16, BUDGET = 8 }; /* granules */
 static const char ptx[] =
     ".version 7.0\n.target sm_50\n.visible .entry cm_strided_copy()";
 
+/* A runtime whose devices have BUDGET granules of memory each. */
 typedef struct world {
     cm_runtime *rt;
-    cm_address base; /* has RANGE granules */
+    cm_address base; /* a range of RANGE granules */
     uint64_t stream;
 } world;
 
+/* Open a world with a reserved range and without memory. */
 static world
 begin(void)
 {
@@ -30,6 +35,7 @@ begin(void)
     return w;
 }
 
+/* Close a world in which nothing is mapped any more. */
 static void
 end(const world *w)
 {
@@ -39,6 +45,7 @@ end(const world *w)
     close_emulated(w->rt);
 }
 
+/* Create physical memory and return its handle. */
 static uint64_t
 create(const world *w, uint64_t granules)
 {
@@ -47,7 +54,7 @@ create(const world *w, uint64_t granules)
     return handle;
 }
 
-/* Map the handle at granule `at` for device 0, and release the handle. */
+/* Map the handle at granule `at` and give device 0 access. The handle stays valid. */
 static void
 put(const world *w, uint64_t at, uint64_t granules, uint64_t handle)
 {
@@ -56,6 +63,8 @@ put(const world *w, uint64_t at, uint64_t granules, uint64_t handle)
     MUST(cm_rt_address_set_access(w->rt, w->base + at * G, granules * G, &device, 1));
 }
 
+/* Map fresh memory at granule `at`. Its handle is released, so the memory lives as long
+ * as the mapping. */
 static void
 open_at(const world *w, uint64_t at, uint64_t granules)
 {
@@ -70,6 +79,7 @@ unmap(const world *w, uint64_t at, uint64_t granules)
     return cm_rt_address_unmap(w->rt, w->base + at * G, granules * G);
 }
 
+/* Return how many granules the device has free. */
 static uint64_t
 free_granules(const world *w)
 {
@@ -78,7 +88,7 @@ free_granules(const world *w)
     return free_nbytes / G;
 }
 
-/* Copy `count` bytes with the strided kernel, on the current device. */
+/* Copy `count` bytes with the strided kernel on the current device. */
 static cm_status
 run_kernel(cm_runtime *rt, cm_address dst, cm_address src, uint64_t count)
 {
@@ -99,6 +109,9 @@ run_kernel(cm_runtime *rt, cm_address dst, cm_address src, uint64_t count)
     return cm_rt_stream_synchronize(rt, 0);
 }
 
+/* Mapped memory must behave like an allocation of the device: fresh, seen by its
+ * attributes, and closed to the host. Beside it and after it was unmapped nothing is
+ * there. */
 static void
 test_mapped_memory_is_device_memory(void)
 {
@@ -111,14 +124,15 @@ test_mapped_memory_is_device_memory(void)
     CHECK_EQ(info.device, 0);
     CHECK_EQ(info.device_address, w.base + G + 5);
     CHECK_PTR_EQ(info.host_address, NULL);
-    CHECK_OK(cm_rt_pointer_attributes(w.rt, w.base, &info)); /* nothing there */
+    /* Nothing is mapped there. */
+    CHECK_OK(cm_rt_pointer_attributes(w.rt, w.base, &info));
     CHECK_EQ(info.kind, CM_KIND_PAGEABLE);
     unsigned char *alias = cm_runtime_host_alias(w.rt, w.base + G, 2 * G);
     CHECK(alias != NULL);
     CHECK_FILLED(alias, 0xA5, 2 * G);
     CHECK(touch_crashes((void *)(uintptr_t)(w.base + G)));
     CHECK(!touch_crashes(alias));
-    CHECK(touch_crashes(alias + 2 * G)); /* not mapped */
+    CHECK(touch_crashes(alias + 2 * G)); /* not mapped either */
     CHECK_PTR_EQ(cm_runtime_host_alias(w.rt, w.base + G, 2 * G + 1), NULL);
     CHECK_CODE(cm_rt_device_free(w.rt, w.base + G), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_device_free(w.rt, w.base), CM_CUDA_INVALID_VALUE);
@@ -128,6 +142,8 @@ test_mapped_memory_is_device_memory(void)
     end(&w);
 }
 
+/* Memory that is mapped but to which no device has access cannot be filled or copied,
+ * and a kernel that touches it fails. */
 static void
 test_memory_without_access_is_not_touched(void)
 {
@@ -150,8 +166,8 @@ test_memory_without_access_is_not_touched(void)
     CHECK_OK(cm_rt_copy_async(w.rt, of(host), w.base, 16, w.stream));
     CHECK_FILLED(host, 1, 16);
     CHECK_OK(unmap(&w, 0, 1));
-    /* Once it is mapped anew nobody may touch it until access is set, and a kernel that
-     * tries fails. */
+    /* When it is mapped again it needs access again, and a kernel that touches it
+     * before fails. */
     CHECK_OK(cm_rt_address_map(w.rt, w.base, G, handle));
     CHECK_CODE(run_kernel(w.rt, w.base, w.base + 64, 16), CM_CUDA_ILLEGAL_ADDRESS);
     CHECK_OK(unmap(&w, 0, 1));
@@ -161,6 +177,8 @@ test_memory_without_access_is_not_touched(void)
     close_emulated(w.rt);
 }
 
+/* Mappings beside each other act as one piece of memory for copies, fills and kernels,
+ * until one between them is unmapped. */
 static void
 test_neighbours_are_one_range(void)
 {
@@ -170,7 +188,7 @@ test_neighbours_are_one_range(void)
     for (int i = 0; i < 2 * SIDE; i++) {
         host[i] = (unsigned char)i;
     }
-    open_at(&w, 1, 1); /* the later one first */
+    open_at(&w, 1, 1); /* the second granule is mapped first */
     open_at(&w, 0, 1);
     open_at(&w, 2, 1);
     cm_address border = w.base + G - SIDE;
@@ -196,6 +214,8 @@ test_neighbours_are_one_range(void)
     end(&w);
 }
 
+/* A handle cannot be mapped at two places at once. Its bytes move with it, and once the
+ * handle is released the memory lives as long as its mapping. */
 static void
 test_one_handle_is_mapped_at_one_place(void)
 {
@@ -210,12 +230,15 @@ test_one_handle_is_mapped_at_one_place(void)
     put(&w, 5, 1, handle);
     CHECK_FILLED(cm_runtime_host_alias(w.rt, w.base + 5 * G, G), 0x31, G);
     CHECK_OK(cm_rt_physical_release(w.rt, handle));
-    CHECK_EQ(free_granules(&w), BUDGET - 1); /* the memory has its place */
+    CHECK_EQ(free_granules(&w), BUDGET - 1); /* the mapping keeps the memory */
     CHECK_OK(unmap(&w, 5, 1));
     CHECK_EQ(free_granules(&w), BUDGET);
     end(&w);
 }
 
+/* A part of a handle, an odd address, a place outside the range or one that is taken,
+ * and a handle that was released must all be refused. A range with mappings cannot be
+ * given back. */
 static void
 test_map_refuses_what_does_not_fit(void)
 {
@@ -249,6 +272,8 @@ test_map_refuses_what_does_not_fit(void)
     end(&w);
 }
 
+/* Unmapping and giving access take one or several whole mappings that lie side by side,
+ * and nothing else. */
 static void
 test_unmap_and_access_take_whole_mappings(void)
 {
@@ -261,7 +286,8 @@ test_unmap_and_access_take_whole_mappings(void)
     CHECK_CODE(unmap(&w, 0, 1), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(unmap(&w, 1, 1), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(unmap(&w, 1, 2), CM_CUDA_INVALID_VALUE);
-    CHECK_CODE(unmap(&w, 2, 3), CM_CUDA_INVALID_VALUE); /* a hole */
+    /* There is a hole between them. */
+    CHECK_CODE(unmap(&w, 2, 3), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(unmap(&w, 0, 0), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(unmap(&w, 8, 1), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_address_set_access(rt, w.base, G, devices, 1),
@@ -279,6 +305,8 @@ test_unmap_and_access_take_whole_mappings(void)
     end(&w);
 }
 
+/* Physical memory counts against its device from its creation on, and addresses do not
+ * count. Wrong sizes, flags and devices must be refused. */
 static void
 test_physical_memory_is_counted(void)
 {
@@ -286,7 +314,7 @@ test_physical_memory_is_counted(void)
     cm_emulated_counts counts;
     uint64_t handle, none = 77;
     cm_runtime *rt = w.rt;
-    CHECK_EQ(free_granules(&w), BUDGET); /* addresses are free */
+    CHECK_EQ(free_granules(&w), BUDGET); /* addresses take no memory */
     CHECK_OK(cm_rt_physical_create(rt, (BUDGET - 1) * G, 0, CM_PHYSICAL_RDMA, &handle));
     CHECK_EQ(free_granules(&w), 1);
     cm_status status = cm_rt_physical_create(rt, 2 * G, 0, 0, &none);
@@ -302,7 +330,7 @@ test_physical_memory_is_counted(void)
     CHECK_CODE(cm_rt_physical_release(rt, handle), CM_CUDA_INVALID_VALUE);
     CHECK_EQ(free_granules(&w), BUDGET);
     CHECK_OK(cm_rt_physical_create(rt, BUDGET * G, 1, CM_PHYSICAL_RDMA, &handle));
-    CHECK_EQ(free_granules(&w), BUDGET); /* the other device's */
+    CHECK_EQ(free_granules(&w), BUDGET); /* it is memory of the other device */
     CHECK_OK(cm_rt_physical_release(rt, handle));
     CHECK_CODE(cm_rt_physical_create(rt, G + 1, 0, 0, &none), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_physical_create(rt, 0, 0, 0, &none), CM_CUDA_INVALID_VALUE);
@@ -317,8 +345,8 @@ test_physical_memory_is_counted(void)
     end(&w);
 }
 
-/* Queue a fill, do `meanwhile` before its turn comes, and return what the fill ended
- * with. */
+/* Queue a fill over the edge of two granules behind a gate, call `meanwhile`, open the
+ * gate, and return what the fill ended with. */
 static cm_status
 late_fill(const world *w, void (*meanwhile)(const world *w))
 {
@@ -329,12 +357,14 @@ late_fill(const world *w, void (*meanwhile)(const world *w))
     return cm_rt_stream_synchronize(w->rt, w->stream);
 }
 
+/* Unmap the first granule of the fill. */
 static void
 unmap_first(const world *w)
 {
     MUST(unmap(w, 0, 1));
 }
 
+/* Put other memory in the place of the first granule. */
 static void
 put_another(const world *w)
 {
@@ -342,12 +372,15 @@ put_another(const world *w)
     open_at(w, 0, 1);
 }
 
+/* Map memory behind the fill, which must not matter. */
 static void
 put_a_neighbour(const world *w)
 {
     open_at(w, 2, 1);
 }
 
+/* If the memory of a queued fill is unmapped, the fill must fail, also if other memory
+ * is at its place by then, which must stay untouched. */
 static void
 test_work_queued_before_unmapping_fails(void)
 {
@@ -360,7 +393,7 @@ test_work_queued_before_unmapping_fails(void)
         CHECK_CODE(late_fill(&w, bugs[i]), CM_CUDA_ILLEGAL_ADDRESS);
         unsigned char *rest = cm_runtime_host_alias(w.rt, w.base + 2 * G, 8);
         CHECK_FILLED(rest, 0xA5, 8);
-        if (i == 1) { /* memory that was put there instead is untouched */
+        if (i == 1) { /* the memory that was put there instead is untouched */
             CHECK_FILLED(cm_runtime_host_alias(w.rt, w.base + G - 8, 8), 0xA5, 8);
         }
         uint64_t handle;
@@ -372,15 +405,17 @@ test_work_queued_before_unmapping_fails(void)
     }
 }
 
-/* Work of device 0 that executes while its memory is unmapped. */
+/* Work of device 0 that runs while its memory is unmapped. */
 typedef struct executing {
-    cm_emulated_job job; /* first */
+    /* Comes first, since the job is converted back to this struct. */
+    cm_emulated_job job;
     cm_runtime *rt;
     cm_address base;
     cm_thread thread;
     cm_status unmapped;
 } executing;
 
+/* The body of a thread that unmaps the first two granules. */
 static void *
 unmap_there(void *arg)
 {
@@ -389,6 +424,7 @@ unmap_there(void *arg)
     return NULL;
 }
 
+/* Run work on this memory as a stream does, and return the code with which it ends. */
 static int32_t
 execute(executing *what, cm_address address, uint64_t nbytes,
         void (*touch)(cm_emulated_job *, unsigned char *, const unsigned char *))
@@ -403,8 +439,8 @@ execute(executing *what, cm_address address, uint64_t nbytes,
     return code;
 }
 
-/* Called while the second granule and the first byte of the third are in use: unmaps
- * the second in another thread. */
+/* Work on the second granule and the first byte of the third: unmaps the first two
+ * granules in another thread, and returns once they are gone from view. */
 static void
 begin_to_unmap(cm_emulated_job *job, unsigned char *dst CM_UNUSED,
                const unsigned char *src CM_UNUSED)
@@ -414,12 +450,12 @@ begin_to_unmap(cm_emulated_job *job, unsigned char *dst CM_UNUSED,
     while (cm_runtime_host_alias(what->rt, what->base + G, 1) != NULL) {
         let_run();
     }
-    /* That thread waits, and nobody else can unmap the granule meanwhile. */
+    /* That thread waits now, and nobody else can unmap the granule meanwhile. */
     CHECK_CODE(cm_rt_address_unmap(what->rt, what->base + G, G), CM_CUDA_INVALID_VALUE);
 }
 
-/* Called while the third granule is in use, which stays mapped: executes work on the
- * second one, which is unmapped meanwhile. */
+/* Work on the third granule, which stays mapped. While it runs, it starts work on the
+ * second granule, which is unmapped meanwhile and so has to fail. */
 static void
 touch_what_goes(cm_emulated_job *job, unsigned char *dst CM_UNUSED,
                 const unsigned char *src CM_UNUSED)
@@ -431,6 +467,7 @@ touch_what_goes(cm_emulated_job *job, unsigned char *dst CM_UNUSED,
     CHECK_OK(what->unmapped);
 }
 
+/* Return how much memory of the device is in use. */
 static uint64_t
 used_nbytes(cm_runtime *rt)
 {
@@ -439,6 +476,8 @@ used_nbytes(cm_runtime *rt)
     return total_nbytes - free_nbytes;
 }
 
+/* Memory is unmapped while work runs on it and on its neighbour. That work must fail,
+ * work on the neighbour alone must succeed, and the memory must come back. */
 static void
 test_work_that_executes_while_unmapping_fails(void)
 {
@@ -462,6 +501,8 @@ test_work_that_executes_while_unmapping_fails(void)
     close_emulated(rt);
 }
 
+/* Device 1 can use memory of device 0 only if it was given access to that mapping. A
+ * copy between the two devices needs none. */
 static void
 test_peers_need_access_of_their_own(void)
 {
@@ -492,6 +533,8 @@ test_peers_need_access_of_their_own(void)
     end(&w);
 }
 
+/* A reset of device 0 removes its memory from every range, and leaves memory of device
+ * 1 that is mapped in the same range. */
 static void
 test_reset_takes_the_devices_memory_from_every_range(void)
 {
@@ -516,6 +559,8 @@ test_reset_takes_the_devices_memory_from_every_range(void)
     close_emulated(w.rt);
 }
 
+/* These calls need no current context and make none. During a capture they are
+ * refused. */
 static void
 test_calls_make_no_context_and_respect_captures(void)
 {
@@ -542,13 +587,13 @@ test_calls_make_no_context_and_respect_captures(void)
     close_emulated(rt);
 }
 
-/* Ranges that were given back keep their addresses for a while, but there are never too
- * few addresses. */
+/* A range that was given back keeps its addresses for a while, so that a late use of
+ * them is noticed. Nevertheless many large ranges can be reserved one after another. */
 static void
 test_ranges_come_and_go(void)
 {
     cm_runtime *rt = open_emulated(13000, 1, BUDGET * G);
-    /* ThreadSanitizer has few addresses to give */
+    /* ThreadSanitizer leaves few addresses. */
     const uint64_t nbytes = CHECK_TSAN ? UINT64_C(8) << 30 : UINT64_C(1) << 40;
     cm_address before = 0, base;
     for (int i = 0; i < 150; i++) {

@@ -308,7 +308,8 @@ test_engine_pages_stay_locked_until_the_copy_is_done(void)
     memory *pairs[][2] = {{&device, &h}, {&h, &device}};
     for (int i = 0; i < 4; i++) {
         ending e = {.w = &w, .count_when_dropped = UINT64_MAX};
-        int64_t stride = i < 2 ? 4 : 8; /* the first needs no job, the second does */
+        /* The first copy needs no job, and the second does. */
+        int64_t stride = i < 2 ? 4 : 8;
         cm_copy_request request = {.dst = row(pairs[i % 2][0], 0, 512, stride, 4),
                                    .src = row(pairs[i % 2][1], 0, 512, stride, 4),
                                    .stream = w.streams[0],
@@ -521,7 +522,7 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     w.engine->drain_ns = 1000000;
     for (int i = 0; i < 12; i++) {
         interrupted_call call;
-        /* the first needs no job, the second does */
+        /* The first copy needs no job, and the second does. */
         int64_t stride = i % 6 == 0 || i % 6 >= 3 ? 4 : 8;
         init_interrupted_call(&call, &w, pairs[i % 3][0], pairs[i % 3][1], stride);
         if (i < 6) {

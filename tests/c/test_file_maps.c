@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of base/file_maps: the kernel's answers agree with its list of mappings. */
+/* Tests of base/file_maps, which finds mappings of a file in memory. There are two ways
+ * to find them: by asking the kernel about a span, and by reading its list of all
+ * mappings. Each test checks that both give the right answer. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -11,7 +13,7 @@
 
 enum { PAGES = 8 };
 
-/* Make a file of `nbytes` that has no name any more. */
+/* Open a file of `nbytes` that has no name any more. Returns -1 if that fails. */
 static int
 make_file(size_t nbytes)
 {
@@ -21,6 +23,7 @@ make_file(size_t nbytes)
     return is_made ? fd : -1;
 }
 
+/* Return the addresses of this memory as a span. */
 static cm_file_span
 span_of(const void *memory, size_t nbytes)
 {
@@ -28,7 +31,8 @@ span_of(const void *memory, size_t nbytes)
     return (cm_file_span){begin, begin + nbytes};
 }
 
-/* Check that either way of asking finds bytes of the file in memory, or does not. */
+/* Check that both ways agree on whether the memory shows any byte of this span of the
+ * file. */
 static void
 check_shown(int fd, cm_file_span memory, cm_file_span file, bool is_shown)
 {
@@ -41,6 +45,8 @@ check_shown(int fd, cm_file_span memory, cm_file_span file, bool is_shown)
     cm_file_maps_fini(&maps);
 }
 
+/* Two pages of a file are mapped. They must be found for exactly those bytes of the
+ * file, and for no other file. */
 static void
 test_file_maps_of_a_part_show_its_bytes_alone(void)
 {
@@ -63,6 +69,8 @@ test_file_maps_of_a_part_show_its_bytes_alone(void)
     CHECK_EQ(close(fd) | close(other), 0);
 }
 
+/* Every second page of a range is a mapping of the file. Each of them must be found, by
+ * a question about the whole range, about a page, and about two spans at once. */
 static void
 test_file_maps_beside_each_other_are_all_found(void)
 {
@@ -71,7 +79,8 @@ test_file_maps_beside_each_other_are_all_found(void)
     char *memory =
         mmap(NULL, PAGES * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
-    for (size_t i = 0; i < PAGES; i += 2) { /* between them no page is a file's */
+    /* Every other page is no mapping of the file. */
+    for (size_t i = 0; i < PAGES; i += 2) {
         void *made = mmap(memory + i * page, page, PROT_READ, MAP_SHARED | MAP_FIXED,
                           fd, (off_t)(i * page));
         CHECK_PTR_EQ(made, memory + i * page);
@@ -94,7 +103,8 @@ test_file_maps_beside_each_other_are_all_found(void)
     CHECK_EQ(close(fd), 0);
 }
 
-/* There are more mappings in one span than are asked about one by one. */
+/* One span contains more mappings than are asked about one by one, so the list of all
+ * mappings is read instead. */
 static void
 test_file_maps_of_many_pieces_are_found_by_the_list(void)
 {
@@ -104,7 +114,7 @@ test_file_maps_of_many_pieces_are_found_by_the_list(void)
     char *memory =
         mmap(NULL, count * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
-    /* Every second page, so that no mapping joins the next. */
+    /* Every second page of the file is mapped, so that no two mappings join. */
     for (size_t i = 0; i < count; i++) {
         void *made = mmap(memory + i * page, page, PROT_READ, MAP_SHARED | MAP_FIXED,
                           fd, (off_t)(2 * i * page));
@@ -118,6 +128,8 @@ test_file_maps_of_many_pieces_are_found_by_the_list(void)
     CHECK_EQ(close(fd), 0);
 }
 
+/* An empty file, a pipe, no file at all, and a file that is not mapped are never
+ * found. */
 static void
 test_file_maps_of_nothing_are_none(void)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of base/: what the kernel's files say about memory and CPUs, in trees of files
- * made for the tests. */
+/* Tests of what base/machine reads about memory and CPUs from the kernel's files: the
+ * machine's memory, the limits of control groups (of versions 1 and 2), and CPU quotas.
+ * Most tests write these files into a folder that takes the place of /. */
 #include <sched.h>
 
 #include "base/machine.h"
@@ -13,9 +14,9 @@
 #define MEMINFO                                                                        \
     "MemTotal:       16777216 kB\nMemFree:         1000 kB\n"                          \
     "MemAvailable:    8388608 kB\n"
-/* No quota. */
 #define NO_QUOTA UINT64_MAX
 
+/* Read the memory that the files below the root describe. */
 static cm_host_memory
 read_memory(const fake_root *root)
 {
@@ -51,6 +52,8 @@ test_memory_without_groups_is_the_machines(void)
     root_remove(&root);
 }
 
+/* Three groups lie inside each other. The limit must be the lowest of them, and the
+ * available memory the least that any of them has left. */
 static void
 test_memory_tightest_group_on_the_way_up_counts(void)
 {
@@ -62,7 +65,7 @@ test_memory_tightest_group_on_the_way_up_counts(void)
                                 NO_QUOTA));
     root_write(&root, "/sys/fs/cgroup/a/b/c/memory.max", "max\n");
     root_write(&root, "/sys/fs/cgroup/a/b/c/memory.current", "1\n");
-    /* The lowest limit is a's; the least memory is left in b. */
+    /* The lowest limit is that of a, and b has the least memory left. */
     root_write(&root, "/sys/fs/cgroup/a/b/memory.max", "6442450944\n");
     root_write(&root, "/sys/fs/cgroup/a/b/memory.current", "5368709120\n");
     root_write(&root, "/sys/fs/cgroup/a/memory.max", "4294967296\n");
@@ -71,11 +74,12 @@ test_memory_tightest_group_on_the_way_up_counts(void)
     CHECK_EQ(m.cgroup_nbytes, 4 * GIB);
     CHECK_EQ(m.limit_nbytes, 4 * GIB);
     CHECK_EQ(m.available_nbytes, 1 * GIB);
-    /* The kernel gives up file cache before it kills anybody. */
+    /* Pages of file cache count as available, since the kernel gives them up before it
+     * kills anybody. */
     root_write(&root, "/sys/fs/cgroup/a/b/memory.stat",
                "anon 3\nfile 9\ninactive_file 1048576\nactive_file 2097152\n");
     CHECK_EQ(read_memory(&root).available_nbytes, 1 * GIB + 3 * MIB);
-    /* But no more of it counts than is used. */
+    /* No more of them can count than the group uses. */
     root_write(&root, "/sys/fs/cgroup/a/b/memory.stat",
                "inactive_file 18446744073709551615\nactive_file 5\n");
     CHECK_EQ(read_memory(&root).available_nbytes, 3 * GIB);
@@ -101,6 +105,7 @@ test_memory_limit_above_the_machine_is_the_machine(void)
     root_remove(&root);
 }
 
+/* Files of both versions exist beside each other, and both kinds of limits count. */
 static void
 test_memory_version_1_is_read_beside_version_2(void)
 {
@@ -122,7 +127,7 @@ test_memory_version_1_is_read_beside_version_2(void)
     cm_host_memory m = read_memory(&root);
     CHECK_EQ(m.limit_nbytes, 2 * GIB);
     CHECK_EQ(m.available_nbytes, 768 * MIB);
-    /* Setting the same again changes nothing; setting other groups does. */
+    /* Setting the same groups again must change nothing, and setting others must. */
     CHECK(cm_control_groups_set("/cg/unified\n", NO_QUOTA));
     CHECK(cm_control_groups_set("/cg/unified\n", NO_QUOTA));
     CHECK_EQ(read_memory(&root).limit_nbytes, 4 * GIB);
@@ -131,6 +136,7 @@ test_memory_version_1_is_read_beside_version_2(void)
     root_remove(&root);
 }
 
+/* A limit that cannot be understood must count as none. */
 static void
 test_memory_garbage_limits_nothing(void)
 {
@@ -169,6 +175,8 @@ test_memory_of_this_machine_makes_sense(void)
     CHECK(m.available_nbytes < m.total_nbytes);
 }
 
+/* A key counts only as a whole word at the beginning of a line, with a number behind
+ * it. */
 static void
 test_memory_keys_stand_at_the_beginning_of_a_line(void)
 {
@@ -181,6 +189,7 @@ test_memory_keys_stand_at_the_beginning_of_a_line(void)
     root_remove(&root);
 }
 
+/* A very long file is read to its end, and a folder in place of a file is no error. */
 static void
 test_memory_file_of_any_length_is_read(void)
 {
@@ -202,6 +211,7 @@ test_memory_file_of_any_length_is_read(void)
 
 /* -- CPUs ------------------------------------------------------------------------------- */
 
+/* A quota below the number of CPUs of this thread counts, and one above it does not. */
 static void
 test_cpu_quota_counts_where_it_allows_fewer(void)
 {
@@ -216,6 +226,7 @@ test_cpu_quota_counts_where_it_allows_fewer(void)
     CHECK_EQ(cm_usable_cpu_count(), all);
 }
 
+/* The body of a thread that lets itself run on its first CPU only, and counts. */
 static void *
 count_on_one_cpu(void *out)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the names of operations, the device guard, the page by which a child sees
- * that it was forked, and stream records. */
+/* Tests of runtime/: the names of operations, the guard that makes a device current for
+ * a while, what forked children may do with a runtime, and the records of streams. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,6 +8,8 @@
 #include "open_emulated.h"
 #include "runtime/stream.h"
 
+/* Each operation has a name, the name of its CUDA function and the first driver that
+ * has it. */
 static void
 test_op_names_follow_the_list(void)
 {
@@ -23,6 +25,8 @@ test_op_names_follow_the_list(void)
     }
 }
 
+/* A thread without a current context must have none after a guard, however often it
+ * uses one. */
 static void
 test_guard_without_context_leaves_none(void)
 {
@@ -40,6 +44,8 @@ test_guard_without_context_leaves_none(void)
     close_emulated(rt);
 }
 
+/* A guard inside a guard changes nothing, and the outer one must put back the device
+ * that was current. */
 static void
 test_guard_puts_back_other_device(void)
 {
@@ -59,6 +65,7 @@ test_guard_puts_back_other_device(void)
     close_emulated(rt);
 }
 
+/* If the device is current already, entering and leaving it together make one call. */
 static void
 test_guard_same_device_costs_one_call(void)
 {
@@ -74,6 +81,8 @@ test_guard_same_device_costs_one_call(void)
     close_emulated(rt);
 }
 
+/* The context that a guard remembers may be gone, which the driver reports. The guard
+ * must then make a new one. */
 static void
 test_guard_stale_context_is_made_anew(void)
 {
@@ -89,6 +98,8 @@ test_guard_stale_context_is_made_anew(void)
     close_emulated(rt);
 }
 
+/* Whichever call of a guard fails, that failure is reported and the thread's context
+ * stays what it was. */
 static void
 test_guard_failures_leave_the_context(void)
 {
@@ -110,6 +121,7 @@ test_guard_failures_leave_the_context(void)
     close_emulated(rt);
 }
 
+/* If putting the device back fails once, the guard must try again. */
 static void
 test_guard_tries_twice_to_put_back(void)
 {
@@ -126,6 +138,8 @@ test_guard_tries_twice_to_put_back(void)
     close_emulated(rt);
 }
 
+/* A child finds out that it was forked, because the kernel wipes one page of the
+ * runtime in it, and its calls must fail. */
 static void
 test_alive_page_is_wiped_by_fork(void)
 {
@@ -158,6 +172,7 @@ is_so_in_child(bool (*check)(cm_runtime *rt), cm_runtime *rt)
     return waitpid(child, &how, 0) == child && how == 0;
 }
 
+/* Return whether this process can use the runtime. */
 static bool
 works(cm_runtime *rt)
 {
@@ -166,18 +181,24 @@ works(cm_runtime *rt)
            && cm_is_ok(cm_rt_host_free(rt, host));
 }
 
+/* Return whether the runtime belongs to the parent, and its driver has been started. */
 static bool
 is_forked_and_awake(cm_runtime *rt)
 {
     return cm_runtime_is_forked(rt) && cm_runtime_is_awake(rt);
 }
 
+/* Return whether the runtime belongs to the parent, and its driver has not been
+ * started. */
 static bool
 is_forked_and_asleep(cm_runtime *rt)
 {
     return cm_runtime_is_forked(rt) && !cm_runtime_is_awake(rt);
 }
 
+/* A runtime that nobody has used for real is asleep: its driver has not been started. A
+ * child can go on with it. Once it is bound to its process, or awake, a child
+ * cannot. */
 static void
 test_sleeping_runtime_goes_on_in_child(void)
 {
@@ -190,7 +211,7 @@ test_sleeping_runtime_goes_on_in_child(void)
     CHECK_EQ(cm_devices_in_use(rt, true), 0);
     CHECK(!cm_runtime_wake_if_started(rt));
     CHECK(is_so_in_child(works, rt));
-    CHECK(!cm_runtime_is_awake(rt)); /* only the child's runtime woke */
+    CHECK(!cm_runtime_is_awake(rt)); /* only the child's copy of the runtime woke */
     cm_runtime_bind(rt);
     CHECK(is_so_in_child(is_forked_and_asleep, rt));
     CHECK(works(rt));
@@ -199,6 +220,9 @@ test_sleeping_runtime_goes_on_in_child(void)
     close_emulated(rt);
 }
 
+/* After a fork the child has a runtime for the host alone. It answers questions about
+ * devices, and its events and streams are always done. Whatever needs a driver must
+ * fail with CM_EFORKED. */
 static void
 test_runtime_for_the_host_alone_refuses_what_needs_a_driver(void)
 {
@@ -230,6 +254,8 @@ test_runtime_for_the_host_alone_refuses_what_needs_a_driver(void)
     close_emulated(parent);
 }
 
+/* An operation that the driver is too old for must fail with CM_ENOTSUP and its own
+ * name. */
 static void
 test_operation_newer_than_driver_is_not_supported(void)
 {
@@ -248,6 +274,7 @@ test_operation_newer_than_driver_is_not_supported(void)
     close_emulated(rt);
 }
 
+/* The handle of a stream that we make lives until the last release of its record. */
 static void
 test_stream_record_owns_its_handle(void)
 {
@@ -270,12 +297,15 @@ test_stream_record_owns_its_handle(void)
     close_emulated(rt);
 }
 
+/* A drop_owner that counts its calls in the owner. */
 static void
 drop_count(void *owner)
 {
     ++*(int *)owner;
 }
 
+/* The record of another library's stream must drop its owner with the last release. If
+ * wrapping fails, the owner stays with the caller. */
 static void
 test_stream_wrapped_drops_its_owner_once(void)
 {
@@ -299,6 +329,7 @@ test_stream_wrapped_drops_its_owner_once(void)
     close_emulated(rt);
 }
 
+/* Both handles of the legacy stream must have the same id. */
 static void
 test_stream_legacy_handles_have_a_fixed_id(void)
 {
@@ -313,13 +344,15 @@ test_stream_legacy_handles_have_a_fixed_id(void)
     close_emulated(rt);
 }
 
+/* Records of the per-thread streams of two threads. */
 typedef struct own_streams {
     cm_runtime *rt;
     cm_stream *of_main;
-    cm_stream *of_other; /* made by the other thread */
-    bool is_main_here;   /* what the other thread is told about `of_main` */
+    cm_stream *of_other; /* the record that the other thread made */
+    bool is_main_here; /* whether the other thread takes `of_main` for its own stream */
 } own_streams;
 
+/* The body of the other thread. */
 static void *
 look_from_elsewhere(void *argument)
 {
@@ -329,6 +362,8 @@ look_from_elsewhere(void *argument)
     return NULL;
 }
 
+/* Two records of one thread's stream are the same stream, and those of two threads are
+ * not, although all have the same handle. */
 static void
 test_stream_of_its_own_is_each_threads(void)
 {
@@ -350,6 +385,8 @@ test_stream_of_its_own_is_each_threads(void)
     close_emulated(own.rt);
 }
 
+/* A stream of ours cannot be captured before anybody else has its handle. Another
+ * library's stream and the per-thread stream can be, and the legacy stream never. */
 static void
 test_stream_that_nobody_else_knows_is_not_captured(void)
 {
@@ -373,6 +410,9 @@ test_stream_that_nobody_else_knows_is_not_captured(void)
     close_emulated(rt);
 }
 
+/* A stream that waits for an event of a capture becomes part of that capture. The
+ * record must find this out after such a wait, and after a wait about which the driver
+ * gave no answer. */
 static void
 test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
 {
@@ -388,7 +428,8 @@ test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
 
     CHECK_OK(cm_emulated_set_capturing(rt, streams[1]->handle, true));
     CHECK_OK(cm_rt_event_record(rt, event, streams[1]->handle));
-    CHECK_OK(cm_stream_wait_event(streams[1], event)); /* an event of its own capture */
+    /* An event of the same capture. */
+    CHECK_OK(cm_stream_wait_event(streams[1], event));
     CHECK_OK(cm_emulated_set_capturing(rt, streams[1]->handle, false));
     CHECK(cm_stream_may_capture(streams[1]));
 
@@ -396,7 +437,8 @@ test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
     cm_faults_plan(rt, CM_OP_stream_is_capturing, 1, 999, false);
     CHECK_OK(cm_stream_wait_event(streams[2], event));
     CHECK(cm_stream_may_capture(streams[2]));
-    /* The stream is known to be one that may capture, so it is not asked again. */
+    /* The stream counts as one that may capture now, so the driver is not asked
+     * again. */
     CHECK_OK(cm_stream_wait_event(streams[2], event));
     CHECK_EQ(cm_faults_count(rt, CM_OP_stream_is_capturing), 1);
     for (int i = 0; i < 3; i++) {
@@ -409,10 +451,10 @@ test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
 
 /* -- a race of two waits ----------------------------------------------------------------- */
 
-/* Two threads let one stream wait for events. The first is about to ask whether that
- * took the stream into a capture when the second lets it wait for an event of a
- * capture. Here a single thread plays both: staged_is_capturing() makes the second
- * wait. */
+/* Two threads make one stream wait for events. The first is about to ask whether that
+ * took the stream into a capture when the second makes it wait for an event of a
+ * capture. The second wait must not be forgotten. In this test a single thread plays
+ * both: staged_is_capturing() makes the second wait. */
 enum { EVENT_OF_A_CAPTURE = 4711 };
 
 static cm_ops_table staged_ops;
@@ -420,6 +462,7 @@ static cm_stream *staged_stream;
 static bool staged_joined;
 static int staged_asked;
 
+/* A stream_wait_event that only notes whether the stream is in a capture now. */
 static cm_status
 staged_wait_event(cm_runtime *rt, uint64_t stream, uint64_t event)
 {
@@ -429,6 +472,8 @@ staged_wait_event(cm_runtime *rt, uint64_t stream, uint64_t event)
     return cm_ok();
 }
 
+/* A stream_is_capturing that first makes the wait of the second thread, and then
+ * answers with what was true before. */
 static cm_status
 staged_is_capturing(cm_runtime *rt, uint64_t stream, bool *out)
 {
@@ -457,6 +502,8 @@ test_stream_two_waits_at_once_do_not_hide_a_capture(void)
     close_emulated(rt);
 }
 
+/* cm_stream_try_release() must not drop the last reference, since that would make
+ * runtime calls. */
 static void
 test_stream_last_reference_is_not_tried(void)
 {
@@ -470,6 +517,8 @@ test_stream_last_reference_is_not_tried(void)
     close_emulated(rt);
 }
 
+/* Whichever call fails while a stream is made, no stream is left and no context is
+ * current. */
 static void
 test_stream_create_failures_leak_nothing(void)
 {
@@ -486,8 +535,8 @@ test_stream_create_failures_leak_nothing(void)
     close_emulated(rt);
 }
 
-/* A stream can be destroyed only while its device is current. If that cannot be
- * arranged at first, it is tried once more, so that the stream does not leak. */
+/* A stream can be destroyed only while its device is current. If making it current
+ * fails once, it must be tried again, so that the stream does not leak. */
 static void
 test_stream_release_tries_its_device_twice(void)
 {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/source_host and pool/source_plain: how chunks are made, where their
- * pages are, and what is left if a step fails. */
+/* Tests of the source that makes each chunk by itself (cm_source_segments_open()). It
+ * populates and registers fresh pages for host memory, and makes everything else by an
+ * allocation of the runtime. The tests check where the pages are, what remains if a
+ * step fails, and which kind of memory is made how. */
 #include <sys/mman.h>
 
 #include "base/thread.h"
@@ -9,7 +11,8 @@
 #include "pool/source.h"
 
 #define MIB (UINT64_C(1) << 20)
-/* A node that no test machine has. */
+/* Nodes that no test machine has. make_two_nodes() lets the second one seem to
+ * exist. */
 enum { NO_SUCH_NODE = 62, FAR_NODE = 63 };
 
 /* clang-format off */
@@ -22,6 +25,7 @@ static const cm_pool_config PINNED =
 static const cm_pool_config MAPPED =
     CONFIG(CM_KIND_MAPPED, 1, CM_HOST_ALLOC_MAPPED, CM_SEGMENTS_AUTO);
 
+/* Open a source, and stay on its device for the rest of the test. */
 static cm_source *
 open_source(cm_runtime *rt, const cm_pool_config *config, const cm_host_world *world)
 {
@@ -40,6 +44,7 @@ read_counts(cm_runtime *rt)
     return counts;
 }
 
+/* True if every page of the chunk has memory. */
 static bool
 is_populated(const cm_chunk *chunk)
 {
@@ -57,6 +62,7 @@ is_populated(const cm_chunk *chunk)
     return true;
 }
 
+/* True if the whole range is mapped. */
 static bool
 is_mapped(void *start, uint64_t nbytes)
 {
@@ -64,6 +70,7 @@ is_mapped(void *start, uint64_t nbytes)
     return mincore(start, nbytes, in) == 0;
 }
 
+/* A host_device_address that fails. */
 static cm_status
 fail_address(cm_runtime *rt, void *host, cm_address *out)
 {
@@ -75,6 +82,9 @@ fail_address(cm_runtime *rt, void *host, cm_address *out)
 
 /* -- chunks ----------------------------------------------------------------------------- */
 
+/* With any number of threads and whatever the kernel refuses, a chunk must have all its
+ * pages, must be zero and registered by one call, and must be unmapped when it is
+ * closed. */
 static void
 test_host_chunk_is_populated_and_registered_once(void)
 {
@@ -115,6 +125,8 @@ test_host_chunk_is_populated_and_registered_once(void)
     close_emulated(rt);
 }
 
+/* The device can read the chunk by its host address, and write it by its device
+ * address. */
 static void
 test_host_chunk_is_copied_from_and_to(void)
 {
@@ -135,7 +147,7 @@ test_host_chunk_is_copied_from_and_to(void)
     close_emulated(rt);
 }
 
-/* Read the flags that /proc/self/smaps gives for the mapping with that address. */
+/* Read the flags of the mapping at this address, as /proc/self/smaps lists them. */
 static void
 read_mapping_flags(const void *address, char *out, size_t nbytes)
 {
@@ -178,6 +190,8 @@ test_host_chunk_asks_for_huge_pages_and_is_wiped_in_children(void)
 
 /* -- room ------------------------------------------------------------------------------- */
 
+/* A chunk that is larger than the machine or a control group has left must be refused
+ * before anything is mapped or called, with the memory that is left. */
 static void
 test_host_chunk_beyond_the_memory_left_is_refused_untouched(void)
 {
@@ -194,7 +208,7 @@ test_host_chunk_beyond_the_memory_left_is_refused_untouched(void)
     CHECK_EQ(cm_faults_count(rt, CM_OP_none), 0);
     CHECK_OK(source->ops->open_chunk(source, 0, 6 * MIB, &chunk));
     CHECK_OK(source->ops->close_chunk(source, &chunk));
-    /* The group's limit is read anew each time. */
+    /* The limits of the group are read again each time. */
     CHECK(cm_control_groups_set("/m\n", 1000));
     root_write(&root, "/m/memory.max", "4194304\n");
     root_write(&root, "/m/memory.current", "2097152\n");
@@ -207,10 +221,12 @@ test_host_chunk_beyond_the_memory_left_is_refused_untouched(void)
     close_emulated(rt);
 }
 
+/* A chunk for which the process has no addresses must fail without a call of the
+ * runtime. */
 static void
 test_host_chunk_without_addresses_for_it_fails(void)
 {
-    fake_root root; /* it says nothing about memory */
+    fake_root root; /* a root without files, which sets no limit */
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_chunk chunk;
     root_make(&root);
@@ -227,6 +243,8 @@ test_host_chunk_without_addresses_for_it_fails(void)
 
 /* -- registering ------------------------------------------------------------------------ */
 
+/* If the driver refuses to unregister a chunk it must stay usable, and if it refuses to
+ * register one nothing is left. */
 static void
 test_host_chunk_is_registered_by_one_call(void)
 {
@@ -235,7 +253,7 @@ test_host_chunk_is_registered_by_one_call(void)
     cm_chunk chunk;
     CHECK_OK(source->ops->open_chunk(source, 0, 6 * MIB, &chunk));
     CHECK_EQ(read_counts(rt).registrations, 1);
-    /* If the driver keeps it, the chunk stays as it was. */
+    /* If the driver does not let go of it, the chunk must stay as it was. */
     cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, false);
     cm_status status = source->ops->close_chunk(source, &chunk);
     CHECK_CODE(status, 999);
@@ -253,6 +271,7 @@ test_host_chunk_is_registered_by_one_call(void)
     close_emulated(rt);
 }
 
+/* Where memory cannot be registered, the runtime allocates the chunk. */
 static void
 test_host_chunk_that_cannot_be_registered_is_the_runtimes(void)
 {
@@ -273,8 +292,8 @@ test_host_chunk_that_cannot_be_registered_is_the_runtimes(void)
 
 /* -- NUMA ------------------------------------------------------------------------------- */
 
-/* Make two nodes, of which this machine has the first at most. Device 0 is near the
- * other one. */
+/* Write files that describe two nodes. This machine has at most the first; device 0 is
+ * near the second. */
 static void
 make_two_nodes(fake_root *root, cm_runtime *rt)
 {
@@ -288,6 +307,7 @@ make_two_nodes(fake_root *root, cm_runtime *rt)
     root_write(root, "/sys/devices/system/node/node63/cpulist", "0-8191\n");
 }
 
+/* A cm_numa_find by which all pages are on the far node. */
 static void
 find_far(void *const *pages, size_t count, int *nodes)
 {
@@ -297,6 +317,7 @@ find_far(void *const *pages, size_t count, int *nodes)
     }
 }
 
+/* A cm_numa_find by which one page in the middle is on another node. */
 static void
 find_strewn(void *const *pages, size_t count, int *nodes)
 {
@@ -304,6 +325,8 @@ find_strewn(void *const *pages, size_t count, int *nodes)
     nodes[count / 2] = 0;
 }
 
+/* A pool that asks for a node which the machine does not have gets an error, and no
+ * runtime call is made. */
 static void
 test_numa_node_that_does_not_exist_is_refused_before_any_call(void)
 {
@@ -324,6 +347,8 @@ test_numa_node_that_does_not_exist_is_refused_before_any_call(void)
     close_emulated(rt);
 }
 
+/* A pool asks for the far node. If its pages are elsewhere, even one of them, opening a
+ * chunk must fail and leave nothing. */
 static void
 test_numa_pages_on_the_wrong_node_fail_the_check(void)
 {
@@ -333,8 +358,9 @@ test_numa_pages_on_the_wrong_node_fail_the_check(void)
     cm_pool_config config = PINNED;
     make_two_nodes(&root, rt);
     config.numa_node = FAR_NODE;
-    /* The pages really come from a node of this machine, which is not the one asked
-     * for. Where a container hides that, the injected answers below still show it. */
+    /* The pages really come from a node of this machine, and not from the one that is
+     * asked for. A container may hide where pages are; then only the injected answers
+     * below can show it. */
     char *page =
         mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(page != MAP_FAILED);
@@ -352,7 +378,7 @@ test_numa_pages_on_the_wrong_node_fail_the_check(void)
     }
     check_nothing_live(rt);
     source->ops->destroy(source);
-    /* A single page that lies elsewhere is noticed too. */
+    /* A single page that lies elsewhere must be noticed too. */
     source = open_source(
         rt, &config, &(cm_host_world){.root = root.path, .find_nodes = find_strewn});
     CHECK_CODE(source->ops->open_chunk(source, 0, 4 * MIB, &chunk), CM_ENUMA);
@@ -367,6 +393,8 @@ test_numa_pages_on_the_wrong_node_fail_the_check(void)
     close_emulated(rt);
 }
 
+/* Without a node in its config, a pool prefers the node nearest to its device. If its
+ * pages come from elsewhere that is no error. */
 static void
 test_numa_nearest_node_is_a_wish_and_not_a_condition(void)
 {
@@ -374,8 +402,8 @@ test_numa_nearest_node_is_a_wish_and_not_a_condition(void)
     fake_root root;
     cm_chunk chunk;
     make_two_nodes(&root, rt);
-    /* mbind() refuses a node that does not exist, so threads on its CPUs touch the
-     * pages. */
+    /* mbind() refuses a node that does not exist. Then threads on the node's CPUs touch
+     * the pages, if it has any. */
     for (int i = 0; i < 3; i++) {
         cm_host_world world = {.root = root.path, .find_nodes = find_strewn};
         world.can_not_bind = i == 1;
@@ -399,6 +427,7 @@ typedef struct cpu_visit {
     cm_cpus after;
 } cpu_visit;
 
+/* Open and close a chunk, and read the CPUs of this thread before and after. */
 static void *
 open_and_close(void *context)
 {
@@ -413,6 +442,8 @@ open_and_close(void *context)
     return NULL;
 }
 
+/* The pages are touched by threads on the node's CPUs. The caller's own CPUs must stay
+ * as they were. */
 static void
 test_numa_first_touch_leaves_the_callers_affinity_alone(void)
 {
@@ -440,6 +471,8 @@ test_numa_first_touch_leaves_the_callers_affinity_alone(void)
 
 /* -- failing calls ---------------------------------------------------------------------- */
 
+/* Open a source, open and close a chunk, and return the first failure. If closing
+ * fails, the chunk must still be usable. */
 static cm_status
 open_and_use(cm_runtime *rt, const cm_pool_config *config, const cm_host_world *world)
 {
@@ -449,7 +482,7 @@ open_and_use(cm_runtime *rt, const cm_pool_config *config, const cm_host_world *
     cm_status status = source->ops->open_chunk(source, 0, 4 * MIB, &chunk);
     if (cm_is_ok(status)) {
         status = source->ops->close_chunk(source, &chunk);
-        if (!cm_is_ok(status)) { /* the chunk still exists and can be used */
+        if (!cm_is_ok(status)) { /* the chunk must still exist and be usable */
             memset(chunk.host, 1, chunk.nbytes);
             MUST(source->ops->close_chunk(source, &chunk));
         }
@@ -458,6 +491,8 @@ open_and_use(cm_runtime *rt, const cm_pool_config *config, const cm_host_world *
     return status;
 }
 
+/* Each runtime call fails once. The failure must be reported, nothing may stay behind,
+ * and the next chunk must succeed. */
 static void
 test_host_any_call_may_fail_and_nothing_is_left(void)
 {
@@ -482,7 +517,8 @@ test_host_any_call_may_fail_and_nothing_is_left(void)
         cm_faults_plan(rt, CM_OP_none, 0, 0, false);
         CHECK_OK(open_and_use(rt, &PINNED, &world));
     }
-    CHECK_EQ(nth, 6); /* describe, attribute, register, address, unregister */
+    /* The five calls are describe, attribute, register, address and unregister. */
+    CHECK_EQ(nth, 6);
     cm_device_leave(rt, &guard);
     root_remove(&root);
     close_emulated(rt);
@@ -490,6 +526,7 @@ test_host_any_call_may_fail_and_nothing_is_left(void)
 
 static _Atomic(void *) kept_host;
 
+/* A host_device_address that notes its argument and fails. */
 static cm_status
 note_and_fail_address(cm_runtime *rt, void *host, cm_address *out)
 {
@@ -497,6 +534,9 @@ note_and_fail_address(cm_runtime *rt, void *host, cm_address *out)
     return fail_address(rt, host, out);
 }
 
+/* Opening a chunk fails after its pages were registered, and the driver refuses to
+ * unregister them. The pages must stay mapped, since the driver may still use them, and
+ * the first failure must be reported. */
 static void
 test_host_pages_that_the_driver_keeps_stay_mapped(void)
 {
@@ -509,7 +549,7 @@ test_host_pages_that_the_driver_keeps_stay_mapped(void)
     rt->ops = &ops;
     cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, true);
     cm_status status = source->ops->open_chunk(source, 0, 4 * MIB, &chunk);
-    CHECK_CODE(status, CM_CUDA_INVALID_VALUE); /* the first failure is reported */
+    CHECK_CODE(status, CM_CUDA_INVALID_VALUE); /* this was the first failure */
     CHECK_EQ(status.op, CM_OP_host_device_address);
     CHECK_EQ(read_counts(rt).registrations, 1);
     char *kept = atomic_load(&kept_host);
@@ -522,6 +562,8 @@ test_host_pages_that_the_driver_keeps_stay_mapped(void)
     close_emulated(rt);
 }
 
+/* A driver that is gone uses no pages any more, so closing a chunk must succeed and
+ * unmap them. */
 static void
 test_host_driver_that_is_gone_has_let_go(void)
 {
@@ -534,7 +576,7 @@ test_host_driver_that_is_gone_has_let_go(void)
     CHECK_OK(source->ops->close_chunk(source, &chunk));
     CHECK(!is_mapped(host, 2 * MIB));
     CHECK_EQ(cm_faults_last_injected(rt), CM_OP_host_unregister);
-    /* The emulated registration is still there. */
+    /* The fault wrapper did not end the emulated registration, so the test does. */
     CHECK_OK(cm_rt_host_unregister(rt, host));
     source->ops->destroy(source);
     close_emulated(rt);
@@ -542,6 +584,7 @@ test_host_driver_that_is_gone_has_let_go(void)
 
 /* -- which source ----------------------------------------------------------------------- */
 
+/* A device_attribute that says the system cannot register memory. */
 static cm_status
 no_host_register(cm_runtime *rt, int attribute, int device, int *out)
 {
@@ -551,6 +594,8 @@ no_host_register(cm_runtime *rt, int attribute, int device, int *out)
     return cm_ok();
 }
 
+/* For each kind of memory the source must have the right granule, register what it can,
+ * and make chunks that can be used. */
 static void
 test_source_of_each_kind(void)
 {
@@ -597,6 +642,7 @@ test_source_of_each_kind(void)
     close_emulated(rt);
 }
 
+/* Where memory cannot be registered, pinned memory is made by the runtime. */
 static void
 test_source_falls_back_where_nothing_can_be_registered(void)
 {
@@ -613,6 +659,7 @@ test_source_falls_back_where_nothing_can_be_registered(void)
     close_emulated(rt);
 }
 
+/* Open a source, open and close a chunk, and return the first failure. */
 static cm_status
 open_and_use_plain(cm_runtime *rt, const cm_pool_config *config)
 {
@@ -630,6 +677,8 @@ open_and_use_plain(cm_runtime *rt, const cm_pool_config *config)
     return status;
 }
 
+/* Each runtime call for a chunk of a plain source fails once. The failure must be
+ * reported, and nothing may stay behind. */
 static void
 test_plain_any_call_may_fail_and_nothing_is_left(void)
 {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of device memory that is mapped on demand as a pool's source: opening, moving
- * and closing chunks, with each of their calls failing once. */
+/* Tests of the source of a pool that maps device memory on demand (pool/source_vmm.c).
+ * A source makes chunks of memory; this one can place a chunk anywhere in a range of
+ * addresses and move it. Each call of opening, moving and closing a chunk is also made
+ * to fail. */
 #include "emulated_bench.h"
 #include "pool/source.h"
 #include "runtime/scope.h"
@@ -17,6 +19,7 @@ typedef struct world {
 
 static const cm_pool_config device_config = {.kind = CM_KIND_DEVICE, .numa_node = -1};
 
+/* Open a source on a device with BUDGET granules of memory. */
 static world
 begin(int device_count)
 {
@@ -34,6 +37,7 @@ end(world *w)
     close_emulated(w->rt);
 }
 
+/* Let the next call of `op` fail, or with `repeat` each one. */
 static void
 plan(const world *w, cm_op op, bool repeat)
 {
@@ -76,6 +80,7 @@ is_usable(const world *w, const cm_chunk *chunk, uint64_t at)
     return alias != NULL && alias[0] == value && alias[chunk->nbytes - 1] == value;
 }
 
+/* True if nothing is mapped at granule `at`. */
 static bool
 is_empty(const world *w, uint64_t at)
 {
@@ -90,6 +95,8 @@ counts_of(const world *w)
     return counts;
 }
 
+/* The source reserves eight times as many addresses as the device has memory, and takes
+ * no memory yet. */
 static void
 test_source_says_what_it_is(void)
 {
@@ -105,6 +112,8 @@ test_source_says_what_it_is(void)
     end(&w);
 }
 
+/* A plain pool, a pool of another kind and a device with less than a granule of memory
+ * get no such source. */
 static void
 test_source_is_for_device_memory_that_can_be_mapped(void)
 {
@@ -118,12 +127,14 @@ test_source_is_for_device_memory_that_can_be_mapped(void)
     CHECK_CODE(cm_source_vmm_open(rt, &config, &source), CM_ENOTSUP);
     CHECK_PTR_EQ(source, NULL);
     close_emulated(rt);
-    rt = open_emulated(13000, 1, MIB); /* less than a granule */
+    rt = open_emulated(13000, 1, MIB); /* the device has less than a granule */
     CHECK_CODE(cm_source_vmm_open(rt, &device_config, &source), CM_ENOTSUP);
     CHECK_PTR_EQ(source, NULL);
     close_emulated(rt);
 }
 
+/* Whichever call of opening the source fails, its failure is reported and nothing is
+ * left. */
 static void
 test_source_open_fails_whole(void)
 {
@@ -142,6 +153,8 @@ test_source_open_fails_whole(void)
     }
 }
 
+/* If the driver has no range that long, the source must try shorter ones, and give up
+ * at last. */
 static void
 test_source_takes_fewer_addresses_where_it_must(void)
 {
@@ -158,6 +171,8 @@ test_source_takes_fewer_addresses_where_it_must(void)
     close_emulated(rt);
 }
 
+/* Chunks beside each other act as one piece of memory. A chunk that is too large for
+ * the device is refused, and closing one leaves the other. */
 static void
 test_chunks_open_join_and_close(void)
 {
@@ -168,7 +183,8 @@ test_chunks_open_join_and_close(void)
     CHECK(is_usable(&w, &a, 3));
     CHECK(is_usable(&w, &b, 5));
     CHECK_EQ(a.nbytes, 2 * G);
-    CHECK_OK(cm_rt_fill_8_async(w.rt, a.address, 9, 3 * G, 0)); /* one run */
+    /* Both chunks form one run. */
+    CHECK_OK(cm_rt_fill_8_async(w.rt, a.address, 9, 3 * G, 0));
     CHECK_EQ(counts_of(&w).live_nbytes, 3 * G);
     cm_status status = open_at(&w, 8, BUDGET, &c);
     CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
@@ -180,11 +196,12 @@ test_chunks_open_join_and_close(void)
     CHECK(is_usable(&w, &b, 5));
     CHECK_EQ(counts_of(&w).live_nbytes, G);
     close_it(&w, &b);
-    CHECK_OK(open_at(&w, 8 * BUDGET - 1, 1, &c)); /* the last place */
+    CHECK_OK(open_at(&w, 8 * BUDGET - 1, 1, &c)); /* the last granule of the range */
     close_it(&w, &c);
     end(&w);
 }
 
+/* A moved chunk is usable at its new place, and its old place is empty. */
 static void
 test_chunk_moves_to_where_it_is_needed(void)
 {
@@ -195,7 +212,7 @@ test_chunk_moves_to_where_it_is_needed(void)
     CHECK(is_usable(&w, &chunk, 6));
     CHECK(is_empty(&w, 0));
     CHECK(is_empty(&w, 1));
-    CHECK_EQ(counts_of(&w).live_nbytes, 2 * G); /* no memory is counted twice */
+    CHECK_EQ(counts_of(&w).live_nbytes, 2 * G); /* the memory is not counted twice */
     CHECK_EQ(counts_of(&w).mappings, 1);
     CHECK_OK(move_to(&w, &chunk, 0));
     CHECK(is_usable(&w, &chunk, 0));
@@ -203,6 +220,8 @@ test_chunk_moves_to_where_it_is_needed(void)
     end(&w);
 }
 
+/* If a call of opening a chunk fails, nothing stays behind and the place can be used
+ * again. */
 static void
 test_open_chunk_leaves_nothing_behind(void)
 {
@@ -220,13 +239,13 @@ test_open_chunk_leaves_nothing_behind(void)
         CHECK_EQ(counts_of(&w).mappings, 0);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         cm_chunk after;
-        CHECK_OK(open_at(&w, 0, 1, &after)); /* its place is free again */
+        CHECK_OK(open_at(&w, 0, 1, &after)); /* the place is free again */
         close_it(&w, &after);
     }
     end(&w);
 }
 
-/* A runtime over the one with faults, in which giving back fails every other time. */
+/* A runtime in which every other call that gives memory back fails. */
 static const cm_ops_table *inner_ops;
 static int flaky_calls;
 
@@ -248,6 +267,8 @@ flaky_release(cm_runtime *rt, uint64_t handle)
     return inner_ops->physical_release(rt, handle);
 }
 
+/* Opening a chunk fails, and undoing it fails at first too. The undoing must be tried a
+ * second time, and the first failure must be reported. */
 static void
 test_open_chunk_undoes_it_at_the_second_try(void)
 {
@@ -261,7 +282,7 @@ test_open_chunk_undoes_it_at_the_second_try(void)
     plan(&w, CM_OP_address_set_access, false);
     cm_status status = open_at(&w, 0, 1, &chunk);
     w.rt->ops = inner_ops;
-    /* The first failure, and not one of undoing it. */
+    /* This is the first failure, and not one of undoing it. */
     CHECK_CODE(status, CM_CUDA_OUT_OF_MEMORY);
     CHECK_EQ(status.op, CM_OP_address_set_access);
     CHECK_EQ(flaky_calls, 4);
@@ -270,6 +291,8 @@ test_open_chunk_undoes_it_at_the_second_try(void)
     end(&w);
 }
 
+/* If a call of closing fails, the chunk must stay usable, and closing it later must
+ * succeed. A chunk that is half closed cannot be moved. */
 static void
 test_close_chunk_that_failed_leaves_it_usable(void)
 {
@@ -287,7 +310,7 @@ test_close_chunk_that_failed_leaves_it_usable(void)
             CHECK_EQ(counts_of(&w).live_nbytes, G);
         }
         if (ops[i] == CM_OP_address_unmap) {
-            CHECK_CODE(move_to(&w, &chunk, 5), CM_EBUSY); /* it is half closed */
+            CHECK_CODE(move_to(&w, &chunk, 5), CM_EBUSY); /* it is half closed by now */
             CHECK(is_usable(&w, &chunk, 2));
         }
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
@@ -298,6 +321,8 @@ test_close_chunk_that_failed_leaves_it_usable(void)
     end(&w);
 }
 
+/* At the end of a process the driver may be gone. Its memory is gone with it, so
+ * closing must succeed. */
 static void
 test_close_chunk_when_the_driver_is_gone(void)
 {
@@ -312,6 +337,8 @@ test_close_chunk_when_the_driver_is_gone(void)
     end(&w);
 }
 
+/* If a call of moving fails, the chunk must be usable at its old place, and the next
+ * move must succeed. */
 static void
 test_move_chunk_that_failed_leaves_it_where_it_was(void)
 {
@@ -335,6 +362,8 @@ test_move_chunk_that_failed_leaves_it_where_it_was(void)
     end(&w);
 }
 
+/* If moving fails and the chunk cannot be put back either, the chunk must be closed and
+ * nothing of it left. */
 static void
 test_move_chunk_that_cannot_be_put_back_closes_it(void)
 {
@@ -357,7 +386,9 @@ test_move_chunk_that_cannot_be_put_back_closes_it(void)
     end(&w);
 }
 
-/* As a driver of version 580 does for memory for RDMA. */
+/* Memory that was mapped at two places at once cannot be opened to devices that get a
+ * context later (driver 580), so the emulated device refuses a second mapping. A move
+ * must avoid that, and a device that comes later must reach a chunk that was moved. */
 static void
 test_peer_that_comes_later_reaches_what_was_moved(void)
 {
@@ -375,7 +406,8 @@ test_peer_that_comes_later_reaches_what_was_moved(void)
     end(&w);
 }
 
-/* A peer gets access if it has a context, and none is made for it. */
+/* A chunk is opened to the other devices that have a context when it is made or moved.
+ * No context is made for a device that has none. */
 static void
 test_peers_in_use_reach_the_memory(void)
 {
@@ -401,6 +433,7 @@ test_peers_in_use_reach_the_memory(void)
     end(&w);
 }
 
+/* If giving the addresses back fails once, it must be tried again. */
 static void
 test_destroy_gives_the_addresses_back_at_the_second_try(void)
 {
