@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of conversion: against arithmetic that knows nothing of bits; with the
- * instructions that every processor has against those of this one; and between fences,
- * at any address. */
+/* Tests of conversion between types of numbers. Results are compared with arithmetic
+ * that knows nothing of bits, those of the vector instructions of this processor with
+ * those of instructions that every processor has, and conversions at any distance and
+ * address with those of single elements. The file includes convert.c to reach its
+ * tables. */
 #include "base/convert.c"
 
 #include <math.h>
@@ -11,12 +13,14 @@
 
 enum { HALVES = 1 << 16, COUNT = 5000 };
 
+/* Return the conversion between these types. */
 static cm_convert
 from_to(cm_number from, cm_number to)
 {
     return (cm_convert){.from = from, .to = to};
 }
 
+/* Convert `count` elements that lie together on both sides. */
 static void
 convert_packed(cm_convert convert, void *dst, const void *src, int64_t count)
 {
@@ -24,8 +28,8 @@ convert_packed(cm_convert convert, void *dst, const void *src, int64_t count)
                    cm_dtypes[convert.from].nbytes, count);
 }
 
-/* The value of a 16-bit float with `mantissa` bits of mantissa, which leaves 1 << (15 -
- * mantissa) exponents. */
+/* Return the value of a 16-bit float whose mantissa has this many bits, and whose
+ * exponent has the rest. It is computed from the definition of such numbers. */
 static double
 value_of(uint16_t half, int mantissa)
 {
@@ -39,12 +43,15 @@ value_of(uint16_t half, int mantissa)
     return half & 0x8000 ? -value : value;
 }
 
+/* True if the two are the same number, including the sign of zero, or both are no
+ * number. */
 static bool
 is_same(double a, double b)
 {
     return isnan(a) ? isnan(b) : a == b && signbit(a) == signbit(b);
 }
 
+/* Convert every 16-bit number of this type to float32 and float64 and back. */
 static void
 check_every_half(cm_number from, int mantissa)
 {
@@ -83,15 +90,16 @@ test_convert_every_half_there_and_back(void)
     check_every_half(CM_BFLOAT16, 7);
 }
 
-/* A number between two neighbours is rounded to the nearer one, and the middle to the
- * even one. */
+/* Convert the middle between each two neighbours of a 16-bit type, and the numbers just
+ * below and above it. The middle must be rounded to the even neighbour, and the others
+ * to the nearer one. */
 static void
 check_rounding(cm_number wide, cm_number to, int mantissa)
 {
     int most = (1 << (15 - mantissa)) - 1;
     for (int i = 0; i < most << mantissa; i++) {
         double low = value_of((uint16_t)i, mantissa);
-        bool is_last = i + 1 == most << mantissa; /* infinity counts as one more step */
+        bool is_last = i + 1 == most << mantissa; /* infinity counts as one step more */
         double high = is_last ? 2 * low - value_of((uint16_t)(i - 1), mantissa)
                               : value_of((uint16_t)(i + 1), mantissa);
         double halfway = low + (high - low) / 2;
@@ -132,8 +140,9 @@ draw(void)
     return random_state ^ random_state >> 31;
 }
 
-/* Bytes between elements stay as they are, and nothing outside is read or written: each
- * room ends where its last element does. */
+/* Convert elements that lie apart, and compare each with its own conversion. Bytes
+ * between elements must stay as they are. Each room ends with its last element, so a
+ * sanitizer sees whatever is read or written behind it. */
 static void
 check_steps(cm_number from, cm_number to, int64_t count, int64_t dst_gap,
             int64_t src_gap, bool scales)
@@ -159,7 +168,7 @@ check_steps(cm_number from, cm_number to, int64_t count, int64_t dst_gap,
             CHECK_EQ(dst[i * dst_step + k], 0x5a);
         }
     }
-    /* Once more backwards, beginning with the last element. */
+    /* Convert once more backwards, beginning with the last element. */
     cm_convert_run(&convert, dst + (count - 1) * dst_step, -dst_step,
                    src + (count - 1) * src_step, -src_step, count);
     char one[16];
@@ -169,6 +178,7 @@ check_steps(cm_number from, cm_number to, int64_t count, int64_t dst_gap,
     free(dst);
 }
 
+/* All pairs of types, with and without gaps on either side. */
 static void
 test_convert_of_any_steps_is_that_of_each(void)
 {
@@ -185,6 +195,8 @@ test_convert_of_any_steps_is_that_of_each(void)
     }
 }
 
+/* Check that two functions which convert many numbers give the same bytes for random
+ * input, or that neither exists. `room` is the number of bytes for each number. */
 static void
 check_step_to(convert_step one, convert_step other, int64_t dst_step, int64_t src_step,
               size_t room)
@@ -212,6 +224,7 @@ check_step(convert_step one, convert_step other, int64_t dst_step, int64_t src_s
     check_step_to(one, other, dst_step, src_step, 8);
 }
 
+/* Compare the functions of two tables that load or store this type. */
 static void
 check_tables(const step_table *a, const step_table *b, int mid, int number, bool store)
 {
@@ -223,6 +236,7 @@ check_tables(const step_table *a, const step_table *b, int mid, int number, bool
     check_step(one, other, dst_step, src_step);
 }
 
+/* Compare the functions of two tables that convert this integer type. */
 static void
 check_integers(const step_table *a, const step_table *b, int number)
 {
@@ -233,8 +247,8 @@ check_integers(const step_table *a, const step_table *b, int number)
     }
 }
 
-/* Compare with each part of a complex number converted by itself, as the real number
- * that it is. */
+/* Convert complex numbers, and compare each part with its own conversion as a real
+ * number. */
 static void
 check_parts(cm_number from, cm_number to, bool from_swapped, bool to_swapped)
 {
@@ -287,6 +301,8 @@ test_convert_of_complex_numbers_is_that_of_their_parts(void)
     }
 }
 
+/* A conversion from complex numbers to real ones, except to bool, drops imaginary
+ * parts. The device has no kernel for complex numbers. */
 static void
 test_convert_says_where_imaginary_parts_are_lost(void)
 {
@@ -300,6 +316,7 @@ test_convert_says_where_imaginary_parts_are_lost(void)
     }
 }
 
+/* Compare the functions of two tables that split and join complex numbers. */
 static void
 check_pairs(const step_table *a, const step_table *b)
 {
@@ -310,6 +327,8 @@ check_pairs(const step_table *a, const step_table *b)
     }
 }
 
+/* The functions for this processor must give the same bytes as those for every
+ * processor. */
 static void
 test_convert_is_the_same_by_all_instructions(void)
 {
@@ -331,8 +350,8 @@ test_convert_is_the_same_by_all_instructions(void)
     }
 }
 
-/* Each conversion that goes through 32 or 64 bits is tried with numbers around those
- * where it changes. */
+/* Convert the numbers at each edge of an integer type, and their neighbours, to
+ * integers. What does not fit becomes the nearest number that does. */
 static void
 test_convert_cuts_about_every_edge(void)
 {
@@ -371,7 +390,7 @@ test_convert_cuts_about_every_edge(void)
     }
 }
 
-/* Conversion with swapped bytes at either end, or at both, is compared with swapping
+/* Conversions with swapped bytes at either end, or at both, are compared with swapping
  * the bytes by hand. */
 static void
 test_convert_of_swapped_bytes_is_that_of_the_others(void)
@@ -393,7 +412,7 @@ test_convert_of_swapped_bytes_is_that_of_the_others(void)
                 swapped.from_swapped = (which & 1) != 0 && was > 1;
                 swapped.to_swapped = (which & 2) != 0 && is > 1;
                 convert_packed(plain, expected, src, SOME);
-                if (from == to) { /* no bit changes, not even a NaN's */
+                if (from == to) { /* no bit may change, not even that of a NaN */
                     memcpy(expected, src, sizeof(src));
                 }
                 convert_packed(swapped, found, swapped.from_swapped ? turned : src,
@@ -415,6 +434,9 @@ enum { FLUSHES = 0x8040, ROUNDS_UP = 0x4000 };
 enum { FLUSHES = 1 << 24, ROUNDS_UP = 1 << 22 };
 #endif
 
+/* The thread has set its floating-point unit to flush tiny numbers to zero and to round
+ * upwards. Conversions must not be affected, and must leave the settings as they
+ * were. */
 static void
 test_convert_does_not_heed_the_threads_settings(void)
 {
@@ -437,6 +459,8 @@ test_convert_does_not_heed_the_threads_settings(void)
     CHECK(rounded[0] == 1 && rounded[1] == -1 && rounded[2] == 0x1p-149f);
 }
 
+/* Numbers that are no number or do not fit must become 0 or the nearest number that
+ * fits. */
 static void
 test_convert_cuts_what_does_not_fit(void)
 {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/file/: bytes between a file and memory of every kind, with each
- * call of the runtime and each call on the file failing once. */
+/* Tests of transfers between a file and memory of every kind: reading and writing
+ * several ranges at once, through the page cache and past it, interrupted calls, and
+ * several threads. In sweeps each call of the runtime and each call on the file fails
+ * once. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,20 +15,20 @@
 #include "transfer/file/file.h"
 
 enum {
-    NBYTES = (5 << 20) + 123, /* a few chunks, whose parts have odd sizes */
-    SPREAD = 3,               /* every third element */
+    NBYTES = (5 << 20) + 123, /* a few pieces, whose parts have odd sizes */
+    SPREAD = 3,               /* strided memory has every third byte */
     COUNT = 100 * 1000,
     RANGES = 4,
 };
 
 typedef struct setup {
     world w;
-    cm_budget budget; /* of the pinned pool */
+    cm_budget budget; /* the budget of the page-locked pool */
     cm_file_faults faults;
     int fd;
-    unsigned char *content; /* of the file */
-    memory row;             /* on the device, in one run */
-    memory spread;          /* the same, strided */
+    unsigned char *content; /* what the file contains */
+    memory row;             /* on device 0, in one run */
+    memory spread;          /* on device 1, strided */
     memory plain;           /* on the host, strided */
     memory pinned;
 } setup;
@@ -39,6 +41,7 @@ fill_content(unsigned char *content)
     }
 }
 
+/* Open a world with a file and memory. With 0 the page-locked pool has no limit. */
 static void
 open_setup(setup *s, uint64_t pinned_limit)
 {
@@ -61,7 +64,7 @@ open_setup(setup *s, uint64_t pinned_limit)
 static void
 close_setup(setup *s)
 {
-    /* No descriptor past the page cache is left open. */
+    /* No descriptor that goes past the page cache may be left open. */
     for (int fd = 0; fd < 1024; fd++) {
         int flags = fcntl(fd, F_GETFL);
         CHECK(flags < 0 || (flags & O_DIRECT) == 0);
@@ -75,7 +78,7 @@ close_setup(setup *s)
     close_world(&s->w);
 }
 
-/* A transfer of all four memories, at different places of the file. */
+/* A transfer of all four memories, each at another place of the file. */
 typedef struct plan {
     cm_region regions[RANGES];
     cm_file_range ranges[RANGES];
@@ -108,6 +111,7 @@ request_for(setup *s, const plan *p, atomic_int *drops)
                              .faults = &s->faults};
 }
 
+/* Check that all memories have the bytes of their ranges. */
 static CHECK_UNWATCHED void
 check_memory(const setup *s, const plan *p)
 {
@@ -123,6 +127,7 @@ check_memory(const setup *s, const plan *p)
     CHECK_EQ(wrong, 0);
 }
 
+/* Set all memories to 0. */
 static CHECK_UNWATCHED void
 clear_memory(setup *s)
 {
@@ -134,8 +139,8 @@ clear_memory(setup *s)
     }
 }
 
-/* Check that bytes that are written arrive where they belong: a file of zeros gets its
- * content back. */
+/* Write from memory that has the file's content into a file of zeros, and check that
+ * the file gets its content back. */
 static void
 check_writing(setup *s, const plan *p, cm_file_direct direct)
 {
@@ -145,7 +150,8 @@ check_writing(setup *s, const plan *p, cm_file_direct direct)
     cm_file_request request = request_for(s, p, NULL);
     request.writes = true;
     request.direct = direct;
-    request.range_count = 1; /* the whole range; the others lie within it */
+    /* This range is the whole file, and the others lie within it. */
+    request.range_count = 1;
     CHECK_OK(cm_engine_transfer_file(s->w.engine, &request, &failure));
     CHECK_EQ(pread(s->fd, found, NBYTES, 0), NBYTES);
     CHECK_EQ(memcmp(found, s->content, NBYTES), 0);
@@ -164,10 +170,11 @@ check_writing(setup *s, const plan *p, cm_file_direct direct)
     free(found);
 }
 
+/* Read and write all ranges, through the page cache and past it. */
 static void
 test_file_ranges_of_every_kind(void)
 {
-    /* No limit, room for two chunks, and room for none. */
+    /* The page-locked pool has no limit, room for two pieces, or room for none. */
     static const uint64_t limits[] = {0, 9 << 20, 1 << 20};
     for (int i = 0; i < 6; i++) {
         setup s;
@@ -187,7 +194,7 @@ test_file_ranges_of_every_kind(void)
     }
 }
 
-/* An ordinary block is used instead. */
+/* Without a page-locked pool, ordinary memory must be used instead. */
 static void
 test_file_without_a_page_locked_pool(void)
 {
@@ -208,7 +215,8 @@ test_file_without_a_page_locked_pool(void)
 
 /* -- failures ---------------------------------------------------------------------------- */
 
-/* The range begins and ends within pages, which are read whole. */
+/* A range begins and ends within pages. A read past the page cache reads these pages
+ * whole, and must not write outside of its memory. */
 static CHECK_UNWATCHED void
 test_file_direct_read_stays_within_its_memory(void)
 {
@@ -244,7 +252,8 @@ static const scenario scenarios[] = {{false, CM_FILE_DIRECT_NEVER},
                                      {true, CM_FILE_DIRECT_ALWAYS}};
 enum { SCENARIOS = sizeof(scenarios) / sizeof(scenarios[0]) };
 
-/* Returns CM_EBUSY if the keep was not dropped, or if something is in flight. */
+/* Make the transfer and return its outcome, or CM_EBUSY if the keep was not dropped or
+ * something is still in flight. */
 static cm_status
 run_scenario(setup *s, const plan *p, const scenario *what, cm_file_failure *failure)
 {
@@ -257,6 +266,9 @@ run_scenario(setup *s, const plan *p, const scenario *what, cm_file_failure *fai
     return clean ? status : cm_fail(CM_EBUSY, 0);
 }
 
+/* Each read or write of the file fails for good, which must be reported with its errno
+ * and a place within its range; or it is interrupted once by a signal, which must not
+ * matter. Reads and writes that move less than was asked for must not matter either. */
 static void
 test_file_every_call_on_the_file_may_fail(void)
 {
@@ -293,6 +305,8 @@ test_file_every_call_on_the_file_may_fail(void)
     close_setup(&s);
 }
 
+/* Each runtime call fails once. The failure must be reported as what it is, and the
+ * next transfer must work. */
 static void
 test_file_every_runtime_call_may_fail(void)
 {
@@ -308,7 +322,7 @@ test_file_every_runtime_call_may_fail(void)
             cm_faults_plan(s.w.rt, CM_OP_none, nth, 998, false);
             cm_status status = run_scenario(&s, &p, &scenarios[i], &failure);
             calls = nth == 0 ? cm_faults_count(s.w.rt, CM_OP_none) : calls;
-            calls = calls < 120 ? calls : 120; /* the rest is polling */
+            calls = calls < 120 ? calls : 120; /* the rest are repeated queries */
             cm_op injected = cm_faults_last_injected(s.w.rt);
             cm_faults_plan(s.w.rt, CM_OP_none, 0, 0, false);
             if (!cm_is_ok(status)) {
@@ -324,6 +338,7 @@ test_file_every_runtime_call_may_fail(void)
     }
 }
 
+/* The file ends within a range, which must be reported before anything is read. */
 static void
 test_file_end_is_reported(void)
 {
@@ -349,7 +364,7 @@ test_file_end_is_reported(void)
 
 /* -- interruption ------------------------------------------------------------------------ */
 
-/* A hook: interrupts once the stream has been given something. */
+/* A hook that interrupts once the stream has been given a copy. */
 static bool
 interrupt(void *argument)
 {
@@ -357,7 +372,7 @@ interrupt(void *argument)
     return cm_faults_count(s->w.rt, CM_OP_copy_async) > 0;
 }
 
-/* Make a request of one range, to or from a stream that is shut. */
+/* Make a request of one range whose copies are queued on a stream that is shut. */
 static cm_file_request
 open_interrupted(setup *s, plan *p, atomic_int *drops, bool writes,
                  bool (*interrupted)(void *argument))
@@ -375,6 +390,8 @@ open_interrupted(setup *s, plan *p, atomic_int *drops, bool writes,
     return request;
 }
 
+/* A call is interrupted while its copies are queued. It must return, and its keep must
+ * live until these copies are over. */
 static void
 test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
 {
@@ -384,7 +401,8 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
         cm_file_failure failure;
         atomic_int drops = 0;
         cm_file_request request = open_interrupted(&s, &p, &drops, writes, interrupt);
-        /* Waiting is in vain, since the stream is shut. */
+        /* The call waits for its copies for a moment, in vain, since the stream is
+         * shut. */
         s.w.engine->drain_ns = 1000000;
         CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure),
                    CM_ECANCELLED);
@@ -400,6 +418,7 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
     }
 }
 
+/* Interrupt as above, and open the gate at the same time. */
 static bool
 interrupt_and_open(void *argument)
 {
@@ -411,8 +430,9 @@ interrupt_and_open(void *argument)
     return interrupted;
 }
 
-/* An interrupted call waits a while for its copies, so that its memory can be used
- * again if that does not take long. */
+/* An interrupted call waits a while for its copies, so that its caller can use the
+ * memory again if that does not take long. Here the gate opens in time, so the keep
+ * must be dropped before the call returns. */
 static void
 test_file_interrupted_call_waits_for_its_copies(void)
 {
@@ -434,6 +454,7 @@ test_file_interrupted_call_waits_for_its_copies(void)
 
 /* -- threads ----------------------------------------------------------------------------- */
 
+/* What a thread of the last test has. */
 typedef struct reader {
     setup *s;
     plan p;
@@ -441,6 +462,8 @@ typedef struct reader {
     int wrong_count;
 } reader;
 
+/* The body of a thread that reads the file several times, or tries to with a bad
+ * descriptor. */
 static void *
 read_often(void *argument)
 {
@@ -457,7 +480,8 @@ read_often(void *argument)
     return NULL;
 }
 
-/* Each thread has device memory of its own; only one writes the host's. */
+/* Several threads read the same file into their own device memory, and one of them
+ * fails each time. Neither may disturb the other. */
 static void
 test_file_calls_of_several_threads(void)
 {
@@ -470,7 +494,8 @@ test_file_calls_of_several_threads(void)
     for (int i = 0; i < THREADS; i++) {
         memories[i] = take_memory(&s.w, CM_KIND_DEVICE, i % 2, NBYTES);
         readers[i] = (reader){.s = &s, .fails = i == 3};
-        for (int k = 0; k < RANGES; k++) { /* the same again and again */
+        /* All ranges read the same bytes to the same place. */
+        for (int k = 0; k < RANGES; k++) {
             readers[i].p.regions[k] = row(&memories[i], 0, NBYTES, 1, 1);
             MUST(cm_file_range_init(&readers[i].p.ranges[k], 0,
                                     &readers[i].p.regions[k]));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/heap: cutting, finding and joining, by example and against a model.
- * Addresses are made up, and nothing here is memory. Argument: operations of the long
- * run. */
+/* Tests of pool/heap, which decides where blocks lie: how it cuts spans of addresses,
+ * finds free ones and joins them again. A span that was given back late is one on which
+ * a stream may still work. Addresses here are made up, and there is no memory behind
+ * them. */
 #include "check.h"
 #include "pool/heap.h"
 
@@ -11,6 +12,7 @@
 
 enum { TAGS = 4 };
 
+/* For each stream (tag) the last epoch that has ended: here none has. */
 static const uint64_t NONE_DONE[TAGS] = {UINT64_MAX, 0, 0, 0};
 static const cm_heap_view ANY = {.tag = 0, .done = NONE_DONE};
 
@@ -30,12 +32,15 @@ add_chunk(cm_heap *heap, cm_address base, uint64_t nbytes)
     return cm_heap_add_chunk(heap, &chunk);
 }
 
+/* Return the length of the longest free piece. */
 static uint64_t
 largest_of(const cm_heap *heap)
 {
     return cm_heap_count_pieces(heap, &ANY).largest_nbytes;
 }
 
+/* Return the view of the stream with this tag: what it may have while no epoch has
+ * ended. */
 static cm_heap_view
 view_of(uint32_t tag)
 {
@@ -66,6 +71,8 @@ take_all(cm_heap *heap, cm_heap_span **spans, int count, uint64_t nbytes)
     }
 }
 
+/* Four blocks are cut from a chunk and given back in another order. At the end the
+ * chunk must be one free span again. */
 static void
 test_heap_cuts_exactly_and_joins_again(void)
 {
@@ -78,7 +85,7 @@ test_heap_cuts_exactly_and_joins_again(void)
     CHECK_EQ(heap.split_count, 4);
     CHECK_PTR_EQ(s[0]->block.host, (void *)(uintptr_t)s[0]->block.address);
     (void)give(&heap, s[0], 0, 0);
-    (void)give(&heap, s[2], 0, 0); /* beside the rest or alone, by its address */
+    (void)give(&heap, s[2], 0, 0); /* its neighbours are live, so it joins nothing */
     (void)give(&heap, s[1], 0, 0);
     cm_heap_span *whole = give(&heap, s[3], 0, 0);
     CHECK_EQ(whole->block.nbytes, MIB);
@@ -94,6 +101,8 @@ test_heap_cuts_exactly_and_joins_again(void)
     cm_heap_fini(&heap);
 }
 
+/* A block that must be aligned is cut from the middle of a span. What lies before it
+ * must stay free. */
 static void
 test_heap_aligns_and_keeps_what_is_before(void)
 {
@@ -105,13 +114,13 @@ test_heap_aligns_and_keeps_what_is_before(void)
     CHECK_EQ(a->block.address, BASE + 4096);
     CHECK_EQ(a->block.nbytes, 4096);
     CHECK_EQ(heap.free_nbytes, 60 * KIB);
-    cm_heap_span *before = take(&heap, 4096 - 64, 0); /* the best fit was left over */
+    /* What lies before a is the best fit. */
+    cm_heap_span *before = take(&heap, 4096 - 64, 0);
     CHECK_EQ(before->block.address, BASE + 64);
-    /* At BASE + 8 KiB, so the rest is not aligned now. */
+    /* This takes BASE + 8 KiB, so what is left is not aligned. */
     CHECK(take(&heap, 64, 0) != NULL);
     CHECK_EQ(largest_of(&heap), 56 * KIB);
-    /* A span is as long as asked for, but not with the padding that the alignment
-     * takes. */
+    /* The rest is long enough, but not with the padding that the alignment costs. */
     CHECK(cm_heap_search(&heap, 56 * KIB, 4096, &ANY) == NULL);
     cm_heap_span *rest = cm_heap_search(&heap, 52 * KIB, 4096, &ANY);
     CHECK(rest != NULL);
@@ -120,13 +129,15 @@ test_heap_aligns_and_keeps_what_is_before(void)
     cm_heap_fini(&heap);
 }
 
+/* Chunks of twenty lengths, and a request for each. Each must get the chunk of its own
+ * length. */
 static void
 test_heap_takes_the_best_fit(void)
 {
     enum { COUNT = 20 };
     cm_heap heap;
     cm_heap_init(&heap);
-    for (uint64_t i = 0; i < COUNT; i++) { /* their sizes are 4 KiB apart */
+    for (uint64_t i = 0; i < COUNT; i++) { /* their sizes differ by 4 KiB */
         CHECK(add_chunk(&heap, BASE + i * MIB, (COUNT - i) * 4 * KIB) != NULL);
     }
     for (uint64_t i = 1; i <= COUNT; i++) {
@@ -138,6 +149,8 @@ test_heap_takes_the_best_fit(void)
     cm_heap_fini(&heap);
 }
 
+/* A stream gives a block back with an epoch. Until that epoch has ended only that
+ * stream may have the memory. */
 static void
 test_heap_late_span_is_for_its_stream_until_the_epoch_ends(void)
 {
@@ -154,10 +167,10 @@ test_heap_late_span_is_for_its_stream_until_the_epoch_ends(void)
     CHECK(cm_heap_search(&heap, 64, 64, &none) == NULL);
     span = cm_heap_take(&heap, 64, 64, &own);
     CHECK(span != NULL);
-    CHECK_EQ(span->tag, 1); /* the earlier work still runs on it */
+    CHECK_EQ(span->tag, 1); /* the earlier work may still run on it */
     CHECK_EQ(span->epoch, 5);
     (void)cm_heap_give(&heap, span, 1, 6, &own);
-    /* Spans of one stream join, and the younger epoch stays. */
+    /* Spans of one stream join, and the result has the younger epoch. */
     CHECK_EQ(heap.free_count, 1);
     done[1] = 5;
     CHECK(cm_heap_take(&heap, 64, 64, &other) == NULL);
@@ -167,6 +180,8 @@ test_heap_late_span_is_for_its_stream_until_the_epoch_ends(void)
     cm_heap_fini(&heap);
 }
 
+/* Neighbours that two streams gave back must not join while both are pending. When one
+ * stream has ended, its spans join the others, but the result is still pending. */
 static void
 test_heap_spans_of_two_streams_stay_apart_until_both_ended(void)
 {
@@ -184,7 +199,8 @@ test_heap_spans_of_two_streams_stay_apart_until_both_ended(void)
     CHECK(cm_heap_search(&heap, 2 * KIB, 64, &view) == NULL);
     CHECK(!cm_heap_join(&heap, &view));
     done[2] = 1;
-    CHECK(cm_heap_join(&heap, &view)); /* clean spans join pending ones of their size */
+    /* Clean spans join pending ones of the same length. */
+    CHECK(cm_heap_join(&heap, &view));
     CHECK_EQ(heap.free_count, 1);
     CHECK(is_sound(&heap));
     done[1] = 1;
@@ -193,8 +209,9 @@ test_heap_spans_of_two_streams_stay_apart_until_both_ended(void)
     cm_heap_fini(&heap);
 }
 
-/* In whatever order blocks come back, a pending one may take along no more clean memory
- * than its own length. More would be out of reach for as long as its stream is busy. */
+/* One pending block is given back among many clean ones, in both orders of addresses.
+ * It may join no more clean memory than its own length, since that memory is out of
+ * reach for as long as its stream is busy. */
 static void
 test_heap_late_span_strands_no_more_than_its_length(void)
 {
@@ -216,6 +233,8 @@ test_heap_late_span_strands_no_more_than_its_length(void)
     }
 }
 
+/* A span of which half the bytes are pending is cut in two and joined again. The sum of
+ * pending bytes must not change by that, and must never exceed the length. */
 static void
 test_heap_late_share_survives_cutting(void)
 {
@@ -238,6 +257,8 @@ test_heap_late_share_survives_cutting(void)
     cm_heap_fini(&heap);
 }
 
+/* If only one stream has ever given spans back, pending and clean spans join without a
+ * limit. */
 static void
 test_heap_alone_joins_everything(void)
 {
@@ -252,6 +273,8 @@ test_heap_alone_joins_everything(void)
     cm_heap_fini(&heap);
 }
 
+/* One free span lies among a hundred late ones of the same size. The quick search
+ * misses it, and the thorough one must find it. */
 static void
 test_heap_search_finds_what_a_short_look_misses(void)
 {
@@ -267,7 +290,7 @@ test_heap_search_finds_what_a_short_look_misses(void)
     for (int i = 1; i < COUNT; i++) {
         (void)give(&heap, s[i], 1, 1);
     }
-    /* It is hidden behind a hundred late ones. */
+    /* It is hidden behind the late ones. */
     CHECK(take(&heap, 64 * KIB, 2) == NULL);
     cm_heap_view view = view_of(2);
     cm_heap_span *span = cm_heap_search(&heap, 64 * KIB, 64, &view);
@@ -278,6 +301,8 @@ test_heap_search_finds_what_a_short_look_misses(void)
     cm_heap_fini(&heap);
 }
 
+/* A range of addresses begins as one gap. Memory is put into it and taken out again,
+ * and free spans and gaps must each join their neighbours. */
 static void
 test_heap_range_fills_and_empties(void)
 {
@@ -299,7 +324,7 @@ test_heap_range_fills_and_empties(void)
     CHECK_EQ(mid->next->block.nbytes, 10 * MIB); /* it has joined the gap behind it */
     cm_heap_span *more = cm_heap_carve(&heap, mid->next, BASE + 6 * MIB, 2 * MIB);
     (void)give(&heap, mid, 0, 0);
-    mid = give(&heap, more, 0, 0); /* it has joined */
+    mid = give(&heap, more, 0, 0); /* both are free, so they have joined */
     CHECK_EQ(mid->block.nbytes, 4 * MIB);
     CHECK_EQ(largest_of(&heap), 4 * MIB);
     CHECK(is_sound(&heap));
@@ -313,6 +338,7 @@ test_heap_range_fills_and_empties(void)
     cm_heap_fini(&heap);
 }
 
+/* Each of several wrong values must be noticed by the check of the invariants. */
 static void
 test_heap_check_sees_what_is_wrong(void)
 {
@@ -327,14 +353,16 @@ test_heap_check_sees_what_is_wrong(void)
     heap.free_nbytes++;
     CHECK(!is_sound(&heap));
     heap.free_nbytes--;
-    span->state = CM_SPAN_FREE; /* but it is in no bin */
+    span->state = CM_SPAN_FREE; /* it is in no bin, so this is wrong */
     CHECK(!is_sound(&heap));
     span->state = CM_SPAN_LIVE;
     CHECK(is_sound(&heap));
     cm_heap_fini(&heap);
 }
 
-/* Whoever allocates waits for this count, so it must be short. */
+/* Counting free pieces holds up whoever allocates meanwhile, so with many free spans it
+ * may look at only a few of them. The count must then still be right as long as no
+ * neighbours could join. */
 static void
 test_heap_counts_many_free_spans_by_a_look_at_a_few(void)
 {
@@ -353,13 +381,16 @@ test_heap_counts_many_free_spans_by_a_look_at_a_few(void)
         CHECK_EQ(runs.largest_nbytes, 4 * KIB);
         CHECK_LE(runs.looked_count, CM_PIECE_LOOKS + CM_READY_SETS * CM_READY_WAYS + 1);
     }
-    (void)give(&heap, spans[COUNT - 2 - LONG], 0, 0); /* this joins two */
+    /* This span joins its two neighbours. */
+    (void)give(&heap, spans[COUNT - 2 - LONG], 0, 0);
     CHECK_EQ(largest_of(&heap), 12 * KIB);
     CHECK_EQ(cm_heap_count_pieces(&heap, &ANY).count, freed - 1);
     CHECK(is_sound(&heap));
     cm_heap_fini(&heap);
 }
 
+/* Free spans of three streams alternate. When all streams have ended they count as one
+ * piece, although they have not been joined. */
 static void
 test_heap_counts_few_free_spans_as_joining_would_leave_them(void)
 {
@@ -369,7 +400,8 @@ test_heap_counts_few_free_spans_as_joining_would_leave_them(void)
     cm_heap_span *spans[COUNT];
     CHECK(add_chunk(&heap, BASE, COUNT * 4 * KIB) != NULL);
     take_all(&heap, spans, COUNT, 4 * KIB);
-    for (int i = 0; i < COUNT; i++) { /* of three streams in turn, so they stay apart */
+    /* They belong to three streams in turn, so they stay apart. */
+    for (int i = 0; i < COUNT; i++) {
         (void)give(&heap, spans[i], 1 + (uint32_t)i % 3, 1);
     }
     uint64_t done[TAGS] = {UINT64_MAX, 1, 1, 1};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/heap against a model, which knows for each 64 bytes of made-up
- * addresses whether they are free and for whom they were last given back late.
- * Argument: operations of the long run. */
+/* Tests of pool/heap against a model. The model knows for each unit of 64 bytes whether
+ * it is free, live or a gap, and for which stream it was last given back late, that is
+ * while its work might still run there. Random operations change both, and they must
+ * agree. Addresses are made up. Argument: operations of the long run. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -13,7 +14,7 @@
 enum {
     TAGS = 4,
     UNIT = 64,
-    ARENAS = 4, /* the last is a range with gaps */
+    ARENAS = 4, /* the last one is a range with gaps */
     ARENA_UNITS = 8192,
     GRANULE = 64 << 10,
     LIVE_MAX = 600,
@@ -26,21 +27,23 @@ static uint64_t run_count = 3000000 / CHECK_EVERY(20);
 
 typedef struct unit {
     uint8_t state;
-    uint8_t tag; /* for whom it was last given back late, */
+    uint8_t tag; /* the stream for which it was last given back late */
     uint32_t epoch;
 } unit;
 
 typedef struct model {
     cm_heap heap;
     unit units[ARENAS][ARENA_UNITS];
+    /* For each stream the last epoch that has ended, and the present one. */
     uint64_t done[TAGS];
     uint64_t epoch[TAGS];
     cm_heap_span *live[LIVE_MAX];
     int live_count;
     uint64_t random;
     uint64_t taken_count;
+    /* How many spans were compared with the best fit. */
     uint64_t judged_count;
-    /* Those of them that were neither the best fit nor within 1/32 of it. */
+    /* How many of the judged ones were neither the best fit nor within 1/32 of it. */
     uint64_t worse_count;
     const char *wrong;
 } model;
@@ -62,6 +65,7 @@ next_random(model *m)
     return m->random >> 8;
 }
 
+/* Return the units of this span. */
 static unit *
 units_of(model *m, const cm_heap_span *span)
 {
@@ -69,6 +73,8 @@ units_of(model *m, const cm_heap_span *span)
     return &m->units[arena][(span->block.address - BASE) % MIB / UNIT];
 }
 
+/* Change the units of the span from one state to another, and check that they were in
+ * the first. */
 static void
 set_units(model *m, const cm_heap_span *span, uint8_t was, uint8_t is)
 {
@@ -87,7 +93,8 @@ model_view(const model *m, uint32_t tag)
     return (cm_heap_view){.tag = tag, .done = m->done, .single_stream = false};
 }
 
-/* The shortest free span that could serve; 0 if there is none. */
+/* Return the length of the shortest free span that could serve the request, found by a
+ * walk over all spans; 0 if there is none. */
 static uint64_t
 best_fit(const model *m, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
 {
@@ -107,8 +114,8 @@ best_fit(const model *m, uint64_t nbytes, uint64_t align, const cm_heap_view *vi
     return best;
 }
 
-/* How long the free span was from which `span` has just been cut. What is left of it
- * lies beside it, has its tag, and has joined nothing. */
+/* Return the length of the free span from which `span` has just been cut. What is left
+ * of that lies beside it, has the same tag and epoch, and has joined nothing. */
 static uint64_t
 length_before(const cm_heap_span *span)
 {
@@ -123,6 +130,8 @@ length_before(const cm_heap_span *span)
     return length;
 }
 
+/* Take a random block, and check that it may be handed out. Some are also compared with
+ * the best fit. */
 static void
 model_take(model *m)
 {
@@ -141,7 +150,7 @@ model_take(model *m)
                                   : cm_heap_take(&m->heap, nbytes, align, &view);
     if (span == NULL) {
         if (thorough && best != 0) {
-            m->wrong = "the search missed a span";
+            m->wrong = "the thorough search missed a span";
         }
         return;
     }
@@ -149,10 +158,10 @@ model_take(model *m)
         || span->block.address % align != 0
         || (span->arena->host != NULL
             && span->block.host != (void *)(uintptr_t)span->block.address)) {
-        m->wrong = "not what was asked for";
+        m->wrong = "a span is not what was asked for";
     }
     if (checked && best == 0) {
-        m->wrong = "a span where there is none";
+        m->wrong = "a span was found although none fits";
     }
     if (checked && align == UNIT) {
         m->judged_count++;
@@ -161,7 +170,7 @@ model_take(model *m)
     const unit *u = units_of(m, span);
     for (uint64_t i = 0; i < nbytes / UNIT; i++) {
         if (u[i].epoch > m->done[u[i].tag] && u[i].tag != view.tag) {
-            m->wrong = "handed out while another stream's work runs on it";
+            m->wrong = "a span was handed out while another stream's work runs on it";
         }
     }
     set_units(m, span, STATE_FREE, STATE_HELD);
@@ -169,6 +178,7 @@ model_take(model *m)
     m->taken_count++;
 }
 
+/* Give a random block back for a random stream. */
 static void
 model_give(model *m)
 {
@@ -191,7 +201,8 @@ model_give(model *m)
     (void)cm_heap_give(&m->heap, span, tag, epoch, &view);
 }
 
-/* Pick a span of the range that is FREE and clean, or a GAP, from a random place on. */
+/* Return a span of the range, from a random place on, that is a GAP, or that is FREE
+ * and clean; NULL if there is none. */
 static cm_heap_span *
 pick(model *m, cm_span_state state)
 {
@@ -207,6 +218,7 @@ pick(model *m, cm_span_state state)
     return NULL;
 }
 
+/* Put memory into a part of a gap. */
 static void
 model_back(model *m)
 {
@@ -220,13 +232,15 @@ model_back(model *m)
     cm_heap_span *busy = cm_heap_carve(
         &m->heap, gap, gap->block.address + first * GRANULE, count * GRANULE);
     cm_heap_view view = model_view(m, 0);
-    if (count > 1 && next_random(m) % 2 == 0) { /* the second half gets no memory */
+    /* The second half stays without memory. */
+    if (count > 1 && next_random(m) % 2 == 0) {
         cm_heap_give_gap(&m->heap, cm_heap_cut(&m->heap, busy, count / 2 * GRANULE));
     }
     set_units(m, busy, STATE_GAP, STATE_FREE);
     (void)cm_heap_give(&m->heap, busy, 0, 0, &view);
 }
 
+/* Take the memory out of the whole granules of a free span. */
 static void
 model_empty(model *m)
 {
@@ -277,7 +291,8 @@ model_step(model *m)
     }
 }
 
-/* Check that every unit is in the state that the spans say. */
+/* Check that every unit is in the state of its span, and that the heap's invariants
+ * hold. */
 static bool
 agrees(model *m)
 {
@@ -321,6 +336,8 @@ init_model(model *m, uint64_t seed)
     }
 }
 
+/* Make `steps` random operations. The heap's invariants are checked every `check_every`
+ * operations, and all units are compared with the spans every 256 times as many. */
 static void
 run_model(uint64_t seed, uint64_t steps, uint64_t check_every)
 {
@@ -329,10 +346,10 @@ run_model(uint64_t seed, uint64_t steps, uint64_t check_every)
     for (uint64_t i = 0; i < steps; i++) {
         model_step(&m);
         if (i % check_every == 0 && !is_sound(&m.heap)) {
-            m.wrong = "invariants broken";
+            m.wrong = "the heap's invariants do not hold";
         }
         if (i % (check_every * 256) == 0 && !agrees(&m)) {
-            m.wrong = "the spans are not as the model says";
+            m.wrong = "the spans differ from the model";
         }
         if (m.wrong != NULL) {
             CHECK_FAIL_("seed %llu, step %llu: %s", (unsigned long long)seed,
@@ -341,7 +358,8 @@ run_model(uint64_t seed, uint64_t steps, uint64_t check_every)
         }
     }
     CHECK_GT(m.taken_count, steps / 10);
-    /* The number of looks is limited, so late spans may hide a better one. */
+    /* The number of spans that a search looks at is limited, so late spans may hide a
+     * better one. */
     CHECK(m.judged_count < 1000 || m.worse_count * 20 <= m.judged_count);
     while (m.live_count > 0) {
         model_give(&m);
@@ -353,7 +371,8 @@ run_model(uint64_t seed, uint64_t steps, uint64_t check_every)
     (void)cm_heap_join(&m.heap, &view);
     CHECK(agrees(&m));
     for (cm_list *n = m.heap.arenas.next; n != m.heap.arenas.prev; n = n->next) {
-        CHECK(CM_LIST_ENTRY(n, cm_arena, node)->first->next == NULL); /* whole again */
+        /* It is whole again. */
+        CHECK(CM_LIST_ENTRY(n, cm_arena, node)->first->next == NULL);
     }
     cm_heap_fini(&m.heap);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of strided copies on the host against the plainest loop. Both ends lie against
- * pages that may not be touched. */
+/* Tests of strided copies on the host. Each copy is compared with a plain loop, and
+ * both ends lie against pages that may not be touched, so reading or writing too far
+ * crashes. Two tests look at pages of mapped files that have been cut short. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,8 +44,8 @@ drop_fence(fence made)
     CHECK_EQ(munmap(made.map, ROOM + 2 * PAGE), 0);
 }
 
-/* Fill with bytes of which no two neighbours are equal, nor two that are one line or
- * one page apart. */
+/* Fill memory with bytes that differ from their neighbours and from those one line or
+ * one page away. */
 static void
 fill_bytes(char *to, size_t nbytes)
 {
@@ -55,6 +56,7 @@ fill_bytes(char *to, size_t nbytes)
     }
 }
 
+/* Make the copy by a plain loop, from `axis` on. */
 static void
 copy_plainly(const cm_layout *layout, char *dst, const char *src, int axis)
 {
@@ -68,8 +70,8 @@ copy_plainly(const cm_layout *layout, char *dst, const char *src, int axis)
     }
 }
 
-/* How many bytes lie below the first element, and how many from the first byte to the
- * last. */
+/* Return the distance from the lowest byte of one side to the end of its highest, and
+ * store how many bytes lie below the first element. */
 static size_t
 extent_of(const cm_layout *layout, cm_side side, size_t *below)
 {
@@ -84,7 +86,8 @@ extent_of(const cm_layout *layout, cm_side side, size_t *below)
     return *below + above;
 }
 
-/* Copy with both ends at the end of their rooms, or both at the beginning. */
+/* Make the copy with both ends at the end of their rooms, or both at the beginning, and
+ * compare the whole target room. */
 static void
 check_copy(const cm_layout *layout, fence dst, fence src, char *expected, bool at_end)
 {
@@ -101,6 +104,8 @@ check_copy(const cm_layout *layout, fence dst, fence src, char *expected, bool a
     CHECK_EQ(memcmp(dst.room, expected, ROOM), 0);
 }
 
+/* Elements of each size and at each distance are packed. Many of these copies must be
+ * made by picking vectors apart (cm_pick) instead of element by element. */
 static void
 test_elements_a_few_bytes_apart_are_brought_together(void)
 {
@@ -136,6 +141,7 @@ test_elements_a_few_bytes_apart_are_brought_together(void)
     drop_fence(src);
 }
 
+/* The same for rows of such elements, in three axes. */
 static void
 test_rows_of_elements_apart_are_brought_together(void)
 {
@@ -161,7 +167,8 @@ test_rows_of_elements_apart_are_brought_together(void)
     drop_fence(src);
 }
 
-/* Copy rows x columns of the source, either way round, to columns x rows. */
+/* Transpose a matrix of rows x columns elements, which is read backwards with
+ * `back`. */
 static void
 check_turned(fence dst, fence src, char *expected, int64_t size, int64_t rows,
              int64_t columns, int64_t pitch, bool back)
@@ -177,6 +184,7 @@ check_turned(fence dst, fence src, char *expected, int64_t size, int64_t rows,
     check_copy(&layout, dst, src, expected, false);
 }
 
+/* Transpose matrices of many shapes and element sizes, forwards and backwards. */
 static void
 test_rows_become_columns(void)
 {
@@ -206,6 +214,8 @@ test_rows_become_columns(void)
     drop_fence(src);
 }
 
+/* cm_transpose() turns one block. It must do so for elements of 1, 2, 4 and 8 bytes and
+ * decline others. */
 static void
 test_transpose_turns_every_element(void)
 {
@@ -228,7 +238,8 @@ test_transpose_turns_every_element(void)
 }
 
 /* clang-format off */
-/* The last two of a file's four pages are cut off. */
+/* A mapped file of four pages loses the last two. A probe of one byte there must report
+ * it instead of crashing. */
 static void
 test_look_finds_what_is_no_longer_there(void)
 {
@@ -242,7 +253,7 @@ test_look_finds_what_is_no_longer_there(void)
     CHECK_OK(cm_pages_probe(map, 4 * page, false));
     CHECK_OK(cm_pages_probe(map, 4 * page, true));
     CHECK_EQ(ftruncate(fileno(file), (off_t)(2 * page)), 0);
-    if (madvise(map, page, MADV_POPULATE_READ) == 0) { /* else nobody can tell */
+    if (madvise(map, page, MADV_POPULATE_READ) == 0) { /* older kernels cannot tell */
         for (int writes = 0; writes < 2; writes++) {
             CHECK_OK(cm_pages_probe(map, 2 * page, writes));
             cm_status status = cm_pages_probe(map + 1, 2 * page, writes);
@@ -268,7 +279,9 @@ test_look_finds_what_is_no_longer_there(void)
     CHECK_EQ(fclose(file), 0);
 }
 
-/* Pages 2 and 5 of eight belong to a file that does not have them. */
+/* Eight pages are mapped, and pages 2 and 5 belong to a file that is empty. Populating
+ * must report them if the layout touches them, and leave them alone if they lie between
+ * its runs. */
 static void
 test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
 {
@@ -285,7 +298,7 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
                    fileno(none), 0)
               == map + i * page);
     }
-    if (madvise(map, page, MADV_POPULATE_READ) == 0) { /* else nobody can tell */
+    if (madvise(map, page, MADV_POPULATE_READ) == 0) { /* older kernels cannot tell */
         for (int writes = 0; writes < 2; writes++) {
             CHECK_OK(cm_pages_populate(map, 2 * page, writes));
             CHECK_OK(cm_pages_populate(map, 0, writes));
@@ -293,14 +306,15 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
             CHECK_EQ(cm_pages_populate(map + 1, 2 * page, writes).arg, EFAULT);
             CHECK_EQ(cm_pages_populate(map, 8 * page, writes).code, CM_EFAULT);
         }
-        /* Two rows of two pages: one run, and two with page 2 between them. */
+        /* Two rows of two pages each. In the source they are one run, in the target
+         * page 2 lies between them. */
         int64_t step = (int64_t)page;
         cm_layout layout = {.run_nbytes = page,
                             .ndim = 2,
                             .axes = {{2, {3 * step, 2 * step}}, {2, {step, step}}}};
         CHECK_EQ(cm_host_populate(&layout, CM_SRC, map).code, CM_EFAULT);
         CHECK_OK(cm_host_populate(&layout, CM_DST, map));
-        /* The same run, beginning at its end. */
+        /* This is the same run, from its end to its beginning. */
         layout.offset[CM_SRC] = 4 * (int64_t)page;
         layout.axes[0].stride[CM_SRC] = -2 * (int64_t)page;
         layout.axes[1].stride[CM_SRC] = -(int64_t)page;
@@ -309,12 +323,12 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
         CHECK_EQ(cm_host_populate(&apart, CM_SRC, map).code, CM_EFAULT);
         apart.axes[0].length = 2;
         CHECK_OK(cm_host_populate(&apart, CM_SRC, map));
-        apart.axes[0].stride[CM_SRC] = 3 * step; /* the rows leave out page 2 */
+        apart.axes[0].stride[CM_SRC] = 3 * step; /* the rows skip page 2 */
         CHECK_OK(cm_host_populate(&apart, CM_SRC, map));
         apart.offset[CM_SRC] = 2 * step; /* these are pages 2 and 5 */
         CHECK_EQ(cm_host_populate(&apart, CM_SRC, map).code, CM_EFAULT);
-        /* Elements that are less than a page apart are one span, whichever order the
-         * axes have. */
+        /* Elements that are less than a page apart are one span, in whichever order the
+         * axes are. */
         cm_host_hull hull;
         cm_layout turned = {.run_nbytes = 4,
                             .ndim = 2,
@@ -325,9 +339,9 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
         CHECK_OK(cm_host_populate(&turned, CM_SRC, map));
         turned.offset[CM_SRC] = 2 * step - 100;
         CHECK_EQ(cm_host_populate(&turned, CM_SRC, map).code, CM_EFAULT);
-        turned.axes[1].stride[CM_SRC] = 2 * step; /* now pages lie between them */
+        turned.axes[1].stride[CM_SRC] = 2 * step; /* now there are pages between them */
         CHECK(!cm_host_find_hull(&turned, CM_SRC, map, &hull));
-        /* Two short rows, each beginning at its end. The second ends just before page
+        /* Two short rows that begin at their ends. The second one ends just before page
          * 5. */
         cm_layout back = {.run_nbytes = 1,
                           .ndim = 2,

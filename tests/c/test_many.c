@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/: many copies in one call. The table kernel, what touches what, and
- * every way to copy. */
+/* Tests of many copies in one call (a batch): the kernel that copies the runs of a
+ * table, the question whether copies of one call touch each other, and batches between
+ * all kinds of memory, to several targets at once, under faults and from several
+ * threads. */
 #define EMULATED_DELAY_US 20
 
 #include "many_world.h"
@@ -13,6 +15,8 @@ enum { PIECES = 300, WIDTH = 96, ROOM = PIECES * WIDTH };
 
 /* -- the table kernel --------------------------------------------------------------------- */
 
+/* One run of each length from and to each alignment. The bytes around the target must
+ * stay as they were. */
 static void
 test_table_copies_every_alignment_and_size(void)
 {
@@ -49,6 +53,8 @@ test_table_copies_every_alignment_and_size(void)
     close_world(&w);
 }
 
+/* Runs are added to a table until it was full twice. Each time it must launch the
+ * kernel by itself, and a flush launches it for the rest. */
 static void
 test_table_launches_when_it_is_full(void)
 {
@@ -70,7 +76,7 @@ test_table_launches_when_it_is_full(void)
     }
     CHECK_EQ(cm_faults_count(w.rt, CM_OP_kernel_launch), 2);
     MUST(cm_table_flush(&table));
-    MUST(cm_table_flush(&table)); /* nothing is left */
+    MUST(cm_table_flush(&table)); /* the second flush has nothing to launch */
     CHECK_EQ(cm_faults_count(w.rt, CM_OP_kernel_launch), 3);
     MUST(cm_rt_stream_synchronize(w.rt, w.streams[0]->handle));
     for (uint64_t i = 0; i < 2 * CM_TABLE_MAX_COUNT + 1; i++) {
@@ -84,7 +90,8 @@ test_table_launches_when_it_is_full(void)
     close_world(&w);
 }
 
-/* -- what touches what -------------------------------------------------------------------- */
+/* -- copies that touch each other
+ * ------------------------------------------------------ */
 
 static unsigned
 next_random(unsigned *state)
@@ -93,7 +100,7 @@ next_random(unsigned *state)
     return *state >> 8;
 }
 
-/* Compare with looking at every two spans. */
+/* Compare cm_byte_spans_touch() for random spans with a look at every pair of them. */
 static void
 test_spans_touch_as_each_two_say(void)
 {
@@ -128,8 +135,9 @@ test_spans_touch_as_each_two_say(void)
 
 /* -- copies ------------------------------------------------------------------------------- */
 
-/* Make pieces: piece i of the target comes from piece 7 i modulo their number, without
- * a few bytes. */
+/* Make PIECES pieces. Piece i of the target gets the bytes of piece 7 * i, modulo their
+ * number, of the source, and up to four bytes at its end are left out. The index of the
+ * first one is `first`. Returns their number. */
 static uint64_t
 make_pieces(cm_piece *pieces, const memory *to, const memory *from, uint64_t first)
 {
@@ -140,6 +148,7 @@ make_pieces(cm_piece *pieces, const memory *to, const memory *from, uint64_t fir
     return PIECES;
 }
 
+/* Check that the target has what make_pieces() asked for. */
 CHECK_UNWATCHED static void
 check_pieces(const memory *to, const memory *from)
 {
@@ -150,7 +159,8 @@ check_pieces(const memory *to, const memory *from)
     }
 }
 
-/* Copies between every two kinds, blocking, on a stream and in the background. */
+/* Batches between every two kinds of memory, blocking, on a stream and in the
+ * background. */
 static void
 test_many_goes_between_all_kinds(void)
 {
@@ -183,6 +193,7 @@ test_many_goes_between_all_kinds(void)
     close_world(&w);
 }
 
+/* Memory and pieces of a batch that goes several ways at once. */
 typedef struct several {
     memory device[2];
     memory pinned, pageable, down, other;
@@ -191,8 +202,8 @@ typedef struct several {
     atomic_int drops;
 } several;
 
-/* Copies to two devices by kernel and through blocks, between the devices, and down,
- * all at once. */
+/* Allocate the memory for a batch that copies to one device by kernel, to another
+ * through page-locked slots, from one device to the other, and down to the host. */
 static several *
 open_several(world *w)
 {
@@ -209,6 +220,7 @@ open_several(world *w)
     return s;
 }
 
+/* Make the request. The pieces of each way are in one list. */
 static void
 request_several(several *s, cm_stream *stream, bool blocking)
 {
@@ -229,6 +241,7 @@ request_several(several *s, cm_stream *stream, bool blocking)
                                    .piece_count = count};
 }
 
+/* Check all four targets. */
 static void
 check_several(const several *s)
 {
@@ -252,6 +265,7 @@ close_several(world *w, several *s)
     free(s);
 }
 
+/* The batch that goes several ways, blocking, on a stream and in the background. */
 static void
 test_many_goes_several_ways_at_once(void)
 {
@@ -272,8 +286,8 @@ test_many_goes_several_ways_at_once(void)
     close_world(&w);
 }
 
-/* Each call of the runtime fails once. The whole fails once, and afterwards nothing is
- * in flight or held. */
+/* Each runtime call of the batch fails once. The whole batch must fail with it, drop
+ * its keep once, and leave nothing in flight. */
 static void
 test_many_fails_whole_with_any_call(void)
 {
@@ -291,7 +305,8 @@ test_many_fails_whole_with_any_call(void)
             if (cm_is_ok(status)) {
                 status = cm_ticket_wait(ticket, UINT64_MAX);
             }
-            /* A failed call may also leave one, for what is still under way. */
+            /* A call that failed may also leave a ticket, for what is still under
+             * way. */
             if (ticket != NULL) {
                 cm_ticket_release(ticket);
             }
@@ -323,11 +338,13 @@ test_many_fails_whole_with_any_call(void)
 
 /* -- threads ------------------------------------------------------------------------------ */
 
+/* What a thread of the last test has. */
 typedef struct worker {
     world *w;
     several *s;
 } worker;
 
+/* Make the batch several times and check it. */
 static void
 copy_again_and_again(worker *me)
 {

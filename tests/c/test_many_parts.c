@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/: one ticket for copies that go several ways. How far they are,
- * what becomes of them when one fails, and their order. */
+/* Tests of the ticket of a batch that is made in several parts, which go different
+ * ways. They check the progress that it counts, what becomes of the other parts when
+ * one fails, and the order of parts that touch each other. */
 #include <pthread.h>
 
 #include "engine_hook.h"
@@ -8,10 +9,13 @@
 
 enum { NBYTES = 4096 };
 
-/* -- how far they are --------------------------------------------------------------------- */
+/* -- progress
+ * ----------------------------------------------------------------------------- */
 
 static atomic_bool arrived, may_go;
 
+/* The hook of the copies: say that a copy was reached, and hold it until the test lets
+ * it go. */
 static void
 stop_at_copy(cm_address dst, cm_address src, uint64_t nbytes)
 {
@@ -22,7 +26,8 @@ stop_at_copy(cm_address dst, cm_address src, uint64_t nbytes)
     CHECK(wait_for_flag(&may_go));
 }
 
-/* The first part is over while the copy of the second one has not been queued yet. */
+/* The first part is over while the copy of the second one is held before it is queued.
+ * The ticket must count the first part alone, and all at the end. */
 static void
 test_whole_reports_what_its_parts_have_moved(void)
 {
@@ -53,12 +58,15 @@ test_whole_reports_what_its_parts_have_moved(void)
     close_world(&w);
 }
 
+/* What look() has seen. */
 typedef struct looker {
     cm_ticket *ticket;
     uint64_t most;
     int count;
 } looker;
 
+/* A cm_copy_request.interrupted that notes the ticket's progress and never
+ * interrupts. */
 static bool
 look(void *argument)
 {
@@ -69,7 +77,8 @@ look(void *argument)
     return false;
 }
 
-/* Where the host copies runs together, each piece that is over counts. */
+/* The host copies two runs together in pieces. Each piece that is over must count, also
+ * one that ends inside a run. */
 static void
 test_runs_on_the_host_tell_their_pieces(void)
 {
@@ -99,8 +108,9 @@ test_runs_on_the_host_tell_their_pieces(void)
 
 /* -- a part that fails to start ----------------------------------------------------------- */
 
-/* Two ways: rows by a kernel, on the stream asked for, and others to the second
- * device. */
+/* A batch of two parts. The first copies runs by a kernel, on the stream that was asked
+ * for, which is shut. The second goes to the other device, and the launch of its kernel
+ * fails. */
 typedef struct two_ways {
     memory pinned, near, far;
     cm_piece pieces[4];
@@ -133,10 +143,12 @@ open_two_ways(world *w, two_ways *t, bool blocking)
                                    .pieces = t->pieces,
                                    .piece_count = 4};
     shut(w, w->streams[0]);
-    /* That of the rows to the second device. */
+    /* This launch is that of the runs to the second device. */
     cm_faults_plan(w->rt, CM_OP_kernel_launch, 2, 999, false);
 }
 
+/* Wait until nothing is under way, and check that the keep was dropped, that no failure
+ * is unread and that the first part was made. */
 static void
 close_two_ways(two_ways *t)
 {
@@ -152,6 +164,7 @@ close_two_ways(two_ways *t)
     give_memory(w, &t->far);
 }
 
+/* The body of a thread that makes the call. */
 static void *
 start_two_ways(void *argument)
 {
@@ -161,7 +174,9 @@ start_two_ways(void *argument)
     return NULL;
 }
 
-/* Nobody waits for the stream, and the work on it keeps everything that it needs. */
+/* One part fails to start while the other is on the shut stream. The call must return
+ * at once with a ticket for the other part, and the keep must live until that part is
+ * over. */
 static void
 test_failed_part_leaves_the_others_under_way(void)
 {
@@ -185,7 +200,8 @@ test_failed_part_leaves_the_others_under_way(void)
     close_world(&w);
 }
 
-/* Whoever comes after what is left of the call waits for that, and so does a stream. */
+/* A copy that comes after the ticket of the failed call must wait for the part that is
+ * still under way. */
 static void
 test_what_is_left_of_a_failed_call_is_ordered(void)
 {
@@ -196,7 +212,8 @@ test_what_is_left_of_a_failed_call_is_ordered(void)
     memory out = take_memory(&w, CM_KIND_PINNED, 0, 100);
     (void)start_two_ways(&t);
     CHECK(t.ticket != NULL);
-    CHECK_OK(cm_ticket_wait_submitted(t.ticket, UINT64_MAX)); /* everything is queued */
+    /* All that is left is queued. */
+    CHECK_OK(cm_ticket_wait_submitted(t.ticket, UINT64_MAX));
     CHECK_EQ(cm_ticket_wait(t.ticket, 1000).code, CM_ETIMEOUT);
     cm_copy_request next = {.dst = row(&out, 0, 100, 1, 1),
                             .src = row(&t.near, 0, 100, 1, 1),
@@ -216,6 +233,7 @@ test_what_is_left_of_a_failed_call_is_ordered(void)
     close_world(&w);
 }
 
+/* A cm_copy_request.interrupted that counts its calls and interrupts. */
 static bool
 say_stop(void *argument)
 {
@@ -223,8 +241,8 @@ say_stop(void *argument)
     return true;
 }
 
-/* A call that waits for the others notices Ctrl-C, although one part has failed
- * already. */
+/* A blocking call waits for the other part after one has failed. It must still ask
+ * whether it is interrupted, as it is by Ctrl-C. */
 static void
 test_waiting_for_the_others_of_a_failed_part_is_interrupted(void)
 {
@@ -250,8 +268,8 @@ test_waiting_for_the_others_of_a_failed_part_is_interrupted(void)
 
 /* -- order -------------------------------------------------------------------------------- */
 
-/* The first copy is held up in its worker. The second, which is to come after it,
- * fails. The third, after the second, may not overtake the first. */
+/* The first copy is held in its job thread. The second comes after it and fails. The
+ * third comes after the second, and must not overtake the first. */
 static void
 test_failed_part_lets_no_later_one_pass(void)
 {
@@ -269,7 +287,8 @@ test_failed_part_lets_no_later_one_pass(void)
                          piece_between(&first, 0, &last, 0, NBYTES, 2)};
     cm_many_request request = {.pieces = pieces, .piece_count = 1};
     cm_ticket *ticket;
-    /* This leaves a stream of the first device in the cache. */
+    /* After this copy a stream of the first device is in the cache, so only the second
+     * device needs a new one below. */
     atomic_store(&may_go, true);
     CHECK_OK(cm_engine_copy_many(w.engine, &request, &ticket));
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
@@ -282,7 +301,7 @@ test_failed_part_lets_no_later_one_pass(void)
     cm_faults_plan(w.rt, CM_OP_stream_create, 1, 999, false);
     CHECK_OK(cm_engine_copy_many(w.engine, &request, &ticket));
     CHECK(wait_for_flag(&arrived));
-    let_others_run(); /* the third would be over now if it had not waited */
+    let_others_run(); /* the third copy would be over now if it had not waited */
     CHECK_NE(first.bytes[0], 0xcc);
     atomic_store(&may_go, true);
     CHECK_EQ(cm_ticket_wait(ticket, UINT64_MAX).code, 999);
@@ -299,8 +318,8 @@ test_failed_part_lets_no_later_one_pass(void)
     close_world(&w);
 }
 
-/* Copies that are made one after the other on a stream: each call of the runtime fails
- * once, and everything is released. */
+/* Three copies that depend on each other are made one after another. Each runtime call
+ * fails once, and everything must be released. */
 static void
 test_chain_fails_whole_with_any_call(void)
 {
@@ -364,7 +383,8 @@ test_chain_fails_whole_with_any_call(void)
 
 static _Atomic uint64_t shut_stream;
 
-/* The stream that the first kernel is queued on stands still with it. */
+/* A kernel_launch that shuts the gate of the stream on which the first kernel is
+ * queued. */
 static cm_status
 shutting_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
                 uint32_t threads_per_block, const void *params, uint64_t params_nbytes,
@@ -378,8 +398,9 @@ shutting_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
                                    params_nbytes, stream);
 }
 
-/* Bytes are gathered on the source's device, beside the stream of the target's device.
- * That keeps the source alive even if that stream could not be made to wait for it. */
+/* Bytes are gathered on the source's device, on a stream beside that of the target's
+ * device. Making the target's stream wait for it fails. The source must be kept alive
+ * all the same until that work is over. */
 static void
 test_failed_part_is_over_after_what_stands_beside_its_stream(void)
 {

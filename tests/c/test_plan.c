@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of plans and layouts. A plan chooses the route of a copy and cuts it into
+ * pieces; tables say which route is expected for which ends. A layout is the copy as
+ * loops; random ones are compared with a plain loop. Nothing here calls a runtime. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -11,7 +14,8 @@ enum { ARENA = 1 << 14 };
 
 static uint64_t random_state;
 
-static cm_tuning tuning; /* the defaults for 4 processors */
+/* The defaults of a machine with 4 processors, set by tune(). */
+static cm_tuning tuning;
 
 static uint64_t
 next_random(uint64_t below)
@@ -32,12 +36,14 @@ typedef struct route_case {
     const char *what;
     cm_kind dst;
     cm_kind src;
-    int shape; /* its index below */
+    int shape; /* one of the shapes below */
     bool blocking;
     int src_device;
     cm_route expected;
 } route_case;
 
+/* The shapes of the two ends: which of them has gaps between its elements, rows with
+ * gaps between them, one row that is repeated, or no elements. */
 enum { PACKED, ROWS, DST_STRIDED, SRC_STRIDED, BOTH_STRIDED, REPEATED, EMPTY };
 
 static const route_case cases[] = {
@@ -71,6 +77,7 @@ static const route_case cases[] = {
      CM_ROUTE_PEER},
 };
 
+/* Give two regions the strides of this shape. */
 static void
 set_strides(cm_region *dst, cm_region *src, int shape)
 {
@@ -87,6 +94,7 @@ set_strides(cm_region *dst, cm_region *src, int shape)
     src->strides[0] = src_strided ? 120 : shape == REPEATED ? 0 : row;
 }
 
+/* Each case must get the route in its row. */
 static void
 test_plan_route_table(void)
 {
@@ -107,7 +115,7 @@ test_plan_route_table(void)
             .may_wait = c->blocking, .on_stream = !c->blocking, .tuning = &tuning};
         CHECK_OK(cm_plan_init(&plan, &dst, &src, dst_facts, src_facts, options));
         if (route_of(plan.row) != c->expected) {
-            CHECK_FAIL_("%s: %s, expected %s", c->what,
+            CHECK_FAIL_("case '%s' gets the route %s instead of %s", c->what,
                         cm_routes[route_of(plan.row)].text,
                         cm_routes[c->expected].text);
         }
@@ -120,7 +128,7 @@ typedef struct peer_case {
     int shape;
     cm_peer_facts peers;
     cm_route expected;
-    int device; /* the one that works: 0 has the target, 1 the source */
+    int device; /* the device that works: 0 has the target, 1 the source */
 } peer_case;
 
 static const peer_case peer_cases[] = {
@@ -136,6 +144,8 @@ static const peer_case peer_cases[] = {
     {REPEATED, {true, true, false}, CM_ROUTE_PEER, 0},
 };
 
+/* Which route a copy between two devices takes, and which of them does the work,
+ * depends on what each can reach. */
 static void
 test_plan_between_devices(void)
 {
@@ -150,7 +160,7 @@ test_plan_between_devices(void)
         CHECK_OK(cm_plan_init(&plan, &dst, &src, facts, facts, options));
         CHECK_EQ(plan.device, c->device);
         if (route_of(plan.row) != c->expected) {
-            CHECK_FAIL_("case %zu: %s, expected %s", i,
+            CHECK_FAIL_("case %zu gets the route %s instead of %s", i,
                         cm_routes[route_of(plan.row)].text,
                         cm_routes[c->expected].text);
         }
@@ -181,7 +191,9 @@ test_plan_between_devices(void)
     CHECK_EQ(plan.device, 0);
 }
 
-/* The runtime is faster with short runs, several threads are with long ones. */
+/* The runtime copies short runs of ordinary memory faster, and several threads copy
+ * long ones faster. The lengths from which copies are staged differ for the two
+ * directions. */
 static void
 test_plan_long_runs_of_ordinary_memory_are_staged(void)
 {
@@ -212,8 +224,9 @@ test_plan_long_runs_of_ordinary_memory_are_staged(void)
     }
 }
 
-/* Whichever is faster otherwise, several threads make pages faster, one huge page
- * each. */
+/* The target's pages do not exist yet. Several threads make pages faster than one, each
+ * of them one huge page at a time. So the copy must be staged even where the settings
+ * say never, but not with a single thread. */
 static void
 test_plan_new_pages_are_filled_by_several_threads(void)
 {
@@ -237,9 +250,9 @@ test_plan_new_pages_are_filled_by_several_threads(void)
     CHECK_EQ(route_of(plan.row), CM_ROUTE_STAGED);
     CHECK(plan.is_fresh);
     CHECK_EQ(plan.piece_nbytes, 2 << 20);
-    /* The copy begins within a huge page, and its first pieces are shorter. */
+    /* The copy begins within a huge page, so its first pieces are shorter. */
     CHECK_LE(5, plan.piece_count);
-    /* Pieces of huge pages must not override what the user has set. */
+    /* Pieces of the length of a huge page must not exceed what the user has set. */
     slow.ring_nbytes = 5 << 20;
     CHECK_OK(cm_plan_init(&plan, &dst, &src, fresh, device, wait));
     CHECK(plan.is_fresh);
@@ -254,7 +267,7 @@ test_plan_new_pages_are_filled_by_several_threads(void)
     CHECK(!plan.is_fresh);
 }
 
-/* The plan says how many pieces there will be, and the cut makes as many. */
+/* The plan must say how many pieces there will be, as many as the cut makes. */
 static void
 test_plan_pieces_are_those_of_the_cut(void)
 {
@@ -292,7 +305,8 @@ test_plan_pieces_are_those_of_the_cut(void)
     CHECK_GT(plan.piece_count, 1);
 }
 
-/* Long uploads that many threads pack go through few blocks; no other copies do. */
+/* Long uploads that at least eight threads pack go through few slots, which then stay
+ * in the processor's caches. No other copy does. */
 static void
 test_plan_long_uploads_stay_in_the_caches(void)
 {
@@ -327,13 +341,14 @@ test_plan_long_uploads_stay_in_the_caches(void)
     CHECK_EQ(plan.slot_count, 3); /* with fewer slots the pipeline would stand still */
     many.slot_count = 2;
     CHECK_OK(cm_plan_init(&plan, &device, &host, facts, facts, later));
-    CHECK_EQ(plan.slot_count, 2); /* fewer are used if they are asked for, */
+    CHECK_EQ(plan.slot_count, 2); /* fewer are used if the user asks for that */
     many.ring_nbytes = 32 << 20;
     CHECK_OK(cm_plan_init(&plan, &device, &host, facts, facts, later));
-    CHECK_EQ(plan.slot_count, 1); /* or if there is no room for more */
+    CHECK_EQ(plan.slot_count, 1); /* or if the ring has no room for more */
 }
 
-/* Nobody spins if that would keep others from working. */
+/* Check the values that follow from the number of processors. No thread may spin if
+ * that would keep others from working. */
 static void
 test_tuning_follows_the_processors(void)
 {
@@ -351,10 +366,13 @@ test_tuning_follows_the_processors(void)
         cm_tuning_init(&t);
         t.thread_count = 3;
         cm_tuning_resolve(&t, cpus);
-        CHECK_EQ(t.fresh_thread_count, 3); /* whoever asks for few threads gets few */
+        /* A user who asks for few threads gets few here too. */
+        CHECK_EQ(t.fresh_thread_count, 3);
     }
 }
 
+/* Regions that do not fit each other, that neither host nor device can reach, or whose
+ * bounds overflow are refused. A copy of memory to itself moves nothing. */
 static void
 test_plan_wrong_ends_are_refused(void)
 {
@@ -383,12 +401,16 @@ test_plan_wrong_ends_are_refused(void)
     CHECK_EQ(route_of(plan.row), CM_ROUTE_NOTHING);
 }
 
-/* -- layouts against the plainest loop ----------------------------------------------------- */
+/* -- layouts against a plain loop
+ * --------------------------------------------------------- */
 
+/* The bytes of the source, those that the target must get, those that it got, and a
+ * slot. */
 static unsigned char source[ARENA], wanted[ARENA], got[ARENA], packed[ARENA];
 
-/* Make a random pair of regions whose target has no byte twice, with the offsets of
- * element 0 in the arena. */
+/* Make two random regions of one shape, such that no two elements of the target share a
+ * byte. The last two arguments get the offsets of element 0 in the arena. Returns false
+ * if a region is too large. */
 static bool
 make_random_pair(cm_region *dst, cm_region *src, int64_t *dst_at, int64_t *src_at)
 {
@@ -434,6 +456,7 @@ make_random_pair(cm_region *dst, cm_region *src, int64_t *dst_at, int64_t *src_a
     return true;
 }
 
+/* Make the copy by a plain loop, from `axis` on. */
 static void
 copy_naively(const cm_region *dst, const cm_region *src, unsigned char *to,
              const unsigned char *from, int axis)
@@ -448,6 +471,7 @@ copy_naively(const cm_region *dst, const cm_region *src, unsigned char *to,
     }
 }
 
+/* Check what layout.h promises about axes. */
 static void
 check_invariants(const cm_layout *layout)
 {
@@ -460,8 +484,8 @@ check_invariants(const cm_layout *layout)
     }
 }
 
-/* Copy whole, in pieces, and in pieces through packed bytes without repeats, as staging
- * does. */
+/* Copy in pieces of at most `limit` bytes. With `staged` each piece goes through a slot
+ * without what a broadcast repeats, as staged copies do. `written` counts the bytes. */
 static void
 copy_in_pieces(const cm_layout *whole, unsigned char *dst, const unsigned char *src,
                uint64_t limit, bool staged, uint64_t *written)
@@ -494,7 +518,7 @@ copy_in_pieces(const cm_layout *whole, unsigned char *dst, const unsigned char *
     }
 }
 
-/* Do what the kernel does with its parameter. */
+/* Do what the kernel would do with the parameters that it gets. */
 static void
 run_strided_jobs(const cm_layout *layout, unsigned char *dst, const unsigned char *src)
 {
@@ -528,6 +552,7 @@ run_strided_jobs(const cm_layout *layout, unsigned char *dst, const unsigned cha
     }
 }
 
+/* Compare all ways to make one random copy with the plain loop. */
 static void
 check_random_pair(void)
 {
@@ -562,7 +587,8 @@ check_random_pair(void)
         memset(got, 0xCC, sizeof(got));
         copy_in_pieces(&layout, got + dst_at, source + src_at, 1 + next_random(200),
                        staged != 0, &written);
-        /* Since the bytes are equal, each was written exactly once. */
+        /* The bytes are equal and as many were written, so each was written exactly
+         * once. */
         CHECK_EQ(written, nbytes);
         CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
     }
@@ -579,12 +605,13 @@ test_plan_random_layouts_copy_as_the_plainest_loop(void)
         int before = atomic_load(&check_failures);
         check_random_pair();
         if (atomic_load(&check_failures) != before) {
-            CHECK_FAIL_("round %d", round);
+            CHECK_FAIL_("this was round %d", round);
             return;
         }
     }
 }
 
+/* Elements that lie together on both sides must become one run. */
 static void
 test_layout_joins_what_lies_together(void)
 {
@@ -595,14 +622,14 @@ test_layout_joins_what_lies_together(void)
     CHECK_OK(cm_layout_init(&dst, &src, &layout));
     CHECK_EQ(layout.ndim, 0);
     CHECK_EQ(layout.run_nbytes, 120);
-    /* Fortran order on both sides is one run as well, even backwards on both sides. */
+    /* Fortran's order on both sides is also one run, even if both run backwards. */
     dst = src =
         (cm_region){.ndim = 2, .itemsize = 2, .shape = {3, 4}, .strides = {-2, -6}};
     CHECK_OK(cm_layout_init(&dst, &src, &layout));
     CHECK_EQ(layout.ndim, 0);
     CHECK_EQ(layout.offset[CM_DST], -22);
     CHECK_EQ(layout.offset[CM_SRC], -22);
-    /* A target axis whose elements share one place keeps its last element. */
+    /* If all elements of a target axis share one place, only the last one is kept. */
     dst = (cm_region){.ndim = 1, .itemsize = 2, .shape = {4}, .strides = {0}};
     src = (cm_region){.ndim = 1, .itemsize = 2, .shape = {4}, .strides = {2}};
     CHECK_OK(cm_layout_init(&dst, &src, &layout));
@@ -610,8 +637,8 @@ test_layout_joins_what_lies_together(void)
     CHECK_EQ(cm_layout_nbytes(&layout), 2);
 }
 
-/* Elements that are converted are the runs. No cut goes through one, and edges at which
- * other pieces end are ignored. */
+/* Elements that are converted are the runs of their layout. A cut must never go through
+ * one, and it ignores the alignment at which other pieces would end. */
 static void
 test_layout_of_items_is_never_cut_within_one(void)
 {
@@ -637,12 +664,12 @@ test_layout_of_items_is_never_cut_within_one(void)
         }
         CHECK_EQ(at, 140);
     }
-    layout.ndim = 0; /* one element, which lies over such an edge */
+    layout.ndim = 0; /* a single element that lies over such an edge */
     cm_cut_init(&cut, &layout, 100);
     cm_cut_align(&cut, (void *)6, 8);
     CHECK_EQ(cm_cut_count(&cut), 1);
-    /* With two sizes the strides are those of each side, and the bytes those of the
-     * link. */
+    /* If the sizes differ, each side has its own strides, and the number of bytes is
+     * that of the link. */
     dst.itemsize = 2;
     CHECK_OK(cm_region_set_c_strides(&dst));
     CHECK_OK(cm_layout_init_items(&dst, &src, 2, &layout));
@@ -661,6 +688,8 @@ test_layout_of_items_is_never_cut_within_one(void)
     CHECK_CODE(cm_plan_init(&plan, &dst, &src, facts, facts, converts), CM_EINVALID);
 }
 
+/* A region with the largest number of axes, of which eleven are longer than 1 and have
+ * opposite orders on the two sides. */
 static void
 test_layout_of_64_axes(void)
 {
@@ -685,6 +714,7 @@ test_layout_of_64_axes(void)
     CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
 }
 
+/* Set `tuning`. */
 static void
 tune(void)
 {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of pool/registry: pages, shares, gaps, pages that others have locked, threads
- * and failing calls. */
+/* Tests of pool/registry, which page-locks ordinary memory in pieces of whole pages and
+ * counts the users of each piece. They test pages, shares, gaps and pages that others
+ * have locked; random changes are compared with a model; and threads and failing calls
+ * come last. */
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,6 +32,7 @@ open_registry(cm_runtime *rt)
     return registry;
 }
 
+/* Register memory for reading and writing. */
 static cm_registration *
 lock(cm_registry *registry, void *host, uint64_t nbytes)
 {
@@ -38,6 +41,7 @@ lock(cm_registry *registry, void *host, uint64_t nbytes)
     return registration;
 }
 
+/* True if the runtime takes this address for page-locked memory. */
 static bool
 is_locked(cm_runtime *rt, const void *host)
 {
@@ -46,6 +50,9 @@ is_locked(cm_runtime *rt, const void *host)
     return info.kind == CM_KIND_PINNED;
 }
 
+/* The pages that the range touches are locked. cm_registry_run_nbytes() must tell how
+ * far one copy may go from each place, and only bytes that somebody has asked for count
+ * as locked. */
 static void
 test_registry_unaligned_range_locks_its_pages(void)
 {
@@ -63,7 +70,7 @@ test_registry_unaligned_range_locks_its_pages(void)
     CHECK_EQ(cm_registry_run_nbytes(registry, memory, 10 * page, &locked), page);
     CHECK(!locked);
     CHECK_EQ(cm_registry_run_nbytes(registry, memory + page + 8, 16, &locked), 16);
-    CHECK(!locked); /* that is a neighbour's page */
+    CHECK(!locked); /* nobody has registered the bytes before the range */
     CHECK_EQ(cm_registry_run_nbytes(registry, memory + page, 10 * page, &locked), 100);
     CHECK(!locked);
     CHECK_EQ(cm_registry_run_nbytes(registry, memory + page + 100, 10 * page, &locked),
@@ -83,6 +90,8 @@ test_registry_unaligned_range_locks_its_pages(void)
     munmap(memory, PAGE_COUNT * page);
 }
 
+/* A request over two pieces must share these and register the gaps. Each piece must
+ * stay locked until its last user lets go of it. */
 static void
 test_registry_overlapping_requests_share_pieces(void)
 {
@@ -92,9 +101,9 @@ test_registry_overlapping_requests_share_pieces(void)
     char *memory = map_pages(PAGE_COUNT);
     cm_registration *a = lock(registry, memory + 2 * page, 2 * page);
     cm_registration *b = lock(registry, memory + 6 * page, 2 * page);
-    cm_registration *c = lock(registry, memory, 10 * page); /* fills three gaps */
+    cm_registration *c = lock(registry, memory, 10 * page); /* fills the three gaps */
     CHECK_EQ(cm_registry_count(registry), 5);
-    /* Lies inside, so it shares. */
+    /* This lies inside a piece, so it shares that. */
     cm_registration *d = lock(registry, memory + 3 * page, 1);
     CHECK_EQ(cm_registry_count(registry), 5);
     bool locked = false;
@@ -104,7 +113,7 @@ test_registry_overlapping_requests_share_pieces(void)
     CHECK_OK(cm_registration_release(c));
     CHECK_EQ(cm_registry_count(registry), 2);
     CHECK_OK(cm_registration_release(a));
-    CHECK_EQ(cm_registry_count(registry), 2); /* d still holds it */
+    CHECK_EQ(cm_registry_count(registry), 2); /* d still holds the piece */
     CHECK(is_locked(rt, memory + 2 * page));
     CHECK_OK(cm_registration_release(d));
     CHECK(!is_locked(rt, memory + 2 * page));
@@ -134,6 +143,8 @@ test_registry_wrong_arguments_are_refused(void)
     munmap(memory, page_nbytes());
 }
 
+/* A request for writing cannot share pages that are locked for reading only, but a
+ * request for reading can share any. */
 static void
 test_registry_read_only_pages_are_not_shared_for_writing(void)
 {
@@ -149,7 +160,7 @@ test_registry_read_only_pages_are_not_shared_for_writing(void)
     CHECK_OK(cm_registration_release(b));
     CHECK_CODE(cm_registry_register(registry, 0, memory, 4 * page, false, &b),
                CM_EBUSY);
-    /* Everything that it had begun is undone. */
+    /* Whatever that request had locked must be unlocked again. */
     CHECK_EQ(cm_registry_count(registry), 1);
     CHECK_OK(cm_registration_release(a));
     cm_registration *c = lock(registry, memory + 2 * page, page);
@@ -161,6 +172,8 @@ test_registry_read_only_pages_are_not_shared_for_writing(void)
     munmap(memory, 4 * page);
 }
 
+/* Somebody else has locked pages in the middle of a range. A request must lock what is
+ * missing around them, and never unlock them. */
 static void
 test_registry_foreign_pages_are_shared_and_left_alone(void)
 {
@@ -174,7 +187,7 @@ test_registry_foreign_pages_are_shared_and_left_alone(void)
     CHECK_OK(cm_rt_host_register(rt, memory + 4 * page, 2 * page, flags));
     CHECK_OK(cm_rt_host_register(rt, memory + 9 * page, page, flags));
     cm_registration *whole = lock(registry, memory, 12 * page);
-    /* [0,4) [6,9) [10,12); foreign not counted */
+    /* Our pieces are the pages [0,4), [6,9) and [10,12). */
     CHECK_EQ(cm_registry_count(registry), 3);
     for (uint64_t i = 0; i < 12; i++) {
         CHECK(is_locked(rt, memory + i * page));
@@ -189,7 +202,7 @@ test_registry_foreign_pages_are_shared_and_left_alone(void)
     CHECK_OK(cm_registration_release(whole));
     CHECK_EQ(cm_registry_count(registry), 0);
     CHECK_OK(cm_registration_release(inside));
-    CHECK(is_locked(rt, memory + 4 * page)); /* not ours to unlock */
+    CHECK(is_locked(rt, memory + 4 * page)); /* this one is not ours to unlock */
     CHECK_OK(cm_rt_host_unregister(rt, memory + 4 * page));
     CHECK_OK(cm_rt_host_unregister(rt, memory + 9 * page));
     cm_device_leave(rt, &guard);
@@ -198,6 +211,8 @@ test_registry_foreign_pages_are_shared_and_left_alone(void)
     munmap(memory, PAGE_COUNT * page);
 }
 
+/* Memory that cudaHostAlloc made can be registered; there is nothing to lock, and it
+ * has a device address. */
 static void
 test_registry_memory_that_is_pinned_already_is_no_error(void)
 {
@@ -235,7 +250,8 @@ test_registry_device_address_of_a_range(void)
     CHECK_EQ(part, whole + page + 24);
     CHECK_OK(cm_registration_release(a));
     CHECK_OK(cm_registration_release(b));
-    /* Over two pieces it either joins them or says so. */
+    /* If the range lies over two pieces, it either has one address or the call says
+     * that it has none. */
     a = lock(registry, memory, page);
     b = lock(registry, memory, 2 * page);
     cm_status status = cm_registration_device_address(b, &whole);
@@ -260,6 +276,8 @@ test_registry_close_unregisters_what_is_left(void)
     munmap(memory, 4 * page_nbytes());
 }
 
+/* The driver refuses to unregister a piece. The release must report that, and the piece
+ * must be unlocked by the next request or when the registry is closed. */
 static void
 test_registry_refused_unregister_is_reported_and_tried_again(void)
 {
@@ -270,7 +288,7 @@ test_registry_refused_unregister_is_reported_and_tried_again(void)
     cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, false);
     CHECK_CODE(cm_registration_release(r), 999);
     CHECK_EQ(cm_registry_count(registry), 1);
-    r = lock(registry, memory, page_nbytes()); /* first unlocks the old piece */
+    r = lock(registry, memory, page_nbytes()); /* this first unlocks the old piece */
     CHECK_EQ(cm_registry_count(registry), 1);
     CHECK(!is_locked(rt, memory + page_nbytes()));
     cm_faults_plan(rt, CM_OP_host_unregister, 1, 999, false);
@@ -280,6 +298,8 @@ test_registry_refused_unregister_is_reported_and_tried_again(void)
     munmap(memory, 4 * page_nbytes());
 }
 
+/* In a child a request must fail, all memory counts as ordinary, and releasing and
+ * closing must do nothing. */
 static void
 test_registry_forked_child_touches_nothing(void)
 {
@@ -307,8 +327,12 @@ test_registry_forked_child_touches_nothing(void)
     munmap(memory, 4 * page_nbytes());
 }
 
-/* -- transfers -------------------------------------------------------------------------- */
+/* -- shares of copies
+ * --------------------------------------------------------------------- */
 
+/* A copy takes shares of the pieces that its memory touches. Those pieces must stay
+ * locked after their registrations were released, until the copy gives its shares
+ * back. */
 static void
 test_registry_shares_keep_pieces_after_their_registration(void)
 {
@@ -318,20 +342,21 @@ test_registry_shares_keep_pieces_after_their_registration(void)
     char *memory = map_pages(PAGE_COUNT);
     cm_page_shares shares = {.count = 0};
     CHECK_OK(cm_registry_share(registry, memory, 16 * page, false, &shares));
-    CHECK_EQ(shares.count, 0); /* nothing is locked */
+    CHECK_EQ(shares.count, 0); /* nothing is locked yet */
     cm_registration *a = lock(registry, memory + 2 * page, 2 * page);
     cm_registration *b = lock(registry, memory + 5 * page, page);
     cm_registration *c = lock(registry, memory + 9 * page, page);
     CHECK_OK(cm_registry_share(registry, memory, 2 * page, false, &shares));
-    CHECK_EQ(shares.count, 0); /* it ends where the first begins */
+    CHECK_EQ(shares.count, 0); /* the range ends where the first piece begins */
     CHECK_OK(cm_registry_share(registry, memory + page, 5 * page, false, &shares));
-    CHECK_EQ(shares.count, 2); /* a and b, with gaps around them */
+    CHECK_EQ(shares.count, 2); /* the pieces of a and b, with gaps around them */
     CHECK_OK(cm_registry_share(registry, memory + 5 * page, 10, false, &shares));
-    CHECK_EQ(shares.count, 2); /* the last one is counted once more */
+    CHECK_EQ(shares.count, 2); /* the piece of b is counted once more */
     cm_page_shares other = {.count = 0};
     CHECK_OK(cm_registry_share(registry, memory + 5 * page + 100, 10, false, &other));
     CHECK_EQ(other.count, 1);
-    cm_registration *again = lock(registry, memory + 4 * page, page); /* in the gap */
+    /* In the gap before b. */
+    cm_registration *again = lock(registry, memory + 4 * page, page);
     CHECK_OK(cm_registration_release(a));
     CHECK_OK(cm_registration_release(b));
     CHECK_OK(cm_registration_release(c));
@@ -341,17 +366,19 @@ test_registry_shares_keep_pieces_after_their_registration(void)
     CHECK(!is_locked(rt, memory + 9 * page));
     cm_registry_unshare(registry, &shares);
     CHECK(!is_locked(rt, memory + 2 * page));
-    CHECK(is_locked(rt, memory + 4 * page)); /* this one came later */
-    CHECK(is_locked(rt, memory + 5 * page)); /* this one is held by the other */
+    CHECK(is_locked(rt, memory + 4 * page)); /* a registration holds this one */
+    CHECK(is_locked(rt, memory + 5 * page)); /* other shares hold this one */
     cm_registry_unshare(registry, &other);
     CHECK(!is_locked(rt, memory + 5 * page));
-    cm_registry_unshare(registry, &other); /* there are none left */
+    cm_registry_unshare(registry, &other); /* no shares are left */
     CHECK_OK(cm_registration_release(again));
     CHECK_OK(cm_registry_close(registry));
     close_emulated(rt);
     munmap(memory, PAGE_COUNT * page);
 }
 
+/* The registry is closed while a copy has a share. The piece must be unlocked then, and
+ * giving the share back afterwards must do no harm. */
 static void
 test_registry_shares_may_outlive_it(void)
 {
@@ -371,6 +398,8 @@ test_registry_shares_may_outlive_it(void)
     munmap(memory, 4 * page_nbytes());
 }
 
+/* A piece that the driver refused to unlock can be shared by a copy, and must be
+ * unlocked when that share is given back. */
 static void
 test_registry_piece_that_was_not_unlocked_may_be_shared(void)
 {
@@ -395,11 +424,13 @@ test_registry_piece_that_was_not_unlocked_may_be_shared(void)
 enum { MODEL_PAGES = 64, MODEL_HELD = 24 };
 
 typedef struct model {
-    int piece[MODEL_PAGES]; /* the piece of each page; 0 for none */
-    int shares[4096];       /* the shares of each piece */
+    int piece[MODEL_PAGES]; /* the number of each page's piece; 0 if it has none */
+    int shares[4096];       /* how many shares each piece has */
     int pieces;             /* how many pieces there ever were */
 } model;
 
+/* Note a registration: each gap becomes a piece, and each piece that the range touches
+ * gets a share. */
 static void
 model_register(model *m, uint64_t first, uint64_t count)
 {
@@ -416,6 +447,7 @@ model_register(model *m, uint64_t first, uint64_t count)
     }
 }
 
+/* Give shares of these pieces back. */
 static void
 model_release(model *m, const int *pieces, int count)
 {
@@ -428,6 +460,7 @@ model_release(model *m, const int *pieces, int count)
     }
 }
 
+/* List the pieces that these pages touch, and return how many there are. */
 static int
 model_list(const model *m, uint64_t first, uint64_t count, int *pieces)
 {
@@ -441,6 +474,7 @@ model_list(const model *m, uint64_t first, uint64_t count, int *pieces)
     return found;
 }
 
+/* Return what cm_registry_run_nbytes() must answer, by a walk over the pages. */
 static uint64_t
 model_run(const model *m, uint64_t page, uint64_t at, uint64_t nbytes, bool *locked)
 {
@@ -452,6 +486,8 @@ model_run(const model *m, uint64_t page, uint64_t at, uint64_t nbytes, bool *loc
     return end - at < nbytes ? end - at : nbytes;
 }
 
+/* A registration, or the shares of a copy, with the pieces that the model has for
+ * it. */
 typedef struct held {
     cm_registration *registration;
     cm_page_shares shares;
@@ -459,6 +495,8 @@ typedef struct held {
     int count;
 } held;
 
+/* Release what `h` holds. If it holds nothing, make a random registration or take
+ * shares for a copy. */
 static void
 change(cm_registry *registry, char *memory, model *m, held *h, unsigned *seed)
 {
@@ -494,6 +532,7 @@ change(cm_registry *registry, char *memory, model *m, held *h, unsigned *seed)
     }
 }
 
+/* Check the number of pieces and the answers for many places. */
 static void
 compare(cm_registry *registry, const char *memory, const model *m)
 {
@@ -537,8 +576,8 @@ test_registry_finds_what_a_walk_over_all_pages_finds(void)
 
 /* -- faults ----------------------------------------------------------------------------- */
 
-/* Go through overlaps, a gap, foreign pages and addresses. Returns the first
- * failure. */
+/* Register ranges that overlap, with a gap and with foreign pages in them, and release
+ * them. Returns the first failure. */
 static cm_status
 run_scenario(cm_runtime *rt, char *memory)
 {
@@ -570,6 +609,8 @@ run_scenario(cm_runtime *rt, char *memory)
     return cm_is_ok(first) ? status : first;
 }
 
+/* Each runtime call of the scenario fails once, with several codes. The failure must be
+ * reported, only the foreign pages may stay locked, and the next run must succeed. */
 static void
 test_registry_any_call_may_fail_and_nothing_stays_locked(void)
 {
@@ -595,7 +636,7 @@ test_registry_any_call_may_fail_and_nothing_stays_locked(void)
                   || (status.code == codes[c] && status.op == (uint16_t)injected));
             cm_emulated_counts counts;
             cm_emulated_read_counts(rt, &counts);
-            CHECK_EQ(counts.registrations, 1); /* the foreign one */
+            CHECK_EQ(counts.registrations, 1); /* that of the foreign pages */
             CHECK_OK(run_scenario(rt, memory));
         }
     }
@@ -613,6 +654,8 @@ typedef struct share_job {
     unsigned seed;
 } share_job;
 
+/* The body of a thread: register random pages, check that they are locked, and keep a
+ * share for a copy after the release. */
 static void *
 share_pages(void *arg)
 {
@@ -644,6 +687,8 @@ share_pages(void *arg)
     return NULL;
 }
 
+/* Four threads register and release the same pages. No page may be unlocked while any
+ * of them needs it. */
 static void
 test_registry_threads_share_pages(void)
 {

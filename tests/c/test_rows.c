@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Row numbers, and what layers become: runs, or layers of the kernel. */
+/* Tests of row numbers and of layers. A copy of rows by numbers moves rows of one or
+ * several pairs of arrays, called layers, by the same list of numbers. Numbers are read
+ * from arrays of any integer type and checked. A layer then becomes runs of bytes for a
+ * batch, or layers for the kernel that copies rows. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -7,7 +10,7 @@
 
 /* -- row numbers ------------------------------------------------------------------------- */
 
-/* Numbers of these values; the caller ends them. */
+/* Make row numbers of these values. The caller ends them. */
 static cm_chosen_rows
 make_numbers(const int64_t *values, uint64_t count)
 {
@@ -19,6 +22,8 @@ make_numbers(const int64_t *values, uint64_t count)
     return made;
 }
 
+/* Check the numbers for an array with this many rows, and return the first fault.
+ * Numbers of a target must also not repeat. */
 static cm_row_fault
 settle(cm_chosen_rows *numbers, int64_t row_count, bool is_target)
 {
@@ -29,6 +34,8 @@ settle(cm_chosen_rows *numbers, int64_t row_count, bool is_target)
     return fault;
 }
 
+/* Check that the first and the third number of an array of this type are read, at an
+ * odd address and with a stride of two numbers. */
 #define CHECK_READS(type, ...)                                                         \
     do {                                                                               \
         const type of[] = __VA_ARGS__;                                                 \
@@ -57,6 +64,8 @@ test_numbers_of_each_width_are_read_at_any_address(void)
     CHECK_READS(uint64_t, {0, 1, INT64_MAX});
 }
 
+/* An unsigned number that no signed one can hold must count as outside, whatever the
+ * number of rows. */
 static void
 test_numbers_past_63_bits_name_no_row(void)
 {
@@ -68,6 +77,8 @@ test_numbers_past_63_bits_name_no_row(void)
     cm_chosen_rows_fini(&numbers);
 }
 
+/* Negative numbers count from the end. The same numbers can be settled for arrays of
+ * different lengths. */
 static void
 test_numbers_count_from_the_end_of_each_array(void)
 {
@@ -82,6 +93,8 @@ test_numbers_count_from_the_end_of_each_array(void)
     cm_chosen_rows_fini(&numbers);
 }
 
+/* The fault must say which number is wrong and where it is. If the first six rows are
+ * chosen without a list of numbers, the array must have at least six. */
 static void
 test_numbers_outside_are_found_at_their_position(void)
 {
@@ -104,10 +117,13 @@ test_numbers_outside_are_found_at_their_position(void)
     CHECK_EQ(cm_chosen_rows_at(&numbers, 5), 5);
 }
 
+/* A row of a target that is named twice, once from the end, must be found at its second
+ * position. In a source that is no fault. */
 static void
 test_numbers_of_a_target_that_repeat_are_found(void)
 {
-    /* The second is sorted, since a bitmap of so many rows would be too large. */
+    /* With few rows a bitmap finds repeats; so many rows need too large a bitmap, so
+     * the numbers are sorted instead. */
     const int64_t row_counts[] = {8, INT64_C(1) << 40};
     for (int i = 0; i < 2; i++) {
         const int64_t values[] = {5, 3, row_counts[i] - 1, 3 - row_counts[i], 0};
@@ -126,7 +142,8 @@ test_numbers_of_a_target_that_repeat_are_found(void)
 
 /* -- runs -------------------------------------------------------------------------------- */
 
-/* Two arrays of 6 rows of 4 bytes, of which rows lie this far apart. */
+/* Make a layer of two arrays of 6 rows with 2 elements of 2 bytes each. The arguments
+ * say where they begin and how far apart their rows are. */
 static cm_layer
 make_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
 {
@@ -148,6 +165,7 @@ make_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
     return layer;
 }
 
+/* Rows that follow each other on both sides must become one run. */
 static void
 test_runs_of_neighbours_are_joined(void)
 {
@@ -165,7 +183,8 @@ test_runs_of_neighbours_are_joined(void)
     CHECK(runs.pieces[1].dst.host == dst && runs.pieces[1].src.host == src);
     CHECK_EQ(runs.pieces[1].nbytes, 4);
     CHECK_EQ(runs.pieces[1].index, 1);
-    /* A run of another layer is never joined, even if it begins where the last ends. */
+    /* A run of another layer is never joined, even if it begins where the last one
+     * ends. */
     CHECK_OK(cm_row_runs_add(&runs, &layer, numbers));
     CHECK_EQ(runs.count, 4);
     cm_row_runs_fini(&runs);
@@ -173,7 +192,7 @@ test_runs_of_neighbours_are_joined(void)
     cm_chosen_rows_fini(&numbers[CM_SRC]);
 }
 
-/* Add the runs of the first `count` of the six rows. */
+/* Add the runs of the first `count` rows. */
 static void
 add_first_rows(cm_row_runs *runs, const cm_layer *layer, uint64_t count)
 {
@@ -185,6 +204,7 @@ add_first_rows(cm_row_runs *runs, const cm_layer *layer, uint64_t count)
     CHECK_OK(cm_row_runs_add(runs, layer, numbers));
 }
 
+/* If the rows of one side have gaps between them, each row is a run. */
 static void
 test_runs_of_rows_with_gaps_stay_apart(void)
 {
@@ -197,12 +217,13 @@ test_runs_of_rows_with_gaps_stay_apart(void)
     cm_row_runs_fini(&runs);
 }
 
+/* If the elements of a row lie apart on one side, each element is a run. */
 static void
 test_runs_of_rows_whose_elements_lie_apart_are_their_parts(void)
 {
     char dst[24], src[24];
     cm_layer layer = make_layer(dst, 2, src, 4);
-    layer.array[CM_DST].strides[1] = 12; /* in Fortran's order */
+    layer.array[CM_DST].strides[1] = 12; /* the target is in Fortran's order */
     cm_row_runs runs = {.pieces = NULL};
     add_first_rows(&runs, &layer, 2);
     CHECK_EQ(runs.count, 4);
@@ -225,7 +246,8 @@ test_runs_of_empty_rows_are_none(void)
 
 /* -- layers for a kernel ----------------------------------------------------------------- */
 
-/* A layer that a device reaches: page-locked memory to memory of the device. */
+/* Make a layer that a device reaches: from page-locked memory to memory of the
+ * device. */
 static cm_layer
 make_reached_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
 {
@@ -240,6 +262,8 @@ make_reached_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
     return layer;
 }
 
+/* A layer becomes one layer for the kernel, with its addresses, strides and numbers of
+ * rows. The target runs backwards. */
 static void
 test_layer_of_whole_rows_is_one_for_the_kernel(void)
 {
@@ -258,7 +282,7 @@ test_layer_of_whole_rows_is_one_for_the_kernel(void)
     CHECK_EQ(only->row_count[CM_SRC], 5);
     CHECK_EQ(only->row_nbytes, 4);
     CHECK_EQ(rows->nbytes, 12);
-    /* The bus is between them, and the host's memory has to stay page-locked. */
+    /* The bytes pass the bus, and the host's memory has to stay page-locked. */
     CHECK(rows->move.is_over_bus);
     CHECK_EQ(rows->span_count, 1);
     CHECK(rows->spans[0].begin == src);
@@ -266,12 +290,13 @@ test_layer_of_whole_rows_is_one_for_the_kernel(void)
     cm_kernel_rows_destroy(rows);
 }
 
+/* If the elements of a row lie apart, the kernel gets a layer for each of them. */
 static void
 test_layer_of_rows_in_parts_is_one_for_each_part(void)
 {
     char dst[24], src[24];
     cm_layer layer = make_reached_layer(dst, 2, src, 4);
-    layer.array[CM_DST].strides[1] = 12; /* in Fortran's order */
+    layer.array[CM_DST].strides[1] = 12; /* the target is in Fortran's order */
     cm_kernel_rows *rows = cm_kernel_rows_create();
     rows->move.count = 6;
     for (uint64_t i = 0; i < 20; i++) {
@@ -285,13 +310,14 @@ test_layer_of_rows_in_parts_is_one_for_each_part(void)
     cm_kernel_rows_destroy(rows);
 }
 
+/* Without rows, or with rows of no bytes, there is nothing for the kernel. */
 static void
 test_layer_of_no_bytes_is_none_for_the_kernel(void)
 {
     char dst[1], src[1];
     cm_layer layer = make_reached_layer(dst, 4, src, 4);
     cm_kernel_rows *rows = cm_kernel_rows_create();
-    CHECK_OK(cm_kernel_rows_add(rows, &layer)); /* no row is asked for */
+    CHECK_OK(cm_kernel_rows_add(rows, &layer)); /* no rows are asked for yet */
     rows->move.count = 2;
     layer.array[CM_DST].shape[1] = layer.array[CM_SRC].shape[1] = 0;
     CHECK_OK(cm_kernel_rows_add(rows, &layer));

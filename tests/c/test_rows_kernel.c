@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of the kernel that copies rows by their numbers: of its host side, and of its
- * emulation, which walks through the slots as the PTX text does. A random mover
- * compares whole arrays with a copy that is made row by row on the host. */
+/* Tests of the kernel that copies rows by their numbers, which it reads when the stream
+ * gets there. They test its host side, and its emulation, which takes the same steps as
+ * the PTX text. One test makes random copies and compares whole arrays with copies that
+ * the host makes row by row. */
 #include <assert.h>
 #include <stddef.h>
 
 #include "open_emulated.h"
 #include "transfer/device/rows_kernel.h"
 
-/* The PTX text reads the struct by these offsets. */
+/* The PTX text reads the members of the struct at these offsets. */
 static_assert(offsetof(cm_rows_job, dst_rows) == 0, "ptx");
 static_assert(offsetof(cm_rows_job, src_rows) == 8, "ptx");
 static_assert(offsetof(cm_rows_job, dst_rows_stride) == 16, "ptx");
@@ -41,8 +42,9 @@ static_assert(CM_ROWS_WRONG_DST == 1 && CM_ROWS_WRONG_SRC == 2, "ptx");
 
 enum { MIB = 1 << 20, ROOM = 4 * MIB, MAX_ROWS = 512, MAX_LAYERS = 700 };
 
-/* The target and the numbers are on the device, while the source and the flag are
- * page-locked and have other addresses for the device than for the host. */
+/* The target and the numbers are on the device. The source and the flag, which the
+ * kernel sets if numbers are wrong, are page-locked and have other addresses for the
+ * device than for the host. */
 typedef struct world {
     cm_runtime *rt;
     cm_kernels kernels;
@@ -51,13 +53,14 @@ typedef struct world {
     void *src_host;
     cm_address flag;
     uint32_t *flag_host;
-    unsigned char *dst_bytes; /* what the device has there */
+    unsigned char *dst_bytes; /* where the host sees the device's memory */
     unsigned char *src_bytes;
     unsigned char *number_bytes[2];
     unsigned char *expected; /* owned */
     uint64_t random;
 } world;
 
+/* Return a random number below `limit`. */
 static uint64_t
 roll(world *w, uint64_t limit)
 {
@@ -111,6 +114,7 @@ world_close(world *w)
     close_emulated(w->rt);
 }
 
+/* Store number `i` of an array of numbers. */
 static void
 put_number(world *w, int side, const cm_row_numbers *numbers, uint64_t i,
            int64_t number)
@@ -119,7 +123,7 @@ put_number(world *w, int side, const cm_row_numbers *numbers, uint64_t i,
     memcpy(w->number_bytes[side] + (at - w->numbers[side]), &number, numbers->nbytes);
 }
 
-/* Give `move` an array of `count` numbers on that side. */
+/* Give `move` an array of numbers for that side. */
 static void
 put_numbers(world *w, cm_rows_move *move, int side, const int64_t *numbers)
 {
@@ -130,6 +134,7 @@ put_numbers(world *w, cm_rows_move *move, int side, const int64_t *numbers)
     }
 }
 
+/* Launch the copy and wait for it. */
 static cm_status
 launch(world *w, const cm_rows_move *move, const cm_rows_layer *layers, uint64_t count)
 {
@@ -137,7 +142,7 @@ launch(world *w, const cm_rows_move *move, const cm_rows_layer *layers, uint64_t
     return cm_rt_stream_synchronize(w->rt, w->stream);
 }
 
-/* What one row of a layer becomes. */
+/* Copy one row of the layer to `expected`. */
 static void
 expect_row(world *w, const cm_rows_layer *layer, int64_t to, int64_t from)
 {
@@ -148,6 +153,7 @@ expect_row(world *w, const cm_rows_layer *layer, int64_t to, int64_t from)
     memcpy(w->expected + dst, w->src_bytes + src, layer->row_nbytes);
 }
 
+/* Return a layer whose rows lie together on both sides. */
 static cm_rows_layer
 plain_layer(const world *w, uint64_t row_count, uint64_t row_nbytes)
 {
@@ -157,9 +163,11 @@ plain_layer(const world *w, uint64_t row_count, uint64_t row_nbytes)
                            .row_nbytes = row_nbytes};
 }
 
-/* -- what moves --------------------------------------------------------------------------- */
+/* -- copies of rows
+ * ----------------------------------------------------------------------- */
 
-/* A layer of random geometry somewhere in the lower half of the room. */
+/* Return a layer with rows of a random length, alignment and distance. It lies in the
+ * lower half of the room. */
 static cm_rows_layer
 random_layer(world *w, uint64_t row_count)
 {
@@ -174,7 +182,7 @@ random_layer(world *w, uint64_t row_count)
         uint64_t gap = roll(w, 2) == 0 ? 0 : roll(w, 5) * align;
         int64_t stride = (int64_t)((nbytes + align - 1) / align * align + gap);
         uint64_t start = roll(w, 8) * align;
-        if (roll(w, 4) == 0) { /* the rows lie backwards */
+        if (roll(w, 4) == 0) { /* the rows run backwards */
             start += (row_count - 1) * (uint64_t)stride;
             stride = -stride;
         }
@@ -184,8 +192,8 @@ random_layer(world *w, uint64_t row_count)
     return layer;
 }
 
-/* A random array of numbers, of which those of the target are all different. Returns
- * them in `chosen` as they count from the front. */
+/* Make a random array of numbers for that side. The numbers of the target are all
+ * different. `chosen` gets the rows that the numbers name, counted from the front. */
 static void
 random_numbers(world *w, cm_rows_move *move, int side, uint64_t row_count,
                int64_t *chosen)
@@ -203,7 +211,8 @@ random_numbers(world *w, cm_rows_move *move, int side, uint64_t row_count,
     }
     int64_t shift = (int64_t)roll(w, row_count);
     for (uint64_t i = 0; i < move->count; i++) {
-        /* 7 and a count of rows that is no multiple of it permute the rows */
+        /* 7 does not divide row_count, so its multiples modulo row_count permute the
+         * rows. */
         int64_t row = side == CM_DST ? ((int64_t)i * 7 + shift) % (int64_t)row_count
                                      : (int64_t)roll(w, row_count);
         chosen[i] = row;
@@ -212,6 +221,8 @@ random_numbers(world *w, cm_rows_move *move, int side, uint64_t row_count,
     }
 }
 
+/* Random layers, numbers and settings. After each copy the target must be as if its
+ * rows had been copied one by one. */
 static void
 test_rows_of_any_shape_move_as_one_by_one(void)
 {
@@ -246,6 +257,8 @@ test_rows_of_any_shape_move_as_one_by_one(void)
     world_close(&w);
 }
 
+/* A few very long rows, and many rows. Everything must be moved once, and nothing
+ * behind it. */
 static void
 test_long_rows_and_many_slots_move_once_each(void)
 {
@@ -265,6 +278,8 @@ test_long_rows_and_many_slots_move_once_each(void)
     world_close(&w);
 }
 
+/* Layers of one shape must share launches, as many as fit into one. Layers that
+ * alternate between two shapes each need a launch. */
 static void
 test_layers_share_launches_if_they_are_alike(void)
 {
@@ -292,7 +307,8 @@ test_layers_share_launches_if_they_are_alike(void)
             expect_row(&w, &layers[n], 0, 1);
             expect_row(&w, &layers[n], 2, 4);
         }
-        cm_faults_plan(w.rt, CM_OP_none, 0, 0, false); /* begins to count anew */
+        /* The calls are counted from here on. */
+        cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         CHECK_OK(launch(&w, &move, layers, cases[k].layer_count));
         CHECK_EQ(cm_faults_count(w.rt, CM_OP_kernel_launch), cases[k].launches);
         CHECK_BYTES_EQ(w.dst_bytes, w.expected, ROOM);
@@ -300,6 +316,7 @@ test_layers_share_launches_if_they_are_alike(void)
     world_close(&w);
 }
 
+/* Without rows or without layers nothing may be launched or loaded. */
 static void
 test_rows_without_work_launch_nothing(void)
 {
@@ -317,6 +334,8 @@ test_rows_without_work_launch_nothing(void)
 
 /* -- numbers that name no row ------------------------------------------------------------- */
 
+/* One number in the middle names no row, of the target, of the source or of both. That
+ * row must not move, the others must, and the flag must say which side was wrong. */
 static void
 test_wrong_numbers_move_nothing_and_raise_the_flag(void)
 {
@@ -350,7 +369,7 @@ test_wrong_numbers_move_nothing_and_raise_the_flag(void)
         CHECK_OK(launch(&w, &move, &layer, 1));
         CHECK_EQ(*w.flag_host, cases[k].flag);
         CHECK_BYTES_EQ(w.dst_bytes, w.expected, ROOM);
-        move.flag = 0; /* it is not reported, and moves no more than before */
+        move.flag = 0; /* now nothing is reported, and no more is moved */
         *w.flag_host = 0;
         CHECK_OK(launch(&w, &move, &layer, 1));
         CHECK_EQ(*w.flag_host, 0);
@@ -359,6 +378,8 @@ test_wrong_numbers_move_nothing_and_raise_the_flag(void)
     world_close(&w);
 }
 
+/* All bits of an unsigned number are set. It must count as a number that is too large,
+ * and not as -1. */
 static void
 test_unsigned_numbers_are_never_counted_from_the_end(void)
 {
@@ -374,7 +395,7 @@ test_unsigned_numbers_are_never_counted_from_the_end(void)
         CHECK_OK(launch(&w, &move, &layer, 1));
         CHECK_EQ(*w.flag_host, CM_ROWS_WRONG_SRC);
         CHECK_FILLED(w.dst_bytes, 0xee, ROOM);
-        if (nbytes == 1) { /* 255 is a row of its own */
+        if (nbytes == 1) { /* 255 is a row, too, if there are so many */
             layer.row_count[CM_SRC] = 256;
             *w.flag_host = 0;
             expect_row(&w, &layer, 0, 255);
@@ -387,6 +408,7 @@ test_unsigned_numbers_are_never_counted_from_the_end(void)
     world_close(&w);
 }
 
+/* Rows of no bytes move nothing, but a wrong number must still be reported. */
 static void
 test_empty_rows_are_checked_all_the_same(void)
 {
@@ -401,6 +423,8 @@ test_empty_rows_are_checked_all_the_same(void)
     world_close(&w);
 }
 
+/* The rows of the source are packed: row i lies at place i, and its number is only
+ * checked. A row moves only if both of its numbers are right. */
 static void
 test_packed_rows_go_on_where_both_numbers_are_right(void)
 {
@@ -418,8 +442,11 @@ test_packed_rows_go_on_where_both_numbers_are_right(void)
     world_close(&w);
 }
 
-/* -- when it happens ---------------------------------------------------------------------- */
+/* -- streams and captures
+ * ----------------------------------------------------------------- */
 
+/* The number is changed while the launch waits behind a gate. The copy must use the new
+ * one. */
 static void
 test_numbers_are_read_when_the_stream_gets_there(void)
 {
@@ -439,6 +466,7 @@ test_numbers_are_read_when_the_stream_gets_there(void)
     world_close(&w);
 }
 
+/* The launch must be possible on a stream that is captured. */
 static void
 test_rows_are_captured_without_a_call_that_waits(void)
 {
@@ -453,8 +481,12 @@ test_rows_are_captured_without_a_call_that_waits(void)
     world_close(&w);
 }
 
-/* -- what the kernel is told -------------------------------------------------------------- */
+/* -- the kernel's parameters
+ * -------------------------------------------------------------- */
 
+/* The kernel moves units of up to 16 bytes, as the alignment allows, and a team of
+ * threads moves each row. Each case has the unit, the team's size and the number of
+ * parts that must follow from its rows. */
 static void
 test_unit_and_team_follow_from_rows(void)
 {
@@ -486,6 +518,7 @@ test_unit_and_team_follow_from_rows(void)
     }
 }
 
+/* Rows of more than 64 GiB, and numbers of rows past 63 bits, are refused. */
 static void
 test_sizes_that_no_kernel_counts_are_refused(void)
 {
@@ -501,8 +534,10 @@ test_sizes_that_no_kernel_counts_are_refused(void)
     CHECK_CODE(cm_rows_job_init(&job, &move, &layer), CM_EOVERFLOW);
 }
 
-/* The emulated device refuses a launch whose blocks do not fit the step of its warps.
- */
+/* The number of multiprocessors is limited, or limited to so many that it has no
+ * effect, or unset. The driver is asked about it only if nothing limits it and no bus
+ * is passed. (The emulated device would refuse a launch whose blocks do not fit the
+ * kernel's step.) */
 static void
 test_multiprocessors_are_counted_only_within_a_device(void)
 {
@@ -517,14 +552,17 @@ test_multiprocessors_are_counted_only_within_a_device(void)
     CHECK_EQ(cm_faults_count(w.rt, CM_OP_device_attribute), 0);
     CHECK_OK(launch(&w, &move, &layer, 1));
     CHECK_EQ(cm_faults_count(w.rt, CM_OP_device_attribute), 1);
-    move.is_over_bus = true; /* a constant answers */
+    move.is_over_bus = true; /* a constant is used instead */
     CHECK_OK(launch(&w, &move, &layer, 1));
     CHECK_EQ(cm_faults_count(w.rt, CM_OP_device_attribute), 1);
     world_close(&w);
 }
 
-/* -- what goes wrong ---------------------------------------------------------------------- */
+/* -- failures
+ * ----------------------------------------------------------------------------- */
 
+/* Each operation of a launch fails once. That must be reported, nothing may have moved,
+ * and the next launch must work. */
 static void
 test_failed_calls_of_rows_are_reported(void)
 {
@@ -544,7 +582,8 @@ test_failed_calls_of_rows_are_reported(void)
     }
 }
 
-/* The emulated device refuses what a GPU would read as nonsense. */
+/* The emulated device must refuse parameters that a GPU would take for something
+ * else. */
 static void
 test_rows_jobs_without_sense_are_refused(void)
 {
@@ -560,6 +599,7 @@ test_rows_jobs_without_sense_are_refused(void)
     job.dst[0] = w.dst;
     job.src[0] = w.src;
     const cm_rows_job good = job;
+/* Check that a launch works with good parameters and is refused with this change. */
 #define REFUSED(change)                                                                \
     job = good;                                                                        \
     job.step_groups = 64 % job.group_count;                                            \
@@ -588,6 +628,8 @@ test_rows_jobs_without_sense_are_refused(void)
     world_close(&w);
 }
 
+/* Rows outside of their memory, numbers outside of theirs and misaligned numbers must
+ * each fail with the code that a GPU gives. */
 static void
 test_rows_outside_of_memory_are_faults(void)
 {

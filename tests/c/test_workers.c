@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transfer/host/workers.h, transfer/host/host_copy.h and base/simd_copy.h:
- * copies that are shared out among threads, and how each part is copied. */
+/* Tests of the threads that share out copies within the host (workers), and of how each
+ * part is copied. A transfer opens a group and posts tasks in it. Each task is a copy
+ * that is cut into parts, which any thread may take, the poster included. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@ fill_bytes(unsigned char *p, size_t nbytes, uint64_t seed)
     }
 }
 
+/* Return the default tuning of a machine with 4 processors. */
 static cm_tuning
 tuned(void)
 {
@@ -29,6 +31,7 @@ tuned(void)
     return tuning;
 }
 
+/* cm_wide_copy() must do what memcpy() does, for each alignment and many lengths. */
 static void
 test_wide_copy_is_memcpy_at_any_place_and_length(void)
 {
@@ -48,8 +51,8 @@ test_wide_copy_is_memcpy_at_any_place_and_length(void)
     }
 }
 
-/* Copy two axes of runs of `run` bytes, with the source transposed, reversed or
- * both. */
+/* Copy a matrix whose elements have `run` bytes, with the source transposed, reversed
+ * or both, and compare it with a plain loop. */
 static void
 check_turned(uint64_t run, int64_t rows, int64_t columns, bool transposed,
              bool reversed, bool wide)
@@ -86,7 +89,7 @@ check_turned(uint64_t run, int64_t rows, int64_t columns, bool transposed,
     free(got);
     free(wanted);
     if (!same) {
-        CHECK_FAIL_("run %llu, %lld x %lld, transposed %d, reversed %d",
+        CHECK_FAIL_("wrong bytes: run %llu, %lld x %lld, transposed %d, reversed %d",
                     (unsigned long long)run, (long long)rows, (long long)columns,
                     transposed, reversed);
     }
@@ -105,6 +108,7 @@ test_host_copy_turns_elements_of_every_size(void)
     check_turned(5000, 3, 4, false, true, true);
 }
 
+/* What a thread that posts tasks has. */
 typedef struct world {
     cm_workers *workers;
     cm_tuning tuning;
@@ -112,7 +116,8 @@ typedef struct world {
     bool same;
 } world;
 
-/* Copy every second element of 4 bytes, in several tasks of one group. */
+/* The body of a thread: copy every second element of 4 bytes, in several tasks of one
+ * group. */
 static void *
 copy_through_group(void *argument)
 {
@@ -151,6 +156,8 @@ copy_through_group(void *argument)
     return NULL;
 }
 
+/* Four threads post tasks at the same time, and the workers serve all of their
+ * groups. */
 static void
 test_workers_serves_several_groups_at_once(void)
 {
@@ -171,6 +178,8 @@ test_workers_serves_several_groups_at_once(void)
     cm_workers_fini(&workers);
 }
 
+/* A group is closed while parts of its task are under way or not yet taken, and its
+ * memory is freed. No worker may touch it any more. */
 static void
 test_workers_closed_group_is_touched_no_more(void)
 {
@@ -189,8 +198,8 @@ test_workers_closed_group_is_touched_no_more(void)
         if (round % 3 == 0) {
             (void)cm_task_group_help(&group); /* unless the others were faster */
         }
-        cm_task_group_close(&group); /* as a rule some parts have not been taken */
-        free(src);                   /* a sanitizer sees a thread that still uses it */
+        cm_task_group_close(&group); /* in most rounds some parts are not taken yet */
+        free(src); /* a sanitizer would report a thread that still uses it */
         free(dst);
     }
     CHECK_EQ(atomic_load(&workers.open), 0);
@@ -198,7 +207,8 @@ test_workers_closed_group_is_touched_no_more(void)
     cm_workers_fini(&workers);
 }
 
-/* A task is posted before its bytes are there. Nobody touches what is not ready. */
+/* A task is posted before its bytes are there, and made ready bit by bit. Nobody may
+ * touch a part that is not ready. */
 static void
 test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
 {
@@ -232,7 +242,7 @@ test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
         CHECK_BYTES_EQ(dst, src, sizeof(src));
     }
     cm_task_group_post(&group, &task, &layout, dst, src, CM_COPY_PLAIN);
-    cm_task_group_close(&group); /* nothing is ready */
+    cm_task_group_close(&group); /* nothing of this task is ready */
     CHECK_EQ(atomic_load(&workers.open), 0);
     cm_workers_fini(&workers);
 }
@@ -255,7 +265,7 @@ test_workers_task_of_no_bytes_is_done(void)
     cm_workers_fini(&workers);
 }
 
-/* A small task is copied by the thread that posts it. */
+/* A small task must be copied by the thread that posts it, without starting another. */
 static void
 test_workers_small_task_starts_no_thread(void)
 {
@@ -276,8 +286,9 @@ test_workers_small_task_starts_no_thread(void)
     cm_workers_fini(&workers);
 }
 
-/* If a group may have no thread besides its poster, that copies everything, whichever
- * threads there are. */
+/* The limit on the threads of a group changes from group to group. If a group may have
+ * no thread besides its poster, the poster must copy everything, although other threads
+ * exist. */
 static void
 test_workers_threads_rest_beyond_the_limit(void)
 {
@@ -316,8 +327,8 @@ test_workers_threads_rest_beyond_the_limit(void)
     cm_workers_fini(&workers);
 }
 
-/* With one or two processors there are no threads or one besides the poster, and nobody
- * spins. */
+/* With one processor there is no thread besides the poster, and with two there is one.
+ * In both cases nobody spins. */
 static void
 test_workers_of_few_processors_starts_few_threads(void)
 {
@@ -336,8 +347,8 @@ test_workers_of_few_processors_starts_few_threads(void)
     }
 }
 
-/* As on a machine where threads spin, the poster does not copy, and still everything is
- * copied. */
+/* The poster only pauses, as on a machine where threads spin, and takes no part itself.
+ * Everything must still be copied. */
 static void
 test_workers_resting_poster_sees_every_task_done(void)
 {
@@ -369,8 +380,8 @@ test_workers_resting_poster_sees_every_task_done(void)
     free(dst);
 }
 
-/* Some threads never come and the others sleep, so the poster of a single part copies
- * it. */
+/* Some threads may not take part any more, and the others sleep. A task of a single
+ * part must then be copied by its poster. */
 static void
 test_workers_single_part_is_copied_where_others_rest(void)
 {
@@ -401,8 +412,9 @@ test_workers_single_part_is_copied_where_others_rest(void)
     free(dst);
 }
 
-/* A group that falls behind gets more threads from then on, as far as there may be
- * any. */
+/* A group that falls behind asks for more threads. Tasks posted from then on must have
+ * a higher limit, up to the number of threads that there may be. Each row is what is
+ * asked for and the limit that must follow. */
 static void
 test_workers_gives_more_threads_to_a_group_that_asks(void)
 {
@@ -440,16 +452,17 @@ test_workers_gives_more_threads_to_a_group_that_asks(void)
 
 /* -- limits of one group among others ------------------------------------------------------ */
 
-/* The threads that have moved parts of one group. Until there are `wanted` of them, a
- * part waits for others. */
+/* The threads that have moved parts of one group. Each part waits a while until there
+ * are `wanted` of them. */
 typedef struct crowd {
     uint32_t wanted;
     _Atomic uint32_t count;
     _Atomic uint64_t seen[CM_THREAD_MAX];
 } crowd;
 
-static _Thread_local char own_place; /* its address identifies the thread */
+static _Thread_local char own_place; /* the address of this identifies the thread */
 
+/* Note this thread. Returns false if it was noted before. */
 static bool
 is_new_in(crowd *c)
 {
@@ -466,6 +479,7 @@ is_new_in(crowd *c)
     return false;
 }
 
+/* A cm_move_part that notes the thread and waits for others instead of copying. */
 static void
 join_crowd(const void *context, const cm_layout *part, void *dst, const void *src,
            bool wide)
@@ -482,7 +496,7 @@ join_crowd(const void *context, const cm_layout *part, void *dst, const void *sr
     for (int i = 0; i < STEPS && atomic_load(&c->count) < c->wanted; i++) {
         usleep(1000);
     }
-    usleep(200); /* so that every thread comes that may */
+    usleep(200); /* so that every thread that may come does */
 }
 
 typedef struct gathering {
@@ -497,6 +511,7 @@ count_of(const crowd *c)
     return atomic_load(&c->count);
 }
 
+/* The body of a thread that posts tasks until enough threads have taken part. */
 static void *
 gather(void *argument)
 {
@@ -508,7 +523,8 @@ gather(void *argument)
     cm_task_group_open(&group, g->workers, &g->tuning);
     group.move = join_crowd;
     group.context = &g->crowd;
-    /* On a busy machine a thread may come too late for one task, or for ten. */
+    /* On a busy machine a thread may come too late for one task, or for ten, so there
+     * are many. */
     for (int i = 0; i < TASKS && (i == 0 || count_of(&g->crowd) < g->crowd.wanted);
          i++) {
         cm_task_group_post(&group, &task, &layout, NULL, NULL, CM_COPY_PLAIN);
@@ -518,8 +534,8 @@ gather(void *argument)
     return NULL;
 }
 
-/* Each group gets as many threads as it may have, not one more or less, whichever
- * posted last. */
+/* Three groups with different limits run at the same time. Each must get as many
+ * threads as it may have, no more and no fewer, whichever of them posted last. */
 static void
 test_workers_keeps_the_limit_of_each_group(void)
 {
@@ -528,8 +544,8 @@ test_workers_keeps_the_limit_of_each_group(void)
     cm_thread posters[3];
     gathering *all = calloc(3, sizeof(*all));
     cm_workers_init(&workers);
-    /* All threads are there. If several groups start threads at once, only one of them
-     * does. */
+    /* Start all threads before. If several groups start threads at the same time, only
+     * one of them succeeds. */
     all[0] = (gathering){.workers = &workers, .tuning = tuned()};
     all[0].tuning.thread_count = 5;
     (void)gather(&all[0]);
@@ -555,8 +571,8 @@ test_workers_keeps_the_limit_of_each_group(void)
 
 /* -- short copies ------------------------------------------------------------------------- */
 
-/* Copy in pieces, which are posted all at once or one by one. The last one is sometimes
- * given up. */
+/* Copy in pieces, which are posted all at once or one by one. In some rounds the last
+ * piece is given up: the group is closed before it is done. */
 static void
 copy_in_pieces(world *w, unsigned char *dst, const unsigned char *src, uint64_t nbytes,
                int round)
@@ -590,6 +606,7 @@ copy_in_pieces(world *w, unsigned char *dst, const unsigned char *src, uint64_t 
     cm_task_group_close(&group);
 }
 
+/* The body of a thread that makes many short copies. */
 static void *
 share_many(void *argument)
 {
@@ -599,7 +616,7 @@ share_many(void *argument)
     fill_bytes(src, MOST, w->seed);
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t nbytes = 1 + (uint64_t)round * 7919 % MOST;
-        /* A sanitizer sees a thread that still uses it. */
+        /* A sanitizer would report a thread that still uses this. */
         unsigned char *dst = malloc(nbytes);
         copy_in_pieces(w, dst, src, nbytes, round);
         free(dst);
@@ -608,6 +625,7 @@ share_many(void *argument)
     return NULL;
 }
 
+/* Three threads make many short copies, some of which are given up. */
 static void
 test_workers_short_copies_are_whole(void)
 {
@@ -630,7 +648,8 @@ test_workers_short_copies_are_whole(void)
     cm_workers_fini(&workers);
 }
 
-/* There are more tasks than places. A task without a place is left to its poster. */
+/* More tasks are open than there are places in which workers find them. A task without
+ * a place must be copied by its poster. */
 static void
 test_workers_tasks_without_a_place_are_done_too(void)
 {
@@ -645,7 +664,7 @@ test_workers_tasks_without_a_place_are_done_too(void)
     fill_bytes(src, NBYTES, 13);
     cm_workers_init(&workers);
     cm_task_group_open(&group, &workers, &tuning);
-    group.is_early = true; /* so that no task is done before all are posted */
+    group.is_early = true; /* no task can be done before all are posted */
     for (size_t i = 0; i < TASKS; i++) {
         cm_task_group_post(&group, &tasks[i], &layout, dst + i * NBYTES, src,
                            CM_COPY_PLAIN);
