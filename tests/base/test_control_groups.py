@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control groups of a process, in trees of files made for it."""
+"""Tests of how cumem finds the limits that control groups set on memory and on CPUs.
+
+Linux describes control groups in `/proc/self/mountinfo`, in `/proc/self/cgroup` and in the
+file systems that are mounted there. Most tests write such files below a temporary folder,
+which `cumem.base.control_groups` then reads as the root of the file system.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,7 @@ MOUNT_V2 = (
 
 
 def make(root: Path, files: dict[str, str]) -> str:
+    """Write files, whose paths begin at `root`, and return `root` as a text."""
     for name, text in files.items():
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,6 +35,7 @@ def make(root: Path, files: dict[str, str]) -> str:
 
 
 def folders(root: Path, mounts: str, groups: str, controller: str = "memory"):
+    """Return the groups' folders that are found if `/proc` has these two texts."""
     files = {"/proc/self/mountinfo": mounts, "/proc/self/cgroup": groups}
     return control_groups.folders(controller, make(root, files))
 
@@ -44,18 +51,19 @@ def test_walk_ends_at_the_mount_point(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("mounts", "groups", "found"),
     [
-        # a container without a namespace of its own: its group alone is mounted
+        # A container without a namespace for its groups has only its own group mounted.
         ("1 0 0:9 /docker/ab /m rw - cgroup2 c rw\n", "0::/docker/ab\n", ["/m"]),
         (
             "1 0 0:9 /docker/ab /m rw - cgroup2 c rw\n",
             "0::/docker/ab/x\n",
             ["/m/x", "/m"],
         ),
-        # a group whose name merely begins the same, and one that lies above
+        # `/docker/abc` merely begins with the name of the mounted group, and `/../other`
+        # lies above what is mounted. The walk then begins at the mount point.
         ("1 0 0:9 /docker/ab /m rw - cgroup2 c rw\n", "0::/docker/abc\n", ["/m"]),
         ("1 0 0:9 / /m rw - cgroup2 c rw\n", "0::/../other\n", ["/m"]),
         ("1 0 0:9 / /m rw - cgroup2 c rw\n", "0::/\n", ["/m"]),
-        # of two mounts the one that holds the group
+        # If there are two mounts, the one that contains the group counts.
         (
             "1 0 0:9 /q /n rw - cgroup2 c rw\n2 0 0:9 / /m rw - cgroup2 c rw\n",
             "0::/p\n",
@@ -71,7 +79,7 @@ def test_walk_ends_at_the_mount_point(tmp_path) -> None:
             "0::/p\n",
             ["/with space/p", "/with space"],
         ),
-        # version 1, alone and beside a version 2
+        # These have version 1 of the hierarchy, first alone and then beside version 2.
         (
             "1 0 0:9 / /m rw - cgroup c rw,memory\n",
             "4:cpu:/no\n3:x,memory:/p\n",
@@ -118,6 +126,7 @@ def test_garbage_finds_nothing(tmp_path, mounts, groups) -> None:
     ],
 )
 def test_quota_is_rounded_up_to_whole_cpus(tmp_path, text, count) -> None:
+    # This call is made for the files that it writes, which `cpu_quota` reads.
     folders(tmp_path, MOUNT_V2, "0::/a/b\n", "cpu")
     root = make(tmp_path, {"/sys/fs/cgroup/a/cpu.max": text})
     assert control_groups.cpu_quota(root) == (count or control_groups._NO_QUOTA)
@@ -139,6 +148,7 @@ def test_quota_of_version_1_counts(tmp_path) -> None:
 
 
 def test_extension_gets_a_line_for_each_folder(monkeypatch) -> None:
+    """A folder with a line break in its name is left out, since it would look like two."""
     names = ["/m/a", "/m/two\nlines", "/m/\udcff", "/m"]
     monkeypatch.setattr(control_groups, "folders", lambda *_: names)
     assert control_groups.memory_folders() == b"/m/a\n/m/\xff\n/m\n"
@@ -159,6 +169,11 @@ print(_core._processors()[0], cumem.get_limit("pinned"))
 
 
 def test_what_is_found_at_opening_holds(tmp_path) -> None:
+    """The program is limited to 64 MiB and one CPU.
+
+    The core must report both limits, and half of the 64 MiB must be the limit of pinned
+    memory.
+    """
     (tmp_path / "memory.max").write_text("67108864\n")
     (tmp_path / "memory.current").write_text("0\n")
     program = LIMITED.format(folder=str(tmp_path))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dir(): what it lists can be read, of all objects, in whatever state they are.
+"""Each name that `dir()` lists of an object can be read, whatever the object's state.
 
-Completion, debuggers and `inspect.getmembers` read each name that it lists.
+Completion, debuggers and `inspect.getmembers` read all listed names. The functions below
+make objects of the public types, open and closed ones, in dicts that name them. A test then
+lists the names of each object and reads them all.
 """
 
 from __future__ import annotations
@@ -203,7 +205,7 @@ def test_closed_objects_do_not_list_what_they_refuse(runtime) -> None:
 
 
 def test_listing_names_hands_nothing_over(runtime) -> None:
-    """Nothing is exported by it: the block can be given back at once."""
+    """Listing names exports no memory, so that the block can be reused at once."""
     buffer = cumem.empty_managed(1000, "u1")
     assert ("__cuda_array_interface__" in dir(buffer)) == (not runtime.emulated)
     address = buffer.ptr

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one list of dtypes, csrc/base/dtypes.h, and all that follows it."""
+"""Tests that the list of dtypes in `csrc/base/dtypes.h` is the only one, and is right.
+
+DLPack, safetensors, the copy threads and the kernels take all facts about a dtype from its
+row in that list. Python sees the rows in `_core._DTYPES`. Most tests compare a row with
+what one of those parts does. The last ones search the sources for dtypes that are named
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,7 @@ import cumem
 from cumem import _core
 from cumem.files.safetensors import format as form
 
-# Its rows are compiled once and read by each Python.
+# The rows are compiled into the extension, so that every version of Python reads the same.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +89,7 @@ def test_dlpack_gives_the_rows_code_and_takes_it(runtime, row) -> None:
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.bits > 8], ids=lambda r: r.name)
 def test_dlpack_refuses_rows_in_the_other_byte_order(runtime, row) -> None:
-    """DLPack has no codes for them: consumers would take the bytes for other numbers."""
+    """DLPack has no codes for such types, so consumers would misread the bytes."""
     buffer = cumem.zeros(3, dtype_of(row).newbyteorder(), "pinned")
     with pytest.raises(BufferError, match="not in this machine's order"):
         buffer.__dlpack__()
@@ -94,7 +100,7 @@ def test_dlpack_passes_no_python_of_the_package_for_rows_with_a_code(
     runtime, row
 ) -> None:
     if row.dlpack_code is None:
-        pytest.skip("DLPack has no code for it, and the package says so")
+        pytest.skip("DLPack has no code for it, so the package words the refusal")
     buffer = cumem.zeros(3, dtype_of(row), "pinned")
     made: list[object] = []
 
@@ -105,7 +111,7 @@ def test_dlpack_passes_no_python_of_the_package_for_rows_with_a_code(
     assert made[0].dtype == buffer.dtype  # type: ignore[attr-defined]
 
 
-def test_dlpack_codes_are_told_apart() -> None:
+def test_dlpack_codes_differ_from_row_to_row() -> None:
     codes = [(r.dlpack_code, r.bits) for r in ROWS if r.dlpack_code is not None]
     assert len(set(codes)) == len(codes)
 
@@ -174,7 +180,7 @@ def test_scale_error_names_the_rows_in_the_order_of_the_list(runtime) -> None:
 
 
 def converted_on_device() -> set[str]:
-    """Return the dtypes that, according to the list, the device converts to float32."""
+    """Return the dtypes whose rows say that a device converts them to float32."""
     row = re.compile(r"^ +X\(to, (\w+), .* DEVICE, ", re.MULTILINE)
     return set(row.findall(LIST.read_text()))
 
@@ -202,7 +208,11 @@ def test_headers_put_the_numbers_of_the_list_into_kernels() -> None:
 
 @pytest.mark.parametrize("name", [row.name for row in ROWS if row.scales])
 def test_device_converts_to_the_bits_that_copy_threads_make(runtime, name) -> None:
-    """On the emulated device this is the kernel in C; the device converts from 1 MiB on."""
+    """Device and host must agree for all values of a type, or for 65,536 of a longer one.
+
+    The emulated device runs the kernel as C. There are 2**19 elements because the device
+    converts only copies of 1 MiB or more.
+    """
     dtype = dtype_of(_core._DTYPES[name])
     ends = range(1 << 8 * dtype.itemsize if dtype.itemsize < 4 else 1 << 16)
     values = np.array(ends, f"u{dtype.itemsize}").view(dtype)
@@ -218,7 +228,7 @@ def test_device_converts_to_the_bits_that_copy_threads_make(runtime, name) -> No
 
 
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each text in a module that is not a docstring, with its line."""
+    """Yield each string of a module that is not a docstring, with its line."""
     tree = ast.parse(path.read_text())
     said = {
         id(node.body[0].value)
@@ -234,10 +244,10 @@ def texts_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_package_names_no_dtype_of_another_package_or_of_files() -> None:
-    """A new dtype then needs no change of the package but a row of the list."""
+    """A new dtype then needs a row in the list and no change of the package."""
     names = {row.name for row in ROWS if not row.kind}
     names |= {row.file_name for row in ROWS if row.file_name}
-    #: names that people write for a dtype, and that files have
+    # hints.py has this name because it replaces "bf16", which people write, by it.
     known = {("hints", "bfloat16")}
     check_none(
         (
@@ -251,7 +261,7 @@ def test_package_names_no_dtype_of_another_package_or_of_files() -> None:
 
 @reads_sources
 def test_core_names_dtypes_of_another_package_in_the_list_and_its_converter() -> None:
-    """Other code that depends on such a dtype reads the facts of its row."""
+    """Other code that depends on such a dtype reads its row."""
     names = [row.name for row in ROWS if not row.kind]
     ids, texts = "|".join(names).upper(), "|".join(names)
     named = re.compile(rf'\bCM_(?:{ids})\b|"(?:{texts})"')

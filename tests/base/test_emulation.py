@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulated device is hostile enough to show bugs, and variables configure it."""
+"""Tests of the emulated device and of the variables that configure it.
+
+The emulated device has to show bugs that a real one might hide: its streams are late at
+random, the host cannot touch its memory, and its memory runs out. The later tests check
+which settings `read_settings` makes of the variables of the environment.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,9 @@ import cumem
 from cumem.devices import device as device_module
 
 pytestmark = [
-    # These tests are about the C core, which is the same for each Python.
+    # These tests are about the C core, which every version of Python runs alike.
     pytest.mark.any_python,
-    # If the driver lacks the operation, cumem waits for devices in place of a fence.
+    # If the driver lacks this operation, cumem waits for a whole device instead.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -146,7 +151,7 @@ def test_capturing_stream_is_seen_and_copies_stay_legal(emulated) -> None:
     try:
         assert stream.is_capturing
         before = cumem.stats()["pinned"].growth_count
-        cumem.empty_pinned(64 << 20, "u1")  # the pool may grow meanwhile
+        cumem.empty_pinned(64 << 20, "u1")  # the pool may grow while a stream captures
         assert cumem.stats()["pinned"].growth_count == before + 1
         with pytest.raises(cumem.CudaError) as caught:
             stream.synchronize()
@@ -157,7 +162,7 @@ def test_capturing_stream_is_seen_and_copies_stay_legal(emulated) -> None:
     cumem.copy(target, source)
 
 
-def test_no_device_is_a_number_of_devices() -> None:
+def test_emulated_machine_without_devices_can_be_asked_and_refuses_memory() -> None:
     with session.opened("emulated", device_count=0):
         assert cumem.device_count() == 0
         about = cumem.info.about()

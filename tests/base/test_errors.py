@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions as objects: their attributes, and that they can be copied and pickled."""
+"""Tests of exceptions as objects: their attributes, texts and codes, and copies of them.
+
+Errors are made by hand, by `errors.make` as the extension makes them, or by a call of the
+driver that a test makes fail. The last tests compare the lists of codes with C headers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ import cumem
 from cumem.base import errors
 from cumem.base.error_codes import CODES
 
-# These tests show what a package or an older NumPy lacks.
+# These tests fail if a wheel lacks a module, or if an older NumPy lacks what they use.
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]

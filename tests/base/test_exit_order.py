@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is still open when the interpreter ends, freed in any order."""
+"""Objects that are still open when the interpreter ends are freed safely in any order.
+
+Each program of these tests leaves objects behind: in its main module, or in a cycle that
+only the interpreter's last garbage collection frees. It must end without a crash or a
+message.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,13 @@ from support import programs
 
 import cumem
 
-# A build with checks sees calls of Python without the GIL.
+# A build with checks notices a call of Python that is made without the GIL.
 pytestmark = pytest.mark.checked
 
-#: So that what is used after its end is seen: memory that is given back changes.
+#: With these variables freed memory is overwritten, so that a later use of it is noticed.
 POISONED = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
 
+#: What a program leaves behind, with the code that does so.
 LEFT = {
     "pools": "kept = [cumem.default_pool('pinned'), cumem.Pool('device')]",
     "streams": "kept = [cumem.Stream() for _ in range(3)]",
@@ -48,9 +54,9 @@ with session.gate(kept):
 def test_objects_that_outlive_the_module_are_freed_without_its_state(
     what: str, cycle: bool
 ) -> None:
-    """AddressSanitizer sees what a plain run may survive."""
+    """A plain run may survive a use after the end, which AddressSanitizer reports."""
     code = f"from support import core\nimport cumem, numpy as np\n{LEFT[what]}\n"
-    if cycle:  # only the last collection frees it
+    if cycle:  # only the interpreter's last collection frees it
         code += (
             "loop = [kept, np]\nloop.append(loop)\nnp.kept_by_another_module = loop\n"
         )
@@ -60,10 +66,10 @@ def test_objects_that_outlive_the_module_are_freed_without_its_state(
 
 @pytest.mark.hooks
 @pytest.mark.parametrize("cycle", [False, True])
-def test_failed_transfers_that_outlive_the_module_tell_of_it_or_are_silent(
+def test_failed_transfers_that_outlive_the_module_are_reported_or_silent(
     cycle: bool,
 ) -> None:
-    """What tells of a failure makes an exception, for which it needs the module."""
+    """A report of a failure is an exception, which cannot be made without the module."""
     code = """
 import numpy as np
 from support import testing
@@ -88,7 +94,9 @@ testing.plan_fault(None, 0)
 @pytest.mark.parametrize(
     "other", [cumem.Stream, object, lambda: None, lambda: cumem.Pool("pinned")]
 )
-def test_elapsed_of_what_is_no_event_is_refused(runtime, other) -> None:
+def test_seconds_since_an_object_that_is_not_an_event_is_refused(
+    runtime, other
+) -> None:
     with pytest.raises(TypeError, match="start must be an Event"):
         cumem.Event().seconds_since(other())
 
@@ -99,7 +107,11 @@ def test_elapsed_of_what_is_no_event_is_refused(runtime, other) -> None:
 def test_shutdown_out_of_a_collection_while_an_object_is_made_leaves_it_whole(
     runtime, make
 ) -> None:
-    """Up to Python 3.11 a collection runs inside the allocation of the object."""
+    """Up to Python 3.11 the allocation of an object may run a collection.
+
+    The test makes objects while each collection calls `shutdown()`. Each of them must
+    either be refused or be whole: it can be shown and closed.
+    """
     is_making = False
     tried = 0
 
@@ -110,16 +122,15 @@ def test_shutdown_out_of_a_collection_while_an_object_is_made_leaves_it_whole(
             with contextlib.suppress(RuntimeError):
                 cumem.shutdown()
 
-    make().close()  # which loads what it needs
+    make().close()  # the first call loads what the others need
     threshold = gc.get_threshold()
     gc.callbacks.append(collected)
     gc.set_threshold(1, 1, 1)
     try:
         is_making = True
         for _ in range(20):
-            with contextlib.suppress(
-                ValueError, RuntimeError
-            ):  # closed by the shutdown()
+            # The shutdown() may close the object before it is used.
+            with contextlib.suppress(ValueError, RuntimeError):
                 made = make()
                 repr(made)
                 made.close()

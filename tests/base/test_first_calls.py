@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every public call as the first of its process, inside every kind of block.
+"""Each public call may be the first one of its process, inside every kind of block.
 
-A call that comes first opens the driver, and a block changes what is current: where the two
-meet, code runs that no other test reaches. Each call is made in a child of its own, forked
-from a process that has imported the package and opened nothing. It may succeed or raise;
-the child must not die of a signal.
+The first call opens the driver, and a block changes which device, stream, pool and so on is
+current. Where the two meet, code runs that no other test reaches. Each call is made in a
+child of its own, which is forked from a process that has imported the package and opened
+nothing. The call may succeed or raise, but the child must not die of a signal.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from support import programs
 
 import cumem
 
-# These tests run programs of their own, which are the same for each Python.
+# The children run the same code of the extension under every version of Python.
 pytestmark = pytest.mark.any_python
 
-#: Of the functions, and of the types that users make. `a` is an array of 1,000 floats,
-#: `n()` another, `t` a folder with the files that are read.
+#: A call of each public function, and of each type that users make. In these calls `a` is
+#: an
+#: array of 1,000 floats, `n()` makes another one, and `t` is a folder that has the files.
 CALLS = {
     "array": "cumem.array(a, kind='pinned')",
     "asarray": "cumem.asarray(a)",
@@ -95,7 +96,7 @@ CALLS = {
     "write_ranges": "cumem.write_ranges(t + '/z.bin', [(0, a)])",
     "zeros": "cumem.zeros(10)",
     "zeros_like": "cumem.zeros_like(a)",
-    # types
+    # These are types.
     "Device": "cumem.Device(0).name",
     "Event": "cumem.Event().record()",
     "PinnedCollate": "cumem.PinnedCollate()([a, a])",
@@ -105,7 +106,7 @@ CALLS = {
     "numpy_pinned": "cumem.numpy_pinned(1).__enter__(); np.ones(1000)",
 }
 
-#: The same by other doors.
+#: Calls that reach the driver in other ways than by a public function.
 OTHERS = {
     "mapped file": "cumem.copy(n(), np.memmap(t + '/y.bin', 'f8', 'r'))",
     "memoryview": "cumem.asbuffer(memoryview(a))",
@@ -124,8 +125,8 @@ OTHERS = {
     "a thread registers": "aside(lambda: [cumem.register(n()).close() for _ in range(9)])",
 }
 
-#: What is refused, in whatever block: no record, ordinary memory that poses as CUDA's, and
-#: what is for PyTorch alone, where that is not installed.
+#: These calls raise an error in every block: the file holds no record, the interface says
+#: that ordinary memory is CUDA's, and the rest need PyTorch, which may not be installed.
 RAISE = {
     "load a record",
     "array interface",
@@ -139,14 +140,14 @@ BLOCKS = (
     *("cumem.Stream()", "cumem.Pool('pinned')", "cumem.record()"),
     *("cumem.Pool('device')", "cumem.numpy_pinned(1)", "cumem.limit('pinned', '1GiB')"),
     *("cumem.measure()", "cumem.tag('a')", "nothing()"),
-    # Up to Python 3.11 a collection runs inside the allocation of an object.
+    # Up to Python 3.11 the allocation of an object may run a collection.
     pytest.param("at_collections(cumem.shutdown)", marks=pytest.mark.checked),
     "at_collections(end_oldest, 20)",
 )
 
-#: So that what is used after its end is seen: memory that is given back changes.
+#: With these variables freed memory is overwritten, so that a later use of it is noticed.
 POISONED = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
-#: With one device nobody looks for the current one.
+#: With one device the code never asks which device is current.
 SEVERAL = {"CUMEM_EMULATED_DEVICES": "2"}
 
 PROGRAM = """
@@ -184,7 +185,7 @@ def aside(work):
 
 @contextlib.contextmanager
 def at_collections(work, every=1):
-    # whenever one begins, which is as often as can be
+    # Call `work` when a collection begins; the threshold lets one begin very often.
     busy = False
 
     def collected(phase, info):
@@ -202,7 +203,9 @@ def at_collections(work, every=1):
     finally:
         gc.callbacks.remove(collected)
 
-#: How something is made, and how it ends; what was made and has not ended yet.
+# SORTS says how each sort of object is made, and by which method it is ended. `made` has
+# the
+# objects that were made and have not ended yet, the oldest first.
 SORTS = [
     (lambda: cumem.empty_pinned(10), "free"), (lambda: cumem.register(n()), "close"),
     (lambda: cumem.empty_device(10), "free"), (cumem.Stream, "close"),
@@ -211,7 +214,7 @@ SORTS = [
 made = []
 
 def end_oldest():
-    # the oldest, and something new in its place
+    # Make one more object, of the next sort, and end the oldest if there are many.
     make_one, end = SORTS[0]
     SORTS.append(SORTS.pop(0))
     made.append((make_one(), end))
@@ -226,7 +229,7 @@ def make(call):
     except Exception as error:
         print(f"{call}: {error!r}")
 
-# What is loaded before need not be loaded in each child; nothing is opened by that.
+# Load everything here, so that no child has to. Loading a name does not open the driver.
 with contextlib.suppress(ImportError):
     import torch
 for name in cumem.__all__:
@@ -247,7 +250,7 @@ print(json.dumps(bad))
 
 
 def public_calls() -> set[str]:
-    """Functions, and types that are made by calling them."""
+    """Return the names of the public functions."""
     found = set()
     for name in cumem.__all__:
         value = getattr(cumem, name)
@@ -288,7 +291,7 @@ def test_first_call_of_a_process_inside_a_block_does_not_crash(folder, block) ->
 
 
 def test_calls_that_come_first_are_right_without_a_block(folder) -> None:
-    """None of them is written in a way that always raises, which would show nothing."""
+    """Calls must succeed without a block, since one that always raises shows nothing."""
     program = PROGRAM.replace('print(f"{call}: {error!r}")', "os._exit(3)")
     right = {name: call for name, call in (CALLS | OTHERS).items() if name not in RAISE}
     done = programs.run("-c", program, "nothing()", json.dumps(right), str(folder))
