@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fault sweep: every operation of ops.h succeeds and fails through the public API."""
+"""The fault sweep: each call of the driver may fail, and cumem loses nothing by it.
+
+A scenario is a function that uses some part of the public API. `sweep` (support/faults.py)
+runs it once for every call of the driver that it makes, and lets that call fail. The error
+must name the call, nothing may be left behind, and the scenario must then succeed. The
+tests at the end sweep first uses and shutdowns, and check that every operation of
+`csrc/runtime/ops.h`, a call of the driver or the runtime, was reached.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +31,9 @@ from cumem.tools.measuring import raw_copies
 from cumem.transfers import collating
 
 pytestmark = [
-    # These tests are about the C core, which is the same for each Python.
+    # These tests are about the C core, which every version of Python runs alike.
     pytest.mark.any_python,
-    # If the driver lacks the operation, cumem waits for devices in place of a fence.
+    # If the driver lacks this operation, cumem waits for a whole device instead.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -34,11 +41,12 @@ SCENARIOS: dict[str, Callable[[], None]] = {}
 
 
 def scenario(function: Callable[[], None]) -> Callable[[], None]:
+    """Add a function to the scenarios, under its name."""
     SCENARIOS[function.__name__] = function
     return function
 
 
-#: Sizes that never repeat, so that no cached block fits.
+#: These sizes never repeat, so that no cached block fits.
 fresh_sizes = itertools.count(1_000, 100)
 
 
@@ -76,7 +84,7 @@ def run_out_of_memory() -> None:
 
 @scenario
 def load_batches() -> None:
-    """Batches also come through a slot, as if a worker had filled it."""
+    """Load batches, one of which comes through a slot as if a worker had sent it."""
     rows = list(np.ones((3, next(fresh_sizes))))
     collate = cumem.PinnedCollate(2, 1 << 20)
     sent = pickle.dumps(collating._Message(collate._ring, collating._gathered(rows)))
@@ -226,7 +234,7 @@ def copy_async_in_the_background() -> None:
 
 
 def many_pairs(to: object, source: object) -> list[tuple[object, object]]:
-    """Return pairs that exchange the two halves, so that they cannot be joined."""
+    """Return two pairs that exchange the halves, so that they cannot be joined to one."""
     width = 400
     order = range(0, 800, width)
     return [
@@ -343,9 +351,9 @@ def on_own_pages(count: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, count * 8, flags=flags), "f8")
 
 
-#: Arrays on pages of their own, which are the same each time. Pages whose unlocking
-#: failed stay locked until the next try, and an array over some of them would span two
-#: registrations.
+#: Each of these arrays has pages to itself, and is the same in each run. Pages whose
+#: unlocking failed stay locked until the next try, and a new array over some of them would
+#: span two registrations.
 WHOLE, PART = on_own_pages(100_000), on_own_pages(100_000)
 
 
@@ -453,7 +461,7 @@ def export_to_numpy_and_drop() -> None:
     view = np.from_dlpack(buffer)
     assert view.sum() == 0
     del view, buffer
-    cumem.trim(wait=False)  # takes the fence
+    cumem.trim(wait=False)  # records what the dropped block has to wait for
     cumem.empty_pinned(1000, "u1")
     device = cumem.zeros(1000, "u1")
     assert np.from_dlpack(device, device="cpu").sum() == 0
@@ -468,7 +476,9 @@ def read_and_write_files() -> None:
         cumem.tofile(file, source)
         cumem.write_ranges(file, [(4, source[1:2000:2])])
         cumem.write_ranges(file, [(0, content[:1001])])
-        mapped = np.memmap(file, "i4", "r+")  # it maps the file, so it is copied
+        mapped = np.memmap(
+            file, "i4", "r+"
+        )  # it maps the file, so its bytes are copied
         cumem.write_ranges(file, [(0, mapped[999::-1])])
         cumem.read_ranges(file, [(0, mapped[999::-1])])
         del mapped
@@ -618,13 +628,13 @@ def type_what_others_type() -> None:
 def measure_the_runtimes_own_copies() -> None:
     host = cumem.zeros(1000, "u1", "pinned")
     device = cumem.full(1000, 7, "u1")
-    cumem.Device(0).synchronize()  # the raw copies are ordered after nothing
+    cumem.Device(0).synchronize()  # the raw copies wait for nothing
     stream = cumem.Stream()
     assert len(raw_copies(host, device, stream, 0.0)) == 5
     assert (host.numpy() == 7).all()
 
 
-#: These make things that are kept, so only the first use of a fresh runtime calls them.
+#: What these operations make is kept, so that only the first use of a runtime calls them.
 COLD = ["device_set", "module_load", "module_function"]
 
 swept: dict[str, Swept] = {}
@@ -670,7 +680,7 @@ def test_a_call_that_only_asks_may_fail(emulated) -> None:
 
 
 def shut_down_after_work() -> list[BaseException]:
-    """Use everything, shut down, and return the errors of what was not given back."""
+    """Shut down, and return the errors of whatever could not be given back."""
     found: list[BaseException] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.unraisablehook", lambda u: found.append(u.exc_value))
@@ -682,7 +692,11 @@ def shut_down_after_work() -> list[BaseException]:
 
 
 def fail_shutdown_at_every_call() -> set[str]:
-    """Return the operations that were made to fail, or that errors name."""
+    """Shut down again and again, each time with a later call failing.
+
+    Returns the operations that failed, by their names in ops.h, or by those of CUDA where
+    an error names them.
+    """
     testing = session.testing
     injected_ops = set()
     quiet = 0  # the number of failures in a row that were not reported
@@ -701,8 +715,8 @@ def fail_shutdown_at_every_call() -> set[str]:
             assert isinstance(error, cumem.CudaError)
             injected_ops.add(error.call)
         quiet = 0 if found else quiet + 1
-        # Before memory is given back, all streams are asked for captures, each on its
-        # device. These are sixty calls whose failures are reported to nobody.
+        # A shutdown first asks each stream, on its device, whether it is capturing.
+        # Failures of these sixty calls are not reported, so the loop goes on beyond them.
         if quiet == 120:
             break
     return injected_ops
@@ -716,7 +730,7 @@ def test_shutdown_may_fail_at_every_call() -> None:
         "cudaHostUnregister",
     }
     injected_ops = fail_shutdown_at_every_call()
-    # A worker may make its last call late, which then is the one that fails.
+    # A worker thread may make its last call late, and then that call fails instead.
     for _ in range(3):
         if not expected <= injected_ops:
             injected_ops |= fail_shutdown_at_every_call()
@@ -732,10 +746,10 @@ def test_sweep_reached_every_operation(emulated) -> None:
         for name, _, oldest in session.testing.op_names()
         if oldest <= session.emulated_driver()
     }
-    # Tests of their own sweep the shutdown and the first use.
+    # Other tests of this file sweep the shutdown and the first use.
     elsewhere = {"device_reset", "module_unload", *COLD}
-    # A source of memory opens once and ends with its pool, and cudaMalloc takes over if
-    # memory cannot be mapped. tests/c sweeps these calls.
+    # A source is what a pool gets memory from. It opens once and ends with its pool, and
+    # cudaMalloc takes over if memory cannot be mapped. tests/c sweeps these calls.
     elsewhere |= {
         "address_reserve",
         "address_free",

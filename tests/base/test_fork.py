@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forked children of a process that has used the driver.
+"""Tests of forked children of a process that has used the driver.
 
-An error says that they cannot use it, whatever other threads were doing at the fork, and
-they never wait for those threads. `test_fork_host.py` tests what they can do on the host.
+Such a child cannot use the driver. Calls that need it raise an error, whatever other
+threads were doing at the fork, and never wait for those threads, which the child lacks. The
+bytes in its host memory are those of the moment of the fork. `test_fork_host.py` tests what
+a child can do on the host.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from cumem.transfers import tuning
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
-    # JAX's own, once any test has imported it
+    # Once any test has imported JAX, it warns of each fork.
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
 ]
 
@@ -57,9 +59,8 @@ def test_child_changes_how_its_own_copies_are_made(emulated) -> None:
         assert cumem.configure().threads != 3
 
     with cumem.configure(threads=3) as block:
-        for _ in range(
-            10
-        ):  # a thread may hold a lock at the fork, which then stays held
+        # At some of these forks a thread holds a lock, which then stays held in the child.
+        for _ in range(10):
             handles = [cumem.copy_async(target, source) for _ in range(4)]
             fork_and_run(check)
             for handle in handles:
@@ -121,6 +122,8 @@ def busy() -> Iterator[None]:
             thread.join()
 
 
+#: Calls that need the driver. Their argument is a buffer on the device, an array, a stream
+#: and an event.
 OPENED = {
     "shutdown": lambda ends: cumem.shutdown(),
     "explain": lambda ends: cumem.explain(*ends[:2]),
@@ -150,7 +153,7 @@ def test_child_is_refused_whatever_its_parent_was_doing(emulated) -> None:
             with pytest.raises(RuntimeError, match="forked child"):
                 call(ends)
         with cumem.measure():
-            assert cumem.stats().pools == ()  # those are the parent's
+            assert cumem.stats().pools == ()  # the pools are the parent's
         hook = cumem.on_out_of_memory(lambda *args: None)
         hook.remove()
 
@@ -161,7 +164,10 @@ def test_child_is_refused_whatever_its_parent_was_doing(emulated) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_child_of_a_signal_handler_does_not_wait_on(emulated) -> None:
-    """Another thread waits for the device, and the child does not have that thread."""
+    """A handler forks while another thread waits for the device on behalf of this one.
+
+    The child lacks that thread, so its own wait must end with an error.
+    """
     stream, children = cumem.Stream(), []
 
     def handler() -> None:
@@ -187,12 +193,14 @@ def test_child_of_a_signal_handler_does_not_wait_on(emulated) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
 
 
+#: Functions that make host memory of each sort, for a number of bytes.
 MADE = {
     "pinned": lambda n: cumem.empty_pinned(n, "u1"),
     "mapped": lambda n: cumem.empty_mapped(n, "u1"),
     "write-combined": lambda n: cumem.empty_pinned(n, "u1", write_combined=True),
     "malloc": lambda n: cumem.empty(n, "u1", "pinned", pool=malloc_pool()),
 }
+#: Ways in which Python reads the bytes of a buffer.
 VIEWS: list[Callable[[cumem.Buffer], object]] = [
     memoryview,
     np.asarray,
@@ -225,7 +233,7 @@ def test_child_has_the_bytes_of_the_fork(runtime, made, nbytes) -> None:
             assert bytes(view(buffer)) == expected.tobytes()
         assert expected.tobytes() in pickle.dumps(buffer)
         assert buffer[-1:].numpy()[0] == expected[-1]
-        array[:] = 0  # its own: nobody else sees it
+        array[:] = 0  # this is the child's own memory, which nobody else sees
         assert not np.asarray(buffer).any()
 
     fork_and_run(check)
@@ -262,7 +270,7 @@ def test_child_and_parent_see_nothing_of_what_the_other_writes(runtime, made) ->
     if child == 0:
         signal.alarm(20)
         os.close(parent_writes)
-        os.read(child_reads, 1)  # the parent has written its zeros
+        os.read(child_reads, 1)  # until the parent has written its zeros
         same = np.array_equal(array, expected)
         array[:] = 99
         os.write(child_writes, b"y" if same else b"n")
@@ -275,7 +283,8 @@ def test_child_and_parent_see_nothing_of_what_the_other_writes(runtime, made) ->
     assert os.read(parent_reads, 1) == b"y"
     assert not array.any()
     cumem.copy(on_device, buffer)
-    assert not cumem.asnumpy(on_device).any()  # nor does the device
+    # The device has none of the child's bytes.
+    assert not cumem.asnumpy(on_device).any()
     cumem.copy(on_device, expected)
     cumem.copy(buffer, on_device)
     assert np.array_equal(array, expected)
@@ -340,7 +349,7 @@ def test_child_has_the_bytes_whatever_other_threads_were_doing(runtime) -> None:
             held.append(cumem.empty_pinned(int(size), "u1"))
             if len(held) > 6:
                 held.clear()
-                cumem.trim("pinned")  # gives chunks back: neighbours come and go
+                cumem.trim("pinned")  # gives back the memory around the buffer
 
     def check() -> None:
         assert np.array_equal(array, expected)
@@ -376,7 +385,7 @@ def test_parent_loses_no_byte_of_copies_under_way_at_a_fork(runtime) -> None:
 
         def check() -> None:
             assert np.array_equal(idle.numpy(), pattern(2 * MIB))
-            for view in views:  # undefined, but there, and the child's own
+            for view in views:  # their bytes may be any, but belong to the child
                 assert view.sum() >= 0
                 view[:] = 77
 
@@ -472,7 +481,7 @@ def test_child_allocates_nothing_from_a_warm_pool(runtime, kind) -> None:
     sizes = (100, 5000, 100_000)
     for call in calls:
         held = [call(n) for n in sizes for _ in range(3)]
-        del held[1:]  # some live, some cached
+        del held[1:]  # so that a block is live and others are cached
     kept = [empty(n, "u1") for n in sizes]
     assert pool.stats().cached_nbytes > 0
 
@@ -482,7 +491,7 @@ def test_child_allocates_nothing_from_a_warm_pool(runtime, kind) -> None:
                 with pytest.raises(RuntimeError, match="forked child"):
                     call(n)
         while kept:
-            kept.pop().free()  # leaks without an error
+            kept.pop().free()  # the child leaks the block without an error
         held.clear()
         gc.collect()
         for n in sizes:
@@ -497,7 +506,7 @@ LACKING = """
 import faulthandler, os, resource, signal, numpy as np
 import cumem
 
-faulthandler.disable()  # a child is to die without a word
+faulthandler.disable()  # a child that is killed is not to write a traceback
 
 buffer = cumem.full(256 << 20, 7, "u1", "pinned")
 array = buffer.numpy()
@@ -520,13 +529,23 @@ assert (array[:: 1 << 12] == 7).all()
 """
 
 
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="RLIMIT_AS")
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""),
+    reason="AddressSanitizer needs more address space than this test allows",
+)
 def test_child_that_has_no_room_for_the_bytes_is_not_given_others() -> None:
+    """The child may not map enough memory for the bytes of a pinned buffer.
+
+    It must be refused a view of them, and touching an older view must kill it.
+    """
     assert run(LACKING) == ""
 
 
 def run(code: str, backend: str = "emulated") -> str:
-    """Run `code` in a process of its own, and return what it writes to standard error."""
+    """Run code in another process, and return what it writes to standard error.
+
+    The text begins with the exit code if that is not 0.
+    """
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", code],
         env=os.environ | SHOWN | {"CUMEM_BACKEND": backend},
@@ -584,7 +603,8 @@ def prepare():
     global count
     count += 1
 
-# what pthread_atfork() calls: all handlers run, or none does
+# pthread_atfork() calls this. A fork runs either all such handlers or none of them, so that
+# cumem's own ran if this one did.
 ctypes.CDLL(None).__register_atfork(prepare, None, None, None)
 subprocess.run(["true"], check=True)
 subprocess.run("true", shell=True, check=True, capture_output=True, cwd="/")
@@ -603,11 +623,12 @@ assert count == 1, count
     not hasattr(ctypes.CDLL(None), "__register_atfork"), reason="not glibc"
 )
 def test_subprocess_copies_nothing(runtime) -> None:
+    """Starting a program must not run fork handlers, since a handler of cumem's copies."""
     assert run(COUNTING, runtime.name) == ""
 
 
 def huge_nbytes(array: np.ndarray) -> int:
-    """Return the bytes in huge pages of the mapping that an array lies in."""
+    """Return how many bytes of the mapping that has this array are in huge pages."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split(maxsplit=1)[0]
@@ -627,7 +648,7 @@ def test_fork_splits_no_huge_page_of_the_parent(runtime) -> None:
 
 
 class Images:
-    """A dataset for a loader, whose arrays lie in pinned and mapped memory."""
+    """A dataset for a loader of samples, with arrays in pinned and mapped memory."""
 
     def __init__(self) -> None:
         self.arrays = [
@@ -663,8 +684,8 @@ if __name__ == "__main__":
 """
 
 
-# Each worker that is not forked imports PyTorch anew: five seconds of a core under
-# AddressSanitizer. So each method is a case, which has the time of a whole test.
+# A worker that is not forked imports PyTorch anew, which takes five seconds under
+# AddressSanitizer. Each method is a case, so that it has a whole test's time.
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("loader", ["python", "torch"])
 def test_workers_read_a_dataset_of_pinned_arrays(
@@ -707,6 +728,7 @@ def test_benchmark_of_forks_finds_no_wrong_byte(tmp_path) -> None:
         assert found[made]["huge_after"] == found[made]["huge_before"]
 
 
+#: A driver's library that stops while it is being loaded, until the test goes on.
 LATE_DRIVER = """
 #include <stdlib.h>
 #include <unistd.h>
@@ -724,8 +746,8 @@ import os, signal, sys, threading, warnings
 import cumem
 
 warnings.simplefilter("ignore")
-# A fork beside a thread loads modules, among them libraries, which wait for one that is
-# being loaded: so that is over before the driver's is.
+# The first fork beside a thread loads modules. Some load libraries, which would wait for
+# the driver's library while that is being loaded. So a first fork comes before it.
 idle = threading.Event()
 beside = threading.Thread(target=idle.wait)
 beside.start()
@@ -779,8 +801,9 @@ def test_child_that_was_forked_while_the_driver_was_opened_does_not_wait(
     assert done.returncode == 0, done.stderr
 
 
-#: A program that forbids the process one advice of madvise(), as sandboxes do. Its
-#: first arguments are the numbers of the error and of the advice.
+#: A program that forbids one kind of advice of madvise(), as sandboxes do, and then runs
+#: another program. Its first arguments are the error that madvise() shall answer and the
+#: number of the advice.
 DENY = r"""
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -830,6 +853,8 @@ assert (device.to_numpy() == 3).all()
 """
 
 
+# The kinds of advice are DONTNEED, DONTFORK, DOFORK, HUGEPAGE, DONTDUMP, WIPEONFORK,
+# KEEPONFORK, PAGEOUT, POPULATE_READ and POPULATE_WRITE.
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="builds a program")
 @pytest.mark.parametrize("advice", [4, 10, 11, 14, 16, 18, 19, 21, 22, 23])
 def test_advice_that_a_sandbox_refuses_is_done_without(tmp_path, advice) -> None:

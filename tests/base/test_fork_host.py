@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forked child of a process that used the driver can do: all work on the host."""
+"""A forked child of a process that used the driver can still do all work on the host.
+
+Each test uses the driver, forks, and lets the child work in ordinary memory or in memory
+that it inherited. The parent's memory must stay as it was. The last tests check which calls
+are refused, and that no call waits for a thread of the parent.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
-    # These tests are about the C core, which is the same for each Python.
+    # These tests are about the C core, which every version of Python runs alike.
     pytest.mark.any_python,
 ]
 
@@ -38,7 +43,7 @@ def use_driver() -> None:
 
 @pytest.fixture
 def made(runtime) -> Iterator[dict[tuple[str, int], cumem.Buffer]]:
-    """Buffers of a process that has used its device."""
+    """Yield buffers of two kinds and three sizes, in a process that has used its device."""
     use_driver()
     buffers = {
         (kind, nbytes): cumem.array(pattern(nbytes), kind=kind)
@@ -102,7 +107,7 @@ def test_child_copies_inherited_memory_to_and_fro(made) -> None:
 
     fork_and_run(check)
     fork_and_run(lambda: fork_and_run(check))
-    for (_, nbytes), buffer in made.items():  # the parent's own are what they were
+    for (_, nbytes), buffer in made.items():  # the parent's bytes have not changed
         assert np.array_equal(buffer.numpy(), pattern(nbytes))
 
 
@@ -274,7 +279,7 @@ def test_child_never_gets_bytes_that_a_transfer_was_writing(emulated) -> None:
 
 
 def test_child_of_threads_at_work_copies_on(emulated) -> None:
-    """Whatever lock they hold at the fork, none of the child's calls waits for it."""
+    """Threads may hold any lock at the fork, and no call of the child may wait for one."""
     stop = threading.Event()
     source, target = np.ones(1 << 18, "u1"), cumem.empty_device(1 << 18, "u1")
     inherited = cumem.full(1 << 18, 6, "u1", "pinned")

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forked children of processes in which another thread loads a module of the package."""
+"""Tests of a fork while another thread of the process imports a module of the package.
+
+The child lacks that thread. Without further care the module's import lock would stay locked
+in the child, and an import there would wait for ever. Each test runs a program that stops a
+thread amid an import, forks, and lets the child use the package.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,15 @@ import pytest
 from support import programs
 
 pytestmark = [
-    # A build with checks sees calls of Python without the GIL.
+    # A build with checks notices a call of Python that is made without the GIL.
     pytest.mark.checked,
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
 ]
 
-#: The beginning of a program in which `hold(names)` lets threads load these modules.
-#: Each thread stops before its module is made, or before it is executed, until `go_on`
-#: is set.
+#: The first part of a program. Its `hold(names)` starts a thread for each of these modules,
+#: which imports the module, but stops until `go_on` is set: before the module is made, or
+#: before it is executed if IN_THE_MIDDLE is true. `fork_and_work()` lets a child use the
+#: package.
 HOLD = """
 import ast, importlib.machinery, os, signal, sys, threading, warnings
 import numpy as np
@@ -37,7 +43,7 @@ class Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
 class Finder:
-    # It may not stop itself: a fork waits for finders, as for the global import lock.
+    # Only the loader stops: finders run under the global import lock, which a fork takes.
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name not in names:
@@ -124,11 +130,12 @@ def fork_and_work(check=lambda: None):
     assert not failures, failures
     assert status == 0, status
 """
-#: Modules that `work` needs, of which none is loaded for another.
+#: The function `work` needs these modules, and no other one imports them.
 HELD = ["cumem.interchange.pickling", "cumem.devices.device", "cumem.files.npy"]
 
 
 def run(tmp_path, in_the_middle: bool, code: str) -> None:
+    """Run HOLD and then `code` in another process, which must succeed."""
     done = subprocess.run(
         [sys.executable, "-c", f"IN_THE_MIDDLE = {in_the_middle}\n{HOLD}{code}"],
         capture_output=True,
@@ -155,7 +162,7 @@ def test_fork_waits_for_a_thread_that_loads_and_the_child_loads_nothing(
         """
 loaded = []
 def note(event, args):
-    # An import of what is there already takes no lock.
+    # Importing a module that is loaded takes no lock.
     is_ours = event == "import" and args[0].startswith("cumem.")
     if is_ours and args[0] not in sys.modules:
         loaded.append(args[0])
@@ -235,12 +242,17 @@ assert raised == [], raised
 
 
 def test_modules_loaded_before_a_fork_begin_with_the_next_one() -> None:
-    """Such modules take their locks before a fork, but for this fork it is too late."""
+    """A module may register hooks, to take its lock before a fork and release it
+    afterwards.
+
+    The fork that makes cumem load the module is too late for the first hook, so it may not
+    run the second one either.
+    """
     done = programs.run("-c", LOCKS)
     assert done.returncode == 0, done.stderr
 
 
-#: One thread that forks loads the modules and then stops, while another thread forks.
+#: A program in which a thread that forks loads the modules and stops, while another forks.
 TWO_FORKS = """
 import os, sys, threading
 stopped, go_on = threading.Event(), threading.Event()
@@ -274,6 +286,6 @@ assert not registered._global_shutdown_lock.locked()
 def test_thread_that_forks_beside_another_lets_go_of_no_lock_that_it_did_not_take() -> (
     None
 ):
-    # CPython 3.12 and newer warn of forks beside threads, which this is about.
+    # From 3.12 on CPython warns of forks beside threads, which this test has to make.
     done = programs.run("-W", "ignore::DeprecationWarning", "-c", TWO_FORKS)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may come before a fork.
+"""Tests of which calls may come before a fork.
 
-After calls that only ask, the child can use all of cumem, and the number of devices is
-found without starting the driver.
+Some calls only ask or set something and do not start the driver. A child that is forked
+after them can use all of cumem. The first tests make such calls, and then every public
+call, before a fork. The later ones test how the number of devices is found without starting
+the driver: from `CUDA_VISIBLE_DEVICES`, from NVML, or by asking the driver in another
+process.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from test_first_calls import folder as files_of_calls  # noqa: F401
 from cumem.devices import counting
 
 pytestmark = [
-    # These tests run programs of their own, which are the same for each Python.
+    # The programs of these tests do the same under every version of Python.
     pytest.mark.any_python,
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
 ]
@@ -30,7 +33,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join(p for p in sys.path if p)
 
-#: Each of these asks something in a process of its own, and starts nothing.
+#: Calls that ask or set something. Each is made in another process, and starts no driver.
 QUESTIONS = {
     "import": "pass",
     "is_available": "cumem.is_available()",
@@ -63,6 +66,8 @@ QUESTIONS = {
     "recommend": "cumem.recommend('1GiB', reuse=9)",
 }
 
+#: A program that makes such a call, forks, and checks that its children can use all of
+#: cumem.
 ASKING = """
 import os, signal, sys, numpy
 import cumem
@@ -96,6 +101,7 @@ assert cumem.zeros(4, "f4", "device").to_numpy().sum() == 0  # and the parent it
 
 
 def run(code: str, **variables: str) -> str:
+    """Run code in another process, which must succeed silently, and return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         env=os.environ | {"PYTHONPATH": PATH} | variables,
@@ -155,6 +161,8 @@ USES = {
     *("synchronize", "a thread registers", "assignment"),
 }
 
+#: A program that makes each call in a child, which then forks as well. It prints what
+#: became of the last child: 0 if it could use a device, 7 if it was refused.
 TABLE = (
     PROGRAM[: PROGRAM.index("bad = {}")]
     + """
@@ -205,7 +213,8 @@ def test_page_names_each_call_that_starts_the_driver() -> None:
     assert missing == []
 
 
-NUMBERS = {
+#: Calls that also do without the driver, although they collate, copy or set a share.
+WITHOUT_DRIVER = {
     "numbers": "cumem.PinnedCollate()([1, 2])",
     "tuples of numbers": "cumem.PinnedCollate()([(1, 2.0), (3, 4.0)])",
     "text": "cumem.PinnedCollate()(['a', 'b'])",
@@ -217,14 +226,14 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("question", NUMBERS)
+@pytest.mark.parametrize("question", WITHOUT_DRIVER)
 def test_child_after_what_needs_no_driver_has_all_of_cumem(question) -> None:
-    code = ASKING.format(question=NUMBERS[question], count=3)
+    code = ASKING.format(question=WITHOUT_DRIVER[question], count=3)
     run(code, CUMEM_BACKEND="emulated", CUMEM_EMULATED_DEVICES="3")
 
 
 def test_share_of_a_device_is_in_force_from_the_first_memory_on() -> None:
-    """This holds whether or not anybody has asked how much the share is."""
+    """A share of the memory is a limit even before anybody asks how many bytes it is."""
     code = """
 import cumem
 cumem.set_limit("device", "33.3%")
@@ -253,6 +262,7 @@ assert other.limit == 1 << 29  # asking starts the driver
     run(code, CUMEM_BACKEND="emulated", **variables)
 
 
+#: A program that copies on the host before it forks.
 WORKED = """
 import os, signal, numpy
 import cumem
@@ -388,6 +398,7 @@ int cuDeviceGetCount(int *count)
 }
 """
 
+#: A program that prints the number of devices and the backend, or the error.
 COUNTED = """
 import cumem
 try:
@@ -400,7 +411,10 @@ except cumem.CudaError as error:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory) -> Path:
-    """A folder with a driver that counts and does nothing else, and no NVML."""
+    """Build a driver that can do nothing but count, and an NVML without functions.
+
+    Returns the folder of both libraries.
+    """
     if shutil.which("gcc") is None:
         pytest.skip("builds a driver's library")
     folder = tmp_path_factory.mktemp("driver")
@@ -415,6 +429,7 @@ def driver(tmp_path_factory) -> Path:
 
 
 def counted(driver: Path, started: Path, **variables: str) -> str:
+    """Return what COUNTED prints with this driver, which notes each start in a file."""
     return run(
         COUNTED,
         LD_LIBRARY_PATH=str(driver),
@@ -450,7 +465,7 @@ def test_driver_that_is_too_old_is_not_started(driver, tmp_path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_program_that_is_no_interpreter_is_not_run_again(monkeypatch) -> None:
+def test_program_other_than_an_interpreter_is_not_run_again(monkeypatch) -> None:
     def run_again(*args: object, **named: object) -> None:
         raise AssertionError("the program was run again")
 
@@ -465,7 +480,10 @@ def test_program_that_is_no_interpreter_is_not_run_again(monkeypatch) -> None:
 
 
 class Nvml:
-    """As counting.py uses it: each field is what the function answers, or its code."""
+    """Has the functions of NVML that counting.py calls.
+
+    The fields of `said` are what the functions answer and the codes that they return.
+    """
 
     def __init__(self, **said: object) -> None:
         self.said: dict[str, object] = {"count": 2, "mig": 3, "minor": 0, "fabric": 0}

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Importing: no CUDA call, no driver library, nothing heavy, works without a driver."""
+"""Tests that importing cumem is cheap and opens nothing, and tests of unusual first uses.
+
+Most tests run a program, since only a new process can import the package for the first
+time. Importing must not load a driver's library or anything heavy, and needs no driver. The
+first use may be in a forked or spawned process, in a thread with a small stack, in a
+subinterpreter, or in a program that embeds Python.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +22,12 @@ import pytest
 
 import cumem
 
-# These tests show what a package or an older NumPy lacks.
+# These tests fail if a wheel lacks a module, or if an older NumPy lacks what they use.
 pytestmark = pytest.mark.packaging
 
 
 def run(code: str, *arguments: str, **environment: str) -> str:
+    """Run code in another process, with warnings as errors, and return what it prints."""
     path = os.pathsep.join(folder for folder in sys.path if folder)
     env = {**os.environ, "PYTHONPATH": path, **environment}
     done = subprocess.run(
@@ -56,7 +63,7 @@ def test_import_loads_no_optional_library() -> None:
         import cumem
         for name in ("matplotlib", "tqdm", "torch", "cupy", "jax", "asyncio", "ctypes"):
             assert name not in sys.modules or name in ("ctypes",), name
-        assert "mmap" not in sys.modules  # who has no maps does not pay for the module
+        assert "mmap" not in sys.modules  # only a program that maps files needs it
         """
     )
 
@@ -92,7 +99,7 @@ def test_classes_of_answers_are_found_in_types_whoever_loaded_their_module() -> 
         import pickle
         import cumem
         pool = cumem.default_pool("pinned")
-        found = pool.snapshot()  # by a module that pools load for themselves
+        found = pool.snapshot()  # the pool loads the module of snapshots itself
         assert type(found).__module__ == "cumem.types"
         assert type(pickle.loads(pickle.dumps(found))) is cumem.types.Snapshot
         for name in cumem.types.__all__:
@@ -130,16 +137,16 @@ def test_names_are_those_that_type_checkers_see() -> None:
         import cumem
         with open(cumem.__file__ + "i", encoding="utf-8") as file:
             stub = ast.parse(file.read())
-        told = [
+        imported = [
             (node.module, alias.name, alias.asname)
             for node in stub.body
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         ]
-        assert all(name == shown for _, name, shown in told)
-        modules = [n for m, n, _ in told if m == "cumem"]
+        assert all(name == shown for _, name, shown in imported)
+        modules = [n for m, n, _ in imported if m == "cumem"]
         assert modules == ["doctor", "info", "types", "units"]
-        names = sorted(name for module, name, _ in told if module != "cumem")
+        names = sorted(name for module, name, _ in imported if module != "cumem")
         assert len(set(names)) == len(names) and names == cumem.__all__
         space = {}
         exec("from cumem import *", space)
@@ -149,7 +156,7 @@ def test_names_are_those_that_type_checkers_see() -> None:
 
 
 def test_no_module_takes_the_name_of_a_function() -> None:
-    """Loading such a module would put it in the place of the function."""
+    """Python would put such a module in the place of the function once it is imported."""
     modules = {path.stem for path in pathlib.Path(cumem.__file__).parent.iterdir()}
     assert not modules & set(cumem.__all__)
 
@@ -350,7 +357,7 @@ def use() -> None:
 
 
 for name in cumem.__all__:
-    getattr(cumem, name)  # CPython's own compiler needs more than the thread will have
+    getattr(cumem, name)  # importing a module needs more stack than the thread will have
 done = []
 threading.stack_size(32 << 10)
 thread = threading.Thread(target=use)
@@ -393,7 +400,7 @@ def test_code_that_shows_the_warning_may_use_the_package(where: str) -> None:
             used = cumem.empty_device(3)
         if cumem.backend() == "emulated":
             assert len(shown) == 1
-            cumem.copy(used, seen[0])  # of one runtime
+            cumem.copy(used, seen[0])  # both belong to one runtime
         """,
         where,
         CUDA_VISIBLE_DEVICES="",
@@ -434,7 +441,7 @@ def test_subinterpreter_is_refused_and_the_process_ends() -> None:
             "try:",
             "    import cumem",
             "except ImportError as error:",
-            "    text = str(error)  # ours, or from 3.12 on Python's own",
+            "    text = str(error)  # cumem's text, or Python's own from 3.12 on",
             "    assert 'main interpreter' in text or 'subinterpreters' in text, error",
             "else:",
             "    raise AssertionError('imported')",
@@ -466,7 +473,7 @@ def test_import_without_the_gil_is_refused(enabled: bool) -> None:
     )
 
 
-#: A program that runs Python in a thread that is not its first.
+#: A C program that runs Python in a thread other than its first one.
 EMBEDDING = """
 #include <pthread.h>
 extern int Py_BytesMain(int, char **);
@@ -490,6 +497,7 @@ int main(int argc, char **argv)
 }
 """
 
+#: A program that waits for a stream that is held shut, until Ctrl-C comes.
 INTERRUPTED = """
 import os, signal, threading
 from support import session, testing
@@ -516,6 +524,7 @@ finally:
 
 @pytest.fixture(scope="module")
 def embedding(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Build the program of EMBEDDING, and return its path."""
     directory, library = (
         sysconfig.get_config_var(name) for name in ("LIBDIR", "INSTSONAME")
     )

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges of NVTX, as seen by a tool that is built here and logs the calls that it gets."""
+"""Tests of the NVTX ranges that cumem makes around its operations.
+
+A range is a named span of time that NVIDIA's profilers show. A profiler takes part by a
+shared library that NVTX loads. The tests build such a library, the tool, which logs each
+call that it gets, and run programs with it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +20,11 @@ from pathlib import Path
 
 import pytest
 
-# All of this is plain Python of ours, which each version runs in the same way.
+# The programs of these tests do the same under every version of Python.
 pytestmark = pytest.mark.any_python
 
-#: As nvtxTypes.h and nvToolsExt.h of NVTX 3 declare what a tool and a client exchange.
+#: The C text of the tool. Its types are declared as in nvtxTypes.h and nvToolsExt.h of NVTX
+#: 3.
 TOOL = r"""
 #include <pthread.h>
 #include <stddef.h>
@@ -123,6 +129,7 @@ InitializeInjectionNvtx2(const void *(*get)(uint32_t))
 
 @pytest.fixture(scope="module")
 def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the tool, and return the path of its library."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -137,7 +144,11 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seen(
     code: str, tool: Path, folder: Path, backend: str = "emulated", **environment: str
 ) -> list[list[str]]:
-    """Return the ranges that a tool got from a program: call, depth, payload and text."""
+    """Run code in another process, and return the calls that the tool logged.
+
+    Each call is a list of texts: its name, the depth of the range in its thread, the
+    payload, which is a number of bytes, and the name of the range.
+    """
     log = folder / "seen"
     log.write_text("")
     settings = {
@@ -162,9 +173,11 @@ def seen(
 
 
 def pushed(lines: Sequence[list[str]]) -> list[str]:
+    """Return the names of the ranges that were begun."""
     return [text for what, _, _, text in lines if what == "push"]
 
 
+#: A program that makes ranges of every sort.
 WORK = """
     import cumem, numpy as np
     stream = cumem.Stream()
@@ -198,7 +211,7 @@ def test_tool_sees_each_operation_with_its_size(
         *("prefetching managed memory 3 MiB", "wait for device", "write file 1 MiB"),
     ):
         assert text in texts
-    assert sum(text.startswith("grow ") for text in texts) >= 3  # a pool of each kind
+    assert sum(text.startswith("grow ") for text in texts) >= 3  # one pool of each kind
     payloads = {text: payload for what, _, payload, text in lines if what == "push"}
     assert payloads["copy 1 MiB"] == str(1 << 20)
     assert payloads["copy_many"] == "0"
@@ -279,9 +292,9 @@ def test_tool_that_cannot_be_used_is_a_warning(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             cumem.empty_device(1000, "u1").copy()
-        (told,) = caught
-        assert told.category is RuntimeWarning, told
-        assert "sees no ranges" in str(told.message), told
+        (warned,) = caught
+        assert warned.category is RuntimeWarning, warned
+        assert "sees no ranges" in str(warned.message), warned
         findings = doctor.diagnose(measure=False).findings
         (found,) = (each for each in findings if each.check == "nvtx")
         assert found.status == "note", found
@@ -294,7 +307,7 @@ def test_tool_that_cannot_be_used_is_a_warning(
 def test_tool_that_was_refused_is_unloaded_and_reported_again(
     tool: Path, tmp_path: Path, trouble: str
 ) -> None:
-    """A second opening says so as well, and a tool that works by then is used."""
+    """The next opening warns again, and uses a tool that works by then."""
     empty = tmp_path / "libnothing.so"
     if trouble == "no tool":
         command = [shutil.which("gcc") or "cc", "-shared", "-fPIC", "-x", "c"]
@@ -350,7 +363,7 @@ def test_sizes_are_written_as_people_read_them(tool: Path, tmp_path: Path) -> No
     assert texts == [f"copy {size}" for size in wanted]
 
 
-#: A program that sees ranges by callbacks of CUPTI, NVIDIA's own library for profilers.
+#: A program that gets ranges from CUPTI, NVIDIA's own library for profilers.
 CUPTI = """
     import ctypes, os, cumem, numpy as np
 
@@ -392,6 +405,7 @@ CUPTI = """
 
 
 def find_cupti() -> Path | None:
+    """Return the path of CUPTI's library from NVIDIA's wheels or from CUDA's folder."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
     found = [lib for f in folders for lib in f.glob("*/lib/libcupti.so.1[0-9]")]

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""progress= of all calls that take it, except copy() and Transfer.wait()."""
+"""Tests of `progress=` in all calls that take it, except copy() and Transfer.wait().
+
+Each function below makes one such call, and most tests are run for each function. The tests
+hold the stream of the call's memory shut, so that the call has to wait and report.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +19,25 @@ from support import session, values
 
 import cumem
 
-# Plain Python code of ours does all of this. No version of Python or NumPy changes that.
+# No version of Python or NumPy changes what these tests show.
 pytestmark = pytest.mark.any_python
 
 NBYTES = 40_000
 HALF = NBYTES // 2
 
-#: A call, given device memory, a stream, a folder and its progress.
+#: A function that makes one call, given device memory, a stream, a folder and `progress`.
 Call = Callable[[cumem.Buffer, cumem.Stream, Path, Any], object]
 
 
 def file_of(folder: Path) -> Path:
+    """Write a file of NBYTES bytes, and return its path."""
     path = folder / "bytes.bin"
     path.write_bytes(bytes([5]) * NBYTES)
     return path
 
 
 def checkpoint_of(folder: Path) -> Path:
+    """Save two tensors in a file each, and return the path of the checkpoint."""
     tensors = {"a": np.full(HALF, 5, "u1"), "b": np.full(HALF, 5, "u1")}
     return cumem.save_safetensors(folder / "m.safetensors", tensors, max_shard_nbytes=1)
 
@@ -57,7 +63,7 @@ def copy_many_one_way(memory, stream, folder, progress) -> None:
 
 
 def copy_rows(memory, stream, folder, progress) -> None:
-    """Copy rows of ordinary memory, every second one of which comes first."""
+    """Copy rows of ordinary memory: first every second row, then the others."""
     rows = [*range(0, NBYTES, 2), *range(1, NBYTES, 2)]
     source = np.full(NBYTES, 5, "u1")
     cumem.copy_rows(memory, source, src_rows=rows, stream=stream, progress=progress)
@@ -123,13 +129,13 @@ def call(request) -> Call:
 
 @pytest.fixture
 def total(call) -> int:
-    """A source that is read once for two targets counts once."""
+    """Return the bytes that the call reports. A source that is broadcast counts once."""
     return HALF if call is broadcast else NBYTES
 
 
 @contextlib.contextmanager
 def held() -> Iterator[tuple[cumem.Buffer, cumem.Stream]]:
-    """Yield device memory, and the stream that will fill it and is held shut."""
+    """Yield device memory and a stream, held shut, on which a fill of the memory waits."""
     stream = cumem.Stream()
     memory = cumem.zeros(NBYTES, "u1", "device", stream=stream)
     cumem.Device(0).synchronize()
@@ -186,7 +192,7 @@ def test_callable_that_raises_ends_it_as_ctrl_c_does(emulated, call, tmp_path) -
 
 @pytest.fixture
 def bars(monkeypatch) -> list[Any]:
-    """Bars that record what they are asked to show."""
+    """Return the list of bars that the test makes, which record what they shall show."""
     made: list[Any] = []
 
     class Recorder:
@@ -304,7 +310,7 @@ def test_long_copy_of_many_shows_how_far_it_is(emulated) -> None:
 
 
 def test_long_file_shows_how_far_it_is(emulated, tmp_path) -> None:
-    """The memory's stream is shut until progress was reported, so the read takes long."""
+    """The memory's stream is shut until the first report, so that the read takes long."""
     nbytes = 8 << 20
     path = tmp_path / "long.bin"
     with open(path, "wb") as file:

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The random torture of the whole package, for a few seconds, and that it sees faults."""
+"""A short run of the torture, and tests that it notices wrong bytes and lost copies.
+
+The torture, `tests/isolated/torture.py`, lets threads make random calls of the whole
+package and compares every byte. The later tests are about copies whose handles nobody
+keeps: such a copy may fail to arrive, but only if a failure was reported in the same round.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +21,12 @@ from torture.settings import WrongError
 from torture.worker import Worker
 from torture.world import World
 
-# These tests run programs of their own, which are the same for each Python.
+# The programs of these tests do the same under every version of Python.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[1] / "isolated" / "torture.py"
 
-#: A program that runs a script whose copies into memory of NumPy's lose a bit after a
-#: while.
+#: While this program runs a script, it flips a bit in each larger copy into a NumPy array.
 BROKEN = """
 import runpy, sys
 from support import core
@@ -39,6 +43,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def run(path: Path, *command: str) -> tuple[int, dict[str, Any], str]:
+    """Run the torture, and return its exit code, its results and its output."""
     done = programs.run(*command, "--threads", "4", "--json", str(path))
     said = done.stdout + done.stderr
     return done.returncode, json.loads(path.read_text(encoding="utf-8")), said
@@ -67,6 +72,7 @@ def test_torture_sees_wrong_bytes(tmp_path: Path) -> None:
 
 @pytest.fixture
 def worker(emulated, tmp_path: Path) -> Worker:
+    """Return a worker that is not started, so that a test can call its methods."""
     options = argparse.Namespace(seed=1, largest=4096, faults=False)
     world = World(options, tmp_path)
     found = Worker(world, 0, 0)
@@ -85,6 +91,7 @@ def dropped(worker: Worker, found: np.ndarray, unreported: int) -> list[str]:
     return world.failures
 
 
+#: The bytes of a target after the first half of a copy of ones over zeros has arrived.
 PART = np.repeat(np.array([1, 0], "u1"), 50)
 
 
@@ -98,14 +105,14 @@ def test_copy_that_did_not_arrive_fails_the_round_where_none_was_reported(
     worker,
 ) -> None:
     (said,) = dropped(worker, PART, unreported=0)
-    assert said.startswith("1 copies did not arrive, but 0 failures were told")
+    assert said.startswith("1 copies did not arrive, but 0 failures were reported")
 
 
 def test_failure_that_was_reported_excuses_one_copy(worker) -> None:
     world = worker.world
     world.unwritten.append("another")
     (said,) = dropped(worker, PART, unreported=1)
-    assert said.startswith("2 copies did not arrive, but 1 failures were told")
+    assert said.startswith("2 copies did not arrive, but 1 failures were reported")
 
 
 def test_failure_of_one_round_excuses_no_copy_of_the_next(worker) -> None:

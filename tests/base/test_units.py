@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes, rates and times as text."""
+"""Tests of `cumem.units`, which writes sizes, rates, times and tables, and reads sizes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of the environment whose names are misspelt."""
+"""Tests of environment variables: misspelt names, and the words that switch things.
+
+A variable whose name begins with `CUMEM_` and that nothing reads causes a warning once. The
+later tests check that all switches know the same words, such as "yes" and "off".
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from cumem.devices import device as device_module
 from cumem.doctor import checks
 from cumem.files import raw
 
-# These tests read texts of the tree, which are the same for each Python.
+# What these tests show is the same under every version of Python.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]
@@ -90,8 +94,8 @@ def test_variables_are_those_that_the_sources_name() -> None:
         for path in (ROOT / folder).rglob(pattern):
             named |= set(re.findall(r"\bCUMEM_[A-Z_]+[A-Z]\b", path.read_text()))
     known = variables.READ | variables.OTHERS
-    rules.check_none(sorted(named - known), "in no list of cumem/base/variables.py:")
-    rules.check_none(sorted(variables.READ - named), "nothing reads or tells of:")
+    rules.check_none(sorted(named - known), "not in a list of cumem/base/variables.py:")
+    rules.check_none(sorted(variables.READ - named), "no source names these:")
 
 
 YES = ["1", "true", "Yes", "ON", " 1 "]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every callable of the extension with arguments of wrong types: none of them crashes."""
+"""No callable of the extension crashes if it gets arguments of wrong types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import programs
 
-# A build with checks sees invariants that no longer hold.
+# A build with checks notices an invariant that no longer holds.
 pytestmark = pytest.mark.checked
 
 SCRIPT = Path(__file__).parents[1] / "isolated" / "wrong_types.py"
@@ -23,7 +23,7 @@ def test_wrong_types_given_to_every_callable_of_the_extension_crash_nothing(
     last.touch()
     done = programs.run(
         *(str(SCRIPT), str(part), str(PARTS), str(last), str(tmp_path)),
-        # memory that is given back changes, so that what is used after its end is seen
+        # With these variables freed memory is overwritten, so that a later use is noticed.
         PYTHONMALLOC="malloc",
         MALLOC_PERTURB_="165",
     )

@@ -70,7 +70,7 @@ class World:
             copies = "; ".join(self.unwritten)
             self.fail(
                 f"{len(self.unwritten)} copies did not arrive, but {len(self.unreported)} "
-                f"failures were told. The copies: {copies}. "
+                f"failures were reported. The copies: {copies}. "
             )
         self.excused += len(self.unwritten)
         self.unwritten.clear()
