@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy between all kinds, give everything back, reset the device: for compute-sanitizer.
+"""Copy between all kinds of memory, give everything back, and reset the device.
 
     compute-sanitizer --leak-check full python copy_everything.py [--plant-leak]
 
-With --plant-leak 4096 bytes are taken behind cumem's back, so that the tool must
-report them: a leak check that cannot fail says nothing.
+NVIDIA's compute-sanitizer then reports what was not given back. With --plant-leak the
+program takes 4096 bytes without cumem, which the tool must report; otherwise its check
+shows nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ KINDS = ["pinned", "mapped", "managed", "device"]
 
 
 def plant_leak() -> None:
-    """Take 4096 bytes of device 0 in its primary context, which cumem uses too."""
+    """Take 4096 bytes of device 0, in the primary context, which is cumem's context too."""
     driver = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
     address = ctypes.c_uint64()
@@ -34,7 +35,7 @@ def plant_leak() -> None:
 
 
 def main() -> None:
-    """Run every route once, on both orders and with strides."""
+    """Copy between all kinds, whole and strided, and use all other sorts of memory."""
     data = np.random.default_rng(0).integers(0, 256, (96, 130), dtype="u1")
     for to, source in itertools.product([*KINDS, None], repeat=2):
         a = cumem.array(data, kind=source) if source else data

@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many threads make random calls of the whole package, every byte verified.
+"""Let many threads make random calls of the whole package, and verify every byte.
 
     python torture.py [--seconds 60] [--rounds 4] [--threads 8] [--seed 1] [--faults]
                       [--largest 1048576] [--patience 60] [--libraries] [--json FILE]
 
-Each thread owns memory of all kinds with known contents. What a call writes is held
-against NumPy's own result, bytes around it included, and read at its address, by no call
-of cumem's, once the stream is waited for in one of the ways that CUDA has; only a copy in
-the background is waited for by its handle. The main thread makes copies as well, under
-Ctrl-C at any moment, and changes limits, trims and shuts down; threads fork, and the child
-reads what lives. An exception that is not among those that a call may raise, a wrong byte,
-a hang or growth from round to round fails the run. The seed decides what each thread does,
-but not when; after a shutdown() or an error its choices differ.
+Each thread owns memory of all kinds with known contents. After a call the thread compares
+what was written, and the bytes around it, with NumPy's own result. It reads the memory at
+its address without a call of cumem's, once the stream has been waited for in one of the
+ways that CUDA has. Only for a copy in the background does it wait by the handle.
 
-On a GPU up to 6 GiB of device memory, 768 MiB of managed and 4 GiB of pinned memory are
-used; CUMEM_LIMIT_... and CUMEM_EMULATED_... of the environment come first. --faults lets
-calls of the driver fail now and then; --libraries uses PyTorch and JAX on the emulated
-device as well. Exit status: 0 when all was right, 1 when something was not, 3 for a hang.
+The main thread makes copies as well, which Ctrl-C may end at any moment, and it changes
+limits, trims and shuts down. Threads fork, and each child reads the memory that it
+inherited. The run fails after an exception that the call may not raise, a wrong byte, a
+hang, or growth from round to round. The seed decides what each thread does, but not when.
+After a shutdown() or an error its choices differ from run to run.
+
+On a GPU the run uses up to 6 GiB of device memory, 768 MiB of managed and 4 GiB of pinned
+memory, unless CUMEM_LIMIT_... or CUMEM_EMULATED_... of the environment say otherwise. With
+--faults calls of the driver fail now and then, and with --libraries PyTorch and JAX are
+used on the emulated device as well. The exit status is 0 if all was right, 1 if something
+was wrong, and 3 for a hang.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds < 4:
         parser.error("--rounds must be 4 or more")
-    warnings.filterwarnings("ignore", ".*fork")  # in a process with threads
+    warnings.filterwarnings("ignore", ".*fork")  # Python warns of forks beside threads
     faulthandler.enable()
     faulthandler.register(signal.SIGALRM, chain=True)
     watcher.have_malloc_give_back()

@@ -7,13 +7,15 @@
     Memory with known contents, which tests read at its address.
 ``registry``, ``operations``
     The operations that a thread may do at random, in a module for each room of the package.
-``world``, ``worker``, ``pending``, ``calm``
-    The things that the threads share, those that each owns, the copies that it has begun,
-    and its operations while the main thread shuts cumem down.
+``world``
+    Everything that the threads share, such as options and failures.
+``worker``, ``pending``, ``calm``
+    A thread with its memory, the copies that it has begun, and the few operations that it
+    does while the main thread shuts cumem down.
 ``main_thread``
-    Operations of one thread alone: limits, shutdowns, and copies under Ctrl-C.
+    Operations of the main thread alone: limits, shutdowns, and copies under Ctrl-C.
 ``libraries``
-    PyTorch, JAX and CuPy.
+    Operations with PyTorch, JAX and CuPy.
 ``watcher``, ``rounds``
     How hangs and leaks are found, and the run from its first round to its report.
 """

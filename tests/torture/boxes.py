@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of every kind with the contents that it must have, and how it is read.
 
-A `Box` has memory as bytes, and an array of the bytes that must be in it. `Raw` reads those
-bytes at their address, so that no copy of cumem's is checked by another one.
+A `Box` has some memory, and an array of the bytes that must be in it. `Raw` reads the
+memory at its address, so that no copy of cumem's is checked by another one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from support import testing
 
 import cumem
 
-Make = Callable[[Any], Any]  # makes a view of the bytes of a box, array or buffer
+#: A function that makes a view of all bytes of a box, whether they are in an array or in a
+#: buffer.
+Make = Callable[[Any], Any]
 
 
 def in_own_pages(content: np.ndarray) -> np.ndarray:
     """Make a copy that shares no page with other memory.
 
-    The driver refuses to copy memory across the edge of a registration. In pages of its own
-    memory has no such edge, so other libraries on a GPU can copy it.
+    On a GPU the driver refuses a copy that crosses the edge of page-locked memory. Memory
+    that shares no page has no such edge inside, so that other libraries can copy it.
     """
     if content.size == 0:
         return content.copy()
@@ -37,7 +39,7 @@ def in_own_pages(content: np.ndarray) -> np.ndarray:
 
 
 class Raw:
-    """Bytes at an address, which are read without a copy of cumem's."""
+    """Reads and waits on a GPU by the driver alone, without cumem."""
 
     def __init__(self, emulated: bool) -> None:
         self.emulated = emulated
@@ -57,6 +59,7 @@ class Raw:
 
     @contextlib.contextmanager
     def entered(self, device: int) -> Iterator[None]:
+        """Make the device's context current inside the block."""
         self.check(self.lib.cuCtxPushCurrent_v2(self.contexts[device]))
         try:
             yield
@@ -64,6 +67,7 @@ class Raw:
             self.check(self.lib.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
 
     def read(self, box: Box) -> np.ndarray:
+        """Return the bytes that are in a box."""
         if box.nbytes == 0:
             return np.empty(0, "u1")
         out = in_own_pages(np.empty(box.nbytes, "u1"))
@@ -84,7 +88,7 @@ class Raw:
         return out
 
     def synchronize(self, stream: cumem.Stream) -> None:
-        """Wait for a stream as any other user of the driver does."""
+        """Wait for a stream as any other user of the driver would."""
         with self.entered(stream.device.index):
             self.check(self.lib.cuStreamSynchronize(ctypes.c_void_p(stream.handle)))
 
@@ -108,7 +112,10 @@ class Box:
 def layout(
     rng: random.Random, dtype: np.dtype, shape: tuple[int, ...], nbytes: int
 ) -> Make:
-    """Choose a view of that shape and dtype: turned, reversed, with gaps, or plain."""
+    """Choose how to view some bytes as this shape and dtype, and return the function.
+
+    The view may be transposed, reversed or have gaps.
+    """
     axes = list(range(len(shape)))
     steps, pads = [1] * len(shape), [0] * len(shape)
     if rng.random() < 0.5:
@@ -142,7 +149,7 @@ def layout(
 def registered(
     memory: np.ndarray, device: int, mapped: bool
 ) -> cumem.types.Registration:
-    """Register memory, mapped unless a neighbour has page-locked its pages already."""
+    """Register memory, mapped if its pages are not page-locked already for a neighbour."""
     try:
         return cumem.register(memory, mapped=mapped, device=device)
     except cumem.CudaError as error:

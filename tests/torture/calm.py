@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that leave nothing exported, so that shutdown() can succeed beside them."""
+"""What threads do while the main thread calls shutdown(): nothing that could prevent it.
+
+shutdown() refuses while memory is exported, so these operations export none.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def step(worker: Worker) -> int:
-    """Do operations without an export. Returns 1 if no shutdown() came between them."""
+    """Do one operation without an export, at random.
+
+    Returns 1 if it succeeded, and 0 if it failed as it may beside a shutdown.
+    """
     world, rng = worker.world, worker.rng
     epoch = world.epoch
     content = world.content(rng, rng.randrange(1, 100_000))
@@ -59,8 +65,8 @@ def step(worker: Worker) -> int:
         worker.raised[f"calm: {type(error).__name__}"] += 1
         if isinstance(error, MemoryError) or world.planned(error):
             return 0
-        # The order matters: a shutdown() that ends meanwhile counts itself before it says
-        # so.
+        # The order of these two matters, because a shutdown() that ends is counted in
+        # `epoch` before `shutting` becomes false.
         if not world.shutting and world.epoch == epoch:
             reported = "".join(traceback.format_exception(error))
             world.fail(f"{worker.name}, calm {what}, but no shutdown(): {reported}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries, which are given memory of cumem's and give memory of their own."""
+"""Operations in which other libraries take memory of cumem's and give memory of theirs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def use_torch(worker: Worker, box: Box) -> None:
+    """Copy a tensor into the box, read the box by PyTorch, and copy it to a tensor."""
     import torch
 
     content = worker.world.content(worker.rng, box.nbytes)
@@ -42,6 +43,7 @@ def use_torch(worker: Worker, box: Box) -> None:
 
 
 def use_cupy(worker: Worker, box: Box) -> None:
+    """Copy an array of CuPy's into the box, read the box by CuPy, and copy it back."""
     import cupy
 
     content = worker.world.content(worker.rng, box.nbytes)
@@ -62,6 +64,7 @@ def use_cupy(worker: Worker, box: Box) -> None:
 
 
 def use_jax(worker: Worker, box: Box) -> None:
+    """Copy an array of JAX's into the box, and check that it cannot be written."""
     import jax
 
     content = worker.world.content(worker.rng, box.nbytes)
@@ -73,13 +76,15 @@ def use_jax(worker: Worker, box: Box) -> None:
         cumem.copy(values, box.memory)
     except (ValueError, TypeError, BufferError):
         return
-    raise WrongError("JAX's array was written")
+    raise WrongError("cumem has written into an array of JAX's, which is read-only")
 
 
+#: The operations of the libraries that are installed, by the names of the libraries.
 LIBRARIES: dict[str, Callable[[Worker, Box], None]] = {}
 
 
 def find_libraries() -> None:
+    """Import the libraries that are there. CuPy works only on a GPU."""
     calls = {"torch": use_torch, "jax": use_jax, "cupy": use_cupy}
     for name, call in calls.items():
         if name == "cupy" and cumem.backend() == "emulated":

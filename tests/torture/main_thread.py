@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main thread: operations of one thread alone, and copies that Ctrl-C may end."""
+"""The main thread: operations that only one thread may do, and copies under Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torture.settings import FAULT, FAULTY
 from torture.worker import Worker
 from torture.world import World
 
-#: Ctrl-C is raised in code of these folders, this package and cumem, and nowhere else.
+#: Ctrl-C is raised only in code of these two folders, the torture's and the package's.
 OURS = (str(Path(__file__).parent), str(Path(cumem.__file__).parent))
 
 
 class Main(Worker):
-    """Does what only one thread may do, and copies that Ctrl-C may end anywhere."""
+    """Does what only one thread may do, and operations that Ctrl-C may end anywhere."""
 
     is_main = True
     most_boxes = 4
@@ -33,7 +33,7 @@ class Main(Worker):
     def hear(self, number: int, frame: object) -> None:
         """Raise KeyboardInterrupt, but only in code of `OURS`.
 
-        Amid an import, or in Python's own code, it might leave a lock locked.
+        In Python's own code, such as that of an import, it could leave a lock taken.
         """
         where = getattr(frame, "f_code").co_filename  # noqa: B009
         if self.armed and where.startswith(OURS):
@@ -68,6 +68,7 @@ class Main(Worker):
             self.counts[self.now] += 1
 
     def set_limits(self) -> None:
+        """Lower a limit for a moment, and put the one before back."""
         self.note("set_limit")
         kind = self.kind()
         device = 0 if kind in ("device", "managed") else None
@@ -82,7 +83,7 @@ class Main(Worker):
         self.note("shutdown, refused")
         try:
             anchor = cumem.empty_pinned(100, "u1", device=0)
-        except cumem.OutOfMemoryError:  # as above
+        except cumem.OutOfMemoryError:  # the limits are small
             self.raised["shutdown, refused: OutOfMemoryError"] += 1
             return
         view = anchor.numpy()
@@ -95,6 +96,7 @@ class Main(Worker):
         view[:] = 1
 
     def calm_shutdown(self) -> None:
+        """Shut down while the other threads do only what `calm` allows them."""
         world = self.world
         self.note("shutdown, calm")
         world.calm = True
@@ -122,7 +124,7 @@ class Main(Worker):
 
 
 def interrupt(main: Main, world: World, seed: int) -> None:
-    """Send Ctrl-C now and then."""
+    """Send Ctrl-C to the process at random times, until the deadline."""
     rng = random.Random(seed)
     while time.monotonic() < world.deadline:
         time.sleep(rng.random() * 0.1)
@@ -131,6 +133,7 @@ def interrupt(main: Main, world: World, seed: int) -> None:
 
 
 def plan_faults(world: World, seed: int) -> None:
+    """Let a call of the driver fail, every hundredth of a second until the deadline."""
     rng = random.Random(seed)
     while time.monotonic() < world.deadline:
         if not world.calm:

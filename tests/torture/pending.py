@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Pending:
-    """A copy that was begun, with both its ends."""
+    """A copy that was begun, with its two ends."""
 
     transfer: cumem.Transfer | None
-    stream: cumem.Stream | None  # None: in the background
+    stream: cumem.Stream | None  # None if it runs in the background
     target: Box
-    source: Box | None
-    written: np.ndarray  # what the target then holds
+    source: Box | None  # None if all threads share the source
+    written: np.ndarray  # what the target must hold when the copy has ended
     where: str
 
 
 def launch(worker: Worker, stream: str | None) -> Pending:
+    """Begin a copy on "any" stream, on a "new" one, or, for None, in the background."""
     target, source = worker.take(), worker.source()
     to, of = worker.ends(target.nbytes, source.nbytes)
     given = used = None
@@ -49,6 +50,7 @@ def launch(worker: Worker, stream: str | None) -> Pending:
 
 
 def limit_pending(worker: Worker) -> None:
+    """Finish copies, chosen at random, until five are left."""
     while len(worker.pending) > 5:
         finish_one(
             worker, worker.pending.pop(worker.rng.randrange(len(worker.pending)))
@@ -56,6 +58,7 @@ def limit_pending(worker: Worker) -> None:
 
 
 def finish_one(worker: Worker, begun: Pending) -> None:
+    """Wait for a copy, by its stream or its handle, and check both ends."""
     transfer, stream, target = begun.transfer, begun.stream, begun.target
     if stream is not None and worker.rng.random() < 0.8:
         begun.transfer = transfer = None
@@ -71,14 +74,14 @@ def finish_one(worker: Worker, begun: Pending) -> None:
 
 
 def follow(worker: Worker, transfer: Any) -> bool:
-    """Wait for the handle. Returns False if the copy was cancelled."""
+    """Wait for a transfer in some way. Returns False if the copy was cancelled."""
     how = worker.rng.randrange(7)
     if how == 0 and transfer.cancel():
         if not (transfer.done and transfer.cancelled and transfer.progress == 0):
-            raise WrongError("cancelled, but not done")
+            raise WrongError("a cancelled transfer does not say so")
         with contextlib.suppress(cumem.CancelledError):
             transfer.wait()
-            raise WrongError("cancelled, but wait() says nothing")
+            raise WrongError("wait() of a cancelled transfer raised no error")
         return False
     if how == 1:
         other = cumem.Stream(device=worker.device())
@@ -94,15 +97,20 @@ def follow(worker: Worker, transfer: Any) -> bool:
             transfer.wait(timeout=0)
     transfer.wait(progress=(lambda *done: None) if how == 5 else None)
     if not transfer.done or transfer.cancelled:
-        raise WrongError("waited for, but not done")
+        raise WrongError("a transfer is not done after wait()")
     if transfer.progress != transfer.nbytes:
-        raise WrongError(f"done, but {transfer.progress} of {transfer.nbytes}")
+        raise WrongError(
+            f"a transfer is done, but reports {transfer.progress} of "
+            f"{transfer.nbytes} bytes"
+        )
     if not transfer.route or transfer.seconds < 0 or transfer.gbps < 0:
-        raise WrongError(f"{transfer!r} says nonsense")
+        raise WrongError(f"{transfer!r} has no route, or a negative time or rate")
     return True
 
 
 async def await_all(transfers: list[Any], stops: bool = False) -> None:
+    """Await transfers in tasks. With `stops` the first task is cancelled."""
+
     async def one(transfer: Any) -> None:
         await transfer
 

@@ -10,33 +10,36 @@ from typing import Any
 
 import cumem
 
+#: A type of exception, and a pattern that its text must match.
 Raises = tuple[type[BaseException], str]
-#: Errors that any call may raise while another thread's limit is in force.
+#: This error any call may raise, since another thread may have lowered a limit.
 SHORT: Raises = (cumem.OutOfMemoryError, "")
 OPERATIONS: list[Operation] = []
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
+    """A function that threads may choose."""
+
     name: str
-    call: Callable[[Any], None]  # with the worker that makes it
+    call: Callable[[Any], None]  # its argument is the worker that makes the call
     weight: float
-    raises: tuple[Raises, ...]  # what it may raise, and a pattern of the text
-    main: bool  # may be interrupted by Ctrl-C
+    raises: tuple[Raises, ...]  # the errors that it may raise
+    main: bool  # whether the main thread, and so Ctrl-C, may choose it
 
 
 def operation(
     weight: float, *raises: Raises, main: bool = True
 ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Let threads choose the function with this weight.
+    """Return a decorator that lets threads choose a function at random.
 
     Parameters
     ----------
     weight : float
         How often it is chosen, relative to the weights of the others.
     *raises : tuple
-        Exceptions that it may raise, besides those of a lack of memory, each with a pattern
-        that its text must match.
+        Exceptions that it may raise, besides those of a lack of memory, each with a
+        pattern that the text must match.
     main : bool, optional
         Whether the main thread calls it as well, where Ctrl-C may end it anywhere.
     """

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of the torture: their threads, the leftovers of each, and the report of all."""
+"""The rounds of the torture: their threads, what each leaves behind, and the report.
+
+In each round all threads work until a deadline. Then everything must be given back. Figures
+such as the number of open files must not grow from round to round.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ from torture.world import World
 
 
 def settle(world: World) -> None:
-    """Wait until everything has ended and was given back."""
+    """Wait until all work has ended and all memory of the round was given back."""
     world.shared = []
     gc.collect()
     cumem.configure(threads="auto", ring_nbytes="auto")
@@ -50,6 +54,7 @@ def settle(world: World) -> None:
 
 
 def run_round(world: World, number: int) -> list[Worker]:
+    """Run all threads until the deadline of the round, and return them."""
     options = world.options
     seconds = options.seconds / options.rounds
     world.deadline = time.monotonic() + seconds
@@ -91,12 +96,13 @@ def run_round(world: World, number: int) -> list[Worker]:
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run all rounds, and return the results, whose `failures` are empty if all is well."""
     unread: list[str] = []
 
     started = datetime.datetime.now(datetime.UTC)
     begin = measure(open_runtime=False)
     for name in cumem.__all__:
-        getattr(cumem, name)  # loaded at first use
+        getattr(cumem, name)  # names are loaded at their first use
     world = World(options, folder)
     set_hooks(world, unread)
     if options.libraries or not world.emulated:
@@ -153,10 +159,10 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def set_hooks(world: World, unread: list[str]) -> None:
-    """Note the errors that could not be raised, except a Ctrl-C in a finaliser.
+    """Collect errors that nobody could catch, except Ctrl-C and planned faults.
 
     A copy whose handle nobody kept may fail as any call may. Such failures are counted for
-    `World.balance`.
+    `World.balance`, and the others are added to `unread`, which fails the run.
     """
 
     def hook(args: Any) -> None:
@@ -171,7 +177,8 @@ def set_hooks(world: World, unread: list[str]) -> None:
 
 
 def shut_down_at_last(failures: list[str]) -> dict[str, int]:
+    """Shut down if nothing failed, and return what is left."""
     if failures:
-        return {}  # it might never end
+        return {}  # after a failure shutdown() may wait for ever
     cumem.shutdown()
     return measure(open_runtime=False)

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the parts of the torture: kinds, dtypes, sizes and errors."""
+"""Constants and errors that the parts of the torture share."""
 
 from __future__ import annotations
 
 import os
 
+#: The code of a planned fault, and the operations of the driver that get one.
 FAULT = 998
 FAULTY = ("copy_async", "kernel_launch", "event_record", "stream_wait_event")
+#: Kinds of memory that pools have.
 POOLED = ("pinned", "mapped", "managed", "device")
+#: Kinds of boxes. "host" is a buffer over ordinary memory, and "device" is chosen more
+#: often.
 KINDS = (*POOLED, "device", "numpy", "host", "registered")
 HOST_KINDS = ("pinned", "mapped", "numpy", "host", "registered")
 NUMBERS = ("u1", "u1", "i2", "i4", "f4", "f8", "c16", "f2")
 DTYPES = (*NUMBERS, "M8[s]", "S3", "i4,f4")
 KIB, MIB = 1 << 10, 1 << 20
+#: Whether AddressSanitizer runs, under which memory and stacks are larger.
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
 SMALL_STACK = 256 * KIB if SANITIZED else 64 * KIB
+#: Variables of the environment for each backend, unless they are set. Memory is small, so
+#: that it is often used up.
 EMULATED_ENVIRONMENT = {
     "CUMEM_EMULATED_DEVICES": "2",
     "CUMEM_EMULATED_MEMORY": "32MiB",
@@ -29,8 +36,8 @@ CUDA_ENVIRONMENT = {
 
 
 class WrongError(Exception):
-    """Something is not what it should be."""
+    """Raised by the torture itself, with a text that says what is wrong."""
 
 
 class StopRunError(Exception):
-    """A callback of the caller raises this."""
+    """Raised by a callback of the torture, to stop the call of cumem's that called it."""

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds operations that never end, and figures that grow from round to round."""
+"""Finds operations that never end, and figures that grow from round to round.
+
+A thread of its own, `watch`, ends the process if an operation takes too long. `measure`
+returns figures of the process after a round, and `grown` compares those of all rounds.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +39,14 @@ def status(name: str) -> int:
 
 
 class Mallinfo(ctypes.Structure):
+    """The struct of mallinfo2(), whose ten fields have the same type."""
+
     _fields_ = [(f"field{i}", ctypes.c_size_t) for i in range(10)]
 
 
 @functools.cache
 def heap_reader() -> Callable[[], int]:
-    """Return a function that says how many bytes malloc has given out to all threads."""
+    """Return a function that returns how many bytes malloc has given out."""
     process = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):
         sanitizer = process.__sanitizer_get_current_allocated_bytes
@@ -61,8 +67,8 @@ def heap_reader() -> Callable[[], int]:
 def have_malloc_give_back() -> None:
     """Have malloc give freed memory back to the system.
 
-    It would keep up to 64 MiB for each of eight threads a core, so that a process which
-    loses memory would not stand out.
+    Otherwise malloc keeps up to 64 MiB for each of eight threads a core, and a process
+    that loses memory would not stand out.
     """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -72,13 +78,13 @@ def have_malloc_give_back() -> None:
 
 #: By how much each figure of the later rounds may be larger than in the earlier ones.
 TOLERATED = {
-    "rss": (512 if SANITIZED else 64) * MIB,  # the sanitizer keeps what is freed
+    "rss": (512 if SANITIZED else 64) * MIB,  # AddressSanitizer keeps freed memory
     "rss anonymous": (512 if SANITIZED else 64) * MIB,
     "heap": 16 * MIB,
     "python_blocks": 20_000,
     "fds": 2,
-    "threads": 64,  # an emulated stream is one
-    "emulated events": 64,  # kept for the next use
+    "threads": 64,  # each emulated stream has one
+    "emulated events": 64,  # cumem keeps events for their next use
     "emulated streams": 64,
     "emulated address_ranges": 64,
     "emulated modules": 8,
@@ -86,10 +92,10 @@ TOLERATED = {
 
 
 def open_files() -> Counter[str]:
-    """Count the open descriptors of each file, with numbers left out of the names."""
+    """Count the open descriptors by their files' names, in which "N" replaces numbers."""
     names: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed
             name = os.readlink(f"/proc/self/fd/{number}")
             name = name if name.startswith("/dev/") else os.path.basename(name)
             names[re.sub("[0-9]+", "N", name)] += 1
@@ -97,6 +103,7 @@ def open_files() -> Counter[str]:
 
 
 def measure(open_runtime: bool = True) -> dict[str, int]:
+    """Return figures of the process, and of the emulated device if the runtime is open."""
     gc.collect()
     found = {
         "rss": status("VmRSS"),
@@ -116,11 +123,11 @@ def measure(open_runtime: bool = True) -> dict[str, int]:
 
 
 def watch(world: World, workers: list[Worker], over: threading.Event) -> None:
-    """End the process if an operation does not end, and note peaks meanwhile."""
+    """Note peaks, and end the process if an operation takes longer than the patience."""
     patience = world.options.patience
     while not over.wait(0.25):
-        # This ends the process even if somebody keeps the GIL for ever. A thread of
-        # faulthandler would do so too, but a forked child would wait for it at its end.
+        # The alarm ends the process even if a thread keeps the GIL for ever. So would the
+        # watchdog thread of faulthandler, but a forked child that ends would wait for it.
         signal.alarm(2 * int(patience))
         world.peaks["rss"] = max(world.peaks["rss"], status("VmRSS"))
         for name, folder in (("fds", "fd"), ("threads", "task")):
@@ -141,7 +148,10 @@ def watch(world: World, workers: list[Worker], over: threading.Event) -> None:
 
 
 def grown(rounds: list[dict[str, int]]) -> list[str]:
-    """List the figures that were larger in the later half of the rounds than before."""
+    """List what grew: figures that are larger in the later half of the rounds.
+
+    Storages, registrations and transfers must be gone altogether.
+    """
     half = len(rounds) // 2
     found = []
     for name in rounds[0]:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread that owns memory and makes random calls on it until the time is over."""
+"""A thread that owns memory and makes random calls on it until the time is over.
+
+The thread owns `boxes`, which are memory with known contents. An operation takes boxes out
+of that list, uses them, verifies them and gives them back.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from torture.registry import SHORT, Operation, Raises, weighted
 from torture.settings import DTYPES, KINDS, POOLED, WrongError
 from torture.world import World
 
-#: Types of streams of other libraries, without plain numbers, which cannot keep one alive.
+#: Types of foreign stream objects that can keep the stream alive, unlike plain numbers.
 FOREIGN_STREAMS = [one for one in foreign_streams.FOREIGN if not issubclass(one, int)]
 FOREIGN_STREAMS.remove(np.uint64)
 
@@ -55,6 +59,7 @@ class Worker(threading.Thread):
     # -- the loop
 
     def run(self) -> None:
+        """Do operations until the deadline, then check the memory. Errors fail the run."""
         try:
             while time.monotonic() < self.world.deadline:
                 self.step()
@@ -68,9 +73,11 @@ class Worker(threading.Thread):
             self.forget()
 
     def note(self, name: str) -> None:
+        """Note what the thread does now, for reports of failures and of hangs."""
         self.now, self.since = name, time.monotonic()
 
     def step(self) -> None:
+        """Do one operation."""
         world = self.world
         if world.calm:
             self.forget()
@@ -90,6 +97,7 @@ class Worker(threading.Thread):
         return self.rng.choices(*weighted(self.is_main))[0]
 
     def attempt(self, chosen: Operation) -> None:
+        """Call an operation, which may raise the errors that it declares."""
         try:
             if not self.streams:
                 self.streams = [
@@ -107,7 +115,7 @@ class Worker(threading.Thread):
     def judge(
         self, name: str, error: BaseException, raises: tuple[Raises, ...]
     ) -> None:
-        """Return if the operation may raise this error, else end the run."""
+        """Return if the operation may raise this error, and fail the run otherwise."""
         self.raised[f"{name}: {type(error).__name__}"] += 1
         text = str(error)
         for kind, pattern in raises:
@@ -119,12 +127,13 @@ class Worker(threading.Thread):
         self.world.fail(f"{self.name}, {name}: {reports}")
 
     def forget(self) -> None:
+        """Drop all memory and streams of the thread."""
         self.boxes.clear()
         self.pending.clear()
         self.streams.clear()
 
     def end(self) -> None:
-        """Check that all copies arrive, and that nobody has changed the other memory."""
+        """Check that all copies arrive, and that the other memory has not changed."""
         while self.pending and not self.world.failures:
             try:
                 finish_one(self, self.pending.pop())
@@ -136,9 +145,11 @@ class Worker(threading.Thread):
     # -- memory
 
     def path(self) -> Path:
+        """Return one of twenty paths that no other thread uses."""
         return self.world.folder / f"{self.index}-{next(self.file_number) % 20}"
 
     def size(self) -> int:
+        """Choose a size, most often a small one, and now and then 0 or a very large one."""
         largest = self.world.options.largest
         if self.rng.random() < 0.03:
             return self.rng.randrange(largest, 8 * largest)
@@ -158,7 +169,7 @@ class Worker(threading.Thread):
         kind = rng.choice(KINDS) if kind is None else kind
         nbytes = self.size() if nbytes is None else nbytes
         if kind == "registered" and nbytes == 0:
-            nbytes = 1  # no bytes could not be page-locked
+            nbytes = 1  # an empty array cannot be page-locked
         device = self.device()
         content = self.world.content(rng, nbytes)
         how = rng.randrange(6)
@@ -196,7 +207,7 @@ class Worker(threading.Thread):
         return Box(memory, kind, device, content.copy(), keep)
 
     def take(self, kind: str | tuple[str, ...] | None = None) -> Box:
-        """Take a box of this thread's, which is out of the list until `give`."""
+        """Take a box out of this thread's list, or make one. It goes back by `give`."""
         kinds = (kind,) if isinstance(kind, str) else kind
         fits = [i for i, b in enumerate(self.boxes) if kinds is None or b.kind in kinds]
         if fits and self.rng.random() < 0.8:
@@ -204,26 +215,30 @@ class Worker(threading.Thread):
         return self.make(None if kinds is None else self.rng.choice(kinds))
 
     def give(self, *boxes: Box) -> None:
+        """Put boxes into the list. If there are too many, verify and drop others."""
         self.boxes.extend(boxes)
         while len(self.boxes) > self.most_boxes:
             box = self.boxes.pop(self.rng.randrange(len(self.boxes)))
             self.verify(box, "dropped")
 
     def source(self) -> Box:
-        """Choose a box of this thread's, or one that all threads read."""
+        """Choose one of this thread's boxes, or one of those that all threads only read."""
         if self.rng.random() < 0.3:
             return self.rng.choice(self.world.shared)
         return self.take()
 
     def give_source(self, box: Box) -> None:
+        """Put a box of `source` back, unless it belongs to all threads."""
         if box not in self.world.shared:
             self.give(box)
 
     def verify(self, box: Box, where: str) -> None:
+        """Fail if the bytes of a box are not what they must be."""
         found = self.world.raw.read(box)
         self.compare(found, box.expect, f"{box!r} {where}")
 
     def compare(self, found: np.ndarray, expect: np.ndarray, where: str) -> None:
+        """Fail if bytes are not what they must be, with a text that says where."""
         self.nbytes += expect.size
         if np.array_equal(found, expect):
             return
@@ -236,14 +251,15 @@ class Worker(threading.Thread):
     def arrived(
         self, found: np.ndarray, target: Box, written: np.ndarray, where: str
     ) -> bool:
-        """Return whether a copy without a handle has written the bytes that it should.
+        """Return whether a copy without a handle has written what it should.
 
-        If nobody kept its handle, a copy can fail without this thread being told: only
-        the unraisable hook hears of it, maybe later. An array does not know its transfers,
-        and a copy from the target comes after the failed one without asking how that ended.
-        The failed one may have written a part by then, so each byte is either the old one
-        or the new one. Any other byte is wrong, whether or not the hook was called. The
-        copy is counted, since its failure must have been reported by the end of the
+        If nobody kept its handle, a copy can fail without an error in this thread: only the
+        unraisable hook hears of it, maybe later. An array does not know its transfers, and
+        a copy from the target runs after the failed one without asking how that ended.
+
+        The failed copy may have written a part, so each byte must be either the old or the
+        new one. Any other byte is wrong, whether or not the hook was called. The copy is
+        added to `unwritten`, because its failure must have been reported by the end of the
         round.
         """
         self.nbytes += written.size
@@ -255,6 +271,7 @@ class Worker(threading.Thread):
         return False
 
     def shape(self, dtype: np.dtype, nbytes: int) -> tuple[int, ...]:
+        """Choose a shape of up to three dimensions that fits into some bytes."""
         rng = self.rng
         most = nbytes // dtype.itemsize // rng.choice((1, 1, 2, 4, 9))
         rows = rng.randrange(1, 1 + int(most**0.5)) if most > 0 else 0
@@ -269,7 +286,10 @@ class Worker(threading.Thread):
     def ends(
         self, target: int, source: int, dtypes: tuple[str, ...] = DTYPES
     ) -> tuple[Make, Make]:
-        """Choose views of two boxes that can be copied; one is broadcast now and then."""
+        """Choose views of two boxes, of this many bytes, that can be copied.
+
+        Now and then the source is broadcast.
+        """
         dtype = np.dtype(self.rng.choice(dtypes))
         shape = self.shape(dtype, min(target, source))
         given = shape
@@ -283,7 +303,10 @@ class Worker(threading.Thread):
     # -- streams
 
     def stream_of(self, *boxes: Box, new: bool = False) -> Any:
-        """Choose a stream that may work on these boxes, or this thread's own stream."""
+        """Choose a stream of a device that these boxes are on.
+
+        It is new, one of this thread's, or the default stream of this thread.
+        """
         devices = [box.device for box in boxes if box.kind == "device"]
         device = self.rng.choice(devices) if devices else self.device()
         if new:
@@ -294,7 +317,10 @@ class Worker(threading.Thread):
         return cumem.Stream.from_external(2, device=device)
 
     def spelled(self, stream: cumem.Stream) -> Any:
-        """Return the stream as another library would pass it, and keep the object alive."""
+        """Return the stream as it is, or from an object like those of other libraries.
+
+        That object keeps the stream alive.
+        """
         if self.rng.random() < 0.5:
             return stream
         foreign = self.rng.choice(FOREIGN_STREAMS)(stream.handle)
@@ -302,7 +328,7 @@ class Worker(threading.Thread):
         return cumem.Stream.from_external(foreign, device=stream.device)
 
     def wait_for(self, stream: cumem.Stream) -> None:
-        """Wait for a stream in one of the ways that do not know cumem's handles."""
+        """Wait for a stream in one of several ways, none of which uses a transfer."""
         how = self.rng.randrange(7)
         if how == 0:
             cumem.Event(device=stream.device).record(stream).synchronize()
@@ -329,5 +355,6 @@ class Worker(threading.Thread):
             stream.synchronize()
 
     def settle(self) -> None:
+        """Wait for all devices."""
         for index in range(self.world.devices):
             cumem.Device(index).synchronize()

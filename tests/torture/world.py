@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the threads: options, the noise that contents are cut from, and failures."""
+"""What the threads of the torture share: options, random bytes, and failures."""
 
 from __future__ import annotations
 
@@ -29,42 +29,46 @@ class World:
         self.devices = cumem.device_count()
         self.raw = Raw(self.emulated)
         rng = np.random.default_rng(options.seed)
+        #: Random bytes, of which each content is a slice.
         self.noise = rng.integers(0, 256, 16 * options.largest + MIB, "u1")
         self.noise.flags.writeable = False
         self.failures: list[str] = []
         self.unwritten: list[str] = []  # copies without a handle that did not arrive
-        self.unreported: list[str] = []  # their failures, which only the hook was told
+        self.unreported: list[str] = []  # the failures of such copies, from the hook
         self.workers: list[Worker] = []
         self.deadline = 0.0
-        self.epoch = 0  # shutdowns so far
+        self.epoch = 0  # the number of shutdowns so far
         self.shutting = False
-        self.calm = False  # nothing is exported, so that shutdown() has a chance
+        self.calm = False  # threads export nothing, so that shutdown() can succeed
         self.shared: list[Box] = []
         self.stack_lock = threading.Lock()
         self.fork_lock = threading.Lock()
-        self.limit_lock = threading.Lock()  # two who put back would keep a low one
+        # Without this lock two threads that put a limit back could keep the lower one.
+        self.limit_lock = threading.Lock()
         self.peaks: Counter[str] = Counter()
         self.stuck_children = 0
-        self.excused = 0  # copies without a handle whose failures were told
+        self.excused = 0  # copies that did not arrive, with a failure reported for each
 
     def to_register(self, content: np.ndarray) -> np.ndarray:
+        """Return a copy that can be registered, and then copied by other libraries."""
         return content.copy() if self.emulated else in_own_pages(content)
 
     def fail(self, text: str) -> None:
+        """Note a failure, with what all threads were doing, and end the round."""
         doing = ", ".join(worker.now for worker in self.workers)
         self.failures.append(f"{text}Meanwhile: {doing}")
         self.deadline = 0.0
 
     def may_fail(self, error: BaseException | None) -> bool:
-        """Return True for errors of any copy: a lack of memory, or a planned fault."""
+        """Return whether any copy may raise this: a lack of memory, or a planned fault."""
         return isinstance(error, cumem.OutOfMemoryError) or self.planned(error)
 
     def balance(self) -> None:
         """Fail if more copies without a handle did not arrive than failures were reported.
 
         The hook learns the type of the handle, but not which handle it was. So a failure
-        cannot excuse a certain copy, but the numbers have to agree at the end of a round,
-        when every failure has been reported.
+        excuses no particular copy. At the end of a round, when every failure has been
+        reported, the numbers have to agree.
         """
         if len(self.unwritten) > len(self.unreported):
             copies = "; ".join(self.unwritten)
@@ -77,7 +81,7 @@ class World:
         self.unreported.clear()
 
     def planned(self, error: BaseException | None) -> bool:
-        """Return True if the error is a fault that was put into a call of the driver."""
+        """Return whether the error is a fault that was put into a call of the driver."""
         return (
             self.options.faults
             and isinstance(error, cumem.CudaError)
@@ -85,11 +89,12 @@ class World:
         )
 
     def content(self, rng: random.Random, nbytes: int) -> np.ndarray:
+        """Choose some bytes of the noise, which is read-only."""
         begin = rng.randrange(self.noise.size - nbytes + 1)
         return self.noise[begin : begin + nbytes]
 
     def share(self) -> None:
-        """Make the sources that all threads read and none writes."""
+        """Make the boxes that all threads read and that no thread writes."""
         rng = random.Random(self.options.seed)
         shared = []
         for kind in KINDS:

@@ -2,8 +2,8 @@
 """The operations that threads do at random, in a module for each room of the package.
 
 Each module adds its functions to `torture.registry.OPERATIONS`. A seed chooses an operation
-by its position there, so the order of these imports must stay: another order would make
-other runs of the seeds that are written down.
+by its position there, so the order of these imports must stay as it is. In another order
+the seeds of earlier runs would choose other operations.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that are filled, assigned, copied, read and written by the host, and viewed."""
+"""Operations on buffers: fills, assignments, new buffers, host access and views."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ def new_memory(worker: Worker) -> None:
 
 @operation(3)
 def new_from_values(worker: Worker) -> None:
+    """Make new memory with the values of a view, in one of six ways."""
     rng = worker.rng
     box = worker.take(("pinned", "mapped", "managed", "device", "registered"))
     dtype = np.dtype(rng.choice(DTYPES))
@@ -83,7 +84,7 @@ def new_from_values(worker: Worker) -> None:
     else:
         made = cumem.zeros(memory.shape, dtype, kind, order="F", device=device)
         if bytes_of(made.to_numpy()).any():
-            raise WrongError("zeros() are not zero")
+            raise WrongError("zeros() made memory that is not zero")
         cumem.copy(made, memory)
     what = f"a new {made.kind} of {box!r}, way {how}"
     worker.compare(bytes_of(made.to_numpy()), bytes_of(of(box.expect)), what)
@@ -92,6 +93,7 @@ def new_from_values(worker: Worker) -> None:
 
 @operation(3)
 def to_host(worker: Worker) -> None:
+    """Read a view into ordinary memory, in one of several ways."""
     rng = worker.rng
     box = worker.take()
     dtype = np.dtype(rng.choice(DTYPES))
@@ -117,7 +119,7 @@ def to_host(worker: Worker) -> None:
 
 @operation(2)
 def host_writes(worker: Worker) -> None:
-    """Write by the program itself, without a call of cumem's."""
+    """Write without a call of cumem's, through an array over the memory."""
     box = worker.take(("pinned", "mapped", "managed", "host", "registered"))
     content = worker.world.content(worker.rng, box.nbytes)
     view = box.memory.numpy()
@@ -129,6 +131,7 @@ def host_writes(worker: Worker) -> None:
 
 @operation(2)
 def many_views(worker: Worker) -> None:
+    """Read attributes of a buffer, and single rows and elements of it."""
     box = worker.take(("pinned", "mapped", "managed", "host"))
     memory = box.memory
     repr(memory), memory.T, memory.flags, memory.device, memory.base
@@ -137,22 +140,23 @@ def many_views(worker: Worker) -> None:
         rows = memory[: memory.size // 4 * 4].reshape(-1, 4)
         for row, back in zip(rows[:5], reversed(rows[-5:]), strict=False):
             if len(row) != 4 or row.base is None or len(back) != 4:
-                raise WrongError("rows of a view")
+                raise WrongError("iterating over a buffer gave a row that is wrong")
         first = int(box.expect[0])
         one = memory[0]
         if (int(one), float(one), bool(one)) != (first, float(first), first != 0):
-            raise WrongError("the first element")
+            raise WrongError("the first element, as a number, is wrong")
         if complex(one) != complex(first):
-            raise WrongError("the first element, complex")
+            raise WrongError("the first element, as a complex number, is wrong")
     worker.give(box)
 
 
 @operation(2)
 def device_views(worker: Worker) -> None:
+    """Move pages of managed memory, and copy through a device's view of memory."""
     box = worker.take(("mapped", "managed"))
     if box.kind == "managed" and box.nbytes > 0:
         where: Any = worker.rng.choice(("host", "cpu", box.device, None))
-        with contextlib.suppress(ValueError, TypeError):  # "cpu" or "host"
+        with contextlib.suppress(ValueError, TypeError):  # one of the places is wrong
             box.memory.prefetch_pages(where, stream=worker.rng.choice(worker.streams))
         repr(box.memory.prefetch_location)
         box.memory.advise(

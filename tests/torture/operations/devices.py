@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events: how they end, their order, which is current, and awaiting."""
+"""Operations on streams and events: ends, order, current streams, and awaiting."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def stream_ends(worker: Worker) -> None:
 
 @operation(2)
 def events(worker: Worker) -> None:
+    """Record two events, wait for them, and close one."""
     stream = worker.rng.choice(worker.streams)
     first, second = cumem.Event(device=stream.device), None
     first.record(stream)
@@ -41,7 +42,7 @@ def events(worker: Worker) -> None:
     worker.streams[0].wait(second)
     second.synchronize()
     if second.seconds_since(first) < 0 or not second.done:
-        raise WrongError("an event")
+        raise WrongError("a later event is not done, or its time is negative")
     first.close()
     with contextlib.suppress(ValueError):
         first.record(stream)
@@ -50,16 +51,19 @@ def events(worker: Worker) -> None:
 
 @operation(1)
 def stream_objects(worker: Worker) -> None:
+    """Make a stream, find it again from its handle, and make it current for a while."""
     device = worker.device()
     stream = cumem.Stream(device=device, non_blocking=worker.rng.random() < 0.5)
     repr(stream), stream.id, hash(stream), stream.priority, stream.is_capturing
     foreign = foreign_streams.ByProtocol(stream.handle)
     again = cumem.Stream.from_external(foreign, device=device)
     if again != stream:
-        raise WrongError("the same stream from outside is another")
+        raise WrongError(
+            "a stream from a handle is not equal to the one with the handle"
+        )
     with stream:
         if cumem.current_stream(device) != stream:
-            raise WrongError("not the current stream")
+            raise WrongError("a stream is not current inside its block")
         box = worker.make("device")
         cumem.copy(box.memory, box.expect)
     worker.give(box)
@@ -68,6 +72,7 @@ def stream_objects(worker: Worker) -> None:
 
 @operation(1)
 def awaited(worker: Worker) -> None:
+    """Await copies in tasks, one of which may be cancelled."""
     begun = [launch(worker, None) for _ in range(worker.rng.randrange(1, 4))]
     stops = worker.rng.random() < 0.3
     asyncio.run(await_all([one.transfer for one in begun], stops))
@@ -78,7 +83,7 @@ def awaited(worker: Worker) -> None:
 
 @operation(1)
 def in_context(worker: Worker) -> None:
-    """Make a stream and a pool current in another context alone."""
+    """Make a stream and a pool current in another context, and only there."""
     stream = worker.rng.choice(worker.streams)
     before = cumem.current_stream(stream.device)
     seen = []
@@ -92,4 +97,4 @@ def in_context(worker: Worker) -> None:
 
     contextvars.copy_context().run(inside)
     if seen != [True] or cumem.current_stream(stream.device) != before:
-        raise WrongError("the current stream is another's")
+        raise WrongError("the current stream is that of another context")

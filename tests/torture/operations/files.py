@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are read and written whole or in ranges, mapped files, and safetensors."""
+"""Operations on files, whole or in ranges, on mapped files, and on safetensors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @operation(2)
 def files(worker: Worker) -> None:
+    """Write a box to a file, and read the file into new memory and into the box."""
     box = worker.take()
     path = worker.path()
     direct: Any = worker.rng.choice((None, True, False))
@@ -39,6 +40,7 @@ def files(worker: Worker) -> None:
 
 @operation(2)
 def ranges(worker: Worker) -> None:
+    """Write several boxes to ranges of one file, and read them from other contents."""
     boxes = [worker.take() for _ in range(worker.rng.randrange(1, 4))]
     offsets = [0, *itertools.accumulate(box.nbytes + 5 for box in boxes)]
     path = worker.path()
@@ -63,6 +65,7 @@ def ranges(worker: Worker) -> None:
 
 @operation(1)
 def mapped_file(worker: Worker) -> None:
+    """Copy from a mapped file."""
     box = worker.take()
     if box.nbytes == 0:
         return
@@ -79,6 +82,7 @@ def mapped_file(worker: Worker) -> None:
 
 @operation(1)
 def safetensors(worker: Worker) -> None:
+    """Save boxes as tensors, in one file or several, and load them."""
     rng = worker.rng
     boxes = [worker.take() for _ in range(rng.randrange(1, 4))]
     path = worker.path().with_suffix(".safetensors")
@@ -92,7 +96,7 @@ def safetensors(worker: Worker) -> None:
     for i, box in enumerate(boxes):
         found = cumem.asnumpy(loaded[f"{i}.w"])
         worker.compare(found, box.expect, f"{box!r}, saved as tensor")
-    for left in worker.world.folder.iterdir():  # glob() caches each pattern it meets
+    for left in worker.world.folder.iterdir():  # glob() would cache each pattern
         if left.name.startswith(path.stem) and ".safetensors" in left.name:
             left.unlink()
     worker.give(*boxes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foreign objects as ends of copies, exports by protocols, pickles, and libraries."""
+"""Operations with foreign objects, exports by protocols, pickles, and other libraries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Lasting(Produced):
-    """An exporter that lives until the consumer of its capsule has called the deleter."""
+    """A DLPack tensor that lives until a consumer has called its deleter."""
 
     living: ClassVar[set[Lasting]] = set()
 
@@ -38,7 +38,7 @@ class Lasting(Produced):
 
 
 class Held:
-    """An exporter of one capsule, which it gives to whoever asks first."""
+    """An object with the DLPack protocol that always gives the same capsule."""
 
     def __init__(self, capsule: object, place: tuple[int, int]) -> None:
         self.capsule, self.place = capsule, place
@@ -104,6 +104,7 @@ def foreign(
 
 @operation(4)
 def from_foreign(worker: Worker) -> None:
+    """Copy from a foreign object into a box."""
     target = worker.take()
     content = worker.world.content(worker.rng, target.nbytes)
     obj, _ = foreign(worker, content, writable=False)
@@ -125,6 +126,7 @@ def from_foreign(worker: Worker) -> None:
 
 @operation(4)
 def to_foreign(worker: Worker) -> None:
+    """Copy from a box into a foreign object."""
     source = worker.source()
     obj, under = foreign(worker, np.zeros(source.nbytes, "u1"), writable=True)
     how = worker.rng.randrange(4)
@@ -166,14 +168,14 @@ def exchange(worker: Worker) -> None:
 
 @operation(0.5)
 def capsule_for_all(worker: Worker) -> None:
-    """Give one capsule to many consumers, of which exactly one gets it."""
+    """Give one capsule to three threads, of which exactly one may get it."""
     box = worker.take("pinned")
     held = Held(box.memory.__dlpack__(), box.memory.__dlpack_device__())
     taken: list[object] = []
 
     def grab() -> None:
         with contextlib.suppress(BufferError, ValueError, TypeError):
-            taken.append(cumem.asbuffer(held))  # else: no fresh capsule
+            taken.append(cumem.asbuffer(held))  # raises if the capsule was used
 
     threads = [threading.Thread(target=grab) for _ in range(3)]
     for thread in threads:
@@ -188,6 +190,7 @@ def capsule_for_all(worker: Worker) -> None:
 
 @operation(1)
 def pickled(worker: Worker) -> None:
+    """Pickle a box, with its bytes in the pickle or beside it, and load it again."""
     box = worker.take(("pinned", "mapped", "managed", "host"))
     buffers: list[pickle.PickleBuffer] = []
     if worker.rng.random() < 0.5:
@@ -203,6 +206,7 @@ def pickled(worker: Worker) -> None:
 
 @operation(1)
 def libraries(worker: Worker) -> None:
+    """Let another library use a box."""
     if not LIBRARIES:
         return
     name = worker.rng.choice(sorted(LIBRARIES))

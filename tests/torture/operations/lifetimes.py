@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How memory ends: freed (even during a transfer), closed by a block, or unregistered."""
+"""Operations in which memory ends: freed, closed by a block, or no longer registered."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 @operation(2)
 def freed(worker: Worker) -> None:
+    """Free memory, which then can be used neither itself nor through a view."""
     box = worker.take(POOLED)
     view = box.memory[: box.nbytes // 2]
     box.memory.free()
@@ -28,6 +29,7 @@ def freed(worker: Worker) -> None:
 
 @operation(2)
 def freed_in_flight(worker: Worker) -> None:
+    """Free one or both ends of a copy while it is under way."""
     target, source = worker.take(POOLED), worker.take(POOLED)
     to, of = worker.ends(target.nbytes, source.nbytes)
     stream = worker.rng.choice((None, worker.stream_of(target, source)))
@@ -46,17 +48,18 @@ def freed_in_flight(worker: Worker) -> None:
 
 @operation(2)
 def closed_by_block(worker: Worker) -> None:
+    """Use a buffer as a block, whose end closes it while an array keeps its memory."""
     box = worker.take(("pinned", "mapped", "managed"))
     with box.memory as memory:
         held = memory.numpy()
     if not memory.closed:
-        raise WrongError("not closed at the end of its block")
+        raise WrongError("a buffer is not closed at the end of its block")
     worker.compare(held, box.expect, f"{box!r}, closed")
 
 
 @operation(2)
 def registration_ends(worker: Worker) -> None:
-    """Copy an array, or its neighbour, while its registration ends."""
+    """Copy registered memory, in whole or in part, while its registration ends."""
     rng = worker.rng
     size = rng.randrange(1, 200_000)
     content = worker.world.content(rng, size)

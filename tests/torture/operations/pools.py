@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools, limits, their statistics, and the settings of copies."""
+"""Operations on pools, limits and statistics, and on the settings of copies."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 @operation(2)
 def own_pool(worker: Worker) -> None:
+    """Make a pool with random options, use it, and maybe close it before its memory."""
     rng = worker.rng
     kind, device = worker.kind(), worker.device()
     options: dict[str, Any] = {"limit": rng.choice((None, "4MiB", "50%"))}
@@ -38,7 +39,7 @@ def own_pool(worker: Worker) -> None:
     repr(pool.stats()), repr(pool), pool.limit, pool.numa_node, pool.closed
     snapshot = pool.snapshot()
     if not snapshot.blocks and memory.nbytes > 0:
-        raise WrongError("a pool in use has no blocks")
+        raise WrongError("the snapshot of a pool that is in use has no blocks")
     str(snapshot)
     pool.reset_peaks()
     pool.limit = rng.choice((None, "64MiB"))
@@ -48,7 +49,8 @@ def own_pool(worker: Worker) -> None:
         pool.close()
 
 
-@operation(1, main=False)  # Ctrl-C could keep a block from beginning, and it never ends
+# Ctrl-C could come while the limit begins, so that it would never end.
+@operation(1, main=False)
 def with_limit(worker: Worker) -> None:
     nbytes = worker.rng.choice(("2MiB", "30%", None))
     kind = worker.kind()
@@ -82,6 +84,7 @@ def short_of_memory(worker: Worker) -> None:
 
 @operation(2)
 def reads(worker: Worker) -> None:
+    """Read statistics, facts about a device, and settings."""
     device = worker.device()
     repr(cumem.stats()), repr(cumem.memory_info(device))
     cumem.memory_info("host"), cumem.get_limit("pinned")
@@ -105,6 +108,7 @@ def measured(worker: Worker) -> None:
 
 @operation(1, main=False)
 def configured(worker: Worker) -> None:
+    """Copy with random settings of copies."""
     rng = worker.rng
     settings: dict[str, Any] = {
         "threads": rng.choice((1, 2, 5, None)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process: forks, other programs, collections, and threads with a small stack."""
+"""Operations on the process: forks, programs, collections, threads with little stack."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def forks(worker: Worker) -> None:
     boxes = [b for b in worker.boxes if b.kind in HOST_KINDS]
     views = [np.asarray(box.memory) for box in boxes]
     ends_normally = worker.rng.random() < 0.5 and not LIBRARIES
-    # CPython 3.13 crashes there in a thread that forked, even without cumem.
+    # CPython 3.13 crashes if a thread other than the main one forks and the child ends
+    # normally, even without cumem.
     ends_normally = ends_normally and sys.version_info < (3, 13)
     with worker.world.fork_lock:
         child = os.fork()
@@ -39,7 +40,8 @@ def forks(worker: Worker) -> None:
         in_child(worker, boxes, views, ends_normally)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code == -signal.SIGALRM and SANITIZED:
-        # Before GCC 14 AddressSanitizer does not take its allocator's locks at a fork.
+        # Before GCC 14 AddressSanitizer did not take its allocator's locks at a fork, so
+        # that the child may wait for one for ever.
         worker.world.stuck_children += 1
     elif code != 0:
         raise WrongError(f"a forked child ended with {code}")
@@ -57,6 +59,7 @@ def collects(worker: Worker) -> None:
 
 @operation(0.5, main=False)
 def small_stack(worker: Worker) -> None:
+    """Copy to a device and back in a thread with a small stack."""
     content = worker.world.content(worker.rng, worker.size())
     outcome: list[Any] = []
 
@@ -84,6 +87,7 @@ def small_stack(worker: Worker) -> None:
 def in_child(
     worker: Worker, boxes: list[Box], views: list[np.ndarray], ends_normally: bool
 ) -> None:
+    """Check in a forked child what it may read and what it is refused, and end it."""
     status = 1
     try:
         signal.alarm(30)
@@ -101,7 +105,7 @@ def in_child(
                 if "forked child" not in str(error):
                     raise
             else:
-                raise WrongError("a forked child was served")
+                raise WrongError("a forked child was not refused memory or a stream")
         if ends_normally:
             worker.forget()
             boxes.clear()

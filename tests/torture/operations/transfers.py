@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: blocking, on a stream, in the background, without a handle, and many at once."""
+"""Operations that copy: at once, on a stream, in the background, and many at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Tracked(np.ndarray):
-    """An array that shows when it is let go."""
+    """An array that can be referred to weakly, so that its end can be seen."""
 
 
 @operation(6)
@@ -40,10 +40,12 @@ def copy_blocking(worker: Worker) -> None:
 
 @operation(2)
 def copy_within(worker: Worker) -> None:
+    """Copy between two views of one box, which may overlap."""
     box = worker.take()
     to, of = worker.ends(box.nbytes, box.nbytes)
     cumem.copy(to(box.memory), of(box.memory))
-    # NumPy's own assignment is wrong where two strides overlap in one dimension.
+    # The source is copied first, because NumPy's own assignment is wrong where views with
+    # different strides overlap in one dimension.
     to(box.expect)[...] = of(box.expect).copy()
     worker.verify(box, "after a copy within")
     worker.give(box)
@@ -51,6 +53,7 @@ def copy_within(worker: Worker) -> None:
 
 @operation(2, (StopRunError, ""))
 def copy_stopped(worker: Worker) -> None:
+    """Stop a copy by its progress. It may have written a part, but nothing outside it."""
     target, source = worker.take(), worker.take()
     to, of = worker.ends(target.nbytes, source.nbytes)
 
@@ -60,7 +63,8 @@ def copy_stopped(worker: Worker) -> None:
     before = target.expect.copy()
     try:
         cumem.copy(to(target.memory), of(source.memory), progress=stop)
-    finally:  # whole or not, nothing is written any more, and nothing beside it
+    finally:
+        # However much was written, no more is written now, and nothing beside the target.
         found = worker.world.raw.read(target)
         to(before)[...] = to(found)
         worker.compare(found, before, f"{target!r} after a copy that was stopped")
@@ -91,7 +95,7 @@ def finish(worker: Worker) -> None:
 
 @operation(3)
 def copy_dropped(worker: Worker) -> None:
-    """Drop the handle of a copy, which the buffer itself then knows to be under way."""
+    """Drop the handle of a copy. The target must then wait for the copy by itself."""
     begun = launch(worker, None)
     begun.transfer = None
     target = begun.target
@@ -110,10 +114,10 @@ def copy_dropped(worker: Worker) -> None:
 
 
 def wait_until_let_go(worker: Worker, target: Box) -> None:
-    """Wait until copies without a handle have let an array go.
+    """Wait until copies whose handles were dropped no longer hold an array.
 
-    An array does not know its transfers. So a view of it is copied after them, and it is
-    watched when that view is let go and who else still refers to the array.
+    An array does not know its transfers. A view of it is therefore copied after them. When
+    that view has been dropped and nothing else refers to the array, they have ended.
     """
     while testing.pending_transfers() and not worker.world.failures:
         gone = target.memory.view(Tracked)
@@ -142,7 +146,7 @@ def copy_many(worker: Worker) -> None:
     rng.shuffle(pairs)
     how = rng.randrange(3)
     if len({b.device for b in (*boxes, *sources) if b.kind == "device"}) > 1:
-        how = 2  # no stream is of all of them
+        how = 2  # a stream belongs to one device, so it cannot serve all of them
     if how == 0:
         cumem.copy_many(pairs)
     elif how == 1:
@@ -167,6 +171,7 @@ def copy_many(worker: Worker) -> None:
 
 @operation(3)
 def copy_several(worker: Worker) -> None:
+    """Broadcast, scatter or gather between one box and several others."""
     rng = worker.rng
     what = rng.choice(("broadcast", "scatter", "gather"))
     many = [worker.take() for _ in range(rng.randrange(1, 4))]
@@ -183,7 +188,7 @@ def copy_several(worker: Worker) -> None:
     try:
         done = call(*(ends if what == "gather" else ends[::-1]), stream=stream)
     except BaseException:
-        worker.settle()  # some may be under way
+        worker.settle()  # some of the copies may be under way
         raise
     for transfer in done or ():
         if stream is None:
