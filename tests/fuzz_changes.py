@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fuzz_protocols.py does to a valid description: one field at a time."""
+"""The changes that fuzz_protocols.py makes to valid descriptions, one field at a time.
+
+Each change is a function that takes the fuzzer, for its random numbers, and changes one
+field of a dictionary of the CUDA array interface (CAI_CHANGES) or of a DLPack tensor
+(DLPACK_CHANGES). A change that is twice in a list is twice as likely.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +59,7 @@ BAD_TYPESTRS = [
 ]
 
 
-#: DLPack code and bits of what NumPy can hold
+#: NumPy's names of dtypes, by DLPack's code and number of bits.
 CODES: dict[tuple[int, int], Any] = {
     (0, 8): "i1",
     (0, 16): "i2",
@@ -77,6 +82,8 @@ CODES: dict[tuple[int, int], Any] = {
 
 
 def _change_ints(key: str) -> Any:
+    """Return a change of one number in a tuple."""
+
     def change(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
         pick = fuzzer.random
         values = entries.get(key)
@@ -105,6 +112,7 @@ def _change_pointer(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
 
 
 def _moved(fuzzer: Fuzzer, pointer: int) -> int:
+    """Choose another pointer, most often one near by."""
     pick = fuzzer.random
     if pick.random() < 0.7:
         return pointer + pick.randint(-64, 64)
@@ -132,6 +140,8 @@ def _change_flag(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
 
 
 def _set(key: str, *values: Any) -> Any:
+    """Return a change that sets an entry to one of these values."""
+
     def change(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
         entries[key] = fuzzer.random.choice(values)
 
@@ -192,6 +202,7 @@ CAI_CHANGES: list[Any] = [
 
 
 def _wrap(value: int, bits: int) -> int:
+    """Return the signed number that has the lowest bits of a value."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value
 

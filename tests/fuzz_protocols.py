@@ -4,10 +4,11 @@
     python tests/fuzz_protocols.py --calls 10000000 --seed 1
 
 Each call starts from a valid description of memory whose bytes are known, changes one to
-three fields and imports it. Whatever is accepted must describe bytes inside that memory,
-and they are compared with what NumPy computes from the same fields over a copy. Whatever
-is refused must be a TypeError, ValueError, BufferError or CudaError. A DLPack deleter
-runs exactly once for each accepted tensor. Runs on the emulated device.
+three fields and imports it. An import that is accepted must describe bytes inside that
+memory, and these are compared with what NumPy makes of the same fields over a copy. A
+refusal must be a TypeError, ValueError, BufferError or CudaError. A DLPack deleter must run
+exactly once for each accepted tensor. The program needs no GPU: it runs on the emulated
+device.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
+#: Integers that are likely to be treated wrongly, such as those at the ends of types.
 INTS = [
     0,
     1,
@@ -71,7 +73,7 @@ INTS = [
     -(1 << 31),
 ]
 DTYPES = [np.dtype(t) for t in ("u1", "i2", "f4", "f8", "c16", "?", "i8")]
-#: The codes of types that NumPy has only with ml_dtypes.
+#: Names of ml_dtypes for codes of types that NumPy lacks.
 ML_CODES = {
     (4, 16): "bfloat16",
     (5, 32): "complex32",
@@ -92,11 +94,11 @@ with contextlib.suppress(ImportError):
 
 
 class MismatchError(AssertionError):
-    """Something wrong was accepted, or something was counted wrongly."""
+    """Raised if a wrong description was accepted, or a deleter ran too often or never."""
 
 
 class _Described:
-    """One byte of device-usable memory."""
+    """An object that describes one byte of memory which a device can use."""
 
     def __init__(self, ptr: int) -> None:
         self.__cuda_array_interface__ = {
@@ -108,7 +110,11 @@ class _Described:
 
 
 class Arena:
-    """Memory of one kind with known bytes, which the test can read by itself."""
+    """Memory of one kind with known bytes, which are read without cumem.
+
+    `pointer` is the address that descriptions start from, `device` the one for a device,
+    and `alias` the one at which the test reads.
+    """
 
     def __init__(self, kind: str, rng: np.random.Generator) -> None:
         self.kind = kind
@@ -122,7 +128,7 @@ class Arena:
             self.buffer = cumem.array(source, kind=kind)
             self.pointer = self.buffer.ptr
             self.device = self.pointer
-            if kind in ("pinned", "mapped"):  # registered memory has two addresses
+            if kind in ("pinned", "mapped"):  # these kinds can have two addresses
                 self.device = cumem.asbuffer(_Described(self.pointer)).device_ptr
             self.alias = session.testing.alias(self.pointer, ARENA_NBYTES)
         self.memory = (ctypes.c_char * ARENA_NBYTES).from_address(self.alias)
@@ -152,15 +158,15 @@ class Arena:
         return False
 
     def over(self, ptr: int, shape: Any, strides: Any, dtype: np.dtype) -> np.ndarray:
-        """Return the model's described bytes; raise a ValueError if some are outside."""
+        """Return the described bytes, or raise a ValueError if some are outside."""
         low, high, strides = self.extent(ptr, shape, strides, dtype)
-        if low < 0 or high > ARENA_NBYTES:  # NumPy's own check overflows
-            raise ValueError("outside")
+        if low < 0 or high > ARENA_NBYTES:  # NumPy's own check would overflow
+            raise ValueError("some of the bytes are outside of the arena")
         return np.ndarray(shape, dtype, self.model, ptr - self.pointer, strides)
 
 
 def corner(array: np.ndarray) -> bytes:
-    """All bytes of a small array, both ends of a large one."""
+    """Return all bytes of a small array, or those at the ends of a large one."""
     if array.size > 4096:
         ends = [
             slice(None) if n <= 4 else slice(None, None, n - 1) for n in array.shape
@@ -176,6 +182,8 @@ def corner(array: np.ndarray) -> bytes:
 
 
 class Fuzzer:
+    """Makes random descriptions, imports them, and checks and counts the outcomes."""
+
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         rng = np.random.default_rng(seed)
@@ -197,6 +205,7 @@ class Fuzzer:
     # -- pieces ---------------------------------------------------------------------
 
     def integer(self, old: int) -> int:
+        """Choose a number near the old one, a small one, or one of INTS."""
         pick = self.random.random()
         if pick < 0.5:
             return old + self.random.randint(-3, 3)
@@ -205,7 +214,7 @@ class Fuzzer:
         return self.random.choice(INTS)
 
     def layout(self, itemsize: int) -> tuple[int, list[int], list[int]]:
-        """Offset, shape and strides (bytes) of a region inside an arena."""
+        """Choose the offset, shape and strides, in bytes, of a region inside an arena."""
         pick = self.random
         ndim = pick.choice((0, 1, 1, 2, 2, 3, 4))
         shape = [pick.randint(1, 5) for _ in range(ndim)]
@@ -224,9 +233,11 @@ class Fuzzer:
     def check(
         self, arena: Arena, found: Any, what: tuple[Any, ...], host: bool = False
     ) -> None:
-        """`found` must be the bytes that `what` (ptr, shape, strides, dtype) describes.
+        """Check that `found` has the bytes that `what` describes.
 
-        With `host` it is said to be ordinary memory, whose end nobody knows.
+        `what` consists of a pointer, a shape, strides and a dtype.
+
+        With `host` they are said to be ordinary memory, of which nobody knows the end.
         """
         ptr, shape, strides, dtype = what
         shape = tuple(int(n) for n in shape)
@@ -235,7 +246,7 @@ class Fuzzer:
         if found.size == 0:
             self.counts["accepted"] += 1
             return
-        if found.ndim > NUMPY_MAX_NDIM:  # an old NumPy has nothing to compare with
+        if found.ndim > NUMPY_MAX_NDIM:  # an old NumPy has no array to compare with
             self.counts["unverifiable"] += 1
             return
         try:
@@ -249,7 +260,7 @@ class Fuzzer:
                 self.counts["neighbours"] += 1
                 return
             raise MismatchError(
-                f"{what} leaves the allocation, but: {found!r}"
+                f"{what} leaves the allocation, but was accepted: {found!r}"
             ) from error
         address = found.ptr
         if address != ptr - arena.pointer + (
@@ -270,7 +281,7 @@ class Fuzzer:
         self.counts["accepted"] += 1
 
     def read_back(self, found: Any, expected: np.ndarray) -> None:
-        """Compare the bytes again, as consumers read them."""
+        """Compare the bytes again, through a copy or a view as a consumer would."""
         if isinstance(found, cumem.DeviceBuffer):
             seen = np.empty(found.shape, found.dtype)
             cumem.copy(seen, found)
@@ -287,6 +298,7 @@ class Fuzzer:
     # -- __cuda_array_interface__ -----------------------------------------------------
 
     def fuzz_cai(self) -> None:
+        """Import a dictionary of the CUDA array interface with one to three changes."""
         pick = self.random
         arena = self.arenas[pick.choice(("pinned", "mapped", "managed", "device"))]
         typestr = pick.choice(TYPESTRS)
@@ -309,7 +321,7 @@ class Fuzzer:
             self.refused(error)
             return
         if found.readonly != bool(entries["data"][1]):
-            raise MismatchError(f"readonly of {entries}")
+            raise MismatchError(f"readonly is not what {entries} says")
         dtype = (
             np.dtype(entries.get("descr") or entries["typestr"])
             if entries["typestr"][1] == "V"
@@ -324,6 +336,7 @@ class Fuzzer:
     # -- DLPack -----------------------------------------------------------------------
 
     def fuzz_dlpack(self) -> None:
+        """Import a DLPack tensor with one to three changes, and count its deletions."""
         pick = self.random
         kind = pick.choice(("host", "pinned", "mapped", "managed", "device"))
         arena = self.arenas[kind]
@@ -347,19 +360,22 @@ class Fuzzer:
             self.refused(error)
             if self.deleted != (deletes if asked else 0):
                 raise MismatchError(
-                    f"{self.deleted} deleter calls on refusal"
+                    f"the deleter was called {self.deleted} times after a refusal"
                 ) from error
             return
         if self.deleted:
-            raise MismatchError("deleter called while in use")
+            raise MismatchError("the deleter was called while the tensor is in use")
         self.check_dlpack(arena, managed, versioned, found)
         del found
         if self.deleted != deletes:
-            raise MismatchError(f"{self.deleted} deleter calls for one tensor")
+            raise MismatchError(
+                f"the deleter was called {self.deleted} times, not {deletes}"
+            )
 
     def check_dlpack(
         self, arena: Arena, managed: Any, versioned: bool, found: Any
     ) -> None:
+        """Check a buffer that was made of a tensor."""
         tensor = managed.tensor
         dtype = np.dtype(CODES[tensor.dtype.code, tensor.dtype.bits])
         shape = tuple(tensor.shape[: tensor.ndim])
@@ -367,9 +383,9 @@ class Fuzzer:
         if tensor.strides:
             strides = tuple(s * dtype.itemsize for s in tensor.strides[: tensor.ndim])
         if found.readonly != bool(versioned and managed.flags & 1):
-            raise MismatchError("read-only flag")
+            raise MismatchError("readonly is not what the tensor's flag says")
         if versioned and managed.version.major != 1:
-            raise MismatchError("version")
+            raise MismatchError("a tensor of an unknown major version was accepted")
         ptr = (tensor.data or 0) + tensor.byte_offset
         self.check(
             arena, found, (ptr, shape, strides, dtype), tensor.device.type == CPU
@@ -385,6 +401,7 @@ class Fuzzer:
         shape: list[int],
         strides: list[int],
     ) -> None:
+        """Write a valid description of a region of an arena into a tensor."""
         types = {
             "host": CPU,
             "pinned": CUDA_HOST,
@@ -413,7 +430,7 @@ class Fuzzer:
 
 
 class _DLPack:
-    """Hands out what the fuzzer put into it."""
+    """An exporter of the capsule that the fuzzer put into it."""
 
     def __init__(self, fuzzer: Fuzzer) -> None:
         self.capsule: object = None
@@ -428,6 +445,8 @@ class _DLPack:
 
 
 class _CAI:
+    """An exporter of the dictionary that the fuzzer put into it."""
+
     __cuda_array_interface__: Any = None
 
 

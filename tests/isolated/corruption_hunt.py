@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is used again too early: what corrupts data with others, never with cumem.
+"""Look for memory that is handed out again while a library still uses it.
 
     python corruption_hunt.py [--seconds 180] [--seed 1] [--nbytes 4194304] [--only TEXT]
                               [--json FILE]
 
-A library works late on memory of an allocator, on a stream that the allocator was not told
-of: its copy reads the memory, or writes it, behind other work. Meanwhile the memory is
-dropped, and the next users take memory of the same size and write it. Then the copy runs.
-Had one of them the same bytes, its result is wrong, or theirs is.
+A library copies from or to memory of an allocator, on a stream that the allocator does not
+know. The copy waits there behind other work. Meanwhile the memory is dropped, and its next
+users take memory of the same size and write it. Then the copy runs. If one of the next
+users was given the same bytes, either the copy's result is wrong or that user's bytes are.
 
-Each pattern is played with the allocator of a peer, which is the reproduction, and with
-cumem in its place and all else the same. A round counts if the work was not over when the
-next users had written. Where cumem can know only by `record_stream`, because nothing but
-an address was handed out, both are played, and the one without is called documented.
+Each pattern is played with the allocator of another library, called the peer, where it is
+expected to corrupt data, and with cumem in the peer's place. A round counts if the copy was
+still waiting when the next users had written. If only an address is handed out, cumem
+learns of the copy only from `record_stream`. Such a pattern is played with that call and
+without it, and the second case is called "documented".
 
-On a GPU with what is installed of PyTorch, CuPy and RMM; with a second GPU the late work
-is there as well. On the emulated device cumem's runtime makes the late copies, and an
-allocator that hands out the same memory at once stands for the peers. Exit status: 0 when
-cumem's data was always right, 1 when it was not, or when it was never put to the proof.
+On a GPU the peers are those of PyTorch, CuPy and RMM that are installed, and with a second
+GPU some copies are made there. On the emulated device cumem's own runtime makes the copies,
+and the peers are replaced by an allocator that hands out the same memory at once. The exit
+status is 0 if cumem's data was always right, and 1 if it was wrong or if no round counted.
 """
 
 from __future__ import annotations
@@ -47,12 +48,15 @@ from support.strangers import Stranger
 import cumem
 from cumem import info
 
-OLD, NEW = 1, 2  # bytes of the last user, and of the next ones
+#: What the last user of some memory writes into it, and what the next ones write.
+OLD, NEW = 1, 2
 NEXT_USERS = 4
+#: The largest number of delaying pieces of work that a copy waits for.
 MOST_DELAY = 1 << 14
 
 
 def module(name: str) -> ModuleType:
+    """Import a library, or raise a MissingError."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -63,11 +67,14 @@ class MissingError(Exception):
     """A library or a device that a pattern needs is not there."""
 
 
-# -- who works late --------------------------------------------------------------------
+# -- the libraries that copy late ------------------------------------------------------
+#
+# Each class queues work that takes long (`delay`) on a stream of its own, and behind it a
+# copy from memory (`read`) or to it (`write`).
 
 
 class CupyWork:
-    """Copies of CuPy's on a stream of its own."""
+    """Copies by CuPy on a stream of its own."""
 
     name = "CuPy"
 
@@ -136,7 +143,7 @@ class CupyWork:
 
 
 class TorchWork:
-    """Copies of PyTorch's on a stream of its own."""
+    """Copies by PyTorch on a stream of its own."""
 
     name = "PyTorch"
 
@@ -187,7 +194,7 @@ class TorchWork:
 
 
 class DriverWork:
-    """Copies between addresses by the CUDA runtime, to which no object is passed."""
+    """Copies between plain addresses, so that no object keeps the memory alive."""
 
     name = "the CUDA runtime"
 
@@ -237,7 +244,7 @@ class DriverWork:
 
 
 class Viewed:
-    """A consumer of DLPack on a GPU: it holds the capsule, and uses the address."""
+    """Stands for a GPU library that holds a DLPack capsule and uses the address."""
 
     def __init__(self, buffer: cumem.DeviceBuffer) -> None:
         self.ptr = buffer.ptr
@@ -250,8 +257,9 @@ def address_of(memory: Any) -> int:
     return memory if isinstance(memory, int) else memory.ptr
 
 
-# -- whose memory it is: of the host ------------------------------------------------------
+# -- allocators of host memory ---------------------------------------------------------
 
+#: A function that allocates a number of bytes.
 Take = Callable[[int], np.ndarray]
 
 
@@ -263,7 +271,7 @@ def torch_pinned() -> Take:
 
 
 def torch_pinned_inside() -> Take:
-    """Take memory inside a block, since PyTorch finds blocks by their beginning."""
+    """Take memory that begins inside a block. PyTorch knows blocks by their start."""
     take = torch_pinned()
     return lambda nbytes: take(nbytes + 4096)[4096:]
 
@@ -274,7 +282,7 @@ def cupy_pinned() -> Take:
 
 
 class Managed(np.ndarray):
-    """An array over managed memory of CuPy's."""
+    """An array over managed memory of CuPy's, which it keeps alive."""
 
     keep: Any
 
@@ -294,7 +302,7 @@ def cupy_managed() -> Take:
 
 
 def at_once() -> Take:
-    """Stand for a peer that hands out dropped memory again, whoever still uses it."""
+    """Return a stand-in for a peer, which hands out the same memory again at once."""
     spare: dict[int, cumem.Buffer] = {}
 
     def take(nbytes: int) -> np.ndarray:
@@ -306,11 +314,13 @@ def at_once() -> Take:
 
 
 def ours(kind: str) -> Callable[[], Take]:
+    """Return a function that makes an allocator of cumem's memory of this kind."""
     is_warm = False
 
     def take(nbytes: int) -> np.ndarray:
         nonlocal is_warm
-        if not is_warm:  # growing waits for the device, as cudaMallocManaged does
+        # A pool that grows waits for the device, as cudaMallocManaged does.
+        if not is_warm:
             [cumem.empty(nbytes, "u1", kind) for _ in range(64)]
             is_warm = True
         return cumem.empty(nbytes, "u1", kind).numpy()
@@ -335,7 +345,7 @@ def ours_by_dlpack() -> Take:
 
 @dataclasses.dataclass
 class Outcome:
-    """A round's outcome: whether it counts, whether memory was reused, and the data."""
+    """What came of a round: whether the copy was late, memory was reused, data is wrong."""
 
     late: bool
     reused: bool
@@ -343,6 +353,7 @@ class Outcome:
 
 
 def host_round(work: Any, take: Take, nbytes: int, writes: bool) -> Outcome:
+    """Play a round with host memory, which is dropped while a late copy uses it."""
     memory = take(nbytes)
     memory[:] = OLD
     address = memory.ctypes.data
@@ -363,7 +374,7 @@ def host_round(work: Any, take: Take, nbytes: int, writes: bool) -> Outcome:
     return Outcome(late, reused, bool(wrong))
 
 
-# -- and on a device ----------------------------------------------------------------------
+# -- allocators of device memory -------------------------------------------------------
 
 
 class CupyMemory:
@@ -392,6 +403,8 @@ class CupyMemory:
 
 
 class TorchMemory:
+    """Tensors of PyTorch's, made and dropped on one stream."""
+
     name = "PyTorch"
 
     def __init__(self) -> None:
@@ -416,7 +429,7 @@ class TorchMemory:
 
 
 class RmmMemory:
-    """Buffers of RMM's pool, made and dropped on one stream, as CuPy sees them."""
+    """Buffers of RMM's pool, made and dropped on one stream, and used through CuPy."""
 
     name = "RMM"
 
@@ -464,6 +477,9 @@ class OurMemory:
         return buffer.to_numpy()
 
 
+# These functions hand memory to a library, each in another way.
+
+
 def as_it_is(work: Any, memory: Any) -> Any:
     return memory
 
@@ -488,9 +504,10 @@ def by_address_and_announced(work: Any, memory: Any) -> Any:
 def device_round(
     work: Any, owner: Any, view: Callable[[Any, Any], Any], nbytes: int, writes: bool
 ) -> Outcome:
+    """Play a round with device memory, which `view` hands to the late library."""
     memory = owner.take(nbytes, OLD)
     address = owner.address(memory)
-    owner.wait()  # the data is there before anybody works on it
+    owner.wait()  # until the data is there
     work.delay()
     seen = view(work, memory)
     (work.write if writes else work.read)(seen)
@@ -513,9 +530,9 @@ def device_round(
 
 @dataclasses.dataclass
 class Case:
-    """One allocator under one late library.
+    """What came of one pattern: an allocator's memory with a library that copies late.
 
-    `role` is "peer", "cumem", or "documented": cumem without a call that it needs.
+    `role` is "peer", "cumem", or "documented", which is cumem without a call that it needs.
     """
 
     key: str
@@ -531,16 +548,19 @@ class Case:
     error: str | None = None
 
 
+#: Makes a function that plays a round, for a number of bytes.
 Play = Callable[[int], Callable[[], tuple[Outcome, Any]]]
 
 
 @dataclasses.dataclass
 class Pattern:
+    """A case that has not been played yet."""
+
     key: str
     role: str
     memory: str
     work: str
-    play: Play  # makes, for a number of bytes, functions that play a round
+    play: Play
     writes: bool
 
 
@@ -552,6 +572,8 @@ def host(
     kind: Any,
     device: int = 0,
 ) -> list[Pattern]:
+    """Return two patterns with host memory: the library reads it, or writes it."""
+
     def patterns(writes: bool) -> Pattern:
         def play(nbytes: int) -> Callable[[], tuple[Outcome, Any]]:
             work, take = kind(nbytes, device), make()
@@ -571,6 +593,8 @@ def device(
     kind: Any,
     view: Callable[[Any, Any], Any],
 ) -> list[Pattern]:
+    """Return two patterns with device memory: the library reads it, or writes it."""
+
     def patterns(writes: bool) -> Pattern:
         def play(nbytes: int) -> Callable[[], tuple[Outcome, Any]]:
             work, owner = kind(nbytes), owner_kind()
@@ -591,6 +615,7 @@ ADDRESS = "memory of which nothing but the address was handed out"
 
 
 def on_a_gpu() -> list[Pattern]:
+    """Return the patterns with real libraries."""
     found = []
     for kind, make, memory in (
         (CupyWork, torch_pinned, "PyTorch, pinned"),
@@ -639,6 +664,7 @@ def on_a_gpu() -> list[Pattern]:
 
 
 def emulated() -> list[Pattern]:
+    """Return the patterns for the emulated device, where a stand-in is the only peer."""
     found = host(PINNED, "peer", "stand-in, reused at once", at_once, DriverWork)
     for name in ("pinned", "mapped"):
         found += host(PINNED, "cumem", f"cumem, {name}", ours(name), DriverWork)
@@ -660,6 +686,7 @@ def emulated() -> list[Pattern]:
 
 
 def hunt(pattern: Pattern, nbytes: int, seconds: float) -> Case:
+    """Play a pattern, and note an error or what it needs and is missing."""
     fields = {f.name for f in dataclasses.fields(Case)} & vars(pattern).keys()
     case = Case(**{name: getattr(pattern, name) for name in fields})
     try:
@@ -674,6 +701,7 @@ def hunt(pattern: Pattern, nbytes: int, seconds: float) -> Case:
 def play_rounds(
     case: Case, play: Callable[[], tuple[Outcome, Any]], seconds: float
 ) -> None:
+    """Play at least three rounds, and more until the time is over."""
     end = time.monotonic() + seconds
     while case.rounds < 3 or time.monotonic() < end:
         outcome, work = play()
@@ -681,13 +709,14 @@ def play_rounds(
         if not outcome.late:
             work.delay_count = min(MOST_DELAY, 2 * work.delay_count)
             if case.rounds >= 20 and case.late_rounds == 0:
-                break  # the call itself waits
+                break  # the library itself waits in the call, so it is never late
         case.late_rounds += outcome.late
         case.reused_rounds += outcome.reused and outcome.late
         case.corrupted_rounds += outcome.corrupted
 
 
 def line(case: Case) -> str:
+    """Return what came of a case, as a line of text."""
     way = "writes" if case.writes else "reads"
     head = f"{case.role:<10} {case.memory}, which {case.work} {way} late: "
     if case.missing is not None:
@@ -703,10 +732,11 @@ def line(case: Case) -> str:
 
 
 def failures_of(cases: list[Case]) -> list[str]:
+    """Return what is wrong: corrupted data of cumem's, errors, cases that show nothing."""
     own = [case for case in cases if case.role == "cumem" and case.missing is None]
     wrong = [line(case) for case in own if case.corrupted_rounds > 0]
     wrong += [line(case) for case in cases if case.error is not None]
-    # For some kinds of memory, some libraries wait in the call itself.
+    # With some kinds of memory, some libraries wait in the call, so that no copy is late.
     proved = {case.memory for case in own if case.late_rounds > 0}
     unproved = {case.memory for case in own if case.error is None} - proved
     return wrong + [f"never put to the proof: {memory}" for memory in sorted(unproved)]

@@ -1,28 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every example of the documents passes mypy and pyright.
+"""Check that every example of the documents passes mypy and pyright.
 
     python tests/isolated/example_types.py [--only mypy|pyright] [--installed] [FILE ...]
 
-Checked are the fenced Python blocks of README.md and docs/*.md, the examples (``>>>``) of
-the docstrings of the package, those of the extension's stub included, and the code cells
-of the notebooks. Each page, docstring and notebook is one program: an example sees the
-names of those above it. Exit status: 0 when both checkers found nothing, 1 otherwise.
+The examples are the fenced Python blocks of README.md and docs/*.md, the examples (``>>>``)
+in docstrings of the package and of the extension's stub, and the code cells of the
+notebooks. Each page, docstring and notebook is one program, in which an example sees the
+names of those above it. The exit status is 0 if both checkers found nothing, and 1
+otherwise.
 
-What a page takes as given is declared above its first use, in a comment that readers of
-the page do not see, and an example that is not to be checked says why::
+A comment that readers of the page do not see declares, above their first use, the names
+that a page takes as given. Another one says why an example is not to be checked::
 
     <!-- given import torch; loader: Iterable[torch.Tensor]; model: torch.nn.Module -->
     <!-- not type checked: it shows what a type checker refuses -->
 
-A cell of a notebook has a tag for it: ``not type checked: it shows …``.
+A cell of a notebook has a tag instead: ``not type checked: it shows …``.
 
-In the program of a page each line has the number that it has on the page, so that what the
-checkers say leads there.
+In the program of a page each line has the number that it has on the page, so that reports
+of the checkers lead to the page.
 
-Libraries other than NumPy are `Any`, whether they are installed or not: else an example
-would pass on one machine and fail on another, and following PyTorch takes minutes. With
---installed those that are there are followed. Functions of examples need no annotations;
-all else is as strict as ``mypy --strict`` and pyright's standard rules.
+Names of libraries other than NumPy are `Any`, whether the libraries are installed or not.
+Otherwise an example would pass on one machine and fail on another, and checking PyTorch
+would take minutes. With --installed the libraries that are there are followed. Functions of
+examples need no annotations. Everything else is as strict as ``mypy --strict`` and
+pyright's standard rules.
 """
 
 from __future__ import annotations
@@ -42,19 +44,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: What stands on the first line of each program.
+#: The first line of each program.
 PREAMBLE = (
     "from typing import Any; from collections.abc import Callable, Iterable, Iterator; "
     "_given: Any = ..."
 )
-#: What tests/house/test_docs.py gives to the examples of docstrings.
+#: The same for docstrings, with the names that tests/house/test_docs.py gives to them.
 DOCSTRING_PREAMBLE = f"{PREAMBLE}; import cumem; import numpy; import torch"
 
 OPT_OUT = re.compile(r"^<!-- not type checked: (?P<reason>\S.*) -->$")
 TAG = re.compile(r"^not type checked: (?P<reason>\S.*)$")
 BLOCK = re.compile(r"^(?P<fence>`{3,})python\n(?P<code>.*?)^(?P=fence)$", re.S | re.M)
 GIVEN = re.compile(r"^<!-- given (?P<names>.*?)-->$", re.S | re.M)
-#: Lines that IPython alone reads.
+#: Lines that only IPython understands.
 MAGIC = re.compile(r"^\s*[%!].*$|^.*\?$", re.M)
 
 
@@ -67,23 +69,27 @@ class Page:
         self.opted_out: list[tuple[int, str]] = []  # line and reason
 
     def line_of(self, place: int) -> int:
-        """The line of this character, counted from 0."""
+        """Return the line of a character. Both are counted from 0."""
         return self.text.count("\n", 0, place)
 
     def put(self, line: int, code: list[str]) -> None:
-        """Have `code` begin on this line."""
+        """Put code into the program, from this line on."""
         self.lines[line : line + len(code)] = code
 
     def program(self, preamble: str = PREAMBLE) -> str:
-        """Empty where there is no example. The preamble has the first line, which is a
-        title or a licence.
+        """Return the program, or an empty text if there is no example.
+
+        The preamble replaces the first line, which is a title or a licence.
         """
         has_code = any(line.strip() for line in self.lines[1:])
         return "\n".join([preamble, *self.lines[1:]]) + "\n" if has_code else ""
 
 
 def declared(names: str) -> list[str]:
-    """Imports as they are, and ``name: type`` with a value, which checkers want."""
+    """Return declarations as code: imports as they are, and ``name: type`` with a value.
+
+    Without a value checkers would say that the name is not bound.
+    """
     is_import = re.compile(r"import |from ").match
     is_name = re.compile(r"\w+: ").match
     lines = []
@@ -97,7 +103,7 @@ def declared(names: str) -> list[str]:
 
 
 def of_page(text: str) -> Page:
-    """The program of a page of Markdown."""
+    """Return the examples of a page of Markdown."""
     page = Page(text)
     for given in GIVEN.finditer(text):
         page.put(page.line_of(given.start()), declared(given["names"]))
@@ -111,7 +117,7 @@ def of_page(text: str) -> Page:
 
 
 def _reason(above: list[str]) -> str | None:
-    """Why the example below these lines is not to be checked; None: it is."""
+    """Return why the example below these lines is not to be checked, or None if it is."""
     while above and above[-1].startswith("<!-- "):
         found = OPT_OUT.match(above.pop())
         if found is not None:
@@ -120,7 +126,7 @@ def _reason(above: list[str]) -> str | None:
 
 
 def of_docstrings(text: str) -> Page:
-    """The program of a module of Python: a function for the examples of each docstring."""
+    """Return the examples of a Python module, those of each docstring as a function."""
     page = Page(text)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(text)):
@@ -142,8 +148,9 @@ def of_docstrings(text: str) -> Page:
 
 
 def of_notebook(text: str) -> tuple[str, list[str], list[str]]:
-    """The program of a notebook, where each of its lines is, and the cells that opt out:
-    by a tag, which readers do not see.
+    """Return the program of a notebook, the place of each line, and which cells opt out.
+
+    A cell opts out by a tag, which readers do not see.
     """
     lines, places, opted_out = [PREAMBLE], [""], []
     for number, cell in enumerate(json.loads(text)["cells"], 1):
@@ -161,7 +168,7 @@ def of_notebook(text: str) -> tuple[str, list[str], list[str]]:
 
 
 def imported(program: str) -> Iterator[str]:
-    """Modules that a program imports, with their dots."""
+    """Yield the names of the modules that a program imports."""
     for node in ast.walk(ast.parse(program)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -170,7 +177,7 @@ def imported(program: str) -> Iterator[str]:
 
 
 def write_stubs(folder: Path, modules: Iterable[str]) -> None:
-    """Libraries other than NumPy, whose names are all `Any`, with their submodules."""
+    """Write stubs of libraries other than NumPy, in which every name is `Any`."""
     known = {"cumem", "numpy", *sys.stdlib_module_names}
     for module in modules:
         parts = module.split(".")
@@ -185,7 +192,7 @@ def write_stubs(folder: Path, modules: Iterable[str]) -> None:
 
 
 class Programs:
-    """What is checked, in a folder, and where it comes from."""
+    """A folder with the programs to check, and the document that each comes from."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -194,7 +201,7 @@ class Programs:
         self.opted_out: list[str] = []
 
     def add(self, path: Path) -> None:
-        """The examples of a page, a module or a notebook."""
+        """Add the examples of a page, a module or a notebook."""
         text = path.read_text(encoding="utf-8")
         origin = os.path.relpath(path, ROOT)
         places = None
@@ -214,7 +221,7 @@ class Programs:
             self.modules.update(imported(program))
 
     def reported(self, line: str) -> str:
-        """What a checker says, with the place in the document for that in the program."""
+        """Return a line of a checker's report with the place in the document."""
         found = re.match(r"\s*(?:\S*/)?(\w+)\.py:(\d+)(?::\d+)?(.*)", line)
         if found is None or found[1] not in self.origins:
             return line
@@ -233,8 +240,8 @@ def documents() -> list[Path]:
     ]
 
 
-#: That an example defines a name anew is no error of types; nor is it that a loop may not
-#: have run. What is wrong in the package is told by `make lint`.
+#: The settings of mypy. An example may define a name anew, and a loop in it may not have
+#: run. Errors in the package itself are left to `make lint`.
 MYPY = """[mypy]
 python_version = 3.11
 strict = true

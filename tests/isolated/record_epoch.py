@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record a training epoch of PyTorch, and look at what the record says.
+"""Record a training epoch of PyTorch, and check what the record says.
 
     python tests/isolated/record_epoch.py FOLDER [STEPS]
 
-On a GPU all of PyTorch's memory is cumem's: device, pinned and staging memory are in one
-timeline, each with the line and the tag that it was made for, and memory that is left on
-purpose is found. Every second batch comes from page-locked memory, the others do not. The
-record is left in FOLDER, in every format that there is; that of 22,600 steps has a million
-events. Without a GPU the batches alone are recorded.
+On a GPU cumem serves all of PyTorch's memory, so that device, pinned and staging memory are
+in one timeline. The program checks that each has the line and the tag that it was made
+with, and that three buffers which it keeps on purpose are found as a leak. Every second
+batch is in page-locked memory. The record is saved in FOLDER in every format. With 22,600
+steps it has a million events. Without a GPU only the batches are recorded.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads and streams against the pools of a real GPU, every byte verified.
+"""Let threads and streams use the pools of a real GPU, and verify every byte.
 
     python stress_pools.py [--seconds 60] [--threads 16] [--streams 8] [--json FILE]
 
-Copies are queued behind cumem's back, as another library would, on streams that are named
-with record_stream(); the page-locked source is dropped and new page-locked memory is
-written while they still run. A pool that hands a block out before its events have passed
-shows as a wrong byte: built with CUMEM_DEBUG=1 CFLAGS=-DCM_TEST_SKIP_EVENTS it must fail.
-At the end everything is trimmed and the device's free memory is what it was.
-Exit status: 0 when all bytes were right and all memory came back.
+Each thread queues copies by the driver, which cumem does not see, on streams that it names
+by record_stream(). While they still run it drops their page-locked source, and takes and
+writes new page-locked memory. If a pool hands out a block before its events have passed, a
+byte is wrong: with a build of CUMEM_DEBUG=1 CFLAGS=-DCM_TEST_SKIP_EVENTS the program must
+fail. At the end everything is trimmed, and the device must have as much free memory as
+before. The exit status is 0 if all bytes were right and all memory came back.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from cumem import info
 
 KIB = 1024
 SIZES = (4 * KIB, 48 * KIB, 256 * KIB, 1000 * KIB, 4096 * KIB)
-DEPTH = 6  # round trips queued by a thread before the first is looked at
+DEPTH = 6  # each thread queues this many round trips before it looks at the first
 
 
 class Driver:
-    """The two copies that cumem does not see."""
+    """Copies by the driver, which cumem does not see."""
 
     def __init__(self) -> None:
         self.lib = ctypes.CDLL("libcuda.so.1")
@@ -84,7 +84,7 @@ class Driver:
 
 
 class Worker(threading.Thread):
-    """Round trips through device memory until `deadline`."""
+    """Makes round trips through device memory until `deadline`."""
 
     def __init__(
         self, driver: Driver, streams: list[cumem.Stream], seed: int, deadline: float
@@ -104,6 +104,7 @@ class Worker(threading.Thread):
             self.failure = error
 
     def send(self) -> tuple[cumem.Buffer, int, cumem.Stream]:
+        """Queue a round trip. Returns its target, the byte to expect, and its stream."""
         stream = self.streams[int(self.random.integers(len(self.streams)))]
         nbytes = int(SIZES[int(self.random.integers(len(SIZES)))])
         mark = int(self.random.integers(1, 255))
@@ -116,14 +117,15 @@ class Worker(threading.Thread):
         self.driver.copy(False, result.ptr, device.ptr, nbytes, stream.handle)
         source.record_stream(stream)
         result.record_stream(stream)
-        del source, device  # behind the ballast neither copy has begun
-        cumem.trim("pinned", keep=1 << 40, wait=False)  # asks what has ended
-        # what is handed out now must not be what is still read
+        del source, device  # neither copy has begun, as both are behind the ballast
+        cumem.trim("pinned", keep=1 << 40, wait=False)  # asks which work has ended
+        # The memory that is handed out now must not be the source, which is still read.
         scratch = cumem.empty_pinned(nbytes, "u1")
         scratch.numpy()[:] = 255
         return result, mark, stream
 
     def round(self) -> None:
+        """Queue several round trips, then wait for each and count wrong bytes."""
         sent = [self.send() for _ in range(DEPTH)]
         for result, mark, stream in sent:
             stream.synchronize()
@@ -133,6 +135,7 @@ class Worker(threading.Thread):
 
 
 def free_nbytes() -> int:
+    """Give back what is free, and return the free memory of the device."""
     gc.collect()
     cumem.Device(0).synchronize()
     cumem.trim()

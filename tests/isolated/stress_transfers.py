@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads against the transfer engine, every byte verified.
+"""Let threads make random copies, and verify every byte.
 
     python stress_transfers.py [--seconds 60] [--rounds 4] [--threads 8] [--seed 1]
                                [--largest 67108864] [--faults] [--json FILE]
 
-Each thread makes random copies between all kinds of memory, of 1 byte to 64 MiB, whole,
-with strides, backwards and transposed, and follows them in a random way: blocking, on a
-stream, in the background; waited for, awaited, cancelled, ordered before a stream, dropped.
-Every target is held against NumPy's own copy, bytes between its elements included, and
-every handle against what has happened. With --faults calls of the driver fail now and then;
-of a failed copy only the bytes that must stay are looked at. The time is cut into rounds;
-after each the free memory of the device is read. A driver gives some back late and keeps
-some for later, but a leak would leave less after every later round than after the first.
-Exit status: 0 when all was right, the pools gave everything back and nothing hung.
+Each thread copies between all kinds of memory, from 1 byte to 64 MiB, whole, with strides,
+backwards and transposed. The copy blocks, or it runs on a stream or in the background, and
+then the thread waits for the handle, awaits, cancels or drops it, or orders it before a
+stream. It compares every target with NumPy's own copy, with the bytes between its elements,
+and every handle with what has happened. With --faults calls of the driver fail now and
+then. After a copy that failed only the bytes that must stay are compared.
+
+The time is cut into rounds. After each of them the program reads the free memory of the
+device. A driver gives some memory back late and keeps some for later, but a leak would
+leave less after every later round than after the first. The exit status is 0 if all was
+right, the pools gave everything back and nothing hung.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ def again(call: Callable[[], Any]) -> Any:
 
 
 class Tracked(np.ndarray):
-    """An array of which a test can see that it was dropped."""
+    """An array that can be referred to weakly, so that its end can be seen."""
 
 
 def allocate(kind: str, nbytes: int, stream: cumem.Stream) -> Any:
@@ -86,7 +88,7 @@ def allocate(kind: str, nbytes: int, stream: cumem.Stream) -> Any:
 
 
 class Worker(threading.Thread):
-    """Random copies until `deadline`."""
+    """Makes random copies until `deadline`."""
 
     has_faults = False
 
@@ -114,6 +116,7 @@ class Worker(threading.Thread):
         return things[int(self.random.integers(len(things)))]
 
     def step(self) -> None:
+        """Make a copy with random ends in a random way, and compare the bytes."""
         random = self.random
         nbytes = int(self.largest ** random.uniform(0, 1))
         stream = self.streams[int(random.integers(len(self.streams)))]
@@ -131,7 +134,7 @@ class Worker(threading.Thread):
         kept = weakref.ref(ends[0])
         outcome = self.copy(ends, stream, where)
         while outcome == "dropped" and kinds[0] == "numpy" and kept() is not None:
-            testing.poll()  # an array does not know that it is being written
+            testing.poll()  # an array does not know that a copy still writes it
         self.counts[outcome] += 1
         self.nbytes += nbytes
         expected = before.copy()
@@ -150,6 +153,7 @@ class Worker(threading.Thread):
         again(lambda: cumem.copy(out, memory))
 
     def copy(self, ends: list[Any], stream: cumem.Stream, where: str) -> str:
+        """Make a copy, and return "done", "failed", "cancelled" or "dropped"."""
         way = self.choose("blocking", "stream", "background", "background")
         try:
             if way == "blocking":
@@ -165,17 +169,22 @@ class Worker(threading.Thread):
             ends.clear()
 
     def follow(self, transfer: cumem.Transfer, where: str) -> str:
+        """Wait for a transfer, or cancel or drop it, and check what its handle says."""
         what = self.choose("wait", "wait", "await", "cancel", "order", "drop")
         if what == "cancel" and transfer.cancel():
             self.check(
-                transfer.cancelled and transfer.done, where, "cancelled, not done"
+                transfer.cancelled and transfer.done,
+                where,
+                "a cancelled transfer does not say so",
             )
-            self.check(transfer.progress == 0, where, "cancelled with progress")
+            self.check(
+                transfer.progress == 0, where, "a cancelled transfer has progress"
+            )
             try:
                 transfer.wait()
             except cumem.CancelledError:
                 return "cancelled"
-            self.check(False, where, "cancelled, but wait() says nothing")
+            self.check(False, where, "wait() of a cancelled transfer raised no error")
         if what == "drop":
             del transfer
             return "dropped"
@@ -186,13 +195,26 @@ class Worker(threading.Thread):
                 self.order(transfer)
             transfer.wait(timeout=100)
         except cumem.CudaError:
-            self.check(transfer.progress < transfer.nbytes, where, "failed, yet all")
+            self.check(
+                transfer.progress < transfer.nbytes,
+                where,
+                "a transfer that failed reports all bytes",
+            )
             raise
-        self.check(transfer.done and not transfer.cancelled, where, "not done")
-        self.check(transfer.progress == transfer.nbytes, where, "done, yet not all")
+        self.check(
+            transfer.done and not transfer.cancelled,
+            where,
+            "a transfer is not done after wait()",
+        )
+        self.check(
+            transfer.progress == transfer.nbytes,
+            where,
+            "a transfer is done, but not all of its bytes",
+        )
         return "done"
 
     def order(self, transfer: cumem.Transfer) -> None:
+        """Let another stream wait for the transfer, and wait for that stream."""
         other = cumem.Stream()
         try:
             transfer.order(other)
@@ -200,7 +222,7 @@ class Worker(threading.Thread):
         except cumem.CudaError as error:
             if error.code != FAULT:
                 raise
-            # wait() shows whether the copy failed or only this call.
+            # wait() then shows whether the copy failed, or only the call of order().
 
     def check(self, good: bool, where: str, what: str) -> None:
         if not good:
@@ -212,12 +234,14 @@ async def await_one(transfer: cumem.Transfer) -> None:
 
 
 def wait_for_all() -> None:
+    """Wait until no transfer is under way."""
     begin = time.monotonic()
     while testing.pending_transfers() and time.monotonic() - begin < PATIENCE:
         time.sleep(0.0002)
 
 
 def plan_faults(deadline: float, seed: int) -> None:
+    """Let some call of the driver fail every two milliseconds, until the deadline."""
     random = np.random.default_rng(seed)
     while time.monotonic() < deadline:
         op = FAULTY[int(random.integers(len(FAULTY)))]
@@ -227,6 +251,7 @@ def plan_faults(deadline: float, seed: int) -> None:
 
 
 def free_nbytes() -> int:
+    """Give back what is free, and return the free memory of the device."""
     gc.collect()
     cumem.Device(0).synchronize()
     cumem.trim()
@@ -235,7 +260,7 @@ def free_nbytes() -> int:
 
 
 def join(workers: list[Worker]) -> bool:
-    """Wait for all workers; return False if one of them hangs."""
+    """Wait for all workers. Returns False if one of them hangs."""
     for worker in workers:
         while worker.is_alive():
             worker.join(1)
@@ -248,7 +273,7 @@ def join(workers: list[Worker]) -> bool:
 def run_round(
     options: argparse.Namespace, streams: list[cumem.Stream], number: int
 ) -> tuple[list[Worker], bool]:
-    """Run one round; return its workers, and whether all of them came to an end."""
+    """Run one round. Returns its workers, and whether all of them came to an end."""
     seconds = options.seconds / options.rounds
     deadline = time.monotonic() + seconds
     seed = options.seed * 100_000 + number * 1000

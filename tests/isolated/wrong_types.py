@@ -3,11 +3,13 @@
 
     python tests/isolated/wrong_types.py PART PARTS FILE FOLDER
 
-C casts what it is given to a Buffer, a Pool or a stream. A cast without a look at the type
-reads memory that is something else, and a number that is no index reads beyond an array.
-Private functions are called as well: what the package passes today it may not pass
-tomorrow. Each call is written into FILE before it is made, since a crash leaves no time to
-say it; files are made in FOLDER.
+C casts its arguments to a Buffer, a Pool or a stream. If it does so without a look at the
+type, it reads memory that is something else, and a number that is not an index makes it
+read beyond an array. Private functions are called as well, because the package may pass
+them other arguments one day. Each call is written into FILE before it is made, since after
+a crash nothing can be written. Files are made in FOLDER.
+
+The callables are cut into PARTS parts, of which the process tries the one of number PART.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ Good = dict[str, Any]
 Parameters = list[tuple[str, str]]  # name and annotation of each
 
 
-#: Functions that need valid numbers, or that end the process's use of cumem.
+#: Functions that are not called, each with the reason.
 SKIPPED = {
     "_raw_copy": "copies between the addresses that it is given",
     "_at_exit": "nothing can be used after it",
@@ -40,18 +42,18 @@ SKIPPED = {
 }
 
 
-#: Functions after which everything is put back.
+#: After a call of one of these functions, what it changed in the process is put back.
 CHANGES_THE_PROCESS = (
     *("_set_pool_type", "_recorder_open", "_numpy_enable", "_numpy_enter"),
 )
 
 
-#: The descriptor for functions that read and write a file.
+#: A descriptor for functions that read or write a file.
 NOWHERE = os.open(os.devnull, os.O_RDWR)
 
 
 class Odd:
-    """An object with a length and an index that has no other meaning."""
+    """An object with a length and an index, and without any other meaning."""
 
     def __index__(self) -> int:
         return 3
@@ -67,7 +69,7 @@ class Odd:
 
 
 class Closing:
-    """An object that ends everything that is open when it is read as a number."""
+    """An object that shuts cumem down when it is read as a number."""
 
     def __index__(self) -> int:
         with contextlib.suppress(RuntimeError):
@@ -76,7 +78,7 @@ class Closing:
 
 
 def fresh() -> Good:
-    """Make a good value of each sort, since a call may have closed the last ones."""
+    """Make a good value of each sort. A call may have closed the values before."""
     array = np.arange(24.0)
     stream = cumem.Stream()
     found = {
@@ -101,6 +103,7 @@ def fresh() -> Good:
     return found
 
 
+#: Values of ordinary types, most of which are wrong for any parameter.
 PLAIN = {
     "none": None,
     "zero": 0,
@@ -196,6 +199,7 @@ def plausible(name: str, annotation: str, good: Good) -> object:
 
 
 def parameters(node: ast.FunctionDef, is_method: bool) -> Parameters:
+    """Return the positional parameters of a function of the stub, without `self`."""
     given = node.args.posonlyargs + node.args.args
     static = {ast.unparse(each) for each in node.decorator_list}
     return [
@@ -213,17 +217,14 @@ def callables() -> Iterator[tuple[str | None, str, Parameters]]:
         for each in node.body if isinstance(node, ast.ClassDef) else ():
             if isinstance(each, ast.FunctionDef):
                 yield node.name, each.name, parameters(each, True)
-    for name in (
-        "_elapsed",
-        "_notify",
-        "_call_back",
-        "_stop",
-    ):  # the stub leaves these out
+    # The stub leaves these methods out.
+    for name in ("_elapsed", "_notify", "_call_back", "_stop"):
         for kind in ("Event", "Transfer"):
             if hasattr(getattr(_core, kind), name):
                 yield kind, name, [("other", "")]
 
 
+#: Which of the good values have the methods of a class.
 OWNERS = {
     "Buffer": ("pinned", "device", "host", "closed"),
     "PinnedBuffer": ("pinned",),
@@ -240,7 +241,10 @@ OWNERS = {
 
 
 def arguments(params: Parameters, good: Good) -> Iterator[list[object]]:
-    """Yield good arguments, then each replaced by everything else, then more and fewer."""
+    """Yield lists of arguments: good ones, then each of them replaced by everything else.
+
+    After these come lists that are too short, too long, or all of one value.
+    """
     right = [plausible(name, note, good) for name, note in params]
     yield right
     for i in range(len(right)):
@@ -254,6 +258,7 @@ def arguments(params: Parameters, good: Good) -> Iterator[list[object]]:
 
 
 def targets(owner: str | None, name: str, good: Good) -> list[Callable[..., object]]:
+    """Return the function, or the methods of that name of all good values of the class."""
     if owner is None:
         return [getattr(_core, name)]
     found = []
@@ -262,14 +267,14 @@ def targets(owner: str | None, name: str, good: Good) -> list[Callable[..., obje
             found.append(getattr(good[key], name))
     kind = getattr(_core, owner, None)
     if kind is not None and hasattr(kind, name):
-        found.append(getattr(kind, name))  # unbound: `self` has a wrong type as well
+        found.append(getattr(kind, name))  # unbound, so that `self` is wrong as well
     return found
 
 
 def call(
     owner: str | None, name: str, params: Parameters, last: int, good: Good
 ) -> tuple[int, Good]:
-    """Call one of them in all ways; return how many calls were made, and open values."""
+    """Call one callable in all ways. Returns the number of calls, and good values."""
     tried = 0
     for i in range(len(targets(owner, name, good))):
         for args in arguments(params, good):
@@ -284,7 +289,7 @@ def call(
             tried += 1
             answer = None
             with contextlib.suppress(Exception):
-                # Blocks that are entered are current only in this context.
+                # A block that is entered stays current only in this context.
                 answer = contextvars.copy_context().run(bound[i], *args)
             if isinstance(answer, cumem.Buffer):
                 assert isinstance(answer.dtype, np.dtype), line

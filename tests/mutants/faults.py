@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that the tests must notice, each with the tests that must fail.
+"""Faults that are put into the sources, each with the tests that must notice it.
 
 `old` must be in the file exactly once, where white space does not count. Choose the
-shortest text that is unique, so that changes around it leave the fault in its place.
-`how` says how the tests end with the fault: "fails", or "crashes" or "hangs" if nothing
-better is possible. To find the tests of a new fault:
+shortest text that is unique, so that changes around it leave the fault in its place. `how`
+says how the tests end with the fault: "fails", or "crashes" or "hangs" if they cannot do
+better. To find the tests of a new fault:
 
     python tests/mutants/run.py NAME --find tests/pools/test_pool.py tests/c/test_pool.c
 """
@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
+    """A fault, and what run.py needs to try it."""
+
     name: str
     file: str  # the file of csrc/ that the fault is put into
-    what: str  # what goes wrong then, as a sentence
+    what: str  # what goes wrong with the fault, as a sentence
     old: str
     new: str
     tests: list[str]
@@ -180,7 +182,7 @@ FAULTS = [
     Fault(
         "limit one byte off",
         "csrc/pool/budget.c",
-        "a limit is overrun by up to what is asked for",
+        "an allocation may exceed a limit by its own size",
         """if (nbytes > limit || used > limit - nbytes) {
             return false;
         }
@@ -188,7 +190,7 @@ FAULTS = [
             continue;
         }
         if (used + nbytes <= atomic_load(&budget->limit_nbytes)) {""",
-        # The fault is in both places, since the second takes back what the first lets pass.
+        # The fault is in two places, since the second one takes back what the first allows.
         """if (nbytes > limit || used > limit) {
             return false;
         }
@@ -273,7 +275,7 @@ FAULTS = [
     Fault(
         "peer access assumed",
         "csrc/transfer/device/peer_access.c",
-        "a kernel crosses to memory that the driver was not asked about",
+        "a kernel reaches another device's memory without asking whether it may",
         "bool may = may_use_region(access->rt, region, wanted, all);",
         "bool may = true;",
         ["tests/devices/test_peers.py::test_no_kernel_crosses_where_access_is_refused"],
@@ -314,7 +316,7 @@ FAULTS = [
     Fault(
         "short read is the end",
         "csrc/transfer/file/calls.c",
-        "what a read did not bring is never asked for",
+        "the bytes that a read did not bring are not asked for again",
         "pass(&p, (uint64_t)moved); } return p.nbytes == 0;",
         "pass(&p, (uint64_t)moved); break; } return true;",
         ["tests/files/test_file_faults.py::test_interrupted_and_short_calls_go_on"],
@@ -590,7 +592,7 @@ FAULTS = [
     Fault(
         "prefetch on the wrong stream",
         "csrc/python/buffer/managed.c",
-        "prefetch_pages() to a device is queued on the stream of the buffer's own",
+        "prefetch_pages() to a device is queued on a stream of the buffer's own device",
         "cm_stream_from_object(state, given, home);",
         "cm_stream_from_object(state, given, home < 0 ? home : 0);",
         [
@@ -678,7 +680,7 @@ FAULTS = [
     Fault(
         "cold memory first",
         "csrc/pool/pool.c",
-        "a pool with free memory never asks what has ended of what was exported",
+        "a pool with free memory never asks whether work on exported memory has ended",
         "pool->unasked_nbytes += fenced ? span->block.nbytes + FLIGHT_NBYTES : 0;",
         "",
         [
@@ -1010,7 +1012,7 @@ FAULTS = [
     Fault(
         "free told twice",
         "csrc/pool/pool.c",
-        "a free that cannot be done at once is told of at each attempt",
+        "a free that cannot be done at once is recorded at each attempt",
         "if (!span->was_noted) {",
         "if (true) {",
         [
@@ -1021,7 +1023,7 @@ FAULTS = [
     Fault(
         "caller not lent",
         "csrc/transfer/run/job_threads.c",
-        "what the engine's threads do is nobody's",
+        "events of the engine's threads lack the line and the tag of their caller",
         "(cm_event_origin){ticket->noted.stack, ticket->noted.tag});",
         "(cm_event_origin){0, 0});",
         [
@@ -1032,7 +1034,7 @@ FAULTS = [
     Fault(
         "GIL let go without a trace",
         "csrc/python/python.h",
-        "what is done without the GIL has no line",
+        "events of a call that has given up the GIL have no line",
         "(void)cm_recorder_lend_origin(cm_recorder_find_origin(UINT64_MAX - 1));",
         "(void)0;",
         [
@@ -1076,7 +1078,7 @@ FAULTS = [
     Fault(
         "uneven steps reshaped",
         "csrc/python/buffer/shapes.c",
-        "axes that do not step as one are counted through as one",
+        "axes whose strides do not fit together are joined",
         "|| !goes_on(old, next_old)) {",
         ") {",
         [
@@ -1087,7 +1089,7 @@ FAULTS = [
     Fault(
         "axis named twice",
         "csrc/python/buffer/axes.c",
-        "an axis of the buffer is two of the view, another one none",
+        "one axis of the buffer is used for two of the view, and another one is lost",
         "if (named[axes[i]]) {",
         "if (false) {",
         ["tests/buffers/test_shapes.py::test_call_answers_as_numpy_does"],
@@ -1095,7 +1097,7 @@ FAULTS = [
     Fault(
         "locked pages listed one by one",
         "csrc/python/pool/pool_type.c",
-        "a collection ends what the list is about to go on with",
+        "a collection ends an object that the list goes on with",
         "(*out)[(*count)++] = (locked_row){s->host, s->nbytes, s->device};",
         "(*out)[(*count)++] = (locked_row){s->host, s->nbytes, s->device};"
         "(void)PyTuple_New(30);",

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put the faults of faults.py into the C sources, one at a time, and see if tests fail.
+"""Put the faults of faults.py into the C sources, one at a time, and check that tests fail.
 
     python tests/mutants/run.py [NAME ...] [--json FILE [--resume]]
     python tests/mutants/run.py NAME --find tests/pools/test_pool.py tests/c/test_pool.c
 
-A copy of the tree in a temporary folder is built once. All tests that faults.py names must
-pass there. Then, for each fault, its file (or, if that is a header, every file that
-includes it) is compiled again with the fault in it. Each test that the fault names must
-then fail, and may crash or hang only if the fault says so. `--find` runs other tests on a
-fault and says which of them fail, to choose the tests of a new fault.
+A copy of the tree in a temporary folder is built once, and all tests that faults.py names
+must pass there. Then, for each fault, its file is compiled again with the fault in it. If
+it is a header, every file that includes it is compiled. Each test that the fault names must
+then fail; it may crash or hang only if the fault says so. `--find` runs other tests on a
+fault and prints which of them fail, so that the tests of a new fault can be chosen.
 
-FILE is written after each fault, so that a run which was stopped can go on: `--resume`
-keeps the rows of faults that were killed at this commit, and tries only the others. On a
-busy machine use `--limit SECONDS`, or slow tests look as if they hang.
+FILE is written after each fault, so that a run which was stopped can go on. `--resume`
+keeps the rows of faults that were killed, which means noticed by their tests, at this
+commit, and tries only the others. On a busy machine raise `--limit SECONDS`, since a test
+that takes longer counts as one that hangs.
 
 It needs gcc, the packages of `pip install '.[test]'` and CUDA's headers and static
 library, which setup.py finds (`make mutants` fetches them).
@@ -44,7 +45,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from faults import FAULTS, Fault  # noqa: E402
 
-LIMIT = 120.0  # seconds; a run of tests that takes longer counts as one that hangs
+#: A run of tests that takes longer than this, in seconds, counts as one that hangs.
+LIMIT = 120.0
+#: The paths whose changes make a run "-dirty", which means not of a commit.
 ABOUT = ("csrc", "cumem", "tests", "benchmarks/*.py", "setup.py")
 LEFT_OUT = (".git", ".venv*", "build", "dist", "*.so", "__pycache__", ".*_cache")
 
@@ -58,23 +61,23 @@ class Outcome:
 
 
 def pattern_of(text: str) -> re.Pattern[str]:
-    """Return a pattern that matches `text` whatever its white space, which may change."""
+    """Return a pattern that matches a text even if its white space has changed."""
     return re.compile(r"\s+".join(re.escape(word) for word in text.split()))
 
 
 def mutated(fault: Fault, source: str) -> str:
-    """Return the source with the fault, or raise SystemExit if its place is not unique."""
+    """Return the source with the fault, or raise SystemExit unless its place is unique."""
     found = list(pattern_of(fault.old).finditer(source))
     if len(found) != 1:
         raise SystemExit(
-            f"{fault.name}: its old text is {len(found)} times in {fault.file}, not once."
-            f" Put the fault in anew, in faults.py:\n{fault.old}"
+            f"{fault.name}: its old text is {len(found)} times in {fault.file}, but must "
+            f"be there once. Change `old` in faults.py:\n{fault.old}"
         )
     return source[: found[0].start()] + fault.new + source[found[0].end() :]
 
 
 class Tree:
-    """A copy of the tree with the objects of all sources, linked on demand."""
+    """A copy of the tree with the objects of all sources, which are linked on demand."""
 
     def __init__(self, folder: Path, limit: float = LIMIT) -> None:
         self.root = folder / "tree"
@@ -90,11 +93,12 @@ class Tree:
         self.programs: dict[str, Path] = {}
 
     def commands(self) -> tuple[list[str], list[str]]:
-        """Return the commands of setup.py, for a quick build with invariant checks."""
+        """Return the commands of setup.py, for a quick build that checks invariants."""
         import numpy
         import setuptools
 
-        sys.path.insert(0, str(ROOT / "build" / "cuda12"))  # of `make mutants`
+        # `make mutants` puts CUDA's headers and library there.
+        sys.path.insert(0, str(ROOT / "build" / "cuda12"))
         setup, setuptools.setup = setuptools.setup, lambda **_: None
         before = os.getcwd()
         os.chdir(self.root)
@@ -126,6 +130,7 @@ class Tree:
         return compile_, link
 
     def run(self, command: list[str]) -> None:
+        """Run a compiler or linker, and raise SystemExit with its errors if it fails."""
         done = subprocess.run(command, cwd=self.root, capture_output=True, text=True)
         if done.returncode != 0:
             said = "\n".join(done.stderr.splitlines()[:20])
@@ -157,7 +162,7 @@ class Tree:
         return out
 
     def compile_changed(self, file: str) -> None:
-        """Compile a file; of a header, all sources that include it, even through others."""
+        """Compile a file, or all sources that include it, directly or through others."""
         changed, added = {file}, {file}
         while added:
             lines = [f'#include "{each.removeprefix("csrc/")}"' for each in added]
@@ -180,6 +185,7 @@ class Tree:
         return original
 
     def take_out(self, fault: Fault, original: str) -> None:
+        """Write the original text back, and compile it."""
         (self.root / fault.file).write_text(original)
         self.compile_changed(fault.file)
 
@@ -188,7 +194,7 @@ class Tree:
     def run_tests(
         self, names: list[str], stop_early: bool = True
     ) -> dict[str, Outcome]:
-        """Return the outcome of each test; a name without brackets stands for all cases."""
+        """Return the outcome of each test. A name without brackets means all its cases."""
         outcomes: dict[str, Outcome] = {}
         in_c = [name for name in names if name.startswith("tests/c/")]
         in_python = [name for name in names if name not in in_c]
@@ -201,6 +207,7 @@ class Tree:
         return outcomes
 
     def run_python(self, name: str, stop_early: bool) -> dict[str, Outcome]:
+        """Run a Python test, and return its outcome, or that of each case."""
         report = self.objects / "report.xml"
         report.unlink(missing_ok=True)
         environment = os.environ | {
@@ -246,6 +253,7 @@ class Tree:
         }
 
     def run_c(self, name: str) -> Outcome:
+        """Build and run a test in C."""
         source, _, test = name.partition("::")
         if not (self.root / source).is_file():
             return Outcome("missing")
@@ -277,14 +285,14 @@ def git(*words: str) -> str:
 def describe_run() -> dict[str, Any]:
     """Describe the run for the file of results.
 
-    The commit gets "-dirty" if code or tests differ from it. Files of results may differ,
-    since they are being written.
+    "-dirty" is added to the commit if code or tests differ from it. Files of results may
+    differ, because they are being written.
     """
     commit = git("describe", "--always", "--abbrev=12")
     if git("status", "--porcelain", "--", *ABOUT):
         commit += "-dirty"
     return {
-        "what": "faults put into the C sources, one at a time: did their tests fail?",
+        "what": "whether the tests notice faults that are put into the C sources",
         "commit": commit,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"emulated device; {os.cpu_count()} {platform.machine()} cores, "
@@ -293,7 +301,7 @@ def describe_run() -> dict[str, Any]:
 
 
 def check_unmutated(tree: Tree, faults: list[Fault]) -> None:
-    """Raise SystemExit if a named test fails without a fault. It may be missing, though."""
+    """Raise SystemExit if a test that a fault names fails without it. It may be missing."""
     names = sorted({name for fault in faults for name in fault.tests})
     bad = {
         name: outcome
@@ -303,11 +311,13 @@ def check_unmutated(tree: Tree, faults: list[Fault]) -> None:
     for name, outcome in bad.items():
         print(f"without any fault {outcome.how}: {name}\n{outcome.detail}")
     if bad:
-        raise SystemExit("nothing can be said while these do not pass")
+        raise SystemExit(
+            "these tests must pass without a fault before faults are tried"
+        )
 
 
 def judge(fault: Fault, outcomes: dict[str, Outcome]) -> str:
-    """Return "killed" if each test ends as the fault says, else which test did not."""
+    """Return "killed" if each test ends as the fault says, else which tests did not."""
     wrong = [
         f"{name} {outcome.how}"
         for name, outcome in outcomes.items()
@@ -332,7 +342,7 @@ def rows_kept(file: Path, run: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_rows(file: Path, run: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write what is known so far, in the order of faults.py."""
+    """Write the rows so far, in the order of faults.py."""
     places = {fault.name: place for place, fault in enumerate(FAULTS)}
     rows = sorted(rows, key=lambda row: places[row["name"]])
     killed = sum(row["result"] == "killed" for row in rows)
@@ -344,25 +354,27 @@ def write_rows(file: Path, run: dict[str, Any], rows: list[dict[str, Any]]) -> N
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="faults; all if left out")
-    parser.add_argument("--json", type=Path, help="write what came of each here")
     parser.add_argument(
-        "--find", nargs="+", metavar="TESTS", help="which of these fail?"
+        "--json", type=Path, help="write the outcome of each fault here"
+    )
+    parser.add_argument(
+        "--find", nargs="+", metavar="TESTS", help="print which of these tests fail"
     )
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="keep what the file of --json says of faults killed at this commit",
+        help="keep the rows of the file of --json whose faults were killed at this commit",
     )
     parser.add_argument(
         "--limit",
         type=float,
         default=LIMIT,
         metavar="SECONDS",
-        help="how long one run of tests may take; a longer one counts as hanging",
+        help="how long a run of tests may take before it counts as one that hangs",
     )
     options = parser.parse_args()
     if options.resume and options.json is None:
-        parser.error("--resume goes on with the file of --json: name it")
+        parser.error("--resume goes on with a file: add --json FILE")
     unknown = set(options.names) - {fault.name for fault in FAULTS}
     if unknown:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
