@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/measure.py: how often a call is made, and what a cut run leaves behind."""
+"""Tests that the benchmarks run, and of what `benchmarks/measure.py` does for all of them.
+
+Most tests run a benchmark with `--quick` on the emulated device, and check that its results
+say so, are complete and have a time for each way to do a thing. Others check that a
+benchmark notices wrong bytes, how often a call is repeated, and what a run that is cut off
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,7 @@ from support import programs
 
 import cumem
 
-# These tests run programs of their own, which are the same for each Python.
+# The programs of these tests do the same under every version of Python.
 pytestmark = pytest.mark.any_python
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -24,6 +30,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def measure(monkeypatch):
+    """Import `benchmarks/measure.py` anew, as a benchmark does."""
     monkeypatch.syspath_prepend(str(FOLDER))
     module = pytest.importorskip("measure")
     yield module
@@ -31,7 +38,10 @@ def measure(monkeypatch):
 
 
 def run_quick(name: str, folder: Path, *more: str) -> dict[str, Any]:
-    """The results of a benchmark in short, which are marked as an emulated device's."""
+    """Run a short form of a benchmark, and return its results.
+
+    They must be complete, and marked as those of an emulated device.
+    """
     path = folder / "results.json"
     script = str(FOLDER / name)
     done = programs.run(
@@ -134,6 +144,8 @@ def test_managed_words_that_are_wrong_are_seen(emulated, monkeypatch) -> None:
 
 @dataclass
 class Case:
+    """The result of one case, as a benchmark yields it."""
+
     seconds: float
 
 

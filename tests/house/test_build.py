@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The build: where it takes CUDA's files from, and what it refuses to build."""
+"""Tests of the build: where setup.py finds CUDA's files, and what ends a build.
+
+The tests run setup.py without setuptools, and make folders of empty files that look like
+toolkits. The last test is about the headers that the build makes of the kernels.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def make_tree(root: Path, library: str = "lib", files: tuple[str, ...] = FILES) -> Path:
-    """A toolkit of empty files."""
+    """Make a CUDA toolkit of empty files, and return its folder."""
     for name in files:
         path = root / (library if name.endswith(".a") else "include") / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +36,11 @@ def make_tree(root: Path, library: str = "lib", files: tuple[str, ...] = FILES) 
 
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
-    """setup.py with setuptools left out, on a machine without any CUDA."""
+    """Run setup.py without setuptools, as on a machine without any CUDA.
+
+    Returns its `find_cuda` function, and the folders that it looks into for build
+    requirements and as the usual place.
+    """
     tools = ModuleType("setuptools")
     tools.Extension = lambda *args: SimpleNamespace()  # type: ignore[attr-defined]
     tools.setup = lambda **options: None  # type: ignore[attr-defined]
@@ -86,7 +94,7 @@ def test_a_target_folder_of_a_toolkit_is_a_cuda_home(
 
 
 def test_toolkit_whose_folders_are_links_is_found(build, monkeypatch, tmp_path) -> None:
-    # /usr/local/cuda on aarch64
+    # On aarch64 the folders of /usr/local/cuda are links.
     make_tree(build.usual / "targets" / "sbsa-linux")
     (build.usual / "include").symlink_to("targets/sbsa-linux/include")
     (build.usual / "lib64").symlink_to("targets/sbsa-linux/lib")
@@ -136,6 +144,7 @@ def test_missing_file_is_named_with_the_folders_looked_in(
 
 
 def test_dtype_of_devices_that_the_kernel_does_not_read_ends_the_build() -> None:
+    """A row of the list may say DEVICE only if the text of the kernel names its dtype."""
     check = runpy.run_path(str(ROOT / "csrc" / "headers.py"))[
         "check_device_conversions"
     ]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls are C from end to end: no function of Python's runs on their way."""
+"""Tests of which calls are C from end to end, so that no function of the package runs.
+
+A list of calls is made under a profiler, which notes each Python function of the package.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from support.streams import FOREIGN
 import cumem
 
 pytestmark = [
-    # What the C core calls does not depend on the version of Python.
+    # No version of Python changes which functions the C core calls.
     pytest.mark.any_python,
 ]
 
@@ -24,7 +27,7 @@ PACKAGE = os.path.dirname(cumem.__file__) + os.sep
 
 
 def functions_of_python(call: Callable[[], object]) -> list[str]:
-    """The functions of the package that a call runs, after it was made once before."""
+    """Make a call twice, and return the package's functions that the second one runs."""
     call()
     called: list[str] = []
 

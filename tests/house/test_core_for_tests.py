@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two builds of the core: the wheel's, and the one with hooks that tests have."""
+"""Tests of the two builds of the core: the wheel's, and that for tests, which has hooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support import core, programs
 
 from cumem import _core
 
-# How the tests find their core is the same on every Python.
+# The tests find their core in the same way under every version of Python.
 pytestmark = pytest.mark.any_python
 
 STUB = Path(__file__).resolve().parents[2] / "csrc/python/module/testing.pyi"
@@ -37,7 +37,7 @@ print([name for name in dir(_core) if "_test" in name or "address" in name])
 
 
 @is_replaced
-def test_hooks_after_cumem_are_refused_for_there_would_be_two_cores() -> None:
+def test_hooks_after_cumem_are_refused_since_there_would_be_two_cores() -> None:
     done = programs.run("-c", "import cumem\nfrom support import testing")
     assert "ImportError: import support.testing before cumem" in done.stderr
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents keep up with the code: names, links, commands, generated tables."""
+"""Tests that the documents keep up with the code.
+
+They compare the lists of names, links, variables, former names and tables of results in the
+pages with the code, and run the examples of pages and docstrings on the emulated device.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ from cumem.tools.replay import hold as replay_hold
 from cumem.tools.replay import report as replay_report
 from cumem.tools.replay import trace as replay_trace
 
-# These tests read texts of the tree, which are the same for each Python.
+# These tests read texts of the tree, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]
@@ -66,13 +70,13 @@ TESTED_COMMANDS = (
 def test_public_names_are_in_the_list_of_names() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     names = set(re.findall(r"^\| `(\w+)[`(]", text, re.M))
-    check_none(sorted(PUBLIC.keys() - names), "not in docs/api.md:")
+    check_none(sorted(PUBLIC.keys() - names), "these names are not in docs/api.md:")
 
 
-#: Aliases of types, which Python lets have no docstring: docs/api.md says what they are.
+#: Aliases of types. Python gives them no docstring, so docs/api.md says what they are.
 ALIASES = {"Kind"}
 PUBLIC = {name: getattr(face, name) for face in (cumem, types) for name in face.__all__}
-#: What only users of PyTorch need; its docstrings have examples that run as well.
+#: Names that only users of PyTorch need. The examples in their docstrings run as well.
 OFFLOADING = {
     name: getattr(integrations_torch, name)
     for name in ("ActivationOffload", "offload", "offload_activations", "restore")
@@ -86,7 +90,7 @@ def test_public_names_have_a_docstring() -> None:
             for name, value in PUBLIC.items()
             if name not in ALIASES and callable(value) and not inspect.getdoc(value)
         ),
-        "without a docstring:",
+        "these names have no docstring:",
     )
 
 
@@ -96,15 +100,15 @@ def test_former_names_with_an_error_are_on_their_page() -> None:
     names = {*hints.FORMER_NAMES, *types.__all__} - {"About"}
     check_none(
         (name for name in sorted(names) if not re.search(rf"[`.]{name}\b", before)),
-        "not in the first column of docs/renamed.md:",
+        "these names are not in the first column of docs/renamed.md:",
     )
     assert len(names) > 30
 
 
 def former_names() -> list[str]:
-    """Return what the page's first column names: functions, classes, modules and members.
+    """Return the names in the page's first column: functions, classes, modules and members.
 
-    Left out are variables of the environment and keys of a file.
+    Environment variables and keys of a file are left out.
     """
     text = (ROOT / "docs" / "renamed.md").read_text(encoding="utf-8")
     names = text.split("## Names that moved")[1].split("## Arguments and behaviour")[0]
@@ -131,7 +135,7 @@ def test_former_name_as_attribute_and_import_says_what_to_type(
     runtime, name: str
 ) -> None:
     if name in ("configure", "pipeline", "ManagedBuffer.residency"):
-        return  # the name is there; the next test has the arguments that are gone
+        return  # these names still exist; a later test is about their former arguments
     if name == "ManagedBuffer.prefetch":
         with pytest.raises(AttributeError, match=r"; use buf\.prefetch_pages\(to\)$"):
             cumem.empty_managed(1).prefetch  # type: ignore[attr-defined]  # noqa: B018
@@ -169,8 +173,8 @@ def test_former_arguments_say_what_to_type(runtime) -> None:
         cumem.prefetch_pages([], device=0)  # type: ignore[call-arg]
 
 
-def test_import_of_a_room_is_no_error() -> None:
-    """``integrations`` has a hint as an attribute, and an import finds it all the same."""
+def test_import_of_a_room_is_not_an_error() -> None:
+    """The attribute `integrations` would raise an error, but an import finds the module."""
     exec("from cumem import files, integrations, tools, units", {})
 
 
@@ -188,7 +192,7 @@ def test_members_of_buffers_are_in_the_list_of_names() -> None:
     assert len(members) > 20
     check_none(
         (m for m in members if not re.search(rf"`{m}[`(]", text)),
-        "not in docs/api.md:",
+        "these members are not in docs/api.md:",
     )
 
 
@@ -208,7 +212,7 @@ def test_public_functions_of_modules_have_a_docstring() -> None:
 
 
 def test_rulers_in_docstrings_stand_alone() -> None:
-    """Else help() and what renders NumPy's style see no section there."""
+    """Otherwise help() and programs that render NumPy's style see no section there."""
     check_none(
         f"{path.relative_to(ROOT)}:{number}"
         for path in sorted((ROOT / "cumem").rglob("*.py*"))
@@ -224,7 +228,10 @@ def test_helpers_of_units_are_in_the_list_of_names() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them; of two alike the second ends in -1."""
+    """Return the anchors of a page's headings, as GitHub makes them.
+
+    If two headings have the same text, the second anchor ends in -1.
+    """
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     found: set[str] = set()
     for heading in re.findall(r"^#+ +(.*?) *$", text, re.M):
@@ -238,6 +245,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def leads_somewhere(page: Path, target: str) -> bool:
+    """Return whether a link leads to a file that exists and to a heading that it has."""
     name, _, anchor = target.partition("#")
     other = page.parent / name if name else page
     return other.exists() and (not anchor or anchor in anchors(other))
@@ -252,12 +260,12 @@ def test_links_lead_somewhere() -> None:
     )
 
 
-#: A file named in a text, with as many of its folders as the text says. Links to other
-#: folders begin with dots, and have the test above.
+#: A file that a text names, with as many of its folders as the text has. Links to other
+#: folders begin with dots, which the test above checks.
 NAMED_FILE = re.compile(
     r"(?<![\w./*<>{}$-])((?:[\w-]+/)*[\w-]+\.(?:c|h|ptx|py|pyi|md|toml|cpp|sh))\b(?![\w/])"
 )
-#: Files that the build makes, those of others, and programs of users.
+#: Files that are not in the tree: made by the build, of other projects, or of users.
 FILES_ELSEWHERE = {
     *("docstrings.h", "structseqs.h", "ptx.h", "gil_checks.h", "name.ptx"),
     *("Python.h", "nvtxTypes.h", "torch/version.py"),
@@ -309,12 +317,14 @@ RUNNABLE = [page for page in PAGES if "\n<!-- runs" in page.read_text(encoding="
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
 def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) -> None:
-    """In order, with one set of names for the page, beginning in an empty folder. Without
-    PyTorch those alone that need none."""
+    """The examples run in order, with one set of names, and begin in an empty folder.
+
+    Without PyTorch only those run that do not need it.
+    """
     text = page.read_text(encoding="utf-8")
     examples = list(EXAMPLE.finditer(text))
     marks = text.count(RUNS) + text.count(RUNS_WITH_TORCH)
-    assert len(examples) == marks, "a mark without an example"
+    assert len(examples) == marks, "a mark of this page has no example below it"
     if importlib.util.find_spec("torch") is None:
         examples = [example for example in examples if not example["torch"]]
         if not examples:
@@ -328,7 +338,7 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
     names.clear()
 
 
-#: Those that need what is not there, or change the process.
+#: Names whose examples need something that is not there, or change the process.
 NOT_RUN = {"ManagedThrashWarning", "report_leaks_at_exit"}
 NOT_RUN |= {"shutdown"}
 CONSTANTS = {"__version__"}
@@ -356,7 +366,7 @@ def test_each_public_name_has_an_example_that_runs(
     assert not said, "".join(said)
 
 
-#: Public methods with an example of their own.
+#: Public methods whose docstrings have an example.
 METHODS = {
     f"{name}.{member}": method
     for name, cls in PUBLIC.items()
@@ -391,7 +401,7 @@ def test_example_of_each_method_runs(
     assert not said, "".join(said)
 
 
-#: Environment variables, less CUMEM_, and the page that has them.
+#: The page of each environment variable, whose name is written without `CUMEM_`.
 VARIABLES = {
     "emulation": (
         *("BACKEND", "EMULATED_DEVICES", "EMULATED_MEMORY", "EMULATED_DRIVER"),
@@ -403,16 +413,20 @@ VARIABLES = {
 
 
 def test_environment_variables_are_documented_and_read() -> None:
-    package = Path(cumem.__file__).parent  # not below ROOT where a wheel is tested
+    package = Path(cumem.__file__).parent  # a wheel that is tested is not below ROOT
     files = [*ROOT.glob("csrc/**/*.c"), *package.rglob("*.py")]
     sources = "".join(path.read_text(encoding="utf-8") for path in files)
     for page, variables in VARIABLES.items():
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         names = [f"CUMEM_{variable}" for variable in variables]
         check_none(
-            (n for n in names if not re.search(rf"\b{n}\b", text)), f"not in {page}.md:"
+            (n for n in names if not re.search(rf"\b{n}\b", text)),
+            f"these variables are not in {page}.md:",
         )
-        check_none((n for n in names if f'"{n}"' not in sources), "read nowhere:")
+        check_none(
+            (n for n in names if f'"{n}"' not in sources),
+            "no source reads these variables:",
+        )
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/memory-kinds.md"])
@@ -459,7 +473,7 @@ def test_decisions_are_numbered_and_at_most_a_page() -> None:
     assert [int(name[:4]) for name in texts] == list(range(1, len(pages) + 1))
     check_none(n for n, text in texts.items() if len(text.splitlines()) > 60)
     check_none(
-        f"{name}: no {part}"
+        f"{name} has no part {part}"
         for name, text in texts.items()
         for part in ("Context", "Decision", "Cost", "What would change it")
         if f"**{part}.**" not in text
@@ -467,13 +481,14 @@ def test_decisions_are_numbered_and_at_most_a_page() -> None:
 
 
 def rows_of(page: str, columns: int) -> list[list[str]]:
+    """Return the cells of the rows of a page's tables that have this many columns."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     return [row for row in rows if len(row) == columns and set(row[0]) != {"-"}]
 
 
-#: All of the second column, and what is cumem's of the third.
+#: Code in the page's tables: all of the second column, and calls of cumem in the third.
 HABITS = [
     code
     for row in rows_of("coming-from.md", 3)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PTX texts of the kernels that copy bytes, run without a GPU (support/ptx.py)."""
+"""Tests of the PTX texts of the kernels that copy bytes, which run without a GPU.
+
+support/ptx.py interprets a text on memory of the test. Each test makes random jobs, works
+out the bytes that the kernel must leave, and compares all of them.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +16,30 @@ from support.ptx import Kernel, Memory
 
 FOLDER = Path(__file__).resolve().parents[2] / "csrc/transfer/device"
 
-# The driver compiles the texts, which do not depend on Python.
+# The driver compiles the texts, so no version of Python changes what they do.
 pytestmark = [
     pytest.mark.any_python,
     pytest.mark.skipif(not FOLDER.is_dir(), reason="the C sources are not here"),
 ]
 
 WARP, SLOTS, MAX_LAYERS = 32, 4, 246
+#: The addresses of the pieces of memory.
 DST, SRC, DST_ROWS, SRC_ROWS, FLAG = (k << 32 for k in range(1, 6))
 
 
 def up(a: int, b: int) -> int:
+    """Divide, and round the result up."""
     return -(-a // b)
 
 
 class Job:
-    """A launch of the rows kernel, with the bytes and the flag that it is to leave."""
+    """A random launch of the rows kernel, with the bytes and flag that it must leave."""
 
     def __init__(self, roll: random.Random, *, unit: int, shift: int, units: int):
         self.roll = roll
         self.unit, self.shift, self.units = unit, shift, units
         self.layers = roll.choice([1, 1, 2, 5])
-        self.rows = roll.randint(1, 40)  # rows that either array has
+        self.rows = roll.randint(1, 40)  # the number of rows of each of the two arrays
         self.count = roll.randint(1, self.rows)
         self.packed = roll.random() < 0.2
         nbytes = units * unit
@@ -46,7 +52,7 @@ class Job:
         self.numbers = [self._numbers(DST_ROWS, True), self._numbers(SRC_ROWS, False)]
 
     def _numbers(self, address: int, is_distinct: bool) -> dict[str, int | list[int]]:
-        """Put an array of numbers into memory; some of them name no row."""
+        """Put an array of numbers of rows into memory, some of which name no row."""
         roll = self.roll
         rows = list(range(self.rows))
         roll.shuffle(rows)
@@ -78,7 +84,7 @@ class Job:
         }
 
     def bytes(self, warps: int) -> bytes:
-        """Return the parameter, whose layout tests/c/test_rows_kernel.c asserts."""
+        """Return the kernel's parameter. tests/c/test_rows_kernel.c asserts its layout."""
         dst, src = self.numbers
         groups = up(self.count, WARP >> self.shift)
         parts = max(1, up(self.units, 1 << self.shift))
@@ -100,7 +106,9 @@ class Job:
         return head + struct.pack(f"<{2 * MAX_LAYERS}Q", *ends)
 
     def expected(self) -> tuple[bytearray, set[int]]:
-        """Return the target's bytes, and what the flag may be."""
+        """Return the bytes that the target must have, and the values that the flag may
+        have.
+        """
         out = bytearray(self.memory.pieces[DST])
         src = self.memory.pieces[SRC]
         nbytes = self.units * self.unit
@@ -124,7 +132,7 @@ def test_rows_kernel_text_copies_what_its_parameter_says(unit: int, shift: int) 
     kernel = Kernel((FOLDER / "rows.ptx").read_text())
     for seed in range(6):
         roll = random.Random(f"{unit} {shift} {seed}")
-        # a row of 0, 1, 3 or 5 parts: the last two divide no step of a warp
+        # The last two lengths are 3 and 5 parts, which do not divide the step of a warp.
         full = 1 << shift
         units = roll.choice([0, 1, full - 1, full, 2 * full + 1, 4 * full + 1])
         job = Job(roll, unit=unit, shift=shift, units=units)
@@ -144,7 +152,7 @@ TABLE_PIECES = 204
 @pytest.mark.parametrize("dst_offset", [0, 1, 2, 4, 7, 8])
 @pytest.mark.parametrize("src_offset", [0, 1, 2, 4, 8, 15])
 def test_table_kernel_text_copies_each_piece(dst_offset: int, src_offset: int) -> None:
-    """The parameter is a cm_table_job, as tests/c/test_emulated_kernel.c has it."""
+    """The parameter is a cm_table_job, whose layout tests/c/test_emulated_kernel.c uses."""
     kernel = Kernel((FOLDER / "table.ptx").read_text())
     roll = random.Random(f"{dst_offset} {src_offset}")
     lengths = [0, 1, 15, 16, 17, roll.randrange(600), 32 * 16 * 4, 3000]

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The architecture, read off the text of the sources: layers, seams, names."""
+"""Tests of the rules that the texts of the C sources and of the tests must follow.
+
+The tests read the sources as text. Includes point one way through the layers, only certain
+files know Python, NumPy or CUDA, and some functions and patterns are forbidden. The last
+tests read the tests themselves, the Makefile and the faults of the mutants.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ SUB_LAYERS = {
 }
 
 pytestmark = [
-    # These tests read texts of the tree, which are the same for each Python.
+    # These tests read texts of the tree, which no version of Python changes.
     pytest.mark.any_python,
     pytest.mark.skipif(
         not CSRC.is_dir(), reason="the C sources are not beside the tests"
@@ -36,10 +41,12 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
 def name_of(path: Path) -> str:
+    """Return the path of a source below csrc/."""
     return str(path.relative_to(CSRC))
 
 
 def layer_of(path: Path) -> str:
+    """Return the layer of a source, which is the first folder of its path."""
     return path.relative_to(CSRC).parts[0]
 
 
@@ -49,7 +56,7 @@ def without_comments(text: str) -> str:
 
 TEXTS = {path: path.read_text() for path in SOURCES}
 CODES = {path: without_comments(text) for path, text in TEXTS.items()}
-#: Made of the stub and of PTX by headers.py.
+#: Headers that csrc/headers.py makes of the stub and of the PTX texts.
 MADE = {
     ('"', f"{name}.h") for name in ("docstrings", "structseqs", "ptx", "gil_checks")
 }
@@ -95,6 +102,7 @@ def test_includes_point_to_own_sub_folder_or_left(layer: str) -> None:
 
 
 def test_only_who_opens_and_tests_the_emulated_device_knows_of_it() -> None:
+    """Other files use it through the runtime, as they use a GPU."""
     knows = {
         name_of(path)
         for path, includes in INCLUDES.items()
@@ -102,7 +110,7 @@ def test_only_who_opens_and_tests_the_emulated_device_knows_of_it() -> None:
         and any(name.startswith("runtime/emulated/") for _, name in includes)
     }
     assert knows == {
-        "python/device/emulated_stream.c",  # gates, which a replay shuts
+        "python/device/emulated_stream.c",  # the gates of streams, which a replay uses
         "python/module/open.c",
         "python/module/testing.c",
     }
@@ -133,7 +141,7 @@ CONSTANT = re.compile(r"^    (CM_\w+)(?: =[^,}]*)?,?$", re.MULTILINE)
 
 
 def circles(graph: dict[str, set[str]]) -> list[str]:
-    """Return each edge of `graph` from whose end its beginning can be reached again."""
+    """Return each edge of a graph whose beginning can be reached from its end."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -183,12 +191,12 @@ def test_types_and_constants_have_one_meaning() -> None:
     )
 
 
-#: Headers and names, each with the only files that may include or name it.
+#: Patterns of headers, each with a pattern of the only files that may include them.
 SEAM_INCLUDES = {
     r"Python\.h": r"python/python\.h",
     r"numpy/.*": r"python/core/numpy_bridge\.c",
     r"(cuda|driver_types).*": r"runtime/cuda(_\w+)?\.[ch]",
-    r".*dlpack/.*": r"(?!)",  # nowhere: its structs are declared by hand
+    r".*dlpack/.*": r"(?!)",  # no file: cumem declares DLPack's structs itself
 }
 
 
@@ -246,9 +254,9 @@ def test_banned_functions_are_not_called() -> None:
 
 
 def test_no_format_has_a_length() -> None:
-    """Formats with ``#`` that are compiled with headers of 3.13 fail on 3.11 and 3.12.
+    """A format with ``#`` needs other code from the headers of 3.13 than on 3.11 and 3.12.
 
-    The same wheel serves all of these versions.
+    One wheel serves all of these versions, so formats have no lengths.
     """
     call = re.compile(r"Py_BuildValue|PyArg_Parse|PyObject_Call(?:Function|Method)")
     check_none(
@@ -260,6 +268,7 @@ def test_no_format_has_a_length() -> None:
 
 
 def mutable_globals(code: str) -> list[str]:
+    """Return the lines that define a static variable which can change."""
     found = []
     for line in code.splitlines():
         if re.match(r"static\s", line) and line.rstrip().endswith((";", "{")):
@@ -280,9 +289,9 @@ def test_core_has_no_mutable_globals() -> None:
         for path in SOURCES
         if layer_of(path) != "python"
         and path.suffix == ".c"
-        # These belong to the process, as each file explains: what is recorded, what
-        # forks wipe, and the slots that a profiler's tool fills, whose callback gets no
-        # pointer of ours.
+        # The globals of these files belong to the process, as each file explains: the
+        # recorder, what a fork must wipe, and the slots that a profiler fills through a
+        # callback which gets no pointer of ours.
         and name_of(path) not in ("base/recorder.c", "runtime/runtime.c", "base/nvtx.c")
         for line in mutable_globals(CODES[path])
     )
@@ -297,24 +306,25 @@ CLOCKS = {
     ".c": re.compile(r"\b(u|nano)?sleep\(|\bcm_now_ns\(|\bclock_gettime\("),
 }
 CLOCKS[".h"] = CLOCKS[".c"]
-#: Where and why. Whoever waits for another thread uses tests/support/session.py or
-#: tests/c/wait.h.
+#: Tests that may use such calls, with the reason. A test that waits for another thread uses
+#: tests/support/session.py or tests/c/wait.h.
 CLOCKS_ALLOWED = {
-    "support/session.py": "the one helper: deadlines that only make a test fail",
-    "c/wait.h": "the same for C",
+    "support/session.py": "this is the one helper, whose deadlines only make a test fail",
+    "c/wait.h": "this is the helper for C",
     "c/test_base.c": "the deadline of a condition variable never passes early",
-    "c/test_faults.c": "a delay asked for is never shorter",
+    "c/test_faults.c": "a delay is never shorter than it was asked to be",
     "c/test_engine_handles.c": "a copy takes no longer than from its gate to its end",
-    "c/test_workers.c": "no sign tells whether workers are complete or wait for more",
-    "transfers/test_transfer.py": "Transfer.wait(timeout=)",
+    "c/test_workers.c": "nothing shows whether workers are complete or wait for more",
+    "transfers/test_transfer.py": "it tests Transfer.wait(timeout=)",
 }
+#: The beginnings of the names of programs that run for a given time.
 CLOCKS_BY_DESIGN = (
     "isolated/",
     "torture/",
     "mutants/",
     "c/stress_",
     "fuzz_",
-)  # they run for a time
+)
 
 
 def test_tests_neither_sleep_nor_measure_time() -> None:
@@ -330,7 +340,9 @@ def test_tests_neither_sleep_nor_measure_time() -> None:
     check_none(
         line for name in found if name not in CLOCKS_ALLOWED for line in found[name]
     )
-    check_none(set(CLOCKS_ALLOWED) - set(found), "allowed without need:")
+    check_none(
+        set(CLOCKS_ALLOWED) - set(found), "these files are allowed without need:"
+    )
 
 
 def test_every_fault_of_the_mutants_has_its_place(monkeypatch) -> None:
@@ -346,13 +358,13 @@ def test_every_fault_of_the_mutants_has_its_place(monkeypatch) -> None:
         )
         != 1
     ]
-    check_none(lost, "put them in anew, in tests/mutants/faults.py:")
+    check_none(lost, "change `old` of these faults in tests/mutants/faults.py:")
 
 
 def test_drivers_of_the_makefile_have_each_set_of_operations() -> None:
     """An operation that came with a later driver needs a run of the suite without it.
 
-    The suite itself runs with the newest.
+    The Makefile lists the older drivers. The suite itself runs with the newest one.
     """
     makefile = ROOT / "Makefile"
     if not makefile.is_file():
@@ -370,7 +382,7 @@ def test_drivers_of_the_makefile_have_each_set_of_operations() -> None:
 
 
 def test_operations_of_by_driver_are_those_that_not_all_drivers_have() -> None:
-    """Tests that depend on an operation also run without it (`make test-all`)."""
+    """Tests that depend on such an operation also run without it, by `make test-all`."""
     named = {
         name
         for path in (ROOT / "tests").glob("*/test_*.py")
@@ -380,7 +392,7 @@ def test_operations_of_by_driver_are_those_that_not_all_drivers_have() -> None:
     ops = session.testing.op_names()
     newer = {name for name, _, driver in ops if driver > min(each[2] for each in ops)}
     assert named <= newer
-    # A driver that discards several ranges at once also prefetches them so.
+    # A driver that can discard several ranges in one call can also prefetch them in one.
     assert newer - named <= {"discard_batch_async"}
 
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each notebook runs from top to bottom, and is committed with what it printed."""
+"""Tests that each notebook runs from top to bottom and is committed with its output.
+
+The tests run the notebooks on the emulated device, and check the outputs that are
+committed: all cells in order, and no paths, addresses or warnings.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:zmq.*"),
-    # These tests run programs of their own, which are the same for each Python.
+    # The programs of these tests do the same under every version of Python.
     pytest.mark.any_python,
 ]
 
@@ -57,12 +61,12 @@ def test_notebooks_are_committed_with_their_output_in_order() -> None:
         if counts != list(range(1, len(cells) + 1)):
             wrong.append(f"{path.name}: cells were run as {counts}")
         if not any(cell.outputs for cell in cells):
-            wrong.append(f"{path.name}: without output")
+            wrong.append(f"{path.name}: no cell has an output")
     check_none(wrong)
 
 
 def test_notebooks_are_committed_with_what_execute_keeps() -> None:
-    """Outputs contain no warning and no path, and are shorter than a megabyte."""
+    """Outputs must have no warning and no path, and be shorter than a megabyte."""
     check_none(
         f"{path.name}: {wrong}"
         for path in NOTEBOOKS
@@ -71,7 +75,7 @@ def test_notebooks_are_committed_with_what_execute_keeps() -> None:
 
 
 def test_notebooks_say_what_they_ran_on() -> None:
-    """The first cell names the device, and says what it means if it is emulated."""
+    """The first cell names the device, and explains what an emulated one means."""
     first = {
         path.name: "".join(
             output.get("text", "")
@@ -98,6 +102,7 @@ def test_notebooks_have_one_cell_of_imports() -> None:
 
 
 def output(text: str, name: str = "stdout") -> Any:
+    """Make an output of a cell, as printed to one of the two streams."""
     return nbformat.v4.new_output("stream", name=name, text=text)
 
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures: each file says where it comes from, each page of what commit its figures are."""
+"""Tests of the files in benchmarks/results and of the pages that quote them.
+
+Each file must say its commit, date and machine. Each page that quotes files ends with a
+table of their commits. If the figures of a page are older than the code, its test is
+skipped.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,12 @@ from types import ModuleType
 import pytest
 from support.rules import check_none
 
-# These tests read texts of the tree, which are the same for each Python.
+# These tests read texts of the tree, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]
 
-#: Not written by a script of the tree. Their next run is kept by benchmarks/record.py.
+#: Files that no script of the tree wrote. benchmarks/record.py will keep their next run.
 BY_HAND = {
     "checks-h200.json",
     "plan-fuzz.json",
@@ -29,6 +34,7 @@ WRITERS = [
 
 @pytest.fixture(scope="module")
 def results() -> ModuleType:
+    """Import the script benchmarks/results.py."""
     path = ROOT / "benchmarks" / "results.py"
     spec = importlib.util.spec_from_file_location("results", path)
     assert spec is not None
@@ -42,7 +48,7 @@ def test_every_file_of_results_says_commit_date_and_machine(results) -> None:
     names = sorted(path.name for path in results.RESULTS.iterdir())
     assert len(names) > 20
     check_none(
-        f"{name}: no {what}"
+        f"{name} does not say its {what}"
         for name in names
         for what in results.lacks(results.read(name))
     )
@@ -64,16 +70,16 @@ def test_every_page_names_the_commit_of_its_figures(results) -> None:
             for page, names in results.pages().items()
             if results.written(page, names) != page.read_text(encoding="utf-8")
         ),
-        "run `python benchmarks/results.py --write`; not up to date:",
+        "run `python benchmarks/results.py --write`, since these are not up to date:",
     )
 
 
 def test_only_known_files_of_results_were_written_by_hand(results) -> None:
-    """A script that writes such a file has `--json`, or prints the lines."""
+    """All other files come from a script, by its `--json` or from what it prints."""
     names = {path.name for path in results.RESULTS.iterdir()}
-    check_none(BY_HAND - names, "not there any more:")
+    check_none(BY_HAND - names, "take out of BY_HAND, since there is no such file:")
     by_hand = {name for name in names if "added" in results.read(name)}
-    check_none(BY_HAND - by_hand, "these name their commit by now:")
+    check_none(BY_HAND - by_hand, "take out of BY_HAND, since these name their commit:")
 
 
 @pytest.mark.parametrize(
@@ -94,18 +100,20 @@ def test_only_known_files_of_results_were_written_by_hand(results) -> None:
     ],
 )
 def test_figures_of_a_page_are_of_the_code_as_it_is(results, page) -> None:
-    """If the figures are older, the test is skipped and says what to measure again.
+    """If figures are older than the code, the test is skipped and says what to measure.
 
-    It does not fail, since code changes before a machine with a GPU is there to measure it.
+    It does not fail, because a change of code does not wait for a machine with a GPU.
     """
     names = results.pages().get(ROOT / page)
     if names is None:
-        pytest.skip(f"{page} quotes nothing here")
+        pytest.skip(f"{page} quotes no file of results here")
     if older := results.older(names):
-        pytest.skip(f"{page} quotes what is older than the code: {'; '.join(older)}")
+        pytest.skip(
+            f"{page} quotes figures that are older than the code: {'; '.join(older)}"
+        )
 
 
-def test_a_commit_that_the_history_lacks_is_that_which_brought_the_file(
+def test_commit_that_the_history_lacks_is_replaced_by_the_one_that_brought_the_file(
     results, monkeypatch
 ) -> None:
     if results.git("rev-parse", "HEAD") is None:
@@ -116,7 +124,7 @@ def test_a_commit_that_the_history_lacks_is_that_which_brought_the_file(
         pytest.skip("the history does not have the file")
     monkeypatch.setattr(results, "read", lambda _: {"commit": "0" * 12})
     monkeypatch.setattr(results, "sources_of", lambda _: ("csrc", "cumem"))
-    (line,) = results.older([name])  # once there was no line for such a file
+    (line,) = results.older([name])  # a former version gave no line for such a file
     assert line.startswith(f"{name} is of {brought}: ")
     monkeypatch.setattr(results, "brought_by", lambda _: "")
     assert results.older([name]) == []

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/hooks.py makes of the pages for the site; `make docs` builds it all."""
+"""Tests of docs/hooks.py, which turns the pages into those of the documentation site.
+
+`make docs` builds the whole site. Here the functions of the hooks are called one by one, on
+the pages of the tree or on short texts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from support.rules import check_none
 import cumem
 from cumem import types, units
 
-# These tests read texts of the tree, which are the same for each Python.
+# These tests read texts of the tree, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +30,7 @@ spec.loader.exec_module(hooks)
 
 
 def explained() -> collections.Counter[str]:
-    """How often the reference explains each name."""
+    """Count on how many places of the reference each name is explained."""
     texts = [hooks.reference_page(*page) for page in hooks.reference().values()]
     found = [re.findall(r"^::: cumem\.(\S+)", text, re.M) for text in texts]
     return collections.Counter(name for names in found for name in names)
@@ -43,7 +47,9 @@ def test_each_public_name_is_on_one_page_of_the_reference() -> None:
 
 def test_page_of_each_public_name_says_when_to_use_it() -> None:
     uses = hooks.uses()
-    check_none(sorted({*cumem.__all__} - uses.keys()), "no use in docs/api.md:")
+    check_none(
+        sorted({*cumem.__all__} - uses.keys()), "docs/api.md says no use of these:"
+    )
     pages = [hooks.reference_page(*page) for page in hooks.reference().values()]
     check_none(
         name
@@ -53,7 +59,7 @@ def test_page_of_each_public_name_says_when_to_use_it() -> None:
     assert uses["copy"] == "**Use it when** the next line needs the data."
 
 
-def test_reference_has_no_name_twice_and_members_of_buffers_nowhere() -> None:
+def test_reference_has_no_name_twice_and_no_members_of_buffers() -> None:
     counts = explained()
     check_none(name for name, count in counts.items() if count > 1)
     assert {f"units.{name}" for name in units.__all__} <= set(counts)
@@ -109,7 +115,7 @@ def test_links_that_show_a_file_show_its_title() -> None:
     assert made == "see [Copies](copies.md) and [this](pools.md)"
 
 
-def test_code_keeps_what_looks_like_a_link() -> None:
+def test_code_that_looks_like_a_link_is_kept() -> None:
     text = "[a](docs/x.md)\n\n```python\nf[a](docs/x.md)\n```\n"
     made = hooks.with_links_of_site(text, "README.md", "index.md")
     assert made == "[a](x.md)\n\n```python\nf[a](docs/x.md)\n```\n"
@@ -117,8 +123,8 @@ def test_code_keeps_what_looks_like_a_link() -> None:
 
 def test_comparisons_have_the_tables_of_the_pages_and_not_their_machines() -> None:
     text = hooks.tables()
-    assert "| array → device, 1 GiB |" in text  # of copies.md
-    assert "| host → device |" in text  # of memory-kinds.md, between markers
+    assert "| array → device, 1 GiB |" in text  # a table of copies.md
+    assert "| host → device |" in text  # a table of memory-kinds.md, between markers
     assert "| figures | commit |" not in text
 
 
@@ -149,7 +155,7 @@ def test_notebook_becomes_a_page_with_its_outputs() -> None:
     assert pictures == {"notebooks/n-1.png": b"hi"}
 
 
-#: What somebody types, and the page that the answer's section leads to.
+#: Words that somebody might search for, and the page to which the answer leads.
 TASKS = {
     "pin batch copy asynchronously": "copies.md",
     "load checkpoint": "checkpoints.md",

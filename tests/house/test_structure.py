@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structure of the sources in figures, which may only fall: tests/debts.toml."""
+"""Tests of the structure of the sources, by measures whose figures may only fall.
+
+tests/support/structure.py has the measures, and tests/debts.toml the figure that each may
+have today. The first tests compare them and check rules that have no figure. The later ones
+test the measures themselves on short texts.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +29,11 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def debts() -> dict[str, Debt]:
+    """Read tests/debts.toml."""
     return structure.read_debts(structure.DEBTS.read_text(encoding="utf-8"))
 
 
+# A test of each measure.
 @pytest.mark.parametrize("name", structure.MEASURES)
 def test_structure_owes_what_its_debt_says_and_no_more(debts, name: str) -> None:
     assert name in debts, (
@@ -38,12 +45,14 @@ def test_structure_owes_what_its_debt_says_and_no_more(debts, name: str) -> None
 
 def test_every_debt_has_a_measure_and_a_goal_that_is_no_more(debts) -> None:
     measures = {*structure.MEASURES, *structure.TRACED}
-    check_none(set(debts) - measures, "no such measure any more:")
+    check_none(
+        set(debts) - measures, "take these debts out, since no measure has them:"
+    )
     check_none(f"{n}: {d}" for n, d in debts.items() if not 0 <= d.goal <= d.today)
 
 
 def test_debts_rise_only_with_a_reason() -> None:
-    """Each version of the file in the history is compared with the one before it."""
+    """Each version of tests/debts.toml in the history is compared with the one before."""
     path = structure.DEBTS.relative_to(structure.ROOT).as_posix()
 
     def git(*command: str) -> str:
@@ -64,12 +73,12 @@ def test_debts_rise_only_with_a_reason() -> None:
     ]
     check_none(
         set(rises) - structure.read_reasons(versions[-1]),
-        "say why, as [[raised]] with name, today and why at the end of tests/debts.toml:",
+        "say why these rose, as [[raised]] with name, today and why in tests/debts.toml:",
     )
 
 
 def test_every_function_that_c_calls_is_named_by_texts_and_exists() -> None:
-    """What a macro makes of names is followed; what is put together at run time is not."""
+    """Names that a macro makes are followed. A name that is made at run time is refused."""
     named = structure.named_functions()
     assert len(named) > 20
     check_none(
@@ -79,7 +88,7 @@ def test_every_function_that_c_calls_is_named_by_texts_and_exists() -> None:
     )
 
 
-def test_every_word_that_c_may_ask_for_is_asked_for() -> None:
+def test_every_function_that_c_may_call_for_words_is_called() -> None:
     shorts = {
         ".".join(each.function.split(".")[-2:]) for each in structure.named_functions()
     }
@@ -90,7 +99,7 @@ def test_every_word_that_c_may_ask_for_is_asked_for() -> None:
             for pattern in patterns
             if not any(fnmatchcase(short, pattern) for short in shorts)
         ),
-        "take out of WORDS in tests/support/structure.py, for C does not call it:",
+        "take these out of WORDS in tests/support/structure.py, since C calls none:",
     )
 
 
@@ -112,7 +121,7 @@ def test_modules_that_the_docs_import_are_the_public_ones() -> None:
     }
     check_none(
         imported - set(structure.PUBLIC_MODULES),
-        "put into PUBLIC_MODULES of tests/support/structure.py:",
+        "put these into PUBLIC_MODULES of tests/support/structure.py:",
     )
 
 
@@ -194,7 +203,7 @@ def test_functions_that_macros_name_are_found() -> None:
     assert "Buffer_one(a)" in expanded
 
 
-def test_function_whose_name_is_no_text_is_reported() -> None:
+def test_function_whose_name_is_not_a_text_is_reported() -> None:
     call = 'cm_package_call(which ? "a" : "b", "c", PyTuple_Pack(1, object))'
     assert list(structure.names_in(call)) == ['?.which ? "a" : "b", "c"']
     assert not structure.exists('?.which ? "a" : "b", "c"')
@@ -217,7 +226,7 @@ def test_route_that_is_asked_for_is_seen_in_any_spelling(code: str, asks: bool) 
     assert (structure.ROUTE_ASKED.search(code) is not None) == asks
 
 
-#: Where plans are made: of a region, of many runs, of a file, and for an explanation.
+#: The files that make plans: of a region, of many runs, of a file, and for explain().
 PLANNERS = {
     *("transfer/plan/plan.c", "transfer/routes/pieces.c", "transfer/file/file.c"),
     "transfer/run/explain.c",
@@ -295,7 +304,7 @@ def test_debts_are_lowered_in_place_and_never_raised() -> None:
     assert made == text.replace("today = 5", "today = 2")
 
 
-def test_rises_of_debts_and_goals_are_told_apart_from_falls() -> None:
+def test_debts_that_rise_are_distinguished_from_those_that_fall() -> None:
     before = {"a": Debt(5, 2), "b": Debt(5, 2), "c": Debt(5, 2)}
     after = {"a": Debt(6, 2), "b": Debt(4, 2), "d": Debt(9, 0)}
     assert structure.rises(before, after) == [("a", 6)]

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stubs say what the extension has, and every public name explains itself."""
+"""Tests that the stubs describe the extension, and that every public name has a docstring.
+
+Type checkers and the build read `cumem/_core.pyi` and a few other stubs. The tests compare
+them with the extension and with the modules beside them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from cumem import _core
 from cumem.base.kinds import KINDS
 from cumem.recording import events
 
-# These tests read texts of the tree, which are the same for each Python.
+# These tests read texts of the tree, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 TYPES = [
@@ -81,8 +85,8 @@ def test_answers_with_names_have_the_members_of_the_stub() -> None:
         assert "" not in members.values(), name
 
 
-#: Modules that have overloads, in a stub or above the functions. stubtest does not know
-#: what `Unpack` stands for, and nothing else sees a keyword that an overload leaves out.
+#: Modules that have overloads, in a stub or above the functions. stubtest does not follow
+#: `Unpack`, so that nothing else notices a keyword which an overload leaves out.
 WITH_OVERLOADS = (
     *("buffers.constructors", "files.npy", "files.raw", "files.safetensors"),
     *("pools.registering", "pools.memory", "pools.pool", "pools.workspace"),
@@ -91,13 +95,14 @@ WITH_OVERLOADS = (
 
 
 def is_overload(node: ast.AST) -> bool:
+    """Return whether a node is a function with the decorator `overload`."""
     return isinstance(node, ast.FunctionDef) and "overload" in map(
         ast.unparse, node.decorator_list
     )
 
 
 def overloads_of(tree: ast.Module) -> list[tuple[str, ast.FunctionDef]]:
-    """Each with the name of its function, or of the class that it makes."""
+    """Return overloads, each with the name of its function, or of the class it makes."""
     found = [(node.name, node) for node in tree.body if is_overload(node)]
     for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         found += [(cls.name, node) for node in cls.body if is_overload(node)]
@@ -105,7 +110,7 @@ def overloads_of(tree: ast.Module) -> list[tuple[str, ast.FunctionDef]]:
 
 
 def keywords_of(tree: ast.Module) -> dict[str, list[str]]:
-    """The keys of each `TypedDict`, those of its bases too."""
+    """Return the keys of each `TypedDict`, with those of its bases."""
     keys: dict[str, list[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
@@ -149,14 +154,14 @@ def test_overloads_take_what_their_functions_take(name: str) -> None:
 
 
 def test_stub_of_a_module_has_all_of_its_public_functions() -> None:
-    """As type checkers look into no other file."""
+    """Beside a stub, type checkers do not read the module itself."""
     package = Path(cumem.__file__).parent
     wrong = []
     for stub in package.rglob("*.pyi"):
         if not stub.with_suffix(".py").exists():
-            continue  # of the extension
+            continue  # this is the stub of the extension
         if stub.stem == "__init__":
-            continue  # the face has no function; a second copy of it would be loaded here
+            continue  # the face has no functions, and importing it here would load it twice
         name = ".".join(stub.relative_to(package).with_suffix("").parts)
         module = importlib.import_module(f"cumem.{name}")
         functions = {n for n, f in vars(module).items() if inspect.isfunction(f)}
@@ -205,7 +210,7 @@ def test_types_and_their_members_have_docstrings() -> None:
         for cls in TYPES
         for name, member in vars(cls).items()
         if not name.startswith("_")
-        and member is not None  # defaults of CudaError
+        and member is not None  # the attributes of CudaError are None by default
         and not inspect.getdoc(member)
     ]
     assert len(TYPES) > 10
@@ -213,7 +218,7 @@ def test_types_and_their_members_have_docstrings() -> None:
 
 
 def test_docstrings_of_the_stub_are_those_of_the_extension() -> None:
-    """The build puts them there: what a type or a table leaves out is seen here."""
+    """The build puts them there, unless a table of the extension leaves one out."""
     stub = ast.parse(Path("cumem/_core.pyi").read_text())
     answers = {each.__name__: each for each in testing.answer_types()}
     wrong, seen = [], 0

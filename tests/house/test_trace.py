@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many files a call passes, traced on a build of its own: `make trace`."""
+"""Tests of how many files a call passes on its way, in C and in Python.
+
+`make trace` runs benchmarks/trace_calls.py, which builds the extension with tracing and
+makes some calls. These tests do so too. They compare the counts with tests/debts.toml, and
+check the program's own counting on steps that are written out.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +33,14 @@ pytestmark = [
     ),
     pytest.mark.skipif(
         "libasan" in os.environ.get("LD_PRELOAD", ""),
-        reason="under a sanitizer the compiler is watched as well",
+        reason="under a sanitizer the compiler, too, would run with it",
     ),
 ]
 
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
+    """Import benchmarks/trace_calls.py."""
     spec = importlib.util.spec_from_file_location("trace_calls", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
@@ -45,11 +51,15 @@ def program() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory) -> dict[str, Any]:
-    """What the program finds; the large copy passes the same files at 64 MiB."""
+    """Run the program, and return what it finds for each call.
+
+    The large copy has 64 MiB here. It passes the same files as one of 1 GiB.
+    """
     for tool in ("gcc", "addr2line"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not here")
-    faulthandler.cancel_dump_traceback_later()  # a build takes long, and does not hang
+    # A build takes long but does not hang, so no tracebacks shall be printed.
+    faulthandler.cancel_dump_traceback_later()
     path = tmp_path_factory.mktemp("trace") / "trace.json"
     command = [sys.executable, str(PROGRAM), "--nbytes", str(64 << 20), "--json", path]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -86,15 +96,16 @@ def test_trace_has_every_call_with_its_first_function_and_files(calls, program) 
         assert call["functions"] >= call["rooms"] > 1, name
         assert call["moves"] >= call["rooms"] - 1, name
         assert len(call["in_python"]) == call["python_functions"]
-    # base/ is in it, the threads of the emulated device are, and are told apart
+    # Files of base/ are counted, and those of the emulated device are counted apart.
     assert "base/status" in calls["fill"]["moves_into"]
     assert calls["fill"]["threads"] > 1
     assert calls["fill"]["emulated"]["functions"] > 10
     assert not any(
         r.startswith("runtime/emulated") for r in calls["fill"]["moves_into"]
     )
-    # A hit of the pool asks no driver. Threads of the emulated device, whose rows begin
-    # with their number, may still be at work of the call before.
+    # An allocation that a pool serves from its cache asks no driver. Threads of the
+    # emulated device, whose rows begin with their number, may still work for the call
+    # before.
     asked = {
         name
         for name, call in calls.items()

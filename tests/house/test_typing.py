@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What type checkers say of programs that use cumem: what a call gives is known by its
-kind, its framework and what it was given; and the examples of documents are such programs.
+"""Tests of the types that type checkers see in programs which use cumem.
+
+The texts below are such programs. `assert_type` says which type a result must have, which
+depends on its kind, its framework and the arguments. mypy and pyright must refuse exactly
+the lines that end in ``# wrong``. The later tests are about
+tests/isolated/example_types.py, which checks the examples of the documents.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import pytest
 import cumem
 from cumem.base.kinds import KINDS
 
-# These tests run programs of their own, which are the same for each Python.
+# The programs of these tests do the same under every version of Python.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]
@@ -294,7 +298,7 @@ def what_iteration_gives(
     loader: torch.DataLoader[tuple[torch.Tensor, int]],
     own: Loader[tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
-    # PyTorch says Any of its own: a collate function decides, and the default one makes
+    # PyTorch declares Any here, because a collate function decides. The default one makes
     # lists of tuples, and tensors of numbers.
     for batch in loader:
         assert_type(batch, Any)
@@ -421,7 +425,7 @@ assert_type(cumem.memory_info("host"), cumem.types.HostMemory)
 assert_type(cumem.memory_info().free, int)
 """
 
-#: In the place of PyTorch, which is not there, or takes a minute.
+#: A stub that takes the place of PyTorch, which may be missing or takes a minute to check.
 TORCH = """
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -445,7 +449,7 @@ COMMANDS = {
 def test_programs_of_users_have_the_types_that_they_expect(
     tmp_path: Path, checker: str
 ) -> None:
-    """And nothing but the lines that end in ``# wrong`` is refused."""
+    """The checker must refuse the lines that end in ``# wrong``, and no others."""
     pytest.importorskip(checker)
     texts = {
         "constructors": CONSTRUCTORS,
@@ -461,9 +465,9 @@ def test_programs_of_users_have_the_types_that_they_expect(
         wrong |= {(name, n) for n, line in lines if line.endswith("# wrong")}
     (tmp_path / "typings").mkdir()
     (tmp_path / "typings" / "torch.pyi").write_text(TORCH)
-    # Where a library or its type cannot be imported nothing becomes unknown by that.
+    # The types of a library that cannot be imported must not make others unknown.
     (tmp_path / "typings" / "jax.pyi").touch()
-    # As where the package is installed, what is wrong within it is not told.
+    # Errors within the package are not reported, as if it were installed.
     (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-cumem.*]\nignore_errors = True\n")
     settings = {"include": ["*.py"], "extraPaths": [str(ROOT)]}
     settings |= {"typeCheckingMode": "strict", "reportUnusedVariable": False}
@@ -486,12 +490,12 @@ def test_programs_of_users_have_the_types_that_they_expect(
 
 
 def test_type_of_every_public_symbol_is_known() -> None:
-    """A strict checker complains of each use of one that is not, in the user's program."""
+    """In a user's program a strict checker complains of each symbol of unknown type."""
     pytest.importorskip("pyright")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pyright", "--verifytypes", "cumem"),
-            # NumPy's own types, which are not all known, are not counted.
+            # Types of NumPy's own, some of which are unknown, do not count.
             *("--ignoreexternal", "--outputjson"),
         ],
         capture_output=True,
@@ -528,6 +532,7 @@ def test_generic_types_can_be_named_in_annotations_that_are_evaluated() -> None:
 # -- the examples of the documents, which tests/isolated/example_types.py checks ---------
 
 SCRIPT = ROOT / "tests" / "isolated" / "example_types.py"
+#: A page with examples: one with names that are declared, and one that is not checked.
 PAGE = """# A page
 
 ```python
@@ -558,6 +563,7 @@ first.no_python()
 
 @pytest.fixture
 def examples(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import tests/isolated/example_types.py."""
     spec = importlib.util.spec_from_file_location("example_types", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
