@@ -15,9 +15,9 @@ from support.strategies import DTYPES, KINDS
 import cumem
 
 pytestmark = [
-    # If the driver lacks the operation, cumem waits for devices in place of a fence.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
-    # These tests show what a package or an older NumPy lacks.
+    # These tests would show what is missing from a wheel or from an older NumPy.
     pytest.mark.packaging,
 ]
 

@@ -15,9 +15,9 @@ from support.strategies import KINDS
 import cumem
 
 pytestmark = [
-    # These tests are about the C core, which is the same for each Python.
+    # These tests are about the C core, which every version of Python runs unchanged.
     pytest.mark.any_python,
-    # If the driver lacks the operation, cumem waits for devices in place of a fence.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 

@@ -15,7 +15,7 @@ from support.strategies import KINDS
 
 import cumem
 
-# If the driver lacks the operation, cumem waits for devices in place of a fence.
+# Without this call of the driver, cumem waits until the whole device is idle.
 pytestmark = pytest.mark.by_driver("context_record_event")
 
 PLACES = [*KINDS, "numpy"]

@@ -17,7 +17,7 @@ from support import exporters, session, values
 
 import cumem
 
-# These tests are about the C core, which is the same for each Python.
+# These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 
 

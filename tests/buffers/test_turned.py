@@ -20,7 +20,7 @@ from support.tuning import tuned
 
 import cumem
 
-# These tests are about the C core, which is the same for each Python.
+# These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 
 BLOCK_NBYTES = 1 << 20  # of one piece

@@ -16,7 +16,7 @@ import pytest
 
 import cumem
 
-# If the driver lacks the operation, cumem waits for devices in place of a fence.
+# Without this call of the driver, cumem waits until the whole device is idle.
 pytestmark = pytest.mark.by_driver("context_record_event")
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from support.streams import ByProtocol
 
 import cumem
 
-# Fences as well as the device of a foreign stream depend on the driver.
+# cumem does without these calls, in other ways, where the driver lacks them.
 pytestmark = pytest.mark.by_driver("context_record_event", "stream_get_device")
 
 testing = session.testing

@@ -17,7 +17,7 @@ from support.strategies import DTYPES
 
 import cumem
 
-# Fences as well as the device of a foreign stream depend on the driver.
+# cumem does without these calls, in other ways, where the driver lacks them.
 pytestmark = pytest.mark.by_driver("context_record_event", "stream_get_device")
 
 CAI = "__cuda_array_interface__"

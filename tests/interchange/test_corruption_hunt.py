@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import programs
 
-# These tests run programs of their own, which are the same for each Python.
+# These tests start separate programs, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[1] / "isolated" / "corruption_hunt.py"

@@ -16,9 +16,9 @@ from support.strategies import KINDS
 import cumem
 
 pytestmark = [
-    # Fences as well as the device of a foreign stream depend on the driver.
+    # cumem does without these calls, in other ways, where the driver lacks them.
     pytest.mark.by_driver("context_record_event", "stream_get_device"),
-    # These tests show what a package or an older NumPy lacks.
+    # These tests would show what is missing from a wheel or from an older NumPy.
     pytest.mark.packaging,
 ]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import fuzz_protocols
 import pytest
 
-# These tests run programs of their own, which are the same for each Python.
+# These tests start separate programs, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:fork='share' uses pages:RuntimeWarning"),
-    # These tests are about the C core, which is the same for each Python.
+    # These tests are about the C core, which every version of Python runs unchanged.
     pytest.mark.any_python,
 ]
 

@@ -16,7 +16,7 @@ import cumem
 from cumem import _core
 from cumem.pools import out_of_memory
 
-# These tests are about the C core, which is the same for each Python.
+# These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 
 MIB = 1 << 20

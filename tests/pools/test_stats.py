@@ -16,7 +16,7 @@ from support import session
 import cumem
 from cumem.units import format_nbytes
 
-# These tests show what a package or an older NumPy lacks.
+# These tests would show what is missing from a wheel or from an older NumPy.
 pytestmark = pytest.mark.packaging
 
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from cumem.base import kinds
 from cumem.recording.events import EVENT, KINDS, OPS, Log
 from cumem.recording.record import FORMATS, write_record
 
-# These tests are about the C core, which is the same for each Python.
+# These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 MIB = 1 << 20
 

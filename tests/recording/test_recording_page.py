@@ -21,7 +21,7 @@ from cumem.recording import page
 from cumem.recording.events import KINDS, OPS, Frame, Log
 from cumem.recording.pairing import pair
 
-# These tests run programs of their own, which are the same for each Python.
+# These tests start separate programs, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 

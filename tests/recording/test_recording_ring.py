@@ -22,7 +22,7 @@ import cumem
 from cumem.recording import record
 from cumem.recording.events import KINDS
 
-# These tests are about the C core, which is the same for each Python.
+# These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 
 

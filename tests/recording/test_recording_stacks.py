@@ -20,7 +20,7 @@ from support.recorded import rows, transfer_of
 import cumem
 from cumem.recording.events import Log
 
-# These tests are about the C core, which is the same for each Python.
+# These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 MIB = 1 << 20
 

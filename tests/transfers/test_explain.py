@@ -17,7 +17,7 @@ from support.tuning import tuned
 import cumem
 from cumem import _core
 
-# These tests are about the C core, which is the same for each Python.
+# These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 
 KINDS = ("pageable", "registered", "pinned", "mapped", "managed", "device", "device1")

@@ -15,9 +15,9 @@ from support.session import testing
 import cumem
 
 pytestmark = [
-    # These tests are about the C core, which is the same for each Python.
+    # These tests are about the C core, which every version of Python runs unchanged.
     pytest.mark.any_python,
-    # Fences and calls for several ranges at once depend on the driver.
+    # cumem does without these calls, in other ways, where the driver lacks them.
     pytest.mark.by_driver("context_record_event", "prefetch_batch_async"),
 ]
 

@@ -17,7 +17,7 @@ from support import session, values
 import cumem
 from cumem.transfers.multi_device import _End
 
-# These tests are about the C core, which is the same for each Python.
+# These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 
 as_strided = np.lib.stride_tricks.as_strided

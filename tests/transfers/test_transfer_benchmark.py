@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support import programs
 
-# These tests run programs of their own, which are the same for each Python.
+# These tests start separate programs, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "transfer.py"

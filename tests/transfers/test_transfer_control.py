@@ -20,7 +20,7 @@ from support import programs, session, values
 import cumem
 from cumem.buffers.progress import Bar
 
-# These tests are about the C core, which is the same for each Python.
+# These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 
 NBYTES = 5000

@@ -16,7 +16,7 @@ from support import programs, session
 
 import cumem
 
-# These tests run programs of their own, which are the same for each Python.
+# These tests start separate programs, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 START = """
