@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forked children get of a pool's memory: `Pool(fork="copy" | "share" | "omit")`."""
+"""What forked children get of a pool's memory: `Pool(fork="copy" | "share" | "omit")`.
+
+Each test forks, and checks in the child what it can read there, and in the parent that
+no block which a child still has is handed out again.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,10 @@ def made(pool: cumem.Pool, nbytes: int, value: int) -> cumem.Buffer:
 
 @contextmanager
 def child(body: Callable[[], object] = lambda: None) -> Iterator[Callable[[], None]]:
-    """A child that runs `body` and then lives until the function that this gives ends
-    it; that is done in the end in any case.
+    """Fork a child, which runs `body` and then waits until it is killed.
+
+    The context manager yields a function that kills the child, for tests that go on
+    without it. A child that is still alive at the end of the block is killed there.
     """
     ready, go_on = os.pipe(), os.pipe()
     with warnings.catch_warnings():
@@ -131,7 +137,8 @@ def test_share_reports_where_pages_are_small(runtime, monkeypatch, tmp_path) -> 
     setting.unlink()
     with pytest.warns(RuntimeWarning, match="pages of 4 KiB.* is not there") as found:
         cumem.Pool("pinned", fork="share")
-    assert "sudo" not in str(found[0].message)  # there is no file to write to
+    # The file that the advice would name does not exist.
+    assert "sudo" not in str(found[0].message)
 
 
 # -- omit ----------------------------------------------------------------------------------
@@ -152,7 +159,8 @@ def test_omitted_memory_cannot_be_touched_by_a_child(
         for view in memoryview, np.asarray, cumem.Buffer.numpy, bytes:
             with pytest.raises(RuntimeError, match="forked child"):
                 view(buffer)
-        # and nothing else comes to lie there
+        # The child's own allocations must not end up at addresses of the omitted
+        # memory.
         held = [np.empty(MIB, "u1") for _ in range(50)]
         begin, end = array.ctypes.data, array.ctypes.data + nbytes
         assert not any(begin <= each.ctypes.data < end for each in held)
@@ -206,7 +214,8 @@ def test_shared_memory_is_the_same_on_both_sides(runtime, kind, nbytes) -> None:
 
     fork_and_run(check)
     assert (array == 9).all()
-    device = cumem.array(buffer)  # as the device sees it
+    # The driver's view of the memory must have followed the child's write.
+    device = cumem.array(buffer)
     assert (device.to_numpy() == 9).all()
     fork_and_run(lambda: fork_and_run(lambda: array.fill(4)))
     assert (array == 4).all()
@@ -225,7 +234,11 @@ def test_shared_memory_is_not_copied_at_a_fork(runtime) -> None:
 
 
 def addresses(pool: cumem.Pool, count: int, nbytes: int) -> set[int]:
-    """Of so many new blocks, all dropped again, which are taken from what is free."""
+    """Return the addresses of `count` new blocks, which are dropped again at once.
+
+    The pool first notices which blocks have become free, so that a block that may be
+    used again is among them if `count` is as large as the number of free places.
+    """
     pool.trim(keep="1GiB")
     held = [cumem.empty(nbytes, "u1", kind=pool.kind, pool=pool) for _ in range(count)]
     return {buffer.ptr for buffer in held}
@@ -242,7 +255,8 @@ def test_shared_block_is_not_used_again_while_a_child_lives(runtime, how) -> Non
     pool.trim(keep="1GiB")
 
     def live() -> None:
-        if how == "fds closed":  # as daemons do, all but the two of this test
+        # Daemons close all file descriptors. Only the pipes of this test stay open.
+        if how == "fds closed":
             for fd in os.listdir("/proc/self/fd"):
                 if "pipe" not in (link(fd) or "pipe"):
                     os.close(int(fd))
@@ -253,7 +267,8 @@ def test_shared_block_is_not_used_again_while_a_child_lives(runtime, how) -> Non
         dropped.free()
         found = addresses(pool, 6, 4 * MIB)
         assert place not in found
-        assert free_place in found  # it was free at the fork
+        # No child has it, since it was already free at the fork.
+        assert free_place in found
         assert pool.stats().in_flight_nbytes >= 4 * MIB
         pool.trim()
         assert place not in addresses(pool, 6, 4 * MIB)
@@ -281,20 +296,23 @@ def test_shared_block_waits_for_grandchildren(runtime) -> None:
             os.write(tell[1], b"x")
             os.read(hear[0], 1)
         os._exit(0)
-    os.waitpid(pid, 0)  # the child is gone, and its own child is there
+    # The child has exited by now, but its own child still runs.
+    os.waitpid(pid, 0)
     assert os.read(tell[0], 1) == b"x"
     os.close(tell[1])
     buffer.free()
     assert place not in addresses(pool, 4, 4 * MIB)
     os.write(hear[1], b"x")
-    assert os.read(tell[0], 1) == b""  # its end has closed the pipe
+    assert os.read(tell[0], 1) == b""  # The pipe is closed when the grandchild exits.
     for end in tell[0], *hear:
         os.close(end)
     wait_for(lambda: place in addresses(pool, 6, 4 * MIB))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """A process that is gone from its pipes gives its memory back a moment later."""
+    """Wait until `condition` holds: memory comes back a moment after a process closed
+    its pipes.
+    """
     from support.session import wait_until
 
     wait_until(condition)
@@ -321,7 +339,9 @@ def test_pool_of_shared_blocks_ends_while_a_child_has_them(emulated) -> None:
 
 
 def test_child_of_the_bare_exec_lets_go(runtime) -> None:
-    """A program that follows the fork has nothing of ours."""
+    """A program that replaces a forked child by `exec` no longer holds the child's
+    blocks.
+    """
     pool = cumem.Pool("pinned", fork="share")
     buffer = made(pool, 4 * MIB, 7)
     place = buffer.ptr
@@ -333,7 +353,8 @@ def test_child_of_the_bare_exec_lets_go(runtime) -> None:
         script = f"import os; os.write({tell[1]}, b'x'); os.read({hear[0]}, 1)"
         os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", script])
     try:
-        assert os.read(tell[0], 1) == b"x"  # it is another program by now
+        # The byte comes from the new program, so `exec` has happened.
+        assert os.read(tell[0], 1) == b"x"
         buffer.free()
         assert place in addresses(pool, 2, 4 * MIB)
     finally:
@@ -346,7 +367,8 @@ def test_child_of_the_bare_exec_lets_go(runtime) -> None:
 # -- children that come about in other ways ------------------------------------------------
 
 
-#: By `vfork`, by `fork`, in a session of its own.
+#: Python starts programs by `posix_spawn`, by `vfork`, and by `fork` where a function
+#: has to run in the child first.
 STARTS: dict[str, Callable[[list[str], int, int], int]] = {
     "posix_spawn": lambda args, give, take: os.posix_spawn(
         args[0],
@@ -412,7 +434,11 @@ def test_fork_in_another_thread_is_as_in_the_main_one(runtime, way) -> None:
 
 
 def test_child_of_a_fork_in_a_block_of_a_pool_leaves_the_block(runtime) -> None:
-    """Its blocks are the parent's; what the child makes needs the driver, and says so."""
+    """A child that was forked inside `with pool:` reads the blocks that the parent
+    made.
+
+    Memory that it would have to ask the driver for is refused with an error.
+    """
     for way in "share", "omit", "copy":
         with cumem.Pool("pinned", fork=way) as pool:
             buffer = made(pool, MIB, 7)

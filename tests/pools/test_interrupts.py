@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while pools and shutdown() wait: nothing is half done, and they can go on.
+"""Ctrl-C while pools and shutdown() wait.
 
-A fault in one of the core's own threads is reported like a fault in any thread.
+A signal must end the wait with its exception and leave nothing half done, so that the
+same call succeeds afterwards. The last test is about faults in the core's own threads,
+which Python's faulthandler must report as it does for any thread.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ MIB = 1 << 20
 
 @pytest.fixture(params=[12000, 13000], ids=["12.0", "13.0"])
 def driver(request: pytest.FixtureRequest) -> Iterator[session.Runtime]:
-    """Open drivers with and without events over a whole context."""
+    """Open an emulated driver with events over a whole context, and one without them."""
     with session.opened("emulated", driver_version=request.param) as opened:
         yield opened
 
@@ -36,7 +38,7 @@ def busy(stream: cumem.Stream) -> cumem.Buffer:
 
 
 def drop_exported(stream: cumem.Stream, pool: cumem.Pool) -> None:
-    """Drop an exported buffer, whose device's work cumem waits for."""
+    """Drop an exported buffer: cumem has to wait for all work of its device."""
     buffer = pool.allocate(MIB)
     np.from_dlpack(buffer)
     del buffer
@@ -65,7 +67,8 @@ def test_signal_ends_the_wait_of_a_pool(driver, drop: Drop, call: str) -> None:
         "trim all": cumem.trim,
         "allocate": lambda: pool.allocate(2 * MIB),
     }
-    session.shut(stream)  # only the call is interrupted
+    # The gate stays shut, so that the call has something to wait for.
+    session.shut(stream)
     work = busy(stream)
     drop(stream, pool)
     with session.alarm(stream):
@@ -100,7 +103,10 @@ HANDLERS: dict[str, tuple[Callable[..., None], type[BaseException]]] = {
 def test_signal_is_not_lost_while_a_library_is_asked_whether_it_captures(
     driver, monkeypatch, call: str, handler: Callable[..., None], raised: type
 ) -> None:
-    """The handler runs in the first Python code of the wait, which asks about captures."""
+    """The first Python code of each wait asks CuPy about captures.
+
+    The signal's handler runs in it, and its exception must not be lost there.
+    """
     asked = []
 
     def get_current_stream() -> None:
@@ -130,7 +136,7 @@ def test_signal_is_not_lost_while_a_library_is_asked_whether_it_captures(
     finally:
         signal.signal(signal.SIGINT, before)
     assert asked
-    calls[call]()  # everything goes on
+    calls[call]()  # The same calls succeed after the interruption.
     cumem.set_limit("pinned", None)
 
 
@@ -148,7 +154,9 @@ def test_closed_pool_of_live_buffers_waits_for_none(driver) -> None:
 
 @pytest.mark.parametrize("what", ["named", "used", "made to wait"])
 def test_signal_ends_a_fill_by_the_host(emulated, what: str) -> None:
-    """The host writes pinned memory after everything that the buffer's streams wait for."""
+    """The host writes pinned memory once everything that the buffer's streams wait for
+    has ended.
+    """
     late, stream = cumem.Stream(), cumem.Stream()
     buffer = cumem.full(100, 1, "u1", "pinned")
     session.shut(late)
@@ -156,7 +164,8 @@ def test_signal_ends_a_fill_by_the_host(emulated, what: str) -> None:
     if what == "used":
         buffer.record_stream(late)
     elif what == "made to wait":
-        work.fill(1, stream=stream)  # so `stream` comes after `late`
+        # This fill makes `stream` wait for `late`.
+        work.fill(1, stream=stream)
     with session.alarm(late):
         buffer.fill(7, stream=late if what == "named" else stream)
     late.synchronize()
@@ -222,7 +231,8 @@ def test_signal_ends_shutdown_and_leaves_all_open(
     with session.alarm(stream):
         cumem.shutdown()
     assert session.testing.opened()
-    assert (witness.numpy() == 3).all()  # nothing was closed
+    # Nothing has been closed, so both the memory and the stream still work.
+    assert (witness.numpy() == 3).all()
     assert cumem.current_stream().handle == 1
     stream.synchronize()
     del left
@@ -302,7 +312,9 @@ MANY = [strided_pairs, pairs_with_one_target, pairs_of_the_host]
 
 @pytest.mark.parametrize("make", MANY)
 def test_signal_ends_many_copies_that_go_alone(make) -> None:
-    """Each copy ends long before it would look for signals, and all take many seconds."""
+    """Each copy is too short to look for signals itself, while all copies together take
+    many seconds.
+    """
     with session.opened("emulated", max_delay_us=300):
         pairs = make(8000)
 
@@ -311,7 +323,8 @@ def test_signal_ends_many_copies_that_go_alone(make) -> None:
 
         with session.on_alarm(ring), pytest.raises(session.AlarmError):
             cumem.copy_many(pairs)
-        left = session.testing.pending_transfers()  # waited for, for up to a second
+        # copy_many() may wait up to a second before it raises.
+        left = session.testing.pending_transfers()
         assert left < 4000
         while session.testing.pending_transfers() > 0:
             session.testing.poll()
@@ -319,13 +332,17 @@ def test_signal_ends_many_copies_that_go_alone(make) -> None:
 
 
 def test_signal_ends_the_start_of_many_copies_that_go_on(emulated) -> None:
-    """There is no handle, but the next use of the memory comes after them."""
+    """The call is interrupted after some copies have begun.
+
+    It returns no handle, so the next use of the memory must wait for those copies.
+    """
     stream = cumem.Stream()
     pairs = strided_pairs(20_000)
-    session.testing.plan_fault(None, 0)  # which counts from 0
+    session.testing.plan_fault(None, 0)  # This resets the counters of calls to 0.
 
     def ring() -> None:
-        if session.testing.fault_count(None) > 100:  # some copies have begun
+        # By then some copies have begun.
+        if session.testing.fault_count(None) > 100:
             raise session.AlarmError
         again()
 
@@ -341,7 +358,9 @@ def test_signal_ends_the_start_of_many_copies_that_go_on(emulated) -> None:
 
 
 def test_waits_for_a_device_leave_no_thread(emulated) -> None:
-    """The test sees the thread that waits while the device is held up."""
+    """Another thread notes the ids of the threads that wait for the device, opens the
+    gate, and all of these threads must have ended afterwards.
+    """
     stream = cumem.Stream()
     testing = session.testing
     waiters: set[int] = set()
@@ -356,19 +375,20 @@ def test_waits_for_a_device_leave_no_thread(emulated) -> None:
         testing.gate_open(stream)
 
     work = busy(stream)
-    # The emulated device starts a thread for its first fence, which stays.
+    # The emulated device starts a thread at its first fence and keeps it, so one wait
+    # comes before the threads are counted.
     cumem.Device(0).synchronize()
     before = tasks()
     for _ in range(10):
         testing.gate_close(stream)
         work.fill(1, stream=stream)
-        testing.plan_fault(None, 0)  # which counts from 0
+        testing.plan_fault(None, 0)  # This resets the counters of calls to 0.
         thread = threading.Thread(target=look)
         thread.start()
         cumem.Device(0).synchronize()
         thread.join()
     assert waiters
-    # A joined thread is in /proc for a moment longer.
+    # A thread that was joined stays in /proc for a moment.
     session.wait_until(lambda: not tasks() & waiters, "the end of the threads")
 
 
@@ -399,7 +419,9 @@ cumem.copy_async(target, pinned.buffer).wait()  # the stream's own thread reads 
 
 
 def test_fault_of_a_thread_of_the_core_is_reported_by_faulthandler() -> None:
-    """A thread that blocked the signal of its fault would end the process silently."""
+    """The fault's signal must not be blocked in that thread: the kernel would then end
+    the process without a report.
+    """
     done = programs.run("-W", "ignore", "-c", FAULTING)
     assert -done.returncode in (signal.SIGSEGV, signal.SIGBUS)
     assert "Fatal Python error: " in done.stderr

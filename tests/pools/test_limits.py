@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of kinds and pools, sizes as people write them, and what memory there is."""
+"""Limits of kinds and pools, sizes as people write them, and `memory_info()`.
+
+Limits are set in every way that cumem offers: `set_limit()`, `limit()` as a block or
+decorator, `Pool(limit=)` and variables of the environment. The tests look at which
+allocations still succeed and at what the pools keep.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +52,8 @@ def test_limit_is_obeyed_and_counts_what_is_cached(runtime, kind: str) -> None:
     assert caught.value.name == "CM_ELIMIT"
     assert caught.value.limit == 8 * MIB
     del a
-    cumem.empty(8 * MIB, "u1", kind)  # what was cached made room
+    # This succeeds because the cached memory is given back first.
+    cumem.empty(8 * MIB, "u1", kind)
     cumem.set_limit(kind, None)
     assert cumem.get_limit(kind) is None
     cumem.empty(12 * MIB, "u1", kind)
@@ -60,7 +66,7 @@ def test_limit_of_a_kind_holds_for_all_its_pools_together(emulated) -> None:
     with pytest.raises(cumem.OutOfMemoryError):
         b.allocate(4 * MIB)
     del kept
-    b.allocate(8 * MIB)  # a was trimmed for it
+    b.allocate(8 * MIB)  # Pool `a` was trimmed to make room for this.
 
 
 def test_pinned_and_mapped_memory_count_together(emulated) -> None:
@@ -320,7 +326,8 @@ def test_environment_sets_limits_at_opening(monkeypatch) -> None:
         assert cumem.get_limit("device", 1) == cumem.memory_info(1).total // 4
         cumem.set_limit("pinned", None)
         cumem.shutdown()
-        assert cumem.get_limit("pinned") == 64 * MIB  # read again
+        # The variable has been read again.
+        assert cumem.get_limit("pinned") == 64 * MIB
 
 
 @pytest.mark.parametrize("kind", ["PINNED", "MAPPED", "MANAGED", "DEVICE"])
@@ -423,12 +430,14 @@ def test_limit_leaves_as_much_cached_as_it_allows(emulated, kind) -> None:
 def test_limit_below_what_lives_hands_out_nothing_that_was_freed(
     emulated, kind
 ) -> None:
-    """Live memory stays, and what becomes free is no way round the limit."""
+    """Freed memory must not be handed out again as long as the kind holds more than its
+    limit.
+    """
     pieces = [big(kind, 8 * MIB) for _ in range(4)]
     cumem.set_limit(kind, 16 * MIB)
     with pytest.raises(cumem.OutOfMemoryError):
         big(kind, 4096)
-    pieces.pop()  # 24 MiB live: still above
+    pieces.pop()  # 24 MiB are still live, above the limit of 16 MiB.
     with pytest.raises(cumem.OutOfMemoryError):
         big(kind, 4096)
     del pieces[1:]
@@ -465,7 +474,9 @@ def test_limit_that_is_lowered_trims_the_other_pools_of_its_kind(emulated) -> No
 
 
 def test_limit_of_mapped_memory_lowers_what_both_kinds_keep(emulated) -> None:
-    """Pinned and mapped memory count together against the larger of their limits."""
+    """Pinned and mapped memory together may be as much as the larger of their two
+    limits.
+    """
     cumem.set_limit("pinned", usable())
     del [big("mapped", 8 * MIB), big("pinned", 8 * MIB)][:]
     cumem.set_limit("mapped", 4 * MIB)
@@ -478,7 +489,7 @@ def test_arrays_of_numpy_stay_below_a_limit_that_was_lowered(emulated) -> None:
     with cumem.numpy_pinned():
         del [np.empty(24 * MIB, "u1")][:]
         with cumem.limit("pinned", "8MiB"):
-            cumem.Device(0).synchronize()  # and with it the fence
+            cumem.Device(0).synchronize()  # The freed array's fence passes as well.
             array = np.empty(24 * MIB, "u1")
             assert cumem.asbuffer(array).kind == "pageable"
             small = np.empty(MIB, "u1")
@@ -508,7 +519,8 @@ def test_threads_never_hold_more_than_a_limit_that_changes(emulated) -> None:
                 pool.allocate(3 * MIB)
             except cumem.OutOfMemoryError:
                 pass
-            except BaseException as error:  # told by the main thread
+            # The main thread reports the failure.
+            except BaseException as error:
                 failures.append(error)
                 return
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for memory in flight: copies never do, and Ctrl-C ends the calls that do."""
+"""Copies never wait for memory in flight, and Ctrl-C ends the calls that do wait for
+it.
+
+Memory in flight is a block that was given back while a stream still works on it. Here
+that stream is behind a shut gate, so a call that waited for it would not end.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ MIB = 1 << 20
 
 
 def leave_in_flight(block: cumem.Buffer, stream: cumem.Stream) -> None:
-    """Give memory back that `stream`, which is shut, works on, and another stream too."""
+    """Give `block` back while the shut `stream` and a second stream still use it."""
     block.record_stream(stream)
     block.record_stream(cumem.Stream())
     block.free()
@@ -31,7 +36,7 @@ def leave_in_flight(block: cumem.Buffer, stream: cumem.Stream) -> None:
 
 
 def ends(function: Callable[[], object]) -> bool:
-    """Return whether it ends by itself, and not only when the gate around it opens."""
+    """Return whether the function ends while the gate around the call is still shut."""
     thread = threading.Thread(target=function)
     thread.start()
     thread.join(session.PATIENCE)
@@ -67,7 +72,7 @@ def check_devices_apart() -> None:
 
     def send() -> None:
         handle = cumem.copy_async(far, near)
-        handle.wait()  # it may have to wait for the fills before it has a route
+        handle.wait()  # The copy may have no route before the fills have ended.
         routes.append(handle.route)
 
     with cumem.limit("pinned", 4 * MIB), session.gate(late):

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays born in pinned memory: which are, in which blocks, and their end."""
+"""NumPy arrays in pinned memory: which arrays get it, from which blocks, and when that
+ends.
+
+The tests make arrays inside and outside of `with numpy_pinned():`, and ask the address
+of each whether it is pinned. Others nest blocks, or use them in threads, tasks and
+beside another library's allocator.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +136,8 @@ def test_blocks_that_end_in_another_order_leave_nothing(runtime) -> None:
 
     steps = generator()
     assert next(steps)
-    assert is_pinned(np.ones(MIB, "u1"))  # a generator shares its caller's context
+    # A generator shares the context of its caller, so its block counts here too.
+    assert is_pinned(np.ones(MIB, "u1"))
     with cumem.numpy_pinned("2MiB"):
         assert next(steps, None) is None
         assert is_pinned(np.ones(2 * MIB, "u1"))
@@ -203,13 +210,14 @@ def test_tasks_inherit_and_do_not_disturb_each_other(runtime) -> None:
             assert await asyncio.create_task(child())
             assert await asyncio.to_thread(lambda: is_pinned(np.ones(MIB, "u1")))
             late = asyncio.create_task(child())
-        assert not await late  # the block is over
+        # The task runs after the block has ended, and must see that.
+        assert not await late
 
     asyncio.run(main())
 
 
 class Allocator(ctypes.Structure):
-    """NumPy's PyDataMemAllocator."""
+    """NumPy's struct `PyDataMemAllocator`."""
 
     MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     CALLOC = ctypes.CFUNCTYPE(
@@ -226,7 +234,7 @@ class Allocator(ctypes.Structure):
 
 
 class Handler(ctypes.Structure):
-    """NumPy's PyDataMem_Handler."""
+    """NumPy's struct `PyDataMem_Handler`."""
 
     _fields_ = (
         *(("name", ctypes.c_char * 127), ("version", ctypes.c_uint8)),
@@ -234,12 +242,15 @@ class Handler(ctypes.Structure):
     )
 
 
-#: What arrays of a failed test may still be freed by, as long as the process lives.
+#: Handlers are kept for as long as the process lives, since arrays of a failed test may
+#: be freed by them later.
 _foreign: list[Handler] = []
 
 
 def foreign_handler() -> tuple[Handler, object]:
-    """Of another library, over the C library; and its capsule."""
+    """Return a memory handler over the C library's functions, as another library would
+    install it, and its capsule.
+    """
     libc = ctypes.CDLL(None)
     for name in ("malloc", "calloc", "realloc"):
         getattr(libc, name).restype = ctypes.c_void_p
@@ -260,7 +271,9 @@ def foreign_handler() -> tuple[Handler, object]:
 
 
 def set_handler(capsule: object) -> object:
-    """NumPy's PyDataMem_SetHandler."""
+    """Call NumPy's `PyDataMem_SetHandler()`, which returns the handler that was set
+    before.
+    """
     table = pointer_of(numpy_core()._multiarray_umath._ARRAY_API, None)
     function = (ctypes.c_void_p * 305).from_address(table)[304]
     function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(function)
@@ -280,7 +293,9 @@ def test_handlers_of_others_are_left_and_put_back(runtime) -> None:
         assert (handler_name(inside), is_pinned(inside)) == ("cumem_pinned", True)
         assert handler_name() == "foreign"
         with cumem.numpy_pinned():
-            set_handler(capsule)  # and not put back: it is the innermost
+            # The other library sets its handler inside the block and does not put ours
+            # back.
+            set_handler(capsule)
         assert handler_name() == "foreign"
     finally:
         cumem.numpy_pinned.disable()
@@ -293,7 +308,8 @@ def test_handlers_of_others_are_left_and_put_back(runtime) -> None:
     assert small.all()
     del outside, inside, small
     gc.collect()
-    assert handler.version == 1  # alive until here
+    # The handler had to live until all its arrays were freed.
+    assert handler.version == 1
 
 
 def test_block_left_in_another_thread_is_over_in_both(runtime) -> None:

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy's arrays in pinned memory for a whole process, and without such memory."""
+"""NumPy arrays in pinned memory for a whole process, and arrays when there is no such
+memory.
+
+The first part enables pinned arrays for all threads. The second runs into limits,
+faults of the driver, shutdown, closed pools and the end of the interpreter: arrays must
+then get ordinary memory, and those that live must keep theirs.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +107,7 @@ def test_many_threads_share_one_pool(enabled) -> None:
     assert wrong == []
 
 
-# -- where pinned memory is not to be had -----------------------------------------------
+# -- when pinned memory cannot be had ---------------------------------------------------
 
 
 def test_at_the_limit_arrays_are_ordinary(runtime) -> None:
@@ -139,7 +145,7 @@ def test_every_call_of_a_growth_may_fail(runtime) -> None:
         scenario()
 
     run()
-    run()  # now everything that is made once is made
+    run()  # After this run, everything that is only made once exists.
     calls = {op: testing.fault_count(op) for op in faults.reached()}
     assert "host_register" in calls or "host_alloc" in calls
     injected = set()
@@ -180,11 +186,13 @@ def test_shutdown_is_refused_while_arrays_live_and_ends_it(runtime) -> None:
             assert is_pinned(array)
             del array
             cumem.shutdown()
-            assert np.ones(MIB, "u1").all()  # ordinary memory, in the block
+            # The block still holds here, but makes ordinary arrays.
+            assert np.ones(MIB, "u1").all()
             assert not testing.opened()
-        assert np.zeros(MIB, "u1").sum() == 0  # and with enable() too
+        assert np.zeros(MIB, "u1").sum() == 0  # enable() makes ordinary arrays as well.
         assert not testing.opened()
-        assert not is_pinned(np.ones(MIB, "u1"))  # asking opened the driver afresh
+        # is_pinned() has opened the driver again.
+        assert not is_pinned(np.ones(MIB, "u1"))
         cumem.numpy_pinned.enable()
         assert is_pinned(np.ones(MIB, "u1"))
     finally:
@@ -199,7 +207,8 @@ def test_closed_pool_makes_ordinary_arrays_and_keeps_what_lives(runtime) -> None
         assert not is_pinned(np.ones(MIB, "u1"))
         assert is_pinned(array)
         assert array.all()
-        del array  # the pool's last block, whose end has to wait for a later call
+        # This drops the pool's last block. A later call has to finish the pool.
+        del array
     testing.poll()
     assert testing.live_storages() == 0
 

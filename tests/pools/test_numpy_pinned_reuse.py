@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pinned memory of NumPy's arrays that is used again, and copies to and from it."""
+"""The pinned memory of NumPy arrays is used again, and copies from and to it are
+direct.
+
+Memory is not used again while a stream behind a shut gate, or another library, still
+copies from it. The tests of the GPU show the same with PyTorch and CuPy.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ def enabled(runtime: session.Runtime) -> Iterator[session.Runtime]:
 
 @pytest.fixture
 def gated(emulated: session.Runtime) -> Iterator[cumem.Stream]:
-    """A stream that does nothing yet."""
+    """Yield a stream whose gate is shut until the test ends or opens it."""
     stream = cumem.Stream()
     testing.gate_close(stream)
     yield stream
@@ -49,7 +54,8 @@ def test_memory_that_others_still_copy_from_is_not_reused(gated) -> None:
     with cumem.numpy_pinned(pool=pool):
         array = np.full(2 * MIB, 7, "u1")
         address = array.ctypes.data
-        # as another library does: from the address, keeping nothing
+        # Another library would copy in this way: it has the address and keeps nothing
+        # alive.
         cumem.copy_async(target, at_address(address, array.nbytes), stream=gated)
         del array
         for _ in range(3):
@@ -59,10 +65,12 @@ def test_memory_that_others_still_copy_from_is_not_reused(gated) -> None:
         testing.gate_open(gated)
         gated.synchronize()
         assert (target.to_numpy() == 7).all()
-        if session.emulated_driver() < 12_050:  # an older one is asked by trim()
+        # Events of older drivers are looked at only by trim().
+        if session.emulated_driver() < 12_050:
             pool.trim(keep="2MiB")
         again = np.ones(2 * MIB, "u1")
-        if again.ctypes.data != address:  # it took a fence, which had not passed yet
+        # This array took new memory if the fence of the first had not passed yet.
+        if again.ctypes.data != address:
             cumem.Device(0).synchronize()
             again = np.ones(2 * MIB, "u1")
         assert again.ctypes.data == address
@@ -74,7 +82,7 @@ def test_what_waits_for_others_is_bounded(gated) -> None:
     nbytes = 16 * MIB
     pool = cumem.Pool("pinned")
     target = cumem.empty_device(1, "u1")
-    target.fill(1, stream=gated)  # so that no fence passes
+    target.fill(1, stream=gated)  # As long as this fill waits, no fence passes.
     with cumem.numpy_pinned(pool=pool):
         pinned = [is_pinned(np.empty(nbytes, "u1")) for _ in range(40)]
     stats = pool.stats()
@@ -101,12 +109,12 @@ def test_loop_runs_in_the_same_memory(enabled) -> None:
 
 def test_what_has_ended_is_asked_however_much_is_cached(enabled) -> None:
     if not enabled.has("context_record_event"):
-        pytest.skip("nothing tells when a device's work has ended")
-    cumem.empty_pinned(400 * MIB, "u1")  # cached from now on
+        pytest.skip("this driver cannot say when the work of a device has ended")
+    cumem.empty_pinned(400 * MIB, "u1")  # From here on this memory is cached.
     for _ in range(8):
         for _ in range(64):
             np.empty(MIB, "u1")
-        cumem.Device(0).synchronize()  # the events of before have passed
+        cumem.Device(0).synchronize()  # All events recorded so far have passed.
         stats = cumem.default_pool("pinned").stats()
         assert stats.in_flight_nbytes <= 3 * 64 * MIB
     assert stats.allocation_count == 1 + 8 * 64
@@ -117,8 +125,9 @@ def test_hit_and_a_free_make_no_runtime_call(runtime) -> None:
     buffer = pool.allocate(16 * MIB)
     del buffer
     with cumem.numpy_pinned(pool=pool):
-        np.empty(20 * MIB, "u1")  # grows
-        np.empty(MIB, "u1")  # asks what has ended: not soon again
+        np.empty(20 * MIB, "u1")  # The pool grows here.
+        # The pool looks for ended work here, and will not look again soon.
+        np.empty(MIB, "u1")
         testing.plan_fault(None, 0)
         array = np.empty(MIB, "u1")
         assert testing.fault_count() == 0
@@ -139,7 +148,7 @@ def test_copies_go_straight_from_and_to_the_arrays(runtime) -> None:
         == cumem.explain(device, cumem.empty_pinned(8 * MIB, "u1")).route
     )
     transfer = cumem.copy_async(device, source)
-    del source  # kept by the transfer
+    del source  # The transfer keeps the array alive.
     transfer.wait()
     cumem.copy(target, device)
     assert (target == np.arange(8 * MIB, dtype="u4").view("u1")[: 8 * MIB]).all()
@@ -189,7 +198,10 @@ def test_whatever_sees_the_memory_is_copied_as_pinned_memory_is(
     ],
 )
 def test_copies_of_ordinary_memory_are_pinned_in_the_block(runtime, make) -> None:
-    """They are NumPy's arrays; as ordinary ones they would be staged."""
+    """The copies are NumPy arrays, which are pinned in the block.
+
+    A copy of pinned memory needs no staging.
+    """
     array = np.arange(64 * KIB, dtype="u1").reshape(256, -1)
     ordinary: Any = cumem.asbuffer(array)
     with cumem.numpy_pinned(4 * KIB):
@@ -221,12 +233,13 @@ def test_a_copy_for_dlpack_is_pinned_in_the_block(runtime) -> None:
 @pytest.mark.gpu
 def test_torch_sees_them_as_pinned(cuda) -> None:
     torch = pytest.importorskip("torch")
-    torch.cuda.init()  # before that it says no of all memory
+    torch.cuda.init()  # Before that, is_pinned() is false for all memory.
     with cumem.numpy_pinned():
         array = np.arange(1 << 20, dtype="f4")
     assert torch.from_numpy(array).is_pinned()
     assert not torch.from_numpy(np.ones(1 << 20)).is_pinned()
-    for round_ in range(50):  # each array is dropped while its copy may run
+    # Each array is dropped while its copy may still run.
+    for round_ in range(50):
         with cumem.numpy_pinned():
             array = np.full(1 << 20, round_, "f4")
         there = torch.from_numpy(array).to("cuda", non_blocking=True)
@@ -248,4 +261,5 @@ def test_cupy_copies_from_them_in_the_background(cuda) -> None:
         there = cupy.asarray(array)
         del array
         assert bool((there == round_).all())
-    cupy.cuda.alloc_pinned_memory(1)  # CuPy then lets go of what was copied
+    # CuPy lets go of the copied arrays at its next allocation of pinned memory.
+    cupy.cuda.alloc_pinned_memory(1)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of arrays in pinned memory: NumPy's own functions, its tests, and forks."""
+"""Uses of NumPy arrays in pinned memory: NumPy's own functions and tests, and forks.
+
+Each use runs inside `with numpy_pinned():`, and must give the same values as without
+it.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +37,9 @@ def test_zeros_are_zero_in_memory_that_was_used(runtime) -> None:
             assert not array.any()
             array[:] = 255
             del array
-            pool.trim(keep="2MiB")  # this waits until the freed block can be reused
+            pool.trim(keep="2MiB")  # This waits until the freed block can be reused.
         assert pool.stats().growth_count == 1
-        # All bytes have to be cleared, not just as many bytes as there are items.
+        # All bytes have to be cleared: a count of items would leave half of this array.
         long = np.zeros((2, 512, 1024), "i2")
         assert is_pinned(long)
         assert not long.any()
@@ -105,7 +109,8 @@ def test_impossible_sizes_raise_as_numpy_does(runtime) -> None:
         lambda: np.sort(np.arange(5000)[::-1]),
         lambda: np.argsort(np.arange(5000)[::-1], kind="stable"),
         lambda: np.fromiter(range(3000), "i8"),
-        lambda: np.fromstring("1 2 " * 3000, sep=" "),  # resizes without the GIL
+        # fromstring() resizes its array without the GIL.
+        lambda: np.fromstring("1 2 " * 3000, sep=" "),
         lambda: np.loadtxt(io.StringIO("1 2\n3 4\n" * 200)),
     ],
 )
@@ -157,7 +162,8 @@ def test_pickles_and_files_come_back_pinned(runtime, tmp_path) -> None:
     with cumem.numpy_pinned():
         loaded = np.load(tmp_path / "a.npy")
         read = np.fromfile(tmp_path / "a.bin", array.dtype)
-        again = pickle.loads(pickle.dumps(array, 5))  # a view of the pickle's bytes
+        # Its array is a view of the pickle's bytes.
+        again = pickle.loads(pickle.dumps(array, 5))
         copied = pickle.loads(pickle.dumps(np.asfortranarray(loaded.reshape(100, -1))))
         mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
     assert is_pinned(loaded)
@@ -192,7 +198,7 @@ def test_big_arrays(runtime) -> None:
         assert is_pinned(big)
         assert not big[:: 4 * KIB].any()
         big[-1] = 1
-        double = big + big  # the result of a ufunc is pinned too
+        double = big + big  # The result of a ufunc is pinned too.
         assert is_pinned(double)
         assert double[-1] == 2
     del big, double
@@ -232,7 +238,7 @@ def test_child_has_its_arrays_and_makes_ordinary_ones(runtime, whole_process) ->
         del arrays["freed"]
         new = [np.zeros(MIB, "u1") for _ in range(3)]
         assert not np.array(new).any()
-        with cumem.numpy_pinned():  # has no effect in a child
+        with cumem.numpy_pinned():  # This has no effect in a child.
             assert np.ones(MIB, "u1").all()
         cumem.numpy_pinned.enable()
         assert np.ones(MIB, "u1").all()
@@ -261,8 +267,8 @@ def test_child_has_its_arrays_and_makes_ordinary_ones(runtime, whole_process) ->
 # -- NumPy's own tests ------------------------------------------------------------------
 
 
-#: NumPy's test files, and the classes to run in each, for whatever makes, copies,
-#: resizes, pickles or reads arrays. An empty tuple means the whole file.
+#: NumPy's test files that make, copy, resize, pickle or read arrays, and the classes to
+#: run in each of them. An empty tuple means the whole file.
 OWN = {
     "_core/tests/test_multiarray.py": (
         *("TestResize", "TestPickling", "TestIO", "TestCreation", "TestAssignment"),
@@ -278,7 +284,7 @@ OWN = {
     "_core/tests/test_item_selection.py": (),
     "lib/tests/test_format.py": (),
 }
-#: Tests that are left out. They take four fifths as long as all others together, and
+#: These tests are left out. They take four fifths as long as all others together, and
 #: smaller tests show the same: one makes a list of a billion references only to see an
 #: error, and two fill gigabytes.
 HUGE = ("zeros_big", "test_huge_list_error", "test_large_archive")

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tried before an allocation fails, and what the error says."""
+"""What cumem tries before an allocation fails, and what the error says.
+
+Most tests fill an emulated device of 64 MiB. They check which pools are trimmed, which
+callbacks run, and the fields and the advice of the error. Copies that need a block on a
+full device take the same steps.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ SIZE = 64 * MIB
 
 @pytest.fixture
 def small():
-    """An emulated device of 64 MiB."""
+    """Open an emulated device of 64 MiB."""
     with session.opened("emulated", memory_nbytes=SIZE) as opened:
         yield opened
         gc.collect()
@@ -74,7 +79,8 @@ def test_error_of_the_driver_keeps_its_call(small) -> None:
 
 def test_allocation_that_fails_keeps_nothing(small) -> None:
     others = cumem.Pool(segments="malloc").allocate(24 * MIB)
-    for nbytes in (SIZE * 2, SIZE, 48 * MIB):  # beyond the device, and what is free
+    # The sizes are more than the device has, all of it, and more than is free.
+    for nbytes in (SIZE * 2, SIZE, 48 * MIB):
         pool = cumem.Pool()
         with pytest.raises(
             cumem.OutOfMemoryError, match=rf"cuMemCreate\({nbytes} bytes"
@@ -165,7 +171,8 @@ def test_own_limit_of_a_pool_leaves_the_caches_of_others(emulated) -> None:
     del kept
     pool.trim()
     cumem.set_limit("device", "24MiB")
-    pool.allocate(10 * MIB)  # the limit of the kind is met: there it helps
+    # Now the limit of the kind is reached, so trimming the other pool helps.
+    pool.allocate(10 * MIB)
     assert other.stats().cached_nbytes == 0
 
 
@@ -206,7 +213,8 @@ def test_other_pools_of_the_device_are_trimmed(small) -> None:
     assert other.stats().cached_nbytes >= 40 * MIB
     cumem.empty_device(48 * MIB, "u1")
     assert other.stats().reserved_nbytes == 0
-    assert cumem.stats()["pinned"].cached_nbytes >= 4 * MIB  # has nothing to do with it
+    # Trimming pinned memory would not have helped, so it is left alone.
+    assert cumem.stats()["pinned"].cached_nbytes >= 4 * MIB
     assert managed.stats().trim_count == 1
 
 
@@ -356,7 +364,7 @@ def test_garbage_is_collected_also_where_that_is_switched_off(
 
 
 def fill_device(pool: cumem.Pool | None = None) -> list[cumem.Buffer]:
-    """All that is left of device 0's memory, in ever smaller blocks."""
+    """Take all that is left of device 0's memory, in smaller and smaller blocks."""
     held = []
     pool = pool or cumem.Pool()
     nbytes = SIZE
@@ -369,7 +377,9 @@ def fill_device(pool: cumem.Pool | None = None) -> list[cumem.Buffer]:
 
 
 def ends_of(way: str) -> tuple[object, object, object]:
-    """Target and source of a copy that takes a block on device 0, and what it gives."""
+    """Return the target and the source of a copy that needs a block on device 0, and
+    the values that must arrive.
+    """
     if way == "overlap":
         whole = cumem.array(np.arange(4 * MIB, dtype="i4"))
         return whole[1:], whole[:-1], np.arange(4 * MIB - 1)
@@ -419,9 +429,12 @@ def test_copy_short_of_device_memory_calls_the_callbacks(small, way, how) -> Non
 def test_copy_short_of_device_memory_trims_other_pools_first(small, way) -> None:
     dst, src, expected = ends_of(way)
     pool = cumem.Pool()
-    fill_device(pool)  # cached in it
+    # The buffers are dropped at once, so the memory is cached in the pool.
+    fill_device(pool)
     assert pool.stats().cached_nbytes > 0
-    with cumem.on_out_of_memory(lambda *_: pytest.fail("there was enough")):
+    with cumem.on_out_of_memory(
+        lambda *_: pytest.fail("the other pool's memory was enough")
+    ):
         cumem.copy(dst, src)
     assert (cumem.asnumpy(dst) == expected).all()
 
@@ -432,7 +445,8 @@ def test_copy_that_nothing_helps_fails_or_goes_another_way(small, way) -> None:
     before = cumem.asnumpy(dst)
     held = fill_device()
     calls: list[object] = []
-    # the host can turn it, and a kernel reads and writes page-locked memory itself
+    # The host can transpose the data instead, and a kernel can read and write
+    # page-locked memory without a block.
     has_another = way in ("turned", "up", "down")
     with cumem.on_out_of_memory(lambda *what: calls.append(what)):
         if has_another:
@@ -510,10 +524,10 @@ def test_callback_of_a_copy_may_copy(small) -> None:
 
 
 def test_background_copy_short_of_device_memory_reports_its_handle(small) -> None:
-    """Its worker runs no Python code."""
+    """A worker does the copy. It runs no Python code, hence calls no callback."""
     dst, src, _ = ends_of("peers")
     held = fill_device()
-    with cumem.on_out_of_memory(lambda *_: pytest.fail("by a worker")):
+    with cumem.on_out_of_memory(lambda *_: pytest.fail("a worker called the callback")):
         transfer = cumem.copy_async(dst, src)
         with pytest.raises(cumem.OutOfMemoryError):
             transfer.wait()
@@ -535,7 +549,10 @@ def test_memory_in_flight_is_waited_for(small) -> None:
 def test_request_far_larger_than_the_limit_names_the_limit_in_its_error(
     emulated, kind, nbytes: int
 ) -> None:
-    """More than there are addresses for, too: no call of the driver has failed."""
+    """One size is larger than the address space.
+
+    The limit is checked before any call of the driver.
+    """
     cumem.set_limit(kind, "64MiB")
     with pytest.raises(cumem.OutOfMemoryError) as caught:
         cumem.empty(nbytes, "u1", kind)
@@ -552,7 +569,11 @@ def test_request_far_larger_than_the_limit_names_the_limit_in_its_error(
 @pytest.mark.parametrize("kind", ["pinned", "mapped"])
 @pytest.mark.parametrize("code", [2, 801])
 def test_refused_pinning_is_reported_as_that(emulated, kind, code) -> None:
-    """Of a host that has much free memory: WSL, gVisor, confidential computing."""
+    """WSL, gVisor and confidential computing refuse to pin although the host has much
+    free memory.
+
+    The error must not blame a lack of memory.
+    """
     pool = cumem.Pool(kind, segments="auto" if code == 2 else "malloc")
     call = "host_register" if code == 2 else "host_alloc"
     session.testing.plan_fault(call, 1, code, repeat=True)
@@ -583,7 +604,8 @@ def test_more_than_the_host_has_is_reported_as_that(emulated, monkeypatch) -> No
     assert "can be had from this machine or container now" in caught.value.advice
 
 
-#: Of 300 MiB of addresses that are left; `called` is what callbacks were told.
+#: The process may use 300 MiB more addresses. `called` lists the kinds that callbacks
+#: were called with.
 ULIMIT = """
 import os, resource
 import cumem
@@ -605,7 +627,10 @@ assert called == ["pinned", "mapped"]
 """
 
 
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="RLIMIT_AS")
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""),
+    reason="AddressSanitizer needs more addresses than the limit allows",
+)
 def test_limit_of_the_process_on_addresses_is_want_of_memory_of_the_kind() -> None:
     done = programs.run("-W", "ignore", "-c", ULIMIT)
     assert (done.returncode, done.stderr) == (0, "")

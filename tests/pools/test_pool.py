@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools as objects: what they hand out, who is current where, and how they end."""
+"""Pools as objects: what they hand out, which pool is current in a thread or task, and
+how they end.
+
+Further parts are about default pools, and about ways to give memory back: `trim()`, the
+trim of a pool that has been idle, and `close()`.
+"""
 
 from __future__ import annotations
 
@@ -385,7 +390,7 @@ def test_trim_leaves_free_memory_that_its_stream_still_uses(emulated, segments) 
     with session.gate(stream), stream:
         buffer = pool.allocate(4 << 20)
         buffer.fill(1)
-        del buffer  # the stream may use the memory again, in its order
+        del buffer  # The stream may use the memory again in its own order.
         assert pool.stats().cached_nbytes >= 4 << 20
         assert pool.trim(wait=False) == 0
         assert pool.stats().reserved_nbytes >= 4 << 20
@@ -445,7 +450,12 @@ IDLE = 0.02  # seconds
 
 
 def let_idle_windows_pass(pool: cumem.Pool) -> None:
-    """Ask for small blocks only, until another pool has trimmed itself three times."""
+    """Allocate only small blocks from `pool` until another pool has trimmed itself
+    three times.
+
+    The other pool has the same idle time, so `pool` has had three chances to trim
+    itself.
+    """
     witness = cumem.Pool("pinned", idle_trim=IDLE)
     small = witness.allocate(100)
 
@@ -462,7 +472,10 @@ def let_idle_windows_pass(pool: cumem.Pool) -> None:
 
 
 def wait_for_trim(pool: cumem.Pool, most: int) -> list[int]:
-    """Ask for small blocks until `most` MiB are held; return what was held, in turn."""
+    """Allocate small blocks until the pool holds at most `most` MiB.
+
+    Return what it held after each allocation, in MiB.
+    """
     held: list[int] = []
 
     def is_trimmed() -> bool:
@@ -557,7 +570,7 @@ def test_idle_trim_may_be_set_later(emulated, kind: str) -> None:
     wait_for_trim(pool, 63)
     pool.idle_trim = None
     assert pool.idle_trim is None
-    # A trim is counted when it has ended, and a second one may have begun beside it.
+    # A trim is counted when it ends, so one more may still be running here.
     let_idle_windows_pass(pool)
     count = pool.stats().trim_count
     assert count > 0
@@ -657,7 +670,7 @@ def test_shutdown_closes_open_pools(runtime) -> None:
         assert pool.closed
         assert current.closed
         assert buffer.closed
-        fresh = cumem.empty(1000)  # the closed pool is passed over
+        fresh = cumem.empty(1000)  # The closed pool is passed over.
         assert live(cumem.default_pool("device")) == 1
     with pytest.raises(ValueError, match="pool is closed"):
         pool.allocate(1)

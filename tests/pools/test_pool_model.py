@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random use of pools through the public API, held against a model of it.
+"""Random use of pools through the public API, compared with a model.
 
-Each buffer's bytes are all one value, written by the buffer's own stream, which may be held
-shut: a buffer dropped then and handed to another too early is overwritten late, and seen.
+All bytes of a buffer have the same value, which the buffer's own stream writes. The
+stream's gate may be shut. If a pool hands a dropped buffer's memory to another buffer
+too early, the late write changes the new buffer's bytes, and the next read of it fails.
 """
 
 from __future__ import annotations
@@ -42,18 +43,21 @@ UNKNOWN = 999
 
 @dataclass(eq=False)
 class Held:
-    """A buffer with what it must hold; None once it was dropped."""
+    """A buffer and what the model knows about it.
+
+    `buffer` is None once it was dropped.
+    """
 
     buffer: cumem.Buffer | None
     pool: int
     stream: int
     nbytes: int
     value: int = 0
-    is_copied: bool = False  # a copy may keep it alive
+    is_copied: bool = False  # True means that a copy may keep the buffer alive.
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Four pools and a few streams, in one runtime opened for the run."""
+    """Four pools and a few streams, in one runtime that is opened for the run."""
 
     held = Bundle("held")
 
@@ -76,7 +80,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.hook.remove()
         for item in list(self.live):
             self.forget(item)
-        session.leftovers()  # copies under way keep both their ends
+        session.leftovers()  # Copies under way keep both their ends alive.
         left = [(pool.trim(), pool.stats().reserved_nbytes)[1] for pool in self.pools]
         self.pools.clear()
         self.streams.clear()
@@ -98,8 +102,9 @@ class PoolMachine(RuleBasedStateMachine):
         item.value = self.next_value
         assert item.buffer is not None
         if item.pool != 0:
-            # the host writes pinned memory once all that its stream was ever made to wait
-            # for has ended; test_fill_gates.py follows that, here the gates open
+            # Before the host writes pinned memory, it waits for all work that its
+            # stream was made to wait for. test_fill_gates.py tests that wait; here the
+            # gates are opened.
             self.open_gates()
         item.buffer.fill(item.value, stream=self.streams[item.stream])
 
@@ -135,7 +140,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(target=held, pool=st.integers(0, 3), nbytes=SIZES, stream=st.integers(0, 2))
     def make(self, pool: int, nbytes: int, stream: int) -> Held:
         if self.pools[pool].limit is not None:
-            self.open_gates()  # it may wait for them
+            self.open_gates()  # The allocation may wait for the gates.
         self.called.clear()
         buffer = self.try_allocate(pool, nbytes, stream)
         if buffer is None:
@@ -217,7 +222,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(pool=st.integers(0, 3))
     def replace(self, pool: int) -> None:
-        """Close a pool: its live buffers stay good."""
+        """Close a pool that has no live buffers, and put a new one in its place."""
         if not any(item.pool == pool for item in self.live):
             self.open_gates()
             self.pools[pool].close()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device memory that a GPU which came into use later may reach as well."""
+"""Device memory that was allocated before another GPU came into use is reachable from
+that GPU too.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def grants() -> int:
 
 
 def reach(device: int, buffer: cumem.Buffer) -> int:
-    """What the driver lets `device` do with mapped memory: 0, or READ_WRITE."""
+    """Return what the driver lets `device` do with virtual memory at `buffer`: 0 or
+    READ_WRITE.
+    """
     driver = ctypes.CDLL("libcuda.so.1")
     flags = ctypes.c_ulonglong()
     location = (ctypes.c_int * 2)(DEVICE_LOCATION, device)
@@ -60,7 +64,7 @@ def test_pools_let_in_a_device_that_is_used_later(
     assert after >= before + len(held)
     other = cumem.Stream(device=1)
     cumem.copy(held[0], bytes(1 << 20))
-    assert grants() == after, "once for each device"
+    assert grants() == after, "a device was let in twice"
     del kept, other
 
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of pools, measurements of blocks of code, and maps of pools."""
+"""Counters of pools, measurements of blocks of code, and maps of pools.
+
+The tests allocate and free known sizes, and compare `stats()`, `measure()` and the
+pool's snapshot with what must have been counted.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +190,8 @@ def test_text_is_aligned_and_html_is_escaped(emulated) -> None:
     assert "3 MiB" in lines[-1]
     ends = [line.find("reserved") for line in lines[:1]]
     assert ends[0] > 0
-    assert len({len(line) for line in lines}) <= 2  # right-aligned to the last column
+    # The columns are aligned at the right.
+    assert len({len(line) for line in lines}) <= 2
     table = cumem.stats()._repr_html_()
     assert table.count("<tr>") == len(lines)
     one = cumem.default_pool("pinned").stats()
@@ -364,7 +369,9 @@ def test_map_of_an_empty_pool_has_no_segment(runtime) -> None:
 
 
 def test_measurement_that_never_ends_is_forgotten_with_its_last_name(runtime) -> None:
-    """Ctrl-C can come between its beginning and the block."""
+    """Ctrl-C can interrupt between `__enter__()` and the body, so that `__exit__()`
+    never runs.
+    """
     running = cumem.measure().__enter__()
     kept = weakref.ref(running)
     del running
@@ -378,7 +385,8 @@ def test_running_measurement_knows_no_pool_that_ended(runtime) -> None:
         for _ in range(3):
             pool = cumem.Pool("pinned")
             pool.allocate(100).free()
-            with cumem.measure():  # reads all pools
+            # An inner measurement reads the counters of all pools.
+            with cumem.measure():
                 pass
             pool.close()
             del pool
@@ -400,7 +408,9 @@ def test_pool_closed_in_the_block_counts_what_the_block_did(runtime) -> None:
 
 
 def test_measurement_of_default_pools_begins_anew_after_a_shutdown(emulated) -> None:
-    """The new pool may have the address of the old one."""
+    """The new default pool may lie at the address of the old one, and must not be taken
+    for it.
+    """
     cumem.empty_pinned(1000).free()
     with cumem.measure() as m:
         for _ in range(3):

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workspaces: what blocks hand out and take back, and what outlives them."""
+"""Workspaces: what their blocks hand out and take back, and which arrays outlive them.
+
+A workspace is memory that a block (`with workspace:`) hands out from front to back and
+takes back at its end. Most tests compare addresses, counters and `workspace.used`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,8 @@ def test_memory_is_handed_out_from_front_to_back_and_again(runtime, kind: str) -
             assert offsets[:3] == [0, 512, 6 * 512]
             assert workspace.used == 8 * 512 + 72 * KIB
             places.append(found[0].ptr)
-            if kind != "device":  # what no stream used is there at once
+            # Memory that no stream used is free again at once.
+            if kind != "device":
                 assert len({*places}) == 1
         assert workspace.used == 0
         assert all(buffer.closed for buffer in found)
@@ -44,7 +49,7 @@ def test_memory_is_handed_out_from_front_to_back_and_again(runtime, kind: str) -
 def test_blocks_allocate_and_free_nothing(runtime) -> None:
     workspace = cumem.Workspace("8 MiB", "pinned")
     before = workspace._pool.stats()
-    testing.plan_fault(None, 0)  # counts anew
+    testing.plan_fault(None, 0)  # This resets the counters of calls.
     for _ in range(3):
         with workspace:
             workspace.empty((64, KIB), "f4")
@@ -52,7 +57,7 @@ def test_blocks_allocate_and_free_nothing(runtime) -> None:
                 workspace.empty(7 * MIB, "u1")
     assert (
         testing.fault_count() <= 10
-    )  # in and out of the context, in five of the blocks
+    )  # The runtime is called only when a block enters and leaves the context.
     after = workspace._pool.stats()
     assert after.growth_count == before.growth_count
     assert after.trimmed_nbytes == 0
@@ -162,7 +167,8 @@ def test_bytes_that_a_stream_still_reads_are_not_handed_out(emulated) -> None:
         session.shut(stream)
         cumem.copy_async(target, source, stream=stream)
     with workspace:
-        workspace.empty(MIB // 4, "u1").numpy()[:] = 255  # beside them
+        # There is room for this one beside the bytes that the stream reads.
+        workspace.empty(MIB // 4, "u1").numpy()[:] = 255
         with session.when_waiting(lambda: testing.gate_open(stream)):
             workspace.empty(target.shape, "u1").numpy()[:] = 255
     assert not target.to_numpy().any()
@@ -175,7 +181,8 @@ def test_device_memory_is_reused_in_the_order_of_its_stream(emulated) -> None:
     places = []
     for value in (1, 2):
         with workspace:
-            buffer = workspace.empty(3 * MIB // 2, "u1")  # no room for both: no wait
+            # There is no room for two such buffers, yet the second need not wait.
+            buffer = workspace.empty(3 * MIB // 2, "u1")
             buffer.fill(value, stream=stream)
             places.append(buffer.ptr)
             if value == 2:
@@ -202,7 +209,7 @@ def test_full_workspace_says_what_there_is_and_loses_nothing(runtime) -> None:
             workspace.empty(8 * MIB, "u1")
         assert not buffer.numpy().any()
         assert workspace.empty(88 * KIB, "u1").nbytes == 88 * KIB
-    assert workspace.high_water == 100 * KIB  # whole pages
+    assert workspace.high_water == 100 * KIB  # The size was rounded up to whole pages.
     with workspace:
         assert workspace.empty(100 * KIB, "u1").nbytes == workspace.nbytes
 
@@ -260,7 +267,8 @@ def test_memory_comes_only_in_blocks_and_of_one_thread(emulated) -> None:
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    assert len(raised) == 4  # once it is free
+    # After the block of this thread has ended, the other thread can use the workspace.
+    assert len(raised) == 4
 
 
 def test_block_ends_with_an_exception_too(emulated) -> None:
@@ -346,7 +354,7 @@ def test_close_in_another_thread_ends_the_blocks_of_this_one(runtime) -> None:
             assert workspace.used == 0
             with pytest.raises(ValueError, match="closed"):
                 workspace.empty(1)
-    assert not array.any()  # its memory lives as long as it does
+    assert not array.any()  # The array's memory lives as long as the array.
     with pytest.raises(ValueError, match="closed"):
         workspace.__enter__()
 
@@ -395,7 +403,7 @@ def test_trimmed_workspace_takes_its_memory_anew(runtime) -> None:
     buffer = None
     with workspace:
         buffer = workspace.empty(8)
-        buffer.free()  # early, which is not an error
+        buffer.free()  # Freeing a buffer before the block ends is allowed.
     assert buffer.closed
 
 
