@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory used while a stream is captured belongs to the graph, which may run later."""
+"""Memory used while a stream is captured belongs to the graph, which may run at any
+later time.
+
+The first part uses a buffer in a capture, drops it, and looks whether its pool hands
+the memory out again. Then another thread captures while this one calls cumem, or memory
+runs short during a capture: neither may break the capture.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +73,17 @@ def in_flight_nbytes() -> int:
 
 
 def is_reused(use: Callable[[], cumem.Buffer]) -> bool:
-    """Does the memory of the buffer, dropped at once, come back once work has ended?"""
+    """Return whether the memory of the buffer that `use()` returns comes back once it
+    is dropped and all work has ended.
+    """
     before = in_flight_nbytes()
     buffer = use()
     kind, first, end = buffer.kind, buffer.ptr, buffer.ptr + buffer.nbytes
     del buffer
-    session.leftovers()  # the transfers are over and have let go
-    cumem.Device(0).synchronize()  # and so are the events of that
-    cumem.trim()  # looks at what is in flight
+    session.leftovers()  # The transfers have ended, so they no longer hold the buffer.
+    # The events recorded when they ended have passed, too.
+    cumem.Device(0).synchronize()
+    cumem.trim()  # The pool looks at its memory in flight.
     is_kept = in_flight_nbytes() >= before + NBYTES
     again = [cumem.empty(NBYTES, "u1", kind) for _ in range(40)]
     overlap = any(b.ptr < end and first < b.ptr + b.nbytes for b in again)
@@ -102,7 +111,8 @@ def test_memory_of_an_ended_capture_is_not_reused(emulated, kind, use) -> None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_dlpack_consumer_that_captures_keeps_the_memory(emulated, captured) -> None:
-    # what a GPU's DLPack export does first, which emulated memory has no use for
+    # This is what a DLPack export does first on a GPU. Emulated memory has no use for
+    # it, so a hook of the tests calls it.
     stream = cumem.Stream()
 
     def used() -> cumem.Buffer:
@@ -115,7 +125,10 @@ def test_dlpack_consumer_that_captures_keeps_the_memory(emulated, captured) -> N
 
 
 class Exporter:
-    """Is told the handle of the consumer's stream, and then has nothing to give."""
+    """An exporter that cumem passes its stream's handle to.
+
+    It has no memory to give.
+    """
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, 0)
@@ -138,7 +151,7 @@ def tell_exporter(stream: cumem.Stream) -> None:
         cumem.asbuffer(Exporter(), stream=stream)
 
 
-#: Ways in which others come to know a stream's handle.
+#: Other libraries learn a stream's handle in these ways.
 TELLING: dict[str, Callable[[cumem.Stream], object]] = {
     "handle": lambda stream: stream.handle,
     "__cuda_stream__": lambda stream: stream.__cuda_stream__(),
@@ -210,7 +223,7 @@ def test_captured_memory_comes_back_at_shutdown(emulated) -> None:
 
 
 def pieces_across() -> list[tuple[cumem.Buffer, cumem.Buffer]]:
-    """Runs between two devices, of memory that nothing works on any more."""
+    """Return pairs of pieces on two devices, in memory that no work uses any more."""
     target, source = (
         cumem.empty(NBYTES, "u1", "device", device=device) for device in (1, 0)
     )
@@ -241,7 +254,9 @@ def test_graph_holds_many_copies_between_devices(driver, where, peers) -> None:
 def test_memory_of_a_graph_that_a_failed_call_began_is_not_reused(
     emulated, captured
 ) -> None:
-    """Some of the copies are in the graph, whatever becomes of the others."""
+    """The graph contains the first copies even if a later one fails, so their memory
+    must be kept.
+    """
     stream = cumem.Stream()
 
     def used() -> cumem.Buffer:
@@ -265,7 +280,7 @@ def test_memory_of_a_graph_that_a_failed_call_began_is_not_reused(
 
 @pytest.mark.parametrize("upload", [True, False])
 def test_copy_after_a_stream_that_is_captured_is_refused(emulated, upload) -> None:
-    """Its event would take the stream that does the copy into the graph."""
+    """Waiting for the stream's event would draw the copy's own stream into the graph."""
     device = cumem.full(1 << 20, 1, "u1", kind="device")
     array = np.full(1 << 20, 2, "u1")
     ends = (device, array) if upload else (array, device)
@@ -281,7 +296,7 @@ def test_copy_after_a_stream_that_is_captured_is_refused(emulated, upload) -> No
 
 
 def test_prefetch_on_a_captured_stream_is_an_error(emulated) -> None:
-    """A graph has no node for it."""
+    """A graph cannot contain a prefetch."""
     buffer = cumem.zeros(NBYTES, "u1", "managed")
     stream = cumem.Stream()
     with capture(stream), pytest.raises(cumem.CudaError, match="900"):
@@ -296,7 +311,9 @@ def test_prefetch_on_a_captured_stream_is_an_error(emulated) -> None:
 def captured_elsewhere(
     capture: Callable[[], contextlib.AbstractContextManager[object]],
 ) -> Iterator[None]:
-    """Another thread captures meanwhile; whether that went well is seen at its end."""
+    """Run the block while another thread captures, and check at the end that the
+    capture succeeded.
+    """
     begun, over = threading.Event(), threading.Event()
     failures: list[BaseException] = []
 
@@ -386,7 +403,7 @@ def register() -> None:
         cumem.copy(cumem.empty(LONG, "u1", "device"), array)
 
 
-#: What a thread may do while another captures.
+#: A thread may make these calls while another thread captures.
 CALLS: dict[str, Callable[[], object]] = {
     "copy up, short": lambda: copy_between("device", "pinned", SHORT),
     "copy up, long": lambda: copy_between("device", "pinned", LONG),
@@ -430,7 +447,9 @@ def test_file_does_not_break_the_capture_of_another_thread(emulated, tmp_path) -
 
 
 def test_call_still_breaks_the_capture_of_its_own_thread(emulated) -> None:
-    """As CUDA has it: what the thread does meanwhile would be missing in the graph."""
+    """CUDA behaves in the same way: the graph would not contain what the thread does
+    here.
+    """
     stream, other = cumem.Stream(non_blocking=True), cumem.Stream(non_blocking=True)
     with (
         pytest.raises(cumem.CudaError, match="901"),
@@ -442,7 +461,7 @@ def test_call_still_breaks_the_capture_of_its_own_thread(emulated) -> None:
 
 @contextlib.contextmanager
 def driver_capture() -> Iterator[None]:
-    """Of the driver itself, in its global mode."""
+    """Capture by calls of the driver alone, in its global mode."""
     driver = ctypes.CDLL("libcuda.so.1")
     context, graph = ctypes.c_void_p(), ctypes.c_void_p()
     stream = cumem.Stream(non_blocking=True)
@@ -471,7 +490,7 @@ def torch_capture() -> Iterator[None]:
     assert numbers.sum().item() == 100
 
 
-#: Of a whole device the driver itself refuses it, whatever the mode.
+#: The driver never synchronises a whole device during a capture, whatever its mode.
 ON_GPUS = {name: call for name, call in CALLS.items() if name != "Device.synchronize"}
 
 
@@ -482,13 +501,13 @@ def test_call_beside_a_real_capture_leaves_it_whole(cuda, call, capture) -> None
     if capture is torch_capture:
         torch = pytest.importorskip("torch")
         torch.zeros(1, device="cuda")
-    call()  # what the first use loads
+    call()  # The first use loads code, which a capture does not allow.
     with captured_elsewhere(capture):
         call()
 
 
 class Foreign:
-    """A stream of another library's, which does not say its device."""
+    """A stream of another library, which does not say what device it belongs to."""
 
     def __init__(self, stream: cumem.Stream) -> None:
         self.owner = stream
@@ -499,17 +518,20 @@ class Foreign:
 
 @pytest.mark.parametrize("wrap", [lambda stream: stream.handle, Foreign])
 def test_stream_that_captures_is_not_asked_who_it_is(emulated, wrap) -> None:
-    """CUDA answers with an error and breaks the capture, whatever its mode."""
+    """CUDA would answer the question for its id with an error, and break the capture in
+    any mode.
+    """
     stream = cumem.Stream()
     source = cumem.zeros(NBYTES, "u1", "device", stream=stream)
     target = cumem.empty_device(NBYTES, "u1", stream=stream)
     stream.synchronize()
-    with capture(stream):  # ends with an error if it is broken
+    with capture(stream):  # The block ends with an error if the capture was broken.
         cumem.copy_async(target, source, stream=wrap(stream))
         other = cumem.empty_device(NBYTES, "u1", stream=wrap(stream))
         other.record_stream(wrap(stream))
         assert cumem.Stream.from_external(wrap(stream)).handle == stream.handle
-    other.fill(1, stream=wrap(stream))  # known by its id from now on
+    # From now on cumem knows the stream's id.
+    other.fill(1, stream=wrap(stream))
     stream.synchronize()
     assert (other.to_numpy() == 1).all()
     del source, target, other
@@ -538,8 +560,11 @@ FENCED = ("pinned", "mapped", "managed", "device")
 
 
 def exported(kind: str, pool: cumem.Pool | None = None) -> object:
-    """Memory that others may be working on once it is dropped: only a fence, or a wait
-    for the device, could tell when they are done."""
+    """Return exported memory.
+
+    Others may still work on it when it is dropped. Only a fence, or a wait for the
+    device, can show when they have finished.
+    """
     return cumem.empty(4 * MIB, "u1", kind, pool=pool).__dlpack__()
 
 
@@ -562,7 +587,7 @@ def call_back(kind: str, held: list[object]) -> None:
 
 
 def drop_and_allocate(kind: str, held: list[object]) -> None:
-    """More than may wait for a fence."""
+    """Drop more buffers than a pool lets wait for fences, and allocate in between."""
     while held:
         held.pop()
         cumem.empty(4 * MIB, "u1", kind)
@@ -604,7 +629,8 @@ def test_shortage_beside_a_capture_leaves_the_graph_whole(
     with capture(stream), stream:
         shortage(kind, held)
     held.clear()
-    cumem.trim()  # and afterwards all of it comes back, but for what the graph was given
+    # Afterwards all memory comes back, except for what the graph was given.
+    cumem.trim()
     if kind != "device":
         assert in_flight_nbytes() == 0
 
@@ -624,7 +650,9 @@ def test_pool_that_ends_beside_a_capture_leaves_the_graph_whole(emulated, kind) 
 def test_capture_of_another_library_is_asked_about(
     emulated, monkeypatch, library, shortage
 ) -> None:
-    """Of its current stream, which cumem was never told of."""
+    """cumem does not know the other library's current stream, so it asks the library
+    whether that stream is capturing.
+    """
     current = types.SimpleNamespace(is_capturing=lambda: True)
     cuda = types.SimpleNamespace(
         is_initialized=lambda: True,
@@ -645,14 +673,19 @@ def test_capture_of_another_library_is_asked_about(
 
 
 def calls_of_a_question(stream_count: int) -> tuple[int, int]:
-    """What a fence of exported memory calls, which first asks whether anything captures:
-    how often another device is made current, and how many streams are asked."""
+    """Return how often another device is made current, and how many streams are asked,
+    before a fence.
+
+    Exported memory was dropped, so that cumem wants a fence. It first asks whether any
+    stream of `stream_count` more is being captured.
+    """
     streams = [cumem.Stream() for _ in range(stream_count)]
-    handles = [stream.handle for stream in streams]  # by which others may capture them
+    # Others know the handles, so they could have started captures.
+    handles = [stream.handle for stream in streams]
     exported = cumem.zeros(1000, "u1", "pinned")
     np.from_dlpack(exported)
     del exported
-    session.testing.plan_fault(None, 0)  # resets the counts
+    session.testing.plan_fault(None, 0)  # This resets the counters.
     cumem.trim(wait=False)
     entered = session.testing.fault_count("context_set")
     asked = session.testing.fault_count("stream_is_capturing")
@@ -661,7 +694,8 @@ def calls_of_a_question(stream_count: int) -> tuple[int, int]:
 
 
 def test_question_whether_anything_captures_enters_each_device_once() -> None:
-    with session.opened("emulated", driver_version=13000):  # older ones have no fences
+    # Older drivers have no fences.
+    with session.opened("emulated", driver_version=13000):
         calls_of_a_question(0)
         few_entered, few_asked = calls_of_a_question(1)
         many_entered, many_asked = calls_of_a_question(25)

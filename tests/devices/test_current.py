@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is current after blocks were left in other orders, contexts and threads."""
+"""What is current after blocks were left in another order, context or thread.
+
+Each test enters `with stream:` or `with pool:` blocks, leaves them in an unusual way,
+and asks which stream or pool is current then.
+"""
 
 import asyncio
 import contextlib
@@ -23,7 +27,11 @@ T = TypeVar("T")
 
 
 class Pools:
-    """Pools, which the test tells apart by the one that serves an allocation."""
+    """Pools, as one of the two things that can be current.
+
+    cumem does not say which pool is current, so an allocation shows it: the counters
+    tell which pool served it.
+    """
 
     @staticmethod
     def make() -> Any:
@@ -61,7 +69,7 @@ def block(entered: Any) -> Iterator[None]:
 
 
 def in_thread(function: Callable[[], T]) -> T:
-    """Return what `function` returns in a thread of its own, or raise what it raises."""
+    """Return what `function` returns in a new thread, or raise what it raises there."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -115,7 +123,8 @@ def test_blocks_of_one_object_are_told_apart(sort) -> None:
     next(generator)
     with other:
         with one:
-            generator.close()  # the outer of the two
+            # This ends the outer one of the two blocks.
+            generator.close()
             assert sort.current(made) is one
         assert sort.current(made) is other
     assert sort.current(made) is None
@@ -313,11 +322,12 @@ def test_deep_nesting_is_undone(sort) -> None:
 
 @pytest.mark.parametrize("make", [cumem.Stream, lambda: cumem.Pool("pinned")])
 def test_ctrl_c_during_the_last_operation_of_a_block_is_heard(emulated, make) -> None:
-    """No code that Python runs at the end of a block swallows the signal."""
+    """A signal that arrives with the last operation of a block must not be lost in the
+    code that leaves the block.
+    """
     current = make()
-    ahead = map(
-        ctypes.CDLL(None)["raise"], [signal.SIGINT]
-    )  # C code, which checks no signals
+    # `raise` is C code, and nothing looks for signals until it has returned.
+    ahead = map(ctypes.CDLL(None)["raise"], [signal.SIGINT])
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), current:

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device a call means that names none: of each thread, settled by the call."""
+"""Which device a call uses that names none.
+
+Every thread has its own answer, which is settled when the call is made. The first tests
+are about threads, CUDA's current device and PyTorch's; then come default streams, calls
+that must not open a device, and copies of several devices. Four emulated devices stand
+for GPUs, and most tests look at the device of a new buffer.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +43,7 @@ def four() -> Iterator[session.Runtime]:
 
 
 def in_thread(function: Callable[[], A]) -> A:
-    """What it returns in a thread of its own."""
+    """Return what `function` returns in a new thread."""
     answers: list[A] = []
     thread = threading.Thread(target=lambda: answers.append(function()))
     thread.start()
@@ -54,7 +60,7 @@ def contexts() -> list[int]:
 
 
 class Torch(ModuleType):
-    """What cumem asks of PyTorch about devices, as far as it is at work."""
+    """A stand-in for PyTorch with all that cumem asks it about devices."""
 
     def __init__(self, device: int, is_initialized: bool = True) -> None:
         super().__init__("torch")
@@ -102,7 +108,8 @@ def test_set_current_device_elsewhere_leaves_a_new_thread_with_cudas(four) -> No
     with cumem.Device(3):
         assert in_thread(current) == 0
         copied = contextvars.copy_context()
-        assert in_thread(lambda: copied.run(current)) == 3  # which carries the blocks
+        # The copied context contains the block.
+        assert in_thread(lambda: copied.run(current)) == 3
     assert current() == 2
 
 
@@ -143,7 +150,7 @@ def test_set_current_device_ends_with_shutdown_in_all_threads() -> None:
 
 
 def test_current_device_that_nobody_chose_is_cudas_of_the_thread(four) -> None:
-    cumem.zeros(4)  # a warm pool of another device
+    cumem.zeros(4)  # A pool of another device is in use already.
     with cuda_device(2):
         assert current() == 2
         for make in (cumem.empty_device, cumem.zeros, cumem.empty_pinned, cumem.empty):
@@ -221,7 +228,8 @@ def test_prefetch_without_a_device_goes_to_pytorchs(four, monkeypatch) -> None:
     assert [each.device.index for each in cumem.prefetch([np.ones(4)])] == [3]
     explicit = cumem.prefetch([np.ones(4)], device=0)
     assert [each.device.index for each in explicit] == [0]
-    assert cumem.empty_device(4).device == 3  # what is not a tensor's asks CUDA alone
+    # A call without tensors asks only CUDA.
+    assert cumem.empty_device(4).device == 3
 
 
 @pytest.mark.parametrize(
@@ -234,7 +242,7 @@ def test_pytorch_that_is_not_at_work_has_no_current_device(
     with cuda_device(1):
         assert [each.device.index for each in cumem.prefetch([np.ones(4)])] == [1]
     if isinstance(torch, Torch) and not torch.cuda.is_initialized():
-        assert torch.asked == 0  # which would make PyTorch begin with CUDA
+        assert torch.asked == 0  # Asking would make PyTorch initialise CUDA.
 
 
 def test_pytorch_without_cuda_is_not_made_to_begin(four) -> None:
@@ -265,7 +273,7 @@ def write_tensors(path: Path) -> str:
 
 
 def allocations() -> dict[int, int]:
-    """How many there were of each device, of the default pools."""
+    """Return how many allocations the default pools of each device have served."""
     return {
         device: sum(
             cumem.default_pool(kind, device).stats().allocation_count
@@ -276,8 +284,10 @@ def allocations() -> dict[int, int]:
 
 
 def place_of(call: Callable[[], Any]) -> int:
-    """The device of what a call answers; of a tensor, which on an emulated device is the
-    processor's, that whose memory it took.
+    """Return the device of the object that a call returns.
+
+    A tensor of an emulated device is in ordinary memory and names no device. For a
+    tensor, this returns the device whose pools served an allocation.
     """
     before = allocations()
     answer = call()
@@ -294,7 +304,7 @@ def device_of(buffer: Any) -> int:
     return int(device.index)
 
 
-#: What is done for tensors, and where that was.
+#: Calls with tensors. Each returns the device that it used, or a tensor.
 FOR_TENSORS: dict[str, Callable[[Any, Any, Path], Any]] = {
     "array": lambda torch, x, path: device_of(cumem.array(x)),
     "array pinned": lambda torch, x, path: device_of(cumem.array(x, kind="pinned")),
@@ -354,7 +364,7 @@ def test_calls_for_tensors_go_where_pytorch_is(
         assert found() == 1
     cumem.set_current_device(3)
     assert found() == 3
-    assert not asked  # nobody needs to know where cumem's own was chosen
+    assert not asked  # PyTorch need not be asked if cumem's own device was chosen.
     cumem.set_current_device(None)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     with cuda_device(1):
@@ -369,9 +379,10 @@ def test_calls_for_tensors_with_one_device_ask_nobody(
     torch = pytest.importorskip("torch")
 
     def ask() -> int:
-        raise AssertionError("there is one device")
+        raise AssertionError("PyTorch was asked although there is only one device")
 
-    # Undone before shutdown(), which may ask: it waits for no stream that captures.
+    # The patch ends before shutdown(), which may ask PyTorch: it waits for no stream
+    # that is captured.
     with (
         session.opened("emulated", device_count=1),
         monkeypatch.context() as patched,
@@ -382,7 +393,7 @@ def test_calls_for_tensors_with_one_device_ask_nobody(
         call(torch, torch.ones(1 << 14), tmp_path)
 
 
-#: What has to do with no tensor, and where that is.
+#: Calls without tensors. Each returns the device that it used.
 WITHOUT_TENSORS: dict[str, Callable[[Path], int]] = {
     "empty": lambda path: device_of(cumem.empty(8)),
     "empty_pinned": lambda path: device_of(cumem.empty_pinned(8)),
@@ -445,7 +456,9 @@ def test_failure_of_pytorch_to_tell_its_device_is_raised(four, monkeypatch) -> N
 
 @pytest.mark.parametrize("elsewhere", [None, 1])
 def test_thread_that_reads_follows_the_block_of_the_call(four, elsewhere) -> None:
-    """Wherever the chunks are iterated."""
+    """The reader has the device of the block around chunks(), wherever the chunks are
+    iterated.
+    """
     found: list[int] = []
 
     class Rows:
@@ -566,7 +579,10 @@ def test_default_stream_of_a_transfer_is_the_current_one_of_its_device(four) -> 
 
 
 class Exporter:
-    """Another library's memory of a device, which alone says where it is."""
+    """Another library's memory on a device.
+
+    Only the object itself says which device.
+    """
 
     def __init__(self, buffer: cumem.Buffer) -> None:
         self.buffer = buffer
@@ -594,7 +610,8 @@ def test_default_stream_by_its_number_is_that_of_the_memorys_device(four) -> Non
     there.fill(7, stream=1)
     there.record_stream(1)
     assert there.tolist() == [7] * (1 << 10)
-    assert contexts() == [0, 3]  # pages were locked by 0, which was current
+    # Device 0 was current, so it locked the pages of the pinned memory.
+    assert contexts() == [0, 3]
 
 
 def test_scatter_says_what_the_lengths_add_up_to(four) -> None:
@@ -607,9 +624,9 @@ def test_scatter_says_what_the_lengths_add_up_to(four) -> None:
 
 # -- devices that nobody named ---------------------------------------------------------
 
-T = "w.npy"  # in a folder of the test's own
+T = "w.npy"  # The test runs in an empty folder.
 
-#: Calls on ordinary memory alone, which have to do with no device at all.
+#: Calls that use ordinary memory only, and therefore no device at all.
 ORDINARY: dict[str, Callable[[], object]] = {
     "asbuffer": lambda: cumem.asbuffer(np.ones(9)),
     "asbuffer of bytes": lambda: cumem.asbuffer(b"abc" * 99),
@@ -660,12 +677,12 @@ def test_ordinary_memory_alone_opens_no_device(four, in_folder, call) -> None:
 @pytest.mark.parametrize("call", ORDINARY.values(), ids=ORDINARY)
 def test_ordinary_memory_beside_a_device_opens_no_other(four, in_folder, call) -> None:
     cumem.empty_device(9, device=3)
-    in_thread(call)  # where nothing is current
+    in_thread(call)  # No device is current in the new thread.
     call()
     assert contexts() == [3]
 
 
-#: Calls that name device 2, each in its way.
+#: Calls that name device 2, each in its own way.
 NAMED: dict[str, Callable[[], object]] = {
     "copy to it": lambda: cumem.copy(cumem.zeros(9, device=2), np.ones(9)),
     "copy from it": lambda: cumem.copy(
@@ -716,7 +733,7 @@ def test_a_call_that_names_a_device_opens_no_other(four, in_folder, call) -> Non
     assert contexts() == [2]
 
 
-#: Calls that name none, inside of a block.
+#: Calls that name no device. They run in a block of device 2.
 IN_BLOCK: dict[str, Callable[[], object]] = {
     "register": lambda: cumem.register(np.ones(1 << 14)).close(),
     "PinnedCollate": lambda: cumem.PinnedCollate()([{"x": np.ones(20000)}] * 2),
@@ -747,7 +764,8 @@ def test_numpy_pinned_in_a_block_opens_its_device_alone(four) -> None:
 
 def test_memory_locked_by_others_is_found_where_nothing_is_current(four) -> None:
     array = np.ones(1 << 14)
-    with cuda_device(3):  # whose context is there before cumem has any
+    # The device has a context before cumem opens one.
+    with cuda_device(3):
         pass
     assert cumem.asbuffer(array).kind == "pageable"
     assert contexts() == [3]
@@ -773,7 +791,10 @@ assert cumem.asbuffer(there.numpy()).kind == "pinned"
 
 
 def copies_of_rows(up: bool) -> tuple[list[cumem.Stream], list[cumem.Transfer]]:
-    """One for each device, of a row of one page-locked batch; the first stream is shut."""
+    """Start a copy on each device, of a row of one page-locked batch.
+
+    The first stream is shut. Return the streams and the transfers.
+    """
     batch = cumem.zeros((DEVICES, 1024), kind="pinned")
     parts = [cumem.full(1024, 1.0 + d, device=d) for d in range(DEVICES)]
     streams = [cumem.Stream(device=d) for d in range(DEVICES)]
@@ -808,7 +829,8 @@ def test_readers_of_the_same_bytes_do_not_wait_for_each_other(four) -> None:
     for each in copies[1:]:
         each.wait()
     assert not copies[0].done
-    writer = cumem.Stream(device=1)  # must wait for all of them
+    # The writer has to wait for all readers.
+    writer = cumem.Stream(device=1)
     new = cumem.full(1024, 5.0, device=1, stream=writer)
     written = cumem.copy_async(batch, new, stream=writer)
     assert not writer.record().done
@@ -830,7 +852,7 @@ def test_readers_wait_for_the_writer_of_their_bytes_alone(four) -> None:
         parts.append(cumem.empty_device(1024, device=d))
         cumem.copy_async(parts[-1], batch[row], stream=stream)
         markers.append(stream.record())
-    markers[2].synchronize()  # of the row that nobody writes
+    markers[2].synchronize()  # This is the copy of the row that nobody writes.
     assert [marker.done for marker in markers] == [False, False, True]
     testing.gate_open(writer)
     assert [part.tolist()[0] for part in parts] == [7.0, 7.0, 0.0]
@@ -840,7 +862,9 @@ def test_readers_wait_for_the_writer_of_their_bytes_alone(four) -> None:
 def test_a_second_reader_waits_although_the_first_came_after_the_writer(
     four, again
 ) -> None:
-    """What came after a writer, and only reads, does not stand for it."""
+    """A reader that came after the writer does not stand for the writer: the next
+    reader still has to wait for the writer itself.
+    """
     batch = cumem.zeros(1024, kind="pinned")
     writer, first, second = (cumem.Stream(device=d) for d in (0, 1, 2))
     source = cumem.full(1024, 7.0, device=0)
@@ -848,7 +872,8 @@ def test_a_second_reader_waits_although_the_first_came_after_the_writer(
     session.shut(writer)
     cumem.copy_async(batch, source, stream=writer)
     one, two = (cumem.empty_device(1024, device=d) for d in (1, 2))
-    for _ in range(again + 1):  # the later ones ask the writer's stream no more
+    # From the second copy on, the stream already waits for the writer.
+    for _ in range(again + 1):
         cumem.copy_async(one, batch, stream=first)
     cumem.copy_async(two, batch, stream=second)
     assert not first.record().done
@@ -862,14 +887,17 @@ def test_a_stream_asks_another_once_for_the_same_work(four) -> None:
     writer, reader = (cumem.Stream(device=d) for d in (0, 1))
     there = cumem.empty_device(1024, device=1, stream=reader)
     cumem.copy_async(batch, cumem.zeros(1024, device=0), stream=writer).wait()
-    # The gate also holds back the event that this one waits for: so it is over before.
+    # This wait ends before the gate shuts, because the gate would hold up its event
+    # too.
     cumem.copy_async(there, batch, stream=reader).wait()
     session.shut(writer)
-    cumem.empty_device(8, device=0).fill(1, stream=writer)  # which is other work
+    # The stream is busy with other work.
+    cumem.empty_device(8, device=0).fill(1, stream=writer)
     for _ in range(5):
         cumem.copy_async(there, batch, stream=reader).wait()
     testing.gate_open(writer)
-    session.shut(writer)  # and again once there is more of it
+    # The stream has new work of the batch, so the reader must wait once more.
+    session.shut(writer)
     cumem.copy_async(batch, cumem.zeros(1024, device=0), stream=writer)
     cumem.copy_async(there, batch, stream=reader)
     assert not reader.record().done
@@ -895,7 +923,8 @@ def test_memory_that_several_devices_read_is_not_reused_before_all_are_done(
 ) -> None:
     streams, copies = copies_of_rows(True)
     pool = cumem.default_pool("pinned")
-    del copies  # and with them the batch
+    # This drops the batch, too.
+    del copies
     again = cumem.empty_pinned((DEVICES, 1024))
     stats = pool.stats()
     batch_nbytes = again.nbytes
@@ -949,7 +978,8 @@ def test_pool_of_another_device_is_not_entered_without_it(four, kind) -> None:
         assert cumem.empty(8, kind=kind).device == 3
         with pytest.raises(cumem.OutOfMemoryError):
             cumem.empty(8 << 20, "u1", kind=kind)
-        cumem.set_current_device(1)  # which holds after the block
+        # This takes effect after the block.
+        cumem.set_current_device(1)
         assert cumem.empty(8, kind=kind).device == 3
     assert pool.stats().allocation_count >= 2
     assert cumem.empty(8, kind=kind).device == 1

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices, the current device, versions, counters, trim, shutdown."""
+"""Devices, the current device, versions, counters, trim() and shutdown().
+
+The tests compare what a device says about itself with the emulated device's settings,
+and what the functions of the whole process do with buffers and streams that were made
+before.
+"""
 
 from __future__ import annotations
 
@@ -327,5 +332,6 @@ def test_device_may_be_a_key_of_a_weak_dictionary(emulated) -> None:
     device = cumem.Device(0)
     found = weakref.WeakKeyDictionary({device: 1})
     assert weakref.ref(device)() is device
-    assert found[cumem.Device(0)] == 1  # it is equal to its index, and has its hash
+    # A device equals its index and has the same hash.
+    assert found[cumem.Device(0)] == 1
     assert pickle.loads(pickle.dumps(device)) == device

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events: recording, waiting, timing, closing."""
+"""Events: recording, waiting, timing, closing and awaiting.
+
+A stream whose gate is shut holds events back, so that a test can look at an event
+before and after it is reached.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +116,8 @@ def test_seconds_between_events(runtime) -> None:
     start = stream.record()
     transfer = cumem.copy_async(target, source, stream=stream)
     end = stream.record()
-    seconds = end.seconds_since(start)  # waits
+    # This waits for both events.
+    seconds = end.seconds_since(start)
     assert end.done
     assert 0 < seconds < 60
     assert start.seconds_since(end) == -seconds

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies never wait for memory in flight, and Ctrl-C ends the calls that do wait for
-it.
+"""Copies never wait for memory in flight, and Ctrl-C ends the calls that do.
 
 Memory in flight is a block that was given back while a stream still works on it. Here
 that stream is behind a shut gate, so a call that waited for it would not end.

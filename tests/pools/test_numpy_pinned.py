@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays in pinned memory: which arrays get it, from which blocks, and when that
-ends.
+"""NumPy arrays in pinned memory: which arrays are pinned, by which pool, and how long.
 
-The tests make arrays inside and outside of `with numpy_pinned():`, and ask the address
-of each whether it is pinned. Others nest blocks, or use them in threads, tasks and
-beside another library's allocator.
+The tests make arrays inside and outside of `with numpy_pinned():`, and ask cumem for
+the kind of each array's memory. Others nest blocks, or use them in threads, in tasks,
+and beside another library's allocator.
 """
 
 from __future__ import annotations

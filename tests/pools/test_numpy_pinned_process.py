@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays in pinned memory for a whole process, and arrays when there is no such
-memory.
+"""NumPy arrays in pinned memory for a whole process, and where there is no such memory.
 
 The first part enables pinned arrays for all threads. The second runs into limits,
-faults of the driver, shutdown, closed pools and the end of the interpreter: arrays must
-then get ordinary memory, and those that live must keep theirs.
+faults of the driver, shutdown, closed pools and the end of the interpreter: new arrays
+must then get ordinary memory, and existing ones must keep theirs.
 """
 
 from __future__ import annotations

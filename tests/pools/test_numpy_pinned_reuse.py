@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pinned memory of NumPy arrays is used again, and copies from and to it are
-direct.
+"""The pinned memory of NumPy arrays is used again, and copies take it as it is.
 
-Memory is not used again while a stream behind a shut gate, or another library, still
-copies from it. The tests of the GPU show the same with PyTorch and CuPy.
+Memory must not be used again while another library still copies from it; a stream
+behind a shut gate stands for that library. The tests on a GPU show the same with
+PyTorch and CuPy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools as objects: what they hand out, which pool is current in a thread or task, and
-how they end.
+"""Pools as objects: what they hand out, which one is current, and how they end.
 
 Further parts are about default pools, and about ways to give memory back: `trim()`, the
 trim of a pool that has been idle, and `close()`.

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device memory that was allocated before another GPU came into use is reachable from
-that GPU too.
-"""
+"""A GPU that comes into use later can reach memory that was allocated before."""
 
 from __future__ import annotations
 
