@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short copy keeps the GIL, and every call that may wait releases it."""
+"""A short copy keeps the GIL, and every call that may wait releases it.
+
+A second thread waits for the GIL. Whether it has run after a call shows whether the
+call released it.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +22,36 @@ from support.session import testing
 
 import cumem
 
-# A build with checks sees calls of Python without the GIL.
+# A build with checks notices calls into Python without the GIL.
 pytestmark = pytest.mark.checked
 
 KIB = 1 << 10
 MIB = 1 << 20
-#: The operations that move a copy's bytes.
+#: These operations of the runtime move a copy's bytes.
 MOVES = {"copy_async", "copy_2d_async", "event_record"}
 Call = Callable[[], object]
 
 
 @pytest.fixture
 def prompt() -> Iterator[session.Runtime]:
-    """Work is not late here."""
+    """Open an emulated device whose work is never late."""
     with session.opened("emulated", max_delay_us=0) as opened:
         yield opened
 
 
 @pytest.fixture
 def late() -> Iterator[session.Runtime]:
-    """Work is late by up to 50 ms here."""
+    """Open an emulated device whose work is up to 50 ms late."""
     with session.opened("emulated", max_delay_us=50_000) as opened:
         yield opened
 
 
 @contextlib.contextmanager
 def another_thread() -> Iterator[threading.Event]:
-    """The event is set by a thread that gets the GIL only if it is given up."""
+    """Yield an event that a second thread sets as soon as it gets the GIL.
+
+    The switch interval is so long that the thread gets it only if a call releases it.
+    """
     ran = threading.Event()
     start = threading.Lock()
     start.acquire()
@@ -80,11 +87,12 @@ def test_short_copy_keeps_the_gil(
 ) -> None:
     buffer, host = ends(nbytes, kind)
     dst, src = (host, buffer) if down else (buffer, host)
-    cumem.copy(dst, src)  # afterwards the pool has all memory that it needs
+    # After this copy the pool has all memory that the copies need.
+    cumem.copy(dst, src)
 
     def is_kept() -> bool:
-        # On a busy machine a copy may take longer than it keeps the GIL, but not twenty
-        # times.
+        # On a busy machine, one copy may take so long that it gives up the GIL. Twenty
+        # attempts will not all do so.
         with another_thread() as ran:
             for _ in range(20):
                 cumem.copy(dst, src)
@@ -121,7 +129,7 @@ def queued_first(buffer: cumem.Buffer, host: np.ndarray) -> None:
     assert (host == 0).all()
 
 
-#: None of these calls may keep the GIL.
+#: All of these calls must release the GIL.
 GIVEN_UP: dict[str, Callable[[cumem.Buffer, np.ndarray], object]] = {
     "long": lambda buffer, host: cumem.copy(buffer, host),
     "background": lambda buffer, host: cumem.copy_async(buffer, host).wait(),
@@ -151,12 +159,15 @@ def test_what_may_wait_gives_the_gil_up(prompt: session.Runtime, name: str) -> N
 def test_array_beside_a_thread_that_registers_is_asked_about_without_python(
     prompt: session.Runtime,
 ) -> None:
-    """A debug build ends the process if a thread without the GIL calls Python.
+    """A thread without the GIL must not call Python.
 
     This thread releases the GIL while the other one works on the list of locked pages.
+    A debug build ends the process if it then calls Python.
     """
     array = np.zeros(1000)
-    with cumem.register(np.zeros(4096)):  # so that an array may be page-locked
+    # As long as something is registered, cumem has to ask whether an array is
+    # page-locked.
+    with cumem.register(np.zeros(4096)):
         testing.delay_op("host_register", 500_000)
         thread = threading.Thread(
             target=lambda: cumem.register(np.zeros(1 << 16)).close()
@@ -164,7 +175,7 @@ def test_array_beside_a_thread_that_registers_is_asked_about_without_python(
         thread.start()
         session.wait_until_waiting(thread)
         testing.delay_op("host_register", 0)
-        with cumem.Device(1):  # only Python knows the current one
+        with cumem.Device(1):  # The block's device is known to Python only.
             assert cumem.asbuffer(array).kind == "pageable"
             cumem.copy_many([(np.empty(1000), array), (np.empty(1000), array)])
         thread.join()

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a GPU that cannot be used is emulated or an error: hardware and intent."""
+"""Whether cumem emulates a GPU that cannot be used, or raises an error.
+
+It raises if there are signs of a GPU's hardware as well as of the intent to use it. The
+tests build files such as `/proc/driver/nvidia/version` in a temporary folder, and pass
+them with variables and error codes to the function that decides.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,13 @@ from support import programs
 import cumem
 from cumem.devices import gpus
 
-# All of this is plain Python of ours, which each version runs in the same way.
+# This is plain Python code, which every version runs in the same way.
 pytestmark = pytest.mark.any_python
 
 INSUFFICIENT, NO_DEVICE, UNKNOWN = 35, 100, 999
 
-#: What shows a GPU, each by itself; a place, or a place with what stands in it.
+#: Each entry shows a GPU by itself. A text is a path, or a path and the file's
+#: contents.
 HARDWARE = {
     "on the bus": [
         "sys/bus/pci/devices/0000:1b:00.0/vendor=0x10de\n",
@@ -27,7 +33,7 @@ HARDWARE = {
     "Tegra's release": ["etc/nv_tegra_release=# R36"],
     "Tegra's tree": ["proc/device-tree/compatible=nvidia,p3737\0nvidia,tegra234"],
 }
-#: What shows none.
+#: None of these entries shows a GPU.
 OTHERS = {
     "nothing": [],
     "another's GPU": [
@@ -171,7 +177,7 @@ except cumem.CudaError as error:
 """
 
 
-@pytest.mark.skipif(gpus._has_library(), reason="CUDA's driver is here")
+@pytest.mark.skipif(gpus._has_library(), reason="this machine has CUDA's driver")
 def test_first_use_beside_a_gpu_that_does_not_open_raises(tmp_path) -> None:
     root = build(tmp_path, HARDWARE["on the bus"])
     asked = {"CUMEM_BACKEND": "", "NVIDIA_VISIBLE_DEVICES": "all"}
@@ -184,7 +190,7 @@ def test_first_use_beside_a_gpu_that_does_not_open_raises(tmp_path) -> None:
     assert lines[2] == "again 35"
 
 
-@pytest.mark.skipif(gpus._has_library(), reason="CUDA's driver is here")
+@pytest.mark.skipif(gpus._has_library(), reason="this machine has CUDA's driver")
 @pytest.mark.parametrize("backend", ["emulated", ""])
 def test_first_use_emulates_on_purpose_or_where_nobody_meant_a_gpu(
     tmp_path, backend

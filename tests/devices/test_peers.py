@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between GPUs: who may use whose memory, and how bytes go if nobody may."""
+"""Copies between GPUs: which GPU may use whose memory, and how bytes go if neither may.
+
+The emulated devices allow or refuse access to each other. The tests look at the route
+of a copy, at the calls that enable access, and at the bytes that arrive.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,11 @@ pytestmark = [
     pytest.mark.by_driver("context_record_event"),
 ]
 
-LONG = 9 << 20  # more than the runtime stages by itself
+LONG = 9 << 20  # The runtime stages less than this by itself.
 SHAPE = (60, 40)
 
-#: (target, source) views of SHAPE, of arrays twice as large along each axis
+#: Each entry has the target's and the source's view of SHAPE and the expected route.
+#: The arrays are twice as large along each axis.
 LAYOUTS = {
     "rows to packed": (np.s_[:60, :40], np.s_[:60, 10:50], "kernel"),
     "packed to columns": (np.s_[:60, ::2], np.s_[:], "kernel"),
@@ -36,14 +41,14 @@ LAYOUTS = {
 
 @pytest.fixture
 def apart() -> Iterator[session.Runtime]:
-    """Three devices that cannot use each other's memory."""
+    """Open three devices that cannot use each other's memory."""
     with session.opened("emulated", device_count=3, peers=0) as opened:
         yield opened
 
 
 @contextlib.contextmanager
 def plain_pools() -> Iterator[list[cumem.Pool]]:
-    """Make a pool on each of two devices, whose memory is that of cudaMalloc."""
+    """Make a pool on each of two devices, with memory from cudaMalloc."""
     pools = [cumem.Pool("device", device=d, segments="malloc") for d in (0, 1)]
     try:
         yield pools
@@ -152,7 +157,9 @@ def test_no_kernel_crosses_where_access_is_refused(emulated, op, way) -> None:
             "pushes": (far[:1000], near[::2]),
         }[way]
         testing.deny_peers(True)
-        send(to, source)  # the pools then need no memory, for which they would ask too
+        # After this copy the pools need no more memory. For new memory, they would ask
+        # for access as well.
+        send(to, source)
         testing.deny_peers(False)
         testing.plan_fault(op, 1, 999, repeat=True)
         assert send(to, source) == "peer"
@@ -177,9 +184,8 @@ def test_enabling_does_not_break_the_capture_of_another_stream(emulated) -> None
     handle.wait()
     assert testing.last_injected_fault() is None
     assert not values.get(far).any()
-    assert (
-        send(far.view("u2")[::2], near[:500].view("u2")) == "kernel"
-    )  # peer access was enabled
+    # A kernel does the copy, so peer access was enabled.
+    assert send(far.view("u2")[::2], near[:500].view("u2")) == "kernel"
     assert enabled() == before + 2
 
 
@@ -193,7 +199,7 @@ def test_short_copies_between_devices_need_no_job(emulated, on) -> None:
     near = cumem.array(data, kind="device", device=0)
     far = cumem.zeros(data.shape, data.dtype, "device", device=1)
     stream = None if on is None else cumem.Stream(device=on)
-    send(far, near)  # which lets them in
+    send(far, near)  # This copy enables access between the two.
     far.fill(0)
     cumem.copy(near, data[::-1].copy())
     for device in range(2):
@@ -302,7 +308,8 @@ def test_strided_copies_have_fewer_pieces_at_once_where_memory_is_short(
         target = far[::2] if which != "source" else far[: LONG // 2]
         cumem.copy(near, data[: near.size])
         cumem.trim()
-        cumem.set_limit("device", LONG * 2 + (2 << 20))  # one piece has 1.1 MiB
+        # The limit leaves 2 MiB, and one piece needs 1.1 MiB.
+        cumem.set_limit("device", LONG * 2 + (2 << 20))
         source = near[::2] if which != "target" else near
         handle = cumem.copy_async(target, source)
         handle.wait()
@@ -329,7 +336,10 @@ def test_many_pieces_between_devices_apart_arrive(apart, on_stream) -> None:
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_no_kernel_takes_many_pieces_where_an_end_is_refused(emulated, nth) -> None:
-    """The first and the last byte of either end are asked about."""
+    """cumem asks about the first and the last byte of both ends, hence four questions.
+
+    A fifth is never asked.
+    """
     data = np.arange(10_000, dtype="u1")
     near = cumem.array(data, kind="device", device=0)
     far = cumem.zeros(data.shape, "u1", "device", device=1)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: ours, foreign ones, the current one, waiting, closing."""
+"""Streams: our own, those of other libraries, the current one, waiting and closing.
+
+Emulated streams can be shut by a gate. A test then queues work, looks at what has not
+happened yet, and opens the gate.
+"""
 
 from __future__ import annotations
 

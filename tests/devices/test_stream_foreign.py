@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of other libraries by protocol, attribute or handle, and what only looks so."""
+"""Streams of other libraries, given by protocol, attribute or handle, and objects that
+only look like streams.
+
+The tests wrap a stream's handle in the ways in which PyTorch, CuPy and Numba do, and
+pass the object to cumem.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,7 @@ def test_foreign_stream_is_the_same_stream(runtime, wrap) -> None:
     assert foreign.handle == stream.handle
     assert foreign.device == stream.device
     foreign.synchronize()
-    foreign.close()  # not ours: stays usable
+    foreign.close()  # The stream belongs to another library, so it stays usable.
     stream.synchronize()
     cumem.empty_device(4, stream=wrap(stream.handle)).free()
 
@@ -48,14 +53,16 @@ def test_foreign_stream_is_the_same_stream(runtime, wrap) -> None:
 @pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
 def test_foreign_stream_that_ended_is_not_touched_for_its_memory(runtime, wrap) -> None:
     stream = cumem.Stream()
-    # The object that names the stream lives on but does not keep it alive, like CuPy's
-    # ExternalStream.
+    # The object that names the stream lives on, but does not keep the stream alive,
+    # like CuPy's ExternalStream.
     cumem.empty_device(4, stream=wrap(stream.handle)).free()
     stream.synchronize()
     stream.close()
     other = cumem.Stream()
-    cumem.empty_device(1 << 20, stream=other).free()  # asks what has ended
-    cumem.shutdown()  # waits for the work that may not have ended
+    # The pool asks which work has ended.
+    cumem.empty_device(1 << 20, stream=other).free()
+    # This waits for work that may not have ended.
+    cumem.shutdown()
 
 
 @pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
@@ -200,7 +207,9 @@ def test_exception_of_the_protocol_passes_through(runtime) -> None:
 
 
 def test_look_alikes_are_refused(runtime) -> None:
-    """Many objects have .ptr or .handle, and for most of them the driver may crash."""
+    """Many objects have `.ptr` or `.handle`, and the driver may crash if it takes one
+    of these numbers for a stream.
+    """
 
     class MyEvent:
         ptr = 1
@@ -214,7 +223,8 @@ def test_look_alikes_are_refused(runtime) -> None:
         cumem.empty_pinned(4),
         cumem.Event(),
         cumem.Device(0),
-        cumem.array([1], "i8", kind="pinned"),  # its element has __index__
+        # An array of one number has `__index__`.
+        cumem.array([1], "i8", kind="pinned"),
         MyEvent(),
         Array(),
     ):

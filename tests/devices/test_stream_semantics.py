@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream that is done means that the bytes are there, whoever asks and however.
+"""When a stream is done, the bytes of its copies are at their targets, whoever asks and
+however.
 
-Every route in every direction, followed by each way to wait that CUDA and its libraries
-have, never by our own handles. What the processor finishes is finished in the call.
+Functions for every route and direction start copies on a stream. Then each way to wait
+that CUDA and its libraries have must be enough for the bytes to be there; transfers are
+not waited for. If the processor does the last step of a copy, it does so within the
+call.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ pytestmark = [
     pytest.mark.by_driver("context_record_event"),
 ]
 
-SHORT, LONG = 300, 1_500_000  # elements: one piece, and several through the ring
+# These are numbers of elements: one piece, and several pieces that pass the ring.
+SHORT, LONG = 300, 1_500_000
 SIZES = {"short": SHORT, "long": LONG}
 
 Check = Callable[[], bool]
@@ -69,7 +73,8 @@ def down_to(kind: str) -> Route:
     def run(stream, n, i):
         out = cumem.zeros(n, "i4", kind)
         cumem.copy_async(out, device(n, i), stream=stream)
-        host = out.numpy  # waits for what cumem knows: asked for after the wait
+        # numpy() waits for work that cumem knows. It is called only after the wait.
+        host = out.numpy
 
         return lambda: is_all(host(), i)
 
@@ -85,13 +90,18 @@ def down_to_pinned_strided(stream, n, i):
 
 def down_to_pinned_in_place(stream, n, i):
     out = cumem.zeros(n, "i4", "pinned")
-    view = out.numpy()  # no call of ours looks at it after the wait
+    # After the wait, the test reads this view without calling cumem.
+    view = out.numpy()
     cumem.copy_async(out, device(n, i), stream=stream)
     return lambda: is_all(view, i)
 
 
 def seen_below(target: cumem.DeviceBuffer, stream: object, i: int) -> Check:
-    """What the next work on the stream reads, taken down by a way of its own."""
+    """Copy what the stream's next work sees in `target` down to pinned memory.
+
+    The test does not read `target` directly, because that could wait for more than the
+    stream.
+    """
     other = cumem.empty_like(target, kind="device")
     cumem.copy_async(other, target, stream=stream)
     landed = cumem.empty_pinned(target.shape, target.dtype)
@@ -104,7 +114,8 @@ def up(stream, n, i):
     source = np.full(n, i, "i4")
     target = device(n)
     cumem.copy_async(target, source, stream=stream)
-    source[:] = -1  # it has been read
+    # The source was read during the call, so it may change.
+    source[:] = -1
     return seen_below(target, stream, i)
 
 
@@ -195,7 +206,7 @@ def down_many_small(stream, n, i):
 
 
 def many_in_order(stream, n, i):
-    """Each touches the one before: they are made one after the other."""
+    """Each pair uses the target of the one before, so the copies must be made in order."""
     out = np.zeros(n, "i4")
     between = device(n)
     pairs = [(between, device(n, i)), (out, between), (between, np.zeros(n, "i4"))]
@@ -348,7 +359,7 @@ def test_bytes_are_there_once_the_stream_is_done(runtime, route, size, wait) -> 
     for i in range(1, 4):
         check = ROUTES[route](stream, SIZES[size], i)
         wait(stream)
-        assert check(), f"round {i}"
+        assert check(), f"the bytes were not there in round {i}"
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -356,10 +367,10 @@ def test_default_streams_mean_the_same(runtime, route) -> None:
     for handle in (0, 1, 2):
         check = ROUTES[route](handle, LONG, 5)
         cumem.Stream.from_external(handle).synchronize()
-        assert check(), f"stream {handle}"
+        assert check(), f"the bytes were not there on stream {handle}"
 
 
-# -- with a gate: deterministic ----------------------------------------------------------
+# -- with a gate, which makes the order certain ------------------------------------------
 
 
 HOST_ENDED = {
@@ -375,7 +386,10 @@ HOST_ENDED = {
 
 
 class Call(threading.Thread):
-    """A call from a second thread, which may wait; the outcome after join()."""
+    """A call in a second thread, which may have to wait.
+
+    After join(), `done` is what it returned and `error` what it raised.
+    """
 
     def __init__(self, call: Callable[[], object]) -> None:
         super().__init__()
@@ -397,7 +411,9 @@ class Call(threading.Thread):
 def test_what_the_host_writes_is_written_in_the_call(
     emulated, ends, size, many
 ) -> None:
-    """It returns neither before the stream gets there nor before the bytes are there."""
+    """The call returns only when the stream has reached the copy and the bytes are at
+    the target.
+    """
     n = SIZES[size]
     stream = cumem.Stream()
     pairs = [HOST_ENDED[ends](n) for _ in range(3 if many else 1)]
@@ -412,7 +428,8 @@ def test_what_the_host_writes_is_written_in_the_call(
         return transfer.done, all(is_all(out, 7) for out, _ in pairs)
 
     with session.gate(stream):
-        # Queued behind a shut gate, so that work done too early would be seen.
+        # The copies are queued behind a shut gate, so that a copy that is made too
+        # early is noticed.
         blocker = device(10)
         blocker.fill(1, stream=stream)
         thread = Call(call)
@@ -512,7 +529,8 @@ def test_waiting_call_hears_an_interrupt(emulated, ends, many) -> None:
         else:
             cumem.copy_async(*pairs[0], stream=stream)
     stream.synchronize()
-    cumem.copy(*pairs[0], stream=stream)  # all goes on
+    # Later copies work as before.
+    cumem.copy(*pairs[0], stream=stream)
     assert is_all(pairs[0][0], 7)
 
 
@@ -555,14 +573,19 @@ def test_graph_holds_nothing_that_the_host_finishes(emulated, ends, size) -> Non
 
 
 def on_no_shared_stream(n: int) -> cumem.DeviceBuffer:
-    """A buffer without work on the legacy stream, which waits for every thread's own."""
+    """Return a buffer without any work on the legacy stream.
+
+    The legacy stream waits for the per-thread streams, and would hide a missing wait.
+    """
     buffer = cumem.empty_device(n, "u1", stream=2)
     cumem.Device(0).synchronize()
     return buffer
 
 
 class Queued:
-    """A second thread that fills `buffer` with 7 on its own default stream, shut."""
+    """A second thread that fills `buffer` with 7 on its own default stream, which is
+    shut.
+    """
 
     def __init__(self, buffer: cumem.Buffer, make: Callable[[], object]) -> None:
         self.queued, self.go_on = threading.Event(), threading.Event()
@@ -607,7 +630,7 @@ READS: dict[str, Callable[[cumem.Buffer, np.ndarray, object], object]] = {
 @pytest.mark.parametrize("size", [256, LONG])
 @pytest.mark.parametrize("read", READS)
 def test_own_stream_of_another_thread_comes_first(read, size, driver) -> None:
-    """Handle 2 is another stream in each thread, though it is the same number."""
+    """Handle 2 is the same number in all threads, but means another stream in each."""
 
     def check() -> None:
         out = np.zeros(size, "u1")
@@ -616,7 +639,7 @@ def test_own_stream_of_another_thread_comes_first(read, size, driver) -> None:
         reader = Call(lambda: READS[read](buffer, out, 2))
         while not session.testing.pending_transfers() and reader.is_alive():
             if driver < 12050:
-                break  # it waits for the device before there is a transfer
+                break  # The call waits for the device before there is a transfer.
         writer.finish()
         reader.join()
         assert reader.error is None
@@ -633,7 +656,8 @@ def test_export_comes_after_the_own_stream_of_another_thread(driver) -> None:
         writer = Queued(buffer, lambda: 2)
         consumer = cumem.Stream()
         order = Call(lambda: session.testing.order_consumer(buffer, consumer))
-        if driver >= 12050:  # an older one makes the call wait for the device
+        # With an older driver, the call itself waits for the device.
+        if driver >= 12050:
             order.join()
             assert not consumer.done
         writer.finish()
@@ -650,11 +674,14 @@ def test_export_comes_after_the_own_stream_of_another_thread(driver) -> None:
 
 
 def test_stream_object_means_the_own_stream_of_who_uses_it(emulated) -> None:
-    """As in CUDA, an object with handle 2 is not a stream of the thread that made it."""
+    """As in CUDA, an object with handle 2 means the stream of the thread that uses it,
+    and not of the one that made it.
+    """
     shared = cumem.Stream.from_external(2)
     buffer = on_no_shared_stream(256)
     writer = Queued(buffer, lambda: shared)
-    assert shared.done  # ours has nothing to do
+    # In this thread it means this thread's stream, which has no work.
+    assert shared.done
     shared.synchronize()
     out = np.zeros(256, "u1")
     reader = Call(lambda: cumem.copy(out, buffer, stream=shared))
@@ -678,7 +705,10 @@ def test_same_own_stream_needs_no_wait(emulated) -> None:
 
 
 def test_many_copies_on_the_own_stream_of_a_thread(runtime) -> None:
-    """Workers unpack, in whose hands the handle would mean a stream of theirs."""
+    """Workers unpack the copies.
+
+    In a worker, handle 2 would mean the worker's own stream.
+    """
     for i in range(1, 6):
         for route in (down_many, down_many_small, many_in_order, up_many):
             check = route(2, LONG, i)
@@ -732,7 +762,8 @@ def foreign_raw() -> tuple[object, list[Callable[[], None]]]:
     cuda = ctypes.CDLL("libcuda.so.1")
     handle = ctypes.c_void_p()
     cumem.Device(0).synchronize()
-    cumem.empty_device(1).fill(0)  # the context is there, but current in no thread
+    # The context exists then, but is current in no thread.
+    cumem.empty_device(1).fill(0)
     context = ctypes.c_void_p()
     assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert cuda.cuCtxSetCurrent(context) == 0
@@ -764,7 +795,7 @@ def test_other_libraries_streams_and_waits(cuda, route, library) -> None:
             for i in range(1, 4):
                 check = ROUTES[route](stream, size, i)
                 wait()
-                assert check(), f"round {i} of {size}"
+                assert check(), f"the bytes were not there in round {i} of {size}"
 
 
 # -- which streams a buffer remembers ---------------------------------------------------
@@ -826,7 +857,7 @@ def use_by_reading(ends, stream) -> None:
         cumem.fromfile(file, out=ends[0])
 
 
-#: And how many copies of the engine each is.
+#: The number is how many copies of the engine each use makes.
 USES = {
     use_by_copies: 1,
     use_by_fills: 1,
@@ -853,9 +884,10 @@ def test_streams_of_earlier_copies_go_and_are_not_waited_for(emulated, use) -> N
         del stream
         waits.append(session.testing.fault_count("stream_wait_event") - before)
         streams.append(session.testing.counts()["streams"])
-    # parts that meet by chance need a stream each; a leak would be 20 more
+    # Each part of a copy may need a stream at the same moment. A leak would add 20
+    # streams.
     assert max(streams[20:]) <= max(streams[:20]) + USES[use]
-    # what came last, whichever and however long ago
+    # A use waits for the one before only, however long ago that was.
     assert max(waits) <= 4 * USES[use]
 
 
@@ -884,7 +916,12 @@ def test_per_thread_streams_of_ended_threads_are_not_waited_for(emulated) -> Non
 def test_forgotten_streams_still_come_before_what_follows(
     emulated, between: str, look: str
 ) -> None:
-    """`first` is held shut; what comes on `second` waits for it or has no work."""
+    """The gate of `first` is shut. Work on `second` either waits for `first` or has no
+    bytes.
+
+    A later read must still come after `first`, though cumem may have replaced it by
+    `second` in the buffer's list of streams.
+    """
     pool = cumem.Pool("device")
     buffer = pool.allocate(4096)
     buffer.fill(1)
@@ -899,7 +936,8 @@ def test_forgotten_streams_still_come_before_what_follows(
             buffer[:50].fill(9, stream=second)
         elif between == "nothing":
             cumem.copy_async(buffer[:0], other[:0], stream=second)
-        elif between == "in place":  # all that `first` writes, so that nothing is left
+        # This covers everything that `first` writes.
+        elif between == "in place":
             cumem.copy_async(buffer, buffer, stream=second)
         elif between == "part in place":
             cumem.copy_async(buffer[part], buffer[part], stream=second)
@@ -929,7 +967,8 @@ def test_forgotten_streams_still_come_before_what_follows(
             return
         with ThreadPoolExecutor(1) as executor:
             waiting = executor.submit(done)
-            for _ in range(20):  # a copy that did not wait would be over by then
+            # A copy that did not wait would have ended by then.
+            for _ in range(20):
                 session.let_workers_pass()
             assert not waiting.done()
             session.testing.gate_open(first)
@@ -939,7 +978,9 @@ def test_forgotten_streams_still_come_before_what_follows(
 
 
 def test_stream_on_which_others_work_is_remembered(emulated) -> None:
-    """They may queue more there, of which nobody tells, for as long as the buffer lives."""
+    """A stream that record_stream() named stays with the buffer as long as the buffer
+    lives, since others may queue more work there without saying so.
+    """
     pool = cumem.Pool("device")
     buffer, other = pool.allocate(4096), cumem.zeros(4096, "u1", "pinned")
     theirs = cumem.Stream()
@@ -951,7 +992,7 @@ def test_stream_on_which_others_work_is_remembered(emulated) -> None:
         buffer.fill(1)
     session.shut(theirs)
     work = cumem.empty_device(8, "u1", stream=theirs)
-    work.fill(1, stream=theirs)  # as a kernel over `buffer`
+    work.fill(1, stream=theirs)  # This fill stands for a kernel that uses `buffer`.
     address = buffer.ptr
     del buffer
     assert address not in [b.ptr for b in [pool.allocate(4096) for _ in range(3)]]
@@ -992,7 +1033,8 @@ def test_blocking_copy_waits_for_the_work_of_others_on_its_memory(
     with theirs:
         other = cumem.zeros(8, "u1")
     buffer, array = cumem.empty_device(nbytes, "u1"), np.zeros(nbytes, "u1")
-    buffer.record_stream(theirs)  # all that is known of the buffer
+    # cumem knows nothing else about the buffer's work.
+    buffer.record_stream(theirs)
     cumem.Device(0).synchronize()
     with session.alarm(theirs):
         other.fill(1, stream=theirs)
@@ -1010,7 +1052,8 @@ def test_copy_on_a_stream_comes_after_another_stream(emulated) -> None:
     with session.gate(first):
         target.fill(1, stream=first)
         transfer = cumem.copy_async(target, source, stream=second)
-        for _ in range(20):  # a copy that did not wait would be over by then
+        # A copy that did not wait would have ended by then.
+        for _ in range(20):
             session.let_workers_pass()
         assert not transfer.done
     second.synchronize()
@@ -1025,9 +1068,11 @@ def test_copy_on_a_stream_comes_after_a_transfer(emulated) -> None:
     target = cumem.zeros(4096, "u1", "device")
     cumem.Device(0).synchronize()
     with session.gate(first):
-        before = cumem.copy_async(target, one, after=first)  # on a stream of its own
+        # This copy has its own stream.
+        before = cumem.copy_async(target, one, after=first)
         transfer = cumem.copy_async(target, other, stream=second)
-        for _ in range(20):  # a copy that did not wait would be over by then
+        # A copy that did not wait would have ended by then.
+        for _ in range(20):
             session.let_workers_pass()
         assert not transfer.done
     second.synchronize()
@@ -1042,10 +1087,11 @@ def test_copy_on_a_stream_may_overlap_within_a_device(emulated, shift: int) -> N
     stream = cumem.Stream()
     buf = cumem.array(data, kind="device")
     ends = (buf[1:], buf[:-1]) if shift > 0 else (buf[:-1], buf[1:])
-    session.testing.plan_fault(None, 0)  # resets the counts
+    session.testing.plan_fault(None, 0)  # This resets the counters.
     cumem.copy_async(*ends, stream=stream)
     stream.synchronize()
-    # The driver promises nothing of ends that overlap: the source is read whole first.
+    # The driver promises nothing for ends that overlap, so the whole source is first
+    # copied elsewhere.
     assert session.testing.fault_count("copy_async") == 2
     expected = data.copy()
     if shift > 0:
