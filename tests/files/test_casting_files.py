@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files whose elements have another dtype than memory.
+"""Files whose elements have another dtype than the memory that is read or written.
 
-The tests check the elements, piece by piece, and that no second array of all is made.
+The tests check the elements, piece by piece, and that cumem makes no second array of
+the whole.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import cumem
 from cumem.files import converting
 from cumem.files.safetensors import format as safetensors_format
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
@@ -32,7 +33,7 @@ KINDS = ["pinned", "managed", "device"]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make stages so short that everything goes in pieces."""
+    """Make stages so short that everything is converted in pieces."""
     monkeypatch.setattr(converting, "STAGE_NBYTES", 1000)
 
 
@@ -122,7 +123,7 @@ def test_map_of_the_file_itself_is_converted_whole(
     mapped = np.memmap(path, "<u4", "r+")
     cumem.tofile(path, mapped, dtype=to, casting="unsafe")
     assert (np.fromfile(path, to) == was.astype(to)).all()
-    assert mapped[-1:].size == 1  # the pages of the old file are still there
+    assert mapped[-1:].size == 1  # The map still has the pages of the old file.
     int(mapped[-1])
 
 
@@ -150,7 +151,9 @@ def test_one_long_row_is_converted_in_pieces_too(runtime, tmp_path, suffix) -> N
 
 
 def peak_of(call: Callable[[], object]) -> int:
-    """Return the most bytes that NumPy and Python held, besides what they had before."""
+    """Return the most bytes that NumPy and Python held beyond those from before the
+    call.
+    """
     tracemalloc.start()
     try:
         call()
@@ -174,7 +177,8 @@ def test_no_second_array_of_the_whole_is_made(runtime, tmp_path, monkeypatch) ->
         lambda: cumem.load_safetensors(tensors, dtype="f4", kind="pinned").clear(),
     ]
     for call in calls:
-        call()  # modules that it imports would count as well
+        # Modules that the first call imports would count as well.
+        call()
     peaks = [peak_of(call) for call in calls[:3]]
     assert max(peaks) < 8 << 20
     assert (out.numpy() == array).all()
@@ -275,7 +279,10 @@ def test_what_is_packed_cannot_become_another(runtime, tmp_path) -> None:
 
 @pytest.fixture
 def without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hide ml_dtypes, so that NumPy has no dtype for BF16 and uint16 stands for it."""
+    """Hide ml_dtypes.
+
+    NumPy then has no dtype for BF16, so that uint16 stands for it.
+    """
     safetensors_format.dtype_of.cache_clear()
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     yield

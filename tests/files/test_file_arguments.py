@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong calls of the file functions: what they say, and that they leave files alone."""
+"""Wrong calls of the file functions must say what is wrong, and leave the files alone.
+
+Each test compares the message, and the contents and times of all files before and after
+the call.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ BAD_SOURCES = [
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """100 bytes."""
+    """Make a file of 100 bytes with the values 0 to 99."""
     path = tmp_path / "file"
     path.write_bytes(bytes(range(100)))
     return path
@@ -152,7 +156,7 @@ def test_target_whose_elements_share_memory_is_refused(emulated, path) -> None:
         cumem.fromfile(path, out=shared)
     with pytest.raises(ValueError, match=rf"^ranges\[1\]: {message}"):
         cumem.read_ranges(path, [(0, row), (3, shared)])
-    assert not row.any()  # nothing was read
+    assert not row.any()  # The refused calls have read nothing.
     cumem.fromfile(path, out=shared[:1], offset=5)
     assert row.tolist() == [5, 6, 7]
     cumem.fromfile(path, out=shared[:, :0])
@@ -349,7 +353,11 @@ def append(path: Path) -> None:
 def test_interrupt_after_an_opening_leaves_no_descriptor(
     emulated, tmp_path, call
 ) -> None:
-    """Python hears Ctrl-C as a function of C returns: its answer may reach nobody."""
+    """An interrupt just after a file was opened must not leave it open.
+
+    Python looks for Ctrl-C when a C function such as `os.open()` returns. If it raises
+    there, nobody receives the descriptor. The profile function raises at these places.
+    """
     path = tmp_path / "a"
     save(path)
     call(path)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on files that fail, stop short or never end: their errors, and what is left."""
+"""Calls on files that fail, stop short or never end: their errors, and what is left.
+
+Hooks make the nth call of the operating system fail, or move only a part of the bytes.
+After each test, no plan for such faults and no open file may be left.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from support import faults, session, values
 
 import cumem
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
 testing = session.testing
@@ -34,14 +38,16 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_left(request) -> Iterator[None]:
-    """Check that a test leaves no plan and no descriptor behind."""
+    """Check that a test leaves no open file behind, and end its plan of faults."""
     if "runtime" in request.fixturenames:
         request.getfixturevalue("runtime")
-        cumem.zeros(1)  # opens the driver, which has descriptors of its own
+        # This opens the driver, which keeps descriptors of its own.
+        cumem.zeros(1)
     before = sorted(os.listdir("/proc/self/fd"))
     yield
     testing.file_plan()
-    assert len(os.listdir("/proc/self/fd")) <= len(before) + 8  # the device's own
+    # The device may have opened up to eight descriptors.
+    assert len(os.listdir("/proc/self/fd")) <= len(before) + 8
 
 
 def memory(place: str, length: int = LENGTH) -> object:
@@ -81,7 +87,8 @@ def test_every_file_call_may_fail(emulated, path, place, direction) -> None:
     run()
     calls = testing.file_counts()[0]
     assert calls >= (5 if "direct" in direction else 18)
-    # The calls are a loop over chunks: its first rounds, some later ones and the last.
+    # The calls form a loop over chunks, so some calls stand for all: those of the first
+    # rounds, some later ones and the last.
     for nth in faults.some_of(calls, most=10):
         testing.file_plan(nth=nth, error=errno.EIO, repeat=True)
         with pytest.raises(OSError, match="Input/output error") as caught:
@@ -107,7 +114,8 @@ def test_interrupted_and_short_calls_go_on(emulated, path, place, direction) -> 
     plans = [{"nth": nth, "error": errno.EINTR} for nth in (1, 2, 5)]
     plans += [{"most": most} for most in (100_001, 4096, 8192 + 1)]
     for plan in plans:
-        if "read" in direction:  # so that only bytes of this call count
+        # The target is cleared, so that only bytes of this call count.
+        if "read" in direction:
             cumem.copy(target, np.zeros(LENGTH, "u1"))
         else:
             os.truncate(path, 0)
@@ -144,7 +152,7 @@ def test_full_device_is_reported(runtime) -> None:
 
 
 def no_larger(nbytes: int) -> Callable[[], object]:
-    """Limit files to this many bytes, and return a function that ends the limit."""
+    """Limit the size of files to `nbytes`, and return a function that ends the limit."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -259,7 +267,8 @@ def test_ctrl_c_ends_the_wait_for_a_stream(emulated, path, direction) -> None:
             cumem.tofile(long, target, stream=stream)
     calls = testing.file_counts()[0]
     stream.synchronize()
-    assert testing.file_counts()[0] == calls  # the file was let go of
+    # The file was let go: opening the stream's gate starts no further call.
+    assert testing.file_counts()[0] == calls
     del target
     cumem.fromfile(path, "u1", stream=stream)
 
@@ -269,7 +278,8 @@ def test_ctrl_c_between_reads_leaves_the_rest_unread(emulated, path) -> None:
         raise session.AlarmError
 
     target = memory("numpy")
-    testing.file_plan(most=16)  # half a million calls
+    # So short a read makes half a million calls, one of which is interrupted.
+    testing.file_plan(most=16)
     with session.on_alarm(ring), pytest.raises(session.AlarmError):
         cumem.read_ranges(path, [(0, target)] * 100)
     testing.file_plan()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to and from memory of any kind: bytes, positions, order, and what is refused."""
+"""Files to and from memory of any kind: bytes, positions, order, and refused arguments.
+
+Random reads and writes are compared with NumPy's. Hooks count the calls of the
+operating system, and pretend that a file is or is not in the page cache.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +36,15 @@ from support.strategies import (
 
 import cumem
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
 testing = session.testing
 PLACES = [*KINDS, "numpy"]
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 MIB = 1 << 20
-#: Past all edges within: parts of 512 KiB, chunks of 4 MiB, spans of 32 MiB.
+#: This length passes all limits within: parts of 512 KiB, chunks of 4 MiB, spans of 32
+#: MiB.
 LONG = 36 * MIB + 4097
 
 
@@ -57,13 +62,13 @@ def long_bytes(long_file: Path) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def plain_calls() -> Iterator[None]:
-    """Leave no plan behind."""
+    """End the plan of faults that a test may have made."""
     yield
     testing.file_plan()
 
 
 def blank(place: str, shape: object, dtype: str = "u1", order: str = "C") -> object:
-    """Zeros in memory of `place`."""
+    """Return zeros in memory of `place`."""
     return values.put(np.zeros(shape, dtype), place, order)  # type: ignore[arg-type]
 
 
@@ -412,9 +417,11 @@ def test_what_is_long_and_cold_goes_past_the_page_cache(
     memory = [blank(place, LONG) for place in ("device", "numpy")]
     pairs = [(0, m) for m in memory]
     testing.file_plan(is_cold=True)
-    cumem.read_ranges(long_file, pairs)  # 72 MiB
+    # These are 72 MiB, more than the limit for direct reads.
+    cumem.read_ranges(long_file, pairs)
     count, direct, advised, opened = testing.file_counts()
-    assert count - 2 <= direct > 0  # but for the last, short pieces
+    # All reads but the last, short pieces are direct.
+    assert count - 2 <= direct > 0
     assert advised <= 2
     assert opened == 0
     for m in memory:
@@ -423,12 +430,13 @@ def test_what_is_long_and_cold_goes_past_the_page_cache(
     cumem.read_ranges(long_file, pairs)
     count, direct, advised, _ = testing.file_counts()
     assert direct == 0
-    assert advised >= 2 * LONG // (1 << 20)  # a part each, of at most that
+    # Each part is at most 1 MiB and is advised by itself.
+    assert advised >= 2 * LONG // (1 << 20)
     testing.file_plan(is_cold=True)
-    cumem.read_ranges(long_file, pairs[:1])  # 36 MiB
+    cumem.read_ranges(long_file, pairs[:1])  # These are 36 MiB, less than the limit.
     assert testing.file_counts()[1] == 0
     testing.file_plan()
-    cumem.read_ranges(long_file, pairs)  # in the cache
+    cumem.read_ranges(long_file, pairs)  # Now the file is in the cache.
     assert testing.file_counts()[1:3] == (0, 0)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/files.py: it runs, verifies and writes what it measured."""
+"""The benchmark of files runs on the emulated device, and verifies what it copies."""
 
 from __future__ import annotations
 

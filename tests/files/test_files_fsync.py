@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are on the disk when the call returns: what is flushed, and in which order."""
+"""Files that are on the disk when the call returns: what is flushed, and in what order.
+
+`os.fsync` and `os.replace` are replaced by functions that note the names of the files,
+and the tests compare these notes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import pytest
 
 import cumem
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
 ARRAY = np.arange(64.0)
@@ -22,7 +26,9 @@ ARRAY = np.arange(64.0)
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note what is flushed and renamed, by the names at that time."""
+    """Note each file that is flushed or renamed, by the name that it has at that
+    moment.
+    """
     events: list[str] = []
     fsync, replace = os.fsync, os.replace
 

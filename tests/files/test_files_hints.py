@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a reader cannot read: errors that say what they are and what to do."""
+"""Files that a reader cannot read: the error must say what they are and what to do.
+
+The tests write files of other formats, such as pointers of Git LFS or archives of
+PyTorch, and match the message of each reader.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ import pytest
 
 import cumem
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
 LFS = (
@@ -149,7 +153,8 @@ def test_chunks_of_what_only_is_called_npy_gives_no_bytes(
     path = written(tmp_path / "x.npy", content)
     with pytest.raises(ValueError, match=r"is not an \.npy file, but"):
         list(cumem.chunks(path))
-    other = written(tmp_path / "x.dat", content)  # elements may begin so by chance
+    # In a file with another suffix, these bytes may well be elements.
+    other = written(tmp_path / "x.dat", content)
     assert sum(len(c) for _, c in cumem.chunks(other)) == len(content)
 
 

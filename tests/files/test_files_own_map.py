@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are written from, or read into, a map of themselves."""
+"""Files that are written from, or read into, a memory map of themselves.
+
+Writing such a file could change the bytes that are still to be read. Each test makes a
+map in one of several ways, and expects the bytes that the map showed before the call.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ import pytest
 
 import cumem
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
 COUNT = 1 << 18
@@ -25,7 +29,7 @@ WHOLE = np.arange(COUNT, dtype="<u4")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Make a file of one MiB, each element of it another number."""
+    """Make a file of 1 MiB whose elements are all different."""
     path = tmp_path / "whole.bin"
     WHOLE.tofile(path)
     return path
@@ -69,7 +73,9 @@ def by_hard_link(path: Path) -> np.ndarray:
 
 
 def by_two_maps(path: Path) -> np.ndarray:
-    """A map of which the kernel has made two by its rights."""
+    """Return a map that the kernel keeps as two, because its first pages have other
+    flags.
+    """
     with path.open("r+b") as file:
         made = mmap.mmap(file.fileno(), 0)
     made.madvise(mmap.MADV_DONTDUMP, 0, mmap.PAGESIZE * 16)
@@ -151,7 +157,7 @@ def test_tofile_that_cuts_a_map_of_the_file_leaves_the_map_whole(
     mode = path.stat().st_mode
     cumem.tofile(path, source[-10:])
     assert (np.fromfile(path, "<u4") == WHOLE[-10:]).all()
-    assert (source == WHOLE).all()  # its pages are those of the old file
+    assert (source == WHOLE).all()  # The map still has the pages of the old file.
     assert path.stat().st_mode == mode
 
 

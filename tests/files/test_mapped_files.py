@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies from and to mapped files, also files that are cut short or mapped twice."""
+"""Copies from and to mapped files, some of which are cut short or mapped twice.
+
+Pages behind the new end of a file cannot be read, so the copy must fail with an
+OSError. Two maps of one file show the same bytes at two addresses, and a copy between
+them must be as right as one within a map.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +176,8 @@ def test_failure_of_a_file_that_nobody_read_is_reported(
     cumem.copy_async(target, mapped)
     while testing.pending_transfers():
         testing.poll()
-    del target  # its memory also remembers the transfer
+    # The target's memory would keep the transfer alive.
+    del target
     while not reported:
         testing.poll()
     assert [type(error) for error in reported] == [OSError]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of mapped files that are gone: an OSError, not the end of the process.
+"""Reading mapped pages that a file has lost raises an OSError and does not end the
+process.
 
-Each case runs in a process of its own, which a signal would end.
+Each case runs in a separate process, because a signal would end it if the test failed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
 PATH = os.pathsep.join(folder for folder in sys.path if folder)
@@ -420,7 +421,9 @@ def test_memory_of_a_file_cut_short_is_an_oserror(tmp_path: Path, case: str) -> 
 
 
 def test_holes_of_a_file_on_a_full_disk_are_an_oserror(tmp_path: Path) -> None:
-    """On a file system of 1 MiB, in a name space of its own."""
+    """The file lies on a file system of 1 MiB, which is mounted in a separate name
+    space.
+    """
     mount = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$@"'
     inside = ("unshare", "--mount", "--map-root-user", "sh", "-c", mount, "-")
     if (
@@ -429,5 +432,5 @@ def test_holes_of_a_file_on_a_full_disk_are_an_oserror(tmp_path: Path) -> None:
             [*inside, "true"], capture_output=True, check=False
         ).returncode
     ):
-        pytest.skip("no name space of its own can be made here")
+        pytest.skip("this process may not make a name space of mounts")
     run(FULL, tmp_path / "file", *inside)

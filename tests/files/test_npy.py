@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy's own files to and from memory of any kind: against NumPy, and damaged ones."""
+"""NumPy's own files, read and written by cumem for memory of any kind.
+
+The same arrays are saved and loaded by NumPy, and files and values must be equal.
+Damaged and truncated files must raise a ValueError that names them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ import cumem
 from cumem.files import npy
 
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
-#: Longer than one piece of what is unpacked or summed.
+#: This is longer than one piece of what is unpacked or summed.
 LONG = npy._PIECE + 12344
 
 
@@ -110,7 +114,8 @@ def test_long_archives_go_piece_by_piece(runtime, tmp_path, kind, packed) -> Non
     assert (values.get(loaded["b"]) == array[::-1]).all()
     cumem.savez(tmp_path / "again", **loaded)
     cumem.savez(tmp_path / "strided", a=loaded["a"][:, ::2])
-    with np.load(tmp_path / "again.npz") as back:  # NumPy verifies the checksums
+    # NumPy verifies the checksums.
+    with np.load(tmp_path / "again.npz") as back:
         assert (back["a"] == array).all()
     with np.load(tmp_path / "strided.npz") as back:
         assert (back["a"] == array[:, ::2]).all()
@@ -122,7 +127,8 @@ def test_each_version_of_the_header_is_read(runtime, tmp_path, version) -> None:
     array = np.array([(1, 2.5)], [(name, "i4"), ("\xe9", "f8")])
     path = tmp_path / "versioned.npy"
     with path.open("wb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # old NumPys cannot read it
+        # Old versions of NumPy cannot read this version of the header, and say so.
+        warnings.simplefilter("ignore", UserWarning)
         np.lib.format.write_array(file, array, version)
     assert path.read_bytes()[6:8] == bytes(version)
     loaded = cumem.load(path, kind="pinned")

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors between safetensors files and every kind of memory, against the reference."""
+"""Tensors between safetensors files and every kind of memory.
+
+Where the package safetensors can do the same, the tests compare with it. They also load
+and save checkpoints of several files, and let memory or the driver fail in the middle.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,9 @@ TYPES = {
 
 
 def some_arrays(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """One array of each dtype that NumPy and the format have, and of unusual shapes."""
+    """Return an array of each dtype that NumPy and the format share, and some of
+    unusual shapes.
+    """
     rng = np.random.default_rng(seed)
     arrays = {
         dtype: rng.integers(0, 2, (3, 5)).astype(dtype)
@@ -49,12 +55,15 @@ def some_arrays(seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def bits(array: np.ndarray[Any, Any]) -> tuple[object, ...]:
-    """What must be equal: NaNs compare by their bits."""
+    """Return a value to compare arrays by.
+
+    It contains their bits, so that NaNs can be equal.
+    """
     return array.shape, array.dtype, array.tobytes()
 
 
 def put(array: np.ndarray[Any, Any], kind: str) -> object:
-    """The array's bytes in memory of a kind, or as it is."""
+    """Return the array in memory of `kind`, or the array itself for "host"."""
     return array if kind == "host" else values.put(array, kind)
 
 
@@ -342,7 +351,8 @@ def test_nothing_stays_allocated_when_memory_runs_out(emulated, tmp_path) -> Non
     path = cumem.save_safetensors(tmp_path / "a", arrays)
     with cumem.limit("device", "4MiB"), pytest.raises(cumem.OutOfMemoryError) as caught:
         cumem.load_safetensors(path)
-    assert session.leftovers() == {}  # though the traceback is alive
+    # Nothing is left although the traceback is still alive.
+    assert session.leftovers() == {}
     assert caught.value.kind == "device"
 
 
@@ -617,7 +627,8 @@ def test_file_is_replaced_as_a_whole_or_not_at_all(emulated, tmp_path) -> None:
     session.testing.plan_fault(None, 0)
     assert os.listdir(tmp_path) == ["m.safetensors"]
     assert path.read_bytes() == before
-    cumem.save_safetensors(path, {"w": mapped})  # what is read is the old file
+    # The map shows the old file, which is what must be saved.
+    cumem.save_safetensors(path, {"w": mapped})
     assert same(cumem.load_safetensors(path), {"w": np.frombuffer(before, "u1")})
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong calls of save_safetensors: what they say, and that nothing is written."""
+"""Wrong calls of save_safetensors() say what is wrong, and write nothing.
+
+The second part is about contents that could be written but not read again.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ def test_wrong_argument_is_named_and_nothing_is_written(
 
 def test_mappings_need_not_be_dicts(emulated, tmp_path) -> None:
     class Lazy:
-        """An object with keys and items that is not a dict."""
+        """A mapping that is not a dict: it only has keys and items."""
 
         def keys(self) -> list[str]:
             return ["w"]
@@ -136,7 +139,8 @@ def test_type_of_no_tensor_is_refused(emulated, tmp_path) -> None:
     assert not path.exists()
     cumem.save_safetensors(path, {"a": bits, "b": bits}, dtypes={"a": "BF16"})
     infos = cumem.load_safetensors(path, kind="host").infos
-    cumem.save_safetensors(path, {"a": bits}, dtypes=infos)  # a part of it
+    # `infos` names a tensor more than is saved here.
+    cumem.save_safetensors(path, {"a": bits}, dtypes=infos)
     assert list(cumem.load_safetensors(path, kind="host")) == ["a"]
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/safetensors_files.py: it runs, verifies and writes what it measured."""
+"""The benchmark of safetensors files runs on the emulated device and notices wrong
+bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What saving and reading safetensors does to files: rights, links, other files."""
+"""What saving and reading safetensors does to files: rights, links and other files.
+
+The tests save over existing files, links, FIFOs and indexes, and look at the folder
+afterwards: saving must remove or replace nothing that is not its own.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ EIGHT: dict[str, Any] = {"max_shard_nbytes": 8}
 
 @pytest.fixture(autouse=True)
 def umask() -> Iterator[None]:
-    """Leave the umask as it was."""
+    """Set a umask for the test, and put the old one back."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -150,10 +154,13 @@ def test_file_is_private_while_it_is_written(emulated, tmp_path, monkeypatch) ->
     for _ in range(2):
         path = cumem.save_safetensors(tmp_path / "m.safetensors", ARRAYS)
     assert {rights for name, rights in seen if name != path.name} == {0o600}
-    assert len({name for name, _ in seen}) == 3  # another name each time
+    # Each save uses a new temporary name.
+    assert len({name for name, _ in seen}) == 3
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="files cannot be given away")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give a file to another user"
+)
 def test_saving_keeps_the_owner_of_what_it_replaces(emulated, tmp_path) -> None:
     path = cumem.save_safetensors(tmp_path / "m.safetensors", ARRAYS)
     os.chown(path, 12345, 23456)
@@ -191,7 +198,7 @@ def test_saving_keeps_the_access_list_of_what_it_replaces(emulated, tmp_path) ->
     try:
         os.setxattr(path, "system.posix_acl_access", acl)
     except OSError as error:
-        pytest.skip(f"no access lists here: {error}")
+        pytest.skip(f"this file system has no access lists: {error}")
     cumem.save_safetensors(path, ARRAYS)
     assert os.getxattr(path, "system.posix_acl_access") == acl
     assert mode(path) == 0o640
@@ -261,7 +268,7 @@ def test_target_that_is_no_regular_file_is_refused(emulated, tmp_path) -> None:
 
 def test_shards_replace_nothing_that_is_no_regular_file(emulated, tmp_path) -> None:
     path = tmp_path / "m.safetensors"
-    os.mkfifo(path)  # they would take its place
+    os.mkfifo(path)  # The shards would take the place of this FIFO.
     with pytest.raises(OSError, match=r"FIFO.*m\.safetensors"):
         cumem.save_safetensors(path, ARRAYS, **EIGHT)
     assert path.is_fifo()
@@ -357,14 +364,15 @@ def test_readers_refuse_a_fifo(emulated, tmp_path) -> None:
     os.mkfifo(index)
     with pytest.raises(OSError, match=r"FIFO.*index\.json"):
         cumem.load_safetensors(index)
-    with pytest.raises(OSError, match="FIFO"):  # it looks for an earlier checkpoint
+    # Saving reads the index, because it looks for an earlier checkpoint.
+    with pytest.raises(OSError, match="FIFO"):
         cumem.save_safetensors(path, ARRAYS, **EIGHT)
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/tty"])
 def test_readers_refuse_devices(emulated, name) -> None:
     if not os.path.exists(name):
-        pytest.skip("there is none")
+        pytest.skip("this machine has no such device")
     with pytest.raises(OSError, match=f"not a regular file.*{name}"):
         cumem.read_safetensors_header(name)
 
@@ -374,7 +382,7 @@ def test_readers_refuse_devices(emulated, name) -> None:
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    """Make a checkpoint of three files, and give its index."""
+    """Make a checkpoint of three files, and return the path of its index."""
     tensors = {f"w{i}": np.full((4, 2), i, "f8") for i in range(6)}
     return cumem.save_safetensors(
         tmp_path / "m.safetensors", tensors, {"k": "v"}, max_shard_nbytes=128

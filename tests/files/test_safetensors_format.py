@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers and indexes of safetensors files: what is read, what is refused."""
+"""Headers and indexes of safetensors files: which are read, and which are refused.
+
+Headers are written by hand, by Hypothesis and by random changes. What cumem accepts,
+the reference implementation (the package safetensors) must accept and read as the same.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,19 @@ from hypothesis import strategies as st
 import cumem
 from cumem.files.safetensors import format as form
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
-#: element types of the format and the bits of each
+#: Each element type of the format has this number of bits.
 BITS = {name: element.bits for name, element in form.TYPES.items()}
 LARGE = 1 << 63
 
 
 def blob(header: object, data: bytes = b"") -> bytes:
-    """A file: the header is JSON text, bytes, or an object to write as such."""
+    """Return a file's bytes.
+
+    `header` is written as it is if it is text or bytes, and as JSON otherwise.
+    """
     if not isinstance(header, bytes):
         header = (header if isinstance(header, str) else json.dumps(header)).encode()
     return struct.pack("<Q", len(header)) + header + data
@@ -35,7 +42,7 @@ def blob(header: object, data: bytes = b"") -> bytes:
 def tensor(
     dtype: Any = "U8", shape: Any = (1,), offsets: Any = (0, 1)
 ) -> dict[str, Any]:
-    """One tensor's entry in a header."""
+    """Return the entry of one tensor in a header."""
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
@@ -317,7 +324,8 @@ values = st.one_of(
     st.text(max_size=3),
     st.lists(numbers, max_size=4),
     st.sampled_from([*form.TYPES, "u8", ""]),
-    st.builds(dict),  # each a new one: the tests change them
+    # Each draw makes a new dict, because the tests change them.
+    st.builds(dict),
     st.builds(dict, dtype=st.just("U8")),
 )
 fields = st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "more"])
@@ -325,7 +333,7 @@ fields = st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "mor
 
 @st.composite
 def headers(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
-    """A valid header and the size of its data."""
+    """Draw a valid header, and the size of its data."""
     header: dict[str, Any] = {}
     at = 0
     for name in draw(st.lists(st.text(max_size=3), unique=True, max_size=4)):
@@ -344,7 +352,10 @@ def headers(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
 
 
 def verdict(path: Path, content: bytes) -> cumem.types.SafetensorsHeader | None:
-    """The header, or None where it is refused; never another exception."""
+    """Return the header, or None if cumem refuses it.
+
+    Any other exception fails the test.
+    """
     path.write_bytes(content)
     try:
         return cumem.read_safetensors_header(path)
@@ -353,7 +364,9 @@ def verdict(path: Path, content: bytes) -> cumem.types.SafetensorsHeader | None:
 
 
 def agree(found: cumem.types.SafetensorsHeader | None, content: bytes) -> None:
-    """What is accepted the reference implementation accepts, and reads as the same."""
+    """Check that the reference implementation accepts what cumem accepts, and reads the
+    same.
+    """
     if found is None:
         return
     safetensors = pytest.importorskip("safetensors")
@@ -493,7 +506,12 @@ SEPARATORS = [(",", ":"), (", ", ": "), (",", ": ")]
 
 
 def both_ways(path: Path) -> tuple[object, object, bool]:
-    """What is read, what the scanner alone reads or says, and whether it was not asked."""
+    """Read a header twice: as users do, and by the scanner alone.
+
+    cumem first tries a quick way, `_usual_header()`, and asks its scanner only where
+    that gives up. Return both results, which are texts of errors if the header is
+    refused, and whether the quick way was enough.
+    """
     answers: list[object] = []
     usual: list[bool] = []
     own = form._usual_header
@@ -619,7 +637,8 @@ def test_header_that_would_take_much_memory_is_refused(
     text, why = LARGE_HEADERS[what]
     with pytest.raises(cumem.SafetensorsError, match=why) as caught:
         read(tmp_path, blob(text))
-    assert caught.value.__context__ is None  # which would hold all of the text
+    # The context would keep the whole text alive.
+    assert caught.value.__context__ is None
 
 
 def test_header_within_all_bounds_is_read(tmp_path: Path, small_bounds: None) -> None:

@@ -46,7 +46,8 @@ def test_arrays_of_jax_have_the_values_of_the_file(runtime, jax, path, kind) -> 
 def test_arrays_of_jax_share_the_memory(runtime, jax, path, kind, monkeypatch) -> None:
     made: list[cumem.Buffer] = []
     module = importlib.import_module("cumem.files.safetensors")
-    allocate = cumem.empty  # the face takes it from the core when it is first used
+    # `cumem.empty` must be looked up before the core's function is replaced.
+    allocate = cumem.empty
 
     def empty(*args: Any, **named: Any) -> cumem.Buffer:
         made.append(allocate(*args, **named))
@@ -56,7 +57,8 @@ def test_arrays_of_jax_share_the_memory(runtime, jax, path, kind, monkeypatch) -
     loaded = cumem.load_safetensors(path, kind=kind, framework="jax", names=["w"])
     monkeypatch.undo()
     (buffer,) = made
-    if kind != "device" or not runtime.emulated:  # there the host has another address
+    # On the emulated device, the host sees device memory at another address.
+    if kind != "device" or not runtime.emulated:
         assert loaded["w"].unsafe_buffer_pointer() == buffer.ptr
     cumem.copy(buffer, np.full((2, 3), 9, "f4"))
     assert np.asarray(loaded["w"]).tolist() == [[9] * 3] * 2
@@ -70,7 +72,8 @@ def test_types_that_numpy_lacks_are_jaxs(runtime, jax, tmp_path) -> None:
     path = cumem.save_safetensors(tmp_path / "a.safetensors", tensors)
     loaded = cumem.load_safetensors(path, framework="jax", kind="pinned")
     assert (loaded["b"].dtype, loaded["f"].dtype) == (bf16, f8)
-    # by NumPy: JAX converts nothing that lies in page-locked memory (0.11)
+    # NumPy converts the values, because JAX 0.11 converts nothing that lies in
+    # page-locked memory.
     assert np.asarray(loaded["b"]).astype("float32").tolist() == [1, 1, 1]
     loaded.clear()
 

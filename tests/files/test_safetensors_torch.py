@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of PyTorch from and to safetensors files, bit for bit as PyTorch's own loader."""
+"""Tensors of PyTorch from and to safetensors files, equal bit by bit to safetensors'
+own.
+
+The tests load and save the same files with cumem and with the package safetensors.
+Tensors have random bits of every element type.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ KINDS = ["device", "pinned", "mapped", "managed", "host"]
 
 
 def known() -> dict[str, Any]:
-    """The element types of the format that this PyTorch has."""
+    """Return the element types of the format that this PyTorch has."""
     return {
         name: getattr(torch, element.torch)
         for name, element in form.TYPES.items()
@@ -29,13 +34,15 @@ def known() -> dict[str, Any]:
 
 
 def octets(t: Any) -> bytes:
-    """The bits of a tensor: NaNs differ, and not every dtype can be compared."""
+    """Return the bits of a tensor, by which tensors are compared: NaNs are never equal,
+    and not every dtype can be compared.
+    """
     t = t.detach().cpu().resolve_conj().contiguous().reshape(-1)
     return bytes(t.view(torch.uint8).tolist())
 
 
 def some_tensors() -> dict[str, Any]:
-    """Random bits of every type, and unusual shapes."""
+    """Return tensors with random bits of every type, some of them with unusual shapes."""
     generator = torch.Generator().manual_seed(1)
     made = {}
     for name, dtype in known().items():

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that are loaded and saved again keep element types that NumPy lacks."""
+"""Tensors that are loaded and saved again keep element types that NumPy lacks.
+
+NumPy holds such a tensor as unsigned integers. cumem remembers the type beside it, and
+the tests change, slice, pickle or replace tensors before they save them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from cumem.integrations.torch import offload, restore
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take ml_dtypes away."""
+    """Hide ml_dtypes, so that NumPy lacks more types."""
     form.dtype_of.cache_clear()
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     yield
@@ -35,7 +39,9 @@ NAMES = [name for name, element in form.TYPES.items() if not element.native]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Make a file with a tensor of each type that NumPy lacks, and two that it has."""
+    """Make a file with a tensor of each type that NumPy lacks, and two of types that it
+    has.
+    """
     tensors, dtypes = {}, {}
     for name in NAMES:
         element = form.TYPES[name]
@@ -178,7 +184,8 @@ def test_replaced_tensor_with_a_dtype_of_its_own_is_not_mislabelled(
     runtime, path, tmp_path
 ) -> None:
     pytest.importorskip("ml_dtypes")
-    loaded = cumem.load_safetensors(path)  # BF16 is bfloat16 here
+    # With ml_dtypes, BF16 is loaded as bfloat16.
+    loaded = cumem.load_safetensors(path)
     loaded["BF16"] = np.ones((3, 4), "u2")
     saved = types(cumem.save_safetensors(tmp_path / "b", loaded))
     assert saved["BF16"] == ("U16", (3, 4))
@@ -246,7 +253,7 @@ def test_npy_of_ml_dtypes_warns(runtime, tmp_path) -> None:
     "name", ["bfloat16", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu"]
 )
 def test_npy_of_every_type_can_be_read_again(runtime, tmp_path, name) -> None:
-    """NumPy writes ``<f1`` for `float8_e5m2`, and refuses to read it."""
+    """NumPy writes ``<f1`` for `float8_e5m2`, and then refuses to read it."""
     of = np.dtype(getattr(pytest.importorskip("ml_dtypes"), name))
     record = np.dtype([("a", of, (2,)), ("b", "f4")], align=True)
     for dtype in (of, record):
