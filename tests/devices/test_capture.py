@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory used while a stream is captured belongs to the graph, which may run at any
-later time.
+"""Memory used in a capture belongs to the graph, which may run at any later time.
 
 The first part uses a buffer in a capture, drops it, and looks whether its pool hands
 the memory out again. Then another thread captures while this one calls cumem, or memory

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of other libraries, given by protocol, attribute or handle, and objects that
-only look like streams.
+"""Streams of other libraries, and objects that only look like streams.
 
 The tests wrap a stream's handle in the ways in which PyTorch, CuPy and Numba do, and
 pass the object to cumem.

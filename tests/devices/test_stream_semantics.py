@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a stream is done, the bytes of its copies are at their targets, whoever asks and
-however.
+"""A stream that is done has delivered its bytes, whoever asks and in what way.
 
 Functions for every route and direction start copies on a stream. Then each way to wait
 that CUDA and its libraries have must be enough for the bytes to be there; transfers are

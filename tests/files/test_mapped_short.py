@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading mapped pages that a file has lost raises an OSError and does not end the
-process.
+"""Mapped pages that a file has lost raise an OSError and do not end the process.
 
-Each case runs in a separate process, because a signal would end it if the test failed.
+Each case runs in a separate process, which a signal would end if the test failed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of safetensors files runs on the emulated device and notices wrong
-bytes.
-"""
+"""The benchmark of safetensors files runs without a GPU and notices wrong bytes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of PyTorch from and to safetensors files, equal bit by bit to safetensors'
-own.
+"""Tensors of PyTorch from and to safetensors files.
 
-The tests load and save the same files with cumem and with the package safetensors.
-Tensors have random bits of every element type.
+The tests load and save the same files with cumem and with the package safetensors, and
+compare them bit by bit. Tensors have random bits of every element type.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numba's and cuda.core's memory from cumem's pools, with one set of limits and counters.
+"""Memory of Numba and cuda.core from cumem's pools, with one set of limits and
+counters.
 
-On the emulated device stand-ins take the place of the libraries, which a GPU needs itself.
+On the emulated device, stand-ins replace the two libraries, which need a GPU. With a
+GPU, programs use the libraries themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ import cumem
 SIZE = 1 << 20
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [  # the libraries warn when they are imported
+# The libraries warn when they are imported.
+pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
@@ -37,7 +40,7 @@ def live(kind: Any = "device", device: int = 0) -> int:
 
 
 def write(stream: Any) -> None:
-    """Work that a library queues on a stream."""
+    """Queue work on a stream, as a library would."""
     cumem.empty_device(SIZE).fill(1, stream=stream)
 
 
@@ -98,8 +101,10 @@ def test_running_out_is_numbas_error_too(numba, kind) -> None:
     session.testing.plan_fault(None, 0)
     error: Any = caught.value
     assert isinstance(error, cumem.OutOfMemoryError)
-    assert (error.code, error.msg) == (2, str(error)), "CUDA_ERROR_OUT_OF_MEMORY"
-    assert not str(error).startswith("["), "cumem's text"
+    assert (error.code, error.msg) == (2, str(error)), (
+        "the error is not CUDA_ERROR_OUT_OF_MEMORY"
+    )
+    assert not str(error).startswith("["), "the text is Numba's"
     if kind != "locked":
         assert (error.requested, error.limit, error.kind) == (16 << 20, 4 << 20, kind)
     again = pickle.loads(pickle.dumps(error))
@@ -122,7 +127,10 @@ def test_numbas_other_errors_stay_cumems(numba) -> None:
 
 
 def test_the_error_is_one_of_the_numba_that_is_installed(runtime) -> None:
-    """Numba's own class may want other arguments, which shows without a GPU."""
+    """The installed Numba may want other arguments for its class of errors.
+
+    That shows without a GPU.
+    """
     driver = pytest.importorskip("numba.cuda.cudadrv.driver")
     from cumem.integrations import numba as it
 
@@ -133,9 +141,9 @@ def test_the_error_is_one_of_the_numba_that_is_installed(runtime) -> None:
         cumem.limit("pinned", "4 MiB"),
         pytest.raises(driver.CudaAPIError) as caught,
     ):
-        manager.memhostalloc(1 << 40)  # more than any pool can have cached
+        manager.memhostalloc(1 << 40)  # No pool can have this much in its cache.
     assert isinstance(caught.value, cumem.OutOfMemoryError)
-    assert caught.value.code == 2  # CUDA_ERROR_OUT_OF_MEMORY
+    assert caught.value.code == 2  # The code 2 is CUDA_ERROR_OUT_OF_MEMORY.
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.code) == (str(caught.value), 2)
 
@@ -235,7 +243,7 @@ def test_numbas_arrays_keep_shutdown_away(numba) -> None:
         cumem.shutdown()
     del memory
     cumem.shutdown()
-    assert manager.memalloc(10).address != 0, "and it goes on afresh"
+    assert manager.memalloc(10).address != 0, "Numba has no memory after a shutdown"
 
 
 # -- cuda.core ---------------------------------------------------------------------------
@@ -292,20 +300,21 @@ def test_resource_of_another_device_or_kind_is_refused(core) -> None:
 def test_resource_honours_the_stream_of_the_deallocation(core) -> None:
     resource = core.PoolMemoryResource(cumem.Pool("device"))
     first, second = cumem.Stream(), cumem.Stream()
-    buffer = resource.allocate(SIZE, first)  # as before 1.0: by place
+    # Before version 1.0, the stream was a positional argument.
+    buffer = resource.allocate(SIZE, first)
     address = buffer.handle
     with session.gate(second):
         write(second)
         buffer.close(stream=second)
         other = resource.allocate(SIZE, stream=first)
-        assert other.handle != address, "work of the second stream may still use it"
+        assert other.handle != address, "the second stream still uses it"
         other.close()
     second.synchronize()
     buffer = resource.allocate(SIZE, stream=first)
     address = buffer.handle
     with session.gate(first):
         write(first)
-        del buffer  # on the stream that it was allocated on
+        del buffer  # The block goes back on the stream that it was allocated on.
         again = resource.allocate(SIZE, stream=first)
         assert again.handle == address
         again.close()
@@ -347,10 +356,9 @@ def test_one_limit_and_one_table_cover_all_libraries(
         with pytest.raises(cumem.OutOfMemoryError) as caught:
             allocate(2 << 20)
         assert caught.value.limit == 8 << 20
+    # One library gets the memory that another gave back.
     kept.pop(0)
-    kept.append(
-        resource.allocate(2 << 20)
-    )  # one library takes what the other gave back
+    kept.append(resource.allocate(2 << 20))
     cumem.set_limit("device", None)
     kept.clear()
     it.disable()
@@ -376,7 +384,7 @@ def test_forked_child_drops_all_quietly(numba, core) -> None:
 
 
 def run(code: str, **environ: str) -> str:
-    """Run code in a process of its own, since Numba keeps the manager of its first use."""
+    """Run code in a new process, since Numba keeps the manager of its first use."""
     command = ["-W", "ignore", "-c", textwrap.dedent(code)]
     done = programs.run(*command, CUMEM_BACKEND="cuda", **environ)
     assert done.returncode == 0, done.stderr

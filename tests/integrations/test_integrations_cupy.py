@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CuPy's memory from cumem's pools: by stand-ins for CuPy on the emulated device, whose
-gates show what is reused when, and with CuPy itself on a GPU."""
+"""CuPy's memory from cumem's pools.
+
+On the emulated device, stand-ins replace CuPy, and gates show when memory is used
+again. On a GPU, CuPy itself is used.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ import cumem
 
 SIZE = 1 << 20
 
-pytestmark = [  # what CuPy warns of when it is imported
+# CuPy warns when it is imported.
+pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
@@ -28,7 +32,7 @@ pytestmark = [  # what CuPy warns of when it is imported
 
 @pytest.fixture
 def cupy(emulated, monkeypatch) -> Iterator[Any]:
-    """A user's CuPy, with `cumem.integrations.cupy` in `it`."""
+    """Provide a stand-in for CuPy, whose attribute `it` is `cumem.integrations.cupy`."""
     made = stand_ins.Cupy(cumem.device_count())
     made.it = stand_ins.install(monkeypatch, made.modules, "cupy")  # type: ignore[attr-defined]
     yield made
@@ -52,7 +56,7 @@ def test_arrays_come_from_the_pool_between_enable_and_disable(cupy) -> None:
     assert cupy.allocator is cupy.first
     assert cupy.pinned == cupy.pinned_pool.malloc
     after = cupy.empty(8)
-    assert live() == 1, "it outlives disable()"
+    assert live() == 1, "disable() has freed an array"
     assert before.ptr == after.ptr
     del inside
     assert live() == 0
@@ -191,7 +195,7 @@ def test_wrong_arguments_change_nothing(cupy, arguments, error, text) -> None:
 
 
 def write(pointer: Any, stream: Any) -> None:
-    """Work of CuPy's that cumem does not see: by address, on a stream."""
+    """Queue work on CuPy's stream which cumem does not see, as CuPy's kernels do."""
     cumem.empty_device(SIZE).fill(1, stream=stream.ptr or 1)
 
 
@@ -211,11 +215,11 @@ def test_block_is_reused_at_once_on_its_stream_and_later_on_others(cupy, which) 
         address = first.ptr
         del first
         again = cupy.empty(SIZE)
-        assert again.ptr == address, "its own stream keeps the order"
+        assert again.ptr == address, "the stream's own block was not used again"
         del again
         cupy.use(other)
         elsewhere = cupy.empty(SIZE)
-        assert elsewhere.ptr != address, "the work on the first may still run"
+        assert elsewhere.ptr != address, "the first stream may still use it"
         del elsewhere
     cupy.use(cupy.null)
 
@@ -277,20 +281,23 @@ def test_per_thread_default_stream_is_each_threads_own(cupy) -> None:
             thread.submit(write, there, ptds).result()
             del there
             other = allocate()
-            assert other.ptr != address, "the other thread's work may still run"
+            assert other.ptr != address, "the other thread may still use it"
         del other, stream
     del here
     cupy.use(cupy.null)
 
 
 def test_streams_that_come_and_go_are_not_mistaken(cupy) -> None:
-    """A handle may be used again; and not more than some are kept alive."""
+    """CuPy may use a handle again for a new stream, and cumem keeps only a limited
+    number of streams alive.
+    """
     cupy.it.enable(cumem.Pool("device"))
     kept = [stand_ins.CupyStream() for _ in range(cupy.it._STREAMS_MAX + 3)]
     for stream in kept:
         cupy.use(stream)
         assert cupy.empty(8).mem._owner[0].nbytes == 8
-    twin = stand_ins.CupyStream(kept[-1].ptr)  # another object of the same handle
+    # This is another object with the same handle.
+    twin = stand_ins.CupyStream(kept[-1].ptr)
     cupy.use(twin)
     assert cupy.empty(8).mem.size == 8
     cupy.use(cupy.null)
@@ -298,7 +305,7 @@ def test_streams_that_come_and_go_are_not_mistaken(cupy) -> None:
     of_twin = weakref.ref(twin)
     del twin
     gc.collect()
-    assert of_twin() is not None, "its handle stays its own"
+    assert of_twin() is not None, "cumem has let the stream go"
 
 
 def test_managed_memory_is_used_again_when_the_host_may(cupy) -> None:
@@ -369,7 +376,7 @@ def test_running_out_of_page_locked_memory_is_what_cupy_copies_without(cupy) -> 
     with limit, pytest.raises(stand_ins.CUDARuntimeError) as caught:
         cupy.empty_pinned(16 << 20)
     assert isinstance(caught.value, cumem.OutOfMemoryError)
-    assert caught.value.status == 2, "cudaErrorMemoryAllocation"
+    assert caught.value.status == 2, "the error is not cudaErrorMemoryAllocation"
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.requested, again.status) == (16 << 20, 2)
 
@@ -389,7 +396,7 @@ def test_shutdown_is_refused_while_memory_is_lent(cupy) -> None:
     assert live() == 1
     del array
     cumem.shutdown()
-    cupy.it.enable()  # and it works anew
+    cupy.it.enable()  # CuPy can be enabled again.
     assert cupy.empty(8).mem.size == 8
 
 
@@ -415,7 +422,7 @@ def test_forked_child_allocates_nothing_and_drops_quietly(cupy) -> None:
 
 @pytest.fixture
 def real(cuda) -> Iterator[Any]:
-    """CuPy with cumem's pools; the integration is in `it`."""
+    """Provide CuPy with cumem's pools. Its integration is in `it`."""
     cupy = pytest.importorskip("cupy")
     import cumem.integrations.cupy as it
 
@@ -429,7 +436,7 @@ def real(cuda) -> Iterator[Any]:
 
 
 def rolled(cupy: Any, array: Any, stream: Any) -> Any:
-    """A long chain of copies on a stream, without a compiler."""
+    """Queue a long chain of copies on a stream, which needs no compiler."""
     for _ in range(20):
         other = cupy.empty_like(array)
         other.data.copy_from_device_async(array.data, array.nbytes, stream)
@@ -467,7 +474,8 @@ def test_cupys_block_is_reused_at_once_on_its_stream(real) -> None:
             kept = rolled(cupy, array, stream)
             address = array.data.ptr
             del array
-            again = [cupy.empty(SIZE) for _ in range(2)]  # the chain left one, too
+            # One of the two gets the block that the chain dropped last.
+            again = [cupy.empty(SIZE) for _ in range(2)]
             assert address in [each.data.ptr for each in again]
             assert cumem.default_pool("device").stats().live_count == 3
         stream.synchronize()
@@ -476,7 +484,7 @@ def test_cupys_block_is_reused_at_once_on_its_stream(real) -> None:
 
 @pytest.mark.gpu
 def test_cupys_page_locked_arrays_are_not_overwritten(real) -> None:
-    """What CuPy's own pool gets wrong: the next array lies where a copy still reads."""
+    """With CuPy's own pool, the next array can lie where a copy still reads."""
     cupy = real
     import cupyx
 
@@ -511,7 +519,8 @@ def test_cupy_stages_without_page_locked_memory_when_there_is_none(real) -> None
         cumem.limit("pinned", 1),
         pytest.warns(cupy._util.PerformanceWarning, match="pinned memory"),
     ):
-        array = cupy.array(data)  # by way of page-locked memory, were there any
+        # CuPy would go through page-locked memory if it got any.
+        array = cupy.array(data)
     assert (array.get() == data).all()
 
 
@@ -531,7 +540,8 @@ def test_graph_of_cupys_keeps_its_temporaries(real) -> None:
     with stream:
         source = cupy.empty(SIZE)
         source.data.memset_async(0, source.nbytes, stream)
-        rolled(cupy, source, stream)  # warm: a hit makes no CUDA call
+        # This fills the pool's cache, since a capture allows no allocation by CUDA.
+        rolled(cupy, source, stream)
         stream.synchronize()
         stream.begin_capture()
         result = rolled(cupy, source, stream)
@@ -541,7 +551,8 @@ def test_graph_of_cupys_keeps_its_temporaries(real) -> None:
         graph.launch(stream)
         with stream:
             others = [cupy.empty(SIZE) for _ in range(8)]
-            for other in others:  # lies over no temporary of the graph
+            # None of these may lie over a temporary of the graph.
+            for other in others:
                 other.data.memset_async(255, other.nbytes, stream)
         assert (result.view("u1").get(stream=stream) == value).all()
     del others

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMM as a peer of replays and of the pools' benchmark, with a module in its place.
+"""RMM as a peer in replays and in the benchmark of pools, tested with a module in its
+place.
 
-The module has RMM's names and signatures (26.08) and nothing else, so that a call which RMM
-would refuse is refused here too.
+The module has RMM's names and signatures (26.08) and nothing else. A call that RMM
+would refuse is therefore refused here too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 class Resource:
-    """Hands out numbers as addresses, and counts the bytes that are out."""
+    """A memory resource that hands out no memory, and counts the bytes that are
+    allocated.
+    """
 
     def __init__(self) -> None:
         self.out = 0
@@ -54,7 +57,9 @@ class CudaAsyncMemoryResource(Resource):
 
 
 class Upstream(Resource):
-    """A pool that grows by the bytes that it lacks and keeps them."""
+    """A pool that takes from `upstream_mr` only the bytes that it lacks, and keeps
+    them.
+    """
 
     def __init__(self, upstream_mr: Resource, initial: int | None) -> None:
         super().__init__()
@@ -114,7 +119,7 @@ class Stream:
 
 
 class Current:
-    """Holds the resource that set_current_device_resource() set."""
+    """The place of the resource that set_current_device_resource() sets."""
 
     resource: Resource = CudaMemoryResource()
 
@@ -178,7 +183,8 @@ def load_benchmark() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["pools"] = module  # its dataclasses ask for it
+    # The module's dataclasses look it up there.
+    sys.modules["pools"] = module
     try:
         spec.loader.exec_module(module)
     finally:
@@ -190,7 +196,9 @@ def test_replay_on_rmm_counts_what_its_pool_holds(emulated, rmm) -> None:
     allocator = replay_allocators.RmmAllocator(0, 2)
     assert replay_allocators.is_installed("rmm")
     assert allocator.version == "26.8.0"
-    assert allocator.reserved() == 0, "the pool begins with nothing"
+    assert allocator.reserved() == 0, (
+        "the pool has reserved memory before its first use"
+    )
     first = allocator.allocate(1000)
     second = allocator.allocate_on(500, allocator.streams[1])
     assert (allocator.reserved(), allocator.growths()) == (1500, 2)
@@ -227,4 +235,4 @@ def test_benchmark_measures_rmms_pool_arena_and_async(
     for resource in (names["rmm_pool"], names["rmm_arena"], names["rmm_async"]):
         assert isinstance(resource, Resource)
         assert (resource.total, resource.out) == (3, 0)
-        assert resource.initial == 1 << 30, "none takes half of the device"  # type: ignore[attr-defined]
+        assert resource.initial == 1 << 30, "the pool may take half of the device"  # type: ignore[attr-defined]

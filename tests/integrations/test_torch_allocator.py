@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that PyTorch calls by address for device memory, called as it does: without
-the GIL, from any thread. What PyTorch itself makes of them: test_torch_memory.py.
+"""The functions that PyTorch calls by address for device memory.
+
+The tests call them as PyTorch does: through ctypes, hence without the GIL, and from any
+thread. A stand-in for PyTorch then tests the package over them; test_torch_memory.py
+tests PyTorch itself.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ note_stream = NOTE(("cumem_note_stream", _library))
 
 @contextlib.contextmanager
 def lent_pool(**options: Any) -> Iterator[cumem.Pool]:
-    """A pool that is lent, and empty afterwards; not one that constructors use."""
+    """Lend a pool of its own, which constructors do not use, and check that it is empty
+    at the end.
+    """
     pool = cumem.Pool("device", **options)
     _core._lend(pool)
     yield pool
@@ -69,7 +74,7 @@ def handle(stream: cumem.Stream) -> int:
 
 
 def keep_busy(stream: cumem.Stream) -> None:
-    """Give it work, which waits where the stream is shut."""
+    """Queue work on the stream, which waits if the stream is shut."""
     cumem.empty_device(64, "u1", stream=stream).fill(1, stream=stream)
 
 
@@ -195,7 +200,8 @@ def test_noted_stream_may_be_of_a_device_that_only_others_use(emulated) -> None:
     noted, unknown = cumem.Stream(), cumem.Stream()
     with lent_pool(device=0):
         address = address_of(MIB)
-        testing.plan_fault("context_is_active", 1)  # who knows: it counts as in use
+        # If the question fails, the device counts as in use.
+        testing.plan_fault("context_is_active", 1)
         note_stream(address, handle(noted))
         assert testing.last_injected_fault() == "context_is_active"
         testing.plan_fault(None, 0)
@@ -244,7 +250,8 @@ def test_capturing_stream_gets_segments_and_nothing_is_waited_for(emulated) -> N
             testing.set_capturing(one, True)
             segment = address_of(2 * MIB, handle(one), segment=True)
             assert segment != address
-            assert lend_segment(2 * MIB, 0, handle(one)) is None  # and returns
+            # This must return at once.
+            assert lend_segment(2 * MIB, 0, handle(one)) is None
             testing.set_capturing(one, False)
         give(segment)
 
@@ -263,7 +270,8 @@ def test_capturing_stream_gets_what_others_cache_and_waits_for_none(
         testing.set_capturing(one, True)
         address = ask(4 * MIB, 0, handle(one))
         assert address is not None
-        assert ask(4 * MIB, 0, handle(one)) is None  # and returns
+        # This must return at once.
+        assert ask(4 * MIB, 0, handle(one)) is None
         testing.set_capturing(one, False)
         testing.gate_open(busy)
         give(address)
@@ -292,7 +300,8 @@ def test_others_give_back_what_they_cache_before_null_is_answered(runtime, ask) 
     assert staging > 0
     held = sum(pool.reserved_nbytes for pool in pools)
     with cumem.limit("device", held), lent_pool(limit=2 * MIB) as pool:
-        assert ask(4 * MIB, 0, None) is None  # a limit of its own: others cannot help
+        # The pool's own limit is reached, so memory of other pools cannot help.
+        assert ask(4 * MIB, 0, None) is None
         assert sum(pool.reserved_nbytes for pool in cumem.stats().pools) >= held
         pool.limit = None
         address = ask(room, 0, None)
@@ -353,7 +362,7 @@ def test_closed_pool_keeps_what_is_on_loan(runtime) -> None:
     _core._lend(pool)
     address = address_of(MIB)
     pool.close()
-    again = address_of(MIB)  # it is lent all the same
+    again = address_of(MIB)  # The closed pool still lends.
     assert again != address
     give(address)
     give(again)
@@ -463,7 +472,8 @@ def test_what_comes_back_after_shutdown_is_leaked(emulated) -> None:
     note_stream(address, None)
     give(address)
     _core._lend(cumem.default_pool("device"))
-    with cumem.limit("device", 2 * MIB):  # it counts no longer
+    # The leaked block no longer counts against the limit.
+    with cumem.limit("device", 2 * MIB):
         again = address_of(MIB)
         assert cumem.default_pool("device").stats().live_count == 1
         give(again)
@@ -474,7 +484,7 @@ def test_what_is_on_loan_at_shutdown_counts_no_longer_whoever_lent_it(emulated) 
     _core._lend(one)
     address = address_of(MIB)
     _core._lend(cumem.default_pool("device"))
-    one.close()  # only what is on loan keeps it
+    one.close()  # Only the memory on loan keeps the pool.
     other = address_of(MIB)
     cached = cumem.empty_device(30 * MIB, "u1")
     cumem.shutdown()
@@ -526,7 +536,7 @@ def test_shutdown_lets_others_run_while_it_waits_for_a_call(emulated, is_main) -
     session.shut(user)
     work = pool.allocate(64, user)
     work.fill(1, stream=user)
-    pool.close()  # it is lent all the same
+    pool.close()  # The closed pool still lends.
     give(address)
     found: list[int | None] = []
     caller = threading.Thread(target=lambda: found.append(lend(4 * MIB, 0, None)))
@@ -589,7 +599,7 @@ def late():
 
 
 def use_all() -> None:
-    """What PyTorch may ask for; where something fails, null is an answer."""
+    """Call each function as PyTorch may. If a call fails, it returns null."""
     one, other = cumem.Stream(), cumem.Stream()
     with lent_pool() as pool:
         for ask in (lend, lend_segment):
@@ -616,7 +626,8 @@ def test_failures_lose_nothing(emulated) -> None:
         for nth in faults.chosen(op, count):
             testing.plan_fault(op, nth, faults.UNKNOWN)
             with faults.unraised():
-                with contextlib.suppress(cumem.CudaError):  # of what is not lending
+                # Calls that do not lend may raise.
+                with contextlib.suppress(cumem.CudaError):
                     use_all()
                 testing.plan_fault(None, 0)
                 faults.settle()
@@ -638,7 +649,9 @@ def test_failing_growth_is_null_and_then_succeeds(emulated) -> None:
 
 
 class Tensor:
-    """A segment of its own; PyTorch keeps it for reuse when the tensor ends."""
+    """A tensor with a segment of its own, which PyTorch keeps for reuse when the tensor
+    ends.
+    """
 
     def __init__(self, torch: StandIn, pool: int, address: int) -> None:
         self.torch, self.pool, self.address = torch, pool, address
@@ -662,7 +675,8 @@ class StandIn:
             self.index = int(index) if index else None
 
     def __init__(self) -> None:
-        self.uses: dict[int, int] = {}  # of each pool, by its id
+        # This counts the uses of each pool, by its id.
+        self.uses: dict[int, int] = {}
         self.captures: list[tuple[int, Callable[[], bool]]] = []
         self.cached: dict[int, list[int]] = {}
         self.freeable: set[int] = set()
@@ -685,7 +699,7 @@ class StandIn:
         self.MemPool = MemPool
 
     def init(self) -> None:
-        """torch.cuda.init()"""
+        """Stand for torch.cuda.init()."""
 
     def begin(self, pool: int, applies: Callable[[], bool]) -> None:
         if any(pool == each for each, _ in self.captures):
@@ -731,7 +745,7 @@ class StandIn:
             self._cuda_releasePool(device, pool.id)
 
     def empty(self, nbytes: int) -> Tensor | None:
-        """None: of PyTorch's own memory."""
+        """Return a tensor, or None if PyTorch would use memory of its own."""
         for pool, applies in reversed(self.captures):
             if applies():
                 if self.cached.get(pool):
@@ -767,7 +781,7 @@ def torch(emulated, monkeypatch) -> Iterator[StandIn]:
     found = StandIn()
     place = StandIn.device
     monkeypatch.setattr(integration, "_torch", lambda: found)
-    # torch.cuda.device is a context, torch.device a class
+    # In PyTorch, torch.cuda.device is a context manager and torch.device a class.
     monkeypatch.setattr(found, "cuda", Cuda(found), raising=True)
     assert found.device is place
     yield found
@@ -782,7 +796,7 @@ def torch(emulated, monkeypatch) -> Iterator[StandIn]:
 
 
 class Cuda:
-    """torch.cuda, whose `device` is another thing than that of torch."""
+    """The module torch.cuda, whose `device` is not the `device` of torch."""
 
     def __init__(self, torch: StandIn) -> None:
         self.torch = torch
@@ -821,7 +835,7 @@ def test_block_serves_its_thread_and_keeps_its_pool(torch) -> None:
     assert live() == 2
     one.end()
     other.end()
-    assert live() == 2  # PyTorch keeps them
+    assert live() == 2  # PyTorch keeps the blocks.
     del pool, inner, again
     integration.empty_cache()
     settle(cumem.default_pool("device"))
@@ -993,7 +1007,8 @@ def test_room_is_made_as_for_our_own_allocations(torch) -> None:
             give(held.pop())
 
     assert lend(MIB, 0, None) is None
-    assert relieve(MIB) == (1, "")  # from now on the device is served
+    # From now on the device is served.
+    assert relieve(MIB) == (1, "")
     held.append(address_of(6 * MIB))
     with cumem.limit("device", 8 * MIB), cumem.on_out_of_memory(callback):
         assert lend(8 * MIB, 0, None) is None

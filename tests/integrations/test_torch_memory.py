@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's device memory from cumem's pools, on a GPU and as far as possible without one.
+"""PyTorch's device memory from cumem's pools, on a GPU and as far as possible without
+one.
 
 test_torch_allocator.py tests the functions behind it by themselves.
 """
@@ -27,7 +28,8 @@ from cumem.integrations import torch as integration
 
 torch = pytest.importorskip("torch")
 
-#: Before cuBLAS begins, which then adds up in the same order each time.
+#: This must be set before cuBLAS starts, which then adds up in the same order each
+#: time.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 HERE = Path(__file__).parent
@@ -35,7 +37,8 @@ MIB = 1 << 20
 HAS_CUDA = hasattr(torch._C, "_cuda_customAllocator")
 
 needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler"
+    not any(map(shutil.which, ("c++", "g++", "clang++"))),
+    reason="this machine has no C++ compiler",
 )
 
 
@@ -44,7 +47,7 @@ needs_compiler = pytest.mark.skipif(
 
 @needs_compiler
 def test_memory_of_graphs_is_theirs_until_they_end(tmp_path) -> None:
-    """The part in C++, driven by a program of C++ with memory of its own."""
+    """A program in C++ drives the part in C++, and supplies the memory."""
     home = Path(torch.__file__).parent
     program = tmp_path / "graphs"
     source = Path(integration.__file__).with_name("torch_allocator.cpp")
@@ -70,7 +73,8 @@ def test_compiled_part_is_kept(tmp_path, monkeypatch) -> None:
     assert [*made.parent.iterdir()] == [made]
     before = made.stat().st_mtime_ns
     monkeypatch.setenv("PATH", "")
-    assert integration._build(torch) == made  # and needs no compiler again
+    # No compiler is needed for this.
+    assert integration._build(torch) == made
     assert made.stat().st_mtime_ns == before
 
 
@@ -99,9 +103,11 @@ def test_compiler_that_fails_is_quoted(tmp_path, monkeypatch) -> None:
 
 @pytest.fixture
 def gpu(cuda) -> Iterator[Any]:
-    """Provide PyTorch on a GPU, and check that it keeps no memory of cumem's afterwards."""
+    """Provide PyTorch on a GPU, and check that it keeps no memory of cumem's
+    afterwards.
+    """
     if not HAS_CUDA or not torch.cuda.is_available():
-        pytest.skip("PyTorch without CUDA")
+        pytest.skip("this PyTorch has no CUDA, or there is no GPU")
     yield torch
     integration.disable()
     gc.collect()
@@ -114,7 +120,7 @@ def gpu(cuda) -> Iterator[Any]:
 
 
 def is_ours(tensor: Any) -> bool:
-    """Return whether its memory lies in a block that a cumem pool has lent."""
+    """Return whether the tensor's memory lies in a block that a cumem pool has lent."""
     at = tensor.data_ptr()
     pool = cumem.default_pool("device", tensor.device.index)
     return any(
@@ -126,7 +132,7 @@ def is_ours(tensor: Any) -> bool:
 
 
 def train(steps: int = 4) -> list[float]:
-    """A little training, the same each time."""
+    """Train a little, in the same way each time, and return the losses."""
     torch.use_deterministic_algorithms(True)
     try:
         return _train(steps)
@@ -229,7 +235,7 @@ def test_limit_is_pytorchs_own_error(gpu) -> None:
             torch.OutOfMemoryError, match="CUDA out of memory"
         ) as caught:
             torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
-        a = torch.ones(MIB, device="cuda")  # PyTorch goes on
+        a = torch.ones(MIB, device="cuda")  # PyTorch goes on after the error.
         assert a.sum().item() == MIB
     assert caught.value is not None
     with (
@@ -285,7 +291,7 @@ def test_enabled_serves_autograds_threads_too(gpu) -> None:
     before = torch.ones(MIB, device="cuda")
     expected = train()
     integration.enable()
-    integration.enable()  # which it is already
+    integration.enable()  # Enabling it again changes nothing.
     w = torch.ones(512, 512, device="cuda", requires_grad=True)
     (w @ w).sum().backward()
     assert is_ours(w)
@@ -295,7 +301,8 @@ def test_enabled_serves_autograds_threads_too(gpu) -> None:
     integration.disable()
     after = torch.ones(MIB, device="cuda")
     assert not is_ours(after)
-    assert w.grad.sum().item() == 2 * 512**3  # and keeps its memory
+    # The gradient keeps its memory after disable().
+    assert w.grad.sum().item() == 2 * 512**3
     integration.disable()
 
 
@@ -367,7 +374,8 @@ def test_empty_cache_gives_back_what_streams_shared(gpu) -> None:
     assert before - after >= nbytes
     assert total.item() == 32 * MIB
     assert keep.sum().item() == MIB
-    assert is_ours(torch.ones(MIB, device="cuda"))  # it goes on
+    # New tensors still come from the pool.
+    assert is_ours(torch.ones(MIB, device="cuda"))
 
 
 @pytest.mark.gpu
@@ -410,7 +418,8 @@ def test_shutdown_leaves_tensors_and_serves_anew(gpu) -> None:
 def test_tensors_are_not_sent_to_other_processes(gpu) -> None:
     with integration.using():
         a = torch.ones(MIB, device="cuda")
-    with pytest.raises(RuntimeError):  # of cudaIpcGetMemHandle
+    # cudaIpcGetMemHandle refuses this memory.
+    with pytest.raises(RuntimeError):
         a.untyped_storage()._share_cuda_()
     assert a.sum().item() == MIB
 
@@ -418,7 +427,7 @@ def test_tensors_are_not_sent_to_other_processes(gpu) -> None:
 @pytest.mark.gpu
 def test_devices_reach_each_others_memory(gpu) -> None:
     if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
+        pytest.skip("this test needs two GPUs")
     integration.enable(device=0)
     one = torch.full((MIB,), 2.0, device="cuda:0")
     integration.enable(device="cuda:1")
@@ -719,7 +728,7 @@ def test_replaced_allocator_trains_as_pytorchs_own(gpu) -> None:
 @pytest.mark.gpu
 def test_collectives_work_on_replaced_memory(gpu, tmp_path) -> None:
     if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
+        pytest.skip("this test needs two GPUs")
     program = """
     import sys
     import torch

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is alive now, who holds it, and what tracemalloc knows of it."""
+"""What is alive now, what holds it, and what tracemalloc knows of it.
+
+`live()` lists memory, `who_holds()` finds the names and containers that keep a buffer
+alive, and tracemalloc has a domain for cumem's memory. The tests make and drop buffers
+and compare these answers with what they did.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +56,7 @@ def test_live_has_locked_pages_of_others(runtime) -> None:
 
 
 class Thing:
-    """An object that has an attribute."""
+    """An object that holds another one in an attribute."""
 
     def __init__(self, part: object) -> None:
         self.part = part
@@ -106,7 +111,7 @@ def test_temporary_is_held_by_nobody(runtime) -> None:
 
 
 def test_a_plain_dict_of_a_running_function_is_found(runtime) -> None:
-    """Python's collector knows neither the dict nor the function that runs."""
+    """Python's garbage collector tracks neither this dict nor the running function."""
     batch = {"x": cumem.empty_pinned(64)}
     assert not gc.is_tracked(batch)
     found = cumem.who_holds(batch["x"])
@@ -136,7 +141,8 @@ def test_history_of_a_notebook_is_shown_as_such(runtime, monkeypatch) -> None:
     monkeypatch.setattr(main, "_", buffer, raising=False)
     monkeypatch.setattr(main, "_3", buffer, raising=False)
     monkeypatch.setattr(main, "mine", buffer, raising=False)
-    monkeypatch.setattr(builtins, "_", buffer, raising=False)  # a plain prompt's answer
+    # The plain Python prompt keeps its last answer there.
+    monkeypatch.setattr(builtins, "_", buffer, raising=False)
     found = {h.path: h for h in cumem.who_holds(buffer)}
     for name in ("Out[3]", "_", "_3"):
         assert found[f"__main__.{name}"].kind == "notebook"
@@ -183,7 +189,8 @@ def traced() -> list[Any]:
 
 @pytest.mark.parametrize("kind", POOL_KINDS)
 def test_buffers_are_in_tracemalloc_while_they_live(runtime, tracing, kind) -> None:
-    cumem.empty(1, "u1", kind=kind)  # opens the driver, which allocates, too
+    # This opens the driver, which allocates memory too.
+    cumem.empty(1, "u1", kind=kind)
     early = len(traced())
     line = here() + 1
     buffers = [cumem.empty(1000, "u1", kind=kind) for _ in range(3)]
@@ -286,7 +293,11 @@ def test_live_without_a_record_says_how_to_get_lines(runtime) -> None:
 def test_list_of_what_lives_is_whole_where_a_collection_ends_what_it_lists(
     runtime,
 ) -> None:
-    """Up to Python 3.11 a collection runs inside the allocation of a row."""
+    """A garbage collection that frees a listed block must not damage the list.
+
+    Up to Python 3.11, a collection can run while a row of the list is allocated. The
+    program's callback frees a registration at each collection.
+    """
     done = programs.run(
         "-c",
         """

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records: which events they hold, and how their files are written and read."""
+"""Records: which events they hold, and how their files are written and read.
+
+Each test runs calls inside `with cumem.record():`, and compares the rows of the log
+with the calls: kinds, addresses, sizes, and the line of this file that made the call.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +101,9 @@ def test_trim_reports_what_went_back(runtime, kind) -> None:
 
 
 def test_free_is_noted_when_the_user_lets_go(runtime) -> None:
-    """The event does not wait for the work on the memory to end."""
+    """The event is noted at once, although the memory is still in use by a stream."""
     if not runtime.emulated:
-        pytest.skip("only emulated streams have gates")
+        pytest.skip("only emulated streams can be shut by a gate")
     stream = cumem.Stream()
     pool = cumem.Pool("pinned")
     source, target = pool.allocate(64), cumem.empty_device(64, "u1")
@@ -145,7 +149,8 @@ def test_pages_of_others_are_reported_as_registered(runtime) -> None:
     assert begun["address"] == ended["address"] == array.ctypes.data
     assert begun["nbytes"] == ended["nbytes"] == begun["value"] == 5000
     assert line_of(rec.log, begun) == line
-    assert rec.summary().peak_nbytes == 0  # it is not ours
+    # The peak counts only memory that cumem allocated.
+    assert rec.summary().peak_nbytes == 0
 
 
 def test_transfers_of_every_way_are_reported_once(runtime) -> None:
@@ -247,7 +252,8 @@ def test_what_copies_go_through_is_staging(runtime) -> None:
 def test_lent_memory_has_its_callers_line_without_the_gil(runtime) -> None:
     """PyTorch asks for memory in this way, through C functions that ctypes can call.
 
-    For segments it holds a lock meanwhile, so the stack is not read for those.
+    For whole segments, PyTorch holds a lock during the call, so cumem does not read the
+    stack then.
     """
     integration = pytest.importorskip("cumem.integrations.torch")
     del integration

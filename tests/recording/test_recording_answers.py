@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record answers: groups, peaks, leaks."""
+"""What a record answers: groups, peaks, leaks and differences.
+
+The tests plant leaks and peaks at lines that they know, and look for these lines in the
+answers.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +127,9 @@ def test_difference_names_the_lines_that_changed(runtime) -> None:
 
 
 def test_log_that_lost_frees_does_not_count_twice() -> None:
-    """An address allocated again has been freed, whether or not that was seen."""
+    """An address that is allocated again must have been freed, even if the record lost
+    that event.
+    """
     events = np.zeros(3, EVENT)
     events["address"] = (64, 64, 128)
     events["nbytes"] = 64

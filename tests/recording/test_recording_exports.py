@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A record in the formats of other tools: what they read there is what happened."""
+"""A record in the formats of other tools must tell them what happened.
+
+Small records are worked out by hand, and large random ones are compared with a plain
+loop over the events. Where the tool itself is installed, it reads the file.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ from cumem.recording.pairing import (
 )
 from cumem.tools.replay.trace import load_trace
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
 COUNT = 6000
@@ -57,7 +61,10 @@ def log() -> Log:
 
 
 def followed(log: Log) -> tuple[dict[tuple[int, int], Any], list[int]]:
-    """What lives at the end, and the bytes that live after each event; by a plain loop."""
+    """Return what lives at the end, and how many bytes live after each event.
+
+    This is a plain loop, which the fast code must agree with.
+    """
     alive: dict[tuple[int, int], Any] = {}
     total, totals = 0, []
     for number, row in enumerate(np.concatenate([log.living, log.events])):
@@ -86,7 +93,7 @@ def test_pair_of_a_record_worked_out_by_hand() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_pair_agrees_with_a_plain_loop(seed: int) -> None:
     log = random_log(3000, seed)
-    # A ring that was too small: the oldest events are gone.
+    # Some of the oldest events are missing, as from a ring that was too small.
     log = log._replace(
         events=np.delete(log.events, slice(100, 700)), living=log.living[3:]
     )
@@ -111,7 +118,10 @@ def test_pair_agrees_with_a_plain_loop(seed: int) -> None:
 
 
 def _most(log: Log, kinds: list[int]) -> int:
-    """What lived of these at most, which is all that the plain loop is shown."""
+    """Return the most bytes of these kinds that lived at once.
+
+    The plain loop gets the events of these kinds only.
+    """
     events, living = (r[np.isin(r["kind"], kinds)] for r in (log.events, log.living))
     totals = followed(log._replace(events=events, living=living))[1]
     return max([int(living["nbytes"].sum()), *totals])
@@ -183,11 +193,17 @@ def test_own_line_is_the_innermost_outside_of_the_package() -> None:
     log = by_hand()._replace(stacks=stacks)
     assert [log.user_frame(i) for i in range(3)] == [None, outer, inner]
     elsewhere = log._replace(machine={"inner": ["mine", "/far/cumem/"]})
-    assert elsewhere.user_frame(1) == inner, "the record says where the package was"
+    assert elsewhere.user_frame(1) == inner, (
+        "the folder of the package that the record names was not used"
+    )
 
 
 def test_lines_are_the_users_wherever_a_record_is_read(runtime, tmp_path: Path) -> None:
-    """Of another place of the package, as on the machine of somebody else."""
+    """The record is read by a copy of the package in another folder, as on another
+    machine.
+
+    It must still tell the user's lines from the package's own.
+    """
     with cumem.record() as rec:
         cumem.empty_pinned(1000, "u1")
     rec.save(tmp_path / "it.npz")
@@ -271,7 +287,7 @@ def test_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def spelled(log: Log) -> dict[str, Any]:
-    """A record with the stacks in place of their numbers."""
+    """Return a record as plain data, with each stack in place of its number."""
     fields = log._asdict() | {"stacks": None}
     for name in ("events", "living"):
         rows = fields[name].copy()
@@ -456,7 +472,7 @@ def packed(data: bytes) -> list[int]:
 
 
 def decoded(log: Log) -> dict[str, Any]:
-    """A profile as plain data: by the numbers of fields in profile.proto."""
+    """Return a profile as plain data. Its fields have the numbers of profile.proto."""
     file = io.BytesIO()
     pprof.write(log, file)
     profile = message(gzip.decompress(file.getvalue()))
@@ -552,8 +568,11 @@ def test_snapshot_worked_out_by_hand() -> None:
 
 
 def check_viewer_can_walk(found: dict[str, Any]) -> None:
-    """Go back from the end as PyTorch's viewer does: it fails where a block has no segment,
-    or where an event is about what is not there."""
+    """Walk a trace back from its end, as PyTorch's viewer does.
+
+    The viewer fails if a block lies in no segment, or if an event is about memory that
+    does not exist.
+    """
     for device, trace in enumerate(found["device_traces"]):
         mine = [s for s in found["segments"] if s["device"] == device]
         for segment in mine:
@@ -629,7 +648,10 @@ def test_snapshot_of_a_pool_that_grows_and_shrinks_by_pages() -> None:
 
 
 def test_snapshot_of_memory_given_back_unseen() -> None:
-    """A trim that says no address; what grows there again is not reserved twice."""
+    """The trim names no address.
+
+    Memory that grows in the same place later must not count twice.
+    """
     piece = {"address": 64 * MIB, "nbytes": 8 * MIB, "pool": 1}
     found = torch_snapshot.snapshot(
         log_of(
@@ -646,7 +668,9 @@ def test_snapshot_of_memory_given_back_unseen() -> None:
 
 
 def test_snapshot_of_blocks_where_no_growth_was_seen() -> None:
-    """What a pool reserved before the record, and gives back inside it."""
+    """The pool reserved these blocks before the record began, and gives them back
+    inside it.
+    """
     at = 64 * MIB
     blocks = [{"address": at + i * 3 * MIB, "nbytes": 2 * MIB} for i in range(3)]
     far = {"address": at + 512 * MIB, "nbytes": MIB}
@@ -654,7 +678,8 @@ def test_snapshot_of_blocks_where_no_growth_was_seen() -> None:
         log_of(
             event("allocate", "device", 10, **blocks[1]),
             event("grow", "device", 20, address=at + 8 * MIB, nbytes=4 * MIB),
-            # It begins in what was free before, and ends in what was grown.
+            # This block begins in memory that was free before, and ends in memory that
+            # grew.
             event("allocate", "device", 21, address=at + 7 * MIB, nbytes=3 * MIB),
             event("free", "device", 30, **blocks[0]),
             event("trim", "device", 40, address=at, nbytes=2 * MIB),
@@ -687,7 +712,7 @@ def test_snapshot_of_a_block_that_is_partly_in_what_grew() -> None:
 
 
 def test_snapshot_of_a_block_whose_free_was_lost(tmp_path: Path) -> None:
-    """It ends where its address is handed out again, just before that."""
+    """The block ends just before its address is handed out again."""
     log = log_of(
         event("allocate", "pinned", 10, address=64, nbytes=8),
         event("allocate", "pinned", 20, address=64, nbytes=4),
@@ -723,7 +748,8 @@ def test_reserved_intervals_agree_with_a_set(paged: bool) -> None:
         assert all(gap >= paged for gap in gaps)
 
 
-#: What the viewer's own unpickler knows, of what Python writes.
+#: The viewer has an unpickler of its own. These are the opcodes that it knows and that
+#: Python writes.
 OPCODES = {
     *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "NONE"),
     *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"),
@@ -761,7 +787,8 @@ def _frees_inside(rows: Any) -> int:
     count = 0
     for row in rows[rows["op"] < 2]:
         if row["op"] == 0:
-            count += int(row["address"]) in seen  # its free was lost
+            # A second allocation of an address stands for a lost free.
+            count += int(row["address"]) in seen
             seen.add(int(row["address"]))
         elif int(row["address"]) in seen:
             seen.remove(int(row["address"]))

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records in files: which format a name means, and what a damaged file leads to."""
+"""Records in files: which format a file name means, and what damage leads to.
+
+A small record is saved, single fields of its arrays and tables are changed, and loading
+it must end with an error that names the file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import pytest
 
 import cumem
 
-# What files hold is decided by the C core and by formats, not by Python.
+# The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
 SAVED = {
@@ -62,7 +66,9 @@ def test_save_by_a_name_that_says_no_format_is_refused(
 
 
 def a_saved_record(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arrays and tables of a small record, to be damaged."""
+    """Save a small record, and return its arrays and its tables, which a test then
+    damages.
+    """
     with cumem.record() as rec, cumem.tag("a"):
         keep = [cumem.empty_pinned(1000, "u1") for _ in range(4)]
         cumem.copy(cumem.empty_device(1000, "u1"), keep[0])

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a record: its data, decoded here, and what a browser makes of them."""
+"""The HTML page of a record: its data, and what a browser makes of them.
+
+The first part decodes the columns in the page and compares them with the record. The
+second drives Chromium, moves the mouse, and reads texts and numbers from the page.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ pytestmark = pytest.mark.any_python
 
 
 def decoded(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Header and columns of a page, as its script reads them."""
+    """Return the header and the columns of a page, as its script reads them."""
     found = re.search(r'id="header">(.*?)</script>', text, re.S)
     packed = re.search(r'id="data">(.*?)</script>', text, re.S)
     assert found
@@ -36,14 +40,19 @@ def decoded(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     columns, offset = {}, 0
     for name, dtype, count in header["columns"]:
         columns[name] = np.frombuffer(data, "<" + dtype, count, offset)
-        assert offset % columns[name].itemsize == 0  # typed arrays demand it
+        # The typed arrays of JavaScript demand this alignment.
+        assert offset % columns[name].itemsize == 0
         offset += -(-columns[name].nbytes // 8) * 8
     assert offset == len(data)
     return header, columns
 
 
 def totals(columns: dict[str, Any], registered: bool = True) -> Any:
-    """Bytes that live after each change, with pages of others or without."""
+    """Return the bytes that live after each change.
+
+    With `registered=False`, pages that belong to others and were only page-locked do
+    not count.
+    """
     life, ends = columns["change_of"] // 2, columns["change_of"] % 2
     nbytes = columns["life_nbytes"][life].astype(np.int64)
     kind = columns["site_kind"][columns["life_site"][life]]
@@ -124,7 +133,7 @@ def test_page_asks_for_nothing_from_outside() -> None:
 
 
 def hostile() -> Log:
-    """Names that would be markup, if they were not escaped."""
+    """Return a record whose names would be HTML tags if the page did not escape them."""
     bad = "</script><img src=x onerror=alert(1)>"
     log = by_hand()
     return log._replace(
@@ -147,7 +156,7 @@ def test_names_cannot_end_the_script() -> None:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if CHROMIUM is None:
-        pytest.skip("no Chromium is here")
+        pytest.skip("this machine has no Chromium")
     with Browser(tmp_path_factory.mktemp("browser")) as made:
         yield made
 
@@ -165,7 +174,7 @@ def text(browser: Browser, selector: str) -> str:
 
 
 def place(browser: Browser, time_ns: int, y: str) -> tuple[float, float]:
-    """Of a moment on the timeline, in the window."""
+    """Return the window's coordinates of a moment on the timeline."""
     box = "$('view').getBoundingClientRect()"
     return (
         browser.evaluate(f"{box}.left + placeOf({time_ns})"),
@@ -246,7 +255,7 @@ def test_browser_zooms_moves_and_stacks_by_tag(browser, tmp_path) -> None:
     assert browser.evaluate("view.end - view.begin") == pytest.approx(
         all_of_it * np.exp(-2), rel=1e-6
     )
-    # What is under the pointer stays there.
+    # The moment under the pointer stays there while the page zooms.
     assert place(browser, log.duration_ns // 3, "0")[0] == pytest.approx(x, abs=1)
     begin = browser.evaluate("view.begin")
     browser.mouse("mousePressed", x, y, button="left", clickCount=1)
@@ -266,7 +275,10 @@ def test_browser_zooms_moves_and_stacks_by_tag(browser, tmp_path) -> None:
 
 
 def test_browser_sums_agree_with_a_plain_loop(browser, tmp_path) -> None:
-    """The pyramid and the kept sums: at any moment, by group and by site."""
+    """The page keeps maxima of ranges and partial sums by group and by site.
+
+    At any moment, they must agree with a plain loop.
+    """
     log = random_log(12_000, seed=7)
     shown(browser, log, tmp_path)
     _, columns = decoded((tmp_path / "page.html").read_text())
@@ -287,7 +299,9 @@ def test_browser_sums_agree_with_a_plain_loop(browser, tmp_path) -> None:
 
 
 def test_browser_adds_up_the_rates_of_all_lanes(browser, tmp_path) -> None:
-    """Of more than have lanes as well: as much as was moved, when it was."""
+    """A direction draws few lanes, but its rate must count all transfers, at the time
+    of each.
+    """
     each = {"value": 10**6, "nbytes": MIB}
     log = log_of(*(event("transfer", "device", 0, **each) for _ in range(50)))
     shown(browser, log._replace(duration_ns=2 * 10**6), tmp_path)

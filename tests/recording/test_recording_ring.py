@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring of a record: how many events it keeps, and what a second record sees."""
+"""The ring of a record: how many events it keeps, and what a second record sees.
+
+Most tests let a record have more events than its ring holds, and compare the events
+that are kept, the number of lost ones and the answers.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,8 @@ def test_what_lived_is_right_where_the_beginning_is_lost(runtime) -> None:
     later = pool.allocate(512)
     with cumem.record(stacks=False, max_entries=6) as rec:
         unseen, gone = pool.allocate(4096), pool.allocate(2048)
-        freed.clear()  # lost too, as is what lived before it
+        # These events are lost too, like all those before them.
+        freed.clear()
         again = [pool.allocate(1 << 20) for _ in range(4)]
         del later, gone
     assert rec.log.lost_count == 6
@@ -71,7 +76,8 @@ def test_tag_of_a_generator_may_end_in_another_context(runtime) -> None:
     begun = contextvars.copy_context().run
     generator = batches()
     assert begun(next, generator) == 1
-    assert list(generator) == []  # here, where the tag was never set
+    # The generator ends in this context, where the tag was never set.
+    assert list(generator) == []
     with cumem.record(stacks=False) as rec:
         kept = cumem.empty_pinned(64, "u1")
     assert [group.name for group in rec.top("tag").groups if group.count] == [""]
@@ -159,7 +165,8 @@ def test_nested_records_each_have_their_own_events(runtime) -> None:
     pool = cumem.Pool("pinned")
     with cumem.record(stacks=False, max_entries=3) as outer:
         pool.allocate(1)
-        with cumem.record(max_entries=100) as inner:  # makes the ring larger
+        # The second record needs a larger ring.
+        with cumem.record(max_entries=100) as inner:
             for i in range(2, 6):
                 pool.allocate(i)
         pool.allocate(6)
@@ -167,7 +174,8 @@ def test_nested_records_each_have_their_own_events(runtime) -> None:
     assert all(rows(inner.log, "allocate")["stack"])
     assert len(outer.log.events) == 3
     assert list(rows(outer.log, "allocate")["value"]) == [6]
-    assert outer.log.lost_count == 10  # 6 pairs and a growth, less those three
+    # There were 6 pairs of events and one growth, of which 3 events are kept.
+    assert outer.log.lost_count == 10
     pool.close()
 
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On whose behalf an event is: stacks of Python, and tags."""
+"""On whose behalf an event happens: stacks of Python functions, and tags.
+
+The tests allocate memory in functions, generators, threads and tasks, and compare the
+lines and the tags of the events.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,9 @@ MIB = 1 << 20
 
 
 def line_of(log: Log, event: Any) -> int | None:
-    """Line in this file, of the frame that made it."""
+    """Return the line in this file of the frame that made the event, or None without a
+    stack.
+    """
     frame = log.user_frame(int(event["stack"]))
     assert frame is None or frame.filename == __file__
     return None if frame is None else frame.lineno
@@ -126,7 +132,7 @@ def test_exceptions_under_way_survive_a_stack(runtime) -> None:
 
 
 def tag_of(rec: cumem.Record) -> dict[int, str]:
-    """Of each allocation, by the size asked for."""
+    """Return the tag of each allocation, by the size that was asked for."""
     log = rec.log
     return {int(e["value"]): log.tags[e["tag"]] for e in rows(log, "allocate")}
 
@@ -228,13 +234,15 @@ def test_threads_that_python_has_not_begun_have_the_systems_name(runtime) -> Non
     noted, done = threading.Event(), threading.Event()
 
     def work() -> None:
-        ctypes.CDLL(None).prctl(15, b"backward_0", 0, 0, 0)  # PR_SET_NAME
+        # 15 is PR_SET_NAME: the call names the thread.
+        ctypes.CDLL(None).prctl(15, b"backward_0", 0, 0, 0)
         cumem.empty_pinned(100, "u1")
         noted.set()
         done.wait()
 
     with cumem.record() as rec:
-        _thread.start_new_thread(work, ())  # threading does not know of it
+        # The module threading does not know this thread.
+        _thread.start_new_thread(work, ())
         noted.wait()
     (thread,) = {int(each) for each in rows(rec.log, "allocate")["thread"]}
     assert rec.log.threads[thread] == "backward_0"
