@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How arguments are read: every refusal names the argument and what was expected."""
+"""How arguments are read: every refusal names the argument and what was expected.
+
+The tests pass shapes, flags, dtypes, kinds, devices and keywords in many forms, and
+compare what is accepted with NumPy, and what is refused with the message.
+"""
 
 from __future__ import annotations
 
@@ -217,14 +221,16 @@ def test_wrong_flag_of_a_constructor_is_refused(
 def test_shape_whose_integer_shuts_cumem_down_is_that_of_a_new_buffer(
     emulated, make
 ) -> None:
-    """A pool is chosen only after __index__() has run."""
+    """cumem must choose the pool only after __index__() has run, as that call may shut
+    cumem down.
+    """
 
     class Shutting:
         def __index__(self) -> int:
             cumem.shutdown()
             return 64
 
-    make(64)  # the pool is warm
+    make(64)  # This warms the pool.
     assert make(Shutting()).shape == (64,)
     assert make((2, Shutting())).shape == (2, 64)
 
@@ -404,7 +410,8 @@ def test_every_function_with_a_device_reads_it_alike(emulated, device) -> None:
     cumem.set_current_device(device)
     try:
         assert cumem.current_device() == home
-        assert cumem.Device("cuda") == home  # as torch: the current one
+        # As in PyTorch, this means the current device.
+        assert cumem.Device("cuda") == home
         assert cumem.Device(TorchDevice("cuda")) == home
     finally:
         cumem.set_current_device(0)
@@ -433,7 +440,7 @@ def test_dtype_that_closes_the_pool_leaves_a_buffer_of_it(runtime) -> None:
 
 def test_dtype_that_shuts_down_gets_the_error_of_a_call_under_way(runtime) -> None:
     cumem.empty_pinned(3).free()
-    # NumPy before 2.3 raises an error of its own instead of that of the attribute.
+    # NumPy before 2.3 raises its own error in place of the attribute's.
     said = "a call of cumem is under way|Cannot interpret"
     with pytest.raises((RuntimeError, TypeError), match=said):
         cumem.empty_pinned(3, Acting(cumem.shutdown))
@@ -528,7 +535,7 @@ def test_kind_of_another_name_says_what_to_type(
 
 
 def test_kind_whose_name_was_made_at_run_time_is_found_without_python(emulated) -> None:
-    """A name that was read from a file is not the object that the source has."""
+    """A name that was read from a file is another object than the name in the source."""
     name = "".join(("man", "aged"))
     cumem.empty(256, "u1", name).free()
     called: list[str] = []
@@ -687,7 +694,7 @@ def test_misspelt_keyword_of_a_public_name_is_refused_with_the_one_meant(
     function = public_callables()[name]
     names = keywords_of(function)
     if not names or isinstance(function, cumem.PinnedCollate):
-        pytest.skip("it has no keywords")
+        pytest.skip("this function has no keywords")
     for each in names:
         with pytest.raises(TypeError, match="unexpected keyword") as caught:
             function(**{each + "x": 1})

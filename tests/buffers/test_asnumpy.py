@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""asnumpy() and to_numpy(), which make new NumPy arrays of anything."""
+"""asnumpy() and to_numpy() make new NumPy arrays of anything.
+
+The tests compare shape, dtype and bytes with the source, and check that the array owns
+its memory, is contiguous and can be written.
+"""
 
 from __future__ import annotations
 

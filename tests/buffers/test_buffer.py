@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers: constructors, attributes, lifetime, context manager, pickling, repr."""
+"""Buffers: constructors, attributes, lifetime, context manager, pickling, repr.
+
+Most tests run for each kind of memory and compare with a NumPy array. Those about
+lifetime end buffers by free(), by a block or by shutdown(), and look at what still
+works.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +201,7 @@ def test_free_closes_and_frees_once(runtime, kind) -> None:
     ):
         with pytest.raises(ValueError, match="closed"):
             use()
-    buffer.free()  # twice is fine, as for files
+    buffer.free()  # Freeing twice is allowed, like closing a file twice.
     assert "closed" in repr(buffer)
 
 
@@ -206,7 +211,7 @@ def test_free_while_exported_is_refused(runtime, kind) -> None:
     with memoryview(buffer) as exported:
         with pytest.raises(BufferError):
             buffer.free()
-        exported[0] = 1  # still there
+        exported[0] = 1  # The memory still exists.
     assert buffer.numpy()[0] == 1
     gc.collect()
     buffer.free()
@@ -360,7 +365,8 @@ def test_int_and_float_read_the_element_and_not_its_digits(runtime) -> None:
     assert float(buffer[1]) == 54.0
     with pytest.raises(TypeError):
         int(buffer)
-    assert float(cumem.full((), 1.5, "f4", "device")) == 1.5  # by a copy
+    # Reading it copies the element to the host.
+    assert float(cumem.full((), 1.5, "f4", "device")) == 1.5
 
 
 def test_complex_reads_the_element(runtime) -> None:
@@ -369,7 +375,8 @@ def test_complex_reads_the_element(runtime) -> None:
     assert complex(cumem.full((), 1.5, "f4", "pinned")) == 1.5
     with pytest.raises(TypeError):
         complex(buffer)
-    assert complex(cumem.full((), 2j, "c8", "device")) == 2j  # by a copy
+    # Reading it copies the element to the host.
+    assert complex(cumem.full((), 2j, "c8", "device")) == 2j
 
 
 @pytest.mark.parametrize(

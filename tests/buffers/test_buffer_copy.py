@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New memory with the same values, and the order of its elements."""
+"""New memory with the same values, and the order of its elements.
+
+Buffers are copied by copy(), by the module copy and by constructors. The order of
+elements is compared with NumPy's for arrays of any layout.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cumem keeps between buffers: their objects, and the dtypes that objects mean."""
+"""What cumem keeps between buffers: ended objects, and the dtypes that users named.
+
+Both are kept for speed. The tests end a buffer in every way, make another one, and
+check that it is as new; they also repeat arguments, and ask for memory on streams.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +81,7 @@ ENDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_buffer_after_one_that_ended_is_as_new(runtime, kind: str, end: str) -> None:
     empty = EMPTY[kind]
-    kept = [empty(7, "u1") for _ in range(80)]  # nothing is left of earlier tests
+    kept = [empty(7, "u1") for _ in range(80)]  # This uses up what earlier tests left.
     expected = describe(empty((2, 3), "f4"))
     del kept
     for shape in [5, (2, 3), (1, 2, 3, 2, 1), 0, ()]:
@@ -135,7 +139,8 @@ def test_buffers_of_a_generation_that_ended_are_reused(emulated) -> None:
 def test_usual_arguments_mean_the_same_the_second_time(runtime, kind: str) -> None:
     empty = EMPTY[kind]
     for _ in range(3):
-        name = "".join(["sh", "ape"])  # not interned
+        # Such a text is not interned, so it is another object than the name in C.
+        name = "".join(["sh", "ape"])
         for buffer in [
             empty((4, 2), "f4"),
             empty((4, 2), dtype="f4"),
@@ -212,7 +217,7 @@ STREAMED = [on_argument, on_current, on_allocate, on_current_allocate]
 @pytest.mark.parametrize("make", STREAMED)
 def test_memory_of_a_stream_goes_to_that_stream_alone(emulated, make) -> None:
     stream, other, pool = cumem.Stream(), cumem.Stream(), cumem.Pool()
-    for _ in range(3):  # the second finds an object and memory
+    for _ in range(3):  # The second round finds a kept object and memory.
         buffer = make(stream, pool)
         session.shut(stream)
         buffer.fill(1, stream=stream)
@@ -242,7 +247,8 @@ def test_stream_lives_as_long_as_what_was_made_on_it(emulated, make) -> None:
         assert ident() is None
         assert session.testing.counts()["streams"] == streams + 1
         del kept
-        pool.trim()  # forgets streams whose work has ended
+        # This forgets streams whose work has ended.
+        pool.trim()
         streams = session.testing.counts()["streams"]
         assert streams <= 1
 
@@ -301,7 +307,7 @@ def test_class_may_change_its_dtype(runtime) -> None:
 def test_dtype_that_is_kept_is_the_one_asked_for(runtime) -> None:
     spellings = [f"{order}{code}" for order in "<>=" for code in "bhilqBHILQefdFD?"]
     for _ in range(2):
-        for spelling in spellings:  # more than are kept
+        for spelling in spellings:  # These are more dtypes than cumem keeps.
             assert cumem.empty_pinned(2, spelling).dtype == np.dtype(spelling)
     structured = np.dtype([("a", "f4")])
     count = sys.getrefcount(structured)
@@ -313,7 +319,8 @@ def test_dtype_that_is_kept_is_the_one_asked_for(runtime) -> None:
 def test_kept_objects_serve_every_pool(runtime, kind: str) -> None:
     allocate = EMPTY[kind]
     with cumem.Pool(kind) as pool:
-        for _ in range(3):  # the second finds an object, the third memory as well
+        # The second round finds a kept object, the third finds memory as well.
+        for _ in range(3):
             buffer = allocate(1000, "u1")
             assert pool.stats().live_count == 1
             del buffer

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that convert numbers on the way: against NumPy's astype, bit by bit."""
+"""Copies that convert numbers on the way give the bits of NumPy's astype().
+
+The tests convert between all pairs of dtypes and ends, in layouts with gaps, in pieces,
+and in place, and compare each element. Other functions with `casting=` follow at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ from support.tuning import tuned
 import cumem
 from cumem.buffers.casting import NUMBERS, REALS
 
-# Its rules come from one table in C, which is the same for each Python.
+# A table in C has the rules of casting, so no version of Python changes them.
 pytestmark = pytest.mark.any_python
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 ENDS = ["numpy", *KINDS]

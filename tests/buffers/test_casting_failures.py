@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions that fail or are refused: their errors, how often, and what is left."""
+"""Conversions that fail or are refused: their errors, and what they leave behind.
+
+Each call of the runtime fails once, refused pairs must write nothing, and rules that
+cumem remembers from earlier calls must not be mixed up.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from support.strategies import same_bytes
 import cumem
 from cumem.buffers.casting import STANDS_FOR
 
-# Its rules come from one table in C, which is the same for each Python.
+# A table in C has the rules of casting, so no version of Python changes them.
 pytestmark = pytest.mark.any_python
 
 
@@ -146,7 +150,9 @@ def test_rule_that_was_asked_for_before_differs_from_others(runtime) -> None:
 
 
 def test_dtypes_that_stand_for_others_differ_from_equal_ones(runtime) -> None:
-    """NumPy takes them for equal, as metadata does not count; their meanings differ."""
+    """NumPy takes these dtypes for equal, since it ignores metadata, although they mean
+    different numbers.
+    """
     ones = np.ones(3, "f4")
     numbers = np.zeros(3, "u2")
     stand_in = np.dtype("u2", metadata={STANDS_FOR: "bfloat16"})

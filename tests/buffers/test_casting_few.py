@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Few elements, which the calling thread converts by itself."""
+"""Few elements, which the calling thread converts by itself.
+
+Counters of the core show whether a copy became a job for the copy threads. The values
+are compared with NumPy's.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from support.strategies import same_bytes
 
 import cumem
 
-# Its rules come from one table in C, which is the same for each Python.
+# A table in C has the rules of casting, so no version of Python changes them.
 pytestmark = pytest.mark.any_python
 
 

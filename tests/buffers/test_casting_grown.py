@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions in which narrow numbers cross the link and the device widens them."""
+"""Conversions in which narrow numbers cross the link and the device widens them.
+
+The byte count of a transfer shows which numbers crossed, and counts of kernel launches
+show who converted. The host must convert instead where the device has no memory to
+spare or cannot give the same bits.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ from support.tuning import tuned
 
 import cumem
 
-# Its rules come from one table in C, which is the same for each Python.
+# A table in C has the rules of casting, so no version of Python changes them.
 pytestmark = pytest.mark.any_python
 
 
@@ -59,7 +64,8 @@ def test_short_numbers_cross_the_link_and_grow_there(runtime, source, scaled) ->
     target = cumem.empty(was.shape, F4)
     done = cumem.copy_async(target, was, casting="unsafe", **how)
     done.wait()
-    on_host = scaled and source in FLOATS  # NaN would come out with other bits
+    # The kernel would give NaN other bits.
+    on_host = scaled and source in FLOATS
     assert done.nbytes == (expected if on_host else was).nbytes
     assert_same(values.get(target), expected, was)
 

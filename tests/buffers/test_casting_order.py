@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of copies that convert and of other copies."""
+"""The order of copies that convert numbers and of other work.
+
+A stream whose gate is shut shows whether a copy comes after the stream's work, and
+whether the call waits.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from support.session import testing
 
 import cumem
 
-# Its rules come from one table in C, which is the same for each Python.
+# A table in C has the rules of casting, so no version of Python changes them.
 pytestmark = pytest.mark.any_python
 
 
@@ -122,4 +126,5 @@ def test_progress_is_reported_to_the_end(runtime) -> None:
         casting="same_kind",
         progress=lambda *args: seen.append(args),
     )
-    assert seen[-1] == (4_000_000, 4_000_000)  # the bytes that cross the link
+    # These are the bytes that cross the link.
+    assert seen[-1] == (4_000_000, 4_000_000)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which dtypes may become which others: every call that has room for it, against NumPy.
+"""Which dtypes may become which others, in every call that converts, against NumPy.
 
-Two ends that have dtypes must agree unless casting= says otherwise. A call that names
-the dtype converts by "same_kind" unless told otherwise, astype() by "unsafe".
+Two ends with dtypes must agree unless `casting=` allows more. A call that names the
+dtype converts by "same_kind" unless `casting=` says otherwise, and astype() by
+"unsafe". Each call of `CALLS` is made for pairs of dtypes and rules, and
+`np.can_cast()` says which must be allowed.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ from support.tuning import tuned
 import cumem
 from cumem.buffers.casting import STANDS_FOR, Casting
 
-# Its rules come from one table in C, which is the same for each Python.
+# A table in C has the rules of casting, so no version of Python changes them.
 pytestmark = pytest.mark.any_python
 
 RULES = get_args(Casting)
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
-#: Pairs of which each rule allows some: numbers that the copy threads convert, and others.
+#: Each rule allows some of these pairs. The copy threads convert some of them, NumPy
+#: others.
 PAIRS = [
     (np.dtype(source), np.dtype(target))
     for source, target in [
@@ -141,14 +144,15 @@ def read_into(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
         a.tofile(path)
         try:
             cumem.fromfile(path, a.dtype, out=buffer, **how)
-        except ValueError as error:  # raised for every argument that contradicts `out`
+        # fromfile() raises this for every argument that contradicts `out`.
+        except ValueError as error:
             if how:
                 raise
             raise TypeError(str(error)) from error
     return buffer
 
 
-#: Calls by name, what they do without `casting`, and whether they take that argument.
+#: Each entry has a call, its rule without `casting=`, and whether it takes `casting=`.
 CALLS: dict[str, tuple[Callable[..., Any], str, bool]] = {
     "array": (
         lambda a, to, **how: cumem.array(a, to, "pinned", **how),
@@ -504,14 +508,17 @@ def test_plain_files_convert_by_rule(runtime, tmp_path, kind) -> None:
         ("f4", ">f8", {"casting": "same_kind"}),
         ("f4", "u1", {"casting": "safe", "scale": 0.5, "offset": -1}),
         (BF16, "f4", {"casting": "unsafe"}),
-        ("M8[s]", "M8[ms]", {"casting": "same_kind"}),  # NumPy converts it
+        # NumPy converts this pair.
+        ("M8[s]", "M8[ms]", {"casting": "same_kind"}),
     ],
     ids=str,
 )
 def test_conversion_passes_no_python_of_the_package(
     runtime, target, source, how
 ) -> None:
-    """Plans are remembered, except those of ">f8", a new object each time."""
+    """cumem remembers the plan of each pair, except those of ">f8", which is a new
+    object each time.
+    """
     there = cumem.empty(3, target, "pinned")
     given = np.arange(3, dtype="u1").astype(source)
     assert functions_of_the_package(lambda: cumem.copy(there, given, **how)) == []
@@ -546,7 +553,7 @@ def allows(source: np.dtype, target: np.dtype, rule: str) -> bool:
 
 
 def test_integers_that_stand_for_bfloat16_are_judged_as_it(runtime) -> None:
-    """ml_dtypes allows bfloat16 what these rules allow."""
+    """These rules allow the same as ml_dtypes allows for bfloat16."""
     stands = np.dtype("u2", metadata={STANDS_FOR: "bfloat16"})
     for other in map(np.dtype, ("?", "i1", "u2", "i8", "f2", "f4", "f8", "c8", "g")):
         for rule in ("safe", "unsafe"):

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""free(), the end of a with block and Registration.close(), and what delays them."""
+"""free(), the end of a with block and Registration.close(), and what delays them.
+
+Transfers behind a shut gate, exports to other libraries and work of other streams hold
+memory. The tests end a buffer beside each of them, and look at when its memory is given
+back.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ NBYTES = 1 << 16
 
 
 def live(kind: str) -> int:
-    """Return the bytes of the kind that live buffers have."""
+    """Return the bytes of live buffers of this kind."""
     return cumem.stats()[kind].live_nbytes
 
 
@@ -81,7 +86,8 @@ def test_unregistering_does_not_wait_for_other_transfers(emulated) -> None:
         with cumem.register(memory) as buffer:
             assert testing.registrations() == 1
         assert testing.registrations() == 0
-        memory.close()  # nothing exports it, although the buffer has a name
+        # Nothing exports the map any more, although the buffer still has a name.
+        memory.close()
         assert buffer.closed
 
 
@@ -137,7 +143,7 @@ def test_failed_transfer_gives_it_back_too(emulated) -> None:
     except cumem.CudaError:
         pass
     else:
-        pytest.fail("the fault was not met")
+        pytest.fail("the copy raised no error")
     finally:
         testing.plan_fault(None, 0)
     source.free()
@@ -271,7 +277,8 @@ def test_memory_follows_the_last_export_of_a_block(runtime, kind, protocol) -> N
     del array
     gc.collect()
     assert live(kind) == NBYTES
-    if part.flags.writeable:  # older NumPys make it read-only by DLPack
+    # Older NumPys make it read-only if it came by DLPack.
+    if part.flags.writeable:
         part[:] = 7
         assert part.tolist() == [7, 7]
     del part
@@ -359,7 +366,7 @@ def test_threads_that_end_and_close_at_once_leave_nothing(emulated) -> None:
 # -- forked children -------------------------------------------------------------------
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="fork")
+@pytest.mark.skipif(sys.platform != "linux", reason="this test forks, on Linux only")
 def test_child_sees_the_true_state_of_transfers(emulated) -> None:
     stream = cumem.Stream()
     source = cumem.zeros(16, "u1", "pinned")
@@ -435,11 +442,14 @@ def test_memory_that_is_closed_while_it_is_looked_at_is_not_used(
     buffer[1:]
 
     def close() -> None:
-        with suppress(RuntimeError, BufferError):  # a call is under way
+        # This is refused if a call is under way.
+        with suppress(RuntimeError, BufferError):
             buffer.free() if end == "free" else cumem.shutdown()
 
     tensor.looked = close
-    with suppress(ValueError):  # where it could be closed
+    # The call is refused if the buffer was closed.
+    with suppress(ValueError):
         USES[use](buffer)
         assert not buffer.closed
-    del tensor.looked  # which refers to the buffer, which keeps the tensor
+    # The function refers to the buffer, which keeps the tensor: a cycle.
+    del tensor.looked

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A buffer as a collection: iteration, length, `in`, truth and equality."""
+"""A buffer as a collection: iteration, length, `in`, truth and equality.
+
+Where NumPy's answer would read device memory or be ambiguous, the error must say what
+to type.
+"""
 
 from __future__ import annotations
 

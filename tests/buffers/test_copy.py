@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy(): what it accepts, what it refuses, and that it waits for earlier work."""
+"""copy(): what it accepts, what it refuses, and that it waits for earlier work.
+
+Copies go between all kinds of memory, and between layouts with gaps or repeated
+elements. Hooks count short copies, which the calling thread makes by itself, and jobs
+for the copy threads.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +100,8 @@ def test_shapes_must_match_or_broadcast(runtime, kind) -> None:
     assert (values.get(buffer) == 1).all()
 
 
-#: Sources of a short copy to shape (16, 16): only the first two are one run of as many
-#: bytes as the target, in the order of C.
+#: Sources of a short copy to shape (16, 16). Only the first two are a single run of
+#: bytes in C order that is as long as the target.
 LAYOUTS: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
     "run": lambda a: a,
     "leading axis": lambda a: a[None],
@@ -116,7 +121,8 @@ def test_short_copy_of_any_layout_moves_each_element(runtime, kind, layout) -> N
     expected = np.broadcast_to(source, (16, 16) if source.ndim < 3 else (1, 16, 16))
     target = cumem.zeros((16, 16), "u1", kind)
     turned = cumem.zeros((16, 16), "u1", kind, order="F")
-    cumem.current_stream().synchronize()  # behind work a copy is not made as a short one
+    # A copy behind other work would not be made as a short one.
+    cumem.current_stream().synchronize()
     cumem.copy(target, source)
     cumem.copy(turned, source)
     assert (values.get(target) == expected.reshape(16, 16)).all()
@@ -126,7 +132,8 @@ def test_short_copy_of_any_layout_moves_each_element(runtime, kind, layout) -> N
     assert (values.get(target) == expected.reshape(16, 16)[::-1].T).all()
 
 
-#: Shapes and strides in bytes of two-byte elements, some of which share memory.
+#: Shapes and strides in bytes, for elements of two bytes. Some of these elements share
+#: memory.
 SHARED = [
     ((5,), (0,)),
     ((5,), (1,)),
@@ -218,7 +225,8 @@ def test_copy_waits_for_work_on_a_late_stream(runtime, kind) -> None:
     middle = cumem.zeros(count, "i4", kind)
     handle = cumem.copy_async(middle, source, stream=stream)
     out = np.zeros(count, "i4")
-    cumem.copy(out, middle)  # another stream: must still see the first copy
+    # This copy has another stream, and must still see the first one.
+    cumem.copy(out, middle)
     assert (out == np.arange(count)).all()
     assert handle.done
 
@@ -363,8 +371,8 @@ def test_short_arrays_are_not_asked_about_where_a_device_is_waited_for(
     assert (questions(device, host) > 0) == asked
     assert (questions(back, device) > 0) == asked
     np.testing.assert_array_equal(back, host)
-    # The driver is asked if the kind of memory matters: between ends on the host, in
-    # the background, and for memory of cumem's.
+    # The driver is asked where the kind of memory matters: between two ends on the
+    # host, in the background, and for memory of cumem.
     assert questions(pinned, host) > 0
     assert questions(device, pinned.numpy()) > 0
     session.testing.plan_fault(None, 0)
@@ -433,7 +441,8 @@ def test_elements_that_share_memory_may_be_read_and_left_alone(runtime) -> None:
     buffer = cumem.empty((3, 4))
     cumem.copy(buffer, same)
     assert values.get(buffer).tolist() == [[0, 1, 2, 3]] * 3
-    cumem.copy(same[:1], np.ones((1, 4)))  # one row, and nothing beside it
+    # This is a single row, so no elements share memory.
+    cumem.copy(same[:1], np.ones((1, 4)))
     cumem.copy(same[:, :0], np.ones((3, 0)))
     assert (same == 1).all()
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy() against NumPy's assignment, over shapes, strides, dtypes, kinds and overlaps."""
+"""copy() against NumPy's assignment, for random shapes, strides, dtypes and kinds.
+
+Hypothesis draws a target and a source, also within one buffer, and the bytes afterwards
+must be those of NumPy.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,8 @@ def test_copy_of_any_views_equals_numpy_assignment(backend: str) -> None:
             target = values.put(expected, to, order)
             index = as_view(index)
             part = expected[index]
-            # the source: a strided view of something larger, or a broadcast of less
+            # The source is a strided view of a larger array, or a broadcast of a
+            # smaller one.
             lead = data.draw(st.integers(0, part.ndim))
             source_shape = tuple(
                 1 if n and data.draw(st.booleans()) and data.draw(st.booleans()) else n

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Displays in notebooks are complete and escaped, load nothing and wait for nothing."""
+"""Displays in notebooks are complete and escaped, load nothing and wait for nothing.
+
+A parser checks the HTML of every display. Other tests compare the sums and peaks that
+displays show with events that are made by hand.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,10 @@ EMPTY = {"br", "hr", "img", "input", "meta"}
 
 
 class Page(html.parser.HTMLParser):
-    """Reads a page, and checks that each tag is closed and none loads anything."""
+    """A page that is parsed.
+
+    It checks that each tag is closed, and that none loads anything.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -283,7 +290,7 @@ def test_pages_of_others_are_in_no_peak_of_all() -> None:
     found = reading.bytes_over_time(log)
     assert reading.peaks(log)["registered"] == (90, 200)
     assert reading.peaks(log)["all"] == (10, 100) == (summarize(log).peak_nbytes, 100)
-    assert found.height == 100  # a picture contains registered memory
+    assert found.height == 100  # A picture also shows registered memory.
     assert "at most 10 B" in Report(log)._repr_html_()
 
 
@@ -379,7 +386,8 @@ def test_transfers_less_than_a_pixel_apart_are_drawn_as_one() -> None:
             r'<rect x="([\d.]+)" y="96.0" width="([\d.]+)"', shown
         )
     ]
-    assert ends == pytest.approx([345, 624], abs=0.2)  # cuts off a running transfer
+    # The picture cuts off the transfer that still runs at its end.
+    assert ends == pytest.approx([345, 624], abs=0.2)
 
 
 def test_report_of_a_cell_that_did_nothing_says_so() -> None:
@@ -396,7 +404,8 @@ def test_colours_are_variables_of_the_notebook_or_those_of_the_page() -> None:
     for name, value in re.findall(r"(--cm-\w+):([^;]*);", style):
         assert re.fullmatch(r"var\(--jp-[\w-]+,color-mix\(.*\)\)", value), name
     without = re.sub(r"--cm-\w+:[^;]*;", "", style)
-    assert re.findall(r"#[0-9a-f]{3,6}", without) == ["#d55e00"]  # the alert's edge
+    # This is the edge of an alert.
+    assert re.findall(r"#[0-9a-f]{3,6}", without) == ["#d55e00"]
     assert Path(pieces.__file__).read_text().count("prefers-color-scheme") == 0
 
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fill() in the order of a stream: what the call leaves for later and who waits."""
+"""fill() in the order of a stream: what the call leaves for later, and who waits.
+
+Buffers are filled on a stream whose gate is shut. The call must return, and everyone
+who reads the buffer must wait for the gate.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,8 @@ pytestmark = [
     pytest.mark.by_driver("context_record_event"),
 ]
 
-RECORD = np.dtype([("key", "i2"), ("weight", "f8")])  # 10 bytes, no padding
+# The record has 10 bytes without padding.
+RECORD = np.dtype([("key", "i2"), ("weight", "f8")])
 
 #: One value of each dtype, in each of the sizes that memset and the kernel treat apart.
 VALUES = [
@@ -168,7 +173,7 @@ def test_full_of_what_becomes_an_array_converts_as_of_an_array(runtime, kind) ->
     assert cumem.full_like(kept[0], values, "f8").to_numpy().tolist() == [1, 2, 3]
     with pytest.raises(TypeError, match="'same_kind' does not allow"):
         cumem.full(3, values, "u1", kind)
-    # A buffer that was there before converts nothing.
+    # An existing buffer converts nothing.
     with pytest.raises(TypeError, match=r"fill: .*dtype"):
         cumem.empty(3, "f4", kind).fill(values)
 
@@ -335,7 +340,7 @@ def test_fill_of_a_device_is_one_call_of_the_runtime(
     buffer = cumem.empty_device(64, dtype, stream=stream)
     buffer.fill(0, stream=stream)
     counts = session.testing.copy_counts()
-    session.testing.plan_fault(None, 0)  # resets the counts
+    session.testing.plan_fault(None, 0)  # This resets the counters.
     with session.gate(stream):
         buffer.fill(value, stream=stream)
         assert session.testing.pending_transfers() == 0
@@ -351,7 +356,8 @@ def test_fill_after_work_of_another_stream_comes_after_it(emulated) -> None:
     buffer = cumem.zeros(64, "u1")
     with session.gate(first):
         buffer.fill(1, stream=first)
-        session.testing.plan_fault(None, 0)  # resets the counts
+        # This resets the counters.
+        session.testing.plan_fault(None, 0)
         buffer.fill(2, stream=second)
         assert session.testing.fault_count("stream_wait_event") > 0
         buffer.fill(3, stream=second)

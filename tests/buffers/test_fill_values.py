@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fill() and full() with values that NumPy cannot reach."""
+"""fill() and full() with values that NumPy cannot read, as on a device.
+
+The value is a buffer, or another library's object, whose memory is on the host or a
+device. Dtypes and shapes must follow the same rules as for values of NumPy.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ def test_value_on_the_device_is_converted_as_any_other(runtime, kind, shape) -> 
     with pytest.raises(TypeError, match="casting='unsafe' does"):
         cumem.full(3, cumem.full(shape, 1.5), "i4", kind)
     wrapped = cumem.full(3, cumem.full(shape, 2**40 + 5), "i4", kind)
-    assert values.get(wrapped).tolist() == [5] * 3  # the same as NumPy's astype gives
+    assert values.get(wrapped).tolist() == [5] * 3  # NumPy's astype() gives the same.
     with pytest.raises(TypeError, match=r'target has dtype int32; .*casting="unsafe"'):
         whole.fill(cumem.full(shape, 1.5))
     with pytest.raises(
@@ -83,9 +87,8 @@ def test_fill_takes_what_another_library_has_on_the_host(runtime) -> None:
     made = cumem.full((3, 2), value, "f8")
     assert values.get(made).tolist() == [[1.5, 2.5]] * 3
     assert cumem.full(2, value).dtype == np.float32
-    assert (
-        len(value.calls) == 2
-    )  # one for each call, since a capsule can be used only once
+    # There is one call for each capsule, which can be used only once.
+    assert len(value.calls) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,7 +126,7 @@ def test_fill_takes_values_of_another_device(runtime, kind, dtype, named) -> Non
 
 
 def fake_on_device(buffer: cumem.Buffer) -> object:
-    """As CuPy exports: `__cuda_array_interface__` on the type."""
+    """Return an object that exports like CuPy: its type has `__cuda_array_interface__`."""
     fake = FakeCAI(interface_of(buffer), buffer)
     entries = fake.__cuda_array_interface__
 

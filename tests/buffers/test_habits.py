@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Habits of users of NumPy, CuPy and PyTorch work, or the error says what works."""
+"""Habits of users of NumPy, CuPy and PyTorch work, or the error says what works.
+
+Constructors, methods and flags are called as users of these libraries would, and the
+answers are compared with NumPy's.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +117,8 @@ def test_asarray_of_an_exporter_of_our_memory_is_a_view(runtime) -> None:
     pinned = cumem.array([1, 2, 3], kind="pinned")
     view = cumem.asarray(Exporter(pinned))
     assert view is not pinned
-    if not runtime.emulated:  # there DLPack says it is ordinary memory
+    # There, DLPack says that it is ordinary memory.
+    if not runtime.emulated:
         assert (view.ptr, view.kind) == (pinned.ptr, "pinned")
     assert view.tolist() == [1, 2, 3]
 
@@ -352,6 +357,7 @@ def test_equality_in_and_hash_are_by_identity(runtime, kind) -> None:
     if kind == "device":
         with pytest.raises(TypeError, match="to_numpy"):
             _ = buffer == np.zeros(3)
-        assert not np.array_equal(buffer, buffer)  # NumPy's answer, as the page says
+        # This is NumPy's answer, as the documentation says.
+        assert not np.array_equal(buffer, buffer)
     else:
         assert (buffer == np.zeros(3)).tolist() == [True] * 3

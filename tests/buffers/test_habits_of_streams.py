@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of devices, streams and events that users of other libraries type."""
+"""Names of devices, streams and events that users of other libraries type.
+
+Each name must do what it does in PyTorch or CuPy, or the error must say what to type.
+Most tests are about `with Device(...):`.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +65,9 @@ def test_with_device_places_memory_there(runtime) -> None:
 
 
 def test_what_is_current_is_seen_by_the_collector() -> None:
-    """Otherwise the module would keep the current stream alive forever."""
+    """If the garbage collector did not see these variables, the module would keep the
+    current stream alive forever.
+    """
     referents = gc.get_referents(cumem._core)
     names = {each.name for each in referents if isinstance(each, ContextVar)}
     assert names == {

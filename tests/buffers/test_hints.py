@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and calls of other libraries that cumem lacks: the error says what to type."""
+"""Names and calls of other libraries that cumem lacks: the error says what to type.
+
+The tests call each of them on each kind of memory, match the message, and try what the
+message says.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,9 @@ def test_no_hint_sends_the_host_to_device_memory(runtime, kind) -> None:
 
 
 def test_hints_are_those_of_the_extension() -> None:
-    """A name that only one of them has would raise a KeyError, or never be mentioned."""
+    """A name that only the package had would never be mentioned, and one that only the
+    extension had would raise a KeyError.
+    """
     doc = "Not there: its error says why."
     for owner, stated in (
         (cumem.Buffer, hints.NAMES),
@@ -151,7 +157,7 @@ def test_what_python_computes_with_says_where_to_compute(runtime, kind, of) -> N
 @pytest.mark.parametrize("name", IN_PLACE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_operator_in_place_makes_a_buffer_an_array(runtime, kind, name) -> None:
-    """NumPy would return an array of its own, and leave the buffer as it is."""
+    """NumPy would return a new array, and leave the buffer as it is."""
     buffer = cumem.zeros((3, 3), "i4", kind)
     for other in (np.ones((3, 3), "i4"), np.int32(1), "text", None):
         check_says_where_to_compute(kind, lambda: IN_PLACE[name](buffer, other))  # noqa: B023
@@ -341,7 +347,7 @@ def test_call_with_too_many_arguments_says_how_they_are_given(
 @pytest.mark.parametrize("library", ["torch", "numba"])
 def test_dtypes_of_others_say_which_one_of_numpy_to_type(emulated, library) -> None:
     class Dtype:
-        """A dtype like theirs, of which only the text says what it is."""
+        """A dtype like theirs: only its text says what it is."""
 
         __module__ = f"{library}.core.types"
 
@@ -386,7 +392,7 @@ def test_what_is_no_dtype_at_all_raises_numpys_error(emulated) -> None:
             make(3, 3.5)  # type: ignore[arg-type]
 
 
-# PyTorch warns once in a process, when the first one is made.
+# PyTorch warns once in a process, when a tensor of such a dtype is first made.
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 def test_every_dtype_of_torch_is_one_of_numpy_or_says_so(emulated) -> None:
     torch = pytest.importorskip("torch")
@@ -409,7 +415,7 @@ def test_every_dtype_of_torch_is_one_of_numpy_or_says_so(emulated) -> None:
 
 
 def test_dtypes_of_jax_and_cupy_are_taken(emulated) -> None:
-    """CuPy's dtypes are NumPy's own, and JAX's have a dtype."""
+    """CuPy's dtypes are NumPy's own, and those of JAX have a dtype."""
     jnp = pytest.importorskip("jax.numpy")
     for dtype in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.bool_, jnp.complex64):
         for make in (cumem.empty, cumem.zeros):
@@ -417,7 +423,7 @@ def test_dtypes_of_jax_and_cupy_are_taken(emulated) -> None:
 
 
 def test_every_hint_of_an_argument_can_be_typed() -> None:
-    """Each function that a hint names is there and takes what it is given."""
+    """Each function that a hint names exists and takes the arguments in the hint."""
     seen = set()
     call = re.compile(r"(?:cumem\.|(?<![\w.]))(\w+)\(([^()]*)")
     texts = [*hints.ARGUMENTS.values()]
@@ -469,7 +475,8 @@ def test_every_hint_of_a_member_can_be_typed(runtime) -> None:
 
 def test_functions_of_others_say_what_to_type() -> None:
     for name, hint in (hints.NAMES_OF_CUMEM | hints.FORMER_NAMES).items():
-        if name != "integrations":  # another test may have imported that
+        # Another test may have imported the submodule `integrations`.
+        if name != "integrations":
             assert not hasattr(cumem, name)
             assert name not in dir(cumem)
         for there in re.findall(r"cumem\.(\w+)\(", hint):

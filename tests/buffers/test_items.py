@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One element as a number of Python's: item(), float(), int(), complex(), bool()."""
+"""One element as a Python number: item(), float(), int(), complex(), bool()."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import cumem
 
 INTEGERS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
 NUMBERS = [*INTEGERS, "f2", "f4", "f8", "c8", "c16"]
-#: Elements of these dtypes are read through an array of NumPy's.
+#: Elements of these dtypes are read through a NumPy array.
 OTHERS = ["g", ">i4", ">f8", "M8[s]", "m8[s]", "S3", "U2"]
 CALLS: dict[str, Callable[[Any], Any]] = {
     "item": lambda x: x.item(),

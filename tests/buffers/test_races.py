@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that runs in the middle of a call must not take the memory away from under it."""
+"""Code that runs in the middle of a call must not take its memory away.
+
+Such code is Python code of exporters, finalizers, garbage collections and other
+threads. It frees the call's buffers or shuts cumem down at every place where cumem lets
+it run. The call must work or be refused, and must write nothing but its target.
+"""
 
 from __future__ import annotations
 
@@ -99,8 +104,8 @@ def in_thread(call: Callable[[], object], answers: list[object]) -> None:
 def during(call: Callable[[], object], action: Callable[[], object]) -> list[object]:
     """Run `action` within `call`, when cumem drops what finished copies kept alive.
 
-    This happens in a thread, since the main thread might drop it earlier. Returns what
-    either of the two returns or raises.
+    This happens in a new thread, since the main thread might drop it earlier. Return
+    what `action` and `call` return or raise.
     """
     answers: list[object] = []
 
@@ -113,7 +118,7 @@ def during(call: Callable[[], object], action: Callable[[], object]) -> list[obj
     return [answers[0], answers[1][0] if isinstance(answers[1], list) else answers[1]]
 
 
-#: Larger than what a pool takes at once, so that trim() gives the pages back.
+#: This is more than a pool takes at once, so that trim() gives the pages back.
 LARGE = 8 << 20
 
 
@@ -167,7 +172,7 @@ def test_place_of_memory_trimmed_meanwhile_is_not_asked(emulated) -> None:
 def test_dlpack_exports_no_memory_that_its_dtype_freed(
     runtime, monkeypatch, max_version, call
 ) -> None:
-    """Python code that others can replace reads the name of another package's dtype."""
+    """DLPack reads the name of another package's dtype, which runs Python code."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     buffer = cumem.zeros(4096, ml_dtypes.bfloat16, "pinned")
     others: list[cumem.Buffer] = []
@@ -175,9 +180,8 @@ def test_dlpack_exports_no_memory_that_its_dtype_freed(
 
     def free(frame: object, event: str, _: object) -> None:
         nonlocal left
-        if (
-            event == "call" and frame.f_code.co_name == "_name_get"
-        ):  # NumPy's dtype.name
+        # NumPy's dtype.name runs this function.
+        if event == "call" and frame.f_code.co_name == "_name_get":
             left -= 1
             if left == 0:
                 with contextlib.suppress(BufferError):
@@ -289,7 +293,8 @@ def test_waker_called_by_a_future_settles_each_once(emulated, count: int) -> Non
                 cumem.copy_async(target, source, stream=stream) for _ in range(count)
             ]
             tasks = [asyncio.ensure_future(wait(each)) for each in transfers]
-            await asyncio.sleep(0)  # all of them wait now
+            # Now all of them wait.
+            await asyncio.sleep(0)
         transfers[-1].wait()
         PyFuture.wake = loop.wakes[0]
         loop.wakes[0]()
@@ -327,8 +332,8 @@ class Collections:
         self.left, self.action = left, action
 
     def __enter__(self) -> None:
-        # Python makes tuples and dicts from freed ones without a collection, so they
-        # are used up.
+        # Python makes tuples and dicts from freed ones without a collection. These are
+        # used up first, so that each new object can start one.
         self.hoard = [[{}, [], (i,), (i, i), (i, i, i)] for i in range(2000)]
         self.before = gc.get_threshold()
         gc.callbacks.append(self)
@@ -361,7 +366,8 @@ def by_collection(
     left: int, action: Callable[[], object], call: Callable[[], object]
 ) -> None:
     with Collections(left // 2, action):
-        odd = [[] for _ in range(left % 2)]  # every second object triggers a collection
+        # Every second object starts a collection.
+        odd = [[] for _ in range(left % 2)]
         call()
         del odd
 
@@ -378,7 +384,8 @@ def pooled(kind: str, count: int) -> object:
         return [pool.allocate(SMALL) for _ in range(count)]
 
 
-#: Calls that read buffers, streams, pools or the runtime: (kind, call of two buffers).
+#: Each entry makes a call with two buffers, and reads buffers, streams, pools or the
+#: runtime.
 EVERY_KIND = {
     "fill": lambda a, b: a.fill(7),
     "fill with values": lambda a, b: a.fill(np.arange(SMALL, dtype="u1")),
@@ -438,7 +445,8 @@ def test_code_at_each_step_of_a_call_frees_nothing_in_use(
     It frees the buffers of the call, takes their memory for others, and tries a
     shutdown. Then the call works or is refused, and writes nothing but its target.
     """
-    for left in range(60):  # waits may look again and again
+    # A wait may look many times.
+    for left in range(60):
         ends = subjects(kind)
         others: list[cumem.Buffer] = []
         ran: list[bool] = []
@@ -466,7 +474,7 @@ def test_code_at_each_step_of_a_call_frees_nothing_in_use(
 
 
 @pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="Python collects between bytecodes there"
+    sys.version_info >= (3, 12), reason="Python 3.12 collects only between bytecodes"
 )
 @pytest.mark.parametrize("others", [[], ["mapped"]])
 def test_default_pool_asked_for_in_a_collection_that_shuts_down_is_one(
@@ -474,16 +482,16 @@ def test_default_pool_asked_for_in_a_collection_that_shuts_down_is_one(
 ) -> None:
     def shut_down(phase: str, _: object) -> None:
         gc.set_threshold(0)
-        with contextlib.suppress(RuntimeError):  # below the call it is refused
+        # It is refused if it happens below the call.
+        with contextlib.suppress(RuntimeError):
             cumem.shutdown()
 
     cumem.empty_pinned(SMALL)
     pools = [cumem.default_pool(kind) for kind in others]
     before = gc.get_threshold()
     gc.disable()
-    hoard = [
-        [{}, (i, i)] for i in range(3000)
-    ]  # uses up the objects that Python keeps for reuse
+    # These use up the objects that Python keeps for reuse.
+    hoard = [[{}, (i, i)] for i in range(3000)]
     gc.callbacks.append(shut_down)
     gc.set_threshold(1)
     gc.enable()
@@ -502,7 +510,8 @@ def churn(stop: threading.Event, failures: list[BaseException]) -> None:
         try:
             cumem.empty_device(1000)
             cumem.copy(out, array)
-        except (RuntimeError, ValueError):  # shut down in between
+        # Another thread has shut cumem down in between.
+        except (RuntimeError, ValueError):
             pass
         except BaseException as error:
             failures.append(error)
@@ -599,7 +608,7 @@ def test_shutdown_below_a_call_is_refused(emulated, call) -> None:
 
 
 def pending(kind: str) -> cumem.Buffer:
-    """Memory that a stream has worked on."""
+    """Return memory that a stream has worked on."""
     buffer = cumem.empty(4096, "u1", kind)
     buffer.fill(1, stream=cumem.Stream())
     return buffer
@@ -617,7 +626,8 @@ def closed_after_work() -> cumem.types.Registration:
     return cumem.register(np.zeros(5000))
 
 
-#: A preparation, the call of another thread, and the operation in which it is held up.
+#: Each entry has a preparation, the call of another thread, and the operation of the
+#: runtime that is held up.
 CALLS = {
     "make a stream": (None, lambda _: cumem.Stream(), "stream_create"),
     "check a priority": (
@@ -677,7 +687,8 @@ CALLS = {
         "fill_8_async",
     ),
     "copy": (
-        lambda: cumem.empty_device(16 << 20, "u1"),  # a short one keeps the GIL
+        # A short copy would keep the GIL.
+        lambda: cumem.empty_device(16 << 20, "u1"),
         lambda b: cumem.copy(b, np.zeros(16 << 20, "u1")),
         "copy_async",
     ),

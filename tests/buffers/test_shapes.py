@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes, axes and dtypes of views, in every spelling of NumPy's.
+"""Shapes, axes and dtypes of views, in every spelling of NumPy.
 
-The answer is NumPy's or, if NumPy copies or guesses, an error that says what to type.
+Each call is made on a NumPy array and on a buffer. The answers must be equal or, if
+NumPy copies or guesses, an error must say what to type.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Index:
 
 
 class Pair:
-    """A sequence that is no tuple, list or array."""
+    """A sequence that is not a tuple, list or array."""
 
     def __init__(self, *items: object) -> None:
         self.items = items
@@ -62,7 +63,8 @@ def outcome(call: Callable[[Any], Any], on: Any) -> object:
     return answer.shape, answer.dtype
 
 
-#: Calls on an array of shape (2, 3), or on another one, which NumPy answers equally.
+#: Calls on an array of shape (2, 3), or on one that the call makes. NumPy and cumem
+#: must answer equally.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "reshape(6)": lambda a: a.reshape(6),
     "reshape(3, 2)": lambda a: a.reshape(3, 2),
@@ -206,7 +208,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_call_answers_as_numpy_does(emulated, name, kind) -> None:
     if name.endswith("64 axes") and np.__version__.startswith("1."):
-        pytest.skip("NumPy 1 has 32 axes at most")
+        pytest.skip("NumPy 1 allows 32 axes at most")
     whole = np.arange(6.0).reshape(2, 3)
     buffer = values.put(whole, kind)
     expected = outcome(CALLS[name], whole)
@@ -285,7 +287,7 @@ def test_view_of_a_closed_buffer_says_so(runtime, kind, call) -> None:
 
 
 def test_buffer_that_an_integer_closes_gives_no_view(emulated) -> None:
-    """__index__() may do anything."""
+    """__index__() is a user's code, so it may close the buffer."""
 
     class Closing:
         def __index__(self) -> int:
@@ -329,7 +331,7 @@ def test_axes_that_do_not_step_as_one_are_not_joined(emulated, order) -> None:
 
 @st.composite
 def cut(draw: st.DrawFn, size: int) -> tuple[int, ...]:
-    """Lengths with `size` elements, some of them 1."""
+    """Draw lengths whose product is `size`, some of which are 1."""
     lengths = []
     while size > 1 and len(lengths) < 8:
         factors = [f for f in range(2, size + 1) if size % f == 0]
@@ -566,7 +568,7 @@ def test_copy_is_ordered_like_any_other_copy(emulated) -> None:
 
 # -- one element -----------------------------------------------------------------------
 
-#: Calls on an array of integers of shape (2, 3), which NumPy answers equally.
+#: Calls on an array of integers of shape (2, 3). NumPy and cumem must answer equally.
 ITEMS: dict[str, Callable[[Any], Any]] = {
     "item(4)": lambda a: a.item(4),
     "item(-6)": lambda a: a.item(-6),
@@ -638,7 +640,7 @@ def test_element_of_any_memory_is_numpys(emulated, name, kind) -> None:
         return type(found), found
 
     assert answer(buffer) == answer(whole)
-    buffer.free()  # nobody got the memory from the answers
+    buffer.free()  # No answer keeps the buffer's memory.
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays whose axes are in another order on the device.
 
-Their bytes are sent in the order of the source, in pieces. A kernel on the device puts each
-piece in its places while the next piece arrives in the other half of a block, if there is
-memory for two halves.
+cumem sends the bytes in the order of the source, in pieces. A kernel on the device puts
+the elements of each piece in their places while the next piece arrives in the other
+half of a block, if there is memory for two halves. The tests compare the elements, and
+let memory run short or streams be late.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import cumem
 # These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 
-BLOCK_NBYTES = 1 << 20  # of one piece
+BLOCK_NBYTES = 1 << 20  # This is the size of one piece.
 ROW_NBYTES = 6400
 
 
@@ -37,7 +38,7 @@ def numbers(*shape: int) -> np.ndarray:
     return np.arange(np.prod(shape), dtype="i4").reshape(shape)
 
 
-# One piece, two, and more than the ring holds.
+# These make one piece, two pieces, and more pieces than the ring holds.
 @pytest.mark.parametrize("rows", [80, 160, 1600])
 @pytest.mark.parametrize("background", [False, True])
 def test_each_element_finds_its_place(runtime, rows, background) -> None:
@@ -62,7 +63,7 @@ def test_what_follows_on_the_stream_sees_all_of_it(runtime) -> None:
     back = cumem.empty_pinned((1500, 1600), "i4")
     cumem.copy_async(buffer, array.T, stream=stream)
     cumem.copy_async(back, buffer, stream=stream)
-    array[:] = -1  # it was read before the call returned
+    array[:] = -1  # The array was read before the call returned.
     stream.synchronize()
     assert (back.numpy() == numbers(1600, 1500).T).all()
 
@@ -152,7 +153,7 @@ def test_those_on_one_stream_use_one_block_and_one_more_stream(shut) -> None:
 
 
 def test_none_needs_the_memory_of_two_blocks(shut) -> None:
-    """If the target has gaps, the host cannot transpose it instead."""
+    """The targets have gaps, so the host cannot transpose for them."""
     array = numbers(1600, 1500)
     stream = cumem.Stream()
     targets = [
@@ -200,7 +201,8 @@ def test_short_memory_fails_nobody_where_others_have_two_blocks(emulated) -> Non
 
 @pytest.mark.parametrize("code", [2, 999])
 def test_copy_that_cannot_order_its_second_stream_fails(emulated, code: int) -> None:
-    """It fails even if the driver says that it lacks memory for the second stream.
+    """The second copy must fail whenever its second stream cannot be ordered, even if
+    the driver says that it lacks memory.
 
     The copy gets the blocks of the copy before, which must not be written too early.
     """

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that become elements come back equal or are refused."""
+"""Values that become elements come back equal or are refused.
+
+Integers near the ends of each dtype, floats, texts, dates and records are written by
+fill(), `buffer[...] =` and array(), and compared with what NumPy makes of them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ import cumem
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
-#: Dtypes that older releases of ml_dtypes lack.
+#: Older releases of ml_dtypes lack these dtypes.
 COMPLEX32 = [
     getattr(ml_dtypes, name)
     for name in ("complex32", "bcomplex32")
@@ -126,7 +130,8 @@ KEPT = [
 ]
 
 
-#: Numbers at the ends of the dtypes that the extension reads by itself, and just beyond.
+#: Numbers at the ends of the dtypes that the extension itself reads, and just beyond
+#: them.
 NUMBERS = [
     *(
         sign * (2**power + step)
@@ -172,7 +177,8 @@ def test_number_and_scalar_become_what_an_array_of_them_becomes(
         warnings.simplefilter("ignore")
         for each in NUMBER_DTYPES[::2]:
             for number in (0, 1, -1, 300, 1.5, 70_000, 1e30, 2j, float("nan")):
-                with contextlib.suppress(OverflowError):  # NumPy 2 refuses some itself
+                # NumPy 2 itself refuses some of these.
+                with contextlib.suppress(OverflowError):
                     values.append(np.asarray(number).astype(each)[()])
     for value in values:
         found = outcome(lambda value=value: fill_and_read(alone, value))
@@ -279,7 +285,7 @@ def near_ends(dtype: str) -> st.SearchStrategy[int]:
 
 
 def test_integers_of_another_dtype_come_back_equal_or_are_refused(runtime) -> None:
-    """The test compares with Python's integers, which never wrap around."""
+    """Python's integers, which never wrap around, say which values are right."""
 
     @drawn(st.sampled_from(INTEGERS), st.sampled_from(INTEGERS), st.data())
     def check(source: str, to: str, data: st.DataObject) -> None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values as print() and format() show them: as NumPy does."""
+"""print() and format() show values as NumPy does.
+
+Random arrays are printed by NumPy and by cumem. Other tests print long, busy and closed
+buffers, and buffers in a forked child.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.mark.parametrize("shape", [(2000,), (20, 20, 20), (3, 1000), (2000, 1, 2)])
 def test_arrays_in_elements_are_printed_whole(runtime, shape) -> None:
-    """NumPy applies the threshold to them as well."""
+    """NumPy would apply the threshold to these inner arrays as well."""
     array = np.zeros(shape, [("x", "i4", (8,))])
     array["x"] = np.arange(array.size * 8).reshape(*shape, 8)
     assert str(cumem.array(array)) == str(array)

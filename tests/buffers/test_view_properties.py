@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of buffers against views of NumPy arrays: shapes, strides, addresses, errors."""
+"""Views of buffers against views of NumPy arrays: shapes, strides, addresses, errors.
+
+Hypothesis draws arrays and indices, and both kinds of view must agree.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ from support.forks import fork_and_die, fork_and_run
 import cumem
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="fork"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="these tests fork, on Linux only"
+    ),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:fork='share' uses pages:RuntimeWarning"),
