@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`__cuda_array_interface__`, out and in."""
+"""The protocol `__cuda_array_interface__`, of our buffers and of other libraries'
+arrays.
+
+The first part compares the dictionary of a buffer with NumPy's, and looks at which
+stream it names while work is pending. The second makes buffers of such dictionaries,
+right ones and wrong ones.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +85,8 @@ def test_overlapping_fields_are_left_undescribed(runtime) -> None:
 @pytest.mark.parametrize("kind", CAI_KINDS)
 def test_dtype_that_no_type_string_names_is_left_to_dlpack(runtime, kind) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    for name in ("bfloat16", "float8_e4m3", "float8_e5m2"):  # "<V2", "<V1" and "<f1"
+    # NumPy names their types "<V2", "<V1" and "<f1".
+    for name in ("bfloat16", "float8_e4m3", "float8_e5m2"):
         buffer = cumem.empty(3, getattr(ml_dtypes, name), kind)
         with pytest.raises(AttributeError, match=rf"no type string.*{name}.*DLPack"):
             interface(buffer)
@@ -142,7 +149,8 @@ def test_stream_is_named_only_while_work_is_pending(emulated, kind) -> None:
     assert interface(buffer)["stream"] is None
     with session.gate(stream):
         scratch.fill(1, stream=stream)
-        cumem.current_stream().synchronize()  # the fill came after it
+        # The fill has waited for this stream.
+        cumem.current_stream().synchronize()
         assert interface(buffer)["stream"] == stream.handle
         assert interface(buffer)["stream"] == stream.handle
     stream.synchronize()
@@ -180,7 +188,8 @@ def test_default_stream_of_another_thread_is_not_named(driver) -> None:
         queued, asked = threading.Event(), threading.Event()
 
         def fill() -> None:
-            with session.gate(2):  # the number 2 means another stream in this thread
+            # The number 2 means another stream in this thread.
+            with session.gate(2):
                 buffer.fill(1, stream=2)
                 queued.set()
                 asked.wait()
@@ -191,7 +200,8 @@ def test_default_stream_of_another_thread_is_not_named(driver) -> None:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(lambda: interface(buffer)["stream"])
             try:
-                if driver >= 12050:  # an older one makes the call wait for the device
+                # With an older driver, the call itself waits for the device.
+                if driver >= 12050:
                     named = answer.result()
                     assert named not in (None, 1, 2)
                     assert not cumem.Stream.from_external(named).done
@@ -222,7 +232,8 @@ def test_several_pending_streams_are_joined_on_one(emulated) -> None:
             named = interface(buffer)["stream"]
             assert named in (one.handle, two.handle)
             joined = one if named == one.handle else two
-        # the first is open, the second still shut: the named stream waits for it
+        # The first stream is open, and the second still shut. The named stream waits
+        # for the second.
         assert not joined.done
     joined.synchronize()
     assert one.done
@@ -241,7 +252,7 @@ def test_block_waits_for_the_unseen_work_of_who_read_the_dictionary(
         buffer = pool.allocate(4096)
         address = pointer(buffer)
         with session.gate(stream):
-            scratch.fill(1, stream=stream)  # this might be work on the buffer
+            scratch.fill(1, stream=stream)  # This fill stands for work on the buffer.
             if read:
                 interface(buffer)
             del buffer
@@ -424,8 +435,9 @@ def test_freed_memory_is_refused(emulated) -> None:
     buffer = cumem.empty(1 << 20, "u1", "device")
     entries = interface_of(buffer)
     buffer.free()
-    released = cumem.trim()  # takes the fence
-    cumem.Device(0).synchronize()  # the pool gives the memory back only after that
+    released = cumem.trim()  # The pool records a fence here.
+    # The pool gives the memory back only after the fence has passed.
+    cumem.Device(0).synchronize()
     assert released + cumem.trim() > 0
     with pytest.raises(ValueError, match=r"ordinary host memory|allocation"):
         cumem.asbuffer(FakeCAI(entries))

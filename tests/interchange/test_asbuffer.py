@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""asbuffer(), and what copy() makes of foreign operands."""
+"""asbuffer(), and what copy() makes of objects of other libraries.
+
+Buffers are made of NumPy arrays, of objects with the buffer protocol, and of DLPack
+capsules whose fields the tests set. Wrong fields must be refused, and each deleter must
+run once.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ import cumem
 
 
 def produced(buffer: Any, device: tuple[int, int], **options: Any) -> Produced:
-    """A DLPack tensor over one of our buffers."""
+    """Return a DLPack tensor over one of our buffers."""
     strides = tuple(s // buffer.itemsize for s in buffer.strides)
     pointer = (
         getattr(buffer, "device_ptr", buffer.ptr) if device[0] == CUDA else buffer.ptr
@@ -339,7 +344,7 @@ def test_wrong_fields_are_refused(runtime, path, value, error, word) -> None:
     capsule = made.capsule()
     with pytest.raises(error, match=word):
         cumem.asbuffer(capsule)
-    # the caller's capsule is still the caller's
+    # The capsule still belongs to the caller.
     assert made.deleted == 0
     assert capsule_name(capsule) == "dltensor_versioned"
     del capsule
@@ -374,7 +379,8 @@ def test_deleter_of_an_asked_for_capsule_runs_once(
 def test_wrong_extents_are_refused(runtime, shape, strides, word) -> None:
     data = np.zeros((2, 3))
     made = Produced(data.ctypes.data, shape, strides, data.dtype, keep=data)
-    capsule = made.capsule()  # its Python destructor must not run during an exception
+    # Its Python destructor must not run while an exception is raised.
+    capsule = made.capsule()
     with pytest.raises(ValueError, match=word):
         cumem.asbuffer(capsule)
 
@@ -427,7 +433,7 @@ def test_a_tensor_comes_after_the_stream_it_was_asked_for_on(emulated) -> None:
     with session.gate(stream):
         scratch.fill(1, stream=stream)
         reported = session.testing.array_interface(imported)
-        # A consumer is ordered after it as well.
+        # A consumer of `imported` comes after that work as well.
         assert reported["stream"] == stream.handle
     stream.synchronize()
 
@@ -506,7 +512,7 @@ def test_imported_memory_can_be_exported_again(runtime) -> None:
 def test_copy_takes_every_exporter(runtime, kind) -> None:
     data = np.arange(6, dtype="i4").reshape(2, 3)
     device = cumem.array(data, kind="device")
-    made = Produced.over(data)  # it outlives its capsules, of which each copy takes one
+    made = Produced.over(data)  # It outlives its capsules. Each copy takes one.
     sources = [
         data,
         cumem.array(data, kind="pinned"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that must be counted, bounded, or left alone while PyTorch and CuPy use the GPU.
+"""Memory beside PyTorch and CuPy at work: it must be counted, bounded, or left alone.
 
-Each of these went wrong once without an error and only showed beside a library that keeps
-the GPU busy, captures a graph, or moves the memory of its own tensors.
+Each of these went wrong once without an error, and showed only beside a library that
+keeps the GPU busy, captures a graph, or moves the memory of its own tensors.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_dropped_exports_are_bounded_while_the_gpu_works(busy, use) -> None:
         use()
         if i % 100 == 0:
             busy()
-    # The bound is 256 MiB of memory that waits; a growth may come on top of it.
+    # At most 256 MiB may wait for the GPU, and one growth may come on top.
     assert held("pinned") <= 2 * 256 * MIB
 
 
@@ -186,7 +186,7 @@ def test_chunks_given_to_torch_fit_a_limit(busy) -> None:
 
 
 def test_want_of_pinned_memory_leaves_torchs_capture_whole(cuda) -> None:
-    cumem.empty_pinned(MIB).numpy()  # exported, and freed at once
+    cumem.empty_pinned(MIB).numpy()  # This memory was exported, and is freed at once.
     work = torch.ones(1024, device="cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -224,7 +224,7 @@ def test_want_of_pinned_memory_leaves_our_streams_capture_whole(cuda) -> None:
 @pytest.fixture
 def second(cuda) -> Iterator[None]:
     if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
+        pytest.skip("this test needs two GPUs")
     before = torch.cuda.current_device()
     yield
     torch.cuda.set_device(before)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The buffer protocol of host-usable buffers, against NumPy's own."""
+"""The buffer protocol of buffers that the host may use, against NumPy's own.
+
+Requests are made through memoryview and, with every combination of flags, through
+ctypes. A NumPy array of the same layout says what the answers must be.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ FULL_RO = INDIRECT | FORMAT
 
 
 class PyBuffer(ctypes.Structure):
-    """Py_buffer, as in CPython's stable ABI."""
+    """The struct Py_buffer of CPython's stable ABI."""
 
     _fields_ = [
         ("buf", ctypes.c_void_p),
@@ -89,7 +93,8 @@ def described(view: memoryview) -> dict[str, object]:
         "contiguous",
         "suboffsets",
     ]
-    if view.nbytes:  # the strides of an empty view mean nothing
+    # The strides of an empty view mean nothing.
+    if view.nbytes:
         names.append("strides")
     return {name: getattr(view, name) for name in names}
 
@@ -101,7 +106,8 @@ def test_memoryview_says_what_numpys_says(runtime, kind) -> None:
         buffer = cumem.empty(shape, dtype, kind)
         try:
             expected = described(memoryview(array))
-        except ValueError:  # datetimes have no buffer format
+        # Datetimes have no buffer format.
+        except ValueError:
             with pytest.raises(ValueError, match="cannot include dtype"):
                 memoryview(buffer)
             continue
@@ -117,7 +123,7 @@ def test_format_of_ml_dtypes_is_refused_as_numpy_does(runtime) -> None:
     buffer = cumem.empty(4, ml_dtypes.bfloat16, "pinned")
     with pytest.raises(ValueError, match="cannot include dtype"):
         memoryview(buffer)
-    # bytes have no format: hashing and sending still work
+    # Requests for bytes name no format, so hashing and sending still work.
     buffer.view("u1").fill(7)
     assert request(buffer, SIMPLE)["len"] == 8
 
@@ -239,7 +245,7 @@ def test_free_is_refused_while_exported(runtime, kind) -> None:
     first.release()
     with pytest.raises(BufferError, match="1 live export"):
         buffer.free()
-    second[0] = 1  # still there
+    second[0] = 1  # The memory still exists.
     second.release()
     buffer.free()
     with pytest.raises(ValueError, match="closed"):
@@ -279,7 +285,7 @@ def test_export_waits_for_an_unfinished_transfer(emulated, kind) -> None:
         reader.start()
         entered.wait()
         session.wait_until_waiting(reader)
-        assert seen == []  # the gate holds the work back
+        assert seen == []  # The gate holds the work back.
     reader.join()
     assert seen == [b"\5" * (1 << 12)]
     transfer.wait()
@@ -309,29 +315,31 @@ def test_view_taken_while_numpy_makes_its_own_is_remembered(emulated, nth: int) 
     def look(phase: str, info: object) -> None:
         collections.append(phase)
         if len(collections) == nth:
-            memoryview(
-                buffers[0]
-            ).release()  # as torch.frombuffer, which keeps the object
+            # The consumer torch.frombuffer does the same, and keeps the object.
+            memoryview(buffers[0]).release()
 
     thresholds = gc.get_threshold()
     gc.callbacks.append(look)
-    gc.set_threshold(1)  # so that the array and its view trigger collections
+    # The array and its view then start garbage collections.
+    gc.set_threshold(1)
     try:
         array = buffers[0].numpy()
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(look)
     if len(collections) < nth:
-        pytest.skip("there were fewer collections")
+        pytest.skip("this Python collects less often")
     del array
     buffers[0].free()
-    assert cumem.stats()["pinned"].live_nbytes > 0  # with the last reference
+    # The memory lives until the last reference to the buffer is dropped.
+    assert cumem.stats()["pinned"].live_nbytes > 0
     buffers.clear()
     assert cumem.stats()["pinned"].live_nbytes == 0
 
 
 def test_own_array_is_counted_and_not_remembered(emulated) -> None:
-    buffer = cumem.zeros(4096, "M8[s]", "pinned")  # no format: exported as bytes
+    # This dtype has no format, so NumPy gets bytes.
+    buffer = cumem.zeros(4096, "M8[s]", "pinned")
     array = buffer.numpy()
     with pytest.raises(BufferError):
         buffer.free()

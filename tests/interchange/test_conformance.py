@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each kind of buffer, each library, each of its entrances: what has to come of it.
+"""What each entrance of each library must make of each kind of buffer.
 
-The answers are those of the protocols and of docs/interop.md. What a library does
-otherwise stands in `LIMITS`. On the emulated device all memory is the CPU's to others.
+An entrance is a function that takes our buffer, such as `np.asarray(buf)`. The tables
+`ON_GPU` and `EMULATED` say for each kind whether it gets the memory, copies it or
+refuses, as the protocols and docs/interop.md do. What a library does otherwise is
+listed in `LIMITS`. On the emulated device, other libraries take all memory for the
+CPU's.
 """
 
 from __future__ import annotations
@@ -42,13 +45,15 @@ import cumem
 
 @pytest.fixture(autouse=True)
 def numpy_can_write(request: pytest.FixtureRequest) -> None:
-    """Leave out what an older NumPy cannot: its arrays by DLPack are read-only."""
+    """Skip tests that write through DLPack if NumPy is so old that its arrays are
+    read-only.
+    """
     name = request.node.name
     by_dlpack = "np.from_dlpack" in name or (
         "copy_is_obeyed" in name and "numpy" in name
     )
     if by_dlpack and not NUMPY_LETS_WRITE:
-        pytest.skip("this NumPy's arrays by DLPack are read-only")
+        pytest.skip("this NumPy makes read-only arrays by DLPack")
 
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -56,7 +61,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 PAGE = Path(__file__).parents[2] / "docs" / "interop.md"
 SHAPE = (12, 16)
 
-pytestmark = [  # what libraries warn of when they are imported, and of what they are given
+# Libraries warn when they are imported, and about some of these buffers.
+pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -70,8 +76,8 @@ KINDS = (
     *("mapped.as_device()", "managed.as_device()", "device"),
 )
 
-#: "=": no copy. "c": a copy. "?": either, with the right values. "~": or refused.
-#: A letter: refused so.
+#: In the tables below, "=" stands for no copy, "c" for a copy, "?" for either, and "~"
+#: for the right values or a refusal. A letter stands for one of these refusals.
 REFUSALS: dict[str, tuple[Any, str]] = {
     "H": (TypeError, "the host cannot read device memory"),
     "B": ((TypeError, ValueError), "bytes-like|buffer protocol"),
@@ -89,7 +95,8 @@ REFUSALS: dict[str, tuple[Any, str]] = {
     "T": ((TypeError, BufferError, ValueError, RuntimeError, AttributeError), ""),
 }
 
-#: By entrance, in the order of the kinds: the host's six, then the device's three.
+#: Each entrance has a sign for each kind: six kinds for the host, then three for the
+#: device.
 ON_GPU = {
     "memoryview(buf)": "======BBB",
     "np.asarray(buf)": "======HHH",
@@ -111,7 +118,7 @@ ON_GPU = {
     "StridedMemoryView.from_dlpack(buf)": "=========",
     "StridedMemoryView.from_cuda_array_interface(buf)": "AAAA=====",
 }
-#: Where the CPU's libraries answer otherwise on the emulated device.
+#: Libraries for the CPU answer otherwise on the emulated device.
 EMULATED = {
     "np.from_dlpack(buf)": "=========",
     "torch.from_dlpack(buf)": "=========",
@@ -119,7 +126,8 @@ EMULATED = {
     "jax.dlpack.from_dlpack(buf)": "?========",
 }
 
-#: What a library does that the protocols do not make it do; versions are those seen.
+#: Libraries behave in these ways although no protocol demands it. The versions are
+#: those in which it was seen.
 LIMITS = {
     "flat": "np.frombuffer and torch.frombuffer give one axis, and take no gaps",
     "numpy legacy": "NumPy before 2.1 asks for capsules from before DLPack 1.0 and makes "
@@ -165,13 +173,15 @@ def answer_of(entrance: str, kind: str, emulated: bool) -> str:
 
 @dataclass
 class Sample:
-    """One buffer of a kind, and the buffer that has its memory."""
+    """A buffer of a kind, and the owner of its memory."""
 
     owner: cumem.Buffer
     buffer: cumem.Buffer
 
     def bases(self) -> set[int]:
-        """Return the addresses that the memory may have: for host, device and emulation."""
+        """Return the addresses that the memory may have: for the host, the device and
+        the emulation.
+        """
         owner: Any = self.owner
         found = {owner.ptr, self.buffer.ptr, getattr(owner, "device_ptr", owner.ptr)}
         if owner.kind == "device" and cumem.backend() == "emulated":
@@ -189,7 +199,11 @@ class Sample:
 
 
 def where_large_arrays_lie(array: np.ndarray) -> np.ndarray:
-    """A copy 16 bytes after a multiple of 64, which is not for small ones to choose."""
+    """Return a copy that begins 16 bytes after a multiple of 64, where NumPy puts large
+    arrays.
+
+    Small arrays would lie anywhere, and JAX copies by alignment.
+    """
     memory = np.empty(array.nbytes + 128, np.uint8)
     begin = (16 - memory.ctypes.data) % 64
     found = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -199,13 +213,14 @@ def where_large_arrays_lie(array: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def sample_of(kind: str, array: np.ndarray) -> Iterator[Sample]:
-    """A buffer of a kind with the array's values."""
+    """Yield a buffer of a kind with the array's values."""
     with contextlib.ExitStack() as stack:
         base = kind.removesuffix(".as_device()")
         owner: cumem.Buffer
         if base == "ordinary":
             owner = cumem.asbuffer(where_large_arrays_lie(array))
-        elif base == "registered":  # pages that nothing else lies on
+        # These pages contain nothing else.
+        elif base == "registered":
             memory = np.frombuffer(mmap.mmap(-1, max(1, array.nbytes)), np.uint8)
             pages = memory[: array.nbytes].view(array.dtype).reshape(array.shape)
             owner = stack.enter_context(cumem.register(pages))
@@ -227,7 +242,8 @@ def sample_of(kind: str, array: np.ndarray) -> Iterator[Sample]:
 def library_of(entrance: str) -> Library:
     found = ENTRANCES[entrance][0]()
     gc.collect()
-    gc.freeze()  # what it is made of would be looked at by every collection
+    # Otherwise each garbage collection would look at the library's objects.
+    gc.freeze()
     return found
 
 
@@ -236,17 +252,17 @@ def is_before(version: str) -> bool:
 
 
 def opened(entrance: str, runtime: session.Runtime) -> Library:
-    """The library, where it can be used on this runtime."""
+    """Return the library, or skip the test if it cannot be used on this runtime."""
     kind = ENTRANCES[entrance][0]
     if runtime.emulated and (kind.needs_gpu or '"cuda"' in entrance):
-        pytest.skip("needs a GPU")
+        pytest.skip("this entrance needs a GPU")
     library = library_of(entrance)
     if isinstance(library, NumPy) and "dlpack" in entrance and is_before("2.1.0"):
         pytest.skip(LIMITS["numpy legacy"])
     if isinstance(library, Torch) and not runtime.emulated and not library.has_cuda:
-        pytest.skip("PyTorch without CUDA")
+        pytest.skip("this PyTorch has no CUDA")
     if isinstance(library, Jax) and library.on_gpu is runtime.emulated:
-        pytest.skip("JAX works on another device here")
+        pytest.skip("JAX works on the other kind of device here")
     return library
 
 
@@ -259,7 +275,9 @@ def numbers(seed: int, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
 
 
 def has_values(library: Library, array: Any, expected: np.ndarray) -> bool:
-    """Are they there? True where the library's arrays cannot be looked at."""
+    """Return whether the array has these values, or True if the library's arrays cannot
+    be read.
+    """
     library.wait()
     try:
         return library.raw(array) == expected.tobytes()
@@ -276,7 +294,10 @@ def check_refused(entrance: str, buffer: object, letter: str) -> None:
 
 
 def is_right_or_refused(entrance: str, buffer: object, expected: np.ndarray) -> bool:
-    """With whatever error: libraries have types of their own."""
+    """Return whether the library takes the right values or raises any error.
+
+    Libraries have types of errors of their own.
+    """
     try:
         array = enter(entrance, buffer)
     except Exception:
@@ -305,14 +326,15 @@ def test_answer(runtime, entrance, kind) -> None:
             library.write(array, theirs)
             library.wait()
             assert (sample.read() == theirs).all() == shared
-        if shared and not isinstance(library, Jax):  # which keeps what it has read
+        # JAX keeps the values that it has read.
+        if shared and not isinstance(library, Jax):
             sample.write(ours)
             assert has_values(library, array, ours)
         del array
 
 
 def test_page_says_what_is_expected() -> None:
-    """The measured table of docs/interop.md and the one above agree."""
+    """The measured table of docs/interop.md and the tables in this file agree."""
     words = {"=": "**no copy**", "c": "copied"}
     rows = re.findall(r"^\| `(.*)` \| (.*) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
     heads = re.search(
@@ -356,14 +378,15 @@ BACKWARD = ("reversed", "rows reversed")
 
 
 def view_answer(entrance: str, view: str, kind: str, emulated: bool) -> str:
-    """Of kinds that go whole without a copy."""
+    """Return the expected sign for a view of a kind that is shared as a whole."""
     library = ENTRANCES[entrance][0]
     if entrance in FLAT and view in (*GAPS, *BACKWARD):
         return "F"
     if entrance == "torch.frombuffer(buf)" and view.startswith("empty"):
         return "0"
     if view.startswith("empty") and (library is CudaCore or kind == "managed"):
-        # they may ask the driver about the address, of which there is none
+        # These libraries may ask the driver about the address, and empty memory has
+        # none.
         return "~" if library in (CudaCore, CuPy, Jax) else "="
     if view in BACKWARD:
         if entrance in ("memoryview(buf)", "np.asarray(buf)"):
@@ -371,7 +394,8 @@ def view_answer(entrance: str, view: str, kind: str, emulated: bool) -> str:
         if entrance == "torch.from_numpy(buf.numpy())":
             return "S"
         if entrance in CAI_THEN_BUFFER and not is_device_type(kind):
-            return "?"  # by the buffer protocol: a copy, or no
+            # By the buffer protocol they may copy or not.
+            return "?"
         if kind == "device" and 'device="cpu"' in entrance:
             return "c"
         return "-" if "dlpack" in entrance or "as_tensor" in entrance else "T"
@@ -388,7 +412,7 @@ def test_layouts(runtime, entrance) -> None:
     data = numbers(3)
     kinds = [k for k in KINDS if answer_of(entrance, k, runtime.emulated) == "="]
     if not kinds:
-        pytest.skip("never surely without a copy here")
+        pytest.skip("this entrance may copy every kind here")
     for kind in kinds:
         with sample_of(kind, data) as sample:
             for name, cut in VIEWS.items():
@@ -415,7 +439,7 @@ def test_layouts(runtime, entrance) -> None:
 
 
 def dtypes_of(library: Library) -> list[tuple[str, np.dtype[Any]]]:
-    """Those that NumPy has here: the others need the ml_dtypes package."""
+    """Return the library's dtypes that exist here: those beyond NumPy's need ml_dtypes."""
     found = []
     for name in library.dtypes:
         if name not in NUMBERS:
@@ -436,7 +460,7 @@ def values_of(dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def kind_for(entrance: str, emulated: bool) -> str:
-    """One that goes without a copy: of the host where that is possible."""
+    """Return a kind that this entrance shares, of the host if possible."""
     return next(
         kind
         for kind in ("pinned", "device", "mapped")
@@ -447,11 +471,13 @@ def kind_for(entrance: str, emulated: bool) -> str:
 def dtype_answer(entrance: str, name: str, emulated: bool) -> str:
     named = name.startswith(("bfloat", "float8"))
     if named and entrance == "torch.from_numpy(buf.numpy())":
-        return "T"  # NumPy's arrays of ml_dtypes
+        return "T"  # NumPy has no array of its own for ml_dtypes.
     if named and entrance == "jnp.asarray(buf)" and not emulated:
-        return "T"  # no type string for __cuda_array_interface__
+        # They have no type string for __cuda_array_interface__.
+        return "T"
     if name.startswith("float8") and not emulated:
-        return "~"  # LIMITS["float8"]
+        # LIMITS["float8"] says why.
+        return "~"
     return "="
 
 
@@ -470,7 +496,8 @@ def test_dtypes(runtime, entrance) -> None:
                 assert is_right_or_refused(entrance, sample.buffer, data), name
                 continue
             array = enter(entrance, sample.buffer)
-            if library.modules[0] == "tvm_ffi":  # it has no words for all of them
+            # TVM FFI cannot name all of these dtypes.
+            if library.modules[0] == "tvm_ffi":
                 assert library.address(array) in sample.addresses(sample.buffer)
             else:
                 assert has_values(library, array, data), name
@@ -490,12 +517,16 @@ DATES = ("np.frombuffer(buf)", "days")
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 def test_dtypes_that_no_other_library_knows(runtime, entrance) -> None:
-    """NumPy's own go to NumPy; others refuse them, or have the bytes."""
+    """NumPy must take its own dtypes.
+
+    Other libraries refuse them, or take the bytes.
+    """
     library = opened(entrance, runtime)
     kind = kind_for(entrance, runtime.emulated)
     for name, dtype in STRANGE.items():
         if entrance == "torch.frombuffer(buf)":
-            continue  # it is told a dtype, of its own
+            # The caller names one of PyTorch's dtypes.
+            continue
         data = values_of(dtype)
         with sample_of(kind, data) as sample:
             if "dlpack" in entrance:
@@ -504,7 +535,8 @@ def test_dtypes_that_no_other_library_knows(runtime, entrance) -> None:
             try:
                 array = enter(entrance, sample.buffer)
             except Exception:
-                # the buffer protocol has no format for dates, as with NumPy's arrays
+                # The buffer protocol has no format for dates, as with NumPy's own
+                # arrays.
                 assert entrance not in AS_NUMPY or (entrance, name) == DATES
                 continue
             assert has_values(library, array, data), name
@@ -520,7 +552,8 @@ def test_dtypes_that_no_other_library_knows(runtime, entrance) -> None:
 def readonly(kind: str) -> cumem.Buffer:
     if kind == "device":
         memory = cumem.full(8, 7, "f4", "device")
-        cumem.current_stream().synchronize()  # of which the dictionary says nothing
+        # The dictionary made below names no stream.
+        cumem.current_stream().synchronize()
         found: cumem.Buffer = cumem.asbuffer(
             FakeCAI(interface_of(memory, data=(memory.ptr, True)), memory)
         )
@@ -537,7 +570,7 @@ def readonly(kind: str) -> cumem.Buffer:
     return found
 
 
-#: By entrance: what says that the array may not be written.
+#: For each entrance, this says whether its array refuses to be written.
 SAYS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("memoryview(buf)", "np.asarray(buf)", "np.from_dlpack(buf)"),
@@ -556,17 +589,19 @@ SAYS: dict[str, Callable[[Any], bool]] = {
 def test_readonly(runtime, entrance, kind) -> None:
     library = opened(entrance, runtime)
     if answer_of(entrance, kind, runtime.emulated) != "=":
-        pytest.skip("goes by a copy, or not at all")
+        pytest.skip("this entrance does not share this kind")
     buffer = readonly(kind)
-    if isinstance(library, Jax) and "dlpack" in entrance:  # LIMITS["jax legacy"]
+    # LIMITS["jax legacy"] says why.
+    if isinstance(library, Jax) and "dlpack" in entrance:
         assert is_right_or_refused(entrance, buffer, np.full(8, 7, "f4"))
         return
     if entrance == "torch.as_tensor(buf)" and kind != "device" and not runtime.emulated:
-        # its own way by DLPack, whose generation is the version's affair
+        # PyTorch goes through DLPack here, in a generation that depends on its version.
         assert is_right_or_refused(entrance, buffer, np.full(8, 7, "f4"))
         return
     if isinstance(library, Torch) and kind == "device" and "as_tensor" in entrance:
-        if not runtime.emulated:  # LIMITS["torch read-only"]
+        # LIMITS["torch read-only"] says why.
+        if not runtime.emulated:
             check_refused(entrance, buffer, "T")
             return
     array = enter(entrance, buffer)
@@ -616,7 +651,9 @@ class Old:
 
 
 class New(Old):
-    """One that gives capsules of 1.x alone, as a read-only buffer does."""
+    """An exporter that gives capsules of DLPack 1.0 and later only, as a read-only
+    buffer does.
+    """
 
     def __dlpack__(self, stream: Any = None, **keywords: Any) -> object:  # type: ignore[override]
         if (keywords.get("max_version") or (0, 0)) < (1, 0):
@@ -633,7 +670,8 @@ def test_both_generations(runtime, entrance, generation) -> None:
     asks_old = isinstance(library, Jax) or library.modules[0] == "tvm_ffi"
     with sample_of(kind, data) as sample:
         given = generation(sample.buffer)
-        if generation is New and asks_old:  # LIMITS["jax legacy"], ["tvm legacy"]
+        # LIMITS["jax legacy"] and LIMITS["tvm legacy"] say why.
+        if generation is New and asks_old:
             assert is_right_or_refused(entrance, given, data)
             return
         array = enter(entrance, given)
@@ -654,7 +692,7 @@ def test_copy_is_obeyed(runtime, name, kind, copy) -> None:
     library = opened(f"{'np' if name == 'numpy' else name}.from_dlpack(buf)", runtime)
     where = "np.from_dlpack(buf)" if name == "numpy" else "torch.from_dlpack(buf)"
     if answer_of(where, kind, runtime.emulated) != "=":
-        pytest.skip("refused")
+        pytest.skip("this library does not share this kind")
     data, other = numbers(6), numbers(7)
     with sample_of(kind, data) as sample:
         try:
@@ -678,7 +716,8 @@ def test_exporter_keeps_to_the_standard(runtime, kind) -> None:
         assert [type(each) for each in device] == [int, int]
         for version in (None, (0, 8), (1, 0), (1, 3), (2, 0)):
             buffer.__dlpack__(max_version=version)
-        no_copy = not (runtime.emulated and kind == "device")  # the CPU's by name: one
+        # Emulated device memory says that it is the CPU's, and gives it a copy.
+        no_copy = not (runtime.emulated and kind == "device")
         buffer.__dlpack__(dl_device=device, copy=False if no_copy else None)
         for wrong in ((7, 0), (device[0], 99)):
             with pytest.raises(BufferError, match="dl_device"):
@@ -692,7 +731,7 @@ def test_exporter_keeps_to_the_standard(runtime, kind) -> None:
                 buffer.__dlpack__(stream=0)
         gc.collect()
         if not is_device_type(kind) and kind != "registered":
-            buffer.free()  # capsules that nobody took count no more
+            buffer.free()  # Capsules that nobody took no longer count.
 
 
 @pytest.mark.parametrize("name", FROM_DLPACK)
@@ -716,7 +755,7 @@ def test_capsule_is_used_once(runtime, name) -> None:
 
 
 def test_strides_of_axes_of_one_element_are_those_of_c_order(runtime) -> None:
-    """PyTorch tells a contiguous tensor by them."""
+    """PyTorch uses these strides to tell whether a tensor is contiguous."""
     buffer = cumem.zeros((4, 1, 6), "f4", "pinned")
     torch = pytest.importorskip("torch")
     for view in (buffer, buffer[1:2], buffer[:, :, 3:4][:, :, ::3], buffer[2]):
@@ -755,7 +794,7 @@ def test_their_arrays_are_taken_without_a_copy(runtime, library_type) -> None:
         try:
             buffer = cumem.asbuffer(array)
         except (BufferError, RuntimeError):
-            assert name.startswith("float8")  # LIMITS["float8"]
+            assert name.startswith("float8")  # LIMITS["float8"] says why.
             continue
         assert buffer.dtype == dtype, name
         assert buffer.ptr == library.address(array), name
@@ -790,7 +829,7 @@ def test_emulated_work_is_done_before_others_look(emulated, entrance) -> None:
     assert has_values(library, found.pop(), np.full(64, 9, "f4"))
 
 
-#: torch.as_tensor is not among them: LIMITS["torch stream"].
+#: LIMITS["torch stream"] says why torch.as_tensor is missing here.
 ORDERED = (
     *("cupy.asarray(buf)", "cupy.from_dlpack(buf)", "torch.from_dlpack(buf)"),
     *("jnp.asarray(buf)", "jax.dlpack.from_dlpack(buf)", "cuda.as_cuda_array(buf)"),
@@ -798,7 +837,9 @@ ORDERED = (
 
 
 def own_stream(library: Library) -> contextlib.AbstractContextManager[Any]:
-    """The library works on a stream of its own inside it, where it can be told so."""
+    """Return a context in which the library works on another stream, if it can be told
+    so.
+    """
     if isinstance(library, Torch):
         found: Any = library.module.cuda.stream(library.module.cuda.Stream())
         return found
@@ -808,7 +849,10 @@ def own_stream(library: Library) -> contextlib.AbstractContextManager[Any]:
 
 
 def is_refused(entrance: str, buffer: object) -> bool:
-    """As JAX does where a stream is named, which ours do while work is pending."""
+    """Return whether JAX refuses the buffer because it names a stream.
+
+    Our buffers name one while work is pending.
+    """
     try:
         enter(entrance, buffer)
     except Exception as error:
@@ -838,12 +882,12 @@ def test_library_reads_after_a_long_kernel_of_ours(cuda, on, entrance, kind) -> 
             cumem.copy_async(sample.owner, source, stream=stream)
             if entrance == "jnp.asarray(buf)" and is_refused(entrance, sample.buffer):
                 refused += 1
-                stream.synchronize()  # no stream is named from here on
+                stream.synchronize()  # From here on no stream is named.
             with own_stream(library):
                 array = enter(entrance, sample.buffer)
                 assert library.raw(array) == data.tobytes()
             del array
-    # Not always: a slow host may come when the kernels are done.
+    # Not every round is refused: on a slow host, the kernels may have ended by then.
     assert refused > 0 or entrance != "jnp.asarray(buf)"
 
 
@@ -880,7 +924,7 @@ def test_we_read_after_a_long_kernel_of_theirs(cuda, library_type, way) -> None:
 
 
 def test_limits_are_stated() -> None:
-    """Each stands on the page."""
+    """The page docs/interop.md quotes each limit."""
     text = " ".join(PAGE.read_text(encoding="utf-8").replace("`", "").split())
     for limit in LIMITS.values():
         assert limit in text

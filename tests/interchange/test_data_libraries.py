@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries that bring data: pyarrow, h5py, zarr, Pillow, pandas, and mpi4py."""
+"""Libraries that bring data: pyarrow, h5py, zarr, Pillow, pandas, and mpi4py.
+
+They write into our memory or give arrays that our copies take; the values must arrive
+on the device. The examples of docs/interop.md run as well.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from support.exporters import capsule_name
 
 import cumem
 
-#: What the host may touch; a file is read straight into it.
+#: The host may touch these kinds. A file is read straight into them.
 HOST: list[Any] = ["pinned", "mapped", "managed"]
 
 pytestmark = [
@@ -30,7 +34,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.S | re.M)
 
 
 def blocks_of(heading: str) -> list[str]:
-    """The examples of a section of the page."""
+    """Return the examples of a section of the page."""
     text = PAGE.read_text(encoding="utf-8").partition(f"\n### {heading}\n")[2]
     return BLOCK.findall(re.split(r"^##+ ", text, maxsplit=1, flags=re.M)[0])
 
@@ -40,7 +44,9 @@ def numbers(*shape: int) -> np.ndarray:
 
 
 def up(source: object, expected: np.ndarray) -> None:
-    """Each call that copies takes it, and brings the values to the device."""
+    """Check that each call that copies takes the source, and brings its values to the
+    device.
+    """
     for make in (
         lambda d: cumem.copy(d, source),
         lambda d: cumem.copy_async(d, source).wait(),
@@ -109,7 +115,8 @@ def test_columns_of_an_ipc_file_in_pinned_memory_are_pinned(
     found = cumem.asbuffer(column)
     assert found.kind == "pinned"
     says = capsule_name(column.__dlpack__()) == "dltensor_versioned"
-    assert found.readonly == says  # older pyarrow has no way to say it
+    # Older versions of pyarrow cannot say it.
+    assert found.readonly == says
     assert whole.ptr <= found.ptr < whole.ptr + whole.nbytes
     up(column, data)
     del read, column, found
@@ -213,7 +220,8 @@ def test_series_and_frames_are_sources(runtime) -> None:
     up(pandas.Series(days), days)
     with pytest.raises(TypeError, match="plain values"):
         cumem.copy(cumem.zeros(2, "i8", "device"), pandas.Series(["a", 1.5]))
-    with pytest.raises(TypeError, match="dtype float64"):  # as pandas gives NaN
+    # pandas makes NaN of the missing value.
+    with pytest.raises(TypeError, match="dtype float64"):
         cumem.copy(cumem.zeros(2, "i8", "device"), pandas.Series([1, None]))
 
 
@@ -227,7 +235,7 @@ def test_series_may_be_over_pinned_memory(runtime) -> None:
 
 
 class Interface:
-    """What an object with `__array_interface__` and nothing else tells."""
+    """An object that has `__array_interface__` and nothing else."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -319,7 +327,8 @@ def test_mpi_sends_and_receives_it(runtime) -> None:
 
 # -- the page ------------------------------------------------------------------------------
 
-#: Headings of docs/interop.md: what has to be installed, and whether it takes a GPU.
+#: Each heading of docs/interop.md has the modules that its examples need, and whether
+#: they need a GPU.
 SECTIONS = {
     "PyTorch": (("torch",), False),
     "CuPy": (("cupy",), True),

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports through DLPack: devices, capsules, copies, streams and lifetimes."""
+"""Exports through DLPack: devices, capsules, copies, streams and lifetimes.
+
+The tests read the fields of capsules through ctypes, or let NumPy consume them, for
+each kind of memory and both generations of the protocol.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,8 @@ from support.strategies import KINDS
 import cumem
 
 pytestmark = [
-    # How fences are made, and how the device of a foreign stream is found, depends on the
-    # driver.
+    # How fences are made, and how the device of a foreign stream is found, depends on
+    # the driver.
     pytest.mark.by_driver("context_record_event", "stream_get_device"),
     # These tests would show what is missing from a wheel or from an older NumPy.
     pytest.mark.packaging,
@@ -83,7 +87,9 @@ def on_cpu(buffer: cumem.Buffer) -> np.ndarray:
 
 
 class Asked(FakeDLPack):
-    """Notes in `entered` whether cumem has entered a device when it asks for a capsule."""
+    """An exporter that notes in `entered` whether cumem has entered a device when it
+    asks for a capsule.
+    """
 
     entered = False
 
@@ -101,7 +107,8 @@ def test_exporter_is_asked_with_its_device_current(emulated) -> None:
         there.ptr, (4,), None, there.dtype, device=(CUDA, 1), keep=there
     )
     asked = Asked(produced)
-    session.testing.plan_fault(None, 0)  # plans nothing, but sets the counts to 0
+    # This plans nothing, but sets the counts to 0.
+    session.testing.plan_fault(None, 0)
     buffer = cumem.asbuffer(asked)
     assert asked.entered
     assert buffer.device == cumem.Device(1)
@@ -493,7 +500,7 @@ def test_deleter_runs_in_any_thread_without_the_gil(runtime) -> None:
         ctypes.pythonapi.PyCapsule_SetName(
             ctypes.py_object(capsule), ctypes.c_char_p(USED[name])
         )
-        # a CFUNCTYPE call releases the GIL around the deleter
+        # Calling a CFUNCTYPE releases the GIL around the deleter.
         deleter = DELETER(ctypes.cast(managed.deleter, ctypes.c_void_p).value)
         thread = threading.Thread(target=deleter, args=(address,))
         thread.start()

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack, in, by the table of C functions that a type may carry."""
+"""Tensors that cumem takes by the table of C functions that another library's type has.
+
+DLPack lets a type carry such a table in `__dlpack_c_exchange_api__`, so that tensors
+need no Python. A type with a table made by ctypes counts how often the table and how
+often Python was used. Where the table does not suffice, Python must be asked.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +62,7 @@ TABLE = Table(Version(1, 3), None, None, from_object, None, None, None)
 
 
 class Quick(FakeDLPack):
-    """Has the table, and __dlpack__ with a tensor of its own."""
+    """An exporter that has the table, and a separate tensor for __dlpack__."""
 
     __dlpack_c_exchange_api__: object = new_capsule(ctypes.addressof(TABLE), NAME, None)
     fails = False
@@ -69,7 +74,7 @@ class Quick(FakeDLPack):
 
     @property
     def asked(self) -> int:
-        """How often the object was asked in Python."""
+        """Return how often the object was asked in Python."""
         return len(self.calls)
 
 
@@ -87,7 +92,8 @@ def test_tensor_is_taken_without_asking_in_python(runtime) -> None:
     assert exporter.quick.deleted == 1
 
 
-@pytest.mark.parametrize("count", [4, 5000, 50000])  # short, and not
+# A copy of 4 elements is a short one, the others are not.
+@pytest.mark.parametrize("count", [4, 5000, 50000])
 def test_copy_reads_and_writes_it(runtime, count) -> None:
     data = np.arange(count, dtype="f8")
     buffer = cumem.zeros(count, "f8", "device")
@@ -128,7 +134,7 @@ def test_page_locked_memory_is_seen(runtime) -> None:
 
 # -- memory with streams -------------------------------------------------------------------
 
-#: What the exporter's library works on now: of device 0, and of device 1.
+#: The streams that the exporter's library now works on, on device 0 and on device 1.
 CURRENT: list[Any] = [None, None]
 QUESTIONS: list[tuple[int, int]] = []
 
@@ -154,7 +160,7 @@ STREAMS = Table(
 
 
 class Working(Quick):
-    """Over device memory that a stream of its library's writes."""
+    """An exporter over device memory that a stream of its library writes."""
 
     __dlpack_c_exchange_api__: object = new_capsule(
         ctypes.addressof(STREAMS), NAME, None
@@ -172,7 +178,7 @@ class Working(Quick):
 
 
 def waits() -> int:
-    """So often one stream was told to wait for another."""
+    """Return how many times a stream was made to wait for another one."""
     return int(session.testing.fault_count("stream_wait_event"))
 
 
@@ -358,7 +364,7 @@ def test_address_of_a_device_is_not_the_hosts(runtime) -> None:
 def test_torch_tensors_are_taken_so(runtime, monkeypatch) -> None:
     torch = pytest.importorskip("torch")
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        pytest.skip(f"PyTorch {torch.__version__} has no such table")
+        pytest.skip(f"PyTorch {torch.__version__} does not have this table")
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("asked in Python")
@@ -382,7 +388,7 @@ def test_torch_tensors_are_taken_so(runtime, monkeypatch) -> None:
 
 
 class Bare:
-    """Has the table and nothing else."""
+    """An exporter that has the table and nothing else."""
 
     __dlpack_c_exchange_api__: object = new_capsule(ctypes.addressof(TABLE), NAME, None)
     fails = False

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack, out, by the table of C functions that the buffer types carry."""
+"""The table of C functions for DLPack that our buffer types carry.
+
+Other libraries call these functions to take and make buffers without Python. The tests
+call them through ctypes: tensors out, streams, the allocator, and tensors in.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +78,8 @@ TABLE = table_of(cumem.PinnedBuffer)
 def taken(buffer: Any) -> Versioned:
     """Return what from_object hands out, which the caller must delete."""
     out = ctypes.POINTER(Versioned)()
-    assert (
-        TABLE.from_object(buffer, ctypes.byref(out)) == 0
-    )  # ctypes raises the error otherwise
+    # ctypes raises the error if there is one.
+    assert TABLE.from_object(buffer, ctypes.byref(out)) == 0
     return out.contents
 
 
@@ -168,9 +171,8 @@ def test_memory_stays_until_the_deleter_ran(runtime, kind) -> None:
     del buffer
     gc.collect()
     assert pool.stats().live_count == 1
-    thread = threading.Thread(
-        target=delete, args=[managed]
-    )  # any thread may do so, without the GIL
+    # Any thread may delete the tensor, without the GIL.
+    thread = threading.Thread(target=delete, args=[managed])
     thread.start()
     thread.join()
     session.wait_until(lambda: pool.stats().live_count == 0)
@@ -271,7 +273,7 @@ def test_current_stream_comes_after_work_of_others(cuda, door) -> None:
         own = cumem.empty(64, "u1", stream=current)
         own.fill(8, stream=current)
         before = waits("stream_wait_event")
-        door(own)  # its own work needs no wait
+        door(own)  # A stream's own work needs no wait.
         assert waits("stream_wait_event") == before
     current.synchronize()
 
@@ -287,7 +289,8 @@ def current_stream(kind: int, index: int) -> int | None:
 
 def test_current_stream_is_ours(runtime) -> None:
     for index in range(cumem.device_count()):
-        assert current_stream(CUDA, index) == 1  # the legacy default, and never 0
+        # This is the legacy default stream, which never has the number 0.
+        assert current_stream(CUDA, index) == 1
         with cumem.Stream(device=index) as stream:
             assert current_stream(CUDA, index) == stream.handle
     with cumem.Stream() as stream:
@@ -436,7 +439,8 @@ def test_tensor_of_the_device_is_used_on_the_current_stream(emulated) -> None:
     with cumem.Stream() as stream:
         buffer = made_of(produced)
         with session.gate(stream):
-            memory.fill(7, stream=stream)  # as the consumer's kernel does
+            # This fill stands for a kernel of the consumer.
+            memory.fill(7, stream=stream)
             done = cumem.copy_async(cumem.empty_pinned(100, "u1"), buffer)
             assert not done.done
         done.wait()
@@ -468,7 +472,7 @@ def test_tensor_stays_the_callers_where_its_stream_cannot_be_noted(emulated) -> 
         assert session.testing.last_injected_fault() == "stream_is_capturing"
         session.testing.plan_fault(None, 0)
     gc.collect()
-    assert produced.deleted == 0  # the caller has to do that
+    assert produced.deleted == 0  # The caller has to delete it.
     buffer = made_of(produced)
     del buffer
     assert produced.deleted == 1
@@ -490,7 +494,7 @@ def test_tvm_ffi_takes_and_returns_our_memory(runtime, kind) -> None:
     assert back.strides == buffer.strides
     with pytest.raises(BufferError, match="exports"):
         buffer.free()
-    back[...] = 8  # the same bytes
+    back[...] = 8  # Both have the same bytes.
     assert (values.get(buffer) == 8).all()
     del tensor, back
     gc.collect()

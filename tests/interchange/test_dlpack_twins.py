@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twins of what PyTorch and the array API standard test of DLPack: which test here asks the
-same of our buffers, and those that no other file has."""
+"""Twins of the tests of DLPack by PyTorch and by the array API standard.
+
+Two tables say which test here asks the same of our buffers. Twins that no other file
+has follow below.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ NARROW = (
     *("float8_e8m0fnu", "bfloat16"),
 )
 
-#: A case of test/test_dlpack.py of PyTorch: the tests here that ask it of our buffers.
+#: Each case of PyTorch's test/test_dlpack.py, with the tests here that ask the same of
+#: our buffers.
 OF_TORCH = {
     "capsule conversion": ("conformance", "dtypes"),
     "protocol conversion": ("conformance", "dtypes"),
@@ -55,9 +59,11 @@ OF_TORCH = {
         *("dlpack_twins", "export_to_the_default_stream_does_not_wait"),
     ),
     "stream of a wrong type": ("dlpack", "wrong_arguments_are_refused"),
-    "per-thread stream": ("dlpack", "cuda_streams_are_taken"),  # which PyTorch refuses
+    # PyTorch refuses this stream.
+    "per-thread stream": ("dlpack", "cuda_streams_are_taken"),
     "stream 0 of CUDA": ("dlpack", "forbidden_streams_are_refused"),
-    "stream of the CPU": ("dlpack", "host_memory_takes_any_stream"),  # theirs refuses
+    # PyTorch refuses this stream.
+    "stream of the CPU": ("dlpack", "host_memory_takes_any_stream"),
     "another device is current": (
         *("dlpack_twins", "buffer_of_another_device_than_the_current_one"),
         *("dlpack", "exporter_is_asked_with_its_device_current"),
@@ -90,7 +96,7 @@ OF_TORCH = {
     ),
     "unsupported device": ("dlpack", "impossible_devices_are_refused"),
 }
-#: The same of the array API's tests.
+#: The same for the tests of the array API standard.
 OF_THE_STANDARD = {
     "__dlpack_device__": ("conformance", "exporter_keeps_to_the_standard"),
     "__dlpack__": ("dlpack_twins", "every_combination_of_keywords_gives_the_values"),
@@ -151,7 +157,8 @@ def test_every_combination_of_keywords_gives_the_values(backend: str) -> None:
 
 
 @pytest.mark.skipif(
-    np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="has no device= and copy="
+    np.lib.NumpyVersion(np.__version__) < "2.1.0",
+    reason="from_dlpack() of this NumPy has no device= and copy=",
 )
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_from_dlpack_of_numpy_keeps_to_the_standard(backend: str) -> None:
@@ -209,8 +216,8 @@ def test_export_to_the_default_stream_does_not_wait(cuda) -> None:
         buffer.fill(5, stream=producer)
     capsule = buffer.__dlpack__(stream=1, max_version=(1, 0))
     was_done = default.done
-    assert not producer.done, "too little work to tell"
-    assert not was_done, "it has work: the wait"
+    assert not producer.done, "the work ended before the test could look"
+    assert not was_done, "the default stream does not wait for the producer"
     found = cumem.asbuffer(capsule, stream=default)
     assert (found.to_numpy() == 5).all()
 
@@ -218,11 +225,11 @@ def test_export_to_the_default_stream_does_not_wait(cuda) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_buffer_of_another_device_than_the_current_one(backend, kind) -> None:
-    """PyTorch refuses such a tensor; a buffer knows its device."""
+    """PyTorch refuses such a tensor. A buffer knows its device, so it need not."""
     options = {"device_count": 2} if backend == "emulated" else {}
     with session.opened(backend, **options):
         if cumem.device_count() < 2:
-            pytest.skip("needs two devices")
+            pytest.skip("this test needs two devices")
         buffer = cumem.array([1, 2, 3], "i4", kind, device=1)
         assert cumem.current_device() == 0
         capsule = buffer.__dlpack__(max_version=(1, 0))
@@ -270,7 +277,7 @@ def test_tensors_that_have_no_memory_to_share_say_why(runtime, make, text) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_creation_reads_memory_and_no_elements(runtime, kind) -> None:
     class Only:
-        """Has DLPack, and nothing to read element by element."""
+        """An object that has DLPack, and no elements to read one by one."""
 
         def __init__(self, buffer: Any) -> None:
             self.buffer = buffer
@@ -294,7 +301,8 @@ def test_creation_reads_memory_and_no_elements(runtime, kind) -> None:
         assert make(only).tolist() == array.tolist()
         assert only.count == 1
     if kind == "managed":
-        return  # torch.tensor() takes the device that it is told, and knows none such
+        # torch.tensor() asks for the memory's device, and does not know this kind.
+        return
     torch = pytest.importorskip("torch")
     only = Only(buffer)
     tensor = torch.tensor(only)

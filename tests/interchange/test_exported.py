@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that other libraries have seen.
 
-It is theirs until they let it go, and is used again only after everything that the devices
-were doing at that time.
+It is theirs until they let it go, and is used again only after everything that the
+devices were doing at that time. In the tests, a stream behind a shut gate does that
+work. The middle part is about uses that need no such wait, and the last about a bound
+on the memory that waits.
 """
 
 from __future__ import annotations
@@ -38,11 +40,13 @@ ON_CPU = {"dl_device": (1, 0), "copy": False}
 
 
 def dictionary(buffer: cumem.Buffer) -> Any:
-    """A consumer keeps the object too, as the protocol says."""
+    """Return the dictionary and the object: a consumer keeps both, as the protocol
+    says.
+    """
     return testing.array_interface(buffer), buffer
 
 
-ENABLE_CALLS: dict[str, Callable[[Any], Any]] = {
+EXPORTS: dict[str, Callable[[Any], Any]] = {
     "buffer protocol": memoryview,
     "NumPy": lambda buffer: buffer.numpy(),
     "old DLPack": lambda buffer: buffer.__dlpack__(),
@@ -57,7 +61,7 @@ def ways(kinds: tuple[str, ...] = KINDS) -> list[Any]:
     return [
         (kind, door)
         for kind in kinds
-        for door in ENABLE_CALLS
+        for door in EXPORTS
         if (kind in HOST_KINDS or door in ("old DLPack", "DLPack", "array interface"))
         and (door != "array interface" or kind != "pinned")
     ]
@@ -66,7 +70,7 @@ def ways(kinds: tuple[str, ...] = KINDS) -> list[Any]:
 def fenced(pool: cumem.Pool, idle: int = 1) -> int:
     """Let blocks that wait for a fence have one, which passes if the device is idle.
 
-    Returns how many blocks still wait.
+    Return how many blocks still wait.
     """
     pool.trim(wait=False)
     cumem.Device(idle).synchronize()
@@ -79,7 +83,7 @@ def test_block_stays_out_of_the_pool_until_it_is_let_go(emulated, kind, door) ->
     pool = cumem.Pool(kind)
     buffer = pool.allocate(NBYTES)
     address = buffer.ptr
-    held = ENABLE_CALLS[door](buffer)
+    held = EXPORTS[door](buffer)
     del buffer
     others = [pool.allocate(NBYTES) for _ in range(8)]
     assert pool.stats().live_count == 9
@@ -98,8 +102,8 @@ def test_block_waits_for_work_that_nobody_announced(emulated, kind, door) -> Non
         buffer = pool.allocate(NBYTES)
         address = buffer.ptr
         with session.gate(stream):
-            scratch.fill(1, stream=stream)  # this might be work on the buffer
-            del_after = ENABLE_CALLS[door](buffer)
+            scratch.fill(1, stream=stream)  # This fill stands for work on the buffer.
+            del_after = EXPORTS[door](buffer)
             del buffer, del_after
             assert fenced(pool, 1 - device) == 1
             assert pool.allocate(NBYTES).ptr != address
@@ -131,7 +135,7 @@ def test_letting_go_takes_no_fence_and_does_not_wait(
     pool = cumem.Pool(kind)
     stream = cumem.Stream()
     buffer = pool.allocate(NBYTES)
-    held = [ENABLE_CALLS[door](buffer)]
+    held = [EXPORTS[door](buffer)]
     scratch = cumem.empty_device(NBYTES, "u1")
     with session.gate(stream):
         scratch.fill(1, stream=stream)
@@ -142,7 +146,7 @@ def test_letting_go_takes_no_fence_and_does_not_wait(
         else:
             thread = threading.Thread(target=held.clear)
             thread.start()
-            thread.join()  # with the stream shut
+            thread.join()  # The stream is still shut.
         testing.poll()
         assert {op: testing.fault_count(op) for op in FENCES} == dict.fromkeys(
             FENCES, 0
@@ -163,10 +167,11 @@ def test_fence_is_taken_at_reuse_once_enough_waits(newest) -> None:
     for piece in pieces:
         piece.numpy()
     testing.plan_fault(None, 0)
-    del piece, pieces  # 96 MiB: more than may wait
+    del piece, pieces  # These 96 MiB are more than may wait.
     assert testing.fault_count("context_record_event") == 0
     first = pool.allocate(16 << 20)
-    assert testing.fault_count("context_record_event") == 1  # one fence for all of them
+    # One fence serves all of them.
+    assert testing.fault_count("context_record_event") == 1
     cumem.Device(0).synchronize()
     later = [pool.allocate(16 << 20) for _ in range(3)]
     assert {first.ptr, *(one.ptr for one in later)} & {*addresses}
@@ -180,13 +185,14 @@ def test_fence_is_taken_once_enough_waits_even_if_other_memory_is_free(
     pool = cumem.Pool(kind)
     pieces = [pool.allocate(16 << 20) for _ in range(12)]
     capsules = [piece.__dlpack__() for piece in pieces[:6]]
-    del pieces  # half is free at once
+    del pieces  # Half of the memory is free at once.
     testing.plan_fault(None, 0)
     pool.allocate(16 << 20)
     capsules.clear()
     pool.allocate(16 << 20)
     assert testing.fault_count("context_record_event") == taken
-    pool.allocate(16 << 20)  # which does not ask again so soon
+    # The pool does not ask again so soon.
+    pool.allocate(16 << 20)
     assert testing.fault_count("context_record_event") == taken
     assert pool.stats().growth_count <= 12
 
@@ -301,7 +307,7 @@ OWN_READS: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("kind", HOST_KINDS)
 @pytest.mark.parametrize("read", OWN_READS.values(), ids=OWN_READS)
 def test_block_that_never_left_us_is_reused_at_once(emulated, kind, read) -> None:
-    """Also while the device is busy."""
+    """The block is reused at once even while the device is busy."""
     pool = cumem.Pool(kind)
     stream = cumem.Stream()
     scratch = cumem.empty_device(NBYTES, "u1")
@@ -328,7 +334,8 @@ def test_read_that_keeps_the_array_is_an_export(emulated) -> None:
         assert pool.stats().live_count == 1
         kept.clear()
         assert (pool.stats().live_count, pool.stats().in_flight_count) == (0, 1)
-        pool.trim()  # waits for the fence: the next block is the only one in flight
+        # This waits for the fence, so that the next block is the only one in flight.
+        pool.trim()
         assert pool.stats().in_flight_count == 0
 
 
@@ -358,7 +365,8 @@ def drop_in_a_loop(buffer: Any) -> None:
 
 
 def drop_within_a_call(buffer: Any) -> None:
-    len(np.asarray(buffer))  # as stranger.copy(..., np.asarray(buffer)) does
+    # A call such as stranger.copy(..., np.asarray(buffer)) does the same.
+    len(np.asarray(buffer))
 
 
 def drop_by_a_collection(buffer: Any) -> None:
@@ -374,7 +382,7 @@ def drop_by_a_collection(buffer: Any) -> None:
 def ask_simply(buffer: Any) -> None:
     """Ask for a view, as torch.frombuffer and bindings of CUDA do.
 
-    The view ends with the call, and the work that they have begun goes on.
+    The view ends with the call, but the work that they have begun goes on.
     """
     ctypes.c_char.from_buffer(buffer)
 
@@ -400,7 +408,9 @@ def pass_on_within_a_call_of_numpy(buffer: Any) -> None:
 
 
 class Lazy:
-    """Drops one array when it is asked for another, in the same instruction and call."""
+    """An object that drops one array when it is asked for another, in the same
+    instruction and call.
+    """
 
     def __init__(self, buffer: Any) -> None:
         self.kept: list[Any] = []
@@ -420,7 +430,7 @@ def drop_while_numpy_asks_another(buffer: Any) -> None:
 
 
 def pass_on_a_memoryview(buffer: Any) -> None:
-    """As torch.frombuffer(memoryview(buf)).to(device, non_blocking=True)."""
+    """Do the same as torch.frombuffer(memoryview(buf)).to(device, non_blocking=True)."""
     view = memoryview(buffer)
     array = np.frombuffer(view, "u1")
     assert array.size
@@ -479,8 +489,8 @@ def test_array_that_a_strangers_copy_reads_late_is_not_overwritten(runtime) -> N
 def test_array_that_a_call_hands_on_and_drops_is_not_overwritten(runtime) -> None:
     """list() and map() stand for compiled code.
 
-    Within one call it asks NumPy for an array, starts another library's copy and drops the
-    array.
+    Within one call, that code asks NumPy for an array, starts another library's copy
+    and drops the array.
     """
     with Stranger() as stranger:
         target = cumem.empty_device(NBYTES, "u1")
@@ -502,7 +512,7 @@ def test_memoryview_that_is_released_beside_a_strangers_copy_keeps_the_block(
 ) -> None:
     """A memoryview that was released is still an export.
 
-    Memory that it handed on may be read later.
+    Its memory may have been handed on, and may be read later.
     """
     with Stranger() as stranger:
         target = cumem.empty_device(NBYTES, "u1")
@@ -531,8 +541,10 @@ def test_bytes_of_a_buffer_are_those_of_its_array(runtime, kind) -> None:
 # -- a bound on what waits ---------------------------------------------------------------
 
 MIB = 1 << 20
-BOUND = 256 * MIB  #: the bytes in flight from which on a growth waits
-A_WAIT = 40  #: the most queries of a growth that does not wait (50 us)
+# With more bytes than this in flight, a growth waits.
+BOUND = 256 * MIB
+# A growth that does not wait for a fence makes at most this many queries.
+A_WAIT = 40
 
 
 @contextlib.contextmanager
@@ -549,7 +561,8 @@ def pile_up(pool: cumem.Pool, nbytes: int = BOUND) -> Iterator[cumem.Stream]:
         capsules = [each.__dlpack__() for each in held]
         del held
         capsules.clear()
-        pool.trim(wait=False)  # takes a fence
+        # The pool records a fence here.
+        pool.trim(wait=False)
         assert pool.stats().in_flight_nbytes > nbytes
         yield stream
     del scratch
@@ -573,10 +586,11 @@ def test_growth_after_a_wait_in_vain_does_not_wait_until_a_fence_passes(newest) 
             testing.plan_fault(None, 0)
             pool.allocate(48 * MIB)
             asked.append(testing.fault_count("event_query"))
-        assert asked[0] > A_WAIT  # it waited for a second
+        assert asked[0] > A_WAIT  # This growth has waited for a second.
         assert max(asked[1:]) < A_WAIT
     pool.trim()
-    with pile_up(pool) as stream:  # a fence has passed, so the next growth waits again
+    # A fence has passed, so the next growth waits again.
+    with pile_up(pool) as stream:
         before = pool.stats().growth_count
         with session.when_waiting(lambda: testing.gate_open(stream)):
             pool.allocate(32 * MIB)

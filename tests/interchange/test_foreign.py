@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of other libraries: what may not be written, what they cannot read."""
+"""Objects of other libraries: which may not be written, and which views they cannot
+read.
+
+Exporters of old DLPack say nothing about writing, so cumem looks for other signs. Views
+with negative strides must be refused with a text that says what to do. The last test is
+about memory of a device that the current one cannot reach.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +32,9 @@ pytestmark = [
 
 
 def old_exporter(array: np.ndarray, bases: tuple[type, ...] = (), **names: Any) -> Any:
-    """DLPack as it was before 1.0, with nothing in the capsule on who may write."""
+    """Return an exporter from before DLPack 1.0, whose capsule does not say who may
+    write.
+    """
     made = type("Old", (*bases, FakeDLPack), names)
     return made(Produced.over(array, versioned=False))
 
@@ -47,7 +55,9 @@ def check_not_written(exporter: object, array: np.ndarray) -> None:
 
 
 def with_buffer(array: np.ndarray, base: type) -> Any:
-    """One that has the buffer protocol as well, as JAX's arrays of the host."""
+    """Return an exporter that has the buffer protocol as well, as JAX's arrays on the
+    host do.
+    """
     produced = Produced.over(array, versioned=False)
 
     class Both(base):  # type: ignore[misc, valid-type]
@@ -88,7 +98,9 @@ def test_old_exporter_whose_cai_is_writable_is_written(runtime) -> None:
 
 @pytest.mark.parametrize("module", ["jaxlib._jax", "jaxlib", "jax._src.array"])
 def test_old_exporter_of_jax_is_not_written(runtime, module) -> None:
-    """As bfloat16 on the host, of which JAX's buffer protocol knows nothing."""
+    """JAX's bfloat16 arrays on the host have no buffer protocol, so the module's name
+    decides.
+    """
     array = np.arange(4, dtype="f4")
     check_not_written(old_exporter(array, __module__=module), array)
 
@@ -141,7 +153,8 @@ def test_tensor_whose_values_are_not_its_bytes_is_refused(
         def is_neg(self) -> bool:
             return self.negative
 
-    parts = np.arange(2 * count, dtype="f4")[1::2]  # as x.conj().imag
+    # The expression x.conj().imag gives such a view.
+    parts = np.arange(2 * count, dtype="f4")[1::2]
     tensor = Tensor(Produced.over(parts))
     with pytest.raises(BufferError, match="resolve_neg"):
         take(tensor)
@@ -176,7 +189,7 @@ def test_dlpack_of_negative_strides_is_refused_and_says_what_to_do(
     for view in (buffer[::-1], buffer[:, ::-2], buffer[1, ::-1]):
         with pytest.raises(BufferError, match=r"negative.*copy\(\)"):
             view.__dlpack__(**version)
-    buffer.free()  # nothing of it is exported
+    buffer.free()  # Nothing of the buffer is exported.
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -244,7 +257,7 @@ for kind, (name, call) in itertools.product(
 
 
 def test_torch_refuses_negative_strides_and_lives() -> None:
-    """In a process of its own, which was aborted."""
+    """An older PyTorch aborted the process, so the calls run in a separate one."""
     pytest.importorskip("torch")
     done = subprocess.run(
         [sys.executable, "-Wignore", "-c", TORCH_CALLS],
@@ -274,7 +287,10 @@ def as_dlpack(buffer: cumem.Buffer) -> object:
 def test_memory_that_the_current_device_does_not_reach_is_copied(
     emulated, shown
 ) -> None:
-    """The driver names no address then: PyTorch's tensors on a second GPU failed."""
+    """The driver names no address for such memory.
+
+    PyTorch's tensors on a second GPU once failed here.
+    """
     theirs = cumem.Pool("device", device=1, segments="malloc").allocate(100_000)
     theirs.fill(7)
     array = shown(theirs)

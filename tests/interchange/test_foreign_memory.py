@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of others that its owner replaces, moves or resizes while a buffer is over it."""
+"""Memory of others that its owner replaces, moves or resizes while a buffer is over it.
+
+The owners are tensors of PyTorch, NumPy arrays and buffers of pyarrow. A buffer must
+keep the old memory, raise an error if it is gone, or keep the owner from resizing it.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +32,24 @@ def reuse_freed(torch: Any) -> list[Any]:
     return [torch.full((COUNT,), 7.0) for _ in range(50)]
 
 
-#: Ways in which a tensor gets another storage; the old one goes with its last owner.
+#: Each of these gives a tensor another storage. The old one ends with its last owner.
 REPLACEMENTS: dict[str, Callable[[Any, Any], object]] = {
     "data": lambda torch, t: setattr(t, "data", torch.zeros(4)),
     "set_": lambda torch, t: t.set_(torch.zeros(4)),
     "half": lambda torch, t: setattr(t, "data", t.half()),
 }
-#: Ways to move the bytes of a storage.
+#: Each of these moves the bytes of a storage.
 MOVES: dict[str, Callable[[Any], object]] = {
     "share_memory_": lambda t: t.share_memory_(),
     "storage": lambda t: t.untyped_storage().share_memory_(),
 }
-#: Ways in which a storage would get another size.
+#: Each of these would give a storage another size.
 RESIZES: dict[str, Callable[[Any], object]] = {
     "resize_": lambda t: t.resize_(100 * COUNT),
     "free": lambda t: t.untyped_storage().resize_(0),
     "grow": lambda t: t.untyped_storage().resize_(100 * COUNT),
 }
-#: Ways in which a tensor becomes a buffer that lives on.
+#: Each of these makes a buffer of a tensor, and the buffer lives on.
 ENTRIES: dict[str, Callable[[Any], Any]] = {
     "asbuffer": cumem.asbuffer,
     "numpy": lambda t: cumem.asbuffer(t.numpy()),
@@ -136,7 +140,7 @@ def test_parameter_keeps_its_storage(runtime, torch) -> None:
 
 # -- the bytes move inside a storage ---------------------------------------------------
 
-#: Uses of a buffer, each of which would read or write memory that is no longer there.
+#: Each of these uses a buffer, and would read or write memory that no longer exists.
 USES: dict[str, Callable[[Any, Any], object]] = {
     "numpy": lambda b, tmp_path: b.numpy(),
     "to_numpy": lambda b, tmp_path: b.to_numpy(),
@@ -171,7 +175,7 @@ def test_use_after_share_memory_raises(runtime, torch, tmp_path, use) -> None:
         USES[use](buffer, tmp_path)
     assert "cannot be read" in str(buffer)
     assert "HostBuffer" in repr(buffer)
-    buffer.free()  # which reads nothing
+    buffer.free()  # This reads nothing.
     assert np.all(cumem.asbuffer(tensor).numpy() == 1.0)
 
 
@@ -333,8 +337,10 @@ def test_buffer_of_a_resized_array_raises(runtime, entry, is_view) -> None:
     numbers = np.ones(1000)
     buffer = entry(numbers[2:] if is_view else numbers)
     with pytest.raises(ValueError, match="resize"):
-        numbers.resize(100_000)  # NumPy sees that somebody refers to it
-    if buffer.kind == "pageable":  # a page-locked one would be unlocked where it was
+        # NumPy sees that somebody refers to the array.
+        numbers.resize(100_000)
+    # Page-locked memory would have to be unlocked at its old address.
+    if buffer.kind == "pageable":
         numbers.resize(100_000, refcheck=False)
         with pytest.raises(BufferError, match=r"array.*ndarray\.resize"):
             buffer.numpy()
@@ -398,7 +404,8 @@ TENSORS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's, of prototypes
+# PyTorch warns about prototypes.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TENSORS)
 def test_tensor_that_is_no_plain_memory_says_what_it_is(runtime, torch, name) -> None:
     make, words = TENSORS[name]

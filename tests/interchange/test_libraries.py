@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers in other libraries and their arrays here: CuPy, PyTorch, JAX, Numba, cuda.core.
+"""Our buffers in CuPy, PyTorch, JAX, Numba and cuda.core, and their arrays here.
 
-On a GPU the tests use the libraries' own streams and waits. The memory of the emulated
-device is the CPU's to other libraries, which are used with what they have for that.
+On a GPU, the tests use the libraries' own streams and waits. Other libraries take the
+memory of the emulated device for the CPU's, and work on the CPU there.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ import cumem
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 ROOT = Path(__file__).parents[2]
-COUNT = 1 << 20  # long enough to be under way when the next call is made
+# A copy of this length is still under way when the next call is made.
+COUNT = 1 << 20
 ROUNDS = 5
 ALL = ("pinned", "mapped", "managed", "device")
 ON_DEVICE = ("mapped", "managed", "device")
 
-pytestmark = [  # what they warn of when they are imported
+# The libraries warn when they are imported.
+pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
@@ -77,7 +79,7 @@ class Torch:
     def __init__(self) -> None:
         self.torch = pytest.importorskip("torch")
         if not self.torch.cuda.is_available():
-            pytest.skip("PyTorch without CUDA")
+            pytest.skip("this PyTorch has no CUDA")
 
     def stream(self) -> Any:
         return self.torch.cuda.Stream()
@@ -92,7 +94,7 @@ class Torch:
         return self.torch.empty(COUNT, device="cuda")
 
     def enter(self, buffer: cumem.Buffer) -> Any:
-        # of DLPack's devices it refuses that of managed memory
+        # PyTorch refuses DLPack's device for managed memory.
         shown = buffer.as_device() if buffer.kind == "managed" else buffer
         return self.torch.from_dlpack(shown)
 
@@ -117,7 +119,7 @@ class Jax:
         self.jax = pytest.importorskip("jax")
         importlib.import_module("jax.dlpack")
         if self.jax.default_backend() != "gpu":
-            pytest.skip("JAX without CUDA")
+            pytest.skip("this JAX has no CUDA")
 
     def enter(self, buffer: cumem.Buffer) -> Any:
         shown = buffer.as_device() if buffer.kind == "managed" else buffer
@@ -131,20 +133,21 @@ class Jax:
 
 
 class Numba:
-    """What it needs no compiler for: copies."""
+    """The part of Numba that needs no compiler: copies."""
 
     kinds = ON_DEVICE
 
     def __init__(self) -> None:
         self.cuda = pytest.importorskip("numba.cuda")
         if not self.cuda.is_available():
-            pytest.skip("Numba without CUDA")
+            pytest.skip("this Numba has no CUDA")
 
     def stream(self) -> Any:
         return self.cuda.stream()
 
     def current(self, stream: Any) -> Any:
-        return contextlib.nullcontext()  # its arrays name their streams
+        # Numba's arrays name their streams.
+        return contextlib.nullcontext()
 
     def wait(self, stream: Any) -> None:
         stream.synchronize()
@@ -166,7 +169,9 @@ class Numba:
 
 
 class CudaCore:
-    """cuda.core, which has streams, and views without values of their own."""
+    """The library cuda.core, which has streams, and views whose values it does not
+    read.
+    """
 
     kinds = ALL
     write = read = None
@@ -218,7 +223,7 @@ def addresses(buffer: cumem.Buffer) -> set[int]:
 def test_buffer_is_the_librarys_array_without_a_copy(cuda, library, kind) -> None:
     lib = library()
     if kind not in lib.kinds:
-        pytest.skip(f"takes no {kind} memory")
+        pytest.skip(f"this library takes no {kind} memory")
     data = numbers(1)
     buffer = cumem.array(data, kind=kind)
     array = lib.enter(buffer)
@@ -288,7 +293,8 @@ def test_array_of_another_device_than_the_current_one(cuda, there) -> None:
         cumem.copy(here, array, stream=cumem.Stream())
         assert (values.get(here) == numbers(6)).all()
 
-    # JAX and PyTorch may leave device 1 the current one of the thread.
+    # JAX and PyTorch may leave device 1 the current one of the thread, so a new thread
+    # does this.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(check).result()
 
@@ -348,7 +354,8 @@ def test_jax_computes_on_a_buffer_and_the_result_comes_back(cuda) -> None:
     there = lib.enter(buffer)
     result = lib.jax.jit(lambda x: 2 * x + 1)(there)
     out = cumem.empty_like(buffer)
-    cumem.copy(out, result)  # comes after what computes it
+    # The copy comes after the computation.
+    cumem.copy(out, result)
     assert (values.get(out) == 2 * data + 1).all()
     assert cumem.asbuffer(result).readonly
     with pytest.raises(ValueError, match="read-only"):
@@ -360,10 +367,10 @@ def numba_compiles() -> None:
     try:
         cuda.jit("void(int32)")(lambda x: None)
     except Exception as error:
-        pytest.skip(f"Numba without a compiler: {error}")
+        pytest.skip(f"Numba has no compiler: {error}")
 
 
-#: Headings of docs/computing.md, each with a function that skips if the library cannot
+#: Each heading of docs/computing.md has a function that skips if the library cannot
 #: compute here.
 COMPUTING: dict[str, Callable[[], object]] = {
     "CuPy": cupy_compiles,
@@ -432,7 +439,7 @@ def test_emulated_buffer_is_computed_on_by_the_cpu(
     stream = cumem.Stream()
     buffer = cumem.zeros(5000, "f4", kind)
     cumem.copy_async(buffer, cumem.array(data, kind="pinned"), stream=stream)
-    result = doubles(buffer)  # asking for the memory waits for the copy
+    result = doubles(buffer)  # Asking for the memory waits for the copy.
     for target in (cumem.empty_like(buffer), np.empty(5000, "f4")):
         cumem.copy(target, result)
         assert (values.get(target) == 2 * data).all()
@@ -444,7 +451,10 @@ def test_emulated_buffer_is_computed_on_by_the_cpu(
 
 
 def on_cupy(hidden: bool) -> Callable[[Any, Any, cumem.Stream], None]:
-    """Return late work; if `hidden`, by address on a stream unknown to cumem."""
+    """Return a function of late work.
+
+    With `hidden`, it goes by address on a stream unknown to cumem.
+    """
     cupy = pytest.importorskip("cupy")
     late = cupy.ones(64 << 20, "u1")
 
@@ -469,10 +479,11 @@ def on_cupy(hidden: bool) -> Callable[[Any, Any, cumem.Stream], None]:
 def on_torch() -> Callable[[Any, Any, cumem.Stream], None]:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        pytest.skip("PyTorch without CUDA")
+        pytest.skip("this PyTorch has no CUDA")
 
     def work(x: Any, y: Any, stream: cumem.Stream) -> None:
-        is_default = stream.handle <= 2  # PyTorch takes no handle of it
+        # PyTorch does not take a handle of a default stream.
+        is_default = stream.handle <= 2
         named = None if is_default else torch.cuda.ExternalStream(stream.handle)
         with torch.cuda.stream(named):
             torch.add(torch.from_dlpack(x), 1, out=torch.from_dlpack(y))

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""register(): page-locking memory that exists already."""
+"""register(), which page-locks memory that exists already.
+
+The tests register arrays, views, files and tensors of any shape and alignment, copy to
+and from them, let calls of the driver fail, and look at what counts against limits.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class FakeTensor:
-    """A CPU tensor as torch's: no buffer protocol, only DLPack."""
+    """An object like a CPU tensor of PyTorch: it has DLPack and no buffer protocol."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
@@ -175,7 +179,8 @@ def test_torch_tensor(runtime) -> None:
         assert buffer.ptr == tensor.data_ptr()
         assert (buffer.numpy() == np.arange(1000, dtype="f4")).all()
         if not runtime.emulated:
-            torch.cuda.init()  # before that PyTorch calls nothing pinned
+            # Before that, PyTorch takes no memory for pinned.
+            torch.cuda.init()
             assert tensor.is_pinned()
 
 
@@ -229,7 +234,8 @@ def test_what_has_no_memory_is_refused(runtime, obj, match) -> None:
 def test_other_kinds_of_ours_are_refused(runtime, kind) -> None:
     with pytest.raises(TypeError, match=f"host memory.* not {kind} memory") as caught:
         cumem.register(cumem.empty(10, kind=kind))
-    assert "buffer protocol" not in str(caught.value)  # which managed memory has
+    # Managed memory has the buffer protocol.
+    assert "buffer protocol" not in str(caught.value)
 
 
 def test_wrong_arguments_are_refused(runtime) -> None:
@@ -320,14 +326,17 @@ def test_read_only_follows_the_object_by_default(runtime) -> None:
 def test_parts_locked_before_are_mapped_as_one_or_named(runtime) -> None:
     data = np.zeros(64 << 10, "u1")
     first = cumem.register(data[: 16 << 10], mapped=True)
-    if runtime.emulated:  # where each part has a device address of its own
+    # On the emulated device, each part has its own device address.
+    if runtime.emulated:
         with pytest.raises(cumem.CudaError) as caught:
             cumem.register(data, mapped=True)
         assert caught.value.name == "CM_ENOTSUP"
         [note] = caught.value.__notes__
         assert re.search(r"parts .* page-locked before, and from byte \d+ on", note)
-        assert cumem.register(data).buffer.ptr == data.ctypes.data  # unmapped it can
-    else:  # devices use the host's addresses, which follow on
+        # Without a mapping, they can be locked as one.
+        assert cumem.register(data).buffer.ptr == data.ctypes.data
+    # On a GPU, devices use the host's addresses, which follow each other.
+    else:
         with cumem.register(data, mapped=True) as whole:
             whole.fill(3, stream=cumem.Stream())
             whole[::2].fill(4, stream=cumem.Stream())
@@ -345,7 +354,8 @@ def test_failure_leaves_nothing(emulated) -> None:
     data = np.zeros(1000).view(Array)
     owner = weakref.ref(data)
     for op in ("host_register", "host_device_address"):
-        testing.plan_fault(op, 1, repeat=True)  # it is tried again after a trim
+        # The call is tried again after a trim.
+        testing.plan_fault(op, 1, repeat=True)
         with pytest.raises(cumem.CudaError) as caught:
             cumem.register(data, mapped=True)
         assert caught.value.call in ("cudaHostRegister", "cudaHostGetDevicePointer")
@@ -366,7 +376,7 @@ def test_unregistering_that_fails_is_raised_by_close(emulated) -> None:
         registration.close()
     assert caught.value.call == "cudaHostUnregister"
     registration.close()
-    assert testing.registrations() == 1  # what stayed locked is tried again
+    assert testing.registrations() == 1  # The pages that stayed locked are tried again.
     cumem.register(data).close()
     assert testing.registrations() == 0
 
@@ -385,7 +395,8 @@ def test_fault_sweep_of_registrations(emulated) -> None:
     assert {"host_register", "host_device_address"} <= swept.raised
 
 
-FAR = 2**63  # bytes: what a stride of 64 bits can say backwards
+# A negative stride of 64 bits can name this many bytes.
+FAR = 2**63
 
 
 @pytest.mark.parametrize(
@@ -408,7 +419,7 @@ def test_strides_that_leave_the_address_space_are_refused(
 
 
 def test_strides_that_no_element_needs_are_kept_and_harmless(runtime) -> None:
-    """Of axes of length 1, and of memory without elements: NumPy takes any."""
+    """NumPy takes any stride for an axis of length 1, or for memory without elements."""
     array = np.lib.stride_tricks.as_strided(np.full(8, 7, "u1"), (1, 5), (-FAR, 1))
     with cumem.register(array) as buffer:
         assert (buffer[::-1][0, 1:].numpy() == 7).all()
@@ -489,7 +500,8 @@ def test_array_that_is_locked_in_pieces_is_copied_right(
     runtime, pieces: str, move, kind: str
 ) -> None:
     memory = np.frombuffer(mmap.mmap(-1, 16 * PAGE), "u1")
-    array = memory[100 : 16 * PAGE - 100]  # the ends: only since neighbours are locked
+    # The ends are locked only if pages beside them are.
+    array = memory[100 : 16 * PAGE - 100]
     values = np.random.default_rng(1).integers(0, 256, array.size, "u1")
     other = cumem.array(values, kind=kind)
     held = [cumem.register(memory[slice(*piece)]) for piece in PIECES[pieces]]
@@ -533,7 +545,7 @@ MIB = 1 << 20
 
 
 def pages(nbytes: int) -> np.ndarray:
-    """Memory that shares no page with anything else."""
+    """Return memory that shares no page with anything else."""
     return np.frombuffer(mmap.mmap(-1, nbytes), "u1")
 
 
@@ -639,7 +651,8 @@ def test_registration_of_which_a_piece_fails_refunds_the_others(emulated) -> Non
     cumem.set_limit("pinned", 16 * MIB)
     data = pages(8 * MIB)
     between = cumem.register(data[3 * MIB : 5 * MIB])
-    testing.plan_fault("host_register", 2, repeat=True)  # the piece after it
+    # The piece after `between` fails.
+    testing.plan_fault("host_register", 2, repeat=True)
     with pytest.raises(cumem.CudaError):
         cumem.register(data)
     testing.plan_fault(None, 0)

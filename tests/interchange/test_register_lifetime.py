@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""register(): memory that is shared between registrations, and how each ends."""
+"""Registrations that share memory or pages, and how each of them ends.
+
+Copies of an array, of its neighbours on a page, and of buffers made from it are behind
+a shut gate while its registration ends. The pages must stay locked until the copies are
+done.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +144,8 @@ def test_neighbour_on_a_locked_page_is_read_before_the_call_returns(
                 send(device, neighbour, stream=stream)
                 neighbour[:] = 2
             assert (values.get(device) == 1).all()
-        with cumem.register(neighbours[0]):  # both share the page
+        # Now both registrations share the page.
+        with cumem.register(neighbours[0]):
             assert cumem.asbuffer(memory[:2000]).kind == "pinned"
         assert (locked.numpy() == 1).all()
 
@@ -241,7 +247,7 @@ def test_close_waits_for_streams_that_use_it(emulated) -> None:
 
 @pytest.mark.skipif(
     bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-    reason="free-threaded Python frees in the thread that made it, which holds the gate",
+    reason="free-threaded Python frees the buffer in the thread that holds the gate",
 )
 def test_last_reference_waits_for_streams_that_use_it(emulated) -> None:
     stream = cumem.Stream()
@@ -364,7 +370,7 @@ def test_buffer_made_of_registered_memory_keeps_the_pages(emulated, end, view) -
     end(held)
     assert testing.registrations() == 1
     device = cumem.zeros(PAGE // 2, "u1")
-    cumem.copy(device, buffer[::2])  # the kernel reads it where it lies
+    cumem.copy(device, buffer[::2])  # A kernel reads it where it lies.
     cumem.copy_many([(device[:9], buffer[:9]), (device[9:18], buffer[100:109])])
     expected = data[::2].copy()
     expected[:18] = [*data[:9], *data[100:109]]
@@ -463,7 +469,7 @@ def test_pages_of_an_import_are_unlocked_after_the_work_that_was_recorded(
     data = np.arange(PAGE, dtype="u1")
     held = cumem.register(data)
     buffer = cumem.asbuffer(VIEWS[view](data))
-    gc.collect()  # the exporter is gone, what it exported is not
+    gc.collect()  # The exporter is gone, but not its export.
     del held
     assert testing.registrations() == 1
     stream = cumem.Stream()
