@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of `chunks`, `pipeline`, `prefetch`: in how much memory, and ``async for``."""
+"""The loops of chunks(), pipeline() and prefetch(): their memory, and ``async for``.
+
+These loops copy some pieces ahead of the one that the user works on. The tests count
+the device memory that this takes, let it run short, and iterate with ``async for``
+while streams, sources and tasks are held up or cancelled.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,8 @@ from support.session import testing
 
 import cumem
 
-PIECE = 2 << 20  # a chunk, in bytes: what a pool takes from the driver at a time
+# A chunk has as many bytes as a pool takes from the driver at a time.
+PIECE = 2 << 20
 
 
 def data(count: int = 24) -> np.ndarray:
@@ -41,7 +47,10 @@ USES: dict[str, Callable[[cumem.DeviceBuffer], object]] = {
 
 
 def loops(array: np.ndarray, depth: int) -> dict[str, Callable[[Any], None]]:
-    """Each gives its chunks to a function; none of them keeps one."""
+    """Return the three loops by name.
+
+    Each passes its chunks to a function, and keeps none.
+    """
 
     def chunks(use: Any) -> None:
         for _, chunk in cumem.chunks(array, rows=1, depth=depth):
@@ -104,7 +113,9 @@ def test_chunks_that_are_kept_take_memory(runtime) -> None:
 def test_memory_behind_work_of_others_is_waited_for_only_a_while(
     emulated, monkeypatch
 ) -> None:
-    """What another stream has in flight may never come: the loop goes on."""
+    """Memory that another stream still uses may never become free, so the loop must go
+    on without it.
+    """
     monkeypatch.setattr("cumem.transfers.ahead._PATIENCE", 0.0)
     stream = cumem.Stream()
     held = [cumem.empty_device(PIECE, "u1") for _ in range(8)]
@@ -129,7 +140,9 @@ def test_memory_that_another_pool_has_in_flight_is_not_waited_for(
     held = [other.allocate(2 * PIECE, stream=stream)]
     with session.rescued(stream), session.gate(stream):
         held[0].fill(1, stream=stream)
-        held[0].record_stream(cumem.current_stream(0))  # it is no more in one's order
+        # A second stream now uses the memory, so the order of the first one no longer
+        # frees it.
+        held[0].record_stream(cumem.current_stream(0))
         held.clear()
         gc.collect()
         assert other.stats().in_flight_nbytes > 0
@@ -142,7 +155,7 @@ def test_memory_that_another_pool_has_in_flight_is_not_waited_for(
 def test_limit_makes_fewer_and_smaller_chunks(
     emulated, loop: str, pieces: int, use: str
 ) -> None:
-    """With depth 3 five chunks of 8 MiB are wanted, and there is memory for fewer."""
+    """With depth 3, five chunks of 8 MiB are wanted, and there is memory for fewer."""
     array = data().reshape(-1, 1 << 16)
     seen = 0
 
@@ -182,7 +195,7 @@ def test_loop_that_holds_a_chunk_fits_where_there_is_memory_for_one(
 
 
 def test_chunk_that_leaves_no_room_for_the_next_is_named(emulated) -> None:
-    """Each has one row, which cannot be cut, and the loop holds it."""
+    """Each chunk has one row, which cannot be cut, and the loop's variable holds it."""
     array = data(4).reshape(4, -1)
     with cumem.limit("device", int(1.5 * array[0].nbytes)):
         with pytest.raises(cumem.OutOfMemoryError) as raised:
@@ -285,7 +298,9 @@ def test_async_for_gives_what_for_gives(runtime) -> None:
 
 
 def test_async_for_leaves_the_event_loop_free(emulated) -> None:
-    """While the source reads, while a copy waits, and while the device is at work."""
+    """The event loop must turn while the source reads, while a copy waits, and while
+    the device works.
+    """
     may_read = threading.Event()
     entered = threading.Event()
 
@@ -309,12 +324,14 @@ def test_async_for_leaves_the_event_loop_free(emulated) -> None:
                         session.shut(stream)
 
         task = asyncio.create_task(read())
-        while not entered.is_set():  # the loop turns beside a source that waits
+        # The loop turns beside a source that waits.
+        while not entered.is_set():
             await turn()
         may_read.set()
         while count < 2:
             await turn()
-        for _ in range(100):  # and beside the device, which is at work on the first
+        # It also turns while the device works on the first chunk.
+        for _ in range(100):
             await turn()
         assert count == 2
         testing.gate_open(stream)
@@ -408,9 +425,8 @@ def test_async_for_that_is_left_early_is_closed(runtime) -> None:
 
 
 def test_fault_sweep_of_loops(emulated) -> None:
-    array = np.ascontiguousarray(
-        data(4)[:, : 64 << 10]
-    )  # once for each call that fails
+    # The rows are short, because the loop runs once for each call that fails.
+    array = np.ascontiguousarray(data(4)[:, : 64 << 10])
 
     def scenario() -> None:
         found = [chunk.to_numpy() for _, chunk in cumem.chunks(iter(array))]

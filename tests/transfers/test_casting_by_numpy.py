@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions that NumPy makes for the copy engine, in whatever thread, and those between
-memory of devices, which go by way of the host.
+"""Conversions that NumPy makes for copies, and conversions between memory of devices.
+
+Where the core cannot convert a pair of dtypes, NumPy does, in a thread of the core or
+of the user. Conversions from device to device go through the host. Values, errors and
+warnings are compared with NumPy's astype().
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ COUNT = 5000
 
 
 def texts(count: int, bad: int | None = None) -> np.ndarray:
-    """Numbers as text, of which one is none."""
+    """Return numbers as texts. With `bad`, the text of that index is not a number."""
     made = np.arange(count).astype("S8")
     if bad is not None:
         made[bad] = b"x"
@@ -113,14 +116,15 @@ def test_complex_to_real_warns_once_of_the_caller(runtime) -> None:
         assert caught[0].filename == __file__
         assert values.get(target).astype("f8").tolist() == [1, 3]
     target = cumem.zeros(2, "?")
-    cumem.copy(target, np.array([0j, 2j]), casting="unsafe")  # warns in NumPy neither
+    # NumPy does not warn about this conversion either.
+    cumem.copy(target, np.array([0j, 2j]), casting="unsafe")
     assert values.get(target).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("name", ["complex32", "bcomplex32"])
 def test_complex_numbers_of_ml_dtypes_keep_their_imaginary_parts(runtime, name) -> None:
     if not hasattr(ml_dtypes, name):
-        pytest.skip("older than these")
+        pytest.skip("this ml_dtypes does not have these dtypes")
     short = np.dtype(getattr(ml_dtypes, name))
     for source in ("c8", "c16", ">c8"):
         array = np.array([1 + 2j, 3 - 4j, -0j], source)
@@ -222,7 +226,7 @@ def test_program_ends_while_casts_are_under_way(far) -> None:
 
 # -- between memory of devices -------------------------------------------------------------
 
-#: Of both the copy threads' numbers and NumPy's.
+#: The copy threads convert some of these pairs, and NumPy the others.
 FAR = [
     ("f8", "f4"),
     ("f4", "f8"),
@@ -237,7 +241,7 @@ FAR = [
 @pytest.mark.parametrize(("source", "to"), FAR, ids=str)
 def test_device_to_device_converts_views_of_any_strides(runtime, source, to, other):
     if other >= cumem.device_count():
-        pytest.skip("needs two devices")
+        pytest.skip("this test needs two devices")
     array = np.arange(60 * 70).reshape(60, 70).astype(source)
     there = cumem.array(array)
     for view in (
@@ -268,7 +272,7 @@ def test_device_to_device_repeats_a_source(runtime) -> None:
 
 
 def test_device_to_device_goes_in_pieces_through_one_stage(emulated) -> None:
-    count = 9_000_001  # of 8 bytes: three pieces
+    count = 9_000_001  # These elements of 8 bytes make three pieces.
     source = cumem.empty(count, "f8")
     cumem.copy(source, np.arange(count, dtype="f8"))
     target = cumem.empty(count, "f4")

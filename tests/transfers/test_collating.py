@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches stacked into page-locked memory: by this process, and by workers that may die."""
+"""Batches stacked into page-locked memory, by this process and by workers that may die.
+
+PinnedCollate stacks samples into a ring of slots that forked workers share. The tests
+fork workers like those of a DataLoader, kill them, fill the ring, and look at which
+batches are page-locked and which slots are free.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +61,7 @@ def sample(i: int) -> dict[str, Any]:
 
 
 def is_batch(found: Any, numbers: list[int]) -> bool:
-    """Are these the samples of `numbers`, stacked?"""
+    """Return whether the batch consists of the stacked samples of `numbers`."""
     each = [sample(i) for i in numbers]
     pairs = [
         (found["pair"].image, [s["pair"].image for s in each]),
@@ -79,7 +84,7 @@ HOLD = "hold the lock"
 
 
 class Worker:
-    """A forked child that stacks what it is told, as one of a DataLoader does."""
+    """A forked child that stacks the samples it is sent, like a worker of a DataLoader."""
 
     def __init__(self, collate: Any) -> None:
         self._end, end = multiprocessing.Pipe()
@@ -89,11 +94,13 @@ class Worker:
                 self._pid = os.fork()
         if self._pid == 0:
             try:
-                # what a library has begun in the parent, as a child of multiprocessing does
+                # Libraries need this after a fork, and children of multiprocessing run
+                # it too.
                 multiprocessing.util._run_after_forkers()
                 self._end.close()
                 signal.alarm(session.PATIENCE)
-                if "torch" in sys.modules:  # whose threads a fork does not take along
+                # A fork does not take along PyTorch's threads.
+                if "torch" in sys.modules:
                     sys.modules["torch"].set_num_threads(1)
                 with contextlib.suppress(EOFError):
                     while True:
@@ -116,7 +123,9 @@ class Worker:
         return pickle.loads(self.reported(samples))
 
     def kill(self) -> None:
-        """It is dead then, but nobody has asked how it died: a zombie."""
+        """Kill the child and leave it a zombie: it is dead, but nobody has asked for
+        its status.
+        """
         os.kill(self._pid, signal.SIGKILL)
         os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
 
@@ -127,7 +136,8 @@ class Worker:
 
 
 def answer(collate: Any, samples: list[Any]) -> bytes:
-    if isinstance(samples[0], str):  # HOLD
+    # The text HOLD stands for no sample: the worker locks the ring and keeps the lock.
+    if isinstance(samples[0], str):
         collate._lock_ring()
         return b"held"
     try:
@@ -150,7 +160,7 @@ def workers(collate: Any, count: int = 1) -> Iterator[list[Worker]]:
 
 
 def taken(ring: SlotRing) -> int:
-    """Slots that are not free."""
+    """Return how many slots are not free."""
     ring.reclaim()
     return int(np.count_nonzero(ring._words % 4))
 
@@ -199,7 +209,9 @@ def test_samples_that_make_no_batch_are_refused(runtime, samples, error) -> None
 
 
 class Odd(collections.UserList):
-    """A sequence that is made of something else, and cannot be changed."""
+    """A sequence that is made from other arguments than its items, and cannot be
+    changed.
+    """
 
     def __init__(self, begin: int, end: int) -> None:
         super().__init__(range(begin, end))
@@ -248,7 +260,7 @@ def test_sequences_of_any_kind_are_taken_apart(emulated, one, kind, in_worker) -
         found = collate(samples)
     assert type(found["x"]) is kind
     assert [np.asarray(each).tolist() for each in found["x"]] == [[1] * 3, [2] * 3]
-    # numbers alone are too few to be worth page-locking
+    # Without a worker, these few numbers are not worth page-locking.
     assert [is_locked(each) for each in found["x"]] == [in_worker] * 2
     assert list(one) == [1, 2]
 
@@ -312,7 +324,7 @@ def test_worker_fills_a_slot_that_is_page_locked_here(runtime) -> None:
                 ).route
                 != "staged"
             )
-    first["pair"].image[:] = 3  # it may be written
+    first["pair"].image[:] = 3  # The batch can be written.
     del first, second
     session.wait_until(lambda: taken(collate._ring) == 0)
 
@@ -381,7 +393,8 @@ def test_workers_do_not_get_in_each_others_way(emulated) -> None:
             chosen = random.choice(4, 3, replace=False)
             samples = [[np.full(500, i * 4 + k, "i4")] * 3 for k in chosen]
             for k, each in zip(chosen, samples, strict=True):
-                all_of_them[k].tell(each)  # they work at the same time
+                # The workers work at the same time.
+                all_of_them[k].tell(each)
             reported = [all_of_them[k].hear() for k in chosen]
             for message, each in zip(reported, samples, strict=True):
                 kept.append((pickle.loads(message), each))
@@ -401,7 +414,7 @@ def test_process_that_takes_a_slot_waits_for_one_that_does(emulated) -> None:
         thread.start()
         session.wait_until_waiting(thread)
         assert not found
-        worker.kill()  # which unlocks the ring
+        worker.kill()  # The kernel unlocks the ring when the worker dies.
         thread.join()
         assert found == [(0, 1)]
 
@@ -410,7 +423,7 @@ def test_slots_of_a_dead_worker_come_back(runtime) -> None:
     collate = cumem.PinnedCollate(2, SLOT)
     with workers(collate, 3) as (one, other, third):
         kept = one(arrays(1))
-        lost = one.reported(arrays(2))  # nobody reads it
+        lost = one.reported(arrays(2))  # Nobody reads this batch.
         assert not is_locked(other(arrays(3)))
         one.kill()
         found = other(arrays(3))
@@ -419,7 +432,8 @@ def test_slots_of_a_dead_worker_come_back(runtime) -> None:
         with pytest.raises(RuntimeError, match="a batch is lost: the worker"):
             pickle.loads(lost)
         assert np.array_equal(found, arrays(3))
-        assert np.array_equal(kept, arrays(1))  # it is no longer the worker's
+        # The slot of a batch that was read is no longer the worker's.
+        assert np.array_equal(kept, arrays(1))
         del kept
         session.wait_until(lambda: taken(collate._ring) == 1)
         assert is_locked(third(arrays(3)))
@@ -474,13 +488,14 @@ def test_result_in_a_worker_when_used_as_a_batch_is_refused(emulated, use) -> No
     made = collating._Message(collate._ring, collating._gathered([{"x": np.ones(3)}]))
     with pytest.raises(TypeError, match="change the samples before it, or the batch"):
         use(made)
-    found, other = pickle.loads(pickle.dumps((made, "more")))  # it is as it was
+    # The failed uses have not changed it.
+    found, other = pickle.loads(pickle.dumps((made, "more")))
     assert np.array_equal(found["x"], np.ones((1, 3)))
     assert other == "more"
 
 
 class Unsendable(str):
-    """Text goes as it is."""
+    """A text, which is sent as it is. In a worker, pickling it fails."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if multiprocessing.parent_process() is None and os.getpid() != PARENT:
@@ -537,7 +552,8 @@ def test_memory_is_given_back_on_request(runtime) -> None:
         assert nbytes() >= 3 * 50_000
         other.kill()
         before = nbytes()
-        fork_and_run(collate.trim)  # it is not the child's
+        # The child may not free the ring's memory, since it did not make the ring.
+        fork_and_run(collate.trim)
         assert nbytes() == before
         collate.trim()
         assert 50_000 <= nbytes() <= before - 2 * 50_000
@@ -614,7 +630,7 @@ def test_batch_outlives_its_ring(emulated) -> None:
 
 @pytest.fixture
 def short(monkeypatch) -> None:
-    """As in a process in which page-locked memory has never run short."""
+    """Give the test a record of shortages in which page-locked memory never ran short."""
     monkeypatch.setattr(collating, "_shortage", Shortage("cumem.PinnedCollate: x"))
 
 
@@ -630,7 +646,8 @@ def test_pages_that_cannot_be_locked_are_reported_once_and_batches_stay_right(
         assert len(reported) == 1
         assert np.array_equal(found, arrays(3))
         assert not is_locked(found)
-        assert np.array_equal(worker(arrays(3)), arrays(3))  # and no second warning
+        # There is no second warning.
+        assert np.array_equal(worker(arrays(3)), arrays(3))
         testing.plan_fault(None, 0)
 
 
@@ -659,7 +676,9 @@ def test_pages_that_fail_for_another_reason_are_an_error_and_the_slot_is_free(
 
 
 def test_batch_without_workers_goes_on_in_ordinary_memory(emulated, short) -> None:
-    """As under WSL, gVisor and confidential computing, however much memory is free."""
+    """WSL, gVisor and confidential computing refuse to page-lock however much memory is
+    free.
+    """
     testing.plan_fault("host_register", 1, 2, repeat=True)
     samples = [{"x": np.ones(100_000), "y": 1}, {"x": np.zeros(100_000), "y": 2}]
     with pytest.warns(RuntimeWarning, match="refuses to page-lock") as reported:

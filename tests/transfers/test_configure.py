@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cumem.configure(): what may be set, where it comes from, and that copies follow it."""
+"""cumem.configure(): what may be set, where it comes from, and that copies follow it.
+
+Settings are given by calls, blocks and variables of the environment, and the tests look
+at the answer of configure() and at the routes of copies.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ VARIABLES = {
 
 @pytest.fixture(autouse=True)
 def as_before(runtime, monkeypatch):
-    """Nothing is set, before and after; the runtime is open."""
+    """Take back all settings before and after the test, and open the runtime."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     cumem.device_count()
@@ -52,7 +56,8 @@ def test_configure_as_a_block_takes_back_what_it_changed():
         cumem.configure(ring_nbytes="2MiB")
     after = cumem.configure()
     assert after.threads == 9
-    assert after.ring_nbytes == 2 << 20  # not the block's to take back
+    # The setting of the inner call is not the block's to take back.
+    assert after.ring_nbytes == 2 << 20
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,7 @@ def test_threshold_decides_the_route():
 
 
 def test_configure_while_copies_run_leaves_them_right():
-    """What changes is for copies that begin later."""
+    """A change applies to copies that begin later."""
     src = np.random.default_rng(3).integers(0, 255, 3 << 20, np.uint8)
     stop = threading.Event()
     failures = []

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy_many: many pairs in one call come out as the same copies one by one."""
+"""copy_many() with many pairs does the same as one copy after the other.
+
+Random pieces of all kinds, sizes and alignments are compared with NumPy. Counts of the
+runtime's calls show how few copies and kernels the pairs became.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ def test_pieces_between_every_two_kinds(runtime, to, source, how) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_pieces_equal_copies_in_order(backend: str) -> None:
-    """Of every kind, size and alignment, also where they touch each other."""
+    """The pieces are of every kind, size and alignment, and some touch each other."""
     size = 4000
     with session.opened(backend):
 
@@ -88,7 +92,9 @@ def test_any_pieces_equal_copies_in_order(backend: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_alignments_and_sizes(runtime, kind, seed) -> None:
-    """All alignments of either end modulo 16, and sizes about the kernel's units."""
+    """Test all alignments of both ends modulo 16, and sizes near the units of the
+    kernel.
+    """
     random = np.random.default_rng(seed)
     sizes = [
         *range(1, 40),
@@ -126,7 +132,8 @@ def test_route_of_page_locked_pieces_is_the_kernel(emulated) -> None:
     handle = cumem.copy_many_async(pairs, stream=cumem.Stream())
     assert handle.route == "table"
     handle.wait()
-    # the other pieces in between are left alone, and launches are few
+    # A single launch of the kernel copies all pieces and leaves out the bytes between
+    # them.
     session.testing.plan_fault(None, 0)
     cumem.copy_many(pairs)
     assert session.testing.fault_count("kernel_launch") == 1
@@ -170,7 +177,8 @@ def test_ordinary_memory_goes_in_few_pieces(emulated, down) -> None:
     handle.wait()
     assert handle.route == "staged-table"
     assert session.testing.fault_count("kernel_launch") <= 8
-    # Up, one for each page-locked chunk, and a kernel places what was in it.
+    # On the way up there is one copy for each page-locked chunk, whose contents a
+    # kernel then distributes.
     assert session.testing.fault_count("copy_async") == (0 if down else 2)
     expected = np.zeros_like(data)
     for d, s in places:
@@ -181,7 +189,7 @@ def test_ordinary_memory_goes_in_few_pieces(emulated, down) -> None:
 @pytest.mark.parametrize("room", ["plenty", "little"])
 def test_long_runs_of_a_chunk_go_up_in_one_copy(emulated, room) -> None:
     data = numbers(4 << 20)
-    pieces = np.split(data, 32)  # of 128 KiB, in chunks of 512 KiB
+    pieces = np.split(data, 32)  # Each piece has 128 KiB, and each chunk 512 KiB.
     targets = [cumem.zeros(piece.size + 64, "u1")[64:] for piece in pieces]
     if room == "little":
         cumem.set_limit("device", 10 << 20)
@@ -262,7 +270,7 @@ def check_between_devices(by_kernel: bool) -> None:
     for d, s in places:
         expected[d] = data[s]
     assert (values.get(target) == expected).all()
-    # on the current stream, the legacy default one
+    # This call uses the current stream, which is the legacy default stream.
     target.fill(0)
     cumem.copy_many([(target[d], source[s]) for d, s in places])
     assert (values.get(target) == expected).all()
@@ -270,7 +278,9 @@ def check_between_devices(by_kernel: bool) -> None:
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_kernel_that_cannot_be_compiled_is_done_without(emulated, device) -> None:
-    """Between pinned memory and a device, and between two devices."""
+    """If the kernel cannot be compiled, copies go without it, between pinned memory and
+    a device and between two devices.
+    """
     data = numbers(1000)
     source = cumem.array(data, kind=None if device else "pinned")
     target = cumem.zeros(1000, "u1", device=device)
@@ -297,7 +307,7 @@ def test_later_pairs_see_what_earlier_ones_wrote(runtime) -> None:
     expected[1000:2000] = expected[:1000]
     assert (values.get(a) == expected).all()
     assert (b.numpy()[500:1500] == expected[:1000]).all()
-    # the last one that writes a place wins
+    # The last pair that writes a place wins.
     ones, twos = np.full(100, 1, "u1"), np.full(100, 2, "u1")
     cumem.copy_many([(a[:100], ones), (a[50:150], twos), (a[:10], twos[:10])])
     assert values.get(a)[:150].tolist() == [2] * 10 + [1] * 40 + [2] * 100
@@ -335,7 +345,9 @@ def test_generators_lists_scalars_and_broadcasting(runtime) -> None:
 
 
 class TestRefused:
-    """All pairs are checked before anything is copied, and the message says which."""
+    """All pairs are checked before anything is copied, and the message names the wrong
+    one.
+    """
 
     @pytest.mark.parametrize(
         ("bad", "error", "words"),
@@ -418,6 +430,6 @@ def check_every_byte(kind: str, down: bool, count: int) -> None:
 @pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize("count", [1, 7, 204, 205, 10_000])
 def test_every_byte_on_a_gpu(kind, down, count) -> None:
-    """Random pieces of 1 byte to 1 MiB with random alignments of either end."""
+    """Copy random pieces of 1 byte to 1 MiB with random alignments of both ends."""
     with session.opened("cuda"):
         check_every_byte(kind, down, count)

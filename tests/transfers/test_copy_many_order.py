@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy_many: what comes before and after it, what it keeps alive, and how it fails."""
+"""copy_many(): what comes before and after it, what it keeps alive, and how it fails.
+
+Streams whose gates are shut show which work waits for which. Faults make one of the
+parts fail that a call consists of.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +82,7 @@ class TestOrder:
     @pytest.mark.parametrize("idle", ["itself", "nothing"])
     @pytest.mark.parametrize("where", PLACES)
     def test_a_pair_without_work_leaves_the_order(self, emulated, where, idle) -> None:
-        """Done at once, it says nothing about the pairs before it."""
+        """A pair that is done at once must not change the order of the pairs before it."""
         stream = cumem.Stream()
         source = cumem.zeros(1000, "u1")
         middle, target = (values.put(numbers(1000), where) for _ in range(2))
@@ -89,7 +93,7 @@ class TestOrder:
                 [(middle, source), (again, again), (target, middle)]
             )
             session.let_workers_pass()
-            assert not handle.done  # the last waits for the first
+            assert not handle.done  # The last pair waits for the first.
         handle.wait()
         assert handle.route == "several"
         assert (values.get(target) == 7).all()
@@ -186,7 +190,8 @@ def test_dropped_handle_keeps_the_memory(emulated) -> None:
             stream=stream,
         )
         del sources
-        # what was freed under the copy would be poisoned and handed out again
+        # If the copied memory had been freed, it would be poisoned and handed out again
+        # here.
         other = [cumem.full(100, 9, "u1", kind="pinned") for _ in range(40)]
     expected = np.concatenate([numbers(100, i) for i in range(20)])
     assert (values.get(target) == expected).all()
@@ -211,7 +216,7 @@ def test_failure_is_the_handles_once(emulated, background) -> None:
 
 
 class TestFailedPart:
-    """Of several ways one cannot be begun, while others are queued behind a stream."""
+    """One part of a call cannot start, while the others are queued behind a stream."""
 
     @staticmethod
     def pairs() -> tuple[cumem.Buffer, list[tuple[cumem.Buffer, cumem.Buffer]]]:
@@ -226,7 +231,7 @@ class TestFailedPart:
 
     @staticmethod
     def let_fail() -> None:
-        """The copies between the devices, which come second."""
+        """Make the copies between the devices fail, which are the second part."""
         session.testing.plan_fault("kernel_launch", 2, code=999)
 
     def test_it_is_reported_at_once_and_the_rest_comes_first(self, emulated) -> None:
@@ -240,7 +245,8 @@ class TestFailedPart:
             session.testing.plan_fault(None, 0)
             pairs.clear()
             gc.collect()
-            after = cumem.copy_async(out, target[:500])  # in the background
+            # This copy goes in the background.
+            after = cumem.copy_async(out, target[:500])
             session.let_workers_pass()
             assert not after.done
         after.wait()

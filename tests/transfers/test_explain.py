@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cumem.explain(): what it says of a copy is what the copy does."""
+"""cumem.explain() must say of a copy what the copy then does.
+
+Each test explains a copy and makes it. Counters of the core then show which route the
+copy took, and how many pieces and threads it used.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,14 @@ KINDS = ("pageable", "registered", "pinned", "mapped", "managed", "device", "dev
 
 @pytest.fixture(autouse=True)
 def small_chunks(runtime):
-    """Pieces of 64 KiB, so that there are many of them."""
+    """Make pieces of 64 KiB, so that there are many of them."""
     cumem.device_count()
     with tuned(chunk_nbytes="64KiB", ring_nbytes="1MiB", threads=2):
         yield
 
 
 def make(kind, shape, stack):
-    """Memory of a kind, float32."""
+    """Make memory of a kind, of dtype float32."""
     if kind == "pageable":
         return np.zeros(shape, np.float32)
     if kind == "registered":
@@ -75,8 +79,11 @@ def expected_counts(reported, before):
 
 
 def check(dst, src, *, blocking, stream=None):
-    """Compare what is said with what is done; return what was said."""
-    for index in range(cumem.device_count()):  # an idle stream has routes of its own
+    """Compare what explain() says with what the copy does, and return what explain()
+    said.
+    """
+    # An idle stream has routes of its own.
+    for index in range(cumem.device_count()):
         cumem.Device(index).synchronize()
     reported = _core._explain(dst, src, stream, blocking)
     said = cumem.explain(dst, src, stream=stream, blocking=blocking)
@@ -90,7 +97,8 @@ def check(dst, src, *, blocking, stream=None):
         assert transfer.nbytes == said.nbytes
     assert testing.copy_counts() == expected_counts(reported, before)
     assert said.route == reported.route
-    assert said.how != said.route or said.route == "nothing"  # users are told in words
+    # Users see words, not the name of the route.
+    assert said.how != said.route or said.route == "nothing"
     assert said.why
     assert said.route in repr(said)
     assert said.why.split(";")[0][:20] in repr(said)
@@ -141,7 +149,7 @@ def test_explain_of_a_repeated_source(kind):
         for blocking in (True, False):
             check(dst, src, blocking=blocking)
     said = cumem.explain(dst, 2.5)
-    assert said.nbytes == 4  # it travels once
+    assert said.nbytes == 4  # A repeated value crosses the link once.
 
 
 @pytest.mark.parametrize("kind", ["device", "pinned", "pageable"])
@@ -162,12 +170,12 @@ def test_explain_takes_one_shape_to_pieces_along_its_outer_axis():
     assert (said.pieces, said.piece_nbytes, said.axis) == (13, 64 << 10, 0)
     said = check(dst[0].reshape(50, 1000), src[0], blocking=False)
     assert (said.pieces, said.axis) == (4, 0)
+    # Pieces are whole rows here, 200 of which lie at equal distances.
     wide = np.zeros((4, 100, 1000), np.float32)
-    said = check(
-        dst, wide[:, ::2], blocking=False
-    )  # whole rows; 200 at equal distances
+    said = check(dst, wide[:, ::2], blocking=False)
     assert (said.pieces, said.piece_nbytes, said.axis) == (13, 64000, 0)
-    said = check(dst, wide[:, :50], blocking=False)  # 4 runs of 50 rows
+    # Here four runs have 50 rows each.
+    said = check(dst, wide[:, :50], blocking=False)
     assert (said.pieces, said.piece_nbytes, said.axis) == (16, 64 << 10, 1)
     said = check(dst[0, 0], src[0, 0], blocking=False)
     assert (said.pieces, said.axis, said.chunks) == (1, None, 1)
@@ -191,7 +199,8 @@ def test_explain_counts_the_threads_that_copy_between_hosts(what, blocking):
     dst, src, expected = ends[what]
     with session.opened("emulated"), cumem.configure(threads=3):
         check(np.zeros(8, np.uint8), np.ones(8, np.uint8), blocking=blocking)
-        before = threads_of_this_process()  # the device's and a worker
+        # These are the device's threads and one worker.
+        before = threads_of_this_process()
         said = check(dst, src, blocking=blocking)
         assert said.threads == expected
         assert threads_of_this_process() - before == expected - 1

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches on their way: which structures come, in which order, in how much memory."""
+"""prefetch(): which structures of batches come, in which order, in how much memory.
+
+Batches are nested structures of many types. The tests check that their memory is on the
+device and that the loader's own objects are not changed. Streams that are held up show
+the order, and counters the memory.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +95,7 @@ def test_structure_stays_and_its_memory_is_on_the_device(runtime) -> None:
         assert isinstance(there, cumem.DeviceBuffer)
         assert (there.shape, there.dtype) == (here.shape, here.dtype)
         assert np.array_equal(there.to_numpy(), here)
-    assert batch["pair"].image is data  # nobody changed the batch
+    assert batch["pair"].image is data  # The batch itself was not changed.
     assert isinstance(named["a"], np.ndarray)
 
 
@@ -121,7 +126,7 @@ def test_sequences_of_other_types_are_taken_apart(runtime) -> None:
 
 
 def test_prefetch_is_true_unless_it_is_known_to_be_empty(emulated) -> None:
-    assert cumem.prefetch(iter([]))  # nobody knows
+    assert cumem.prefetch(iter([]))  # Nobody can know whether this iterator is empty.
     assert cumem.prefetch(batches(1))
     assert not cumem.prefetch([])
     with pytest.raises(TypeError):
@@ -175,10 +180,12 @@ def test_next_batches_come_while_the_stream_is_at_work(emulated) -> None:
     stream = cumem.Stream()
     with stream:
         found = iter(cumem.prefetch(data))
-        session.shut(stream)  # works on the first batch and does not come to an end
+        # The stream works on the first batch, and does not end.
+        session.shut(stream)
         first = next(found)
         second = next(found)
-    with cumem.Stream() as other:  # behind nothing but the copy
+    # The other stream waits for the copy only.
+    with cumem.Stream() as other:
         assert np.array_equal(second.to_numpy(), data[1])
         del other
     testing.gate_open(stream)
@@ -187,7 +194,9 @@ def test_next_batches_come_while_the_stream_is_at_work(emulated) -> None:
 
 
 def test_work_of_others_on_a_batch_comes_after_its_copy(emulated) -> None:
-    """What cumem cannot see is ordered by the stream alone."""
+    """cumem cannot see what others do with a batch, so the stream alone must give the
+    order.
+    """
     held = cumem.array(batches(1)[0], kind="pinned")
     before, stream = cumem.Stream(), cumem.Stream()
     reached: list[cumem.Event] = []
@@ -266,7 +275,7 @@ def test_closed_early_nothing_is_under_way(runtime) -> None:
     first = next(found)
     found.close()
     for array in data:
-        array[:] = 0  # nobody reads it any more
+        array[:] = 0  # Nobody reads the source any more.
     assert first.to_numpy().any()
     with pytest.raises(StopIteration):
         next(found)
@@ -285,7 +294,8 @@ def test_closed_early_it_waits_for_copies_that_have_begun(emulated) -> None:
     assert thread.is_alive()
     testing.gate_open(stream)
     thread.join()
-    assert session.leftovers(held=1) == {"storages": 1}  # `busy`
+    # The one storage is that of `busy`.
+    assert session.leftovers(held=1) == {"storages": 1}
 
 
 def test_failure_of_an_iterable_comes_after_what_it_gave(runtime) -> None:
@@ -320,7 +330,8 @@ def test_signal_ends_the_wait_for_a_batch_and_leaves_nothing(emulated) -> None:
             assert batch.shape == (WIDTH,)
     with pytest.raises(StopIteration):
         next(found)
-    assert session.leftovers(held=1) == {"storages": 1}  # `batch`
+    # The one storage is that of `batch`.
+    assert session.leftovers(held=1) == {"storages": 1}
 
 
 def test_copy_that_fails_is_raised_and_leaves_nothing(emulated) -> None:
@@ -357,7 +368,7 @@ def test_framework_that_is_unknown_or_missing_is_refused(emulated, monkeypatch) 
 
 
 class OverDict(collections.abc.MutableMapping):
-    """As datasets and many projects have it: its items are another object's."""
+    """A mapping as datasets and many projects have it: its items are in another object."""
 
     def __init__(self, items: dict[str, Any]) -> None:
         self.items_ = items
@@ -379,7 +390,7 @@ class OverDict(collections.abc.MutableMapping):
 
 
 class OverOther(OverDict):
-    """Its items are those of an object that is not copied with it."""
+    """A mapping whose items are in an object that is not copied with it."""
 
     def __init__(self, items: dict[str, Any]) -> None:
         super().__init__(types.SimpleNamespace(items=items))  # type: ignore[arg-type]
@@ -398,7 +409,7 @@ class OverOther(OverDict):
 
 
 class Making(OverDict):
-    """It makes its items when it is asked."""
+    """A mapping that makes its items when it is asked."""
 
     def __getitem__(self, key: str) -> Any:
         return super().__getitem__(key) + 0
@@ -409,7 +420,7 @@ class Slotted(OverDict):
 
 
 class Refusing(dict):
-    """As the outputs of transformers: it cannot be updated."""
+    """A dict that cannot be updated, like the outputs of transformers."""
 
     def update(self, *_: Any) -> None:
         raise Exception("not so")
@@ -487,7 +498,7 @@ def test_attrs_of_a_batch_are_moved(runtime) -> None:
 
 
 class Holding:
-    """Nothing says how it is taken apart."""
+    """An object that cumem does not know how to take apart."""
 
     def __init__(self, held: Any) -> None:
         self.held = held
@@ -543,7 +554,7 @@ class PairSub(Pair):
 
 
 class Twice(NamedTuple("Twice", [("a", Any), ("b", Any)])):
-    """Its own ``__new__`` wants other arguments."""
+    """A named tuple whose ``__new__`` takes other arguments."""
 
     def __new__(cls, a: Any) -> Twice:
         return super().__new__(cls, a, a)
@@ -556,7 +567,7 @@ class Two(tuple[Any, ...]):
 
 @dataclasses.dataclass
 class Counted(dict[str, Any]):
-    """Items and a field."""
+    """A dict that also has a field."""
 
     field: Any = None
 
@@ -589,7 +600,7 @@ WITH_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
 
 
 def arrays_in(value: Any, depth: int = 5) -> list[Any]:
-    """All memory in its items and attributes."""
+    """Return all memory in the items and attributes of a value."""
     if isinstance(value, (np.ndarray, cumem.Buffer)):
         return [value]
     if depth == 0 or isinstance(value, str):
@@ -624,7 +635,10 @@ def test_tuples_that_are_made_in_their_own_way_stay_what_they_are(runtime) -> No
 
 
 class Picky(dict[str, Any]):
-    """What cannot be made again becomes a dict, and its attributes are lost."""
+    """A dict that cannot be made again.
+
+    It becomes a plain dict, and its attributes are lost.
+    """
 
     def __init__(self, *, x: Any) -> None:
         super().__init__(x=x)
@@ -750,7 +764,7 @@ def test_prefetch_in_a_with_block_ends_with_it(runtime) -> None:
     with pytest.raises(ValueError, match="closed"), batches:
         pass
     batches.close()
-    assert not ended  # the iterable is its caller's
+    assert not ended  # The iterable belongs to the caller, so it stays open.
     del iterator, batches
     gc.collect()
     assert ended == [9]
@@ -769,14 +783,14 @@ def test_prefetch_whose_body_raises_is_closed_with_copies_under_way(emulated) ->
     with pytest.raises(ZeroDivisionError):
         work()
     assert [next(each, None) for each in begun] == [None, None]
-    # The copies of the batches that were delivered end in their stream, soon after.
+    # The copies of delivered batches are in the stream's order, and end soon after.
     session.wait_until(lambda: testing.pending_transfers() == 0)
 
 
 def test_closed_prefetch_keeps_batches_that_have_come(runtime) -> None:
     with cumem.prefetch([np.arange(5.0)] * 3) as batches:
         kept = list(batches)
-        assert len(list(batches)) == 3  # once more
+        assert len(list(batches)) == 3  # The batches can be read once more.
     assert all((each.to_numpy() == np.arange(5.0)).all() for each in kept)
 
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of PyTorch: `prefetch` and `PinnedCollate` round a real DataLoader."""
+"""Batches of PyTorch: prefetch() and PinnedCollate with a real DataLoader.
+
+The tests move tensors of every dtype, layout and subclass, and batches of types of
+other libraries. Where the tests need workers, they run a program that starts them. On
+the emulated device, PyTorch's tensors stay on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,7 @@ def place(runtime: session.Runtime) -> str:
 
 def need_cuda(runtime: session.Runtime) -> None:
     if not runtime.emulated and not torch.cuda.is_available():
-        pytest.skip("PyTorch without CUDA")
+        pytest.skip("this PyTorch has no CUDA")
 
 
 def dtypes() -> list[Any]:
@@ -51,7 +56,7 @@ def dtypes() -> list[Any]:
 
 
 def bits(tensor: Any) -> bytes:
-    """Not every dtype can be compared, or copied."""
+    """Return the bits of a tensor. Not every dtype can be compared or copied."""
     carriers = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
     plain = tensor.view(carriers.get(tensor.element_size(), torch.uint8))
     return plain.cpu().contiguous().numpy().tobytes()
@@ -64,7 +69,8 @@ def test_tensors_of_every_dtype_come_bit_for_bit(runtime) -> None:
     for dtype in dtypes():
         try:
             row = torch.empty(24, dtype=dtype)
-        except (RuntimeError, TypeError):  # a name without elements
+        # Some dtypes are names without elements.
+        except (RuntimeError, TypeError):
             continue
         top = 2 if dtype is torch.bool else 256
         raw = torch.randint(0, top, (24 * row.element_size(),), generator=random)
@@ -77,7 +83,8 @@ def test_tensors_of_every_dtype_come_bit_for_bit(runtime) -> None:
         assert there.dtype is here.dtype
         assert there.shape == here.shape
         assert there.device.type == place(runtime)
-        assert there.stride() == torch.empty_like(here).stride()  # as `to()` makes it
+        # The method `to()` makes these strides.
+        assert there.stride() == torch.empty_like(here).stride()
         assert bits(there) == bits(here), here.dtype
 
 
@@ -126,7 +133,7 @@ def test_tensor_of_a_transform_is_refused_after_the_batches_before(runtime) -> N
 
 
 class Image(torch.Tensor):
-    """One of a library that tells its tensors apart."""
+    """A tensor of a library that gives its tensors a type of their own."""
 
 
 def test_tensor_of_a_subclass_keeps_it(runtime) -> None:
@@ -179,7 +186,9 @@ def test_attributes_of_a_tensor_come_with_it(runtime) -> None:
 
 
 class Answer(collections.OrderedDict):  # type: ignore[type-arg]
-    """As the outputs of a model in transformers: fields are items and attributes."""
+    """A mapping like the outputs of models in transformers: its fields are items and
+    attributes.
+    """
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(fields)
@@ -187,7 +196,9 @@ class Answer(collections.OrderedDict):  # type: ignore[type-arg]
 
 
 class Encoding(collections.UserDict):  # type: ignore[type-arg]
-    """As transformers' BatchEncoding: its items are in `data`, with others beside them."""
+    """A mapping like BatchEncoding of transformers: `data` has the items, and other
+    attributes more.
+    """
 
     def __init__(self, data: Any, encodings: Any = None) -> None:
         super().__init__(data)
@@ -246,7 +257,8 @@ def test_stacked_tensors_of_a_subclass_keep_it(runtime) -> None:
     assert type(both) is type(torch.utils.data.default_collate(mixed))
     collate = cumem.PinnedCollate(1, WIDTH)
     kept = []
-    for is_first in (True, False):  # there is one slot
+    # The ring has one slot, which the first batch takes.
+    for is_first in (True, False):
         made = collating._Message(collate._ring, collating._gathered(list(rows)))
         kept.append(pickle.loads(pickle.dumps(made)))
         assert type(kept[-1]) is Image
@@ -344,7 +356,7 @@ def test_next_tensors_come_while_the_stream_is_at_work(emulated) -> None:
 
 
 class ByTorch:
-    """What cumem reads of a stream of PyTorch."""
+    """A stream with the two attributes that cumem reads of PyTorch's streams."""
 
     device_index = 0
 
@@ -354,7 +366,9 @@ class ByTorch:
 
 @pytest.fixture
 def as_if_cuda(emulated, monkeypatch) -> Iterator[cumem.Stream]:
-    """The stream that is PyTorch's current one, as on a GPU."""
+    """Make cumem believe that PyTorch uses a GPU, and yield the stream that is its
+    current one.
+    """
     stream = cumem.Stream()
     monkeypatch.setattr(_core, "_is_emulated", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -369,7 +383,8 @@ def test_torchs_current_stream_waits_for_a_batch_of_tensors(as_if_cuda) -> None:
     before = cumem.Stream()
     reached: list[cumem.Event] = []
 
-    def read() -> None:  # of a buffer, whose pending work cumem knows
+    # The batch is a buffer whose pending work cumem knows.
+    def read() -> None:
         cumem.copy_async(held, cumem.full(WIDTH, 7, "f4"), stream=before)
         ready.set()
         for batch in cumem.prefetch([held], framework="torch"):
@@ -418,7 +433,8 @@ def test_slot_waits_for_what_torch_copies_on_its_current_stream(as_if_cuda) -> N
     session.shut(as_if_cuda)
     del found
     ring.reclaim()
-    cumem.current_stream().synchronize()  # which has nothing to do with it
+    # This stream has nothing to do with PyTorch's copy.
+    cumem.current_stream().synchronize()
     ring.reclaim()
     assert cumem.asbuffer(batch()).kind == "pageable"
     testing.gate_open(as_if_cuda)
@@ -428,7 +444,9 @@ def test_slot_waits_for_what_torch_copies_on_its_current_stream(as_if_cuda) -> N
 
 @pytest.mark.gpu
 def test_tensors_are_right_on_streams_that_are_behind(cuda) -> None:
-    """Work is queued on a batch long before its copy, and the batch dropped at once."""
+    """Work on a batch is queued long before the batch's copy is done, and the batch is
+    dropped at once.
+    """
     need_cuda(cuda)
     data = torch.randn(12, 1 << 20)
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
@@ -474,11 +492,11 @@ def test_loader_is_prefetched_in_every_epoch(runtime) -> None:
         len(endless)
 
 
-# -- batches of types of their own -----------------------------------------------------
+# -- batches that move themselves ------------------------------------------------------
 
 
 class Graph:
-    """As PyTorch Geometric's: moved in place, by its own method."""
+    """A batch like those of PyTorch Geometric: its own method moves it in place."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y, self.calls = x, y, 0
@@ -490,7 +508,9 @@ class Graph:
 
 
 class Boxes:
-    """As detectron2's: it knows a device alone, and gives a new one."""
+    """A batch like the boxes of detectron2: its method takes a device only, and returns
+    a new object.
+    """
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -500,7 +520,9 @@ class Boxes:
 
 
 class Fields:
-    """As detectron2's Instances: any arguments, and names that are asked for late."""
+    """A batch like Instances of detectron2: it takes any arguments, and looks up names
+    late.
+    """
 
     def __init__(self, **fields: Any) -> None:
         self._fields = fields
@@ -559,25 +581,30 @@ def test_batch_that_moves_itself_may_be_filled_again(runtime) -> None:
 
 
 class Nest:
-    """Moved in place, deeper than a shallow copy goes."""
+    """A batch that moves in place, deeper than a shallow copy reaches."""
 
     def __init__(self, tensor: Any, array: Any = None) -> None:
         self.parts = {"a": {"b": [tensor, tensor]}, "c": (array, {"d": tensor})}
 
-    def to(self, device: Any) -> None:  # which answers nothing
+    # This method returns nothing.
+    def to(self, device: Any) -> None:
         self.parts["a"]["b"] = [each.to(device) for each in self.parts["a"]["b"]]
         self.parts["c"][1]["d"] = self.parts["c"][1]["d"].to(device)
 
 
 def test_batch_that_moves_in_place_leaves_the_loaders_own_alone() -> None:
-    """On the emulated device all is copied first, so it is asked for another one."""
+    """The meta device stands for a GPU.
+
+    On the emulated device, everything would be copied first.
+    """
     tensor, array = torch.ones(3), np.ones(3)
     mine = Nest(tensor, array)
     there = structures.move_whole(mine, torch.device("meta"), False)
     assert type(there) is Nest
     assert there.parts["a"]["b"][1].device.type == "meta"
     assert there.parts["c"][1]["d"].device.type == "meta"
-    assert there.parts["c"][0] is array  # memory is not copied on the host
+    # Arrays on the host are not copied.
+    assert there.parts["c"][0] is array
     assert mine.parts["a"]["b"] == [tensor, tensor]
     assert mine.parts["c"][1]["d"] is tensor
 
@@ -593,7 +620,7 @@ def test_batch_whose_to_answers_nothing_comes(runtime) -> None:
 
 
 class ByName:
-    """As a storage of PyTorch: the device goes by its name alone."""
+    """An object like PyTorch's storages: the device can be given by name only."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -660,7 +687,8 @@ def test_memory_format_of_tensors_is_kept(runtime) -> None:
     for here, there in zip(cases, *cumem.prefetch([cases]), strict=True):
         assert torch.equal(there.cpu(), here)
         wanted = here.to("cpu", copy=True).stride()
-        assert [  # that of an axis of length 1 means nothing
+        # The stride of an axis of length 1 means nothing.
+        assert [
             (a, length)
             for a, length in zip(there.stride(), here.shape, strict=True)
             if length > 1
@@ -682,7 +710,7 @@ def test_arrays_of_the_other_byte_order_become_tensors(runtime) -> None:
 
 
 class Refilled(torch.utils.data.Dataset):  # type: ignore[misc]
-    """Its samples are one tensor, filled anew for each."""
+    """A dataset whose samples are one tensor, which is filled again for each."""
 
     def __init__(self) -> None:
         self.held = torch.empty(WIDTH)
@@ -742,7 +770,7 @@ def test_loaders_whose_batches_are_new_are_known() -> None:
 
 
 def random_samples(count: int) -> list[Any]:
-    """What `default_collate` stacks."""
+    """Return samples that `default_collate` can stack."""
     random = torch.Generator().manual_seed(count)
     Pair = collections.namedtuple("Pair", "a b")
     return [
@@ -872,7 +900,7 @@ def test_tensordict_is_offloaded_and_saved(runtime, tmp_path: Path) -> None:
 
 
 class Images(torch.utils.data.Dataset):  # type: ignore[misc]
-    """Of which one may end its worker."""
+    """A dataset in which one sample may kill its worker."""
 
     def __init__(self, deadly: int = -1) -> None:
         self.deadly = deadly
@@ -887,7 +915,10 @@ class Images(torch.utils.data.Dataset):  # type: ignore[misc]
 
 
 class Watching(Images):
-    """Fails in a worker in which the driver is opened; a forked one cannot use it."""
+    """A dataset that fails in a worker where the driver is open.
+
+    A forked worker could not use it.
+    """
 
     def __getitem__(self, i: int) -> Any:
         assert torch.utils.data.get_worker_info() is not None
@@ -896,7 +927,9 @@ class Watching(Images):
 
 
 def is_epoch(batches: Any, pinned: bool = False) -> bool:
-    """Are these all samples in order, and in page-locked memory?"""
+    """Return whether these are all samples in order and, with `pinned`, in page-locked
+    memory.
+    """
     count = 0
     for batch in batches:
         numbers, arrays = batch["numbers"]
@@ -913,7 +946,7 @@ def is_epoch(batches: Any, pinned: bool = False) -> bool:
 def in_a_program(
     runtime: session.Runtime, tmp_path: Path, body: str, quiet: bool = True
 ) -> None:
-    """Workers are started by a program with one thread, as usual."""
+    """Run a program with one thread, which starts the workers, as programs usually do."""
     folders = [str(folder) for folder in Path(__file__).parents[:2]]
     script = tmp_path / "program.py"
     script.write_text(
@@ -1013,7 +1046,7 @@ def test_slots_of_killed_workers_come_back(runtime, tmp_path) -> None:
             gc.collect()
             assert is_epoch(DataLoader(Images(), **some), pinned=True)
         """,
-        quiet=False,  # PyTorch raises from its handler of the signal
+        quiet=False,  # PyTorch raises from its handler of the signal.
     )
 
 
@@ -1042,7 +1075,9 @@ def test_failure_in_a_worker_comes_after_the_batches_before(runtime, tmp_path) -
 
 @pytest.mark.gpu
 def test_torchs_own_copy_of_a_slot_is_not_overwritten(cuda, tmp_path) -> None:
-    """`non_blocking=True`, dropped at once, behind a device that is busy."""
+    """Each batch is copied with `non_blocking=True` and dropped at once, while the
+    device is busy.
+    """
     need_cuda(cuda)
     in_a_program(
         cuda,
@@ -1068,7 +1103,7 @@ def test_torchs_own_copy_of_a_slot_is_not_overwritten(cuda, tmp_path) -> None:
 def test_no_other_gpu_gets_a_context(cuda, tmp_path) -> None:
     need_cuda(cuda)
     if cumem.device_count() < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("this test needs two GPUs")
     in_a_program(
         cuda,
         tmp_path,

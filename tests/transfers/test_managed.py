@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory that is prefetched, where its pages are, and blocks on a device."""
+"""Managed memory: prefetching its pages, where they are, and blocks on a device.
+
+The emulated device counts which pages the host has. The tests send pages to devices, to
+the host and to NUMA nodes, and compare these counts and the answers of `residency`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture
 def streams(emulated, monkeypatch) -> Iterator[Streams]:
-    """Runtimes whose work is ordered on streams of cumem's own."""
+    """Shut each stream that the module itself makes."""
     from cumem.transfers import managed as module
 
     made = Streams()
@@ -61,7 +65,8 @@ def test_prefetch_to_a_numa_node(runtime) -> None:
         buffer.prefetch_pages("numa:0")
         assert buffer.prefetch_location == "numa:0"
         buffer.preferred_location = "numa:0"
-        found = buffer.preferred_location  # an H100's driver takes it and tells of none
+        # An H100's driver accepts a node, but does not name it.
+        found = buffer.preferred_location
         assert found == "numa:0" or (found is None and not runtime.emulated)
     with pytest.raises(ValueError, match='"cpu" or "numa:N", not \'numa:x\''):
         buffer.prefetch_pages("numa:x")
@@ -90,7 +95,7 @@ def test_old_drivers_know_no_numa_nodes_and_no_discard(driver: int) -> None:
 
 def test_node_that_is_not_there_is_refused(emulated) -> None:
     if session.emulated_driver() < 12020:
-        pytest.skip("the driver knows no nodes")
+        pytest.skip("this driver does not know NUMA nodes")
     with pytest.raises(cumem.CudaError, match="cudaErrorInvalidDevice"):
         managed().prefetch_pages("numa:63")
 
@@ -191,18 +196,19 @@ def test_residency_counts_pages_that_the_host_has(runtime) -> None:
         buffer = pool.allocate(8 * NBYTES)
         before = buffer.page_residency().host_nbytes
         if before is None:
-            pytest.skip("the system does not tell")
+            pytest.skip("this system does not say which pages the host has")
         buffer.numpy()[: 4 * NBYTES] = 1
         found = buffer.page_residency()
         assert found.host_nbytes >= 4 * NBYTES
         assert buffer[: 4 * NBYTES].page_residency().host_nbytes == 4 * NBYTES
         assert not found.sampled
-        assert runtime.emulated or before < 8 * NBYTES  # there fresh memory is poisoned
+        # On the emulated device, fresh memory is poisoned, so the host has its pages.
+        assert runtime.emulated or before < 8 * NBYTES
         del buffer
 
 
 def test_residency_of_much_memory_is_drawn_from_some_pages(emulated) -> None:
-    nbytes = ((1 << 16) + 1) * PAGE  # one page more than are looked at
+    nbytes = ((1 << 16) + 1) * PAGE  # This is one page more than cumem looks at.
     with cumem.Pool("managed") as pool:
         buffer = pool.allocate(nbytes)
         buffer.numpy()[::PAGE] = 1
@@ -210,7 +216,7 @@ def test_residency_of_much_memory_is_drawn_from_some_pages(emulated) -> None:
         all_but_one = buffer[: nbytes - PAGE].page_residency()
         del buffer
     if found.host_nbytes is None:
-        pytest.skip("the system does not tell")
+        pytest.skip("this system does not say which pages the host has")
     assert found.sampled
     assert found.host_nbytes == nbytes
     assert not all_but_one.sampled
@@ -240,7 +246,8 @@ def test_block_on_a_device_sends_there_and_back(runtime) -> None:
     with buffer.on(0) as same:
         assert same is buffer
         assert buffer.prefetch_location == cumem.Device(0)
-    assert buffer.prefetch_location == "host"  # it had been nowhere
+    # The memory had no place before, so it goes back to the host.
+    assert buffer.prefetch_location == "host"
     buffer.prefetch_pages(0)
     with buffer.on("cpu"):
         assert buffer.prefetch_location == "host"

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice to the driver about managed memory: what it is told, and what is told back."""
+"""Advice to the driver about managed memory: what is set, and what is read back.
+
+The tests set advice by call and by property, for whole buffers and for slices, and read
+it from the driver. Wrong advice must be refused and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +83,7 @@ def test_memory_goes_back_without_its_advice(runtime) -> None:
     del view
     gc.collect()
     again = cumem.empty_managed(NBYTES, "u1")
-    assert again.ptr == place, "not the memory that was advised"
+    assert again.ptr == place, "the pool returned other memory"
     assert not again.read_mostly
     assert again.preferred_location is None
     assert again.accessed_by == ()
@@ -259,7 +263,7 @@ def test_steering_calls_no_function_of_python(emulated) -> None:
         with buffer.on("cpu", stream=stream):
             assert buffer.prefetch_location == "host"
 
-    use()  # devices are made once
+    use()  # After this, all objects for devices exist.
     called: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:

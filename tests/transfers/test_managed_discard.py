@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory whose contents nobody needs any more."""
+"""Managed memory whose contents nobody needs any more.
+
+discard() lets the driver drop pages without copying them. The tests look at which bytes
+survive, and at the order of a discard and other work on streams.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture
 def streams(emulated, monkeypatch) -> Iterator[Streams]:
-    """Runtimes whose work is ordered on streams of cumem's own."""
+    """Shut each stream that the module itself makes."""
     from cumem.transfers import managed as module
 
     made = Streams()
@@ -34,7 +38,7 @@ def streams(emulated, monkeypatch) -> Iterator[Streams]:
 
 def has_discard(runtime: session.Runtime) -> None:
     if not runtime.has("discard_batch_async"):
-        pytest.skip("the driver has no discard")
+        pytest.skip("this driver cannot discard memory")
 
 
 def test_discard_takes_no_byte_of_others(runtime) -> None:
@@ -49,7 +53,8 @@ def test_discard_takes_no_byte_of_others(runtime) -> None:
     assert (array[2 * NBYTES :] == 1).all()
     part.fill(3)
     assert (array[NBYTES + 1 : 2 * NBYTES + 100] == 3).all()
-    buffer[5:9].discard()  # no whole page: nothing is given up
+    # This slice contains no whole page, so nothing is discarded.
+    buffer[5:9].discard()
     cumem.current_stream().synchronize()
     assert (array[: NBYTES + 1] == 1).all()
 
@@ -64,10 +69,10 @@ def test_discard_has_its_place_in_the_stream(emulated, own: bool) -> None:
         buffer.fill(4, stream=stream)
         assert (buffer.prefetch_location, testing.host_pages(buffer)) == (None, 256)
     stream.synchronize()
-    assert (buffer.numpy() == 4).all(), "discarded after what came later"
+    assert (buffer.numpy() == 4).all(), "the discard came after the later fill"
     buffer.discard(stream)
     stream.synchronize()
-    assert not (buffer.numpy() == 4).any(), "not discarded"
+    assert not (buffer.numpy() == 4).any(), "nothing was discarded"
 
 
 def test_discard_on_the_default_stream_comes_before_what_is_queued_later(
@@ -77,13 +82,14 @@ def test_discard_on_the_default_stream_comes_before_what_is_queued_later(
     buffer = managed()
     out = cumem.zeros(NBYTES, "u1", "pinned")
     stream, other = cumem.current_stream(), cumem.Stream()
-    session.shut(other)  # and with it the discard, which comes after the copy there
+    # The discard waits as well, since it comes after the copy on that stream.
+    session.shut(other)
     cumem.copy_async(out, buffer, stream=other)
     buffer.discard()
     thread = threading.Thread(target=stream.synchronize)
     thread.start()
     session.wait_until_waiting(thread)
-    assert thread.is_alive(), "what comes later need not wait for the discard"
+    assert thread.is_alive(), "later work did not wait for the discard"
     testing.gate_open(other)
     thread.join()
     assert (out.numpy() == 1).all()
@@ -101,7 +107,7 @@ def test_discard_on_the_default_stream_comes_after_what_was_queued_before(
         cumem.Device(1).synchronize()
         assert testing.host_pages(buffer) == NBYTES // PAGE
     stream.synchronize()
-    assert not (buffer.numpy() == 4).any(), "discarded before what came earlier"
+    assert not (buffer.numpy() == 4).any(), "the discard came before the earlier fill"
 
 
 def test_discard_on_the_default_stream_keeps_no_stream(emulated) -> None:
@@ -128,7 +134,7 @@ def test_discard_comes_after_all_work_on_the_buffer(emulated) -> None:
         assert not stream.done
     stream.synchronize()
     other.synchronize()
-    assert (out.numpy() == 1).all(), "discarded before it was read"
+    assert (out.numpy() == 1).all(), "the discard came before the copy"
 
 
 def test_discard_of_what_has_gaps_is_refused(emulated) -> None:

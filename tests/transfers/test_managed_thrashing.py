@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory that goes to and fro, and devices that cannot share it with the host."""
+"""Managed memory that moves to and fro, and devices that cannot share it with the host.
+
+Memory that the host and a device use in turns must cause one warning that says what to
+do, and uses that only look like it must cause none.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +78,8 @@ def test_thrashing_names_the_buffer_and_what_to_do(runtime) -> None:
     assert "read_mostly" in text
     assert "tiles" in text
     assert caught[0].filename == __file__
-    to_and_fro(buffer, 20)  # once
+    # It warns only once.
+    to_and_fro(buffer, 20)
 
 
 WAYS: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
@@ -105,7 +110,8 @@ def test_what_is_no_thrashing_is_not_warned_of(emulated) -> None:
     buffer = managed(32 * NBYTES)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for part in range(32):  # by hand, each part once
+        # Each part is sent there and back once.
+        for part in range(32):
             tile = buffer[part * NBYTES : (part + 1) * NBYTES]
             tile.prefetch_pages(0)
             tile.prefetch_pages("cpu")
@@ -121,7 +127,8 @@ def test_what_is_no_thrashing_is_not_warned_of(emulated) -> None:
             testing.array_interface(view)
             steered.numpy()
         for _ in range(20):
-            to_and_fro(managed(), 7)  # other memory each time
+            # The memory is different each time.
+            to_and_fro(managed(), 7)
 
 
 def test_advice_that_is_taken_back_does_not_cost_the_warning(emulated) -> None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory in tiles: which come, in which order, and what is prefetched meanwhile."""
+"""Managed memory in tiles: which come, in which order, and what moves meanwhile.
+
+tiles() sends a buffer to the device part by part, and sends used parts back. Its
+streams are shut in some tests, so that each move can be looked at by itself.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture
 def streams(emulated, monkeypatch) -> Iterator[Streams]:
-    """Runtimes whose work is ordered on streams of cumem's own."""
+    """Shut each stream that the module itself makes."""
     from cumem.transfers import managed as module
 
     made = Streams()
@@ -88,7 +92,8 @@ def test_tile_with_gaps_moves_row_by_row(emulated) -> None:
 def test_rows_of_a_tile_are_found_whatever_its_steps(emulated) -> None:
     buffer = cumem.zeros((4, 3, 4 * PAGE), "u1", "managed")
     for part, pages in (
-        (buffer[:, 1:], 4 * 2 * 4),  # rows of two axes each
+        # Each row covers two axes.
+        (buffer[:, 1:], 4 * 2 * 4),
         (buffer[::-1, ::2, :PAGE], 4 * 2),
         (buffer[1::2, :, PAGE : 2 * PAGE], 2 * 3),
     ):
@@ -108,12 +113,14 @@ def test_next_tile_moves_in_while_this_one_is_used(emulated) -> None:
         found = cumem.tiles(buffer, NBYTES)
         _, first = next(found)
         stream.synchronize()
-        session.shut(stream)  # works on the first tile and does not come to an end
+        # The stream works on the first tile, and does not end.
+        session.shut(stream)
         first.fill(2, stream=stream)
         session.wait_until(lambda: on_device(buffer) == 2, "the tile ahead")
         _, second = next(found)
         session.wait_until(lambda: on_device(buffer) == 3, "the next one")
-        assert testing.host_pages(first) == 0  # not sent back before its work is done
+        # The tile is not sent back before the work on it is done.
+        assert testing.host_pages(first) == 0
         testing.gate_open(stream)
         session.wait_until(lambda: testing.host_pages(first) > 0, "the way back")
         assert second.prefetch_location == cumem.Device(0)
@@ -124,7 +131,7 @@ def test_next_tile_moves_in_while_this_one_is_used(emulated) -> None:
 
 
 def on_device(buffer: cumem.ManagedBuffer) -> int:
-    """MiB of it that are."""
+    """Return how many MiB of the buffer are on the device."""
     return (buffer.nbytes // PAGE - testing.host_pages(buffer)) * PAGE // NBYTES
 
 
@@ -137,8 +144,10 @@ def test_work_on_a_tile_comes_after_its_move_and_its_way_back_after_that(
         found = cumem.tiles(buffer, NBYTES, ahead=0)
         _, tile = next(found)
         outward, other, inward = streams.made
-        testing.gate_open(other)  # where nothing goes
-        assert not stream.done  # nothing was given to it but the wait
+        # Nothing uses this stream.
+        testing.gate_open(other)
+        # The stream got nothing but the wait.
+        assert not stream.done
         testing.gate_open(inward)
         stream.synchronize()
         assert on_device(buffer) == 1
@@ -184,7 +193,8 @@ def test_two_tiles_move_back_at_a_time(streams) -> None:
     testing.gate_open(inward)
     for _ in range(2):
         _, tile = next(found)
-    testing.gate_open(other)  # the second tile's way back; the first one's is shut
+    # The second tile moves back on this stream. The first one's stream is still shut.
+    testing.gate_open(other)
     session.wait_until(lambda: other.done, "the second tile's way back")
     assert not outward.done
     assert testing.host_pages(first) == 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activations, modules and state dicts of PyTorch in pinned memory.
 
-On the emulated device ordinary tensors take the place of the device's; what only a GPU
-shows is marked `gpu`.
+On the emulated device, tensors in ordinary memory stand for those of a GPU. What only a
+GPU can show is marked `gpu`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def device(runtime, torch) -> str:
 
 
 def live() -> int:
-    """Bytes of pinned memory in buffers."""
+    """Return the bytes of pinned memory that buffers hold."""
     gc.collect()
     if cumem.backend() == "cuda":
         cumem.Device(0).synchronize()
@@ -65,7 +65,7 @@ def make_model(torch: Any, device: str, depth: int = 6) -> Any:
 
 
 def train(torch: Any, model: Any, context: Any, steps: int = 4) -> list[Any]:
-    """Losses and parameters."""
+    """Train the model for some steps, and return the losses and the parameters."""
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(2)
@@ -97,8 +97,8 @@ def test_training_is_the_same(torch, device: str, depth: int) -> None:
     model.load_state_dict(start)
     context = offload_activations(min_nbytes=NBYTES, depth=depth)
     assert are_equal(torch, train(torch, model, context), expected)
-    # of each layer the input and what LayerNorm and Linear make of it; not the last
-    # difference, after which nothing is saved
+    # Each layer saves its input and the results of LayerNorm and Linear. The last
+    # difference is not saved, since nothing uses it afterwards.
     assert context.offloaded_nbytes == 4 * NBYTES * 18
     assert context.tensor_count == 4 * 19
     assert repr(context).startswith(
@@ -119,7 +119,9 @@ def test_whole_training_loop_may_be_inside(torch, device: str) -> None:
 
 
 class Saves:
-    """A function that saves what it is given, and shows what comes back."""
+    """An autograd function that saves its arguments, and shows what backward() gets of
+    them.
+    """
 
     def __init__(self, torch: Any) -> None:
         self.came: list[Any] = []
@@ -146,7 +148,10 @@ def leaf(torch: Any, device: str, *shape: int) -> Any:
 
 
 def save_more(torch: Any, device: str, count: int) -> list[Any]:
-    """Others, in whose favour the first ones leave the device; to be kept."""
+    """Save other tensors, so that the earlier ones leave the device.
+
+    The caller keeps them.
+    """
     return [(leaf(torch, device, ROWS, WIDTH) * 2).square() for _ in range(count)]
 
 
@@ -156,7 +161,7 @@ def test_what_stays_on_the_device(torch, device: str) -> None:
     leaves = [weight, frozen, frozen.T, weight.T, weight.T.to(torch.bfloat16)]
     others = [
         leaf(torch, device, WIDTH, ROWS),
-        torch.ones(WIDTH * ROWS // 4 - 1, device=device),  # small
+        torch.ones(WIDTH * ROWS // 4 - 1, device=device),  # This one is too small.
         torch.ones(WIDTH, ROWS, device=device).to_sparse(),
         torch.ones(WIDTH, ROWS, device=device, dtype=torch.complex64).conj(),
     ]
@@ -280,7 +285,10 @@ def test_change_in_place_during_backward_is_an_error(
 
 
 def test_change_in_place_before_it_is_saved_again_is_none(torch, device: str) -> None:
-    """The bytes at the time count, and another version is another copy."""
+    """The bytes at the time of saving count.
+
+    A tensor that changed in between is copied again.
+    """
     tensor = leaf(torch, device, ROWS, WIDTH) * 2
     with torch.no_grad():
         tensor.add_(1)
@@ -301,7 +309,9 @@ def test_change_in_place_before_it_is_saved_again_is_none(torch, device: str) ->
 def test_tensors_that_share_memory_but_count_changes_apart(
     torch, device: str, is_fresh: bool
 ) -> None:
-    """What one of them saved must not stand for the other, at the same count."""
+    """A copy that one of them saved must not be used for the other, though both have
+    the same version.
+    """
     source = leaf(torch, device, ROWS, WIDTH)
 
     def gradient(context: Any) -> Any:
@@ -311,9 +321,9 @@ def test_tensors_that_share_memory_but_count_changes_apart(
                 first = b.sin()
             else:
                 a = first = a.sigmoid_()
-            more = save_more(torch, device, 2)  # their memory is copied
+            more = save_more(torch, device, 2)  # These let the others leave the device.
             if is_fresh:
-                # over changed bytes, but with a count that starts again
+                # The bytes have changed, but the view's version starts again.
                 second = torch.ops.aten._unsafe_view(a.sigmoid_(), a.shape).sin()
             else:
                 second = b.sigmoid_()
@@ -406,7 +416,7 @@ def test_block_that_fails_saves_nothing_more(torch, device: str) -> None:
         raise ValueError
     tensor.square()
     assert context.tensor_count == 0
-    with context, context:  # one in the other
+    with context, context:  # One block is inside the other.
         tensor.square()
     tensor.square()
     assert context.tensor_count == 1
@@ -433,7 +443,10 @@ def test_pinned_memory_that_runs_out_is_reported_and_nothing_is_lost(
 
 @pytest.fixture
 def links(monkeypatch) -> Iterator[list[Any]]:
-    """Those that are made."""
+    """Return a list of the links that are made.
+
+    A link copies tensors in both directions on streams of its own.
+    """
     made: list[Any] = []
 
     class Link(offloading._EmulatedLink):
@@ -446,7 +459,7 @@ def links(monkeypatch) -> Iterator[list[Any]]:
 
 
 def shut_down(link: Any) -> None:
-    """What was on its way arrives first."""
+    """Let copies under way arrive, and then shut the link's stream to the host."""
     while testing.pending_transfers():
         testing.poll()
     session.shut(link._down)
@@ -462,7 +475,8 @@ def test_tensor_is_kept_until_its_copy_is_done(emulated, torch, links) -> None:
     source = leaf(torch, "cpu", ROWS, WIDTH)
     context = offload_activations(min_nbytes=1, depth=3)
     with context:
-        (source * 2).square()  # makes the link
+        # This makes the link.
+        (source * 2).square()
         shut_down(links[0])
         tensor = source * 3
         expected = (2 * tensor.detach()).clone()
@@ -484,7 +498,8 @@ def test_tensor_is_kept_until_its_copy_is_done(emulated, torch, links) -> None:
 def test_host_goes_no_further_than_depth_tensors_ahead(emulated, torch, links) -> None:
     source = leaf(torch, "cpu", ROWS, WIDTH)
     with offload_activations(min_nbytes=1, depth=2):
-        (source * 9).square()  # makes the link
+        # This makes the link.
+        (source * 9).square()
         shut_down(links[0])
         tensor = source * 2
         kept = weak(torch, tensor)
@@ -492,7 +507,8 @@ def test_host_goes_no_further_than_depth_tensors_ahead(emulated, torch, links) -
         del tensor
         results += [(source * n).square() for n in (3, 4)]
         with session.when_waiting(lambda: testing.gate_open(links[0]._down)):
-            results.append((source * 5).square())  # on a GPU its stream waits instead
+            # Here the host waits. On a GPU, its stream would wait instead.
+            results.append((source * 5).square())
         assert kept.expired()
     total = sum(each.sum() for each in results)
     (gradient,) = torch.autograd.grad(total, source)
@@ -527,11 +543,14 @@ def test_graph_that_ends_during_a_copy_waits_for_it(emulated, torch, links) -> N
 def test_interrupt_leaves_a_copy_its_memory(
     emulated, torch, links, monkeypatch, method: str
 ) -> None:
-    """As soon as the copy has begun, and before anything else is noted of it."""
+    """The interrupt comes as soon as the copy has begun, before anything else is noted
+    about it.
+    """
     source = leaf(torch, "cpu", ROWS, WIDTH)
     context = offload_activations(min_nbytes=1, depth=9 if method == "order" else 1)
     with context:
-        more = [(source * 2).square()]  # makes the link
+        # This makes the link.
+        more = [(source * 2).square()]
         tensor = source * 3
         result = tensor.square().sum()
         kept = [weak(torch, tensor)]
@@ -561,7 +580,7 @@ def test_interrupt_leaves_a_copy_its_memory(
         monkeypatch.setattr(torch, "empty", empty_and_note)
         setattr(link, method, interrupted)
         if method == "order":
-            other = (source * 4).square()  # the copy begins
+            other = (source * 4).square()  # The copy starts here.
             ignored: list[Any] = []
             monkeypatch.setattr(sys, "unraisablehook", ignored.append)
             del result
@@ -581,7 +600,7 @@ def test_interrupt_leaves_a_copy_its_memory(
     testing.gate_open(link._up if method == "bring" else link._down)
 
     def is_let_go() -> bool:
-        # The thread that ended the copy lets go of its memory a moment after that.
+        # The thread that finished the copy lets go of the memory a moment later.
         testing.poll()
         gc.collect()
         return bool(kept[0].expired())
@@ -613,7 +632,7 @@ def test_next_ones_are_on_their_way_before_they_are_needed(
         for name in "abcdef":
             value = Note.apply(value, name)
         result = value.sum()
-        more = save_more(torch, "cpu", 4)  # all of these make way
+        more = save_more(torch, "cpu", 4)  # All of these have to leave the device.
     (link,) = links
     bring, numbers = link.bring, {}
     for number, saved in enumerate(context._known.values()):
@@ -639,14 +658,15 @@ def test_last_tensors_are_not_copied_back(emulated, torch, links) -> None:
         (source * 1).square()
         shut_down(links[0])
         results = [(source * n).square().sum() for n in (2, 3)]
-    session.shut(links[0]._up)  # a copy back would never come
+    # A copy back would never arrive.
+    session.shut(links[0]._up)
     with session.when_waiting(lambda: testing.gate_open(links[0]._down)):
         (gradient,) = torch.autograd.grad(sum(results), source)
     assert torch.allclose(gradient, source * 2 * 4 + source * 2 * 9)
 
 
 def test_copies_of_a_gpu_follow_its_streams(emulated) -> None:
-    """The link of a GPU, between memory of the emulated device."""
+    """A GPU's link copies between memory of the emulated device."""
     stream = cumem.Stream()
     cuda = types.SimpleNamespace(current_stream=lambda device: stream)
     link = offloading._Link(
@@ -656,18 +676,19 @@ def test_copies_of_a_gpu_follow_its_streams(emulated) -> None:
     host = cumem.zeros(NBYTES, "u1", "pinned")
     session.shut(stream)
     device.fill(7, stream=stream)
-    down = link.take(
-        host, link.memory(device.ptr, NBYTES), stream
-    )  # returns at once, and comes after the fill
+    # The call returns at once, and the copy comes after the fill.
+    down = link.take(host, link.memory(device.ptr, NBYTES), stream)
     link.order(down, stream)
-    device.fill(9, stream=stream)  # which comes after the copy
+    # This fill comes after the copy.
+    device.fill(9, stream=stream)
     assert not down.done
     testing.gate_open(stream)
     stream.synchronize()
     assert np.all(device.to_numpy() == 9)
     session.shut(stream)
     device.fill(9, stream=stream)
-    up = link.bring(link.memory(device.ptr, NBYTES), host)  # after that
+    # This copy comes after the fill.
+    up = link.bring(link.memory(device.ptr, NBYTES), host)
     session.let_workers_pass()
     assert not up.done
     link.order(up, stream)
@@ -725,8 +746,10 @@ def test_module_moves_in_place_and_back(torch, device: str) -> None:
     names = list(model.state_dict())
 
     assert offload(model) is model
-    assert live() > 2 * 4 * WIDTH * WIDTH  # weight and gradient
-    assert live() < 3 * 4 * WIDTH * WIDTH  # once
+    # This is more than the weight and its gradient.
+    assert live() > 2 * 4 * WIDTH * WIDTH
+    # The shared weight counts once.
+    assert live() < 3 * 4 * WIDTH * WIDTH
     after = [*model.parameters(), linear.weight.grad, *model.buffers()]
     assert all(a is b for a, b in zip(after, tensors, strict=True))
     assert {tensor.device.type for tensor in tensors} == {"cpu"}
@@ -738,7 +761,7 @@ def test_module_moves_in_place_and_back(torch, device: str) -> None:
     assert not {p for p in places if p} & {t.data_ptr() for t in tensors}
     assert list(model.state_dict()) == names
 
-    linear.weight.data.add_(1)  # on the host
+    linear.weight.data.add_(1)  # The change is made on the host.
     assert restore(model) is model
     assert {str(t.device).partition(":")[0] for t in tensors} == {device}
     assert torch.equal(linear.weight, before[0] + 1)
@@ -760,9 +783,8 @@ def test_state_dict_becomes_a_new_one(torch, device: str) -> None:
     moved = offload(states)
     assert moved is not states
     assert moved["n"] == 3
-    assert (
-        moved["optimizer"]["param_groups"] == states["optimizer"]["param_groups"]
-    )  # no tensors
+    # These entries contain no tensors.
+    assert moved["optimizer"]["param_groups"] == states["optimizer"]["param_groups"]
     assert next(model.parameters()).device.type == device
     weights = moved["model"]
     assert list(weights) == list(states["model"])
@@ -828,7 +850,7 @@ def test_conjugated_and_negated_tensors_stay_so(torch, device: str) -> None:
 def test_record_that_was_left_behind_counts_for_nothing(
     emulated, torch, monkeypatch
 ) -> None:
-    """Ctrl-C may end the finalizer that takes it away."""
+    """Ctrl-C may end the finalizer that would remove the record."""
 
     class Left(dict[int, Any]):
         def pop(self, *arguments: Any) -> None:
@@ -840,7 +862,8 @@ def test_record_that_was_left_behind_counts_for_nothing(
     gc.collect()
     (left,) = offloading._homes.values()
     host = cumem.empty_pinned(4096 * 4, "u1")
-    offloading._homes[host.ptr] = left  # the pool may give the same memory again
+    # The pool may hand out the same memory again.
+    offloading._homes[host.ptr] = left
     tensor = torch.frombuffer(host, dtype=torch.uint8)
     assert restore({"a": tensor})["a"] is tensor
     moved = offload({"a": tensor})
@@ -902,7 +925,7 @@ def test_without_pytorch_it_says_so(emulated, monkeypatch) -> None:
 
 
 def test_tensor_that_a_transform_traces_with_is_left_alone(emulated, torch) -> None:
-    """It is of the type Tensor and says it is strided, and has no memory."""
+    """The tensor has the type Tensor and says that it is strided, but has no memory."""
     x = torch.ones(1 << 16, requires_grad=True)
     with offload_activations(min_nbytes=1) as context:
         traced = torch._to_functional_tensor(x.detach())
@@ -951,7 +974,7 @@ def test_streams_are_made_once_and_anew_after_shutdown(emulated, torch, links) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("on_side_stream", [False, True])
 def test_device_of_a_gpu_holds_less(cuda, torch, on_side_stream: bool) -> None:
-    """With the host far ahead of the device, which is what would keep memory."""
+    """The host runs far ahead of the device. That alone would keep memory alive."""
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     layers = [torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU())] * 24

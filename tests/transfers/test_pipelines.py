@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data in chunks: what comes, in which order, beside what, and in how much memory."""
+"""Data in chunks: what comes, in which order, beside what, and in how much memory.
+
+chunks() brings a source to the device piece by piece, and pipeline() also runs a
+function on each piece and brings the results back. Streams whose gates are shut show
+the order, and limits show the memory.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,9 @@ def data() -> np.ndarray:
 
 
 def together(found: Iterator[tuple[slice, cumem.DeviceBuffer]]) -> np.ndarray:
-    """All chunks, kept until the end; each where its slice says."""
+    """Keep all chunks until the end, and return an array with each of them at the place
+    that its slice says.
+    """
     kept = list(found)
     out = np.full((kept[-1][0].stop, *kept[0][1].shape[1:]), 255, kept[0][1].dtype)
     for part, chunk in kept:
@@ -146,10 +153,12 @@ def test_next_chunks_come_while_the_stream_is_at_work(emulated) -> None:
     stream = cumem.Stream()
     with stream:
         found = cumem.chunks(array, 50 * ROW, depth=2)
-        session.shut(stream)  # works on the first chunk and does not come to an end
+        # The stream works on the first chunk, and does not end.
+        session.shut(stream)
         first = next(found)[1]
         part, second = next(found)
-    with cumem.Stream() as other:  # behind nothing but the copy
+    # The other stream waits for the copy only.
+    with cumem.Stream() as other:
         assert np.array_equal(second.to_numpy(), array[part])
         del other
     testing.gate_open(stream)
@@ -196,7 +205,7 @@ def test_closed_early_nothing_is_under_way(runtime) -> None:
     found = cumem.chunks(array, 10 * ROW, depth=8)
     _, chunk = next(found)
     found.close()
-    array[:] = 0  # nobody reads it any more
+    array[:] = 0  # Nobody reads the source any more.
     assert chunk.to_numpy().any()
     with pytest.raises(StopIteration):
         next(found)
@@ -281,7 +290,7 @@ def test_chunk_size_is_what_fits(emulated) -> None:
     free = cumem.memory_info(0).free
     held = cumem.empty_device(100 << 20, "u1")
     assert cumem.chunk_size(1 << 20, fraction=1, copies=1) == (free >> 20) - 100
-    del held  # cached: new buffers have it
+    del held  # The memory is now cached, and new buffers get it.
     assert cumem.chunk_size(1 << 20, fraction=1, copies=1) == free >> 20
     cumem.set_limit("device", "50 MiB", device=0)
     assert cumem.chunk_size(1 << 20, fraction=1, copies=1) == 50
@@ -314,7 +323,7 @@ def test_chunk_size_refuses(emulated, arguments, error, text) -> None:
 
 
 def halve(x: cumem.DeviceBuffer, y: cumem.Buffer | None, stream: cumem.Stream) -> None:
-    """Half of each row's items, on whatever device."""
+    """Copy the first half of each row's items to the output, on whatever device."""
     assert y is not None
     assert cumem.current_stream(0) == stream
     cumem.copy_async(y, x[:, : WIDTH // 2], stream=stream)
@@ -378,10 +387,12 @@ def test_source_may_be_the_output(runtime) -> None:
 
 
 @pytest.mark.skipif(
-    not consumers.NUMPY_LETS_WRITE, reason="this NumPy's arrays by DLPack are read-only"
+    not consumers.NUMPY_LETS_WRITE, reason="this NumPy makes read-only arrays by DLPack"
 )
 def test_numpy_works_on_the_emulated_device(emulated) -> None:
-    """On every chunk at once: memory that comes back is free of what came before."""
+    """NumPy works on each chunk at once, so memory that comes back must be free of
+    earlier work.
+    """
     array = data()
     out = np.zeros(ROWS)
 
@@ -393,7 +404,10 @@ def test_numpy_works_on_the_emulated_device(emulated) -> None:
 
 
 def test_chunks_come_and_leave_while_a_stream_is_at_work(emulated) -> None:
-    """The work on the second never ends: the first has left, and the third has come."""
+    """The work on the second chunk never ends.
+
+    The first must leave and the third must come nevertheless.
+    """
     streams = [cumem.Stream(), cumem.Stream()]
     array, out = data()[:60], np.zeros((60, WIDTH // 2), "f4")
     chunks: list[bytes] = []
@@ -431,7 +445,8 @@ def test_memory_of_a_few_chunks_is_enough(emulated, streams, depth: int) -> None
     cumem.pipeline(work, array, out, rows=2, depth=depth, streams=streams)
     assert np.array_equal(out, array[:, : 1 << 19])
     assert cumem.memory_info(0).live == 0
-    cumem.pipeline(work, array, out, depth=depth, streams=streams)  # finds its own
+    # Without rows=, the call finds a size that fits.
+    cumem.pipeline(work, array, out, depth=depth, streams=streams)
     cumem.set_limit("device", None, device=0)
 
 
@@ -444,7 +459,7 @@ def test_streams_take_turns(runtime) -> None:
 
 
 def test_output_leaves_after_all_that_its_stream_was_given(emulated) -> None:
-    """Also after work that cumem does not see."""
+    """The output also waits for work that cumem does not see."""
     stream = cumem.Stream()
     out = np.zeros(8)
     is_shut = threading.Event()
@@ -463,13 +478,14 @@ def test_output_leaves_after_all_that_its_stream_was_given(emulated) -> None:
     assert not out.any()
     testing.gate_open(stream)
     thread.join()
-    assert out.any()  # fresh memory is poisoned
+    assert out.any()  # Fresh memory is poisoned, so the output is not zero.
 
 
 def test_work_that_cumem_does_not_see_keeps_its_input(emulated) -> None:
-    """A kernel of another library that was given no more than the address."""
+    """A kernel of another library got only the address."""
     stream = cumem.Stream()
-    cumem.set_limit("device", "3 MiB", device=0)  # one block of two
+    # The limit allows one block of 2 MiB.
+    cumem.set_limit("device", "3 MiB", device=0)
     is_shut = threading.Event()
     came: list[cumem.Buffer] = []
 
@@ -524,8 +540,8 @@ def test_failed_copy_of_a_chunk_before_is_the_one_reported(emulated) -> None:
         nonlocal count
         count += 1
         if count == 1:
-            session.let_workers_pass()  # all have come
-            session.shut(stream)  # so that none has left
+            session.let_workers_pass()  # After this, all chunks have come.
+            session.shut(stream)  # With the stream shut, no output can leave.
         if count == 3:
             testing.plan_fault("copy_async", 1, 999)
             testing.gate_open(stream)
@@ -559,7 +575,7 @@ def test_after_a_failure_nothing_is_in_flight(emulated, what: str) -> None:
         try:
             cumem.pipeline(work, [np.ones(5), busy], streams=stream)
         except RuntimeError as error:
-            failures.append(error)  # with its frames
+            failures.append(error)  # The error keeps its frames alive.
 
     session.shut(held)
     busy.fill(1, stream=held if held is other else None)
@@ -591,7 +607,8 @@ def test_interrupted_in_func_nothing_is_in_flight(emulated) -> None:
     assert not out[20:].any()
 
 
-@pytest.mark.parametrize("depth", [1, 3])  # for an output, for the work
+# With depth 1 the loop waits for an output, with depth 3 for the work.
+@pytest.mark.parametrize("depth", [1, 3])
 def test_interrupted_while_it_waits_nothing_is_in_flight(emulated, depth: int) -> None:
     array, out = data(), np.zeros((ROWS, WIDTH // 2), "f4")
     stream = cumem.Stream()
@@ -773,9 +790,9 @@ second_alone("PyTorch")
 @pytest.mark.parametrize("library", ["", "--torch"])
 def test_helpers_of_the_second_gpu_leave_the_first_alone(runtime, library: str) -> None:
     if cumem.device_count() < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("this test needs two GPUs")
     if library and runtime.emulated:
-        pytest.skip("needs PyTorch on a GPU")
+        pytest.skip("this test needs PyTorch on a GPU")
     if library:
         pytest.importorskip("torch")
     shown = {"CUMEM_BACKEND": runtime.name, "CUMEM_EMULATED_DEVICES": "2"}

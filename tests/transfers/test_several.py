@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""broadcast, scatter and gather: one end and several, on any devices."""
+"""broadcast(), scatter() and gather() between one end and several, on any devices.
+
+Four emulated devices stand for GPUs. Bytes are compared with NumPy, and counts of the
+runtime's calls show how often they crossed a link.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,8 @@ pytestmark = [
 ]
 
 DEVICES = 4
-LONG = 3 << 20  # elements of four bytes: several pieces
+# An array of so many elements of four bytes is copied in several pieces.
+LONG = 3 << 20
 
 
 @pytest.fixture
@@ -130,7 +135,9 @@ def test_ordinary_source_is_packed_once_for_all_devices(four, async_) -> None:
 
 
 def test_source_is_read_once_whatever_becomes_of_it_meanwhile(four) -> None:
-    """All targets see the same bytes of a source that is written during the copy."""
+    """All targets must get the same bytes, even if the source is written during the
+    copy.
+    """
     data = np.zeros(LONG, "i4")
     dsts = [on(device, LONG) for device in range(DEVICES)]
     handles = cumem.broadcast_async(dsts, data)
@@ -148,7 +155,8 @@ def test_targets_of_one_device_share_one_upload(four) -> None:
     before = [calls(op) for op in ("copy_async", "kernel_launch")]
     cumem.broadcast(dsts, source)
     after = [calls(op) for op in ("copy_async", "kernel_launch")]
-    assert after[0] - before[0] == 3  # to each device, and on the first
+    # There is one copy to each device, and another one on the first device.
+    assert after[0] - before[0] == 3
     assert after[1] - before[1] == 1
     for dst in dsts:
         assert (values.get(dst) == source.numpy()).all()
@@ -166,9 +174,12 @@ def test_targets_are_grouped_by_what_they_can_share(four) -> None:
 
     data, strided = np.zeros(100, "i4"), on(1, 200)[::2]
     all_four = strided, np.zeros(100, "i4"), on(1, 100), on(0, 100)
-    assert grouped(data, *all_four) == {1: [1], 2: [0, 2, 3]}  # a run packs for all
-    assert grouped(data, on(0, 100), strided) == {0: [0], 1: [1]}  # of other strides
-    pinned = cumem.array(data, kind="pinned")  # each device reads it by itself
+    # A single run is packed once for all of them.
+    assert grouped(data, *all_four) == {1: [1], 2: [0, 2, 3]}
+    # The strides differ.
+    assert grouped(data, on(0, 100), strided) == {0: [0], 1: [1]}
+    # Each device reads pinned memory by itself.
+    pinned = cumem.array(data, kind="pinned")
     assert grouped(pinned, *all_four) == {1: [1], 2: [0, 2], 3: [3]}
     own = on(1, 100)
     assert grouped(own, own, on(1, 100), on(1, 100)) == {0: [0], 1: [1, 2]}
@@ -378,7 +389,7 @@ def test_blocking_call_comes_after_the_current_stream_of_each_device(four) -> No
     stream = cumem.Stream(device=1)
     with stream:
         with session.gate(stream):
-            # work that cumem does not see as the buffer's own
+            # cumem does not see this work as the buffer's own.
             cumem.copy_async(cumem.asbuffer(source), filled, stream=stream)
             address.append(cumem.broadcast_async([other], source, stream=stream))
         cumem.broadcast([other], source)
@@ -585,7 +596,9 @@ def test_captured_stream_is_refused(four) -> None:
 
 @pytest.mark.parametrize("function", ["broadcast", "scatter", "gather"])
 def test_graph_holds_what_it_can(four, function) -> None:
-    """As of copy_async(): copies between page-locked memory and that of its device."""
+    """As with copy_async(), a graph can hold copies between page-locked memory and its
+    own device.
+    """
     stream = cumem.Stream(device=1)
     many, apart = [on(1, 500), on(1, 500)], [on(1, 500), on(0, 500)]
     one = cumem.array(numbers(500 if function == "broadcast" else 1000), kind="pinned")
@@ -605,7 +618,8 @@ def test_graph_holds_what_it_can(four, function) -> None:
 
 
 def test_no_context_is_made_on_other_devices(four) -> None:
-    cumem.set_current_device(2)  # it is asked where ordinary memory lies
+    # cumem asks this device about ordinary memory.
+    cumem.set_current_device(2)
     near = cumem.empty(LONG, "i4", "device", device=2)
     far = cumem.empty(LONG, "i4", "device", device=3)
     before = calls("device_set")
@@ -620,7 +634,10 @@ def test_no_context_is_made_on_other_devices(four) -> None:
 @pytest.mark.parametrize("where", ["numpy", "device", "pinned"])
 @pytest.mark.parametrize("function", ["broadcast", "scatter"])
 def test_interrupted_call_leaves_the_rest_undone(four, function, where) -> None:
-    """The wait for another stream's work ends; the copies never begin or run out."""
+    """The wait for another stream's work ends.
+
+    Copies that have not begun are not made, and the others end.
+    """
     stream = cumem.Stream(device=0)
     shape = LONG if function == "broadcast" else LONG // 2
     dsts = [on(d, shape) for d in (0, 1)]
@@ -688,7 +705,7 @@ def test_devices_apart_are_served_as_well() -> None:
 @pytest.mark.parametrize("where", SOURCES)
 def test_two_gpus_get_and_give_the_same_bytes(cuda, where) -> None:
     if cumem.device_count() < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("this test needs two GPUs")
     data = numbers(4, 4 << 20)
     source = place(data, where)
     dsts = [on(0, data.shape), on(1, data.shape), on(1, (4, 8 << 20))[:, ::2]]
@@ -710,7 +727,7 @@ def test_two_gpus_get_and_give_the_same_bytes(cuda, where) -> None:
 
 @pytest.mark.parametrize("name", ["broadcast", "scatter", "gather"])
 def test_ends_are_held_until_the_call_is_over(four, name: str) -> None:
-    """As those of any call: nobody frees one, or shuts all down, below it."""
+    """As in any call, nobody may free an end, or shut down, while the call runs."""
     parts = [on(i, LONG) for i in range(2)]
     whole = np.zeros(LONG if name == "broadcast" else 2 * LONG, "i4")
     refused: list[BaseException] = []

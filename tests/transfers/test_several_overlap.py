@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends of broadcast, scatter and gather that share memory."""
+"""Ends of broadcast(), scatter() and gather() that share memory.
+
+Targets that overlap must be refused by name, and targets that only interleave must be
+served. Sets of byte addresses and np.shares_memory() say which is which.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def test_targets_of_broadcast_that_overlap_are_refused(two, kind, name) -> None:
         message = f"{name}: targets {first} and {second} overlap"
         with pytest.raises(ValueError, match=re.escape(message)):
             call(targets, source)
-    assert (values.get(whole) == np.arange(100)).all()  # nothing was copied
+    assert (values.get(whole) == np.arange(100)).all()  # Nothing was copied.
     assert not values.get(other).any()
     cumem.broadcast([whole[::2], other, whole[1::2], whole[::2]], source)
     assert (values.get(whole) == 7).all()
@@ -172,7 +176,10 @@ def test_overlap_of_random_views_is_that_of_their_bytes(a, b, wide, narrow, at) 
 
 
 def test_overlap_of_large_columns_is_exact() -> None:
-    """In blocks: bounds overlap, bytes do not."""
+    """Large arrays are compared in blocks.
+
+    The bounds of these overlap, their bytes do not.
+    """
     shape, strides = (100000, 50, 3), (4000, -40, 4)
     columns = end(shape, strides, 4)
     for place in (0, 3, 29, 4000 * 99999):
@@ -203,7 +210,8 @@ def test_overlap_is_what_numpy_says(emulated) -> None:
 
         def view() -> np.ndarray:
             strides = [data.draw(st.sampled_from([1, 2, 3, 5, 8, 16])) for _ in "ab"]
-            assume(strides[1] not in (strides[0], 2 * strides[0]))  # each element once
+            # Each element has its own bytes.
+            assume(strides[1] not in (strides[0], 2 * strides[0]))
             room = 63 - sum(s * (n - 1) for s, n in zip(strides, (3, 2), strict=True))
             part = as_strided(base[data.draw(st.integers(0, room)) :], (3, 2), strides)
             return part[:: data.draw(st.sampled_from([1, -1]))]

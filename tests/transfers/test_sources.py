@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be cut into chunks, and sources that write to the same memory again."""
+"""Sources that can be cut into chunks, and sources that write to the same memory again.
+
+Arrays of other libraries are read by a thread of cumem, row by row. A generator may
+fill one array again and again, so cumem must have read an item before it asks for the
+next.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,9 @@ def numbers() -> np.ndarray:
 
 
 class Lazy:
-    """An array of another library: it reads the rows that are asked for."""
+    """An array like those of other libraries, which reads only the rows that are asked
+    for.
+    """
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -41,7 +48,7 @@ class Lazy:
 
 
 class Refilling(Lazy):
-    """One that gives the same memory again and again."""
+    """An array that returns the same memory again and again."""
 
     held: Any = None
 
@@ -118,7 +125,7 @@ def arrow_table(array: np.ndarray, folder: Path) -> Any:
 
 
 class Whole:
-    """What becomes an array and iterates over something else, as tables do."""
+    """An object that becomes an array, but iterates over something else, as tables do."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -173,11 +180,12 @@ def test_array_that_reads_what_is_asked_for_is_cut_into_rows(
 
 
 def test_reader_thread_is_one_chunk_ahead_and_ends_with_the_loop(emulated) -> None:
-    """Reading goes on while a copy is under way, and no further."""
+    """Reading goes on while a copy is under way, but not further than one chunk ahead."""
     source = Lazy(numbers())
     found = cumem.chunks(source, rows=10, depth=1)
     next(found)
-    session.wait_until(lambda: len(source.asked) == 4)  # 2 begun, 2 that wait
+    # Two copies have begun, and two chunks wait.
+    session.wait_until(lambda: len(source.asked) == 4)
     reader = [t for t in threading.enumerate() if t.name.startswith("cumem-reader")]
     assert len(reader) == 1
     found.close()
@@ -189,7 +197,7 @@ def test_reader_thread_is_one_chunk_ahead_and_ends_with_the_loop(emulated) -> No
 
 
 def test_reader_thread_reads_while_a_copy_waits(emulated) -> None:
-    """A copy that does not come to an end keeps no read waiting."""
+    """A read must not wait for a copy that does not end."""
     read = threading.Event()
 
     class Second(Lazy):
@@ -288,7 +296,7 @@ def group(folder: Path) -> Any:
 
 
 class Told(Lazy):
-    """What it gives is not what it says."""
+    """An array whose rows differ from the shape and dtype that it names."""
 
     def __init__(self, shape: Any, given: Any, dtype: Any = "f4") -> None:
         super().__init__(np.zeros((4, 2), dtype))
@@ -300,7 +308,7 @@ class Told(Lazy):
 
 
 class Ragged(Whole):
-    """Its rows are of several lengths."""
+    """A table whose rows have several lengths."""
 
     def __init__(self) -> None:
         super().__init__(np.zeros((2, 2)))
@@ -507,14 +515,15 @@ def test_generator_that_refills_one_array_gives_what_it_wrote(runtime, name) -> 
     found = cumem.pipeline(lambda x, *_: int(x.to_numpy()[-1]), refilled(make()))
     assert found == wanted
     size = make().size
-    cut = cumem.chunks(refilled(make()), rows=size // 3 + 1)  # an array at a time
+    # Each cut takes rows of a single array.
+    cut = cumem.chunks(refilled(make()), rows=size // 3 + 1)
     assert [(p.start // size, int(c.to_numpy()[0])) for p, c in cut] == [
         (i, i) for i in wanted for _ in range(3)
     ]
 
 
 def over(memory: Any) -> Iterator[np.ndarray]:
-    """A new array over the same memory for each item."""
+    """Yield a new array over the same memory for each item."""
     for i in range(COUNT):
         np.frombuffer(memory, "f4")[:] = i
         yield np.frombuffer(memory, "f4")
@@ -601,7 +610,9 @@ BEHIND: dict[str, Any] = {
 def test_memory_written_behind_an_item_gives_what_it_held(
     runtime, tmp_path: Path, name: str
 ) -> None:
-    """The memory is another object's than the item, so that nothing of it tells."""
+    """The memory belongs to another object than the item, so the item does not show
+    that it is shared.
+    """
 
     def last(item: Any) -> float:
         return float((item if hasattr(item, "numel") else item.to_numpy())[-1])
@@ -616,7 +627,9 @@ def test_memory_written_behind_an_item_gives_what_it_held(
 
 
 class Waiting:
-    """Fills its array in `next()`, and notes whether the one before was there by then."""
+    """An iterator that counts how often it was asked, and returns the same memory or a
+    copy of it.
+    """
 
     def __init__(self, held: cumem.Buffer, shared: bool) -> None:
         self.memory = held.numpy()
@@ -652,7 +665,8 @@ def test_next_item_is_asked_for_once_the_last_was_read(
     def read() -> None:
         blocked.extend(cumem.prefetch(source, depth=2, fresh=fresh))
 
-    if not shared:  # nothing holds its copies up: only that all come is to be seen
+    # Nothing holds up copies of these items, so it is enough that all of them come.
+    if not shared:
         session.testing.gate_open(stream)
     thread = threading.Thread(target=read)
     thread.start()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy_async and its handles: order, lifetime, waiting, failing, awaiting."""
+"""copy_async() and its handles: order, lifetime, waiting, failing and awaiting.
+
+Streams whose gates are shut keep transfers under way while the tests drop handles, free
+memory or raise signals. Planned faults make transfers fail.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,8 @@ def test_pageable_source_may_be_reused_once_the_call_returns(emulated) -> None:
     buffer = cumem.empty_device(100_000, "i4")
     stream = cumem.Stream()
     with session.gate(stream):
-        # small enough for the staging ring: the call returns with the stream shut
+        # The source fits into the staging ring, so the call returns although the stream
+        # is shut.
         handle = cumem.copy_async(buffer, source, stream=stream)
         source[:] = -1
         assert not handle.done
@@ -178,7 +183,7 @@ def test_freed_source_is_not_handed_out_before_its_copy(emulated) -> None:
 
 
 def test_exported_pinned_block_waits_for_foreign_work(emulated) -> None:
-    # someone else's stream, of which cumem knows nothing, reads our pinned block
+    # Another library's stream, which cumem does not know, reads our pinned block.
     stream = cumem.Stream()
     other = cumem.zeros(4096, "u1", "device")
     with session.gate(stream):
@@ -193,7 +198,8 @@ def test_exported_pinned_block_waits_for_foreign_work(emulated) -> None:
 
 
 def test_failure_is_raised_once_by_wait(emulated) -> None:
-    source = np.zeros(64, "u1")[::-1]  # pageable: a worker moves it
+    # The source is pageable, so a worker moves it.
+    source = np.zeros(64, "u1")[::-1]
     target = cumem.zeros(64, "u1", "device")
     session.testing.plan_fault("copy_async", 1, 999)
     handle = cumem.copy_async(target, source)
@@ -202,7 +208,7 @@ def test_failure_is_raised_once_by_wait(emulated) -> None:
     assert caught.value.call == "cudaMemcpyAsync"
     assert handle.done
     session.testing.plan_fault(None, 0)
-    cumem.copy(target, source)  # the engine still works
+    cumem.copy(target, source)  # The engine still works.
 
 
 def test_failure_at_submission_is_raised_by_the_call(emulated) -> None:
@@ -219,15 +225,18 @@ def test_failure_at_submission_is_raised_by_the_call(emulated) -> None:
 def test_failure_nobody_read_goes_to_the_unraisable_hook(emulated, monkeypatch) -> None:
     seen: list[BaseException | None] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda u: seen.append(u.exc_value))
-    source = np.zeros(64, "u1")[::-1]  # pageable: a worker moves it
+    # The source is pageable, so a worker moves it.
+    source = np.zeros(64, "u1")[::-1]
     target = cumem.zeros(64, "u1", "device")
     session.testing.plan_fault("copy_async", 1, 999)
     cumem.copy_async(target, source)
     while session.testing.pending_transfers():
         session.testing.poll()
     session.testing.plan_fault(None, 0)
-    del target  # a target remembers its writers: numpy() of it would have raised
-    # the worker lets go of the ticket in a moment
+    # A target remembers the transfers into it, and its numpy() would have raised the
+    # error.
+    del target
+    # The worker lets go of the transfer a moment later.
     session.wait_until(lambda: session.testing.poll() or seen)
     assert [type(error) for error in seen] == [cumem.CudaError]
 
@@ -243,7 +252,7 @@ def test_failure_nobody_read_is_reported_once_its_handle_is_dropped(
     handles = [cumem.copy_async(target, source)]
     session.wait_until(lambda: session.testing.pending_transfers() == 0)
     session.testing.plan_fault(None, 0)
-    assert seen == []  # somebody may still ask
+    assert seen == []  # Somebody may still ask the handle.
     handles.clear()
     session.testing.poll()
     assert [type(error) for error in seen] == [cumem.CudaError]
@@ -256,13 +265,15 @@ def test_failure_of_a_dropped_handle_is_not_raised_by_a_copy_from_its_target(
 ) -> None:
     seen: list[BaseException | None] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda u: seen.append(u.exc_value))
-    source = np.ones(64, "u1")[::-1]  # pageable: a worker moves it
+    # The source is pageable, so a worker moves it.
+    source = np.ones(64, "u1")[::-1]
     target = cumem.zeros(64, "u1", "device")
     session.testing.plan_fault("copy_async", 1, 2)
     cumem.copy_async(target, source)
     session.wait_until(lambda: session.testing.pending_transfers() == 0)
     session.testing.plan_fault(None, 0)
-    # The copy comes after the one that failed, and reads what that one left.
+    # The copy comes after the one that failed, and reads the bytes that were there
+    # before.
     assert not cumem.asnumpy(read(target)).any()
     session.wait_until(lambda: session.testing.poll() or seen)
     assert [type(error) for error in seen] == [cumem.OutOfMemoryError]
@@ -280,7 +291,7 @@ def test_failure_of_a_dropped_handle_is_raised_by_numpy_of_its_target(
     session.testing.plan_fault(None, 0)
     with pytest.raises(cumem.OutOfMemoryError, match="cudaMemcpyAsync"):
         target.numpy()
-    assert not target.numpy().any()  # it is raised once
+    assert not target.numpy().any()  # The error is raised once.
 
 
 def test_failure_nobody_read_is_reported_after_shutdown(emulated, monkeypatch) -> None:
@@ -293,7 +304,7 @@ def test_failure_nobody_read_is_reported_after_shutdown(emulated, monkeypatch) -
         session.testing.poll()
     session.testing.plan_fault(None, 0)
     cumem.shutdown()
-    assert seen == []  # somebody may still ask
+    assert seen == []  # Somebody may still ask the handle.
     handles.clear()
     assert [type(error) for error in seen] == [cumem.CudaError]
 
@@ -317,7 +328,7 @@ def test_await_wakes_the_loop(runtime, background) -> None:
         for handle in handles:
             await handle
             assert handle.done
-        await handles[0]  # a finished one answers at once
+        await handles[0]  # A finished handle answers at once.
         ticker.cancel()
         for target in targets:
             assert (values.get(target) == np.arange(50_000)).all()
@@ -327,7 +338,8 @@ def test_await_wakes_the_loop(runtime, background) -> None:
 
 def test_await_raises_the_failure(emulated) -> None:
     async def main() -> None:
-        source = np.zeros(64, "u1")[::-1]  # pageable: a worker moves it
+        # The source is pageable, so a worker moves it.
+        source = np.zeros(64, "u1")[::-1]
         target = cumem.zeros(64, "u1", "device")
         session.testing.plan_fault("copy_async", 1, 999)
         handle = cumem.copy_async(target, source)
@@ -386,7 +398,7 @@ def test_background_copy_never_holds_up_its_caller(emulated) -> None:
     out = np.zeros(5000, "u1")
     with session.rescued(stream), session.gate(stream):
         buffer.fill(7, stream=stream)
-        # the first is for a worker, the others are queued after it
+        # A worker makes the first copy, and the others are queued after it.
         first = cumem.copy_async(out, buffer)
         second = cumem.copy_async(buffer, source)
         third = cumem.copy_async(last, buffer)
@@ -461,7 +473,8 @@ def test_signal_ends_the_waiting_and_not_the_copy(emulated, wait) -> None:
 
 def test_signal_ends_a_copy_that_waits_for_its_stream(emulated) -> None:
     stream = cumem.Stream()
-    source = np.full(48 << 20, 7, "u1")  # more than the staging ring holds
+    # This is more than the staging ring holds.
+    source = np.full(48 << 20, 7, "u1")
     buffer = cumem.empty_device(48 << 20, "u1")
     with session.alarm(stream):
         cumem.copy_async(buffer, source, stream=stream)
@@ -546,7 +559,9 @@ class Counted(np.ndarray):
 )
 @pytest.mark.parametrize("n", [256, 5 << 20])
 def test_call_that_waited_keeps_nothing_alive(runtime, n, call) -> None:
-    """Nor until the main thread, here in a C call without the GIL, runs Python again."""
+    """The call must let go of its arrays even if the main thread, which is in a C call
+    here, runs no Python until later.
+    """
     device = cumem.zeros(n, "u1", "device")
     alive: list[bool] = []
 
@@ -569,7 +584,8 @@ def test_call_that_waited_keeps_nothing_alive(runtime, n, call) -> None:
     thread = threading.Thread(target=work_and_tell)
     thread.start()
     landing = ctypes.create_string_buffer(1)
-    assert libc.read(read_end, landing, 1) == 1  # runs no Python until the thread ends
+    # The main thread runs no Python until the other thread ends.
+    assert libc.read(read_end, landing, 1) == 1
     thread.join()
     os.close(read_end)
     os.close(write_end)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/transfer.py: it runs, verifies and writes what it measured."""
+"""The benchmark of transfers runs on the emulated device, and notices wrong bytes.
+
+Each test starts the script with short settings, or calls its functions, and reads the
+results.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +73,7 @@ def test_benchmark_of_transfers_notices_wrong_bytes(
 
 
 class Tensor:
-    """As PyTorch's on the processor: DLPack and nothing else."""
+    """A tensor like PyTorch's on the CPU: it has DLPack and nothing else."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array

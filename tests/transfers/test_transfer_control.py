@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers that are cancelled, followed or interrupted."""
+"""Transfers that are cancelled, followed by progress, interrupted or awaited in tasks.
+
+Most tests keep a transfer under way behind a stream whose gate is shut, and look at the
+ends and the handle afterwards. The last part is about callbacks of transfers.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,9 @@ def array(value: int, nbytes: int = NBYTES) -> Array:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[tuple[cumem.Transfer, Array, cumem.Buffer]]:
-    """A transfer in the background that waits for a stream which is shut."""
+    """Yield a transfer in the background that waits for a stream whose gate is shut,
+    its target and its source.
+    """
     stream = cumem.Stream()
     source, target = cumem.full(NBYTES, 3, "u1", "pinned"), array(1)
     other = cumem.full(NBYTES, 7, "u1", "device")
@@ -56,7 +62,8 @@ def test_cancelled_transfer_has_neither_read_nor_written(emulated) -> None:
         assert transfer.cancel()
         assert transfer.cancelled
         assert transfer.done
-        assert transfer.cancel()  # still true, and harmless
+        # Cancelling it again returns True, and does no harm.
+        assert transfer.cancel()
         assert transfer.progress == 0
         assert transfer.seconds > 0
         assert transfer.gbps == 0
@@ -109,7 +116,9 @@ def test_transfer_that_has_begun_or_is_done_is_not_cancelled(emulated) -> None:
 def test_cancelled_transfer_is_not_in_the_way_of_its_ends(emulated) -> None:
     with waiting() as (transfer, target, _):
         middle = cumem.zeros(NBYTES, "u1", "managed")
-        second = cumem.copy_async(middle, target)  # comes first, for its target
+        # Its source is the waiting transfer's target. It does not wait, since that
+        # transfer will not write.
+        second = cumem.copy_async(middle, target)
         second.wait()
         third = cumem.copy_async(middle, transfer_source(transfer, middle))
         third.wait()
@@ -172,7 +181,7 @@ def test_cancelled_error_is_no_cancelled_task(emulated) -> None:
             assert transfer.cancel()
             assert await asyncio.wait_for(task, session.PATIENCE) == "told"
             with pytest.raises(cumem.CancelledError):
-                await transfer  # a cancelled one answers at once
+                await transfer  # A cancelled transfer answers at once.
         assert (target == 1).all()
 
     asyncio.run(main())
@@ -297,7 +306,7 @@ def test_callable_is_called_while_a_copy_waits(emulated) -> None:
 
 
 class StopError(Exception):
-    """Raised by a callable to which progress is reported."""
+    """The error of callables to which progress is reported."""
 
 
 def test_callable_that_raises_ends_the_copy_as_ctrl_c_does(emulated) -> None:
@@ -316,7 +325,7 @@ def test_callable_that_raises_ends_the_copy_as_ctrl_c_does(emulated) -> None:
     with waiting() as (transfer, out, _):
         with pytest.raises(StopError):
             transfer.wait(progress=stop)
-        assert not transfer.done  # only the waiting has ended
+        assert not transfer.done  # Only the waiting has ended.
     transfer.wait()
     assert (out == 7).all()
 
@@ -341,7 +350,8 @@ def test_missing_tqdm_is_an_error_that_names_the_extra(emulated, monkeypatch) ->
     with pytest.raises(ImportError, match=r"cumem\[progress\]") as caught:
         cumem.copy(target, array(3), progress=True)
     assert caught.value.name == "tqdm"
-    assert (values.get(target) == 0).all()  # known before anything has begun
+    # The error is raised before anything begins.
+    assert (values.get(target) == 0).all()
     transfer = cumem.copy_async(target, array(3))
     with pytest.raises(ImportError, match=r"cumem\[progress\]"):
         transfer.wait(progress=True)
@@ -350,7 +360,9 @@ def test_missing_tqdm_is_an_error_that_names_the_extra(emulated, monkeypatch) ->
 
 @pytest.fixture
 def bars(monkeypatch) -> list[types.SimpleNamespace]:
-    """A tqdm that records what it is asked to show."""
+    """Install a tqdm that records what it is asked to show, and return the bars it
+    makes.
+    """
     made: list[types.SimpleNamespace] = []
 
     class Recorder(types.SimpleNamespace):
@@ -398,7 +410,7 @@ def test_long_copy_shows_a_bar(emulated, bars, monkeypatch) -> None:
         with session.when_waiting(go_on):
             transfer.wait(progress=True)
     transfer.wait(progress=True)
-    (bar,) = bars  # the second was done at once
+    (bar,) = bars  # The second wait was done at once, without a bar.
     assert (bar.total, bar.unit, bar.unit_scale) == (NBYTES, "B", True)
     assert bar.closed
 
@@ -407,7 +419,7 @@ def test_bar_follows_the_reported_progress(bars, monkeypatch) -> None:
     pytest.importorskip("tqdm")
     bar = Bar()
     bar(10, 100)
-    assert bars == []  # not yet worth it
+    assert bars == []  # So short a copy is not worth a bar yet.
     monkeypatch.setattr("cumem.buffers.progress.DELAY", 0)
     for done in (20, 20, 70, 100):
         bar(done, 100)
@@ -429,10 +441,10 @@ def test_bar_of_tqdm_itself(capsys, monkeypatch) -> None:
 # -- Ctrl-C --------------------------------------------------------------------------------
 
 
-LONG = 48 << 20  # more than is in flight at a time
+LONG = 48 << 20  # This is more than can be in flight at a time.
 
 ROUTES = {
-    # target, source, bytes, step of both
+    # Each route has a target, a source, a number of bytes, and the step of both ends.
     "quick": ("device", "numpy", NBYTES, 1),
     "quick down": ("numpy", "device", NBYTES, 1),
     "direct": ("device", "pinned", LONG, 1),
@@ -456,7 +468,8 @@ def test_interrupted_copy_leaves_nothing_in_flight(emulated, route) -> None:
     other = cumem.zeros(8, "u1", "device")
     cumem.Device(0).synchronize()
     with session.alarm(stream):
-        other.fill(1, stream=stream)  # what is before it keeps the copy waiting
+        # The copy waits for this fill.
+        other.fill(1, stream=stream)
         try:
             cumem.copy(target[::step], source[::step], stream=stream)
         finally:
@@ -479,7 +492,7 @@ def test_interrupted_copy_that_has_begun_is_over_when_it_raises(
     else:
         stream = cumem.Stream()
     cumem.Device(0).synchronize()
-    # nothing is before it, but the device does not get round to it for a while
+    # No work is before the copy, but the device does not reach it for a while.
     session.shut(stream)
 
     def stop(done: int, total: int) -> None:
@@ -497,7 +510,7 @@ def test_interrupted_copy_that_has_begun_is_over_when_it_raises(
         assert (values.get(target) == after).all()
         assert set(np.unique(after)) <= {1, 5}
     else:
-        raise AssertionError("nobody was told")
+        raise AssertionError("the progress was not reported")
     cumem.copy(target[::step], source[::step])
     assert (values.get(target)[::step] == 9).all()
 
@@ -505,7 +518,8 @@ def test_interrupted_copy_that_has_begun_is_over_when_it_raises(
 @pytest.mark.parametrize("nbytes", [256, LONG], ids=["short", "long"])
 def test_interrupted_copy_keeps_its_ends_until_it_is_done(emulated, nbytes) -> None:
     stream, source = cumem.Stream(), np.full(nbytes, 5, "u1")
-    with stream:  # else the copy would wait for another stream before it begins
+    # Otherwise the copy would first wait for another stream.
+    with stream:
         target = cumem.zeros(nbytes, "u1")
     held = sys.getrefcount(source)
     cumem.Device(0).synchronize()
@@ -517,7 +531,7 @@ def test_interrupted_copy_keeps_its_ends_until_it_is_done(emulated, nbytes) -> N
             assert sys.getrefcount(source) == held + 1
     stream.synchronize()
     session.wait_until(lambda: sys.getrefcount(source) == held)
-    # What was not queued yet of a long one is not copied any more.
+    # The parts of a long copy that were not queued yet are not copied.
     assert set(np.unique(values.get(target))) <= ({5} if nbytes == 256 else {0, 5})
 
 
@@ -574,7 +588,9 @@ THREAD = "cumem-done-callbacks"
 
 
 def end_of_callbacks() -> None:
-    """Until the thread that calls back has ended, as the interpreter waits at its end."""
+    """Wait until the thread that calls back has ended, as the interpreter does at its
+    end.
+    """
     for thread in threading.enumerate():
         if thread.name == THREAD:
             thread.join(session.PATIENCE)
@@ -634,7 +650,8 @@ def test_callbacks_hear_of_failures_and_of_cancelling(emulated) -> None:
             failed.append(error.call)
 
     session.testing.plan_fault("copy_async", 1, 999)
-    source = np.zeros(64, "u1")[::-1]  # a worker moves it
+    # A worker moves this source.
+    source = np.zeros(64, "u1")[::-1]
     failing = cumem.copy_async(cumem.empty_device(64, "u1"), source)
     failing.add_done_callback(ask)
     session.wait_until(lambda: failed)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers that are under way when the interpreter ends or the process forks, and the
-stress of the engine in short."""
+"""Transfers that are under way when the interpreter ends or the process forks.
+
+Programs start long transfers and end in several ways, without an error. The last test
+is a short run of the stress test of transfers.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ if child != 0:
     for handle in handles:
         handle.wait()
 """
-    done = run(START + code)  # the child ends as any interpreter does
+    done = run(START + code)  # The child ends as any interpreter does.
     assert done.stderr == ""
     assert done.returncode == 0
 
@@ -126,7 +129,7 @@ def test_child_sees_transfers_as_they_were(emulated) -> None:
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert not waiting.done  # and the parent goes on
+        assert not waiting.done  # The parent's transfers go on.
     waiting.wait()
     running.wait()
     assert (target == 7).all()
@@ -143,5 +146,5 @@ def test_stress_of_transfers_in_short(tmp_path: Path, faults) -> None:
     result = json.loads(path.read_text(encoding="utf-8"))
     assert result["copies"]["done"] > 0
     assert result["wrong"] == []
-    # The emulated device keeps nothing back: what it has is exact.
+    # The emulated device keeps no memory for itself, so its count is exact.
     assert len(set(result["free_nbytes_after_each_round"])) == 1

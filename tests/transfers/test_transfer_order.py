@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which transfers in the background wait for which others of the same buffer."""
+"""Which background transfers wait for which others of the same buffer.
+
+A transfer is held up behind a shut stream. Later transfers of the same buffer must wait
+if their bytes overlap with its own, and must not wait otherwise.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,10 @@ KINDS = ("device", "pinned", "managed")
 
 @contextlib.contextmanager
 def held() -> Iterator[cumem.Buffer]:
-    """A source of sevens whose copies in the background wait until the end."""
+    """Yield a source that will contain sevens.
+
+    Background copies from it wait until the end of the block.
+    """
     stream = cumem.Stream()
     source = cumem.full(NBYTES, 3, "u1", "pinned")
     sevens = cumem.full(NBYTES, 7, "u1", "device")
@@ -111,7 +118,7 @@ def test_cancelled_transfers_leave_what_they_waited_for_to_the_next(
 
 
 def run_at_random(seed: int) -> None:
-    """Slices of one buffer, written, read and cancelled in any order."""
+    """Write, read and cancel slices of one buffer at random, and compare with a model."""
     rng = random.Random(seed)
     size = 64
     kind = rng.choice(KINDS)
@@ -155,7 +162,7 @@ def test_any_order_of_slices_ends_as_one_after_the_other(emulated, seed: int) ->
 
 @pytest.mark.parametrize("way", ["rows", "same", "many", "host"])
 def test_long_queue_comes_to_its_end(emulated, way: str) -> None:
-    """That nobody looks through it is tests/c/test_engine_order.c's to show."""
+    """tests/c/test_engine_order.c shows that nobody searches the queue."""
     count = 3000
     source = np.ones((count, 256), "u1")
     target = cumem.empty((count, 256), "u1", "pinned" if way == "host" else "device")
@@ -178,7 +185,10 @@ def test_long_queue_comes_to_its_end(emulated, way: str) -> None:
 def test_background_copy_comes_after_the_streams_named(
     emulated, direction, several
 ) -> None:
-    """Also where cumem knows of no work on either end; the caller goes on."""
+    """The copy waits even if cumem knows of no work on either end.
+
+    The caller goes on.
+    """
     other, stream = cumem.Stream(), cumem.Stream()
     device = cumem.full(NBYTES, 7, "u1", "device")
     sevens, out = np.full(NBYTES, 7, "u1"), np.zeros(NBYTES, "u1")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested structures on a device and back."""
+"""Nested structures that to_device() and to_host() copy to a device and back.
+
+The tests compare structure, values and sharing of memory before and after.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def test_shared_memory_is_copied_once_and_stays_shared(runtime) -> None:
     there = cumem.to_device(make_tree())
     first, second, third = there["shared"]
     assert first is second
-    assert first is third  # a view of the same memory with the same layout
+    assert first is third  # It is a view of the same memory with the same layout.
     back = cumem.to_host(there)
     back["shared"][0][0, 0] = 100
     assert back["shared"][2][0, 0] == 100
@@ -108,9 +111,8 @@ def test_stream_orders_the_copies(emulated) -> None:
     source = cumem.full(1000, 1.0, "f4", "pinned")
     with session.gate(stream):
         cumem.copy_async(source, block, stream=stream)
-        there = cumem.to_device(
-            {"x": source}, stream=stream
-        )  # all of it is the device's
+        # The device makes the whole copy, in the order of the stream.
+        there = cumem.to_device({"x": source}, stream=stream)
     stream.synchronize()
     assert values.get(there["x"]).tolist() == [2.0] * 1000
 
@@ -155,7 +157,7 @@ def test_every_runtime_call_may_fail(emulated) -> None:
 
 
 class Opaque:
-    """Holds an array, and nobody knows how to make another one."""
+    """An object that holds an array, and that cumem cannot make again."""
 
     def __init__(self, array: Any) -> None:
         self.array = array

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/two_gpus.py: it runs, verifies and writes what it measured."""
+"""The benchmark of two GPUs runs on two emulated devices, and needs two."""
 
 from __future__ import annotations
 
