@@ -617,7 +617,7 @@ def test_name_of_ml_dtypes_without_it_says_what_to_install(
     emulated, monkeypatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    name = "float6_e9m9"  # no NumPy knows this name
+    name = "float6_e9m9"  # No version of NumPy knows this name.
     with pytest.raises(TypeError, match="pip install -U ml_dtypes"):
         cumem.zeros(1, name)
 
@@ -643,8 +643,8 @@ def test_lengths_one_by_one_are_asked_for_as_a_tuple(emulated, name: str) -> Non
         getattr(cumem, name)(2, 3)
 
 
-#: Types that cumem makes and nobody calls, besides results, which are dataclasses and
-#: tuples.
+#: Users never call these types, because cumem makes the objects. Results are
+#: dataclasses and tuples, and need no entry here.
 MADE = {"ActivationOffload", "DeviceMemory", "LimitBlock", "OutOfMemoryHook", "Record"}
 #: The keywords of these functions are names of arrays.
 NAMING = {"savez"}
@@ -711,7 +711,7 @@ def test_misspelt_keyword_of_a_method_is_refused_with_the_one_meant(emulated) ->
             for name in dir(each):
                 method = getattr(type(each), name, None)
                 if name.startswith("_") or name == "view" or not callable(method):
-                    continue  # the only argument of view() is the first one
+                    continue  # The only argument of view() is the first one.
                 for keyword in keywords_of(method):
                     with pytest.raises(TypeError, match="unexpected keyword") as caught:
                         getattr(each, name)(**{keyword + "x": 1})

@@ -162,7 +162,7 @@ def test_numpy_view_is_the_same_memory(runtime, kind) -> None:
     assert np.asarray(buffer).__array_interface__["data"][0] == buffer.ptr
     del buffer
     gc.collect()
-    array[:] = 9  # the array keeps the memory
+    array[:] = 9  # The array keeps the memory.
     assert array.sum() == 9 * 16
 
 
@@ -227,7 +227,7 @@ def test_with_block_closes_and_defers(runtime, kind) -> None:
     with pytest.raises(ValueError, match="closed"):
         buffer.fill(0)
     if array is not None:
-        array[:] = 2  # the export keeps the bytes until it goes
+        array[:] = 2  # The export keeps the bytes until it is dropped.
         assert array.sum() == 32
 
 
@@ -343,7 +343,7 @@ def test_free_after_with_says_what_is_still_alive(runtime) -> None:
     with pytest.raises(BufferError, match="1 live export: drop the arrays"):
         buffer.free()
     assert buffer.closed
-    array[0] = 7  # the block ended, the array did not
+    array[0] = 7  # The block has ended, but the array has not.
     assert array.tolist() == [7, 0, 0]
     del array
     buffer.free()

@@ -417,7 +417,8 @@ def test_last_element_before_a_page_that_is_not_there_is_converted(runtime) -> N
 def test_values_are_taken_where_they_fit_or_casting_allows(runtime, kind) -> None:
     buffer = cumem.zeros(3, "u1", kind)
     cumem.copy(buffer, 7)
-    cumem.copy(buffer[:1], 8, casting="no")  # the value fits, so nothing is converted
+    # The value fits, so nothing is converted.
+    cumem.copy(buffer[:1], 8, casting="no")
     assert values.get(buffer).tolist() == [8, 7, 7]
     with pytest.raises(TypeError, match="would change"):
         cumem.copy(buffer, 1.5)

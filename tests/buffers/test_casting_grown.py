@@ -169,7 +169,9 @@ def test_host_converts_where_the_device_has_no_memory_to_spare(
 
 
 def test_overlapping_source_grows_without_memory_for_a_block(emulated) -> None:
-    """The kernel reads the page-locked slots themselves."""
+    """The kernel reads the page-locked slots directly, so it needs no block on the
+    device.
+    """
     far = cumem.zeros(8 << 20, "u1")
     room = cumem.asbuffer(np.from_dlpack(far))
     was = np.resize(np.arange(256, dtype="u1"), 400_000)

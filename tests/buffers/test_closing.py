@@ -2,8 +2,8 @@
 """free(), the end of a with block and Registration.close(), and what delays them.
 
 Transfers behind a shut gate, exports to other libraries and work of other streams hold
-memory. The tests end a buffer beside each of them, and look at when its memory is given
-back.
+memory. The tests end a buffer while one of these holds it, and look at when the memory
+is given back.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_own_transfer_puts_it_off_until_its_end(emulated, end, which) -> None:
         assert ends[which].closed
         assert live(kind) == NBYTES
     transfer.wait()
-    assert live(kind) == 0  # the object still lives
+    assert live(kind) == 0  # The object still lives.
     if which == 1:
         assert (values.get(ends[0]) == data).all()
 
@@ -174,7 +174,9 @@ def test_close_waits_for_its_own_transfer(emulated) -> None:
 
 @pytest.mark.parametrize("how", ["close", "exit"])
 def test_ctrl_c_ends_the_wait_for_an_interrupted_copy(emulated, how) -> None:
-    """A copy that is held up for long runs on after Ctrl-C, and no buffer remembers it."""
+    """A copy that is held up for a long time goes on after Ctrl-C, although no buffer
+    remembers it.
+    """
     stream = cumem.Stream()
     registration = cumem.register(np.zeros(NBYTES, "u1"))
     target = cumem.empty_device(NBYTES, "u1", stream=stream)
@@ -277,7 +279,7 @@ def test_memory_follows_the_last_export_of_a_block(runtime, kind, protocol) -> N
     del array
     gc.collect()
     assert live(kind) == NBYTES
-    # Older NumPys make it read-only if it came by DLPack.
+    # Older NumPys make arrays read-only that come by DLPack.
     if part.flags.writeable:
         part[:] = 7
         assert part.tolist() == [7, 7]
@@ -304,7 +306,7 @@ def test_transfer_from_an_array_that_outlives_the_block(emulated) -> None:
 
 def test_what_the_buffer_protocol_gave_away_stays_with_the_object(runtime) -> None:
     with cumem.zeros(NBYTES, "u1", "pinned") as buffer:
-        memoryview(buffer).release()  # a consumer may have kept only the object
+        memoryview(buffer).release()  # A consumer may have kept only the object.
     assert live("pinned") == NBYTES
     del buffer
     assert live("pinned") == 0

@@ -35,10 +35,7 @@ EMPTY = {"br", "hr", "img", "input", "meta"}
 
 
 class Page(html.parser.HTMLParser):
-    """A page that is parsed.
-
-    It checks that each tag is closed, and that none loads anything.
-    """
+    """A parsed page, in which each tag must be closed and none may load anything."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """fill() in the order of a stream: what the call leaves for later, and who waits.
 
-Buffers are filled on a stream whose gate is shut. The call must return, and everyone
-who reads the buffer must wait for the gate.
+Buffers are filled on a stream whose gate is shut, which starts no work. The call must
+return, and everyone who reads the buffer must wait for the gate.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ SIZES = (1, 100, 4096, 70_000, 1 << 20, 3 << 20)
 
 
 class Late:
-    """Tracks which streams, by the rules of order, cannot end before a gate opens."""
+    """A record of the streams that, by the rules of order, cannot end before a gate
+    opens.
+    """
 
     def __init__(self, streams: list[cumem.Stream], shut: set[int]) -> None:
         self.streams = streams

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fill() and full() with values that NumPy cannot read, as on a device.
+"""fill() and full() with values that NumPy cannot read, such as those on a device.
 
 The value is a buffer, or another library's object, whose memory is on the host or a
 device. Dtypes and shapes must follow the same rules as for values of NumPy.

@@ -117,7 +117,7 @@ def test_asarray_of_an_exporter_of_our_memory_is_a_view(runtime) -> None:
     pinned = cumem.array([1, 2, 3], kind="pinned")
     view = cumem.asarray(Exporter(pinned))
     assert view is not pinned
-    # There, DLPack says that it is ordinary memory.
+    # On the emulated device, DLPack says that the memory is ordinary.
     if not runtime.emulated:
         assert (view.ptr, view.kind) == (pinned.ptr, "pinned")
     assert view.tolist() == [1, 2, 3]

@@ -319,7 +319,7 @@ def test_every_function_says_what_to_type_for_arguments_of_others(
     assert not list(tmp_path.iterdir())
 
 
-#: Calls as others take them, with more arguments than the function has.
+#: Calls with more arguments than the function has, as other libraries take them.
 TOO_MANY: dict[str, Callable[..., Any]] = {
     "empty": lambda: cumem.empty(2, 3, 4, 5),  # type: ignore[call-overload]
     "zeros": lambda: cumem.zeros(2, 3, 4, 5),  # type: ignore[call-overload]
@@ -415,7 +415,7 @@ def test_every_dtype_of_torch_is_one_of_numpy_or_says_so(emulated) -> None:
 
 
 def test_dtypes_of_jax_and_cupy_are_taken(emulated) -> None:
-    """CuPy's dtypes are NumPy's own, and those of JAX have a dtype."""
+    """CuPy's dtypes are NumPy's own, and those of JAX have an attribute `dtype`."""
     jnp = pytest.importorskip("jax.numpy")
     for dtype in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.bool_, jnp.complex64):
         for make in (cumem.empty, cumem.zeros):

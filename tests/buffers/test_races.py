@@ -27,7 +27,7 @@ pytestmark = pytest.mark.any_python
 
 
 class FreesOnRead:
-    """An exporter that frees the copy's target while it is asked for its data."""
+    """An exporter that frees the copy's target while cumem asks it for its data."""
 
     def __init__(self, target: cumem.Buffer) -> None:
         self.target = target
@@ -73,7 +73,9 @@ def test_memory_freed_by_the_stream_is_not_prefetched(runtime) -> None:
 
 
 class ActsWhenDropped:
-    """Runs an action when the last reference to it is dropped, and keeps its answer."""
+    """An object that runs an action when its last reference is dropped, and keeps the
+    answer.
+    """
 
     def __init__(self, action: Callable[[], object], answers: list[object]) -> None:
         self.action, self.answers = action, answers
@@ -201,7 +203,9 @@ def test_dlpack_exports_no_memory_that_its_dtype_freed(
 
 
 class AsksMore:
-    """Stands for ml_dtypes, and acts while an import looks for a type in it."""
+    """A stand-in for ml_dtypes that runs an action while an import looks for a type in
+    it.
+    """
 
     def __init__(self, module: object, action: Callable[[], object]) -> None:
         self.module, self.action = module, action
@@ -311,7 +315,9 @@ def test_waker_called_by_a_future_settles_each_once(emulated, count: int) -> Non
 
 
 class Bomb:
-    """Goes off when cumem looks for the n-th time at what finished copies kept."""
+    """An object that goes off when cumem looks for the n-th time at what finished
+    copies kept.
+    """
 
     def __init__(
         self, left: int, action: Callable[[], object], armed: list[bool]
@@ -326,7 +332,7 @@ class Bomb:
 
 
 class Collections:
-    """Runs an action at the n-th collection of garbage within the block."""
+    """A block in which the n-th garbage collection runs an action."""
 
     def __init__(self, left: int, action: Callable[[], object]) -> None:
         self.left, self.action = left, action
@@ -440,10 +446,11 @@ STEPS += [("managed", name, call) for name, call in MANAGED.items()]
 def test_code_at_each_step_of_a_call_frees_nothing_in_use(
     emulated, way, kind, name, call
 ) -> None:
-    """Code may run wherever cumem lets go of objects, and wherever Python collects.
+    """Code may run wherever cumem lets go of objects, and wherever Python collects
+    garbage.
 
-    It frees the buffers of the call, takes their memory for others, and tries a
-    shutdown. Then the call works or is refused, and writes nothing but its target.
+    The code frees the buffers of the call, takes their memory for others, and tries a
+    shutdown. Then the call must work or be refused, and write nothing but its target.
     """
     # A wait may look many times.
     for left in range(60):
@@ -482,7 +489,7 @@ def test_default_pool_asked_for_in_a_collection_that_shuts_down_is_one(
 ) -> None:
     def shut_down(phase: str, _: object) -> None:
         gc.set_threshold(0)
-        # It is refused if it happens below the call.
+        # A shutdown below the call is refused.
         with contextlib.suppress(RuntimeError):
             cumem.shutdown()
 
@@ -562,7 +569,9 @@ def test_import_waits_for_the_stream_of_the_memorys_device(emulated) -> None:
 
 
 class ShutsDown:
-    """Calls shutdown() while cumem asks it for its stream or its memory."""
+    """An exporter that calls shutdown() while cumem asks it for its stream or its
+    memory.
+    """
 
     def __init__(self) -> None:
         self.inner = np.arange(16, dtype="u1")

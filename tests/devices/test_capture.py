@@ -72,8 +72,9 @@ def in_flight_nbytes() -> int:
 
 
 def is_reused(use: Callable[[], cumem.Buffer]) -> bool:
-    """Return whether the memory of the buffer that `use()` returns comes back once it
-    is dropped and all work has ended.
+    """Return whether a dropped buffer's memory is used again once all work has ended.
+
+    `use()` returns the buffer, which is dropped here at once.
     """
     before = in_flight_nbytes()
     buffer = use()
@@ -124,10 +125,7 @@ def test_dlpack_consumer_that_captures_keeps_the_memory(emulated, captured) -> N
 
 
 class Exporter:
-    """An exporter that cumem passes its stream's handle to.
-
-    It has no memory to give.
-    """
+    """An exporter that gets the handle of cumem's stream, and has no memory to give."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, 0)
@@ -672,11 +670,11 @@ def test_capture_of_another_library_is_asked_about(
 
 
 def calls_of_a_question(stream_count: int) -> tuple[int, int]:
-    """Return how often another device is made current, and how many streams are asked,
-    before a fence.
+    """Count what cumem asks before a fence.
 
-    Exported memory was dropped, so that cumem wants a fence. It first asks whether any
-    stream of `stream_count` more is being captured.
+    Exported memory was dropped, so cumem wants a fence, and first asks whether any
+    stream is being captured. Return how often another device was made current, and how
+    many streams were asked.
     """
     streams = [cumem.Stream() for _ in range(stream_count)]
     # Others know the handles, so they could have started captures.

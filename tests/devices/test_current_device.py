@@ -381,8 +381,8 @@ def test_calls_for_tensors_with_one_device_ask_nobody(
     def ask() -> int:
         raise AssertionError("PyTorch was asked although there is only one device")
 
-    # The patch ends before shutdown(), which may ask PyTorch: it waits for no stream
-    # that is captured.
+    # The patch ends before shutdown(), which may ask PyTorch because it does not wait
+    # for streams that are captured.
     with (
         session.opened("emulated", device_count=1),
         monkeypatch.context() as patched,
@@ -560,7 +560,7 @@ def test_default_stream_is_that_of_the_transfers_or_events_device(
     copy, side = make(side)
     order(copy, side)
     marker = cumem.current_stream(3).record()
-    assert not marker.done  # it waits for the copy
+    assert not marker.done  # The marker waits for the copy.
     testing.gate_open(side)
     marker.synchronize()
     copy.wait()
@@ -896,7 +896,7 @@ def test_a_stream_asks_another_once_for_the_same_work(four) -> None:
     for _ in range(5):
         cumem.copy_async(there, batch, stream=reader).wait()
     testing.gate_open(writer)
-    # The stream has new work of the batch, so the reader must wait once more.
+    # The stream has new work on the batch, so the reader must wait once more.
     session.shut(writer)
     cumem.copy_async(batch, cumem.zeros(1024, device=0), stream=writer)
     cumem.copy_async(there, batch, stream=reader)

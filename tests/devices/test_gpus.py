@@ -21,8 +21,8 @@ pytestmark = pytest.mark.any_python
 
 INSUFFICIENT, NO_DEVICE, UNKNOWN = 35, 100, 999
 
-#: Each entry shows a GPU by itself. A text is a path, or a path and the file's
-#: contents.
+#: Each entry alone is a sign of a GPU. A text is a path, or a path, "=" and the
+#: contents of the file.
 HARDWARE = {
     "on the bus": [
         "sys/bus/pci/devices/0000:1b:00.0/vendor=0x10de\n",
@@ -33,7 +33,7 @@ HARDWARE = {
     "Tegra's release": ["etc/nv_tegra_release=# R36"],
     "Tegra's tree": ["proc/device-tree/compatible=nvidia,p3737\0nvidia,tegra234"],
 }
-#: None of these entries shows a GPU.
+#: None of these entries is a sign of a GPU.
 OTHERS = {
     "nothing": [],
     "another's GPU": [

@@ -24,7 +24,8 @@ pytestmark = [
     pytest.mark.by_driver("context_record_event"),
 ]
 
-LONG = 9 << 20  # The runtime stages less than this by itself.
+# The runtime itself stages copies that are shorter than this.
+LONG = 9 << 20
 SHAPE = (60, 40)
 
 #: Each entry has the target's and the source's view of SHAPE and the expected route.

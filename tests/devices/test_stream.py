@@ -277,7 +277,7 @@ def test_current_stream_is_per_thread(runtime) -> None:
 
     def run() -> None:
         seen.append(cumem.current_stream())
-        with stream:  # the same object, entered by two threads
+        with stream:  # Two threads enter the same object.
             inside.wait()
             seen.append(cumem.current_stream())
             inside.wait()

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.by_driver("context_record_event"),
 ]
 
-# These are numbers of elements: one piece, and several pieces that pass the ring.
+# These are numbers of elements: one piece, and several pieces through the staging ring.
 SHORT, LONG = 300, 1_500_000
 SIZES = {"short": SHORT, "long": LONG}
 
@@ -856,7 +856,7 @@ def use_by_reading(ends, stream) -> None:
         cumem.fromfile(file, out=ends[0])
 
 
-#: The number is how many copies of the engine each use makes.
+#: Each use makes this many copies by the engine.
 USES = {
     use_by_copies: 1,
     use_by_fills: 1,
@@ -886,7 +886,7 @@ def test_streams_of_earlier_copies_go_and_are_not_waited_for(emulated, use) -> N
     # Each part of a copy may need a stream at the same moment. A leak would add 20
     # streams.
     assert max(streams[20:]) <= max(streams[:20]) + USES[use]
-    # A use waits for the one before only, however long ago that was.
+    # Each use waits only for the use before it, however long ago that was.
     assert max(waits) <= 4 * USES[use]
 
 

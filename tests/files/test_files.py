@@ -43,8 +43,8 @@ testing = session.testing
 PLACES = [*KINDS, "numpy"]
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 MIB = 1 << 20
-#: This length passes all limits within: parts of 512 KiB, chunks of 4 MiB, spans of 32
-#: MiB.
+#: This length exceeds each unit of a read: parts of 512 KiB, chunks of 4 MiB and spans
+#: of 32 MiB.
 LONG = 36 * MIB + 4097
 
 
@@ -430,7 +430,7 @@ def test_what_is_long_and_cold_goes_past_the_page_cache(
     cumem.read_ranges(long_file, pairs)
     count, direct, advised, _ = testing.file_counts()
     assert direct == 0
-    # Each part is at most 1 MiB and is advised by itself.
+    # Each part is at most 1 MiB, and gets its own advice.
     assert advised >= 2 * LONG // (1 << 20)
     testing.file_plan(is_cold=True)
     cumem.read_ranges(long_file, pairs[:1])  # These are 36 MiB, less than the limit.

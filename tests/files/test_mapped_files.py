@@ -43,7 +43,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def doomed(tmp_path: Path) -> Path:
-    """Make a file to cut, most of which is a hole that takes no room on the disk."""
+    """Make a file that a test cuts short.
+
+    Most of it is a hole, which takes no room on the disk.
+    """
     path = tmp_path / "doomed"
     np.arange(MIB, dtype="<u4").tofile(path)
     os.truncate(path, LONG)

@@ -139,7 +139,7 @@ def test_type_of_no_tensor_is_refused(emulated, tmp_path) -> None:
     assert not path.exists()
     cumem.save_safetensors(path, {"a": bits, "b": bits}, dtypes={"a": "BF16"})
     infos = cumem.load_safetensors(path, kind="host").infos
-    # `infos` names a tensor more than is saved here.
+    # `infos` also names a tensor that is not saved here.
     cumem.save_safetensors(path, {"a": bits}, dtypes=infos)
     assert list(cumem.load_safetensors(path, kind="host")) == ["a"]
 

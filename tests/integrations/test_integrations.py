@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of Numba and cuda.core from cumem's pools, with one set of limits and
-counters.
+"""Memory of Numba and cuda.core from cumem's pools, with common limits and counters.
 
 On the emulated device, stand-ins replace the two libraries, which need a GPU. With a
 GPU, programs use the libraries themselves.
@@ -356,8 +355,8 @@ def test_one_limit_and_one_table_cover_all_libraries(
         with pytest.raises(cumem.OutOfMemoryError) as caught:
             allocate(2 << 20)
         assert caught.value.limit == 8 << 20
-    # One library gets the memory that another gave back.
     kept.pop(0)
+    # One library gets the memory that another gave back.
     kept.append(resource.allocate(2 << 20))
     cumem.set_limit("device", None)
     kept.clear()

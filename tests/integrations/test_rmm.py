@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMM as a peer in replays and in the benchmark of pools, tested with a module in its
-place.
+"""RMM as a peer in replays and in the benchmark of pools, with a module in its place.
 
 The module has RMM's names and signatures (26.08) and nothing else. A call that RMM
 would refuse is therefore refused here too.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's device memory from cumem's pools, on a GPU and as far as possible without
-one.
+"""PyTorch's device memory from cumem's pools, on a GPU and partly without one.
 
 test_torch_allocator.py tests the functions behind it by themselves.
 """
@@ -47,7 +46,7 @@ needs_compiler = pytest.mark.skipif(
 
 @needs_compiler
 def test_memory_of_graphs_is_theirs_until_they_end(tmp_path) -> None:
-    """A program in C++ drives the part in C++, and supplies the memory."""
+    """A C++ program calls the C++ part of the integration, and supplies the memory."""
     home = Path(torch.__file__).parent
     program = tmp_path / "graphs"
     source = Path(integration.__file__).with_name("torch_allocator.cpp")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol `__cuda_array_interface__`, of our buffers and of other libraries'
-arrays.
+"""The protocol `__cuda_array_interface__`, out of cumem and into it.
 
 The first part compares the dictionary of a buffer with NumPy's, and looks at which
 stream it names while work is pending. The second makes buffers of such dictionaries,

@@ -379,7 +379,8 @@ def test_deleter_of_an_asked_for_capsule_runs_once(
 def test_wrong_extents_are_refused(runtime, shape, strides, word) -> None:
     data = np.zeros((2, 3))
     made = Produced(data.ctypes.data, shape, strides, data.dtype, keep=data)
-    # Its Python destructor must not run while an exception is raised.
+    # The capsule is kept, since its Python destructor must not run while an exception
+    # is raised.
     capsule = made.capsule()
     with pytest.raises(ValueError, match=word):
         cumem.asbuffer(capsule)

@@ -320,7 +320,7 @@ def test_view_taken_while_numpy_makes_its_own_is_remembered(emulated, nth: int) 
 
     thresholds = gc.get_threshold()
     gc.callbacks.append(look)
-    # The array and its view then start garbage collections.
+    # Making the array and its view now starts garbage collections.
     gc.set_threshold(1)
     try:
         array = buffers[0].numpy()

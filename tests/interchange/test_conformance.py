@@ -127,7 +127,7 @@ EMULATED = {
 }
 
 #: Libraries behave in these ways although no protocol demands it. The versions are
-#: those in which it was seen.
+#: those in which this was seen.
 LIMITS = {
     "flat": "np.frombuffer and torch.frombuffer give one axis, and take no gaps",
     "numpy legacy": "NumPy before 2.1 asks for capsules from before DLPack 1.0 and makes "
@@ -202,7 +202,8 @@ def where_large_arrays_lie(array: np.ndarray) -> np.ndarray:
     """Return a copy that begins 16 bytes after a multiple of 64, where NumPy puts large
     arrays.
 
-    Small arrays would lie anywhere, and JAX copies by alignment.
+    Small arrays have other alignments, and JAX decides by the alignment whether it
+    copies.
     """
     memory = np.empty(array.nbytes + 128, np.uint8)
     begin = (16 - memory.ctypes.data) % 64
@@ -471,7 +472,8 @@ def kind_for(entrance: str, emulated: bool) -> str:
 def dtype_answer(entrance: str, name: str, emulated: bool) -> str:
     named = name.startswith(("bfloat", "float8"))
     if named and entrance == "torch.from_numpy(buf.numpy())":
-        return "T"  # NumPy has no array of its own for ml_dtypes.
+        # PyTorch takes no NumPy arrays of these dtypes.
+        return "T"
     if named and entrance == "jnp.asarray(buf)" and not emulated:
         # They have no type string for __cuda_array_interface__.
         return "T"
@@ -716,7 +718,7 @@ def test_exporter_keeps_to_the_standard(runtime, kind) -> None:
         assert [type(each) for each in device] == [int, int]
         for version in (None, (0, 8), (1, 0), (1, 3), (2, 0)):
             buffer.__dlpack__(max_version=version)
-        # Emulated device memory says that it is the CPU's, and gives it a copy.
+        # Emulated device memory is offered as the CPU's, which gets a copy.
         no_copy = not (runtime.emulated and kind == "device")
         buffer.__dlpack__(dl_device=device, copy=False if no_copy else None)
         for wrong in ((7, 0), (device[0], 99)):

@@ -239,7 +239,9 @@ def test_pages_stay_locked_under_work_on_another_device(emulated) -> None:
 def test_what_another_librarys_copy_reads_late_is_not_overwritten(
     runtime, kind
 ) -> None:
-    """The stranger works on a stream that cumem does not know."""
+    """The stranger is a stand-in for another library, and works on a stream that cumem
+    does not know.
+    """
     with Stranger() as stranger:
         target = cumem.empty_device(NBYTES, "u1")
         source = cumem.full(NBYTES, 7, "u1", kind)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import fuzz_protocols
 import pytest
 
-# These tests start separate programs, which no version of Python changes.
+# These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
 
 

@@ -451,9 +451,9 @@ def test_emulated_buffer_is_computed_on_by_the_cpu(
 
 
 def on_cupy(hidden: bool) -> Callable[[Any, Any, cumem.Stream], None]:
-    """Return a function of late work.
+    """Return a pipeline's function whose work is late.
 
-    With `hidden`, it goes by address on a stream unknown to cumem.
+    With `hidden`, CuPy gets only the addresses, so that cumem sees none of its work.
     """
     cupy = pytest.importorskip("cupy")
     late = cupy.ones(64 << 20, "u1")

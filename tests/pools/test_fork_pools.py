@@ -269,7 +269,7 @@ def test_shared_block_is_not_used_again_while_a_child_lives(runtime, how) -> Non
         dropped.free()
         found = addresses(pool, 6, 4 * MIB)
         assert place not in found
-        # No child has it, since it was already free at the fork.
+        # The child does not have this place, which was already free at the fork.
         assert free_place in found
         assert pool.stats().in_flight_nbytes >= 4 * MIB
         pool.trim()

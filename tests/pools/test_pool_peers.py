@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU that comes into use later can reach memory that was allocated before."""
+"""A GPU that comes into use later can reach memory that was allocated before.
+
+The tests count the grants of access by the emulated driver. With two GPUs, the last
+test asks the real driver which access they have.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from cumem.recording import page
 from cumem.recording.events import KINDS, OPS, Frame, Log
 from cumem.recording.pairing import pair
 
-# These tests start separate programs, which no version of Python changes.
+# The page and its script are the same for each version of Python.
 pytestmark = pytest.mark.any_python
 
 

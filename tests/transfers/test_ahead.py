@@ -140,8 +140,8 @@ def test_memory_that_another_pool_has_in_flight_is_not_waited_for(
     held = [other.allocate(2 * PIECE, stream=stream)]
     with session.rescued(stream), session.gate(stream):
         held[0].fill(1, stream=stream)
-        # A second stream now uses the memory, so the order of the first one no longer
-        # frees it.
+        # A second stream now uses the memory too, so the pool cannot hand it out again
+        # in the order of the first stream alone.
         held[0].record_stream(cumem.current_stream(0))
         held.clear()
         gc.collect()

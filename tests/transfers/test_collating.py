@@ -136,7 +136,7 @@ class Worker:
 
 
 def answer(collate: Any, samples: list[Any]) -> bytes:
-    # The text HOLD stands for no sample: the worker locks the ring and keeps the lock.
+    # For the message HOLD, the worker locks the ring and keeps the lock.
     if isinstance(samples[0], str):
         collate._lock_ring()
         return b"held"
@@ -552,7 +552,7 @@ def test_memory_is_given_back_on_request(runtime) -> None:
         assert nbytes() >= 3 * 50_000
         other.kill()
         before = nbytes()
-        # The child may not free the ring's memory, since it did not make the ring.
+        # The ring is not the child's, so trim() frees nothing there.
         fork_and_run(collate.trim)
         assert nbytes() == before
         collate.trim()

@@ -56,7 +56,7 @@ def test_configure_as_a_block_takes_back_what_it_changed():
         cumem.configure(ring_nbytes="2MiB")
     after = cumem.configure()
     assert after.threads == 9
-    # The setting of the inner call is not the block's to take back.
+    # The inner call changed this setting, so the block does not take it back.
     assert after.ring_nbytes == 2 << 20
 
 

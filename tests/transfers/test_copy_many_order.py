@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """copy_many(): what comes before and after it, what it keeps alive, and how it fails.
 
-Streams whose gates are shut show which work waits for which. Faults make one of the
-parts fail that a call consists of.
+A stream whose gate is shut starts no work, which shows what waits for it. Planned
+faults make a part of a call fail.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class TestFailedPart:
             session.testing.plan_fault(None, 0)
             pairs.clear()
             gc.collect()
-            # This copy goes in the background.
+            # This copy is made in the background.
             after = cumem.copy_async(out, target[:500])
             session.let_workers_pass()
             assert not after.done

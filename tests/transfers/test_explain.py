@@ -82,7 +82,8 @@ def check(dst, src, *, blocking, stream=None):
     """Compare what explain() says with what the copy does, and return what explain()
     said.
     """
-    # An idle stream has routes of its own.
+    # Copies on an idle stream take other routes, so that all devices are made idle
+    # first.
     for index in range(cumem.device_count()):
         cumem.Device(index).synchronize()
     reported = _core._explain(dst, src, stream, blocking)
@@ -170,11 +171,11 @@ def test_explain_takes_one_shape_to_pieces_along_its_outer_axis():
     assert (said.pieces, said.piece_nbytes, said.axis) == (13, 64 << 10, 0)
     said = check(dst[0].reshape(50, 1000), src[0], blocking=False)
     assert (said.pieces, said.axis) == (4, 0)
-    # Pieces are whole rows here, 200 of which lie at equal distances.
+    # The rows lie at equal distances, so that each piece consists of whole rows.
     wide = np.zeros((4, 100, 1000), np.float32)
     said = check(dst, wide[:, ::2], blocking=False)
     assert (said.pieces, said.piece_nbytes, said.axis) == (13, 64000, 0)
-    # Here four runs have 50 rows each.
+    # These are four runs of 50 rows.
     said = check(dst, wide[:, :50], blocking=False)
     assert (said.pieces, said.piece_nbytes, said.axis) == (16, 64 << 10, 1)
     said = check(dst[0, 0], src[0, 0], blocking=False)

@@ -196,8 +196,8 @@ class Answer(collections.OrderedDict):  # type: ignore[type-arg]
 
 
 class Encoding(collections.UserDict):  # type: ignore[type-arg]
-    """A mapping like BatchEncoding of transformers: `data` has the items, and other
-    attributes more.
+    """A mapping like BatchEncoding of transformers: its items are in `data`, and
+    `_encodings` has something else.
     """
 
     def __init__(self, data: Any, encodings: Any = None) -> None:
@@ -383,7 +383,7 @@ def test_torchs_current_stream_waits_for_a_batch_of_tensors(as_if_cuda) -> None:
     before = cumem.Stream()
     reached: list[cumem.Event] = []
 
-    # The batch is a buffer whose pending work cumem knows.
+    # The batch is a buffer, and cumem knows the pending work on it.
     def read() -> None:
         cumem.copy_async(held, cumem.full(WIDTH, 7, "f4"), stream=before)
         ready.set()

@@ -27,7 +27,9 @@ pytestmark = [
 
 @pytest.fixture
 def streams(emulated, monkeypatch) -> Iterator[Streams]:
-    """Shut each stream that the module itself makes."""
+    """Yield a stand-in for the extension, which shuts each stream that the module
+    makes.
+    """
     from cumem.transfers import managed as module
 
     made = Streams()

@@ -78,7 +78,7 @@ def test_thrashing_names_the_buffer_and_what_to_do(runtime) -> None:
     assert "read_mostly" in text
     assert "tiles" in text
     assert caught[0].filename == __file__
-    # It warns only once.
+    # The warning comes only once.
     to_and_fro(buffer, 20)
 
 

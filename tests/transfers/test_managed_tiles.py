@@ -30,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture
 def streams(emulated, monkeypatch) -> Iterator[Streams]:
-    """Shut each stream that the module itself makes."""
+    """Yield a stand-in for the extension, which shuts each stream that tiles() makes."""
     from cumem.transfers import managed as module
 
     made = Streams()
@@ -146,7 +146,7 @@ def test_work_on_a_tile_comes_after_its_move_and_its_way_back_after_that(
         outward, other, inward = streams.made
         # Nothing uses this stream.
         testing.gate_open(other)
-        # The stream got nothing but the wait.
+        # The stream has nothing to do but to wait.
         assert not stream.done
         testing.gate_open(inward)
         stream.synchronize()

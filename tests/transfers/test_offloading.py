@@ -309,8 +309,8 @@ def test_change_in_place_before_it_is_saved_again_is_none(torch, device: str) ->
 def test_tensors_that_share_memory_but_count_changes_apart(
     torch, device: str, is_fresh: bool
 ) -> None:
-    """A copy that one of them saved must not be used for the other, though both have
-    the same version.
+    """A copy that was saved for one of them must not be used for the other, even if
+    both count the same number of changes.
     """
     source = leaf(torch, device, ROWS, WIDTH)
 
@@ -321,7 +321,8 @@ def test_tensors_that_share_memory_but_count_changes_apart(
                 first = b.sin()
             else:
                 a = first = a.sigmoid_()
-            more = save_more(torch, device, 2)  # These let the others leave the device.
+            # Saving these makes the earlier ones leave the device.
+            more = save_more(torch, device, 2)
             if is_fresh:
                 # The bytes have changed, but the view's version starts again.
                 second = torch.ops.aten._unsafe_view(a.sigmoid_(), a.shape).sin()

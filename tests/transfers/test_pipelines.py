@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data in chunks: what comes, in which order, beside what, and in how much memory.
+"""Data in chunks: which chunks come, in which order, and in how much memory.
 
 chunks() brings a source to the device piece by piece, and pipeline() also runs a
-function on each piece and brings the results back. Streams whose gates are shut show
-the order, and limits show the memory.
+function on each piece and brings the results back. A stream whose gate is shut starts
+no work, which shows the order. Limits show the memory.
 """
 
 from __future__ import annotations
@@ -390,8 +390,8 @@ def test_source_may_be_the_output(runtime) -> None:
     not consumers.NUMPY_LETS_WRITE, reason="this NumPy makes read-only arrays by DLPack"
 )
 def test_numpy_works_on_the_emulated_device(emulated) -> None:
-    """NumPy works on each chunk at once, so memory that comes back must be free of
-    earlier work.
+    """NumPy does not wait for streams, so memory that is used again must have no
+    pending work.
     """
     array = data()
     out = np.zeros(ROWS)
@@ -482,7 +482,7 @@ def test_output_leaves_after_all_that_its_stream_was_given(emulated) -> None:
 
 
 def test_work_that_cumem_does_not_see_keeps_its_input(emulated) -> None:
-    """A kernel of another library got only the address."""
+    """A kernel that got only the address of its input must find the input unchanged."""
     stream = cumem.Stream()
     # The limit allows one block of 2 MiB.
     cumem.set_limit("device", "3 MiB", device=0)

@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 DEVICES = 4
-# An array of so many elements of four bytes is copied in several pieces.
+# An array of this many elements of four bytes is copied in several pieces.
 LONG = 3 << 20
 
 
@@ -178,7 +178,7 @@ def test_targets_are_grouped_by_what_they_can_share(four) -> None:
     assert grouped(data, *all_four) == {1: [1], 2: [0, 2, 3]}
     # The strides differ.
     assert grouped(data, on(0, 100), strided) == {0: [0], 1: [1]}
-    # Each device reads pinned memory by itself.
+    # Each device reads pinned memory on its own.
     pinned = cumem.array(data, kind="pinned")
     assert grouped(pinned, *all_four) == {1: [1], 2: [0, 2], 3: [3]}
     own = on(1, 100)
@@ -636,7 +636,7 @@ def test_no_context_is_made_on_other_devices(four) -> None:
 def test_interrupted_call_leaves_the_rest_undone(four, function, where) -> None:
     """The wait for another stream's work ends.
 
-    Copies that have not begun are not made, and the others end.
+    Copies that have not begun are not made, and the others run to their end.
     """
     stream = cumem.Stream(device=0)
     shape = LONG if function == "broadcast" else LONG // 2

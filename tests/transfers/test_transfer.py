@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """copy_async() and its handles: order, lifetime, waiting, failing and awaiting.
 
-Streams whose gates are shut keep transfers under way while the tests drop handles, free
-memory or raise signals. Planned faults make transfers fail.
+A stream whose gate is shut starts no work. It keeps transfers under way while the tests
+drop handles, free memory or raise signals. Planned faults make transfers fail.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transfers that are cancelled, followed by progress, interrupted or awaited in tasks.
 
-Most tests keep a transfer under way behind a stream whose gate is shut, and look at the
-ends and the handle afterwards. The last part is about callbacks of transfers.
+Most tests keep a transfer under way behind a stream whose gate is shut, which starts no
+work, and look at the ends and the handle afterwards. The last part is about callbacks
+of transfers.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def array(value: int, nbytes: int = NBYTES) -> Array:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[tuple[cumem.Transfer, Array, cumem.Buffer]]:
-    """Yield a transfer in the background that waits for a stream whose gate is shut,
-    its target and its source.
+    """Yield a background transfer, its target and its source.
+
+    The transfer waits for a stream whose gate is shut.
     """
     stream = cumem.Stream()
     source, target = cumem.full(NBYTES, 3, "u1", "pinned"), array(1)
@@ -306,7 +308,7 @@ def test_callable_is_called_while_a_copy_waits(emulated) -> None:
 
 
 class StopError(Exception):
-    """The error of callables to which progress is reported."""
+    """The error that callables for progress raise in these tests."""
 
 
 def test_callable_that_raises_ends_the_copy_as_ctrl_c_does(emulated) -> None:

@@ -19,7 +19,7 @@ from support import programs, session
 
 import cumem
 
-# These tests start separate programs, which no version of Python changes.
+# Most of these tests start separate programs, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 START = """

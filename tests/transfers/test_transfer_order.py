@@ -162,7 +162,10 @@ def test_any_order_of_slices_ends_as_one_after_the_other(emulated, seed: int) ->
 
 @pytest.mark.parametrize("way", ["rows", "same", "many", "host"])
 def test_long_queue_comes_to_its_end(emulated, way: str) -> None:
-    """tests/c/test_engine_order.c shows that nobody searches the queue."""
+    """The queue must come to its end.
+
+    That no transfer searches it is tested in tests/c/test_engine_order.c.
+    """
     count = 3000
     source = np.ones((count, 256), "u1")
     target = cumem.empty((count, 256), "u1", "pinned" if way == "host" else "device")
