@@ -24,6 +24,8 @@ import cumem
 
 
 class Index:
+    """An object that is a number by `__index__()`, as the integers of libraries are."""
+
     def __init__(self, value: int) -> None:
         self.value = value
 
@@ -32,6 +34,8 @@ class Index:
 
 
 class Unkind:
+    """An object whose own errors must come out of cumem as they are."""
+
     def __index__(self) -> int:
         raise ZeroDivisionError
 
@@ -665,6 +669,7 @@ def keywords_of(function: Any) -> list[str]:
 
 
 def is_made_by_cumem(kind: type) -> bool:
+    """Return whether users never call this type, so that its keywords need no test."""
     return (
         issubclass(kind, BaseException)
         or dataclasses.is_dataclass(kind)

@@ -19,6 +19,9 @@ RECORD = np.dtype([("a", "u1"), ("b", ">f8"), ("c", "M8[D]", (2,))])
 
 
 def check(made: np.ndarray, wanted: np.ndarray) -> None:
+    """Check that an array is contiguous, writeable, owns its memory and has the wanted
+    bytes.
+    """
     assert type(made) is np.ndarray
     assert (made.shape, made.dtype) == (wanted.shape, wanted.dtype)
     assert made.flags.c_contiguous
@@ -28,6 +31,7 @@ def check(made: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def numbers(shape, dtype) -> np.ndarray:
+    """Return an array whose bytes are 0 and 1 in turn, since a bool has no other."""
     dtype = np.dtype(dtype)
     count = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer(bytes(i % 2 for i in range(count)), dtype).reshape(shape)

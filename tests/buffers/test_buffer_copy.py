@@ -131,6 +131,7 @@ def strides(array: object) -> object:
 
 
 def check_order(array: np.ndarray, order: str, kind: str) -> None:
+    """Compare the strides of new buffers and of copies with those that NumPy chooses."""
     like = cumem.empty_like(array, kind=kind, order=order)
     assert strides(like) == strides(np.empty_like(array, order=order))
     wider = cumem.empty_like(array, "f8", kind, order=order)

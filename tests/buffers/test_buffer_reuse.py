@@ -29,6 +29,7 @@ EMPTY = {kind: getattr(cumem, f"empty_{kind}") for kind in KINDS}
 
 
 def describe(buffer: cumem.Buffer) -> tuple:
+    """Return all that a user can read of a buffer, except its address and its bytes."""
     return (
         type(buffer),
         buffer.shape,
@@ -48,6 +49,7 @@ def end_with_block(buffer: cumem.Buffer) -> None:
 
 
 def leave_with_block_while_exported(buffer: cumem.Buffer) -> None:
+    """End the buffer by a `with` block inside which a view of it was released."""
     if buffer.kind == "device":
         return
     view = memoryview(buffer)
@@ -56,6 +58,7 @@ def leave_with_block_while_exported(buffer: cumem.Buffer) -> None:
 
 
 def make_read_only(buffer: cumem.Buffer) -> None:
+    """Make a read-only buffer of the same bytes, as unpickling does, and drop it."""
     if buffer.kind == "device":
         return
     rebuild, args = buffer.__reduce_ex__(2)

@@ -37,6 +37,7 @@ def quiet() -> Iterator[None]:
 
 
 def cast_both_ways() -> None:
+    """Convert numbers on their way to a device and back, by several calls."""
     was = np.arange(60_000.0).reshape(200, 300)
     target = cumem.empty((200, 300), "f4")
     cumem.copy(target, was, casting="same_kind")
@@ -57,6 +58,7 @@ def test_every_runtime_call_of_a_cast_may_fail(emulated) -> None:
 
 
 def assert_refused(error: type[Exception], match: str, *args, **named) -> None:
+    """Check that the copy, its form in the background and explain() refuse alike."""
     with pytest.raises(error, match=match):
         cumem.copy(*args, **named)
     with pytest.raises(error, match=match):

@@ -61,6 +61,7 @@ IDS = [f"{source}-{target}" for source, target in PAIRS]
 
 
 def numbers(dtype: np.dtype) -> np.ndarray:
+    """Return elements that each numeric dtype of these tests can hold."""
     if dtype.kind == "S":
         return np.array([b"a", b"bc", b"defg"], dtype)
     if dtype.names is not None:
@@ -75,6 +76,10 @@ def make(target: np.dtype, count: int) -> cumem.Buffer:
 
 def count(a: Any) -> int:
     return int(np.prod(a.shape))
+
+
+# Each of these functions brings the values of `a` into new memory of the dtype `to`, by
+# a different call of cumem, and returns that memory. CALLS lists them.
 
 
 def copied(a: Any, to: np.dtype, **how: Any) -> cumem.Buffer:
@@ -201,6 +206,11 @@ CALLS: dict[str, tuple[Callable[..., Any], str, bool]] = {
 
 
 def check(call: str, pair: tuple[np.dtype, np.dtype], rule: str | None) -> None:
+    """Check that a call converts one pair of dtypes as NumPy does, or refuses it, by
+    the rule.
+
+    Without a rule, the call's own default holds.
+    """
     function, default, has_casting = CALLS[call]
     source, target = pair
     array = numbers(source)
@@ -545,6 +555,7 @@ def test_rule_that_is_refused_names_the_strictest_that_is_not(runtime, pair) -> 
 
 
 def allows(source: np.dtype, target: np.dtype, rule: str) -> bool:
+    """Return whether the core lets a copy convert these dtypes by the rule."""
     try:
         cumem._core._check_casting("", source, target, rule)
     except TypeError:

@@ -232,6 +232,7 @@ def test_copy_waits_for_work_on_a_late_stream(runtime, kind) -> None:
 
 
 def check_with_torch_and_cupy(torch, cupy, kind: str) -> None:
+    """Copy between a buffer and memory of PyTorch and CuPy, in both directions."""
     data = np.arange(1000, dtype="f4")
     buffer = cumem.zeros(1000, "f4", kind)
     for make in (
@@ -355,6 +356,7 @@ def test_copy_of_any_length_about_the_pieces(runtime, nbytes, over):
 
 
 def questions(dst: object, src: object) -> int:
+    """Return how often a copy asked the driver whose memory an address belongs to."""
     session.testing.plan_fault(None, 0)
     cumem.copy(dst, src)
     return int(session.testing.fault_count("pointer_attributes"))

@@ -71,6 +71,9 @@ def page(thing: Any) -> Page:
     return Page(text)
 
 
+# Each of these functions makes an object whose display is tested.
+
+
 def shortage() -> cumem.OutOfMemoryError:
     with pytest.raises(cumem.OutOfMemoryError) as caught:
         cumem.Pool("device", limit=MIB).allocate(64 * MIB)

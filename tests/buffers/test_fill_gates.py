@@ -42,6 +42,7 @@ def waits() -> int:
 
 
 def ends(threads: list[threading.Thread]) -> bool:
+    """Start the last thread, and return whether it ends in time."""
     threads[-1].start()
     threads[-1].join(session.PATIENCE)
     return not threads[-1].is_alive()

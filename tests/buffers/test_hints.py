@@ -119,6 +119,11 @@ UNARY: dict[str, Callable[[Any], object]] = {
 
 
 def check_says_where_to_compute(kind: str, call: Callable[[], object]) -> None:
+    """Check that arithmetic fails with an error that says which views can compute.
+
+    The host can read all memory but a device's through a view, and a device's only
+    through a copy.
+    """
     reported, other = "buf.numpy()", "buf.to_numpy()"
     if kind == "device":
         reported, other = other, reported

@@ -57,6 +57,10 @@ def test_target_cannot_be_freed_while_the_source_is_read(runtime, kind) -> None:
 
 
 class FreesOnStream:
+    """A stream of another library that frees the buffer while cumem asks for its
+    handle.
+    """
+
     def __init__(self, buffer: cumem.Buffer, handle: int) -> None:
         self.buffer, self.handle = buffer, handle
 
@@ -272,6 +276,8 @@ class PyFuture(asyncio.futures._PyFuture):
 
 
 class PyLoop(asyncio.SelectorEventLoop):
+    """An event loop in Python that keeps the callback by which cumem wakes it."""
+
     wakes: list[Callable[[], object]]
 
     def create_future(self) -> PyFuture:
@@ -360,6 +366,7 @@ class Collections:
 def by_burial(
     left: int, action: Callable[[], object], call: Callable[[], object]
 ) -> None:
+    """Run `action` when `call` looks for the n-th time at what finished copies kept."""
     armed = [True]
     session.testing.defer(Bomb(left, action, armed))
     try:

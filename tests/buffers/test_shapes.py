@@ -26,6 +26,8 @@ KINDS = ["pinned", "mapped", "managed", "device"]
 
 
 class Index:
+    """An object that is a number by `__index__()`, as the integers of libraries are."""
+
     def __init__(self, value: int) -> None:
         self.value = value
 

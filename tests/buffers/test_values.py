@@ -299,6 +299,7 @@ def test_integers_of_another_dtype_come_back_equal_or_are_refused(runtime) -> No
 
 
 def check_integers(array: np.ndarray, numbers: list[int], to: str) -> None:
+    """Check that all ways to write integers keep each value, or fail and write nothing."""
     low, high = ends_of(to)
     fits = all(low <= number <= high for number in numbers)
     target = cumem.zeros(len(numbers), to, "pinned")

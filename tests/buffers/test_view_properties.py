@@ -24,6 +24,10 @@ import cumem
 
 
 def assert_same_view(view: cumem.Buffer, part: np.ndarray, origin: int) -> None:
+    """Check that a view of a buffer describes the same elements as a view of an array.
+
+    `origin` is the address of the array, as the two memories differ.
+    """
     assert view.shape == part.shape
     assert view.dtype == part.dtype
     assert view.ndim == part.ndim
@@ -37,6 +41,7 @@ def assert_same_view(view: cumem.Buffer, part: np.ndarray, origin: int) -> None:
 
 
 def view_origin(view: cumem.Buffer) -> int:
+    """Return the address of the buffer from which the view was taken."""
     base = view
     while base.base is not None:
         base = base.base

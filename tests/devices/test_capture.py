@@ -33,6 +33,7 @@ NBYTES = 1 << 16
 
 @contextlib.contextmanager
 def capture(stream: cumem.Stream) -> Iterator[None]:
+    """Mark the stream as one that a graph captures while the block runs."""
     session.testing.set_capturing(stream, True)
     try:
         yield
@@ -135,6 +136,9 @@ class Exporter:
 
 
 def tell_interface(stream: cumem.Stream) -> None:
+    """Read the stream's handle from the interface of a buffer that the stream still
+    fills.
+    """
     buffer = cumem.empty_device(NBYTES, "u1", stream=stream)
     session.shut(stream)
     buffer.fill(1, stream=stream)
@@ -341,6 +345,10 @@ def emulated_capture() -> contextlib.AbstractContextManager[None]:
 SHORT, LONG = 256, 9 << 20
 
 
+# Each of these functions makes a call that must not break the capture of another
+# thread. CALLS lists them.
+
+
 def copy_between(dst: str, src: str, nbytes: int) -> None:
     cumem.copy(cumem.empty(nbytes, "u1", dst), cumem.empty(nbytes, "u1", src))
 
@@ -477,6 +485,9 @@ def driver_capture() -> Iterator[None]:
 
 @contextlib.contextmanager
 def torch_capture() -> Iterator[None]:
+    """Capture an addition of PyTorch's around the block, and check that its graph
+    replays.
+    """
     torch = pytest.importorskip("torch")
     numbers = torch.zeros(100, device="cuda")
     graph = torch.cuda.CUDAGraph()
@@ -571,6 +582,7 @@ def run_out(kind: str, _: list[object]) -> None:
 
 
 def collect_and_run_out(kind: str, held: list[object]) -> None:
+    """Run short of memory where only a garbage collection can free the held memory."""
     cycle: list[object] = [*held]
     cycle.append(cycle)
     held.clear()

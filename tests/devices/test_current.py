@@ -48,6 +48,8 @@ class Pools:
 
 
 class Streams:
+    """Streams, as the other of the two things that can be current."""
+
     @staticmethod
     def make() -> Any:
         return cumem.Stream()

@@ -37,6 +37,7 @@ DEVICES = 4
 
 @pytest.fixture
 def four() -> Iterator[session.Runtime]:
+    """Open four emulated devices, and undo the choice of a current one afterwards."""
     with session.opened("emulated", device_count=DEVICES) as opened:
         yield opened
         cumem.set_current_device(None)
@@ -267,6 +268,7 @@ def test_pytorch_current_device_is_that_of_chunks_of_tensors(four, monkeypatch) 
 
 
 def write_tensors(path: Path) -> str:
+    """Save one tensor, and return the path of its file."""
     with cumem.Device(0):
         cumem.save_safetensors(path / "w.safetensors", {"w": np.ones(3)})
     return str(path / "w.safetensors")
@@ -501,6 +503,10 @@ def test_pipeline_function_has_its_lane_as_current(four) -> None:
 
 
 # -- default streams -------------------------------------------------------------------
+
+
+# Each of these functions starts copies on `side`, a stream of device 3, and returns a
+# handle of theirs and the stream.
 
 
 def device_copy(side: cumem.Stream) -> tuple[cumem.Transfer, cumem.Stream]:

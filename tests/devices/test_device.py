@@ -24,7 +24,7 @@ from cumem.base import version
 pytestmark = [
     # These tests are about the C core, which every version of Python runs unchanged.
     pytest.mark.any_python,
-    # cumem does without these calls, in other ways, where the driver lacks them.
+    # Where the driver lacks these calls, cumem works in other ways.
     pytest.mark.by_driver("context_record_event", "prefetch_batch_async"),
 ]
 
@@ -299,6 +299,11 @@ def test_stream_of_another_device_is_refused(emulated, make) -> None:
 
 
 def copy_on_streams_of_three_devices() -> None:
+    """Check that a copy between two devices accepts a stream of either, and none of a
+    third.
+
+    Copies on the host accept a stream of any device.
+    """
     ends = [cumem.full(8, float(i), device=i) for i in range(2)]
     for device in range(2):
         stream = cumem.Stream(device=device)

@@ -73,6 +73,7 @@ def another_thread() -> Iterator[threading.Event]:
 
 
 def ends(nbytes: int, kind: str) -> tuple[cumem.Buffer, np.ndarray]:
+    """Return the two ends of a copy: ones on a device, and ones on the host."""
     host = np.ones(nbytes, "u1")
     if kind == "pinned":
         host = cumem.array(host, kind="pinned").numpy()
@@ -119,6 +120,11 @@ def test_short_copy_that_takes_long_gives_the_gil_up(
 
 
 def queued_first(buffer: cumem.Buffer, host: np.ndarray) -> None:
+    """Copy to the host while a fill of the buffer waits at a gate.
+
+    The copy has to wait in its call, and this thread can go on only if it has released
+    the GIL.
+    """
     stream = cumem.Stream()
     with session.gate(stream):
         buffer.fill(0, stream=stream)

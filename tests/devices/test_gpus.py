@@ -50,6 +50,7 @@ OTHERS = {
 
 
 def build(root: Path, files: list[str]) -> Path:
+    """Make the files and return `root`, which stands for the root of a file system."""
     for each in files:
         place, _, text = each.partition("=")
         (root / place).parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,11 @@ def build(root: Path, files: list[str]) -> Path:
 def judge(
     root: Path, code: int = INSUFFICIENT, library: bool = False, **environment: str
 ) -> gpus.Judgement:
+    """Ask what to do after CUDA failed with `code`, on a system whose files lie below
+    `root`.
+
+    `library` says whether a library of CUDA is meant to be there.
+    """
     return gpus.judge_failure(code, root, environment, lambda: library)
 
 

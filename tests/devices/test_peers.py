@@ -63,6 +63,7 @@ def enabled() -> int:
 
 
 def send(to: cumem.Buffer, source: cumem.Buffer) -> str:
+    """Copy, wait for the end, and return the route that the copy took."""
     handle = cumem.copy_async(to, source)
     handle.wait()
     return handle.route

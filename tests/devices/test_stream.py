@@ -20,7 +20,7 @@ from support.streams import ByProtocol
 
 import cumem
 
-# cumem does without these calls, in other ways, where the driver lacks them.
+# Where the driver lacks these calls, cumem works in other ways.
 pytestmark = pytest.mark.by_driver("context_record_event", "stream_get_device")
 
 testing = session.testing

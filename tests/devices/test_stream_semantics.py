@@ -43,6 +43,12 @@ def is_all(array: np.ndarray, value: int) -> bool:
     return bool((array == value).all())
 
 
+# Each of these routes starts copies of about `n` numbers, all equal to `i`, on
+# `stream`. It returns a function that says whether they have arrived, which the test
+# calls after it has waited. `down` means from a device to the host, and `up` the other
+# way.
+
+
 def down(stream, n, i):
     out = np.zeros(n, "i4")
     cumem.copy_async(out, device(n, i), stream=stream)
@@ -250,6 +256,8 @@ def broadcast_up(stream, n, i):
 
 
 def fill_of(kind: str, step: int) -> Route:
+    """Return the route that fills every `step`-th element of memory of this kind."""
+
     def run(stream, n, i):
         target = cumem.zeros(n * step, "i4", kind)
         if kind == "device":
@@ -718,6 +726,10 @@ def test_many_copies_on_the_own_stream_of_a_thread(runtime) -> None:
 # -- streams and waits of other libraries ------------------------------------------------
 
 
+# Each of these functions returns a stream that another library made, and the ways in
+# which that library can wait for it.
+
+
 def foreign_cupy() -> tuple[object, list[Callable[[], None]]]:
     cupy = pytest.importorskip("cupy")
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -798,6 +810,9 @@ def test_other_libraries_streams_and_waits(cuda, route, library) -> None:
 
 
 # -- which streams a buffer remembers ---------------------------------------------------
+
+
+# Each of these functions uses the two ends in copies or fills on a stream.
 
 
 def use_by_copies(ends, stream) -> None:

@@ -47,6 +47,8 @@ def path(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def untouched(folder: Path) -> Iterator[None]:
+    """Check that the block changes no file of the folder, and adds and removes none."""
+
     def look() -> dict[str, tuple[bytes, int]]:
         return {
             p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()
@@ -246,6 +248,7 @@ def test_empty_and_made_up_files_are_told_apart(emulated, tmp_path) -> None:
 
 
 def calls(file: object) -> list[object]:
+    """Return a call of each function for files, all with the same `file`."""
     return [
         lambda: cumem.fromfile(file, "u1"),
         lambda: cumem.fromfile(file, "u1", 4),

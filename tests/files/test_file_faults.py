@@ -31,6 +31,7 @@ PLACES = ["device", "pinned", "numpy", "strided", "strided device"]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    """Write a file of LENGTH random bytes, and return its path."""
     path = tmp_path / "file"
     np.random.default_rng(0).integers(0, 256, LENGTH, "u1").tofile(path)
     return path
@@ -51,6 +52,7 @@ def nothing_left(request) -> Iterator[None]:
 
 
 def memory(place: str, length: int = LENGTH) -> object:
+    """Return memory of `length` bytes, which lies in this place."""
     if place == "numpy":
         return np.zeros(length, "u1")
     if place == "strided":
@@ -65,6 +67,9 @@ def bytes_of(obj: object) -> np.ndarray:
 
 
 def directions(path: Path, target: object) -> dict[str, Callable[[], object]]:
+    """Return the calls that move a file to `target` and back, through the page cache or
+    past it.
+    """
     return {
         "read": lambda: cumem.fromfile(path, out=target),
         "direct read": lambda: cumem.fromfile(path, out=target, direct=True),

@@ -50,6 +50,7 @@ LONG = 36 * MIB + 4097
 
 @pytest.fixture(scope="module")
 def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a file of LONG random bytes, which no test of this module changes."""
     path = tmp_path_factory.mktemp("files") / "long"
     np.random.default_rng(0).integers(0, 256, LONG, "u1").tofile(path)
     return path

@@ -85,6 +85,7 @@ def test_git_lfs_pointer_is_read_as_bytes_where_that_is_meant(
 
 
 def npy() -> bytes:
+    """Return the bytes of a small .npy file."""
     file = io.BytesIO()
     np.save(file, np.arange(3))
     return file.getvalue()
@@ -95,6 +96,7 @@ def safetensors(tmp_path: Path) -> bytes:
 
 
 def archive() -> bytes:
+    """Return the bytes of an archive that looks like those of torch.save()."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as made:
         made.writestr("archive/data.pkl", pickle.dumps({}))

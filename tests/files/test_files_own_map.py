@@ -67,6 +67,7 @@ def by_torch(path: Path) -> Any:
 
 
 def by_hard_link(path: Path) -> np.ndarray:
+    """Return a map of the file under a second name."""
     other = path.with_name("other.bin")
     os.link(path, other)
     return np.memmap(other, "<u4", "r+")

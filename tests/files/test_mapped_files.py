@@ -58,6 +58,7 @@ def blank(place: str) -> object:
 
 
 def finish(handles: object) -> None:
+    """Wait for the transfers that a call returned, if it returned any."""
     for handle in handles if isinstance(handles, list) else [handles]:
         if handle is not None:
             handle.wait()

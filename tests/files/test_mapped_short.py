@@ -403,6 +403,10 @@ for name, call in CALLS.items():
 
 
 def run(case: str, path: Path, *before: str) -> None:
+    """Run a case in a separate program, which must succeed.
+
+    `before` is a command that starts the program, such as `unshare`.
+    """
     done = subprocess.run(
         [*before, sys.executable, "-c", PRELUDE + case, str(path)],
         capture_output=True,

@@ -326,6 +326,7 @@ def test_fromfile_of_a_zip_by_another_name_reads_it(runtime, tmp_path) -> None:
 
 
 def saved(array: np.ndarray) -> bytes:
+    """Return the bytes of the .npy file that NumPy writes for the array."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
@@ -348,6 +349,7 @@ def test_a_truncated_file_is_an_error_wherever_it_ends(runtime, tmp_path) -> Non
 
 
 def npy_bytes(text: str, version: tuple[int, int] = (1, 0)) -> bytes:
+    """Return a .npy file without elements, whose header is this text."""
     body = text.encode() + b"\n"
     length = struct.pack("<H" if version == (1, 0) else "<I", len(body))
     return npy.npy.MAGIC_PREFIX + bytes(version) + length + body

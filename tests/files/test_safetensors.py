@@ -73,6 +73,7 @@ def written(path: Path, header: object, data: bytes = b"") -> Path:
 
 
 def same(loaded: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> bool:
+    """Return whether the loaded memory has the names and the bits of the arrays."""
     return loaded.keys() == arrays.keys() and all(
         bits(values.get(loaded[name])) == bits(array) for name, array in arrays.items()
     )

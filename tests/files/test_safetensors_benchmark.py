@@ -24,6 +24,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "safetensors_files.py"
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
+    """Import the script as a module."""
     spec = importlib.util.spec_from_file_location("safetensors_files", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

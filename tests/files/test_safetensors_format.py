@@ -47,6 +47,7 @@ def tensor(
 
 
 def read(tmp_path: Path, content: bytes) -> cumem.types.SafetensorsHeader:
+    """Write `content` to a file, and read its header."""
     path = tmp_path / "t.safetensors"
     path.write_bytes(content)
     return cumem.read_safetensors_header(path)

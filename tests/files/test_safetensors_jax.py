@@ -23,6 +23,7 @@ def jax() -> Any:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    """Save three small arrays, and return the path of their file."""
     tensors = {
         "w": np.arange(6, dtype="f4").reshape(2, 3),
         "empty": np.zeros((0, 3), "f2"),

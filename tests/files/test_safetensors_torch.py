@@ -59,6 +59,7 @@ def some_tensors() -> dict[str, Any]:
 
 
 def equal(loaded: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Check that the loaded tensors have the wanted names, dtypes, shapes and bytes."""
     assert loaded.keys() == wanted.keys()
     for name, t in wanted.items():
         assert loaded[name].dtype is t.dtype, name

@@ -95,6 +95,8 @@ class ArenaMemoryResource(Upstream):
 
 
 class Statistics:
+    """The numbers of a resource at the time of the question, under RMM's names."""
+
     def __init__(self, of: Resource) -> None:
         self.current_bytes = of.out
         self.peak_bytes = of.peak
@@ -112,6 +114,8 @@ class StatisticsResourceAdaptor(Resource):
 
 
 class Stream:
+    """A stream that is made of any object with `__cuda_stream__()`, as RMM's is."""
+
     def __init__(self, obj: object = None) -> None:
         version, self.handle = obj.__cuda_stream__()  # type: ignore[attr-defined]
         assert version == 0
@@ -129,6 +133,8 @@ def set_current_device_resource(mr: Resource) -> None:
 
 
 class DeviceBuffer:
+    """A buffer that holds bytes of a resource while it lives."""
+
     def __init__(
         self,
         *,
@@ -148,6 +154,9 @@ class DeviceBuffer:
 
 @pytest.fixture
 def rmm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Put modules with these classes in the place of RMM, whether it is installed or
+    not.
+    """
     names = {
         "rmm": {"DeviceBuffer": DeviceBuffer, "__version__": "26.8.0"},
         "rmm.mr": {

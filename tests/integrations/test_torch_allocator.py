@@ -79,6 +79,7 @@ def keep_busy(stream: cumem.Stream) -> None:
 
 
 def address_of(nbytes: int, stream: int | None = None, segment: bool = False) -> int:
+    """Ask for a block or a segment as PyTorch does, and return its address."""
     found = (lend_segment if segment else lend)(nbytes, 0, stream)
     assert found is not None
     return int(found)
@@ -813,6 +814,7 @@ def live() -> int:
 
 
 def ask(torch: StandIn, nbytes: int = 2 * MIB) -> Tensor:
+    """Allocate by the stand-in for PyTorch, which must find memory."""
     found = torch.empty(nbytes)
     assert found is not None
     return found
@@ -992,6 +994,11 @@ def test_device_without_mapping_is_refused(torch, monkeypatch) -> None:
 
 
 def relieve(nbytes: int, index: int = 0, captures: int = 0) -> tuple[int, str]:
+    """Call the function that PyTorch calls when it runs short.
+
+    The answer is 1 if PyTorch should try again. The text is for the user where it
+    should not.
+    """
     text = ctypes.create_string_buffer(4096)
     address = ctypes.addressof(text)
     answer = integration._relieve(nbytes, index, captures, address, len(text))

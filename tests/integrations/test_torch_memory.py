@@ -349,6 +349,7 @@ def test_graph_captured_while_enabled_keeps_its_memory(gpu) -> None:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
+    """Capture an allocation of PyTorch's while the block runs."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         torch.ones(10, device="cuda")

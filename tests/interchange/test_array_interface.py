@@ -22,7 +22,7 @@ from support.strategies import DTYPES
 
 import cumem
 
-# cumem does without these calls, in other ways, where the driver lacks them.
+# Where the driver lacks these calls, cumem works in other ways.
 pytestmark = pytest.mark.by_driver("context_record_event", "stream_get_device")
 
 CAI = "__cuda_array_interface__"
@@ -287,6 +287,9 @@ def test_round_trip_keeps_everything(runtime, kind) -> None:
 
 
 def check_round_trip(buffer: cumem.Buffer, kind: str) -> None:
+    """Export views of a buffer and import them again, also by the entries of a view
+    alone.
+    """
     for view in (buffer, buffer[1:, ::2], buffer.T, buffer[2, 3], buffer[:0]):
         check_import(view, interface(view), kind)
     view = buffer[1:, ::-2]
@@ -295,6 +298,7 @@ def check_round_trip(buffer: cumem.Buffer, kind: str) -> None:
 
 
 def check_import(view: cumem.Buffer, entries: dict[str, Any], kind: str) -> None:
+    """Import memory by `entries`, and check that it is the memory of `view`."""
     found = cumem.asbuffer(FakeCAI(entries, view))
     assert found.shape == view.shape
     assert found.dtype == view.dtype, view.dtype

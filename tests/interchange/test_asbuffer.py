@@ -308,6 +308,7 @@ def test_memory_of_another_device_is_refused(emulated) -> None:
 
 
 def change(made: Produced, path: str, value: Any) -> None:
+    """Set a field of a tensor, whose path is like `tensor.device.type`."""
     *parents, last = path.split(".")
     target = made.managed
     for name in parents:

@@ -223,6 +223,7 @@ def test_want_of_pinned_memory_leaves_our_streams_capture_whole(cuda) -> None:
 
 @pytest.fixture
 def second(cuda) -> Iterator[None]:
+    """Skip the test without a second GPU, and restore PyTorch's current device."""
     if torch.cuda.device_count() < 2:
         pytest.skip("this test needs two GPUs")
     before = torch.cuda.current_device()
@@ -258,6 +259,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def forked(before: str, child: str) -> None:
+    """Run a program that runs `before`, forks, and runs `child` in the forked process."""
     program = FORKED.format(
         before=before, child=textwrap.indent(child, " " * 8).strip()
     )

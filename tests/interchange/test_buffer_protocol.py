@@ -158,6 +158,7 @@ def test_requests_are_answered_as_numpy_answers_them(runtime, layout) -> None:
 
 
 def compare_answers(same: np.ndarray, view: cumem.Buffer, flags: int) -> None:
+    """Compare what an array and a buffer of the same memory answer to these flags."""
     try:
         expected = request(same, flags)
     except (BufferError, ValueError):

@@ -162,6 +162,7 @@ def is_device_type(kind: str) -> bool:
 
 
 def answer_of(entrance: str, kind: str, emulated: bool) -> str:
+    """Return the letter that the tables have for this entrance and kind of memory."""
     row = ON_GPU[entrance]
     if emulated:
         row = EMULATED.get(entrance, row)
@@ -287,6 +288,7 @@ def has_values(library: Library, array: Any, expected: np.ndarray) -> bool:
 
 
 def check_refused(entrance: str, buffer: object, letter: str) -> None:
+    """Check that the entrance raises the error that this letter stands for."""
     error, text = REFUSALS[letter]
     with pytest.raises(error) as caught:
         enter(entrance, buffer)
@@ -453,6 +455,7 @@ def dtypes_of(library: Library) -> list[tuple[str, np.dtype[Any]]]:
 
 
 def values_of(dtype: np.dtype[Any]) -> np.ndarray:
+    """Return seven elements of a dtype, made of the numbers 0 to 6."""
     if dtype.names is not None:
         made = np.zeros(7, dtype)
         made["x"], made["label"] = np.arange(7), np.arange(7)[::-1]
@@ -770,6 +773,7 @@ def test_strides_of_axes_of_one_element_are_those_of_c_order(runtime) -> None:
 
 
 def made_by(library: Library, data: np.ndarray, gpu: bool) -> Any:
+    """Return an array of the library with these elements."""
     if isinstance(library, Torch):
         dtype = getattr(library.module, data.dtype.name)
         raw = library.module.from_numpy(data.view(np.uint8).copy())

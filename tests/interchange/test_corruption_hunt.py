@@ -34,6 +34,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def run(path: Path, *command: str) -> tuple[int, dict[str, Any], str]:
+    """Run a command briefly, and return its exit code, its results and its output."""
     done = programs.run(*command, *BRIEFLY, "--json", str(path))
     said = done.stdout + done.stderr
     return done.returncode, json.loads(path.read_text(encoding="utf-8")), said

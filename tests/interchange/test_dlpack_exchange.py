@@ -38,6 +38,8 @@ NAME = b"dlpack_exchange_api"
 
 
 class Table(ctypes.Structure):
+    """The table of C functions that DLPack's exchange API consists of."""
+
     _fields_ = [
         ("version", Version),
         ("previous", ctypes.c_void_p),
@@ -51,6 +53,7 @@ class Table(ctypes.Structure):
 
 @FROM_OBJECT
 def from_object(exporter: Any, out: Any) -> int:
+    """Hand out the exporter's tensor, unless it must fail, and count the call."""
     exporter.taken += 1
     if exporter.fails:
         return -1
@@ -141,6 +144,7 @@ QUESTIONS: list[tuple[int, int]] = []
 
 @CURRENT_STREAM
 def current_stream(kind: int, device: int, out: Any) -> int:
+    """Note the question, and answer with the stream that a test has set."""
     QUESTIONS.append((kind, device))
     if CURRENT[device] is None:
         return -1
@@ -289,6 +293,8 @@ def test_heirs_may_mean_something_else(runtime) -> None:
 
 
 def with_table(table: object) -> Quick:
+    """Return an exporter whose type has this table."""
+
     class Other(Quick):
         __dlpack_c_exchange_api__ = table
 

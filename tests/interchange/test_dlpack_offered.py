@@ -56,6 +56,8 @@ CURRENT = ctypes.PYFUNCTYPE(
 
 
 class Table(ctypes.Structure):
+    """The table of C functions that DLPack's exchange API consists of."""
+
     _fields_ = [
         ("version", Version),
         ("previous", ctypes.c_void_p),
@@ -88,12 +90,14 @@ def delete(managed: Versioned) -> None:
 
 
 def borrowed(buffer: Any) -> Tensor:
+    """Return the tensor that the table describes without handing over ownership."""
     tensor = Tensor()
     assert TABLE.borrow(buffer, ctypes.byref(tensor)) == 0
     return tensor
 
 
 def said(tensor: Tensor) -> tuple[Any, ...]:
+    """Return all fields of a tensor in a form that can be compared."""
     return (
         tensor.data,
         (tensor.device.type, tensor.device.id),
@@ -209,6 +213,7 @@ REFUSED = {
 
 
 def refusable(case: str) -> cumem.Buffer:
+    """Return a buffer that DLPack has to refuse for the reason that `case` names."""
     buffer = cumem.zeros(6, "M8[s]" if case == "no code" else "i4", "pinned")
     if case == "closed":
         buffer.free()
@@ -282,6 +287,7 @@ def test_current_stream_comes_after_work_of_others(cuda, door) -> None:
 
 
 def current_stream(kind: int, index: int) -> int | None:
+    """Ask the table for the handle of the current stream of a device."""
     out = ctypes.c_void_p(99)
     assert TABLE.current_stream(kind, index, ctypes.byref(out)) == 0
     return out.value
@@ -313,6 +319,7 @@ def test_stream_of_no_device_is_refused(runtime, device, error) -> None:
 def prototype(
     shape: tuple[int, ...], dtype: tuple[int, int], device: tuple[int, int]
 ) -> Tensor:
+    """Return a tensor without memory, which says what the allocator should make."""
     lengths = (ctypes.c_int64 * max(1, len(shape)))(*shape)
     tensor = Tensor(
         None, Device(*device), len(shape), DType(*dtype, 1), lengths, None, 0
@@ -409,6 +416,7 @@ def test_allocator_reports_that_memory_is_short(runtime) -> None:
 
 
 def made_of(produced: Produced) -> Any:
+    """Return the object that the table makes of a tensor."""
     out = ctypes.c_void_p()
     assert TABLE.to_object(produced.managed, ctypes.byref(out)) == 0
     found = ctypes.cast(out, ctypes.py_object).value

@@ -268,7 +268,7 @@ def test_what_another_librarys_copy_writes_late_is_nobody_elses(runtime, kind) -
 # -- what never left us is not an export ---------------------------------------------------
 
 
-def read_back(buffer: Any) -> None:
+def save_in_files(buffer: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         cumem.tofile(f"{folder}/x", buffer)
         cumem.save(f"{folder}/x.npy", buffer)
@@ -291,7 +291,7 @@ OWN_READS: dict[str, Callable[[Any], object]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": lambda buffer: pickle.loads(pickle.dumps(buffer, 4)),
-    "files": read_back,
+    "files": save_in_files,
     "assignment": lambda buffer: buffer.__setitem__(slice(3), 1),
     "to bytes": lambda buffer: cumem.copy(bytearray(NBYTES), buffer),
     "bytes": bytes,
@@ -347,6 +347,10 @@ def test_read_beside_an_export_leaves_it_one(emulated) -> None:
     buffer._read_by(functools.partial(lambda door, _: door(), buffer.__dlpack__))
     del buffer
     assert pool.stats().in_flight_count == 1
+
+
+# Each of these functions lets NumPy read the buffer, and keeps nothing. A library may
+# have queued a copy of the memory all the same.
 
 
 def hold_back(buffer: Any) -> object:

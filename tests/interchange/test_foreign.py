@@ -21,7 +21,7 @@ from support.strategies import KINDS
 import cumem
 
 pytestmark = [
-    # cumem does without these calls, in other ways, where the driver lacks them.
+    # Where the driver lacks these calls, cumem works in other ways.
     pytest.mark.by_driver("context_record_event", "stream_get_device"),
     # These tests would show what is missing from a wheel or from an older NumPy.
     pytest.mark.packaging,
@@ -39,6 +39,7 @@ def old_exporter(array: np.ndarray, bases: tuple[type, ...] = (), **names: Any) 
 
 
 def check_not_written(exporter: object, array: np.ndarray) -> None:
+    """Check that no call writes to memory that its exporter calls read-only."""
     before = array.copy()
     assert cumem.asbuffer(exporter).readonly
     for write in (
@@ -276,6 +277,7 @@ def as_interface(buffer: cumem.Buffer) -> object:
 
 
 def as_dlpack(buffer: cumem.Buffer) -> object:
+    """Return an exporter of the buffer by DLPack, which says that it is on device 1."""
     produced = Produced(
         buffer.ptr, buffer.shape, None, buffer.dtype, device=(CUDA, 1), keep=buffer
     )

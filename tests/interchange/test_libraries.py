@@ -258,6 +258,9 @@ def test_copy_comes_after_the_librarys_work(cuda, library, named) -> None:
         assert (out == data).all(), i
 
 
+# Each of these functions puts the data on the second GPU by another library.
+
+
 def torch_there(data: np.ndarray) -> Any:
     return pytest.importorskip("torch").from_numpy(data).to("cuda:1")
 
@@ -363,6 +366,7 @@ def test_jax_computes_on_a_buffer_and_the_result_comes_back(cuda) -> None:
 
 
 def numba_compiles() -> None:
+    """Skip the test if Numba cannot compile for a GPU here."""
     cuda = pytest.importorskip("numba.cuda")
     try:
         cuda.jit("void(int32)")(lambda x: None)
@@ -400,6 +404,10 @@ def test_examples_of_the_page_about_computing_double_the_samples(cuda, heading) 
 
 
 # -- the emulated device -----------------------------------------------------------------
+
+
+# Each of these functions doubles the elements of a buffer on the CPU, by a library that
+# takes emulated memory for memory of the host.
 
 
 def torch_doubles(buffer: cumem.Buffer) -> Any:

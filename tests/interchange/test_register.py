@@ -445,6 +445,10 @@ PIECES = {
 }
 
 
+# Each of these functions copies a whole array in a different way. Its copies cross the
+# boundaries between memory that is page-locked and memory that is not.
+
+
 def copy_strided(dst, src, stream) -> None:
     cumem.copy(dst[::2], src[::2])
     cumem.copy(dst[1::2], src[1::2])
@@ -550,6 +554,7 @@ def pages(nbytes: int) -> np.ndarray:
 
 
 def locked() -> int:
+    """Return how much host memory is page-locked, as both counters must report."""
     host = cumem.memory_info("host")
     assert host.live == cumem.stats()["pinned"].live_nbytes
     return host.live

@@ -278,6 +278,7 @@ def test_transfer_under_way_keeps_it_locked(emulated) -> None:
 
 
 def ways_to_end() -> list[tuple[str, Callable[[list[cumem.types.Registration]], None]]]:
+    """Return the ways in which a program can end a registration, by name."""
     return [
         ("close", lambda held: held.pop().close()),
         ("drop", lambda held: held.clear()),
@@ -288,6 +289,7 @@ def ways_to_end() -> list[tuple[str, Callable[[list[cumem.types.Registration]], 
 def end(
     request: pytest.FixtureRequest,
 ) -> Callable[[list[cumem.types.Registration]], None]:
+    """Return a function that ends the only registration of a list."""
     return request.param[1]
 
 

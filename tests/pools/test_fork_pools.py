@@ -40,6 +40,7 @@ KINDS = ["pinned", "mapped"]
 
 
 def made(pool: cumem.Pool, nbytes: int, value: int) -> cumem.Buffer:
+    """Return a buffer of the pool, all of whose bytes are `value`."""
     buffer = cumem.empty(nbytes, "u1", kind=pool.kind, pool=pool)
     buffer.numpy()[:] = value
     return buffer
@@ -173,6 +174,10 @@ def test_omitted_memory_cannot_be_touched_by_a_child(
 
 
 def fork_in_child_and_touch(array: np.ndarray) -> None:
+    """Fork again and read the array there.
+
+    If a signal ends that process, this one ends by the same signal.
+    """
     pid = os.fork()
     if pid == 0:
         array[0]
@@ -280,6 +285,7 @@ def test_shared_block_is_not_used_again_while_a_child_lives(runtime, how) -> Non
 
 
 def link(fd: str) -> str | None:
+    """Return what a file descriptor of this process refers to, or None if it is closed."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:

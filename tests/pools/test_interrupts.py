@@ -32,6 +32,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[session.Runtime]:
 
 
 def busy(stream: cumem.Stream) -> cumem.Buffer:
+    """Give the stream work that ends after its gate opens, and return its buffer."""
     buffer = cumem.empty_device(100, "u1")
     buffer.fill(7, stream=stream)
     return buffer
@@ -46,6 +47,7 @@ def drop_exported(stream: cumem.Stream, pool: cumem.Pool) -> None:
 
 
 def drop_used(stream: cumem.Stream, pool: cumem.Pool) -> None:
+    """Drop a buffer that the stream still uses: cumem has to wait for that stream."""
     buffer = pool.allocate(MIB)
     buffer.record_stream(stream)
     del buffer
@@ -175,6 +177,10 @@ def test_signal_ends_a_fill_by_the_host(emulated, what: str) -> None:
     del work
 
 
+# Each of these functions leaves something that a shutdown has to wait for, and returns
+# the objects that must live until then.
+
+
 def pending_copy(stream: cumem.Stream) -> list[object]:
     source = cumem.full(100, 7, "u1", "pinned")
     target = cumem.empty_device(100, "u1")
@@ -287,6 +293,9 @@ def test_shutdown_of_another_thread_sees_no_signals_and_ends(emulated) -> None:
     thread.join()
     assert not session.testing.opened()
     del left
+
+
+# Each of these functions returns pairs that copy_many() has to copy one by one.
 
 
 def strided_pairs(count: int) -> list[tuple[object, object]]:

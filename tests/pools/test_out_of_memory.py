@@ -400,6 +400,7 @@ WAYS = ["up", "down", "overlap", "turned", "peers"]
 
 
 def run_copy(how: str, dst: object, src: object) -> None:
+    """Copy by one of three functions, and wait for the end."""
     if how == "copy":
         cumem.copy(dst, src)
     elif how == "many":

@@ -44,6 +44,9 @@ def reach(device: int, buffer: cumem.Buffer) -> int:
     return flags.value
 
 
+# Each of these functions uses device 1 for the first time.
+
+
 def use_by_stream() -> object:
     return cumem.Stream(device=1)
 

@@ -145,6 +145,7 @@ def test_pair_puts_events_in_the_order_of_time() -> None:
 
 
 def transfers(begin: Any, end: Any) -> Any:
+    """Return rows of transfers that begin and end at these times."""
     rows = np.zeros(len(begin), EVENT)
     rows["time_ns"], rows["value"] = begin, end - begin
     return rows
@@ -362,6 +363,7 @@ def test_json_lines_that_are_damaged_are_refused(change, message, tmp_path) -> N
 
 
 def chrome(log: Log) -> list[dict[str, Any]]:
+    """Return the events of the trace that cumem writes for Perfetto."""
     file = io.BytesIO()
     perfetto.write(log, file)
     return list(json.loads(file.getvalue())["traceEvents"])
@@ -434,6 +436,7 @@ def test_trace_shows_growth_trims_and_memory_that_ran_out() -> None:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Read a number of variable length, and return it and the place after it."""
     value = shift = 0
     while True:
         value |= (data[at] & 0x7F) << shift
@@ -444,6 +447,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each field of a message in protobuf's format."""
     at = 0
     while at < len(data):
         key, at = varint(data, at)
@@ -457,6 +461,7 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def message(data: bytes) -> dict[int, list[Any]]:
+    """Return the values of a message by the numbers of their fields."""
     found: dict[int, list[Any]] = defaultdict(list)
     for field, value in fields(data):
         found[field].append(value)
@@ -464,6 +469,9 @@ def message(data: bytes) -> dict[int, list[Any]]:
 
 
 def packed(data: bytes) -> list[int]:
+    """Return the numbers of a repeated field, which protobuf packs into one string of
+    bytes.
+    """
     values, at = [], 0
     while at < len(data):
         value, at = varint(data, at)

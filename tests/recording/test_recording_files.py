@@ -77,6 +77,9 @@ def a_saved_record(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays, json.loads(arrays["tables"].tobytes())
 
 
+# Each of these functions returns a function that damages a record in one place.
+
+
 def set_field(name: str, value: int, rows: str = "events") -> Callable[..., None]:
     def damage(arrays: dict[str, Any], tables: dict[str, Any]) -> None:
         arrays[rows][name][0] = value

@@ -162,6 +162,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def shown(browser: Browser, log: Log, folder: Path) -> Browser:
+    """Write the page of a log, open it in the browser, and wait until it is drawn."""
     page.write(log, folder / "page.html")
     browser.open(folder / "page.html")
     browser.evaluate(DRAWN)

@@ -31,6 +31,7 @@ def data(count: int = 24) -> np.ndarray:
 
 
 def look(chunk: cumem.DeviceBuffer) -> None:
+    """Export a chunk to another library, and have the library read it."""
     if cumem.backend() == "emulated":
         np.from_dlpack(chunk).sum()
     else:

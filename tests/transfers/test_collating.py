@@ -51,6 +51,7 @@ class Sample:
 
 
 def sample(i: int) -> dict[str, Any]:
+    """Return sample number `i`: arrays, numbers and texts in several containers."""
     image = np.full((2, 3), i, "f4")
     return {
         "pair": Pair(image, i),
@@ -150,6 +151,7 @@ def answer(collate: Any, samples: list[Any]) -> bytes:
 
 @contextlib.contextmanager
 def workers(collate: Any, count: int = 1) -> Iterator[list[Worker]]:
+    """Fork workers that collate, and end them after the block."""
     made = [Worker(collate) for _ in range(count)]
     del collate
     try:
@@ -221,6 +223,8 @@ class Odd(collections.UserList):
 
 
 class Fixed(Sequence):
+    """A sequence that has no method to change it."""
+
     def __init__(self, *items: Any) -> None:
         self._items = items
 

@@ -402,6 +402,7 @@ class TestRefused:
 
 
 def check_every_byte(kind: str, down: bool, count: int) -> None:
+    """Copy many pieces at random places, and check the bytes in and between them."""
     random = np.random.default_rng(count)
     most = 1 << 20 if count < 1000 else 1 << 14
     sizes = (2.0 ** random.uniform(0, np.log2(most), count)).astype(int)

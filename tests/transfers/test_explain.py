@@ -65,6 +65,7 @@ SHAPES = ((6, 10), (100, 100), (600, 900))
 
 
 def expected_counts(reported, before):
+    """Return what the counters of copies must be after the copy that was explained."""
     counts = dict(before)
     if reported.is_quick:
         counts["quick"] += 1
@@ -82,8 +83,7 @@ def check(dst, src, *, blocking, stream=None):
     """Compare what explain() says with what the copy does, and return what explain()
     said.
     """
-    # Copies on an idle stream take other routes, so that all devices are made idle
-    # first.
+    # Copies on an idle stream take other routes, so all devices are made idle first.
     for index in range(cumem.device_count()):
         cumem.Device(index).synchronize()
     reported = _core._explain(dst, src, stream, blocking)
@@ -111,6 +111,7 @@ def check(dst, src, *, blocking, stream=None):
 
 
 def pairs(count):
+    """Return all pairs of kinds that exist with this number of devices."""
     if count < 2:
         return [
             pair for pair in itertools.product(KINDS, KINDS) if "device1" not in pair
@@ -171,7 +172,7 @@ def test_explain_takes_one_shape_to_pieces_along_its_outer_axis():
     assert (said.pieces, said.piece_nbytes, said.axis) == (13, 64 << 10, 0)
     said = check(dst[0].reshape(50, 1000), src[0], blocking=False)
     assert (said.pieces, said.axis) == (4, 0)
-    # The rows lie at equal distances, so that each piece consists of whole rows.
+    # The rows lie at equal distances, so each piece consists of whole rows.
     wide = np.zeros((4, 100, 1000), np.float32)
     said = check(dst, wide[:, ::2], blocking=False)
     assert (said.pieces, said.piece_nbytes, said.axis) == (13, 64000, 0)

@@ -431,6 +431,8 @@ class Refusing(dict):
 
 
 class OverList(collections.abc.MutableSequence):
+    """A list that keeps its items in another list, and is not a subclass of `list`."""
+
     def __init__(self, items: list[Any]) -> None:
         self.items_ = items
 
@@ -745,6 +747,7 @@ def test_interpreter_exit_in_the_middle_is_clean(runtime) -> None:
 
 
 def batches_of(count: int, ended: list[int]) -> Iterator[np.ndarray]:
+    """Yield `count` batches, and report in `ended` when the iterator is closed."""
     try:
         for i in range(count):
             yield np.full(64, i, "f4")

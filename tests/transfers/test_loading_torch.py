@@ -49,6 +49,7 @@ def need_cuda(runtime: session.Runtime) -> None:
 
 
 def dtypes() -> list[Any]:
+    """Return PyTorch's dtypes, except those of quantized numbers and of plain bits."""
     found = [v for v in vars(torch).values() if isinstance(v, torch.dtype)]
     return sorted(
         {d for d in found if not str(d).startswith(("torch.q", "torch.bits"))}, key=str
@@ -791,6 +792,7 @@ def random_samples(count: int) -> list[Any]:
 
 
 def same(found: Any, wanted: Any) -> None:
+    """Check that two batches have the same types, dtypes and values throughout."""
     assert type(found) is type(wanted)
     if isinstance(wanted, torch.Tensor):
         assert found.dtype is wanted.dtype
@@ -859,6 +861,7 @@ def test_buffers_of_cumem_are_stacked_as_arrays(runtime) -> None:
 
 
 def nested_tensordicts(count: int) -> list[Any]:
+    """Return samples that are TensorDicts with another TensorDict inside."""
     tensordict = pytest.importorskip("tensordict")
     inner = {"reward": torch.arange(count)}
     made = {"obs": torch.arange(3.0 * count).reshape(count, 3), "next": inner}

@@ -20,7 +20,7 @@ import cumem
 pytestmark = [
     # These tests are about the C core, which every version of Python runs unchanged.
     pytest.mark.any_python,
-    # cumem does without these calls, in other ways, where the driver lacks them.
+    # Where the driver lacks these calls, cumem works in other ways.
     pytest.mark.by_driver("context_record_event", "prefetch_batch_async"),
 ]
 

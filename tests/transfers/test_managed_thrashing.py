@@ -22,7 +22,7 @@ import cumem
 pytestmark = [
     # These tests are about the C core, which every version of Python runs unchanged.
     pytest.mark.any_python,
-    # cumem does without these calls, in other ways, where the driver lacks them.
+    # Where the driver lacks these calls, cumem works in other ways.
     pytest.mark.by_driver("context_record_event", "prefetch_batch_async"),
 ]
 
@@ -61,6 +61,7 @@ def test_device_without_concurrent_access_says_so() -> None:
 
 
 def to_and_fro(buffer: cumem.ManagedBuffer, times: int) -> None:
+    """Send the pages to the device and read them on the host, `times` times."""
     for _ in range(times):
         buffer.prefetch_pages(0)
         buffer.numpy()
@@ -94,6 +95,7 @@ WAYS: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
 
 
 def in_turn(buffer: cumem.ManagedBuffer, name: str) -> None:
+    """Use the buffer on the device and on the host in turn, in ways that WAYS names."""
     for _ in range(9):
         for way in WAYS[name]:
             way(buffer)

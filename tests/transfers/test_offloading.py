@@ -32,6 +32,7 @@ NBYTES = WIDTH * ROWS * 4
 
 @pytest.fixture
 def torch() -> Any:
+    """Return PyTorch with a fixed seed for random numbers."""
     found = pytest.importorskip("torch")
     found.manual_seed(1)
     return found
@@ -39,6 +40,7 @@ def torch() -> Any:
 
 @pytest.fixture
 def device(runtime, torch) -> str:
+    """Return the name of the device whose tensors are offloaded."""
     if not runtime.emulated and not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     return "cpu" if runtime.emulated else "cuda"
@@ -55,6 +57,7 @@ def live() -> int:
 
 
 def make_model(torch: Any, device: str, depth: int = 6) -> Any:
+    """Return a model whose layers save tensors for the backward pass."""
     layers = [
         torch.nn.Sequential(
             torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU()
@@ -467,6 +470,7 @@ def shut_down(link: Any) -> None:
 
 
 def weak(torch: Any, tensor: Any) -> Any:
+    """Return a weak reference to the memory of a tensor."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
     return StorageWeakRef(tensor.untyped_storage())

@@ -119,6 +119,7 @@ def test_chunks_have_as_many_rows_as_fit_and_one_at_least(runtime) -> None:
 
 
 def first_length(src: object) -> int:
+    """Return how many rows the first chunk has."""
     found = cumem.chunks(src, depth=1)
     length = len(next(found)[1])
     found.close()

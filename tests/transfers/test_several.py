@@ -57,6 +57,7 @@ def calls(op: str) -> int:
 
 
 def place(data: np.ndarray, where: str) -> object:
+    """Return memory with this data, which lies where `where` says."""
     if where == "strided":
         wide = np.zeros((*data.shape[:-1], 2 * data.shape[-1]), data.dtype)
         wide[..., ::2] = data

@@ -152,11 +152,13 @@ def test_emulated_memory_and_its_view_on_the_host_are_one(emulated) -> None:
 def end(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int = 1, place: int = 0
 ) -> _End:
+    """Return an end of a copy that has a layout, but no memory."""
     memory = SimpleNamespace(shape=shape, strides=strides, itemsize=itemsize)
     return _End(memory, (1 << 40) + place)
 
 
 def bytes_of(view: _End) -> set[int]:
+    """Return the addresses of all bytes of a view, found one by one."""
     if view.is_empty:
         return set()
     steps = [range(0, n * step, step) if step else [0] for n, step in view.axes]

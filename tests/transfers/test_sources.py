@@ -60,6 +60,9 @@ class Refilling(Lazy):
         return self.held[: len(rows)]
 
 
+# Each of these functions returns an array of another library with the same elements.
+
+
 def h5py_dataset(array: np.ndarray, folder: Path) -> Any:
     h5py = pytest.importorskip("h5py")
     return h5py.File(folder / "a.h5", "w").create_dataset("x", data=array)
@@ -286,6 +289,7 @@ def text_table(_: Path) -> Any:
 
 
 def object_dataset(folder: Path) -> Any:
+    """Return a dataset of texts, which are Python objects to NumPy."""
     h5py = pytest.importorskip("h5py")
     file = h5py.File(folder / "a.h5", "w")
     return file.create_dataset("x", data=["a", "bcd"], dtype=h5py.string_dtype())
@@ -479,6 +483,7 @@ def test_rows_without_bytes_come_at_once(runtime, shape: tuple[int, ...]) -> Non
 
 
 def refilled(memory: np.ndarray, count: int = 20) -> Iterator[np.ndarray]:
+    """Yield the same array again and again, filled with the number of the item."""
     for i in range(count):
         memory[...] = i
         yield memory
@@ -520,6 +525,9 @@ def test_generator_that_refills_one_array_gives_what_it_wrote(runtime, name) -> 
     assert [(p.start // size, int(c.to_numpy()[0])) for p, c in cut] == [
         (i, i) for i in wanted for _ in range(3)
     ]
+
+
+# Each of these functions yields items whose memory it writes again for the next one.
 
 
 def over(memory: Any) -> Iterator[np.ndarray]:

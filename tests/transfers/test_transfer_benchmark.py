@@ -25,6 +25,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "transfer.py"
 
 @pytest.fixture(scope="module")
 def transfer() -> ModuleType:
+    """Import the script as a module."""
     spec = importlib.util.spec_from_file_location("transfer_benchmark", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

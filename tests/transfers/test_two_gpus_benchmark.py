@@ -27,6 +27,7 @@ CASES = {
 
 
 def run(devices: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the benchmark briefly on this number of emulated devices."""
     return programs.run(
         *(str(SCRIPT), "--quick", *arguments),
         CUMEM_EMULATED_DEVICES=str(devices),
