@@ -36,8 +36,9 @@ OPTIONS = {"Pool": "\n    options:\n      inherited_members: true"}
 #: What the search puts first, and last; else 1.
 BOOST = {"how-to": 8.0, "tutorial": 2.0, "which-memory": 4.0, "synchronise": 3.0}
 BOOST |= {"checkpoints": 3.0, "workers": 3.0, "training": 2.0, "memory-kinds": 2.0}
-BOOST |= {"managed": 2.0, "pipelines": 2.0, "files": 2.0, "changelog": 0.1}
-BOOST |= {"decisions": 0.1, "csrc": 0.1, "contributing": 0.1, "measured": 0.3}
+BOOST |= {"managed": 2.0, "pipelines": 2.0, "files": 2.0, "rows": 2.0}
+BOOST |= {"changelog": 0.1, "decisions": 0.1, "csrc": 0.1, "contributing": 0.1}
+BOOST |= {"measured": 0.3}
 FENCE = re.compile(r"^(`{3,}).*?^\1$", re.S | re.M)
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 CELL = re.compile(r"<t[dh].*?</t[dh]>", re.S)

@@ -160,6 +160,8 @@ TASKS = {
     "pin batch copy asynchronously": "copies.md",
     "load checkpoint": "checkpoints.md",
     "data larger than GPU": "pipelines.md",
+    "rows index": "rows.md",
+    "swap blocks": "rows.md",
     "pool PyTorch": "pytorch.md",
     "memory leak": "pools.md",
     "NumPy array full speed": "copies.md",
