@@ -11,7 +11,7 @@
 #                            current | views |
 #                            interop | fork | notebooks | recording | epoch | doctor |
 #                            sanitizer | stress | stress_transfers | torture |
-#                            corruption | pools | versions | all]...
+#                            rows_random | corruption | pools | versions | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files
@@ -262,6 +262,11 @@ run_torture() {
         --json "$OUT/torture.json"
 }
 
+run_rows_random() {
+    "$PYTHON" tests/isolated/rows_random.py --cases "${ROWS_CASES:-100000}" \
+        --backend cuda --json "$OUT/rows-random.json"
+}
+
 run_corruption() {
     "$PYTHON" tests/isolated/corruption_hunt.py --seconds "${HUNT_SECONDS:-180}" \
         --json "$OUT/corruption.json"
@@ -289,7 +294,8 @@ steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls views transfer threads cores many rows_kernel casting pipelines managed
         loading offloading doors cupy_pool numpy_pinned numpy_tests training files safetensors bench tests
-        interop fork recording epoch doctor sanitizer stress stress_transfers torture corruption)
+        interop fork recording epoch doctor sanitizer stress stress_transfers torture rows_random
+        corruption)
 fi
 for name in "${steps[@]}"; do
     printf '\n======== %s\n' "$name"

@@ -16,6 +16,8 @@
     Operations of the main thread alone: limits, shutdowns, and copies under Ctrl-C.
 ``libraries``
     Operations with PyTorch, JAX and CuPy.
+``random_rows``
+    Rows by index that lie in memory in random ways, and what NumPy makes of them.
 ``watcher``, ``rounds``
     How hangs and leaks are found, and the run from its first round to its report.
 """
