@@ -34,6 +34,42 @@ def plant_leak() -> None:
     assert driver.cuDevicePrimaryCtxRelease_v2(0) == 0
 
 
+def copy_rows(data: np.ndarray) -> None:
+    """Copy rows by numbers of the host and of the device, wrong ones of the device too.
+
+    The kernel has to leave wrong numbers out: if it read or wrote there, the sanitizer
+    would see it.
+    """
+    count = len(data)
+    random = np.random.default_rng(1)
+    dst_rows = random.permutation(count)[: count // 2]
+    src_rows = random.integers(-count, count, count // 2)
+    on_device = [cumem.array(rows, kind="device") for rows in (dst_rows, src_rows)]
+    far = np.where(src_rows < 0, -(1 << 40), 1 << 40)
+    outside = cumem.array(far, kind="device")
+    for to, source in itertools.product([*KINDS, None], repeat=2):
+        for width in (1, 16, 37, 130):
+            wanted = np.zeros((count, width), "u1")
+            wanted[dst_rows] = data[src_rows, :width]
+            a = cumem.array(data, kind=source) if source else data
+            for numbers in ((dst_rows, src_rows), on_device):
+                b = cumem.zeros(wanted.shape, "u1", to) if to else np.zeros_like(wanted)
+                cumem.copy_rows(b, a[:, :width], *numbers)
+                assert (cumem.asnumpy(b) == wanted).all(), (to, source, width)
+            try:
+                cumem.copy_rows(b, a[:, :width], on_device[0], outside)
+            except IndexError:
+                assert (cumem.asnumpy(b) == wanted).all(), (to, source, width)
+            else:
+                raise AssertionError("numbers that name no row were not seen")
+        if source == to:
+            rows = cumem.array(data, kind=source) if source else data.copy()
+            cumem.copy_rows(rows, rows, *on_device)
+            wanted = data.copy()
+            wanted[dst_rows] = data[src_rows]
+            assert (cumem.asnumpy(rows) == wanted).all(), (to, source)
+
+
 def main() -> None:
     """Copy between all kinds, whole and strided, and use all other sorts of memory."""
     data = np.random.default_rng(0).integers(0, 256, (96, 130), dtype="u1")
@@ -45,6 +81,7 @@ def main() -> None:
             out = np.zeros_like(data)
             cumem.copy(out, b)
             assert (out[cut] == data[cut]).all(), (to, source, cut)
+    copy_rows(data)
     stream = cumem.Stream()
     device = cumem.empty_device(1_000_000, "u1")
     out = np.zeros(1_000_000, "u1")
