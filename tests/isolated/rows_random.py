@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 # isort: split
 from torture.boxes import Box, Raw, in_own_pages
-from torture.random_rows import NO_ROW, NOTHING, TWICE, Case, as_numbers, draw
+from torture.random_rows import NO_ROW, TWICE, Case, as_numbers, draw
 
 import cumem
 from cumem import info
@@ -226,7 +226,7 @@ class Run:
         self.judge(raised)
         if raised is not None or case.count == 0:
             self.settle()
-        self.expect(target, source, raised)
+        self.expect(target, source)
         self.compare(target, before)
         if not self.one_memory:
             self.compare(source, source.expect)
@@ -282,13 +282,13 @@ class Run:
     def wait(self, transfer: Any, stream: Any) -> Exception | None:
         self.route = transfer.route
         how = self.rng.randrange(3)
-        if stream is not None and how > 0:
-            stream.synchronize()
-        elif how == 0:
-            other = cumem.Stream(device=self.device())
-            transfer.order(other)
-            other.synchronize()
         try:
+            if stream is not None and how > 0:
+                stream.synchronize()
+            elif how == 0:
+                other = cumem.Stream(device=self.device())
+                transfer.order(other)
+                other.synchronize()
             transfer.wait()
         except IndexError as error:
             return error
@@ -321,31 +321,16 @@ class Run:
         if kind not in wanted:
             raise WrongError(f"raised {raised!r}, and not {wanted}") from raised
 
-    def expect(self, target: Box, source: Box, raised: Exception | None) -> None:
+    def expect(self, target: Box, source: Box) -> None:
         """Work out which bytes the target has now."""
         case = self.case
-        by_kernel = case.wrong != NOTHING and self.read_by_kernel()
-        if case.wrong == NOTHING or by_kernel:
-            self.written(target, source)
-            return
+        by_kernel = self.read_by_kernel() if case.wrong else True
         if by_kernel is False:
-            return  # nothing was copied
-        before = target.expect.copy()
-        self.written(target, source)
+            return  # the call has found the wrong number before a byte moved
         found = self.memories.raw.read(target)
-        if np.array_equal(found, before):
-            target.expect = before
-
-    def written(self, target: Box, source: Box) -> None:
-        """Copy by NumPy. A row that is named twice has bytes of either of its sources."""
-        case = self.case
-        other = target.expect.copy()
-        read = other if self.one_memory else source.expect
-        case.turned().write(other, read)
-        case.write(target.expect, source.expect)
-        if case.wrong == TWICE:
-            found = self.memories.raw.read(target)
-            target.expect = np.where(found == other, other, target.expect)
+        if by_kernel is None and np.array_equal(found, target.expect):
+            return
+        target.expect = case.after(target.expect, source.expect, found)
 
     def compare(self, box: Box, before: np.ndarray) -> None:
         found = self.memories.raw.read(box)

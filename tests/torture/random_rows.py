@@ -237,13 +237,6 @@ class Case:
     def sources(self, memory: Any) -> list[Any]:
         return [view(memory) for view in self.of.views]
 
-    def turned(self) -> Case:
-        """Return the same copy with its pairs of rows in reverse order."""
-        everything = list(range(self.count))
-        dst = everything if self.dst_rows is None else self.dst_rows
-        src = everything if self.src_rows is None else self.src_rows
-        return dataclasses.replace(self, dst_rows=dst[::-1], src_rows=src[::-1])
-
     def write(self, target: np.ndarray, source: np.ndarray) -> None:
         """Do what the copy does, to arrays of the contents that both ends have.
 
@@ -264,6 +257,31 @@ class Case:
         read = [layer[taken] for layer in self.sources(source)]  # copies
         for layer, rows in zip(self.targets(target), read, strict=True):
             layer[written] = rows
+
+    def after(
+        self, target: np.ndarray, source: np.ndarray, found: np.ndarray
+    ) -> np.ndarray:
+        """Return the bytes that a target must have after the copy.
+
+        Parameters
+        ----------
+        target, source : numpy.ndarray
+            The contents of both ends before, which may be one and the same array.
+        found : numpy.ndarray
+            What the target has. It only decides about rows that a device has written
+            twice, which have bytes of either of their sources.
+        """
+        first, last = target.copy(), target.copy()
+        self.write(last, last if source is target else source)
+        if self.wrong != TWICE:
+            return last
+        src = range(self.count) if self.src_rows is None else self.src_rows
+        assert self.dst_rows is not None
+        turned = dataclasses.replace(
+            self, dst_rows=self.dst_rows[::-1], src_rows=list(src)[::-1]
+        )
+        turned.write(first, first if source is target else source)
+        return np.where(found == first, first, last)
 
 
 def spoil(rng: random.Random, case: Case) -> None:

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows by index between memory of all kinds, whose numbers are at times wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import cumem
+from torture.boxes import Box
+from torture.pending import Pending, follow, limit_pending
+from torture.random_rows import NO_ROW, NOTHING, TWICE, Case, as_numbers, draw
+from torture.registry import operation
+from torture.settings import WrongError
+
+if TYPE_CHECKING:
+    from torture.worker import Worker
+
+PLACES = ("list", "numpy", "pinned", "mapped", "managed", "device", "device")
+
+
+class Rows:
+    """A case, both its ends, and its numbers, which are dropped once the call has them."""
+
+    def __init__(self, worker: Worker, spoiled: float = 0.0) -> None:
+        rng = worker.rng
+        self.worker = worker
+        self.target = self.source = worker.take()
+        if rng.random() < 0.8:
+            # A source that threads share must not be an end of a copy that fails.
+            self.source = worker.take() if spoiled else worker.source()
+        self.case: Case | None = draw(
+            rng, self.target.nbytes, self.source.nbytes, spoiled
+        )
+        self.places = {name: rng.choice(PLACES) for name in ("dst_rows", "src_rows")}
+
+    def give(self) -> None:
+        self.worker.give(self.target)
+        if self.source is not self.target:
+            self.worker.give_source(self.source)
+
+    def ends(self) -> tuple[Any, Any]:
+        assert self.case is not None
+        to = self.case.targets(self.target.memory)
+        of = self.case.sources(self.source.memory)
+        if len(to) == 1 and self.worker.rng.random() < 0.7:
+            return to[0], of[0]
+        return to, of
+
+    def numbers(self, stream: Any = None) -> dict[str, Any]:
+        """Put the numbers into memory, of the stream's device if there is a stream."""
+        worker = self.worker
+
+        def put(array: np.ndarray, place: str) -> Any:
+            device = worker.device() if stream is None else stream.device
+            return cumem.array(array, kind=place, device=device)  # type: ignore[call-overload]
+
+        return {
+            name: as_numbers(worker.rng, getattr(self.case, name), place, put)
+            for name, place in self.places.items()
+        }
+
+    def stream(self) -> Any:
+        """Choose a stream of the ends; None if the devices of both have none in common."""
+        devices = {b.device for b in (self.target, self.source) if b.kind == "device"}
+        if len(devices) > 1:
+            return None
+        return self.worker.stream_of(self.target, self.source)
+
+    def written(self) -> np.ndarray:
+        """Return what the target holds after the copy."""
+        assert self.case is not None
+        target = self.target.expect
+        return self.case.after(target, self.source.expect, target)
+
+
+def overwrite(rows: dict[str, Any]) -> None:
+    """Change numbers of the host, which the call has copied, and drop those of a device."""
+    for numbers in rows.values():
+        if isinstance(numbers, np.ndarray):
+            numbers[...] = 0
+    rows.clear()
+
+
+@operation(4)
+def copy_rows(worker: Worker) -> None:
+    rows = Rows(worker)
+    if rows.case is not None:
+        stream = worker.rng.choice((None, rows.stream()))
+        max_sms = worker.rng.choice((None, None, 1, 4))
+        numbers = rows.numbers(stream)
+        cumem.copy_rows(*rows.ends(), **numbers, stream=stream, max_sms=max_sms)
+        rows.target.expect = rows.written()
+        worker.verify(rows.target, f"after copy_rows of {rows.source!r}")
+    rows.give()
+
+
+@operation(4)
+def copy_rows_begun(worker: Worker) -> None:
+    """Begin a copy of rows, for which some later operation waits."""
+    rows = Rows(worker)
+    if rows.case is None:
+        rows.give()
+        return
+    stream = worker.rng.choice((None, rows.stream()))
+    given = None if stream is None else worker.spelled(stream)
+    numbers = rows.numbers(stream)
+    transfer = cumem.copy_rows_async(*rows.ends(), **numbers, stream=given)
+    overwrite(numbers)
+    is_ours = rows.source is not rows.target and rows.source not in worker.world.shared
+    worker.pending.append(
+        Pending(
+            transfer,
+            stream,
+            rows.target,
+            rows.source if is_ours else None,
+            rows.written(),
+            f"after copy_rows_async of {rows.source!r}",
+        )
+    )
+    limit_pending(worker)
+
+
+@operation(2)
+def take_rows(worker: Worker) -> None:
+    source = worker.source()
+    case = draw(worker.rng, source.nbytes, source.nbytes, layers=1)
+    if case is not None and case.src_rows is not None:
+        place = worker.rng.choice(PLACES)
+        numbers = as_numbers(
+            worker.rng,
+            case.src_rows,
+            place,
+            lambda array, kind: cumem.array(array, kind=kind),  # type: ignore[call-overload]
+        )
+        got = cumem.take_rows(case.sources(source.memory)[0], numbers)
+        taken = case.sources(source.expect)[0][case.src_rows]
+        content = np.frombuffer(taken.tobytes(), "u1")
+        box = Box(got, "device", got.device.index, content)
+        worker.verify(box, f"after take_rows of {source!r}")
+    worker.give_source(source)
+
+
+@operation(2, main=False)
+def copy_rows_by_wrong_numbers(worker: Worker) -> None:
+    """Copy by numbers of which one is wrong: an error, and what it promises.
+
+    Numbers of the host are checked before a byte moves. A kernel leaves a wrong one out.
+    """
+    rows = Rows(worker, 1.0)
+    case = rows.case
+    if case is None or case.wrong == NOTHING:
+        rows.give()
+        return
+    numbers = rows.numbers()
+    raised: Exception | None = None
+    transfer = None
+    cancelled = False
+    try:
+        if worker.rng.random() < 0.5:
+            cumem.copy_rows(*rows.ends(), **numbers)
+        else:
+            transfer = cumem.copy_rows_async(*rows.ends(), **numbers)
+            overwrite(numbers)
+            cancelled = not follow(worker, transfer)
+    except (IndexError, ValueError) as error:
+        raised = error
+    where = f"after {raised!r}, copy_rows of {rows.source!r} by {case!r}"
+    on_device = rows.places[case.wrong_side] == "device"
+    expected = {NO_ROW: IndexError, TWICE: ValueError}[case.wrong]
+    passes = cancelled or (case.wrong == TWICE and on_device)
+    if not (isinstance(raised, expected) or (raised is None and passes)):
+        raise WrongError(f"wrong numbers, and not {expected.__name__}: {where}")
+    if on_device and not cancelled:
+        found = worker.world.raw.read(rows.target)
+        written = case.after(rows.target.expect, rows.source.expect, found)
+        if not np.array_equal(found, rows.target.expect):
+            rows.target.expect = written
+    worker.verify(rows.target, where)
+    if raised is None or not on_device:
+        rows.give()
+    # Otherwise the next export of either end raises the failure once more, as after each
+    # copy in the background that has failed. So both ends are dropped.
