@@ -78,8 +78,9 @@ cm_address_map_put(cm_address_map *map, uint64_t address, void *value)
     return has_room;
 }
 
-/* Remove an entry. Entries behind it move up where they may, so that no search ends too
- * early. */
+/* Remove an entry. A search would end at the hole that this leaves, so each entry
+ * behind it whose hash names the place of the hole, or one before, moves into the hole
+ * and leaves a hole where it was. */
 static void
 remove_locked(cm_address_map *map, cm_address_entry *entry)
 {

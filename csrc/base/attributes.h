@@ -8,8 +8,8 @@
 #define CM_PRINTF(format_index, first_index)                                           \
     __attribute__((format(printf, format_index, first_index)))
 #define CM_UNUSED __attribute__((unused))
-/* Keeps code that rarely runs out of the registers and the stack frame of its
- * caller. */
+/* For a function that is rarely called: it is not inlined, so that it takes neither
+ * registers nor stack of its caller while it does not run. */
 #define CM_COLD __attribute__((cold, noinline))
 /* Always inlined, so that the compiler makes a copy of the code for each constant that
  * is passed. */

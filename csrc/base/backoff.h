@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How long a thread pauses before it asks again whether the device is done. The pause
  * is in proportion to how long the work has taken already, so that a short copy does
- * not become long, and a long copy is not asked about a thousand times. Example: after
- * 100 us the next look is 3.1 us later, and the answer is late by at most 3 %; after
- * 100 ms it is 300 us later. */
+ * not become long, and the device is not asked thousands of times during a long one.
+ * Example: after 100 us the next look is 3.1 us later, and the answer is late by at
+ * most 3 %; after 100 ms it is 300 us later. */
 #pragma once
 
 #include <sched.h>
@@ -24,8 +24,8 @@ enum {
 static inline uint64_t
 cm_backoff_ns(uint64_t elapsed_ns)
 {
-    /* Work of a millisecond or more is asked about more often, so that the answer is
-     * late by less than 1 %. */
+    /* From a millisecond on the pause is a smaller part of the time that has passed, so
+     * that the answer is late by less than 1 %. */
     uint64_t gap = elapsed_ns < 1000000 ? elapsed_ns / 32 : elapsed_ns / 128;
     if (gap < CM_BACKOFF_LEAST_NS) {
         return CM_BACKOFF_LEAST_NS;

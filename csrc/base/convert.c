@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversion in one step or two. A number goes from its type to a middle type that
- * holds all its values (float32 or float64), is scaled there, and goes from that to its
- * new type. So n types need 2 n loops and not n * n. Integers become other integers in
- * one step, which takes few loops, since only the width of the target matters. Loops
- * have a constant length, so that the compiler makes vector instructions of them, and a
- * block of the middle type stays in the nearest cache between its two steps.
+/* Conversion in one step or two. A number goes from its type to a middle type (float32
+ * or float64, as choose_middle() decides), is scaled there, and goes on to its new
+ * type. So n types need 2 n loops for each middle type, and not n * n. Integers become
+ * other integers in one step, which takes few loops, since only the width of the target
+ * matters. Loops have a constant length, so that the compiler makes vector instructions
+ * of them, and a block of the middle type stays in the nearest cache between its two
+ * steps.
  *
  * Example: uint8 to float16 goes by float32. 1024 bytes are loaded and become 1024
  * floats (4 KiB, which stay in the cache), are multiplied by 1/255 if that was asked
@@ -81,8 +82,12 @@ pick_64(bool is, uint64_t yes, uint64_t no)
     return no ^ ((yes ^ no) & (0 - (uint64_t)is));
 }
 
-/* A normal number gets its exponent moved. A subnormal one gets the lowest exponent and
- * then loses the leading bit that came with it. */
+/* The exponent and the fraction are moved to their places in a float. The exponent of a
+ * normal half then grows by 112, since it is stored plus 15 in a half and plus 127 in a
+ * float. A subnormal half gets the exponent of the smallest normal one, which is stored
+ * as 113; that implies a leading bit, whose value, 2**-14, is subtracted again.
+ * Infinity and NaN get the highest exponent. The double below does the same with 1023
+ * in place of 127. */
 static inline float
 f32_of_half(uint16_t half)
 {
@@ -105,9 +110,14 @@ f64_of_half(uint16_t half)
     return f64_of_bits(bits | (uint64_t)(half & 0x8000) << 48);
 }
 
-/* A number that becomes subnormal is rounded by adding a number whose last bit is worth
- * as much as its own will be. Others are rounded by adding to the bits that are cut
- * off. */
+/* A number below 2**-14 (0x38800000) becomes a subnormal half. 0.5, or 2**28 for a
+ * double, is added to it: the last bit of the sum is worth 2**-24, as is that of the
+ * half, so the addition does the rounding. Any other number loses its lowest 13 bits
+ * (42 for a double). Before, 0xfff, which is one less than half the worth of the last
+ * bit that stays, and that last bit itself (`odd`) are added, so that a tie goes to the
+ * even neighbour. From 2**16 (0x47800000) on the result is infinity. NaN keeps the
+ * upper bits of its payload, or gets 1 if those are all 0, since it would become
+ * infinity. */
 static inline uint16_t
 half_of_f32(float x)
 {
@@ -176,9 +186,9 @@ bfloat_of_f32(float x)
 #define BFLOAT16_F32(x) bfloat_of_f32(x)
 #define BFLOAT16_F64(x) bfloat_of_f32((float)(x))
 
-/* Converts to a short integer. The middle types can express every value of it, so the
- * number is first limited to its range. NaN fails the first comparison and becomes
- * `least`. If that is not 0, another comparison makes 0 of NaN. */
+/* Converts to a short integer type. The middle types can express all its values, so the
+ * number is first limited to the range of the type. NaN fails the first comparison and
+ * becomes `least`. If `least` is not 0, another comparison makes 0 of NaN. */
 #define DEFINE_SHORT_OF(name, mid, mid_type, type, least, most)                        \
     static inline type name##_##mid(mid_type x)                                        \
     {                                                                                  \
@@ -197,7 +207,8 @@ DEFINE_SHORT(UINT16, uint16_t, 0, UINT16_MAX)
 #undef DEFINE_SHORT
 #undef DEFINE_SHORT_OF
 
-/* Converts to a long integer. `end` is the number one above the largest. */
+/* Converts to a long integer type. A middle type may not have its largest value `most`,
+ * but it has `end`, which is one more and a power of two. */
 #define DEFINE_CUT(name, mid, mid_type, type, least, most, end)                        \
     static inline type cut_##name##_##mid(mid_type x)                                  \
     {                                                                                  \
@@ -218,9 +229,11 @@ DEFINE_CUT(UINT64, F64, double, uint64_t, 0, UINT64_MAX, 0x1p64)
 #define INT32_F32(x) cut_INT32_F32(x)
 #define INT32_F64(x) cut_INT32_F64(x)
 
-/* No vector instruction before AVX-512 converts to 32 bits without a sign. So a number
- * from 2**31 on is reduced by that, which is exact, and the highest bit of the result
- * is set. Floats that are not negative are in the same order as their bits. */
+/* No vector instruction before AVX-512 converts to 32 bits without a sign. So 2**31 is
+ * subtracted from a number that is at least as large, which is exact, and the highest
+ * bit of the result is set. `high` and `end` are the bits of 2**31 and 2**32 as floats:
+ * floats that are not negative are in the same order as their bits read as integers, so
+ * integers are compared. */
 static inline uint32_t
 UINT32_F32(float x)
 {
@@ -235,8 +248,9 @@ UINT32_F32(float x)
 }
 
 /* The instruction that converts one float returns INT64_MIN if the result does not fit.
- * That is rare, and then the result is computed without it, as it is if the float is
- * INT64_MIN itself. */
+ * So when it returns that, which is rare, cut_INT64_…() computes the result, and is
+ * also right for a float that really is INT64_MIN. The unsigned types do so whenever
+ * the instruction's result is outside their range. */
 #if defined(__x86_64__)
 #    define INSTRUCTION_F32(x) _mm_cvttss_si64(_mm_set_ss(x))
 #    define INSTRUCTION_F64(x) _mm_cvttsd_si64(_mm_set_sd(x))
@@ -308,8 +322,9 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
 
 typedef enum middle { F32, F64, MIDDLE_COUNT } middle;
 
-/* How an integer is stored: as a number of its lowest bits, extended by its sign if it
- * is shorter, or as a bool, which says whether it is not zero. */
+/* How an integer is stored: in 8, 16, 32 or 64 bits, for which the upper bits of a
+ * longer integer are dropped and a shorter one is extended (by its sign if its type has
+ * one); or as a bool, which is true unless the integer is 0. */
 typedef enum int_width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } int_width;
 
 #define INTEGER_OF_BOOL(x) ((x) != 0)
@@ -376,8 +391,8 @@ typedef struct step_table {
         UNALIGNED(type) *out = (void *)dst;                                            \
         (void)dst_step;                                                                \
         (void)src_step;                                                                \
-        /* the last number is left out, so that nothing behind the last real part is   \
-         * read */                                                                     \
+        /* The last numbers, LANES at most, are left to the second loop, since vector  \
+         * loads of them could read beyond the last real part. */                      \
         for (; count > LANES; count -= LANES, in += 2 * LANES, out += LANES) {         \
             for (int k = 0; k < LANES; k++) {                                          \
                 out[k] = in[2 * k];                                                    \
@@ -475,7 +490,8 @@ choose_steps(void)
 
 /* -- the floating point environment ------------------------------------------------------- */
 /* A thread may be set to flush subnormals to zero, and hands that on to threads that it
- * starts. Setting the mode takes longer than some conversions, so it is read first. */
+ * starts. Setting the mode takes longer than some conversions, so it is read first, and
+ * set only if it is not the usual one. */
 
 #if defined(__x86_64__)
 enum { USUAL_MODE = 0x1f80, MODE_FLAGS = 0x3f };
@@ -551,8 +567,9 @@ cm_convert_drops_imaginary(const cm_convert *convert)
            && convert->to != CM_BOOL;
 }
 
-/* Return the middle type with which the result is rounded as NumPy rounds it: integers
- * are rounded once, and halves go by way of float32. */
+/* Return the middle type that rounds as NumPy does: float64 if one end is float64, else
+ * float32. So an integer that becomes a float32 or a float64 is rounded once, and one
+ * that becomes a half (or bfloat16) is first rounded to float32. */
 static middle
 choose_middle(const cm_convert *convert)
 {
@@ -679,10 +696,10 @@ run_reals(const step_table *steps, const cm_convert *convert, char *dst,
 
 /* -- complex numbers ------------------------------------------------------------------------ */
 /* A complex number is two real ones, so the conversions above do the work, and the
- * functions below only say where the parts are. `parts` is the conversion from part to
- * part; where an end is real, its number takes the place of the part. A block of
- * elements is finished before the next begins, so that elements that are read or
- * written twice are still in the nearest cache. */
+ * functions below only say where the parts are. `parts` is the conversion with the
+ * types of the parts in place of the complex types; an end that is real keeps its own
+ * type. A block of elements is finished before the next begins, so that elements that
+ * are read or written twice are still in the nearest cache. */
 
 static middle
 middle_of(cm_number part)
@@ -712,8 +729,8 @@ run_complex_to_complex(const step_table *steps, const cm_convert *parts, char *d
     }
 }
 
-/* Zero is the same in either byte order, so only the real parts may have to be turned
- * round, which run_reals() does. */
+/* Zero is the same in either byte order, so only the bytes of the real parts may have
+ * to be reversed, which run_reals() does. */
 static void
 run_real_to_complex(const step_table *steps, const cm_convert *parts, char *dst,
                     int64_t dst_step, const char *src, int64_t src_step, int64_t count)

@@ -10,15 +10,15 @@
  *
  * To add a dtype, add a row. If the copy threads are to convert it as well, put the row
  * among the numbers, and say in base/convert.c how one value of it is read and written
- * (`F32_…`, `F64_…` and `…_F32`, `…_F64`); a number fills a type of C (8, 16, 32 bits
- * and so on). If its row says DEVICE, add a branch to strided.ptx: the build ends where
- * that file does not name the dtype, but only a run on a GPU shows whether it reads the
- * dtype correctly. If NumPy lacks the number, integers stand for it where there is
- * no ml_dtypes, and can_cast_meant() in python/core/numpy_bridge.c needs its rules. A
- * new rank shifts those of other rows. The pages safetensors.md and casting.md list
- * dtypes by hand, and the docstring of copy() in cumem/_core.pyi lists the numbers.
- * Buffers may have many other dtypes, such as times and records, which NumPy handles by
- * itself. */
+ * (`F32_…`, `F64_…` and `…_F32`, `…_F64`); such a dtype has as many bits as some type
+ * of C. If its row says DEVICE, add a branch to strided.ptx: the build ends where that
+ * file does not name the dtype, but only a run on a GPU shows whether it reads the
+ * dtype correctly. If NumPy lacks the dtype, then without ml_dtypes its elements are
+ * shown as integers of the same size, as those of bfloat16 are, and can_cast_meant() in
+ * python/core/numpy_bridge.c needs the rules of its casts. A new rank shifts those of
+ * other rows. The pages safetensors.md and casting.md list dtypes by hand, and the
+ * docstring of copy() in cumem/_core.pyi lists the numbers. Buffers may have many other
+ * dtypes, such as times and records, which NumPy handles by itself. */
 #pragma once
 
 #include <stdbool.h>
@@ -113,8 +113,8 @@ typedef enum cm_dtype {
     CM_LAST_NUMBER = CM_NUMBER_COUNT - 1,
     CM_OTHER_DTYPES(CM_DTYPE_ID, ) CM_DTYPE_COUNT,
 #undef CM_DTYPE_ID
-    /* What a device makes of the numbers whose rows say DEVICE. strided.ptx stores it
-     * by instructions for a float32, which nobody checks against this constant. */
+    /* What a device makes of the numbers whose rows say DEVICE. strided.ptx stores a
+     * float32 whatever this constant says, and nothing checks that the two agree. */
     CM_DEVICE_CONVERTS_TO = CM_FLOAT32,
 } cm_dtype;
 

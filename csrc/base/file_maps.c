@@ -179,8 +179,8 @@ read_line(const char *text, map_line *line)
 
 /* -- the maps of one file --------------------------------------------------------------- */
 
-/* Map a page of the file, to find out under which name the list has the file. Returns
- * NULL if that fails. */
+/* Map a page of the file, to find out which device and inode the list has for it (its
+ * name, below). Returns NULL if that fails. */
 static void *
 map_again(int fd)
 {
@@ -222,8 +222,8 @@ name_of_stat(const struct stat *info)
                       .inode = info->st_ino};
 }
 
-/* Return the name of the file in the list. It is the one beside the page that is mapped
- * at `page`, or else the one that stat() gives. */
+/* Return the name of the file in the list: that in the line of the mapping at `page`
+ * or, if there is no such line, the one that stat() gives. */
 static map_line
 find_name(const char *text, const void *page, const struct stat *info)
 {
@@ -268,7 +268,8 @@ may_have_maps(int fd, struct stat *info)
     return fstat(fd, info) == 0 && S_ISREG(info->st_mode) && info->st_size > 0;
 }
 
-/* End a reading. If it failed, this frees the list. */
+/* End a reading, whose outcome is `status`: unmap our own page, if there is one, and
+ * free the list if the reading failed. */
 static cm_status
 finish(cm_file_maps *out, void *page, cm_status status)
 {
@@ -425,7 +426,8 @@ collect_both(cm_file_span a, cm_file_span b, map_lines *out)
     return status;
 }
 
-/* Collect the lines by asking the kernel, or from the text if it does not answer. */
+/* Collect all lines of files in either span by asking the kernel, or from the text if
+ * it does not answer. */
 static cm_status
 find_both(cm_file_span a, cm_file_span b, map_lines *out)
 {

@@ -4,9 +4,9 @@
  * A map is found by the file that it shows, not by the object that made it: the same
  * bytes come as numpy.memmap, mmap.mmap, a tensor of torch.from_file(), shared memory
  * or registered memory, and through any name or descriptor of the file. The kernel's
- * list of mappings, /proc/self/maps, names the device and inode behind each. Overlay
- * file systems give other numbers there than stat() does, so the file is mapped once
- * more and the numbers beside that mapping are what the others are compared with.
+ * list of mappings, /proc/self/maps, names the device and inode behind each. On overlay
+ * file systems these are not the numbers that stat() gives. So the file is mapped once
+ * more, and the list is searched for the numbers that it has beside that mapping.
  *
  * Example: before a file is written from memory, cm_file_maps_read() lists its mappings
  * that lie in the memory, and cm_file_maps_show() tells whether the memory shows bytes
@@ -44,8 +44,8 @@ typedef struct cm_file_maps {
  * of the `count` spans of `memory`. If `fd` is not a regular file, or the file is
  * empty, the list is empty.
  * Blocks: from Linux 6.11 on for some microseconds where there are few spans, since the
- * kernel is asked only about those (PROCMAP_QUERY); else for about a microsecond for
- * each mapping of the process, whose list is then read as text.
+ * kernel is asked only about those (PROCMAP_QUERY); else, since the list is then read
+ * as text, for about a microsecond for each mapping of the process.
  * Fails:  CM_ENOMEM. */
 CM_NODISCARD cm_status cm_file_maps_read(int fd, const cm_file_span *memory,
                                          size_t count, cm_file_maps *out);

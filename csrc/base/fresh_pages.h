@@ -21,7 +21,7 @@ bool cm_pages_are_fresh(const void *p, uint64_t nbytes);
 void cm_pages_ask_huge(void *p, uint64_t nbytes);
 /* Bring in the pages of memory that is about to be read, or written (`writes`), and
  * that may belong to a mapped file. If a page is no longer in the file, or cannot be
- * read from the disk, the call fails, where touching the page would raise a signal.
+ * read from the disk, the call fails, whereas touching the page would raise a signal.
  * This takes time for each page, even for those that are there. With kernels before
  * 5.14, and for memory of devices, missing pages are not noticed, and the call does not
  * fail.

@@ -334,7 +334,7 @@ cm_numa_prefer(void *start, uint64_t nbytes, int node)
 void
 cm_numa_find_nodes(void *const *pages, size_t count, int *nodes)
 {
-    /* Without target nodes it moves nothing and says where the pages are. */
+    /* Without target nodes this call moves nothing, and says where the pages are. */
     if (syscall(SYS_move_pages, 0, (unsigned long)count, pages, NULL, nodes, 0) != 0) {
         for (size_t i = 0; i < count; i++) {
             nodes[i] = CM_NUMA_NO_NODE;

@@ -52,7 +52,7 @@ void cm_host_memory_read(const char *root, cm_host_memory *out);
 
 /* -- CPUs ------------------------------------------------------------------------------------- */
 
-/* A set of CPUs as large as any kernel's, for sched_setaffinity and CPU_…_S. */
+/* A set with room for the CPUs of any kernel, for sched_setaffinity and CPU_…_S. */
 typedef struct cm_cpus {
     cpu_set_t sets[8];
 } cm_cpus;

@@ -167,9 +167,9 @@ store(char *to, vector bytes)
     memcpy(to, &bytes, sizeof(bytes));
 }
 
-/* How far ahead memory is prefetched. The processor's own prefetching ends at the end
- * of a page, and the more instructions a line of memory takes, the less far ahead it
- * reaches. */
+/* How far ahead memory is prefetched. The processor prefetches by itself, too, but not
+ * beyond the end of a page, and less far ahead the more instructions each line of
+ * memory takes. */
 enum { AHEAD_NBYTES = 1024 };
 
 /* The number of loads is a constant, so that the masks stay in registers. */
@@ -208,10 +208,13 @@ DEFINE_PICK(7)
 DEFINE_PICK(8)
 #undef DEFINE_PICK
 
-/* Transpose squares of as many rows as a vector has elements. Row i is zipped with row
- * i + HALF, again and again: each turn moves one bit of an element's row number to its
- * place in the vector, and after as many turns as there are bits the square is
- * transposed. */
+/* Transpose squares of as many rows as a vector has elements (SIDE, a power of two). In
+ * each turn row i is zipped with row i + HALF, and the results become rows 2 * i and 2
+ * * i + 1. So an element's row number and its index in the row are both shifted left by
+ * one bit, and the highest bit of each becomes the lowest bit of the other. After
+ * log2(SIDE) turns all bits have changed sides: the row number is the old index, and
+ * the index the old row number. Example of 2 rows: (a b), (c d) become (a c), (b d) in
+ * one turn. */
 #define DEFINE_TRANSPOSE(size)                                                         \
     static void transpose_##size(char *dst, int64_t stride, const char *src)           \
     {                                                                                  \
@@ -261,8 +264,8 @@ cm_pick_init(cm_pick *pick, size_t itemsize, int64_t step)
     int64_t items = VECTOR_NBYTES / size;
     int64_t span = (items - 1) * distance + size;
     int64_t loads = (span + VECTOR_NBYTES - 1) / VECTOR_NBYTES;
-    /* If there are more vectors to read than elements to gain, copying them one by one
-     * is as quick. */
+    /* If more vectors must be read than they hold elements, copying the elements one by
+     * one is as quick. */
     if (distance < size || loads > CM_PICK_MAX_LOADS || loads > items) {
         return false;
     }

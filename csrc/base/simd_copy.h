@@ -15,8 +15,8 @@ void cm_wide_copy(void *dst, const void *src, size_t nbytes);
 enum { CM_PICK_MAX_LOADS = 8, CM_PICK_VECTOR_NBYTES = 16 };
 
 /* Says how to pack short elements that lie apart, sixteen bytes at a time. Each vector
- * of the target is put together from a few vectors of the source, with one shuffle for
- * each of these.
+ * of the target is put together from a few vectors of the source, each of which takes
+ * one shuffle.
  *
  * Example: elements of 4 bytes, 12 bytes apart. A vector of the target holds 4 of them,
  * which lie within 40 bytes, so 3 vectors of the source are loaded. The first has
@@ -31,7 +31,8 @@ typedef struct cm_pick {
     int64_t itemsize;
     int64_t step;       /* from one element of the source to the next, in bytes */
     int64_t item_count; /* elements in one vector of the target */
-    /* From the first element to the first vector of the source, in bytes. */
+    /* From the first element to the first vector of the source, in bytes; below 0 if
+     * `step` is. */
     int64_t lead;
 } cm_pick;
 
@@ -41,9 +42,9 @@ typedef struct cm_pick {
 bool cm_pick_init(cm_pick *pick, size_t itemsize, int64_t step);
 
 /* Pack elements, the first of which is at `src`, into `dst`. Returns how many of the
- * `count` elements were copied; a few vectors at the end are left to the caller. It may
- * read all bytes between the elements, but none before the lowest element or after the
- * highest. */
+ * `count` elements were copied; a few vectors at the end are left to the caller. The
+ * function may read all bytes between the elements, but none before the lowest element
+ * or after the highest. */
 int64_t cm_pick_copy(const cm_pick *pick, void *dst, const void *src, int64_t count);
 
 enum { CM_TRANSPOSE_ROWS = 16, CM_TRANSPOSE_ROW_NBYTES = 64 };

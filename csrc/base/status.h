@@ -40,13 +40,14 @@ enum {
     CM_EFAULT = -18, /* a mapped file was cut short, or cannot be read or written */
     /* An element cannot be converted; the argument is the cast's number. */
     CM_ECAST = -19,
-    /* Numbers that a kernel read name no rows; the argument says which numbers: a sum
-     * of CM_ROWS_WRONG_… (runtime/kernel_jobs.h) and CM_ROWS_WRONG_TAKEN below. */
+    /* Some of the row numbers that a kernel read are those of no row. The argument says
+     * whether they are the target's or the source's: it is a sum of CM_ROWS_WRONG_…
+     * (runtime/kernel_jobs.h) and CM_ROWS_WRONG_TAKEN below. */
     CM_EROWS = -20,
 };
 
-/* In the argument of CM_EROWS: the numbers of the source are those of take_rows(),
- * which has another name for them. */
+/* In the argument of CM_EROWS: the call was take_rows(), whose argument with the
+ * source's numbers is `rows` and not `src_rows`. */
 enum { CM_ROWS_WRONG_TAKEN = 4 };
 
 static inline cm_status

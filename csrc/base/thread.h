@@ -63,8 +63,8 @@ bool cm_cond_wait_until(cm_cond *cond, cm_mutex *mutex, uint64_t deadline_ns);
 /* A lock for a few instructions of list work: one atomic exchange takes it and a plain
  * store gives it back. A mutex needs two exchanges and two calls, which shows in an
  * allocation of 50 ns. A thread that finds the lock taken spins, then yields, then
- * sleeps for microseconds. It is neither recursive nor fair. A lock of zeros is free,
- * and a lock need not be destroyed. */
+ * sleeps for microseconds. The lock is neither recursive nor fair. A lock of zeros is
+ * free, and a lock need not be destroyed. */
 typedef struct cm_spin_lock {
     _Atomic uint32_t held;
 } cm_spin_lock;
