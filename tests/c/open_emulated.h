@@ -24,8 +24,8 @@
         }                                                                              \
     } while (0)
 
-/* 4 KiB on x86-64, up to 64 KiB on aarch64. */
-/* Return the size of a page of this machine. */
+/* Return the size of a page of this machine: 4 KiB on x86-64, up to 64 KiB on
+ * aarch64. */
 CM_UNUSED static size_t
 page_nbytes(void)
 {

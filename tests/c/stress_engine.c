@@ -2,7 +2,8 @@
 /* A stress of the engine: eight threads make random copies. They use every route,
  * strides, and all ways to wait; they cancel, drop and interrupt transfers, and runtime
  * calls fail at random. After each copy the target is compared byte by byte, and the
- * ticket with what has happened. Arguments: seconds (4), seed (1). */
+ * ticket with what has happened. A keep is an object that a copy must drop once, when
+ * it is over. Arguments: seconds (4), seed (1). */
 #include <stdlib.h>
 #include <unistd.h>
 

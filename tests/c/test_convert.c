@@ -43,8 +43,7 @@ value_of(uint16_t half, int mantissa)
     return half & 0x8000 ? -value : value;
 }
 
-/* True if the two are the same number, including the sign of zero, or both are no
- * number. */
+/* True if the two are the same number, including the sign of zero, or both are NaN. */
 static bool
 is_same(double a, double b)
 {
@@ -459,8 +458,8 @@ test_convert_does_not_heed_the_threads_settings(void)
     CHECK(rounded[0] == 1 && rounded[1] == -1 && rounded[2] == 0x1p-149f);
 }
 
-/* Numbers that are no number or do not fit must become 0 or the nearest number that
- * fits. */
+/* NaN must become 0, and a number that does not fit must become the nearest one that
+ * does. */
 static void
 test_convert_cuts_what_does_not_fit(void)
 {

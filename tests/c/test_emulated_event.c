@@ -4,8 +4,8 @@
  * recorded. A capture notes the work of a stream for a graph instead of running it. */
 #include "emulated_bench.h"
 
-/* Asking or waiting for an event that was never recorded must succeed at once, as with
- * CUDA. */
+/* A query of an event that was never recorded, and a wait for it, must succeed at once,
+ * as with CUDA. */
 static void
 test_event_never_recorded_has_happened(void)
 {

@@ -423,8 +423,8 @@ test_engine_broadcast_source_travels_once(void)
 }
 
 /* Two registered ranges lie next to each other in ordinary memory. One copy of the
- * runtime may not cross the edge of a registration, so each of the two copies must be
- * made of four. */
+ * runtime may not cross the edge of a registration, so each of the two copies must take
+ * four calls. */
 static void
 test_engine_copies_are_split_at_registration_edges(void)
 {

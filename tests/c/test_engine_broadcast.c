@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of a broadcast: one copy from one source to targets on several devices. Each
- * piece is packed once and sent to each device, and the targets on one device are
- * written there. */
+ * piece is packed once and sent to each device. Further targets on a device are copied
+ * from its first one. A keep is an object that the copy must drop once, when it is
+ * over. */
 #define EMULATED_DELAY_US 20
 
 #include "engine_world.h"

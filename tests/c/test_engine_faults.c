@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of what the engine refuses, of failures that nobody asks about, and of copies
- * that run out of memory. A sweep also makes each runtime call of a copy fail once. */
+ * that run out of memory. A sweep also makes each runtime call of a copy fail once. A
+ * keep is an object that a copy must drop once, when it is over. */
 #define EMULATED_DELAY_US 20
 
 #include "engine_hook.h"
@@ -226,8 +227,8 @@ test_engine_short_copy_down_does_without_page_locked_memory(void)
 static uint64_t user_source;
 static uint64_t odd_count;
 
-/* The hook of the copies: count sources that are neither the user's memory nor at the
- * beginning of a page. */
+/* Called before each copy (hook_copies()): count sources that are neither the user's
+ * memory nor at the beginning of a page. */
 static void
 count_odd_sources(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes CM_UNUSED)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests that a copy which waits for a shut stream holds up nothing else: it must keep
- * no job thread, no page-locked memory and no stream from other copies. */
+ * no job thread, no page-locked memory and no stream from other copies. A stream is
+ * shut while its gate holds back the work that is queued on it. */
 #include "many_world.h"
 #include "route_of.h"
 #include "transfer/engine/private.h"

@@ -2,7 +2,7 @@
 /* Tests of tickets when calls fail. A sweep makes a copy of several pieces on each
  * route and in each mode, again and again with another runtime call that fails. The
  * ticket must report what happened, nothing may stay behind, and the next copy must
- * work. */
+ * work. A keep is an object that the copy must drop once, when it is over. */
 #define EMULATED_DELAY_US 20
 
 #include "engine_world.h"
@@ -47,8 +47,9 @@ typedef struct ends {
     cm_region from;
 } ends;
 
-/* Describe ROWS rows of COUNT bytes of the memory. With `turned` the rows lie
- * across. */
+/* Describe ROWS rows of COUNT bytes of the memory, one row behind the other. With
+ * `turned` the rows lie side by side instead, so that the bytes of a row are ROWS *
+ * stride apart. */
 static cm_region
 rows_of(const memory *m, int64_t stride, bool turned)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of tickets: cancelling a copy while it waits or runs, the progress that a
- * ticket counts, and the time that it reports. */
+ * ticket counts, and the time that it reports. A keep is an object that a copy drops
+ * when it is over or cancelled. */
 #include "engine_hook.h"
 #include "transfer/engine/private.h"
 
@@ -152,7 +153,7 @@ static atomic_bool copy_begun;
 static atomic_bool copy_may_go;
 static atomic_int too_late;
 
-/* The hook of the copies: hold each one until the test lets it go. */
+/* Called before each copy (hook_copies()): hold it until the test lets it go. */
 static void
 hold_copy(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes CM_UNUSED)
 {
@@ -258,9 +259,9 @@ static int piece_count;
 static uint64_t last_moved;
 static int bad_count;
 
-/* The hook of the copies, called before each piece is sent. The thread that runs the
- * job also counts the pieces that have arrived. It cannot have counted more than were
- * sent, and must have counted each piece whose slot is used again now. */
+/* Called before each piece is sent (hook_copies()), in the thread that runs the job.
+ * That thread also counts the pieces that have arrived. It cannot have counted more
+ * than were sent, and must have counted each piece whose slot is used again now. */
 static void
 look_at_progress(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of what comes after what: copies after streams and after other copies, tickets
- * and the objects that a copy keeps alive, copies on a captured stream, calls that are
- * interrupted, and queues of many copies. A shut gate holds a stream up while a test
- * looks. */
+/* Tests of what comes after what: copies after streams and after other copies, copies
+ * on a captured stream, calls that are interrupted, and queues of many copies. They
+ * also test tickets and keeps; a keep is an object that a copy holds until it is over
+ * and then drops. A shut gate holds a stream up while a test looks. */
 #include "engine_world.h"
 #include "route_of.h"
 #include "transfer/engine/private.h"
@@ -158,7 +158,7 @@ test_ticket_order_and_notify(void)
     /* The ticket is done before anybody is notified. */
     CHECK_OK(cm_ticket_wait(second, 0));
     CHECK_FILLED(c.bytes, 6, 4096);
-    /* This writes at once, since the ticket is done. */
+    /* The ticket is done, so this writes at once. */
     CHECK_OK(cm_ticket_notify(second, fd));
     CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
     CHECK_CODE(cm_ticket_notify(second, -1), CM_ESYSTEM);
@@ -308,7 +308,7 @@ test_engine_pages_stay_locked_until_the_copy_is_done(void)
     memory *pairs[][2] = {{&device, &h}, {&h, &device}};
     for (int i = 0; i < 4; i++) {
         ending e = {.w = &w, .count_when_dropped = UINT64_MAX};
-        /* The first copy needs no job, and the second does. */
+        /* A copy with a stride of 4 needs no job, and one with a stride of 8 does. */
         int64_t stride = i < 2 ? 4 : 8;
         cm_copy_request request = {.dst = row(pairs[i % 2][0], 0, 512, stride, 4),
                                    .src = row(pairs[i % 2][1], 0, 512, stride, 4),
@@ -522,7 +522,7 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     w.engine->drain_ns = 1000000;
     for (int i = 0; i < 12; i++) {
         interrupted_call call;
-        /* The first copy needs no job, and the second does. */
+        /* A copy with a stride of 4 needs no job, and one with a stride of 8 does. */
         int64_t stride = i % 6 == 0 || i % 6 >= 3 ? 4 : 8;
         init_interrupted_call(&call, &w, pairs[i % 3][0], pairs[i % 3][1], stride);
         if (i < 6) {
@@ -842,7 +842,7 @@ test_engine_long_queue_is_not_looked_through(void)
     }
     cm_mutex_lock(&w.engine->lock);
     CHECK_EQ(w.engine->waiting_count, 0);
-    /* A copy may be picked twice if it finds that its turn has not come. */
+    /* Some copies are picked twice, since what they wait for comes late. */
     CHECK_LT(w.engine->pick_count, 2 * COUNT);
     cm_mutex_unlock(&w.engine->lock);
     close_queue(&w, &q);

@@ -16,7 +16,7 @@ static atomic_bool small_done;
 static atomic_int too_late; /* how many waits for a flag failed */
 static uint64_t giant_source;
 
-/* Wait until the small copies are so far. */
+/* Wait until the flag says that the small copies are queued, or done. */
 static void
 wait_for_small(const atomic_bool *flag)
 {
@@ -25,8 +25,9 @@ wait_for_small(const atomic_bool *flag)
     }
 }
 
-/* The hook of the copies. It holds each giant copy before its first pieces until the
- * small copies are queued, and before its last piece until they are done. */
+/* Called before each copy of the runtime (hook_copies()). It holds each giant copy
+ * before its first pieces until the small copies are queued, and before its last piece
+ * until they are done. */
 static void
 hold_giants(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes)
 {

@@ -2,7 +2,7 @@
 /* Tests of transfers between a file and memory of every kind: reading and writing
  * several ranges at once, through the page cache and past it, interrupted calls, and
  * several threads. In sweeps each call of the runtime and each call on the file fails
- * once. */
+ * once. A keep is an object that a transfer must drop once, when it is over. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -480,8 +480,8 @@ read_often(void *argument)
     return NULL;
 }
 
-/* Several threads read the same file into their own device memory, and one of them
- * fails each time. Neither may disturb the other. */
+/* Several threads read the same file into their own device memory, and the reads of one
+ * of them fail each time. No thread may disturb another. */
 static void
 test_file_calls_of_several_threads(void)
 {

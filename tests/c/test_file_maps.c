@@ -79,7 +79,7 @@ test_file_maps_beside_each_other_are_all_found(void)
     char *memory =
         mmap(NULL, PAGES * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
-    /* Every other page is no mapping of the file. */
+    /* The pages between these do not map the file. */
     for (size_t i = 0; i < PAGES; i += 2) {
         void *made = mmap(memory + i * page, page, PROT_READ, MAP_SHARED | MAP_FIXED,
                           fd, (off_t)(i * page));

@@ -232,7 +232,7 @@ model_back(model *m)
     cm_heap_span *busy = cm_heap_carve(
         &m->heap, gap, gap->block.address + first * GRANULE, count * GRANULE);
     cm_heap_view view = model_view(m, 0);
-    /* The second half stays without memory. */
+    /* In half of the cases the second half of the span stays without memory. */
     if (count > 1 && next_random(m) % 2 == 0) {
         cm_heap_give_gap(&m->heap, cm_heap_cut(&m->heap, busy, count / 2 * GRANULE));
     }
@@ -371,7 +371,7 @@ run_model(uint64_t seed, uint64_t steps, uint64_t check_every)
     (void)cm_heap_join(&m.heap, &view);
     CHECK(agrees(&m));
     for (cm_list *n = m.heap.arenas.next; n != m.heap.arenas.prev; n = n->next) {
-        /* It is whole again. */
+        /* The arena is one free span again. */
         CHECK(CM_LIST_ENTRY(n, cm_arena, node)->first->next == NULL);
     }
     cm_heap_fini(&m.heap);

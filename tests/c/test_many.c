@@ -2,7 +2,7 @@
 /* Tests of many copies in one call (a batch): the kernel that copies the runs of a
  * table, the question whether copies of one call touch each other, and batches between
  * all kinds of memory, to several targets at once, under faults and from several
- * threads. */
+ * threads. A keep is an object that a batch must drop once, when it is over. */
 #define EMULATED_DELAY_US 20
 
 #include "many_world.h"
@@ -53,7 +53,7 @@ test_table_copies_every_alignment_and_size(void)
     close_world(&w);
 }
 
-/* Runs are added to a table until it was full twice. Each time it must launch the
+/* Runs are added to a table until it has been full twice. Each time it must launch the
  * kernel by itself, and a flush launches it for the rest. */
 static void
 test_table_launches_when_it_is_full(void)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the ticket of a batch that is made in several parts, which go different
  * ways. They check the progress that it counts, what becomes of the other parts when
- * one fails, and the order of parts that touch each other. */
+ * one fails, and the order of parts that touch each other. A keep is an object that the
+ * batch must drop once, when all its parts are over. */
 #include <pthread.h>
 
 #include "engine_hook.h"
@@ -14,8 +15,8 @@ enum { NBYTES = 4096 };
 
 static atomic_bool arrived, may_go;
 
-/* The hook of the copies: say that a copy was reached, and hold it until the test lets
- * it go. */
+/* Called before each copy of the runtime (hook_copies()): say that it was reached, and
+ * hold it until the test lets it go. */
 static void
 stop_at_copy(cm_address dst, cm_address src, uint64_t nbytes)
 {

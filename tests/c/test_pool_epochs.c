@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of device memory that a stream has used and freed. Its own stream may have it
  * again at once; any other stream only after the pool has seen, by an event or a query
- * of the stream, that the work has ended. */
+ * of the stream, that the work has ended. A gate holds back the work of a stream until
+ * the test opens it. A fence stands for everything that a device is doing. */
 #include "pool_world.h"
 
 /* A block is freed while work of its stream is held behind a gate. The same stream must

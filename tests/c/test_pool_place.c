@@ -468,9 +468,9 @@ check_well(cm_runtime *rt, cm_pool *pool, cm_budget *budget)
     give(pool, all[1], NULL, 0);
 }
 
-/* Run both growths again and again, each time with a later call of `op` failing (with
- * `repeat` all calls from that one on), until no call fails any more. Each time a
- * failure must be reported with its code, and the pool must work and leave nothing
+/* Run both growths again and again, each time with a later call of `op` failing, until
+ * no call fails any more. With `repeat` all calls after that one fail too. Each failure
+ * must be reported with its code, and the pool must go on working and leave nothing
  * behind. */
 static void
 sweep(cm_op op, int32_t code, bool repeat)
@@ -535,7 +535,7 @@ test_pool_each_step_of_a_growth_may_fail_for_good(void)
     }
 }
 
-/* Each call of a pool's first growth fails once, those included that reserve its
+/* Each call of a pool's first growth fails once, including those that reserve its
  * addresses. The next allocation must succeed. */
 static void
 test_pool_source_that_cannot_be_opened_is_tried_again(void)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of when a pool hands out a block again on which streams have worked. Gates hold
- * the streams up, so that each test can look before and after their work. A fence is an
- * event over everything that a device is doing; it stands for work that the pool cannot
- * attribute to a stream. */
+/* Tests of when a pool may hand out a block again after streams have worked on it.
+ * Gates hold the streams up, so that each test can look before and after their work. A
+ * fence is an event over everything that a device is doing; it stands for work that the
+ * pool cannot attribute to a stream. */
 #include <stdlib.h>
 
 #include "pool_world.h"

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of allocations from a pool whose memory is in flight, that is, freed while work
- * may still run on it: which of them wait for that work, and which do not. */
+ * may still run on it: which of them wait for that work, and which do not. A fence is
+ * an event over everything that a device is doing, for which a block waits if its
+ * streams are not known. */
 #include "pool_world.h"
 
 /* A cm_wait_hooks.interrupted that counts its calls and ends the wait at once. */

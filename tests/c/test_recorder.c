@@ -8,7 +8,7 @@
 #include "base/thread.h"
 #include "check.h"
 
-/* Note a row that is told from others by its address. */
+/* Note a row with this address, by which the tests recognise it. */
 static void
 note(uint64_t address)
 {

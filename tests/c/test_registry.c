@@ -355,7 +355,7 @@ test_registry_shares_keep_pieces_after_their_registration(void)
     cm_page_shares other = {.count = 0};
     CHECK_OK(cm_registry_share(registry, memory + 5 * page + 100, 10, false, &other));
     CHECK_EQ(other.count, 1);
-    /* In the gap before b. */
+    /* This lies in the gap before b. */
     cm_registration *again = lock(registry, memory + 4 * page, page);
     CHECK_OK(cm_registration_release(a));
     CHECK_OK(cm_registration_release(b));

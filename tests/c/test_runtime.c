@@ -428,7 +428,7 @@ test_stream_is_asked_whether_a_wait_took_it_into_a_capture(void)
 
     CHECK_OK(cm_emulated_set_capturing(rt, streams[1]->handle, true));
     CHECK_OK(cm_rt_event_record(rt, event, streams[1]->handle));
-    /* An event of the same capture. */
+    /* This is an event of the same capture. */
     CHECK_OK(cm_stream_wait_event(streams[1], event));
     CHECK_OK(cm_emulated_set_capturing(rt, streams[1]->handle, false));
     CHECK(cm_stream_may_capture(streams[1]));

@@ -183,7 +183,7 @@ test_chunks_open_join_and_close(void)
     CHECK(is_usable(&w, &a, 3));
     CHECK(is_usable(&w, &b, 5));
     CHECK_EQ(a.nbytes, 2 * G);
-    /* Both chunks form one run. */
+    /* This fills both chunks at once, which form one run. */
     CHECK_OK(cm_rt_fill_8_async(w.rt, a.address, 9, 3 * G, 0));
     CHECK_EQ(counts_of(&w).live_nbytes, 3 * G);
     cm_status status = open_at(&w, 8, BUDGET, &c);
