@@ -89,7 +89,7 @@ check_nothing_live(cm_runtime *rt)
     cm_emulated_read_counts(rt, &counts);
 #define CHECK_NONE_LEFT(name)                                                          \
     if (counts.name != 0) {                                                            \
-        CHECK_FAIL_("%llu left of " #name, (unsigned long long)counts.name);           \
+        CHECK_FAIL_("%llu are left of " #name, (unsigned long long)counts.name);       \
     }
     CM_EMULATED_COUNTS(CHECK_NONE_LEFT)
 #undef CHECK_NONE_LEFT

@@ -200,7 +200,8 @@ oracle_ask(order_oracle *oracle, uint32_t line, uint64_t begin, uint64_t nbytes)
             ordered = good = clock.of[use->line] >= use->seq;
         }
         if (!good) {
-            order_fail("handed out while work may run on it", use->begin, use->line);
+            order_fail("memory is handed out while work may run on it", use->begin,
+                       use->line);
         }
     }
     oracle->ordered_count += ordered;

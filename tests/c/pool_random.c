@@ -360,7 +360,7 @@ check_counts(void)
     counts.streams -= world.lost_stream_count;
 #define CHECK_NONE(name)                                                               \
     if (counts.name != 0) {                                                            \
-        model_fail(&world.model, "left of " #name, counts.name, 0);                    \
+        model_fail(&world.model, "some are left of " #name, counts.name, 0);           \
     }
     CM_EMULATED_COUNTS(CHECK_NONE)
 #undef CHECK_NONE

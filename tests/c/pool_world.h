@@ -63,7 +63,7 @@ take(cm_pool *pool, uint64_t nbytes, cm_stream *stream)
     cm_block *block = NULL;
     MUST(pool_alloc(pool, nbytes, stream, &block));
     if (!cm_pool_check(pool)) {
-        CHECK_FAIL_("invariants broken after alloc");
+        CHECK_FAIL_("the pool's invariants do not hold after an allocation");
     }
     return block;
 }
@@ -76,7 +76,7 @@ give(cm_pool *pool, cm_block *block, cm_stream *stream, unsigned flags)
     (void)cm_pool_hold(pool);
     cm_pool_free(pool, block, uses, stream != NULL ? 1 : 0, flags);
     if (!cm_pool_check(pool)) {
-        CHECK_FAIL_("invariants broken after free");
+        CHECK_FAIL_("the pool's invariants do not hold after a free");
     }
     cm_pool_release(pool);
 }

@@ -286,7 +286,7 @@ follow(copy *c, cm_ticket *ticket)
         status = cm_ticket_wait(ticket, dice(2) == 0 ? UINT64_MAX : 100000);
         uint64_t moved = cm_ticket_count_moved(ticket);
         if (moved < before) {
-            CHECK_FAIL_("progress fell");
+            CHECK_FAIL_("the progress of a copy fell");
         }
         before = moved;
     }

@@ -144,7 +144,7 @@ step(job *j)
         (void)ignored; /* an injected fault may have made it fail */
     }
     if ((r >> 24) % 8 == 0 && !cm_pool_check(pool)) {
-        CHECK_FAIL_("invariants broken");
+        CHECK_FAIL_("the pool's invariants do not hold");
     }
 }
 

@@ -130,8 +130,8 @@ take_at(uint32_t place, model_pool *of, uint64_t nbytes, cm_stream *stream)
             status.code == CM_CUDA_OUT_OF_MEMORY || status.code == CM_ELIMIT;
         of->refused_count += short_of && !injected;
         if (!injected && (!short_of || room)) {
-            model_fail(&world.model, "refused without a reason", (uint64_t)status.code,
-                       nbytes);
+            model_fail(&world.model, "a block was refused without a reason",
+                       (uint64_t)status.code, nbytes);
         }
     }
     return block != NULL;

@@ -111,7 +111,7 @@ disturb(void)
         break;
     case 4:
         if (!cm_pool_check(of->pool)) {
-            CHECK_FAIL_("invariants broken");
+            CHECK_FAIL_("the pool's invariants do not hold");
         }
         break;
     default:
@@ -253,7 +253,7 @@ run_seed(uint64_t seed)
     }
     if (random_wrong() != NULL || atomic_load(&check_failures) != 0) {
         fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed,
-                random_wrong() != NULL ? random_wrong() : "invariants");
+                random_wrong() != NULL ? random_wrong() : "an invariant does not hold");
         exit(1); /* after a mistake, closing everything could hang */
     }
     seed_count++;

@@ -146,8 +146,9 @@ test_engine_random_copies_between_all_kinds(void)
                     int before = atomic_load(&check_failures);
                     check_random_copy(&w, &dst[to], &src[from], (mode)how);
                     if (atomic_load(&check_failures) != before) {
-                        CHECK_FAIL_("from %d to %d, mode %d, round %d", from, to, how,
-                                    round);
+                        CHECK_FAIL_("this was a copy from kind %d to kind %d, mode %d, "
+                                    "round %d",
+                                    from, to, how, round);
                         round = 12;
                     }
                 }

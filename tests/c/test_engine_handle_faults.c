@@ -235,7 +235,7 @@ test_ticket_reports_the_truth_whichever_call_fails(void)
             int before = atomic_load(&check_failures);
             sweep(&cases[i], how, 3 * i + how);
             if (atomic_load(&check_failures) != before) {
-                CHECK_FAIL_("%s, mode %d", cases[i].name, how);
+                CHECK_FAIL_("this was the copy '%s' in mode %d", cases[i].name, how);
             }
         }
     }

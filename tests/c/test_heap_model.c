@@ -352,7 +352,7 @@ run_model(uint64_t seed, uint64_t steps, uint64_t check_every)
             m.wrong = "the spans differ from the model";
         }
         if (m.wrong != NULL) {
-            CHECK_FAIL_("seed %llu, step %llu: %s", (unsigned long long)seed,
+            CHECK_FAIL_("in seed %llu, step %llu: %s", (unsigned long long)seed,
                         (unsigned long long)i, m.wrong);
             break;
         }

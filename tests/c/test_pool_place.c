@@ -380,7 +380,7 @@ take_or_note(cm_pool *pool, uint64_t nbytes, cm_block **block, outcome *o)
         *block = NULL;
     }
     if (!cm_pool_check(pool)) {
-        CHECK_FAIL_("invariants broken");
+        CHECK_FAIL_("the pool's invariants do not hold");
     }
 }
 
@@ -502,7 +502,7 @@ sweep(cm_op op, int32_t code, bool repeat)
         CHECK_EQ(driver_free_nbytes(rt), free_nbytes);
         check_nothing_live(rt);
         if (atomic_load(&check_failures) != before) {
-            fprintf(stderr, "  … in call %llu of %s with code %d%s\n",
+            fprintf(stderr, "  … when call %llu of %s failed with code %d%s\n",
                     (unsigned long long)nth, cm_op_facts[op].name, code,
                     repeat ? " and all later ones" : "");
             injected = false;

@@ -15,7 +15,7 @@ trim(cm_pool *pool, uint64_t keep_nbytes, bool wait)
     uint64_t released = 0;
     MUST(pool_trim(pool, keep_nbytes, wait, &released));
     if (!cm_pool_check(pool)) {
-        CHECK_FAIL_("invariants broken after trim");
+        CHECK_FAIL_("the pool's invariants do not hold after a trim");
     }
     return released;
 }
@@ -508,7 +508,7 @@ run_scenario(const scenario *s)
         if (!cm_pool_check(pool)
             || atomic_load(&budget.used_nbytes)
                    != read_counters(pool).reserved_nbytes) {
-            CHECK_FAIL_("invariants broken");
+            CHECK_FAIL_("the pool's invariants do not hold");
         }
     }
     cm_status status = cm_pool_trim(
@@ -565,7 +565,7 @@ sweep(int driver_version, cm_pool_config config, int32_t code)
         }
         check_only_streams_live(s.rt);
         if (atomic_load(&check_failures) != before) {
-            fprintf(stderr, "  … in call %llu (%s) with code %d on kind %d\n",
+            fprintf(stderr, "  … when call %llu (%s) failed with code %d on kind %d\n",
                     (unsigned long long)nth, cm_op_facts[injected].name, code,
                     (int)config.kind);
         }

@@ -68,7 +68,8 @@ copy_both_ways(world *w, memory *host, memory *back, memory *device)
         for (int64_t i = 0; i < count; i++) {
             int64_t at = 4 * step * i;
             if (memcmp(back->bytes + at, host->bytes + at, 4) != 0) {
-                CHECK_FAIL_("element %lld, step %lld", (long long)i, (long long)step);
+                CHECK_FAIL_("element %lld is wrong after a copy with step %lld",
+                            (long long)i, (long long)step);
                 return;
             }
         }
