@@ -19,7 +19,7 @@ $(SAN_DIR)/csrc/%.o: csrc/%.c $(HEADERS) $(MADE)
 $(SAN_DIR)/libcore.a: $(CORE_SOURCES:%.c=$(SAN_DIR)/%.o)
 	@rm -f $@ && $(AR) rc $@ $^
 
-# A program is linked of all C files that it depends on, and of what it needs of the core.
+# A program is linked from all C files that it depends on and from what it needs of the core.
 define link
 @mkdir -p $(@D) && echo '  CC $@'
 @$(CC) $(C_FLAGS) $(WARNINGS) $(SAN_FLAGS) $(SKIPPED) -o $@ $(filter %.c,$^) \
@@ -34,6 +34,6 @@ $(BROKEN): $(SAN_DIR)/tests/c/broken_%: tests/c/stress_%.c csrc/pool/in_flight.c
 		$(SAN_DIR)/libcore.a $(HEADERS)
 	$(link)
 
-# The models that random operations are compared with.
+# These programs also contain the models that random operations are compared with.
 MODELLED := $(foreach how,stress broken,$(addprefix $(SAN_DIR)/tests/c/$(how)_pool_,model threads))
 $(MODELLED): $(wildcard tests/c/order_*.c) tests/c/pool_model.c tests/c/pool_random.c

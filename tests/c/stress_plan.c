@@ -246,8 +246,8 @@ check_written_once(const unsigned char *expected, uint64_t nbytes)
 /* -- what the plan does
  * ------------------------------------------------------------------ */
 
-/* Check that cm_cut_piece() finds the same part by its number that cm_cut_next() has
- * returned after so many others. */
+/* Check that cm_cut_piece() finds by its number the same part that cm_cut_next() has
+ * just returned. */
 static void
 check_is_piece(const cm_cut *cut, uint64_t number, const cm_layout *part)
 {

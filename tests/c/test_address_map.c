@@ -16,6 +16,8 @@ test_map_of_zeros_is_empty(void)
     cm_address_map_fini(&map);
 }
 
+/* The map remembers the least and the greatest address that was ever put, so that it
+ * need not search for others. Both of these addresses must be found themselves. */
 static void
 test_map_bounds_include_what_was_put(void)
 {
@@ -109,6 +111,8 @@ use_own(void *arg)
     return NULL;
 }
 
+/* Four threads use one map at the same time. Each must find all of its own entries, and
+ * at the end the map must be empty. */
 static void
 test_map_threads_see_their_own(void)
 {

@@ -82,6 +82,8 @@ check_every_half(cm_number from, int mantissa)
     free(back);
 }
 
+/* Every 16-bit float must become the number that its bits stand for, and come back
+ * unchanged. */
 static void
 test_convert_every_half_there_and_back(void)
 {
@@ -122,6 +124,7 @@ check_rounding(cm_number wide, cm_number to, int mantissa)
     }
 }
 
+/* Round to the 16-bit types from wider ones. */
 static void
 test_convert_rounds_to_the_nearest_even(void)
 {
@@ -177,7 +180,7 @@ check_steps(cm_number from, cm_number to, int64_t count, int64_t dst_gap,
     free(dst);
 }
 
-/* All pairs of types, with and without gaps on either side. */
+/* Convert between all pairs of types, with and without gaps on either side. */
 static void
 test_convert_of_any_steps_is_that_of_each(void)
 {
@@ -480,6 +483,7 @@ test_convert_cuts_what_does_not_fit(void)
     CHECK(most[0] == 0 && most[3] == UINT64_MAX && most[4] == 0 && most[6] == 255);
 }
 
+/* With a count of 0 the addresses may be NULL. */
 static void
 test_convert_of_no_elements_touches_nothing(void)
 {

@@ -29,6 +29,7 @@ test_gate_holds_work_until_opened(void)
     tear_down(&t);
 }
 
+/* Fifty fills of the same bytes are queued on one stream. The last one must win. */
 static void
 test_stream_runs_in_order(void)
 {
@@ -333,6 +334,8 @@ work_hard(void *arg)
     return NULL;
 }
 
+/* Six threads make streams, events, memory and copies of one runtime at the same
+ * time. */
 static void
 test_many_threads_share_one_runtime(void)
 {

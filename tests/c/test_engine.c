@@ -122,7 +122,7 @@ check_random_copy(world *w, memory *dst_memory, memory *src_memory, mode how)
     CHECK_BYTES_EQ(dst_memory->bytes, wanted, ARENA);
 }
 
-/* Random copies from each kind of memory to each kind, and to and from the other
+/* Make random copies from each kind of memory to each kind, and to and from the other
  * device, in each mode. */
 static void
 test_engine_random_copies_between_all_kinds(void)
@@ -335,7 +335,7 @@ test_engine_transposes_in_place_with_several_threads(void)
     close_world(&w);
 }
 
-/* Overlapping ends of each kind of memory, in each mode. */
+/* Copy between overlapping ends of each kind of memory, in each mode. */
 static void
 test_engine_overlapping_ends_read_first(void)
 {

@@ -178,7 +178,7 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
         start_going(&w, &held[i], shut_stream, NULL);
     }
     check_nothing_is_held(&w);
-    /* First in the background, and then on another stream. */
+    /* The copies run in the background first, and then on another stream. */
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < WAYS; i++) {
             open_going(&w, &free_ones[i], &ways[i]);
@@ -272,6 +272,8 @@ fail_behind_a_shut_stream(bool by_job_threads)
     close_world(&w);
 }
 
+/* Run fail_behind_a_shut_stream() for copies that job threads run, and for copies that
+ * the caller queues. */
 static void
 test_failed_copy_behind_a_shut_stream_keeps_no_thread(void)
 {

@@ -275,8 +275,8 @@ test_ticket_is_not_done_because_one_question_failed(void)
     close_world(&w);
 }
 
-/* Cancelling gives things back, and a call that does so fails. The copy must be
- * cancelled all the same. */
+/* Cancelling a copy gives back what it has borrowed, and a call that does so fails. The
+ * copy must be cancelled nevertheless. */
 static void
 test_ticket_is_cancelled_whichever_call_fails(void)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of what comes after what: copies after streams and after other copies, copies
- * on a captured stream, calls that are interrupted, and queues of many copies. They
- * also test tickets and keeps; a keep is an object that a copy holds until it is over
- * and then drops. A shut gate holds a stream up while a test looks. */
+/* Tests of the order of copies: after streams and after other copies, on a captured
+ * stream, in calls that are interrupted, and in queues of many copies. They also test
+ * tickets and keeps; a keep is an object that a copy holds until it is over and then
+ * drops. A shut gate holds a stream up while a test looks. */
 #include "engine_world.h"
 #include "route_of.h"
 #include "transfer/engine/private.h"
@@ -85,8 +85,9 @@ test_engine_dropped_ticket_neither_blocks_nor_cancels(void)
     close_world(&w);
 }
 
-/* Three copies, each of which reads what the one before has written. The second names
- * the stream that it comes after, the third names the second's ticket. */
+/* There are three copies. The second and the third each read the target of the one
+ * before. The second names the stream that it comes after, and the third names the
+ * second's ticket. */
 static void
 test_engine_waits_for_streams_and_tickets_named(void)
 {
@@ -108,7 +109,7 @@ test_engine_waits_for_streams_and_tickets_named(void)
     shut(&w, w.streams[0]);
     CHECK_OK(cm_engine_copy(w.engine, &first, &tickets[0]));
     CHECK_OK(cm_engine_copy(w.engine, &second, &tickets[1]));
-    /* A copy within the host after one that a job thread has still to make. */
+    /* This copy within the host comes after one that a job thread has still to make. */
     memory d = take_memory(&w, CM_KIND_MANAGED, 0, 4096);
     cm_copy_request third = {.dst = row(&d, 0, 4096, 1, 1),
                              .src = row(&c, 0, 4096, 1, 1),

@@ -213,7 +213,7 @@ test_faults_delay_slows_the_operation(void)
     close_emulated(rt);
 }
 
-/* The body of a thread that makes 1000 calls, of which the plan may let one fail. */
+/* The body of a thread that makes 1000 calls. One of them may fail by the plan. */
 static void *
 call_many(void *arg)
 {

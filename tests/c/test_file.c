@@ -61,6 +61,7 @@ open_setup(setup *s, uint64_t pinned_limit)
     s->pinned = take_memory(&s->w, CM_KIND_PINNED, 0, COUNT);
 }
 
+/* Check that no descriptor was left open, and give everything back. */
 static void
 close_setup(setup *s)
 {
@@ -84,6 +85,7 @@ typedef struct plan {
     cm_file_range ranges[RANGES];
 } plan;
 
+/* Let the plan transfer all four memories at different offsets of the file. */
 static void
 make_plan(setup *s, plan *p)
 {
@@ -97,6 +99,8 @@ make_plan(setup *s, plan *p)
     }
 }
 
+/* Make a request that reads all ranges of the plan. `drops` counts how often its keep
+ * is dropped; NULL for no keep. */
 static cm_file_request
 request_for(setup *s, const plan *p, atomic_int *drops)
 {

@@ -129,8 +129,8 @@ test_heap_aligns_and_keeps_what_is_before(void)
     cm_heap_fini(&heap);
 }
 
-/* Chunks of twenty lengths, and a request for each. Each must get the chunk of its own
- * length. */
+/* There are chunks of twenty lengths, and a request for each. Each request must get the
+ * chunk of its own length. */
 static void
 test_heap_takes_the_best_fit(void)
 {
@@ -233,7 +233,7 @@ test_heap_late_span_strands_no_more_than_its_length(void)
     }
 }
 
-/* A span of which half the bytes are pending is cut in two and joined again. The sum of
+/* Half of a span is pending. The span is cut in two and joined again. The sum of
  * pending bytes must not change by that, and must never exceed the length. */
 static void
 test_heap_late_share_survives_cutting(void)
@@ -412,6 +412,8 @@ test_heap_counts_few_free_spans_as_joining_would_leave_them(void)
     cm_heap_fini(&heap);
 }
 
+/* The count of arenas must follow each one that comes and goes, and a wrong count must
+ * be noticed. */
 static void
 test_heap_counts_its_arenas(void)
 {

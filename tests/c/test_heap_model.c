@@ -43,7 +43,7 @@ typedef struct model {
     uint64_t taken_count;
     /* How many spans were compared with the best fit. */
     uint64_t judged_count;
-    /* How many of the judged ones were neither the best fit nor within 1/32 of it. */
+    /* How many of the judged spans were worse than the best fit by more than 1/32. */
     uint64_t worse_count;
     const char *wrong;
 } model;

@@ -141,7 +141,7 @@ test_elements_a_few_bytes_apart_are_brought_together(void)
     drop_fence(src);
 }
 
-/* The same for rows of such elements, in three axes. */
+/* Pack rows of such elements, in three axes. */
 static void
 test_rows_of_elements_apart_are_brought_together(void)
 {
@@ -285,7 +285,7 @@ test_look_finds_what_is_no_longer_there(void)
 static void
 test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
 {
-    size_t page = 64 << 10; /* whole pages, whatever the machine's are */
+    size_t page = 64 << 10; /* these are whole pages on any machine */
     FILE *file = tmpfile();
     FILE *none = tmpfile();
     CHECK(file != NULL && none != NULL);
@@ -306,8 +306,8 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
             CHECK_EQ(cm_pages_populate(map + 1, 2 * page, writes).arg, EFAULT);
             CHECK_EQ(cm_pages_populate(map, 8 * page, writes).code, CM_EFAULT);
         }
-        /* Two rows of two pages each. In the source they are one run, in the target
-         * page 2 lies between them. */
+        /* There are two rows of two pages each. In the source they are one run, and in
+         * the target page 2 lies between them. */
         int64_t step = (int64_t)page;
         cm_layout layout = {.run_nbytes = page,
                             .ndim = 2,
@@ -341,8 +341,8 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
         CHECK_EQ(cm_host_populate(&turned, CM_SRC, map).code, CM_EFAULT);
         turned.axes[1].stride[CM_SRC] = 2 * step; /* now there are pages between them */
         CHECK(!cm_host_find_hull(&turned, CM_SRC, map, &hull));
-        /* Two short rows that begin at their ends. The second one ends just before page
-         * 5. */
+        /* These two short rows begin at their ends. The second one ends just before
+         * page 5. */
         cm_layout back = {.run_nbytes = 1,
                           .ndim = 2,
                           .offset = {0, 4 * step - 1},

@@ -27,6 +27,7 @@ read_memory(const fake_root *root)
 
 /* -- memory ----------------------------------------------------------------------------- */
 
+/* Without any file nothing is known, which counts as no limit. */
 static void
 test_memory_without_any_file_is_unlimited(void)
 {
@@ -39,6 +40,8 @@ test_memory_without_any_file_is_unlimited(void)
     root_remove(&root);
 }
 
+/* Without control groups the limit and the available memory are those of the
+ * machine. */
 static void
 test_memory_without_groups_is_the_machines(void)
 {
@@ -90,6 +93,8 @@ test_memory_tightest_group_on_the_way_up_counts(void)
     root_remove(&root);
 }
 
+/* A group's limit above the machine's memory changes nothing but the figure of the
+ * group. */
 static void
 test_memory_limit_above_the_machine_is_the_machine(void)
 {
@@ -245,6 +250,7 @@ count_on_one_cpu(void *out)
     return NULL;
 }
 
+/* A thread that may run on one CPU only must count one. */
 static void
 test_cpu_affinity_of_the_thread_counts(void)
 {

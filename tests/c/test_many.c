@@ -15,8 +15,8 @@ enum { PIECES = 300, WIDTH = 96, ROOM = PIECES * WIDTH };
 
 /* -- the table kernel --------------------------------------------------------------------- */
 
-/* One run of each length from and to each alignment. The bytes around the target must
- * stay as they were. */
+/* Copy one run of each length from and to each alignment. The bytes around the target
+ * must stay as they were. */
 static void
 test_table_copies_every_alignment_and_size(void)
 {
@@ -159,7 +159,7 @@ check_pieces(const memory *to, const memory *from)
     }
 }
 
-/* Batches between every two kinds of memory, blocking, on a stream and in the
+/* Make batches between every two kinds of memory, blocking, on a stream and in the
  * background. */
 static void
 test_many_goes_between_all_kinds(void)
@@ -265,7 +265,8 @@ close_several(world *w, several *s)
     free(s);
 }
 
-/* The batch that goes several ways, blocking, on a stream and in the background. */
+/* Make the batch that goes several ways, blocking, on a stream and in the
+ * background. */
 static void
 test_many_goes_several_ways_at_once(void)
 {

@@ -319,8 +319,8 @@ test_failed_part_lets_no_later_one_pass(void)
     close_world(&w);
 }
 
-/* Three copies that depend on each other are made one after another. Each runtime call
- * fails once, and everything must be released. */
+/* Three copies each depend on the one before and are made one after another. Each
+ * runtime call fails once, and everything must be released. */
 static void
 test_chain_fails_whole_with_any_call(void)
 {
@@ -400,8 +400,8 @@ shutting_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
 }
 
 /* Bytes are gathered on the source's device, on a stream beside that of the target's
- * device. Making the target's stream wait for it fails. The source must be kept alive
- * all the same until that work is over. */
+ * device. Making the target's stream wait for it fails. Nevertheless the source must be
+ * kept alive until that work is over. */
 static void
 test_failed_part_is_over_after_what_stands_beside_its_stream(void)
 {

@@ -371,8 +371,9 @@ test_tuning_follows_the_processors(void)
     }
 }
 
-/* Regions that do not fit each other, that neither host nor device can reach, or whose
- * bounds overflow are refused. A copy of memory to itself moves nothing. */
+/* These regions are refused: two that do not fit each other, one that neither the host
+ * nor a device can reach, and one whose bounds overflow. A copy of memory to itself
+ * moves nothing. */
 static void
 test_plan_wrong_ends_are_refused(void)
 {
@@ -688,8 +689,8 @@ test_layout_of_items_is_never_cut_within_one(void)
     CHECK_CODE(cm_plan_init(&plan, &dst, &src, facts, facts, converts), CM_EINVALID);
 }
 
-/* A region with the largest number of axes, of which eleven are longer than 1 and have
- * opposite orders on the two sides. */
+/* A region with the largest number of axes. Eleven of them are longer than 1, and their
+ * order in memory is opposite on the two sides. */
 static void
 test_layout_of_64_axes(void)
 {

@@ -350,7 +350,7 @@ test_pool_stream_that_only_the_pool_keeps_is_let_go(void)
     give(pool, take(pool, 1000, stream), stream, 0);
     synchronize(rt, stream);
     cm_stream_release(stream);
-    /* Two misses, in which the pool asks what has ended. */
+    /* These are two misses, in which the pool asks what has ended. */
     give(pool, take(pool, 3 * MIB, NULL), NULL, 0);
     give(pool, take(pool, 9 * MIB, NULL), NULL, 0);
     cm_emulated_counts after;

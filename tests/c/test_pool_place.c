@@ -282,7 +282,7 @@ test_pool_moves_nothing_that_a_stream_is_late_with(void)
 
 /* A block is placed beside a free piece that a stream is late with. Of the chunks that
  * are mapped for the block, the first part may join that piece and the rest may not.
- * The block must get its whole place all the same. The arguments are the numbers of the
+ * Nevertheless the block must get its whole place. The arguments are the numbers of the
  * late block and of the first of the three blocks that become the gap. */
 static void
 check_place_beside_late(int late_index, int first_index)

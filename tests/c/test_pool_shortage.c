@@ -5,7 +5,7 @@
 #include "place_world.h"
 
 /* A device of 256 MiB with two pools. One holds 100 MiB for another user. The other
- * one, `pool`, holds two chunks, of which one is live (`kept`) and one is free. */
+ * one, `pool`, holds two chunks: `kept` is live in one, and the other is free. */
 typedef struct crowd {
     cm_runtime *rt;
     cm_pool *others;

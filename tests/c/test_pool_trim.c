@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of how a pool gives memory back to the runtime (a trim), what its limits allow,
- * and what remains when calls fail. The last part is a fault sweep: it runs a scenario
- * again and again, each time with another runtime call that fails. */
+/* Tests of how a pool gives memory back to the runtime (a trim), of its limits, and of
+ * calls that fail. The last part is a fault sweep: it runs a scenario again and again,
+ * each time with another runtime call that fails. */
 #include <time.h>
 
 #define EMULATED_DELAY_US 20
@@ -575,6 +575,8 @@ sweep(int driver_version, cm_pool_config config, int32_t code)
     close_emulated(s.rt);
 }
 
+/* Run the sweep on each kind of memory, with an old and a new driver and several
+ * codes. */
 static void
 test_pool_any_call_may_fail_and_nothing_leaks(void)
 {

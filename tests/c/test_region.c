@@ -21,6 +21,8 @@ make(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize)
     return region;
 }
 
+/* A region without axes has one element, one with a length of 0 has none however long
+ * the others are, and a number past 63 bits is refused. */
 static void
 test_region_count_of_scalar_empty_and_huge(void)
 {
@@ -35,6 +37,7 @@ test_region_count_of_scalar_empty_and_huge(void)
     CHECK_CODE(cm_region_count(&huge, &count), CM_EOVERFLOW);
 }
 
+/* With strides of both signs the bounds lie on both sides of element 0. */
 static void
 test_region_bounds_with_negative_strides_reach_both_ways(void)
 {
@@ -51,6 +54,8 @@ test_region_bounds_with_negative_strides_reach_both_ways(void)
     CHECK_CODE(cm_region_bounds(&wild, &low, &high), CM_EOVERFLOW);
 }
 
+/* The stride of an axis of length 1 does not matter, and an empty region is contiguous
+ * in both orders. */
 static void
 test_region_contiguity_ignores_axes_of_length_one(void)
 {
@@ -69,6 +74,9 @@ test_region_contiguity_ignores_axes_of_length_one(void)
     CHECK_CODE(cm_region_set_c_strides(&huge), CM_EOVERFLOW);
 }
 
+/* A source is stretched as NumPy does it in an assignment: missing axes and those of
+ * length 1 get a stride of 0, and leading axes of length 1 are dropped. Other lengths
+ * are refused. */
 static void
 test_region_broadcast_follows_numpy_assignment(void)
 {

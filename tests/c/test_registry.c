@@ -234,6 +234,7 @@ test_registry_memory_that_is_pinned_already_is_no_error(void)
     close_emulated(rt);
 }
 
+/* A part of a registration has the device address that belongs to its offset. */
 static void
 test_registry_device_address_of_a_range(void)
 {
@@ -263,6 +264,8 @@ test_registry_device_address_of_a_range(void)
     munmap(memory, 4 * page);
 }
 
+/* The registry is closed before a registration is released. Its pages must be unlocked
+ * then. */
 static void
 test_registry_close_unregisters_what_is_left(void)
 {
@@ -549,6 +552,8 @@ compare(cm_registry *registry, const char *memory, const model *m)
     }
 }
 
+/* Random registrations and shares come and go. After each step the registry must agree
+ * with the model. */
 static void
 test_registry_finds_what_a_walk_over_all_pages_finds(void)
 {

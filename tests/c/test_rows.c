@@ -122,8 +122,8 @@ test_numbers_outside_are_found_at_their_position(void)
 static void
 test_numbers_of_a_target_that_repeat_are_found(void)
 {
-    /* With few rows a bitmap finds repeats; so many rows need too large a bitmap, so
-     * the numbers are sorted instead. */
+    /* Repeats are found by a bitmap if there are few rows. For 2^40 rows it would be
+     * too large, so the numbers are sorted instead. */
     const int64_t row_counts[] = {8, INT64_C(1) << 40};
     for (int i = 0; i < 2; i++) {
         const int64_t values[] = {5, 3, row_counts[i] - 1, 3 - row_counts[i], 0};

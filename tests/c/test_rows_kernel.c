@@ -221,8 +221,8 @@ random_numbers(world *w, cm_rows_move *move, int side, uint64_t row_count,
     }
 }
 
-/* Random layers, numbers and settings. After each copy the target must be as if its
- * rows had been copied one by one. */
+/* Copy rows of random layers with random numbers and settings. After each copy the
+ * target must be as if its rows had been copied one by one. */
 static void
 test_rows_of_any_shape_move_as_one_by_one(void)
 {
@@ -257,8 +257,8 @@ test_rows_of_any_shape_move_as_one_by_one(void)
     world_close(&w);
 }
 
-/* A few very long rows, and many rows. Everything must be moved once, and nothing
- * behind it. */
+/* Copy a few very long rows, and then many rows. Everything must be moved once, and
+ * nothing behind it. */
 static void
 test_long_rows_and_many_slots_move_once_each(void)
 {
@@ -395,7 +395,7 @@ test_unsigned_numbers_are_never_counted_from_the_end(void)
         CHECK_OK(launch(&w, &move, &layer, 1));
         CHECK_EQ(*w.flag_host, CM_ROWS_WRONG_SRC);
         CHECK_FILLED(w.dst_bytes, 0xee, ROOM);
-        if (nbytes == 1) { /* 255 is a row, too, if there are so many */
+        if (nbytes == 1) { /* 255 names a row if there are 256 */
             layer.row_count[CM_SRC] = 256;
             *w.flag_host = 0;
             expect_row(&w, &layer, 0, 255);
@@ -534,10 +534,9 @@ test_sizes_that_no_kernel_counts_are_refused(void)
     CHECK_CODE(cm_rows_job_init(&job, &move, &layer), CM_EOVERFLOW);
 }
 
-/* The number of multiprocessors is limited, or limited to so many that it has no
- * effect, or unset. The driver is asked about it only if nothing limits it and no bus
- * is passed. (The emulated device would refuse a launch whose blocks do not fit the
- * kernel's step.) */
+/* The number of multiprocessors is limited, limited to more than there are, or unset.
+ * The driver is asked about it only if it is unset and the bytes pass no bus. (The
+ * emulated device would refuse a launch whose blocks do not fit the kernel's step.) */
 static void
 test_multiprocessors_are_counted_only_within_a_device(void)
 {

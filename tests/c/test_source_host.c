@@ -82,9 +82,9 @@ fail_address(cm_runtime *rt, void *host, cm_address *out)
 
 /* -- chunks ----------------------------------------------------------------------------- */
 
-/* With any number of threads and whatever the kernel refuses, a chunk must have all its
- * pages, must be zero and registered by one call, and must be unmapped when it is
- * closed. */
+/* A chunk must have all its pages, must be zero, and must be registered by one call.
+ * Closing it must unmap it. The number of threads that populate it differs, and the
+ * kernel may lack calls that help. */
 static void
 test_host_chunk_is_populated_and_registered_once(void)
 {
@@ -170,6 +170,8 @@ read_mapping_flags(const void *address, char *out, size_t nbytes)
     }
 }
 
+/* The mapping of a chunk must be wiped in forked children (the flag "wf"), and ask for
+ * huge pages (the flag "hg") where the kernel has any. */
 static void
 test_host_chunk_asks_for_huge_pages_and_is_wiped_in_children(void)
 {

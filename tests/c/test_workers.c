@@ -95,6 +95,8 @@ check_turned(uint64_t run, int64_t rows, int64_t columns, bool transposed,
     }
 }
 
+/* Copy transposed and reversed matrices with elements of 1 to 40 bytes, and a few with
+ * very long ones. */
 static void
 test_host_copy_turns_elements_of_every_size(void)
 {
@@ -247,6 +249,7 @@ test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
     cm_workers_fini(&workers);
 }
 
+/* A task without bytes is done when it is posted, and starts no thread. */
 static void
 test_workers_task_of_no_bytes_is_done(void)
 {

@@ -16,10 +16,10 @@
 
 enum { WAIT_SECONDS = 120, WAIT_NAP_NS = 200 * 1000 };
 
-/* Sleep for a moment so that other threads can run. A waiting loop calls this each time
- * it has found that what it waits for has not happened yet. `begun_ns` is when it began
- * to wait, and `what` says what it waits for. After WAIT_SECONDS the whole program ends
- * as failed. */
+/* Sleep for a moment so that other threads can run. A waiting loop calls this whenever
+ * its condition does not hold yet. `begun_ns` is the time at which the loop began, and
+ * `what` is the text of the condition. After WAIT_SECONDS the whole program ends as
+ * failed. */
 CM_UNUSED static void
 wait_nap(uint64_t begun_ns, const char *what)
 {
