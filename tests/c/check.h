@@ -23,10 +23,10 @@
 
 static atomic_int check_failures;
 
-/* A step for loops in which a single thread repeats something. Under ThreadSanitizer a
- * loop with this step makes only every nth round, since each round takes many times as
- * long there and more rounds of one thread show nothing new. In any other build it
- * makes every round. */
+/* A step for loops in which a single thread repeats something, or a divisor for the
+ * number of its rounds. It is `n` under ThreadSanitizer, where each round takes many
+ * times as long and more rounds of one thread show nothing new, and 1 in any other
+ * build. */
 #define CHECK_EVERY(n) (CHECK_TSAN ? (n) : 1)
 #ifdef __SANITIZE_THREAD__
 #    define CHECK_TSAN 1

@@ -32,8 +32,8 @@ hook_copies(world *w, void (*hook)(cm_address dst, cm_address src, uint64_t nbyt
     w->rt->ops = &hooked_ops;
 }
 
-/* Wait until another thread has set the flag. Always returns true, so that it fits into
- * a condition. */
+/* Wait until another thread has set the flag. This ends the program if that never
+ * happens, and else returns true, so that it fits into a condition. */
 CM_UNUSED static bool
 wait_for_flag(const atomic_bool *flag)
 {

@@ -20,8 +20,8 @@ typedef struct oracle_clock {
     uint64_t of[ORACLE_LINES];
 } oracle_clock;
 
-/* A line is a stream. It remains after the stream was destroyed, until all its work has
- * ended. */
+/* A line is a stream. It remains after the stream was destroyed, until the host has
+ * seen the end of each use that is noted for it. */
 typedef struct oracle_line {
     uint64_t handle;
     int device;
