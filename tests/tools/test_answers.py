@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is answered can be written down: to_dict() of each answer goes through JSON."""
+"""Tests of `to_dict()`, by which every answer of the package can be written as JSON.
+
+An answer is an object of a public class that reports something, such as statistics. `MAKES`
+makes one of each class. The last tests are about figures in answers: memory that copies use
+for staging is counted apart from the user's memory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from cumem import info
 PAGE = Path(__file__).parents[2] / "docs" / "logging.md"
 MIB = 1 << 20
 
-#: Public classes that are no answers: what is worked with, and warnings.
+#: Public classes that are not answers: objects to work with, and warnings.
 OTHERS = {
     *("Buffer", "CancelledError", "Device", "DeviceBuffer"),
     *("EmulationWarning", "Event", "HostBuffer", "LimitBlock", "ManagedBuffer"),
@@ -29,18 +34,18 @@ OTHERS = {
     *("Record", "SafetensorsError", "numpy_pinned"),
     *("Stream", "Workspace"),
 }
-#: Attributes that a key names with its unit.
+#: Units that a key of the dict may end in while the attribute's name does not.
 UNITS = ("_nbytes", "_seconds")
 
 
 def held() -> Any:
-    """Who holds a buffer: this function."""
+    """Return who holds a buffer, which is this function."""
     buffer = cumem.empty_pinned(10, "u1")
     return cumem.who_holds(buffer)
 
 
 def living() -> Any:
-    """What is alive, of which a record saw one buffer made."""
+    """Return which buffers are alive, one of which a record has seen being made."""
     with cumem.record(stacks=True):
         buffer = cumem.empty_pinned(10, "u1")
         assert buffer.nbytes == 10
@@ -48,7 +53,7 @@ def living() -> Any:
 
 
 def copied() -> Any:
-    """A copy through staging, up and turned."""
+    """Measure two copies through staging memory, a plain one and a transposed one."""
     with cumem.measure() as m:
         cumem.copy(cumem.empty_device(8 * MIB, "u1"), np.ones(8 * MIB, "u1"))
         turned = np.ones((1600, 1500), "f4").T
@@ -90,13 +95,14 @@ def header(folder: Path) -> cumem.types.SafetensorsHeader:
     return cumem.read_safetensors_header(path)
 
 
-#: The public classes by their names.
+#: The public classes, by their names.
 CLASSES = {
     name: value
     for face in (cumem, cumem.types)
     for name in face.__all__
     if isinstance(value := getattr(face, name), type)
 }
+#: For each class a function that makes an answer. Its argument is an empty folder.
 MAKES: dict[str, Callable[[Path], Any]] = {
     "About": lambda _: cumem.info.about(),
     "Block": lambda _: snapshot().blocks[0],
@@ -125,13 +131,14 @@ MAKES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def test_every_public_class_is_an_answer_or_known_as_none() -> None:
+def test_every_public_class_is_an_answer_or_is_known_not_to_be_one() -> None:
     answers = {name for name, value in CLASSES.items() if hasattr(value, "to_dict")}
     assert CLASSES.keys() - answers == OTHERS
     assert answers == MAKES.keys()
 
 
 def check_plain(value: Any) -> None:
+    """Check that a value consists of dicts, lists, numbers, strings, bools and None."""
     if type(value) is dict:
         for key, each in value.items():
             assert type(key) is str
@@ -144,7 +151,7 @@ def check_plain(value: Any) -> None:
 
 
 def matches(plain: Any, value: Any) -> bool:
-    """Whether `plain` says what the attribute `value` is."""
+    """Return whether a value of a dict says the same as an attribute."""
     if hasattr(value, "to_dict"):
         return plain == value.to_dict() and says(plain, value)
     if isinstance(value, Mapping):
@@ -157,6 +164,7 @@ def matches(plain: Any, value: Any) -> bool:
 
 
 def says(plain: dict[str, Any], answer: Any) -> bool:
+    """Return whether each value of a dict says the same as the answer's attribute."""
     return all(
         matches(each, getattr(answer, attribute_of(key, answer)))
         for key, each in plain.items()
@@ -164,6 +172,7 @@ def says(plain: dict[str, Any], answer: Any) -> bool:
 
 
 def attribute_of(key: str, answer: Any) -> str:
+    """Return the attribute for a key, whose name may lack the key's unit."""
     if not hasattr(answer, key) and key.endswith(UNITS):
         return key.rpartition("_")[0]
     return key
@@ -244,7 +253,7 @@ def test_devices_are_their_indices_and_places_texts(emulated) -> None:
     assert reported["last_prefetch"] == [[0, MIB, "host"]]
 
 
-def test_measurement_that_runs_has_nothing_to_tell(emulated) -> None:
+def test_measurement_that_is_not_over_has_no_dict(emulated) -> None:
     with cumem.measure() as m, pytest.raises(RuntimeError, match="not over"):
         m.to_dict()
 
@@ -299,7 +308,7 @@ def test_limits_count_what_copies_go_through_and_trim_gives_it_back(emulated) ->
     held = cumem.memory_info("host").staging
     assert held > 0
     cumem.set_limit("pinned", held + MIB)
-    big = cumem.empty_pinned(held, "u1")  # what copies hold goes first
+    big = cumem.empty_pinned(held, "u1")  # staging memory is given back for it
     assert cumem.memory_info("host").staging == 0
     del big
     cumem.copy(cumem.empty_device(8 * MIB, "u1"), np.ones(8 * MIB, "u1"))

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark: what it measures, that it notices wrong data, what it concludes."""
+"""Tests of the benchmark: what it measures, that it notices wrong data, what it concludes.
+
+Some tests run a tiny plan on the emulated device. Others make results by hand, whose rates
+decide what the report has to say. The last ones call the command with wrong options, files
+that cannot be written, and so on.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +27,10 @@ from cumem.tools.bench import cases as bench_cases
 from cumem.tools.bench.cases import COPY_KINDS, KIB, MIB, Plan, Result
 from cumem.tools.bench.report import Report
 
-# All of this is plain Python of ours, which each version runs in the same way.
+# No version of Python changes what these tests show.
 pytestmark = pytest.mark.any_python
 
+#: The smallest plan that has all cases.
 TINY = Plan(
     sizes=(4 * KIB, 64 * KIB),
     both_sizes=(64 * KIB,),
@@ -44,16 +50,19 @@ def copied(
     verified: bool = True,
     spread: float = 0.0,
 ) -> Result:
+    """Make the result of a copy at this rate, with the lowest and highest by `spread`."""
     seconds = nbytes / gbps / 1e9
     low, high = seconds * (1 - spread), seconds * (1 + spread)
     return Result("copy", what, kind, nbytes, seconds, low, high, 5, verified)
 
 
 def allocated(kind: str, what: str, seconds: float, nbytes: int = MIB) -> Result:
+    """Make the result of an allocation."""
     return Result("allocate", what, kind, nbytes, seconds, seconds, seconds, 5, True)
 
 
 def accessed(kind: str, what: str, gbps: float) -> Result:
+    """Make the result of reading or writing by the host."""
     seconds = MIB / gbps / 1e9
     return Result("host", what, kind, MIB, seconds, seconds, seconds, 5, True)
 
@@ -347,6 +356,7 @@ def test_table_is_aligned_and_has_one_advice_per_row() -> None:
 
 
 def results_of_an_h200() -> list[Result]:
+    """Read the results that an H200 gave."""
     path = Path(__file__).parents[2] / "benchmarks" / "results" / "bench-h200.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["results"]
     names = Result.__dataclass_fields__
@@ -361,7 +371,7 @@ def test_report_is_a_screen_with_the_figures_and_what_follows() -> None:
     assert max(map(len, table[:-1])) <= 80
     sizes = [line[15:23].strip() for line in table[1:9]]
     assert sizes == ["4 KiB", "64 KiB", "4 MiB", "256 MiB"] * 2
-    assert "host → device 55.4 GB/s" in table[-1]  # the ceiling
+    assert "host → device 55.4 GB/s" in table[-1]  # the last line has the ceiling
     assert table[3].split()[2:5] == ["31.4", "48.8", "48.4"]
     advice = lines[len(table) + 1 :]
     assert advice[0] == (
@@ -501,11 +511,12 @@ def test_json_is_one_object_with_machine_versions_and_results(tmp_path: Path) ->
     assert len(data["results"]) == bench_cases.count(TINY)
     first = data["results"][0]
     assert first["verified"] is True
-    assert first["advice"] is None  # of the emulated device
+    assert first["advice"] is None  # figures of the emulated device advise nothing
     assert first["gbps"] == pytest.approx(first["nbytes"] / first["seconds"] / 1e9)
 
 
 def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder, and return what it prints."""
     identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=0"]
     return subprocess.run(
         ["git", "-C", str(folder), *identity, *arguments],
@@ -526,7 +537,7 @@ def test_commit_is_that_of_the_checkout_and_says_when_it_was_changed(
     assert info.commit() is None
     root = package.parent.parent
     git(root, "init", "-q")
-    assert info.commit() is None  # no commit yet
+    assert info.commit() is None  # the checkout has no commit yet
     git(root, "add", ".")
     git(root, "commit", "-q", "-m", "first")
     head = git(root, "rev-parse", "HEAD")
@@ -535,11 +546,12 @@ def test_commit_is_that_of_the_checkout_and_says_when_it_was_changed(
     assert info.commit() == head
     package.write_text("changed = 1\n")
     assert info.commit() == head + "-dirty"
-    inner = root / "venv" / "cumem" / "__init__.py"  # a package in another's checkout
+    inner = root / "venv" / "cumem" / "__init__.py"  # the checkout is not the package's
     monkeypatch.setattr(info, "__file__", str(inner.parent / "tools" / "info.py"))
     assert info.commit() is None
 
 
+#: How files of each format begin.
 PICTURES = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
@@ -642,11 +654,14 @@ def test_refused_run_prints_no_figures_and_so_no_emulated_line(
 
 
 class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
     def isatty(self) -> bool:
         return True
 
 
 def three() -> Iterator[Result]:
+    """Yield three results."""
     yield from (copied(kind, 1) for kind in COPY_KINDS[:3])
 
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, mostly as a user runs it: in a process of its own."""
+"""Tests of the command line, mostly as users run it: by a program.
+
+They check what `python -m cumem` prints, its exit codes, and that no trouble, such as
+Ctrl-C, a closed output or a missing GPU, ends in a traceback.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ import cumem
 from cumem import info
 from cumem.tools import bench, cli
 
-# These tests show what a package or an older NumPy lacks.
+# These tests fail if a wheel lacks a module, or if an older NumPy lacks what they use.
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +29,7 @@ EMULATED = {"CUMEM_BACKEND": "emulated", "CUMEM_EMULATED_DELAY_US": "50"}
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m cumem` on the emulated device, with warnings as errors."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "cumem", *arguments],
         capture_output=True,
@@ -182,7 +187,7 @@ def test_ctrl_c_ends_with_one_line() -> None:
         text=True,
         encoding="utf-8",
         env=os.environ | EMULATED,
-        # a shell starts background jobs with SIGINT ignored, and that is inherited
+        # A shell ignores SIGINT in jobs of the background, which their programs inherit.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
@@ -197,7 +202,7 @@ SWALLOWS = """
 import signal, sys
 from cumem.tools import cli
 
-class Swallows:  # as the set-up code of modules made by Cython
+class Swallows:  # it swallows Ctrl-C, as the set-up code of Cython's modules does
     def find_spec(self, name, path=None, target=None):
         if name == "cumem.tools.bench.cases":
             try:
@@ -241,7 +246,7 @@ def test_bench_imports_nothing_while_it_measures() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_reader_that_leaves_is_no_traceback() -> None:
+def test_reader_that_leaves_causes_no_traceback() -> None:
     command = f"{sys.executable} -m cumem info | head -c 1"
     done = subprocess.run(
         ["bash", "-c", command],
@@ -256,5 +261,5 @@ def test_reader_that_leaves_is_no_traceback() -> None:
 def test_fifo_for_results_is_not_opened_before_there_are_any(tmp_path: Path) -> None:
     path = tmp_path / "results"
     os.mkfifo(path)
-    info.check_writable(str(path))  # would wait for a reader
+    info.check_writable(str(path))  # opening the FIFO would wait for a reader
     assert path.is_fifo()

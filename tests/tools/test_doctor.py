@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor: each trouble is named with its cure, from facts and on this machine."""
+"""Tests of the doctor, which names each trouble of a machine together with its cure.
+
+`collect` gathers facts about the machine, and `judge` makes findings of them. Most tests
+change a few facts of a healthy machine and look at the finding. Others let the doctor read
+facts from files that a test has written, or run the command on this machine in unusual
+circumstances.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +31,7 @@ from cumem.doctor import checks
 from cumem.doctor import facts as doctor_facts
 from cumem.tools import cli
 
-# All of this is plain Python of ours, which each version runs in the same way.
+# No version of Python changes what these tests show.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +41,7 @@ Facts = dict[str, Any]
 
 
 def device(index: int) -> Facts:
+    """Return the facts about one of two healthy GPUs."""
     attributes = dict.fromkeys(
         (
             *("managed_memory", "concurrent_managed_access"),
@@ -62,6 +69,7 @@ def device(index: int) -> Facts:
     }
 
 
+#: The facts about a machine without any trouble.
 HEALTHY: Facts = {
     "versions": info.versions() | {"driver": "13.0"},
     "backend": {"name": "cuda", "reason": None},
@@ -118,7 +126,10 @@ HEALTHY: Facts = {
 
 
 def changed(*changes: tuple[str, object]) -> Facts:
-    """Of a healthy machine; a place is as in ``devices.0.link.current_lanes``."""
+    """Return the facts of a healthy machine with changes.
+
+    Each change is a place, such as ``devices.0.link.current_lanes``, and a value.
+    """
     facts = copy.deepcopy(HEALTHY)
     for place, value in changes:
         *path, last = place.split(".")
@@ -134,6 +145,7 @@ def changed(*changes: tuple[str, object]) -> Facts:
 
 
 def found(facts: Facts, check: str) -> checks.Finding:
+    """Return the one finding of a check on the host or on device 0."""
     (finding,) = (
         each
         for each in doctor.judge(facts).findings
@@ -153,6 +165,7 @@ def test_a_healthy_machine_is_all_well() -> None:
     assert str(diagnosis).endswith("\nall well")
 
 
+#: Changes that leave no GPU: without a driver, or with one that sees none.
 NO_GPU = (
     ("backend.name", "emulated"),
     ("backend.reason", "no CUDA driver was found, or it is too old"),
@@ -162,8 +175,10 @@ NONE_SEEN = (
     *NO_GPU,
     ("backend.reason", "the CUDA driver sees no device (cudaErrorNoDevice)"),
 )
+#: A change after which copies have half of their rate.
 HALF = ("devices.0.bandwidth", {"up_gbps": 27.0, "down_gbps": 28.0})
 NO_NODES = dict.fromkeys(HEALTHY["kernel"]["nodes"], "missing")
+#: The check, the changes, and the status of the finding, with parts of its text and cure.
 TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
     (
         "driver",
@@ -589,11 +604,11 @@ def test_trouble_is_named_with_its_cure(
     diagnosis = doctor.judge(facts)
     assert (diagnosis.problems > 0) >= (status == "problem")
     words = " ".join(str(diagnosis).split())
-    assert finding.text in words  # whole, though lines are broken
+    assert finding.text in words  # no word is lost where a line is broken
     assert finding.cure in words
 
 
-def test_a_framework_too_old_for_a_door_is_named() -> None:
+def test_a_framework_too_old_for_its_integration_is_named() -> None:
     facts = changed(("frameworks.0.version", "2.4.1+cu130"))
     texts = [
         each.text for each in doctor.judge(facts).findings if each.check == "torch"
@@ -608,7 +623,7 @@ def test_a_framework_of_unknown_version_is_not_too_old() -> None:
     assert found(facts, "torch").status == "ok"
 
 
-def test_doors_are_those_of_the_integrations() -> None:
+def test_versions_of_the_doctor_are_those_of_the_integrations() -> None:
     source = Path(cumem.__file__).parent / "integrations" / "torch.py"
     (nesting,) = (
         ast.literal_eval(node.value)
@@ -629,7 +644,7 @@ def test_a_link_that_is_not_reported_is_judged_by_the_other_links() -> None:
 
 
 def test_a_link_that_is_slower_than_its_copies_is_not_believed() -> None:
-    """As a virtual machine tells of one that is passed through, and Grace of NVLink."""
+    """Virtual machines report such links of GPUs that they pass on, and Grace of NVLink."""
     facts = changed(
         ("devices.0.link.current_gtps", 2.5), ("devices.0.link.current_lanes", 1)
     )
@@ -648,7 +663,7 @@ def test_no_gpu_is_no_problem() -> None:
     assert "no GPU" in diagnosis.title
 
 
-def test_a_hidden_gpu_needs_no_word_on_mig() -> None:
+def test_a_hidden_gpu_has_no_finding_on_mig() -> None:
     hidden = (
         *NO_GPU,
         ("kernel.mig_capable", True),
@@ -660,9 +675,12 @@ def test_a_hidden_gpu_needs_no_word_on_mig() -> None:
 
 
 def names_of_checks() -> set[str]:
-    """The names that the source gives to findings, apart from those of frameworks."""
+    """Return the names that the source gives to findings, without those of frameworks."""
     tree = ast.parse(Path(checks.__file__).read_text(encoding="utf-8"))
-    places = {"Finding": 1, "_unreadable": 0}  # which of its arguments is the name
+    places = {
+        "Finding": 1,
+        "_unreadable": 0,
+    }  # the number of the argument with the name
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     given = [
         node.args[places[node.func.id]]
@@ -704,6 +722,7 @@ def test_json_is_plain_data_with_all_fields() -> None:
 
 
 def write(root: Path, name: str, text: str) -> None:
+    """Write a file below `root`, which stands for the root of the file system."""
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -723,7 +742,8 @@ def test_link_iommu_and_gpus_are_read_from_the_kernels_files(tmp_path: Path) -> 
         ("iommu_group/type", "DMA\n"),
     ):
         write(tmp_path, f"{PCI}/{name}", text)
-    write(tmp_path, "sys/bus/pci/devices/0000:1b:00.1/vendor", "0x10de")  # its sound
+    # The second function of the GPU is its sound device.
+    write(tmp_path, "sys/bus/pci/devices/0000:1b:00.1/vendor", "0x10de")
     write(tmp_path, "sys/bus/pci/devices/0000:1b:00.1/class", "0x040300")
     assert doctor_facts.link(tmp_path, "0000:1B:00.0") == {
         "current_gtps": 2.5,
@@ -774,6 +794,7 @@ def test_drivers_of_the_process_are_read_from_its_mappings(tmp_path: Path) -> No
 
 
 def distribution(root: Path, name: str, version: str, *needs: str) -> None:
+    """Write the metadata of an installed package, with what it requires."""
     head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     lines = "".join(f"Requires-Dist: {need}\n" for need in needs)
     folder = f"{name.replace('-', '_')}-{version}.dist-info"
@@ -788,7 +809,8 @@ def test_frameworks_are_read_from_their_files(
     write(tmp_path, "torch/__init__.py", "raise SystemExit('imported')\n")
     distribution(tmp_path, "cupy-cuda12x", "14.2.0")
     distribution(tmp_path, "tensorflow", "3.0", "nvidia-cuda-runtime-cu12==12.8.90")
-    own = [path for path in sys.path if not path.endswith("-packages")]  # the library
+    # Only Python's own library stays on the path.
+    own = [path for path in sys.path if not path.endswith("-packages")]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *own])
     read = {each["name"]: each for each in doctor_facts.frameworks()}
     assert read["torch"] == {"name": "torch", "version": "2.11.0", "cuda": "13.0"}
@@ -800,7 +822,7 @@ def test_frameworks_are_read_from_their_files(
     distribution(tmp_path, "jax-cuda13-plugin", "0.11.2")
     (jax,) = (each for each in doctor_facts.frameworks() if each["name"] == "jax")
     assert jax["cuda"] == "13"
-    write(tmp_path, "numba-0.dist-info/METADATA", "Name: numba\n")  # damaged
+    write(tmp_path, "numba-0.dist-info/METADATA", "Name: numba\n")  # without a version
     (numba,) = (each for each in doctor_facts.frameworks() if each["name"] == "numba")
     assert numba["version"] == "of unknown version"
     distribution(tmp_path, "numba-cuda", "0.30.4")
@@ -859,6 +881,7 @@ def command(
     inside: Sequence[str] = (),
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
+    """Run the doctor as a program: after a call of `before`, inside another program."""
     return subprocess.run(
         [*inside, sys.executable, "-W", "error", "-m", "cumem", "doctor", *arguments],
         capture_output=True,
@@ -872,6 +895,7 @@ def command(
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, Facts]:
+    """Return the findings of a run with --json, by the names of their checks."""
     assert done.stderr == ""
     return {each["check"]: each for each in json.loads(done.stdout)["findings"]}
 
@@ -907,7 +931,7 @@ def test_command_with_low_memlock_and_two_cores_names_both() -> None:
     assert said["cpus"]["values"]["usable"] == len(few)
 
 
-def test_command_without_huge_pages_names_who_takes_them() -> None:
+def test_command_without_huge_pages_says_how_they_were_taken_away() -> None:
     libc = ctypes.CDLL(None)
 
     def provoke() -> None:
@@ -926,7 +950,7 @@ def test_command_with_an_old_driver_names_what_it_lacks() -> None:
 
 
 def test_command_where_sys_cannot_be_read_says_so() -> None:
-    """As in a container that hides it; in a name space of its own."""
+    """The test hides /sys in another mount namespace, as a container might."""
     inside = ("unshare", "--mount", "--map-root-user")
     hide = 'mount -t tmpfs none /sys && exec "$@"'
     if (
@@ -935,14 +959,14 @@ def test_command_where_sys_cannot_be_read_says_so() -> None:
             [*inside, "sh", "-c", hide, "-", "true"], capture_output=True, check=False
         ).returncode
     ):
-        pytest.skip("no name space of its own can be made here")
+        pytest.skip("no mount namespace can be made here")
     seen = findings(command("--json", inside=(*inside, "sh", "-c", hide, "-")))
     for check in ("numa", "cgroup", "huge pages"):
         assert seen[check]["status"] == "note"
         assert "unknown here" in seen[check]["text"]
 
 
-def test_command_with_devices_apart_names_them() -> None:
+def test_command_names_devices_that_do_not_reach_each_other() -> None:
     said = findings(
         command("--json", CUMEM_EMULATED_DEVICES="2", CUMEM_EMULATED_PEERS="0")
     )

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``%load_ext cumem`` in a kernel of its own, on the emulated device."""
+"""Tests of the magics that ``%load_ext cumem`` adds to IPython.
+
+A notebook of the cells below is run once, in a kernel on the emulated device. Each test
+looks at what some of its cells have shown.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ pytestmark = [
 ]
 
 MIB = 1 << 20
+#: The cells of the notebook, by names.
 CELLS = {
     "load": f"""
 import sys
@@ -123,7 +128,7 @@ shell.find_cell_magic('cumem') is None, "cumem" in str(shell.input_transformers_
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory) -> dict[str, list[Any]]:
-    """The outputs of each cell."""
+    """Run the notebook, and return the outputs of each cell by its name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUMEM_BACKEND", "emulated")
         cells = [nbformat.v4.new_code_cell(text.strip("\n")) for text in CELLS.values()]
@@ -142,7 +147,7 @@ def shown(tmp_path_factory) -> dict[str, list[Any]]:
 
 
 def html_of(outputs: list[Any]) -> str:
-    """Text of what is shown as HTML."""
+    """Return the text of what the outputs show as HTML."""
     found = [
         each.data["text/html"]
         for each in outputs
@@ -155,6 +160,7 @@ def html_of(outputs: list[Any]) -> str:
 
 
 def error_of(outputs: list[Any]) -> str:
+    """Return the traceback among the outputs, without its colours."""
     [error] = [each for each in outputs if each.output_type == "error"]
     return re.sub("\x1b\\[[\\d;]*m", "", "\n".join(error.traceback))
 
@@ -169,26 +175,26 @@ def test_table_names_the_largest_buffers_by_their_variables(shown) -> None:
     assert "emulated" in text
     assert re.search(r"weights  ?device \(3145728,\) uint8 0 3 MiB ", text)
     assert re.search(r"parts\[&#x27;&lt;b&gt;&#x27;\], view  ?pinned", text)
-    assert re.search(r"device 0 none 4 MiB", text)  # the limit
-    assert re.search("- +pinned - - 0 1 MiB", text)  # too deep for a name
+    assert re.search(r"device 0 none 4 MiB", text)  # the device has no limit
+    assert re.search("- +pinned - - 0 1 MiB", text)  # its variable is nested too deeply
     [once] = shown["once"]
     assert "weights" in once.data["text/plain"]
 
 
-def test_table_keeps_up_until_it_is_let_go(shown) -> None:
+def test_table_is_updated_until_another_takes_its_place(shown) -> None:
     text = html_of(shown["table"])
     assert re.search(r"while_it_ran  ?managed \(5242880,\)", text)
     assert "In[7]" in text
     assert "too_late" not in text
 
 
-def test_table_that_is_of_once_stays(shown) -> None:
+def test_table_of_once_is_not_updated(shown) -> None:
     assert "In[4]" in html_of(shown["once"])
     assert "while_it_ran" not in html_of(shown["once"])
     assert "no pool yet" in html_of(shown["empty"])
 
 
-def test_words_that_there_are_not_are_said(shown) -> None:
+def test_unknown_word_is_refused_with_the_known_ones(shown) -> None:
     [said] = shown["wrong"]
     assert "%cumem of: no such word; %cumem [once | off]" in said.text
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures: they draw what was recorded or is held, with units and the name of the GPU."""
+"""Tests of the plots of records, pools and benchmarks.
+
+A record is made by hand, so that the areas, bars and labels that Matplotlib shall draw are
+known. Each plot must have units and the name of the device.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,13 @@ from cumem.base.colours import KIND_COLOURS, STATE_COLOURS
 from cumem.recording.events import KINDS
 from cumem.tools.bench.cases import COPY_KINDS
 
-# All of this is plain Python of ours, which each version runs in the same way.
+# No version of Python changes what these tests show.
 pytestmark = pytest.mark.any_python
 
 matplotlib = pytest.importorskip("matplotlib")
 
 MIB = 1 << 20
+#: The colours of Okabe and Ito, which most colour-blind readers can distinguish.
 OKABE_ITO = {
     *("#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00"),
     "#cc79a7",
@@ -31,6 +36,7 @@ OKABE_ITO = {
 
 @pytest.fixture(autouse=True)
 def without_windows() -> Iterator[None]:
+    """Draw without a display, and close the figures at the end."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -39,9 +45,11 @@ def without_windows() -> Iterator[None]:
 
 
 def event(op: str, time_ns: int, nbytes: int = 0, **more: Any) -> dict[str, Any]:
+    """Return an event of a record."""
     return {"op": op, "time_ns": time_ns, "nbytes": nbytes, **more}
 
 
+#: Three transfers, two of which overlap in time, a block that is freed, and a shortage.
 LOG = made(
     [
         event("allocate", 1_000_000, 8 * MIB, address=1),
@@ -83,7 +91,7 @@ def test_areas_are_as_high_as_what_was_alive() -> None:
     pinned, device = plots.plot_record(LOG).collections[:2]
 
     def height(area: Any, time_ms: float) -> float:
-        """Of the top, where an area stands on the one before."""
+        """Return how high the area reaches at a time. Areas stand on each other."""
         x, y = area.get_paths()[0].vertices.T
         return float(y[np.abs(x - time_ms) < 0.02].max())
 
@@ -92,7 +100,7 @@ def test_areas_are_as_high_as_what_was_alive() -> None:
     assert height(device, 8) == 4
 
 
-def test_transfers_at_one_time_lie_in_lanes_of_their_own() -> None:
+def test_transfers_at_one_time_lie_in_different_lanes() -> None:
     [below] = plots.plot_record(LOG).child_axes
     bars = [each.get_paths() for each in below.collections]
     spans = [
@@ -103,7 +111,7 @@ def test_transfers_at_one_time_lie_in_lanes_of_their_own() -> None:
     heights = [paths[0].get_extents().intervaly for paths in bars[:2]]
     assert heights[0][1] < heights[1][0] + 1e-9
     shown_ms = spans[2][0][1] - spans[2][0][0]
-    assert shown_ms == pytest.approx(10 / plots._STEPS)  # short, and seen
+    assert shown_ms == pytest.approx(10 / plots._STEPS)  # it is short, but can be seen
 
 
 def test_record_takes_axes_and_whatever_has_a_log() -> None:
@@ -157,7 +165,9 @@ def test_pool_is_drawn_segment_by_segment(runtime) -> None:
     assert ax.get_title(loc="left").endswith(where)
 
 
-def test_of_many_segments_the_largest_are_drawn_and_that_is_said(emulated) -> None:
+def test_snapshot_of_many_segments_is_drawn_with_the_largest_and_says_so(
+    emulated,
+) -> None:
     segments = tuple(
         cumem.types.Segment(
             i << 30, size, (cumem.types.Block(i << 30, size, 0, "cached"),)
@@ -188,14 +198,14 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch, emulated) -> 
     ]
 
 
-def test_colours_can_be_told_apart_by_colour_blind_readers() -> None:
+def test_colours_can_be_distinguished_by_colour_blind_readers() -> None:
     assert tuple(sorted(KIND_COLOURS)) == tuple(sorted(KINDS))
     assert {*KIND_COLOURS.values()} - {"#7f7f7f"} <= OKABE_ITO
     assert len({*KIND_COLOURS.values()}) == len(KINDS)
     assert {*STATE_COLOURS.values()} <= OKABE_ITO | {""}
 
 
-def test_curves_that_lie_on_each_other_are_told_apart() -> None:
+def test_curves_that_lie_on_each_other_can_be_distinguished() -> None:
     styles = plots._STYLES
     assert list(styles) == list(COPY_KINDS)
     shapes = [
@@ -203,7 +213,7 @@ def test_curves_that_lie_on_each_other_are_told_apart() -> None:
         for style in styles.values()
     ]
     assert len(set(shapes)) == len(COPY_KINDS)
-    # the curve beneath shines through the gaps of those above
+    # Dashes of the upper curves let the curve beneath them be seen.
     after = list(COPY_KINDS)[list(COPY_KINDS).index("pinned") + 1 :]
     assert all("linestyle" in styles[kind] for kind in after)
     assert plots._LINE["markerfacecolor"] == "none"

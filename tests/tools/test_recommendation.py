@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cumem.recommend(): the rules, the figures, and where these come from."""
+"""Tests of cumem.recommend(): its rules, its figures, and where the figures come from.
+
+Without figures of the machine the rules decide. The figures of a benchmark decide instead
+if they are given as a file or kept from an earlier run.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +69,7 @@ def test_rules_choose(emulated, kind: str, asked: dict) -> None:
         assert text in repr(found)
 
 
-def test_what_it_advises_can_be_called(runtime) -> None:
+def test_calls_that_are_recommended_can_be_made(runtime) -> None:
     names = {"cumem": cumem, "numpy": numpy, "array": numpy.ones(8, "f4")}
     names |= {"shape": (8,), "dtype": "f4", "nbytes": 32}
     for kind, call in recommendation._CALLS.items():
@@ -113,7 +117,7 @@ def test_figures_of_a_file_decide(emulated) -> None:
     def ask(nbytes: object, **more: object) -> cumem.types.Recommendation:
         return cumem.recommend(nbytes, figures=H200, **more)
 
-    assert ask("4 KiB").kind == "pageable"  # the rules would say pinned
+    assert ask("4 KiB").kind == "pageable"  # by the rules it would be pinned
     assert ask("1 MiB").kind == "pinned"
     assert ask("1 MiB", reuse=5).kind == "pageable"
     assert ask("1 MiB", reuse=100).kind == "pinned"
@@ -132,7 +136,7 @@ def test_figures_of_a_file_decide(emulated) -> None:
     copy = rows["copy", "d2h", "pinned", 256 * MIB]["seconds"]
     assert larger.figures["pinned"] == pytest.approx(4 * copy)
     assert cumem.recommend("4 KiB", figures=data) == ask("4 KiB")
-    # where nothing is copied the rules alone decide
+    # Where nothing is copied, figures do not matter.
     assert ask("1 MiB", access="device").source == "rules"
 
 
@@ -165,14 +169,14 @@ def test_gain_within_5_percent_is_no_reason(emulated) -> None:
     assert ask("host", **three) == "pinned"
 
 
-def test_missing_figures_leave_it_to_the_rules(emulated) -> None:
+def test_missing_figures_leave_the_choice_to_the_rules(emulated) -> None:
     only_one = made_up(pageable=10)
     assert cumem.recommend(MIB, figures=only_one).source == "rules"
     no_allocation = made_up(pageable=10, pinned=11)
     assert cumem.recommend(MIB, reuse=3, figures=no_allocation).source == "rules"
 
 
-def test_what_is_no_figures_is_refused(emulated, tmp_path: Path) -> None:
+def test_value_that_has_no_figures_is_refused(emulated, tmp_path: Path) -> None:
     good = made_up(pageable=10, pinned=20)
     for bad in ({}, {**good, "schema": 1}, {**good, "results": [{}]}, {"schema": 2}):
         with pytest.raises(
@@ -192,6 +196,7 @@ def test_what_is_no_figures_is_refused(emulated, tmp_path: Path) -> None:
         cumem.recommend(MIB, figures=5)
 
 
+#: Values for a row of results, none of which bench would write.
 BAD_ROWS = [
     *({"seconds": value} for value in (0, -1, math.nan, math.inf, 1e300, 10**400)),
     *({"seconds": value} for value in ("1", None, [1], True)),
@@ -249,7 +254,7 @@ def test_wrong_arguments_list_the_choices(emulated) -> None:
 
 @pytest.fixture
 def kept(emulated, monkeypatch, tmp_path: Path) -> Path:
-    """Return the path at which figures of `Unit` are looked for."""
+    """Return the path at which the figures of `Unit` are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = saved_results.result_path(Unit(), "bench")
     path.parent.mkdir()
@@ -263,14 +268,15 @@ def test_kept_figures_of_this_machine_are_taken(kept: Path) -> None:
     report, source = recommendation._find_report(None, Unit())
     assert source == "this machine's bench of 2026-01-02, GPU"
     assert report.find("copy", "h2d", "pinned", MIB).gbps == pytest.approx(20)
-    assert recommendation._find_report(None, cumem.Device(0)) == (None, "")  # emulated
+    # Figures of a real device are not taken for an emulated one.
+    assert recommendation._find_report(None, cumem.Device(0)) == (None, "")
 
 
 @pytest.mark.parametrize(
     "change",
     [{"key": {}}, {"schema": 1}, {"emulated": True}, {"results": 5}, {"devices": []}],
 )
-def test_kept_figures_of_others_are_passed_over(kept: Path, change: dict) -> None:
+def test_kept_figures_of_others_are_ignored(kept: Path, change: dict) -> None:
     data = made_up(pageable=10, pinned=20) | {"key": saved_results.machine_key(Unit())}
     kept.write_text(json.dumps(data | change))
     assert recommendation._find_report(None, Unit()) == (None, "")
@@ -285,7 +291,7 @@ def test_bench_keeps_nothing_of_the_emulated_device(kept: Path, capsys) -> None:
 
 
 def test_bench_keeps_what_recommend_finds(kept: Path, monkeypatch, capsys) -> None:
-    """The emulated device is made to look real, since bench keeps nothing else."""
+    """A class stands for a real device, since bench keeps no figures of an emulated one."""
 
     class Real(Unit):
         total_nbytes = 1 << 30

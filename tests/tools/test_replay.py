@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaying: the ratio of a trace checked by hand, late work, and the command."""
+"""Tests of replaying a trace of allocations with an allocator, and of the command.
+
+The ratio of the memory that an allocator reserves to what is live is compared with a trace
+that was worked out by hand. Some tests hold blocks as if work on them were late. The later
+ones run `python -m cumem replay`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ from cumem.tools.replay import hold
 from cumem.tools.replay.hold import open_gates
 from cumem.tools.replay.trace import Hold, make_trace
 
-# All of this is plain Python of ours, which each version runs in the same way.
+# No version of Python changes what these tests show.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Exact(replay_allocators.Allocator):
-    """Reserves 4 KiB at a time, and gives nothing back: its figures are known by hand."""
+    """Reserves 4 KiB at a time and gives nothing back, so that its figures are known."""
 
     name, version = "exact", "1"
 
@@ -77,7 +82,8 @@ def test_ratio_is_exact_on_a_trace_checked_by_hand(emulated) -> None:
     assert result.peak_live == 11 * KIB
     assert result.peak_reserved == 12 * KIB
     assert result.ratio == 12 / 11
-    # of the first time that 12 KiB were reserved, not of the later 11 KiB in them
+    # The waste is that of the moment when 12 KiB were first reserved. Later 11 KiB lie
+    # there.
     assert result.waste == replay.Waste(10 * KIB, 0, 2 * KIB, 0)
     assert result.ns_per_event > 0
     assert result.ns_per_event_warm is not None
@@ -116,7 +122,8 @@ def test_every_kind_replays(runtime, kind: str) -> None:
 
 
 def test_late_blocks_are_in_flight_and_not_handed_out(runtime) -> None:
-    # one block after the other, each freed at once: one is enough, unless they are late
+    # Blocks come one after the other, and each is freed at once. So there is one block in
+    # memory, unless blocks are late.
     count, size = 30, 8 << 20
     op, block = [1, 0] * count, [n // 2 for n in range(2 * count)]
     trace = make_trace("one", op, block, [size, 0] * count, [0] * 2 * count)
@@ -131,7 +138,7 @@ def test_late_blocks_are_in_flight_and_not_handed_out(runtime) -> None:
     assert allocator.reserved() == 0
 
 
-def test_own_streams_that_are_late_still_share_with_themselves(runtime) -> None:
+def test_late_blocks_of_a_stream_are_reused_on_that_stream(runtime) -> None:
     count = 20
     op, block = [1, 0] * count, [n // 2 for n in range(2 * count)]
     trace = make_trace("one", op, block, [64 * KIB, 0] * count, [0] * 2 * count)
@@ -142,7 +149,7 @@ def test_own_streams_that_are_late_still_share_with_themselves(runtime) -> None:
 
 
 def test_gates_release_a_window_after_those_it_is_held_for(runtime) -> None:
-    hold = Hold(8)  # windows of 2 events
+    hold = Hold(8)  # each window has 2 events
     stream = cumem.Stream()
     gates = open_gates(hold, [stream], 0)
     events = {}
@@ -159,29 +166,28 @@ def test_gates_release_a_window_after_those_it_is_held_for(runtime) -> None:
     assert gates.forced == 0
 
 
-def test_gates_give_way_to_who_waits_for_them(runtime, monkeypatch) -> None:
+def test_gates_open_for_a_call_that_waits_for_them(runtime, monkeypatch) -> None:
     monkeypatch.setattr("cumem.tools.replay.hold.STUCK_SECONDS", 0.05)
     stream = cumem.Stream()
     gates = open_gates(Hold(4), [stream], 0)
     gates.enter(1)
     stream.record()
     with gates:
-        stream.synchronize()  # would never return
+        stream.synchronize()  # without the gates' help this would never return
     assert gates.forced == 1
     gates.close()
 
 
 def test_gates_stay_shut_in_a_long_window_where_nobody_waits(runtime, monkeypatch):
-    monkeypatch.setattr(
-        "cumem.tools.replay.hold.STUCK_SECONDS", 3600.0
-    )  # looks by hand
+    # The gates' own thread looks too rarely to matter, and the test looks in its place.
+    monkeypatch.setattr("cumem.tools.replay.hold.STUCK_SECONDS", 3600.0)
     stream = cumem.Stream()
     gates = open_gates(Hold(4), [stream], 0)
     gates.enter(1)
     event = stream.record()
     for _ in range(3):
         gates.look()
-        with gates:  # short calls, each another
+        with gates:  # each of these calls is short
             gates.look()
     assert (gates.forced, event.done) == (0, False)
     with gates:
@@ -193,7 +199,7 @@ def test_gates_stay_shut_in_a_long_window_where_nobody_waits(runtime, monkeypatc
 
 
 class FakeDriver:
-    """Stands for libcuda: notes what is called, and fails one call."""
+    """Stands for libcuda. It notes the names of its calls, and fails one of them."""
 
     def __init__(self, fails: str = "") -> None:
         self.calls: list[str] = []
@@ -251,6 +257,7 @@ def test_allocator_that_cannot_be_had_is_an_error(
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m cumem replay` on the emulated device, with warnings as errors."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "cumem", "replay", *arguments],
         capture_output=True,
@@ -299,7 +306,7 @@ def test_command_compares_with_what_there_is(tmp_path: Path) -> None:
 def replayed_elsewhere(
     monkeypatch: pytest.MonkeyPatch, trace: Path, stderr: str | None = None
 ) -> dict[str, Any]:
-    """Replay on what stands for a peer, from the folder that the trace is in."""
+    """Replay a trace with a stand-in for a peer, from the folder of the trace."""
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if stderr is not None:
@@ -339,7 +346,8 @@ def test_failure_of_a_peer_is_reported_with_its_notes(emulated, monkeypatch) -> 
 
 
 def test_emulated_device_is_made_large_enough(tmp_path: Path) -> None:
-    size = np.array([3 << 30, *SIZE[1:]], np.uint64)  # the device has 1 GiB by default
+    # By default the emulated device has 1 GiB.
+    size = np.array([3 << 30, *SIZE[1:]], np.uint64)
     trace = write_npz(tmp_path / "big.npz", size=size)
     assert run(str(trace)).returncode == 0
     done = run(str(trace), CUMEM_EMULATED_MEMORY="1GiB")
@@ -355,7 +363,7 @@ def test_emulated_device_has_room_for_what_is_late() -> None:
     for late, peak in ((None, size), ("60", count * size)):
         room = dict(replay.environment(trace, late))["CUMEM_EMULATED_MEMORY"]
         assert int(room) == 16 * peak
-    most = make_trace("most", [1], [0], [1 << 44], [0])  # 16 times would not fit
+    most = make_trace("most", [1], [0], [1 << 44], [0])  # 16 times that would not fit
     room = dict(replay.environment(most))["CUMEM_EMULATED_MEMORY"]
     assert int(room) == replay.MOST_EMULATED
 
@@ -391,7 +399,7 @@ def test_wrong_option_is_a_usage_error(
     assert cli.main(["replay", str(trace), *arguments]) == 2
     said = capsys.readouterr()
     assert message in said.err
-    assert said.out == ""  # before the work, not after it
+    assert said.out == ""  # the error comes before the work
 
 
 def test_no_device_at_all_is_a_usage_error(tmp_path: Path) -> None:

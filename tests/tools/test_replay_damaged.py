@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces whose .npz is damaged, or made to do harm: one line of error, little memory."""
+"""Tests of traces in .npz files that are damaged or made to do harm.
+
+The command must refuse each of them with one line of text, and without much memory or time.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,28 @@ from support.traces import write_npz
 from cumem.tools import cli
 from cumem.tools.replay.trace import load_trace
 
-# What files hold is decided by the C core and by formats, not by Python.
+# What files hold is decided by formats and not by the version of Python.
 pytestmark = pytest.mark.any_python
 
 ARRAYS = ("op", "block", "size", "stream")
 
 
 def member(array: np.ndarray) -> bytes:
+    """Return an array as a member of an .npz file."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
 def header(text: str, data: bytes = b"", version: tuple[int, int] = (1, 0)) -> bytes:
+    """Return a member with this text as its header, which may be wrong."""
     body = text.encode("latin1") + b"\n"
     length = struct.pack("<H" if version == (1, 0) else "<I", len(body))
     return b"\x93NUMPY" + bytes(version) + length + body + data
 
 
 def declare(shape: str, dtype: str = "'<i8'", data: bytes = b"\0" * 56) -> bytes:
+    """Return a member whose header declares a shape and a dtype."""
     text = f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}, }}"
     return header(text, data)
 
@@ -48,7 +54,7 @@ def declare(shape: str, dtype: str = "'<i8'", data: bytes = b"\0" * 56) -> bytes
 def pack(
     path: Path, compression: int = zipfile.ZIP_STORED, **members: bytes | None
 ) -> Path:
-    """A whole trace, with some members replaced; None leaves one out."""
+    """Write a whole trace, with some members replaced, or left out if they are None."""
     whole: dict[str, bytes | None] = {
         "op": member(np.array([1, 0])),
         "block": member(np.array([0, 0])),
@@ -63,7 +69,7 @@ def pack(
 
 
 def patch_flags(path: Path, flags: int = 0, method: int | None = None) -> Path:
-    """Set bits, or the compression, in every header of the archive."""
+    """Set bits of the flags, or the compression, in every header of the archive."""
     data = bytearray(path.read_bytes())
     for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         found = data.find(mark)
@@ -78,7 +84,7 @@ def patch_flags(path: Path, flags: int = 0, method: int | None = None) -> Path:
 
 
 def refused(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that the command says."""
+    """Return the one line with which the command refuses a trace."""
     assert cli.main(["replay", str(path)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -120,7 +126,7 @@ def refused(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
         (b"", ""),
     ],
 )
-def test_member_that_is_no_array_of_integers_is_one_line(
+def test_member_that_is_not_an_array_of_integers_is_refused_with_one_line(
     tmp_path: Path, capsys, content: bytes, message: str
 ) -> None:
     import re
@@ -133,7 +139,7 @@ def test_member_that_is_no_array_of_integers_is_one_line(
     ("flags", "method"),
     [(1, None), (0x40, None), (0x20, None), (0, 99), (0, 12), (0, 14), (0, 8), (0, 1)],
 )
-def test_odd_flags_and_compressions_are_one_line(
+def test_odd_flags_and_compressions_are_refused_with_one_line(
     tmp_path: Path, capsys, flags: int, method: int | None
 ) -> None:
     refused(patch_flags(pack(tmp_path / "a.npz"), flags, method), capsys)
@@ -154,10 +160,10 @@ def test_whole_archive_of_any_compression_is_read(
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_any_damage_is_one_line_or_harmless(
+def test_any_damage_is_refused_with_one_line_or_harmless(
     tmp_path: Path, capsys, compression: int
 ) -> None:
-    """Bytes changed, dropped and added anywhere, and ends cut off."""
+    """Bytes are changed, dropped and added anywhere, and ends are cut off."""
     random = Random(11)
     path = tmp_path / "a.npz"
     good = pack(path, compression).read_bytes()
@@ -184,7 +190,7 @@ def test_any_damage_is_one_line_or_harmless(
 
 
 def bomb(path: Path, rows: int) -> Path:
-    """Zeros, a thousandth of their size in the file; the header says how many."""
+    """Write a trace of zeros, which is a thousand times as long as its file."""
     text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({rows},), }}"
     piece = b"\0" * (1 << 20)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
@@ -196,12 +202,15 @@ def bomb(path: Path, rows: int) -> Path:
     return path
 
 
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="RLIMIT_AS")
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""),
+    reason="AddressSanitizer needs more address space than this test allows",
+)
 def test_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
     path = bomb(tmp_path / "bomb.npz", 1 << 26)  # half a GiB for each array
 
     def little() -> None:
-        room = 3 << 29  # of addresses, of which the interpreter takes a part
+        room = 3 << 29  # the interpreter itself takes a part of these addresses
         resource.setrlimit(resource.RLIMIT_AS, (room, room))
 
     done = subprocess.run(
@@ -221,12 +230,12 @@ def test_member_longer_than_its_entry_says_is_refused(tmp_path: Path, capsys) ->
     path = pack(tmp_path / "a.npz", zipfile.ZIP_DEFLATED)
     data = bytearray(path.read_bytes())
     at = data.find(b"PK\x01\x02")
-    struct.pack_into("<I", data, at + 24, 90)  # what the directory says it unpacks to
+    struct.pack_into("<I", data, at + 24, 90)  # the length that the directory declares
     path.write_bytes(data)
     refused(path, capsys)
 
 
-def test_broken_streams_of_other_compressions_are_one_line(
+def test_broken_streams_of_other_compressions_are_refused_with_one_line(
     tmp_path: Path, capsys
 ) -> None:
     for method, whole in ((12, bz2.compress(b"0" * 99)), (8, zlib.compress(b"1" * 99))):
@@ -250,7 +259,7 @@ def test_trace_of_this_test_is_good(tmp_path: Path) -> None:
     assert load_trace(write_npz(tmp_path / "b.npz")).events == 7
 
 
-def test_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     os.mkfifo(path)
     with pytest.raises(OSError, match="FIFO"):

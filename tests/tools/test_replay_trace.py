@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces: what is read off one, and each format that one comes in."""
+"""Tests of traces of allocations: their figures, and the formats of their files.
+
+A trace is a list of allocations and frees. It comes from an .npz file, from the CSV that
+RMM writes, or from a snapshot of PyTorch. Files that make no sense or could do harm are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +25,19 @@ from support.traces import (
 
 from cumem.tools.replay.trace import Hold, load_trace, make_trace, parse_late
 
-# All of this is plain Python of ours, which each version runs in the same way.
+# No version of Python changes what these tests show.
 pytestmark = pytest.mark.any_python
 
 
 def write_csv(path: Path, *rows: str) -> Path:
+    """Write rows as RMM does, below its header."""
     text = "Thread,Time,Action,Pointer,Size,Stream\n" + "\n".join(rows) + "\n"
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def entry(action: str, addr: int, size: int, stream: int = 0) -> dict[str, object]:
+    """Return an entry of a snapshot of PyTorch."""
     return {
         "action": action,
         "addr": addr,
@@ -42,6 +49,7 @@ def entry(action: str, addr: int, size: int, stream: int = 0) -> dict[str, objec
 
 
 def write_snapshot(path: Path, *devices: list[object], **more: object) -> Path:
+    """Write a snapshot of PyTorch, with the entries of each device."""
     snapshot = {"segments": [], "device_traces": list(devices), **more}
     path.write_bytes(pickle.dumps(snapshot))
     return path
@@ -50,17 +58,18 @@ def write_snapshot(path: Path, *devices: list[object], **more: object) -> Path:
 # -- facts of a trace ------------------------------------------------------------------
 
 
-def test_peak_live_is_that_worked_out_by_hand() -> None:
+def test_peak_live_is_the_one_worked_out_by_hand() -> None:
     trace = hand_checked()
     assert trace.peak_live == PEAK_LIVE
     assert (trace.events, trace.allocations, trace.stream_count) == (7, 4, 1)
     assert trace.size.tolist() == [n * KIB for n in (4, 4, 4, 12, 12, 8, 4)]
 
 
-def test_peak_busy_adds_what_is_held() -> None:
-    # Held for one event, each free counts one row longer: 4+4 (+4) +12, then 12 held + 8.
+def test_peak_busy_adds_blocks_that_are_held() -> None:
+    # If blocks are held for one event, each counts for one row more. The peak is that of the
+    # rows in which 12 KiB are live or held beside 4 KiB.
     assert hand_checked().peak_busy(Hold(1)) == (4 + 12) * KIB
-    # Held to the end, everything that was ever allocated counts.
+    # If blocks are held to the end, every block that was allocated counts.
     assert hand_checked().peak_busy(Hold(100)) == (4 + 4 + 12 + 8) * KIB
 
 
@@ -73,6 +82,7 @@ def test_hold_keeps_at_least_so_long_and_at_most_a_quarter_more(events: int) -> 
 
 
 def test_peak_busy_agrees_with_a_plain_loop() -> None:
+    # The loop keeps the held blocks in a list, with the window in which each ends.
     random = np.random.default_rng(5)
     live: list[int] = []
     rows: list[tuple[int, int, int]] = []
@@ -129,7 +139,7 @@ def test_late_that_makes_no_sense_is_refused(text: str) -> None:
 
 
 def test_more_live_than_there_are_addresses_is_refused() -> None:
-    count, size = 70_000, 1 << 47  # more than 63 bits in all
+    count, size = 70_000, 1 << 47  # the sum needs more than 63 bits
     with pytest.raises(ValueError, match=r"huge: 8\.5 EiB live at once.*address space"):
         make_trace("huge", [1] * count, range(count), [size] * count, [0] * count)
     with pytest.raises(ValueError, match=r"128 TiB live at once.*address space"):
@@ -217,7 +227,7 @@ def test_csv_follows_addresses(tmp_path: Path) -> None:
     path = write_csv(
         tmp_path / "rmm.csv",
         "11,09:30:01.000001,allocate,0x7f10,4096,0x0",
-        "12,09:30:01.000002,allocate,7f20,100,0x55aa",  # older versions: no 0x
+        "12,09:30:01.000002,allocate,7f20,100,0x55aa",  # older versions write no 0x
         "11,09:30:01.000003,free,0x7f10,4096,0x0",
         "",
         "11,09:30:01.000004,allocate failure,(nil),99999,0x0",
@@ -282,7 +292,7 @@ def test_csv_with_bytes_that_are_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_snapshot_frees_when_the_free_is_completed(tmp_path: Path) -> None:
     entries: list[object] = [
-        entry("free_completed", 0x900, 64),  # allocated before the recording
+        entry("free_completed", 0x900, 64),  # this block is older than the recording
         entry("segment_alloc", 0x1000, 2 << 20),
         entry("alloc", 0x1000, 300),
         entry("alloc", 0x1200, 500, stream=94),
@@ -296,7 +306,7 @@ def test_snapshot_frees_when_the_free_is_completed(tmp_path: Path) -> None:
     assert trace.op.tolist() == [1, 1, 1, 0]
     assert trace.block.tolist() == [0, 1, 2, 0]
     assert trace.stream.tolist() == [0, 1, 0, 0]
-    assert trace.peak_live == 1500  # the free that was only asked for comes too late
+    assert trace.peak_live == 1500  # block 0 is live until its free is completed
     assert trace.skipped == 1
 
 
@@ -355,7 +365,7 @@ def test_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"asks for .*, which is refused"):
         load_trace(path)
     assert not mark.exists()
-    pickle.loads(path.read_bytes())  # it would have worked
+    pickle.loads(path.read_bytes())  # an ordinary load runs the call
     assert mark.exists()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where figures of a machine are saved: one file for each kind of machine."""
+"""Tests of where figures of a machine are saved: in one file for each kind of machine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 
 from cumem.tools import saved_results
 
-# These tests are about the C core, which is the same for each Python.
+# No version of Python changes what these tests show.
 pytestmark = pytest.mark.any_python
 
 
 @dataclasses.dataclass
 class Unit:
-    """As a Device that is real."""
+    """Stands for a real Device."""
 
     name: str = "NVIDIA H200"
     pci_bus_id: str = "0000:1b:00.0"
 
 
-def test_key_tells_machines_apart(emulated, monkeypatch, tmp_path: Path) -> None:
+def test_key_differs_between_machines(emulated, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = saved_results.result_path(Unit(), "bench")
     assert path == saved_results.result_path(Unit(), "bench")

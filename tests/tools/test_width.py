@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is printed keeps to the width of the terminal, and says its units."""
+"""Tests that printed texts keep to the width of the terminal, and that figures have units.
+
+The variable COLUMNS sets the width. The texts are those of answers, commands, help, tables
+and errors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from cumem.tools.doctor.checks import Finding
 from cumem.tools.notebook import html
 from cumem.units import fit, format_table
 
-# All of this is plain Python of ours, which each version runs in the same way.
+# No version of Python changes what these tests show.
 pytestmark = pytest.mark.any_python
 
 WIDTHS = (40, 60, 80)
@@ -26,11 +30,13 @@ WIDTHS = (40, 60, 80)
 
 @pytest.fixture(params=WIDTHS)
 def width(request, monkeypatch) -> int:
+    """Set the width of the terminal, and return it."""
     monkeypatch.setenv("COLUMNS", str(request.param))
     return int(request.param)
 
 
 def check(text: str, width: int) -> None:
+    """Fail if a line of the text is wider than this."""
     wide = [line for line in text.splitlines() if len(line) > width]
     assert not wide, wide
 
@@ -57,7 +63,7 @@ def test_answers_keep_to_the_width(emulated, width: int) -> None:
 )
 def test_commands_keep_to_the_width(width: int, command: tuple[str, ...]) -> None:
     if command[0] == "bench" and width != 60:
-        pytest.skip("takes seconds: one width is enough")
+        pytest.skip("bench takes seconds, so one width is enough")
     done = programs.run("-W", "ignore", "-m", "cumem", *command, COLUMNS=str(width))
     assert done.stdout
     check(done.stdout, width)
@@ -134,7 +140,7 @@ def test_broken_lines_are_indented_and_sizes_stay_whole(monkeypatch) -> None:
 # -- units -------------------------------------------------------------------------------
 
 
-def test_number_of_a_device_is_no_number_of_bytes(emulated) -> None:
+def test_number_of_a_device_is_shown_without_bytes(emulated) -> None:
     assert html.value("device", 1) == "1"
     assert html.value("pinned", 1 << 20) == "1 MiB"
     kept = cumem.zeros(10)
