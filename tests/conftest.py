@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures and hooks: which runtime a test runs on, and what it may leave behind."""
+"""Fixtures and hooks of pytest: which runtime a test uses, and what it may leave behind."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytest.register_assert_rewrite("support")
 
 from support import session  # noqa: E402
 
-# Texts are broken at the terminal's width, on which tests must not depend. Those that
-# check the width set it themselves (test_width.py).
+# Texts are broken at the width of the terminal, which no test may depend on. The tests of
+# the width (test_width.py) set it themselves.
 os.environ["COLUMNS"] = "200"
 
 hypothesis.settings.register_profile(
     "quick",
-    deadline=None,  # emulated streams are late on purpose
+    deadline=None,  # emulated streams are late on purpose, which takes time
     max_examples=40,
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
@@ -46,7 +46,7 @@ def pytest_configure() -> None:
 
 
 def pytest_report_header() -> str:
-    """Say which core is tested: without hooks many tests are skipped."""
+    """Say which core is tested. On one without hooks many tests are skipped."""
     hooks = "with hooks" if session.testing.HAS_HOOKS else "without hooks"
     return f"core: {session.testing.core_path()} ({hooks})"
 
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Deselect tests that are not for this run.
 
-    Tests that need a GPU run only if -m asks for them. If -m asks for by_driver, only
+    Tests that need a GPU run only if -m asks for them. If -m asks for by_driver, only those
     tests run that depend on an operation which the emulated driver lacks.
     """
     asked = config.option.markexpr or ""
@@ -86,12 +86,11 @@ frozen_for: list[object] = []
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests whose hooks are missing, and let the collector ignore permanent objects.
+    """Skip tests whose hooks are missing, and let the collector ignore older objects.
 
-    Each test collects several times, which takes long if there are many objects.
-
-    Objects are made permanent once for each file, since a test may import a library
-    with a hundred thousand of them.
+    Each test runs several collections, which take long if there are many objects. The
+    objects that exist are made permanent once for each file, because a test may import a
+    library with a hundred thousand of them.
     """
     if item.get_closest_marker("hooks") and not session.testing.HAS_HOOKS:
         pytest.skip(session.testing.WITHOUT_HOOKS)
@@ -105,7 +104,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)],
 )
 def runtime(request: pytest.FixtureRequest) -> Iterator[session.Runtime]:
-    """Open cumem on one backend for this test, and check that it is empty afterwards."""
+    """Open cumem on one backend for a test, and check that nothing is left afterwards."""
     with session.opened(request.param) as opened:
         yield opened
 
@@ -119,6 +118,6 @@ def emulated() -> Iterator[session.Runtime]:
 
 @pytest.fixture
 def cuda() -> Iterator[session.Runtime]:
-    """Open a real GPU, for tests marked `gpu` of things that emulation cannot show."""
+    """Open a real GPU, for tests marked `gpu` of properties that emulation cannot show."""
     with session.opened("cuda") as opened:
         yield opened

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers the tests import."""
+"""Code that several tests share."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium that tests drive through its debugging pipe, without other tools."""
+"""A headless Chromium, which tests drive through its debugging pipe without other tools."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
     None,
 )
-#: Expressions for the page of a record: DRAWN waits until the page is drawn or says why
-#: it is not, and FRAME waits for the next frame.
+#: A JavaScript expression for the page of a record. It waits until the page is drawn, or
+#: has a warning that says why it is not.
 DRAWN = """new Promise(resolve => {
   const look = () => performance.getEntriesByName("drawn").length
     || document.querySelector(".warning") ? resolve() : requestAnimationFrame(look);
@@ -31,9 +31,9 @@ FRAME = (
 
 
 class Browser:
-    """One page in a Chromium of its own, which is a context manager.
+    """One page in a Chromium of its own, as a context manager that ends the process.
 
-    Each method returns when the browser has answered.
+    Each method returns once the browser has answered.
     """
 
     def __init__(self, folder: Path, width: int = 1280, height: int = 900) -> None:
@@ -43,7 +43,7 @@ class Browser:
         os.set_inheritable(its_output, True)
         os.set_inheritable(its_input, True)
 
-        def place() -> None:  # Chromium reads from descriptor 3 and writes to 4
+        def place() -> None:  # Chromium reads commands from 3, and writes answers to 4
             first, second = os.dup(its_input), os.dup(its_output)
             os.dup2(first, 3)
             os.dup2(second, 4)
@@ -100,6 +100,7 @@ class Browser:
         self.output.close()
 
     def _read(self) -> dict[str, Any]:
+        """Read the next message of the browser."""
         while b"\0" not in self.unread:
             more = os.read(self.output.fileno(), 1 << 16)
             assert more, "the browser ended"
@@ -108,7 +109,7 @@ class Browser:
         return dict(json.loads(message))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol, and keep the events that come meanwhile."""
+        """Call a method of the protocol, and keep events that come before its answer."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
@@ -130,7 +131,7 @@ class Browser:
             self.events.append(self._read())
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression; if it is a promise, wait for it."""
+        """Return the value of a JavaScript expression, or of the promise that it gives."""
         result = self.call(
             "Runtime.evaluate",
             expression=expression,
@@ -145,12 +146,12 @@ class Browser:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def theme(self, name: str) -> None:
-        """Have the page prefer "light" or "dark"."""
+        """Make the page believe that its reader prefers "light" or "dark"."""
         feature = {"name": "prefers-color-scheme", "value": name}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def complaints(self) -> list[str]:
-        """List exceptions, and what the browser logs, such as requests that failed."""
+        """Return exceptions, and what the browser logged, such as requests that failed."""
         wanted = ("Runtime.exceptionThrown", "Log.entryAdded")
         return [json.dumps(e) for e in self.events if e.get("method") in wanted]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the functions of the package that a call runs: calls in users' loops run none."""
+"""Finds the package's functions that a call runs. Calls in users' loops must run none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGE = Path(cumem.__file__).parent
 
 
 def functions_of_the_package(run: Callable[[], object]) -> list[str]:
-    """List the Python functions that a call runs in its own thread, by file and name."""
+    """Return the Python functions that a call runs in its thread, by file and name."""
     found: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers for tests of conversions, and how results are compared."""
+"""Numbers for tests of conversions between dtypes, and how results are compared."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ FLOATS = (F2, BF16, F4, F8)
 
 
 def every_half(dtype: np.dtype) -> np.ndarray:
+    """Make all values of a type of two bytes."""
     return np.arange(1 << 16, dtype="u2").view(dtype)
 
 
 def both_parts(reals: np.ndarray) -> np.ndarray:
-    """Make complex numbers with these real parts and, in another order, imaginary parts.
+    """Make complex numbers of these real parts and of imaginary parts in another order.
 
-    They are put together as bits, since arithmetic would change NaN and the sign of zero.
+    The parts are joined as bits, since arithmetic would change NaN and the sign of zero.
     """
     imaginary = np.random.default_rng(3).permutation(reals)
     imaginary[::5] = 0
@@ -34,7 +35,11 @@ def both_parts(reals: np.ndarray) -> np.ndarray:
 
 
 def interesting(dtype: np.dtype) -> np.ndarray:
-    """Make all values of a short type, or random bits and values near roundings."""
+    """Make all values of a type of one or two bytes, or some values of a longer one.
+
+    Those are random bits, values of shorter types, and values in the middle between two of
+    these or right beside it, where rounding changes its direction.
+    """
     rng = np.random.default_rng(7)
     if dtype == "?":
         return rng.integers(0, 2, 3000).astype("?")
@@ -64,6 +69,7 @@ def interesting(dtype: np.dtype) -> np.ndarray:
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray, was: np.ndarray) -> None:
+    """Fail if two arrays differ in dtype or in any bit. `was` was converted to them."""
     assert found.dtype == expected.dtype
     if found.dtype.kind == "c":
         part = f"f{found.itemsize // 2}"
@@ -76,11 +82,12 @@ def assert_same(found: np.ndarray, expected: np.ndarray, was: np.ndarray) -> Non
     differ = np.ascontiguousarray(found).view(bits) != np.ascontiguousarray(
         expected
     ).view(bits)
-    if was.dtype == BF16 and found.dtype == F2:  # ml_dtypes gives NaN other bits
+    if was.dtype == BF16 and found.dtype == F2:  # the NaN of ml_dtypes has other bits
         differ &= ~(np.isnan(found) & np.isnan(expected))
     assert not differ.any(), (was[differ][:3], found[differ][:3], expected[differ][:3])
 
 
+#: Functions that view an array in another layout.
 LAYOUTS = {
     "whole": lambda a: a,
     "transposed": lambda a: a.T,

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries that take buffers: the functions that take them, and how to read the result."""
+"""Libraries that take buffers of cumem's, and how tests read and write what they made.
+
+Each class stands for a library, and wraps its ways to find an array's address, to read and
+write it, and to wait. `ENTRANCES` has the calls that take a buffer.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,16 @@ Enter = Callable[[Any], Any]
 
 
 class Library:
-    """One library. A test that makes one of these is skipped if it is not installed.
+    """A library. If it is not installed, making one of these skips the test.
 
-    Parameters
+    Attributes
     ----------
-    modules : str
-        Names of modules to import. The first is the library, whose version counts.
+    modules : tuple of str
+        The names of modules to import. The first is the library, whose version counts.
     """
 
     modules: tuple[str, ...] = ()
-    #: The dtypes that it knows, by their names in NumPy and ml_dtypes.
+    #: The dtypes that the library knows, by their names in NumPy and ml_dtypes.
     dtypes: tuple[str, ...] = ()
     needs_gpu = False
     can_write = True
@@ -37,19 +41,22 @@ class Library:
         self.version: str = getattr(self.module, "__version__", "?")
 
     def address(self, array: Any) -> int:
+        """Return the address of the first element."""
         raise NotImplementedError
 
     def raw(self, array: Any) -> bytes:
-        """Return the values in C order."""
+        """Return the values in C order, as bytes."""
         raise NotImplementedError
 
     def write(self, array: Any, values: np.ndarray) -> None:
+        """Write values into an array."""
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Wait until everything that it was given is done."""
+        """Wait until all work that the library was given is done."""
 
     def shape(self, array: Any) -> tuple[int, ...]:
+        """Return the shape as a tuple of plain numbers."""
         return tuple(array.shape)
 
 
@@ -122,7 +129,7 @@ class Jax(Library):
 
 
 class TvmFfi(Library):
-    """TVM-FFI, which imports by DLPack's C functions. NumPy reads its tensors for it."""
+    """TVM-FFI, which imports through DLPack's C functions. NumPy reads its tensors."""
 
     modules = ("tvm_ffi",)
     dtypes = (*NUMBERS, "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -146,7 +153,7 @@ class CuPy(Library):
         return int(array.data.ptr)
 
     def raw(self, array: Any) -> bytes:
-        if not array.flags.c_contiguous:  # CuPy would need a compiler to gather them
+        if not array.flags.c_contiguous:  # CuPy would need a compiler to read this
             out = np.empty(array.shape, array.dtype)
             cumem.copy(out, array)
             return out.tobytes()
@@ -207,6 +214,7 @@ class CudaCore(Library):
 
 
 def _of(library: type[Library], function: Callable[[Any, Any], Any]) -> Any:
+    """Pair a library and a function, so that the types of a lambda are known."""
     return library, function
 
 
@@ -218,7 +226,7 @@ def _view(name: str) -> Callable[[Any, Any], Any]:
     return lambda lib, buf: getattr(lib.view, name)(buf, stream_ptr=-1)
 
 
-#: The library and the function to call, by the spelling of the call in docs/interop.md.
+#: The library and the function of each call, by the text of the call in docs/interop.md.
 ENTRANCES: dict[str, tuple[type[Library], Callable[[Any, Any], Any]]] = {
     "memoryview(buf)": _of(NumPy, lambda _, b: np.array(memoryview(b), copy=False)),
     "np.asarray(buf)": _of(NumPy, lambda _, b: np.asarray(b)),
@@ -256,7 +264,7 @@ ENTRANCES: dict[str, tuple[type[Library], Callable[[Any, Any], Any]]] = {
     ),
 }
 
-#: Whether `numpy.from_dlpack` makes arrays that are writable, as it does from 2.2.5 on.
+#: Whether arrays of `numpy.from_dlpack` are writable, as they are from NumPy 2.2.5 on.
 NUMPY_LETS_WRITE = np.lib.NumpyVersion(np.__version__) >= "2.2.5"
 
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose which build of the core this process has.
+"""Chooses which build of the core a process gets.
 
 There are two builds, which are linked from the same objects. The wheel's has no hooks for
-tests. The other is also linked with csrc/python/module/testing.c, and lies in tests/core/,
+tests. The other one is also linked with csrc/python/module/testing.c and is in tests/core/,
 where editable installs and CUMEM_TESTING=1 put it (setup.py). If a program imports this
-module or `support.testing` before cumem, that one takes the place of `cumem._core`, so that
-a process never has both. A program that needs no hook imports neither module, and runs on
-the wheel's core.
+module or `support.testing` before cumem, the build with hooks takes the place of
+`cumem._core`, so that a process never has both. A program that needs no hook imports
+neither module, and runs on the wheel's core.
 
-With CUMEM_TESTS_CORE=package the package keeps its own core. That is for builds whose own
-core has the hooks (`make asan`, `make debug`), and for running the tests that need no hook
-on the wheel's core, where a test that calls a hook is skipped.
+With CUMEM_TESTS_CORE=package the package keeps its own core. This is for builds whose own
+core has the hooks (`make asan`, `make debug`). It is also for running the tests that need
+no hook on the wheel's core, where each test that calls a hook is skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "core"
 
 
 class _Finder:
-    """Finds the core for tests when cumem imports its own."""
+    """An import finder that finds the core for tests in the place of cumem's own."""
 
     @staticmethod
     def find_spec(
@@ -39,7 +39,7 @@ class _Finder:
 
 
 def _put_in_place() -> None:
-    """Make cumem find the core for tests, if there is one for this Python."""
+    """Make cumem find the core for tests if it was built for this Python."""
     if os.environ.get("CUMEM_TESTS_CORE") == "package":
         return
     if _Finder.find_spec(CORE) is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exporters made by hand: DLPack capsules and CAI dictionaries that may lie."""
+"""Exporters made by hand, whose DLPack capsules and CUDA array interfaces may be wrong."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
-READ_ONLY, IS_COPIED = 1, 2
+READ_ONLY, IS_COPIED = 1, 2  # bits of DLPack's flags
 
-#: DLPack's type code of each kind of NumPy's dtypes.
+#: DLPack's type code for each kind of dtype of NumPy's.
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
 
@@ -50,6 +50,8 @@ CAPSULE_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Legacy(ctypes.Structure):
+    """DLManagedTensor, the struct of DLPack before version 1."""
+
     _fields_ = [
         ("tensor", Tensor),
         ("context", ctypes.c_void_p),
@@ -58,6 +60,8 @@ class Legacy(ctypes.Structure):
 
 
 class Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned, the struct of DLPack from version 1 on."""
+
     _fields_ = [
         ("version", Version),
         ("context", ctypes.c_void_p),
@@ -72,8 +76,8 @@ new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
-#: PyCapsule_GetPointer, with types of our own: ``ctypes.pythonapi`` is shared with the
-#: other libraries of the process, which set types of theirs.
+#: PyCapsule_GetPointer as a function of this module. Other libraries set the types of the
+#: one in ``ctypes.pythonapi``, which all of the process shares.
 pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -99,14 +103,14 @@ def read_capsule(capsule: object) -> Legacy | Versioned:
     return kind.from_address(pointer_of(capsule, name))
 
 
-_given: list[Produced] = []  # one entry for each capsule whose deleter was not called
+_given: list[Produced] = []  # the tensors whose deleter has not been called yet
 
 
 class Produced:
-    """A managed tensor over memory of the test's, whose fields the test may change.
+    """A managed tensor over memory of the test, which may change its fields.
 
-    `deleted` counts the calls of its deleter. As the standard says, a capsule's destructor
-    calls the deleter only if nobody has used the capsule.
+    `deleted` counts the calls of its deleter. As the standard demands, a capsule's
+    destructor calls the deleter only if nobody has used the capsule.
     """
 
     def __init__(
@@ -147,7 +151,7 @@ class Produced:
 
     @classmethod
     def over(cls, array: np.ndarray[Any, Any], **options: Any) -> Produced:
-        """Make one over the memory of an array, which it keeps alive."""
+        """Make a tensor over the memory of an array, which it keeps alive."""
         strides = tuple(s // array.itemsize for s in array.strides)
         return cls(
             array.ctypes.data, array.shape, strides, array.dtype, keep=array, **options
@@ -163,8 +167,9 @@ class Produced:
             self._delete(0)
 
     def capsule(self) -> object:
-        """Make a fresh capsule. `self` lives until its deleter was called, as an exporter's
-        tensor does.
+        """Make a new capsule.
+
+        The tensor lives until its deleter is called, as a tensor of a real exporter does.
         """
         _given.append(self)
         destructor = (
@@ -178,7 +183,7 @@ class Produced:
 
 
 class FakeDLPack:
-    """An object with the DLPack protocol around a Produced tensor."""
+    """An object with the DLPack protocol, which hands out capsules of a Produced tensor."""
 
     def __init__(
         self,
@@ -217,7 +222,7 @@ class FakeCAI:
 
 
 def interface_of(buffer: Any, **changes: Any) -> dict[str, Any]:
-    """Return the valid dictionary of a buffer, with some entries changed."""
+    """Return a valid dictionary for a buffer, with some entries changed."""
     pointer = getattr(buffer, "device_ptr", None) or buffer.ptr
     entries = {
         "shape": buffer.shape,

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fault sweep: every runtime call of a scenario fails once, and nothing is lost."""
+"""The fault sweep: each call of the runtime in a scenario fails once, and nothing is lost.
+
+A scenario is a function that uses some part of the public API. tests/base/test_faults.py
+has the scenarios.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,9 @@ testing = session.testing
 
 UNKNOWN = 999  # cudaErrorUnknown, which is never tried again and so is never hidden
 
-#: How many calls of an operation fail in a sweep at most. These are operations that poll,
-#: and those that a poll needs, whose number depends on the speed of the machine. If there
-#: are more calls, the first half of this number fails, and as many of the later ones.
+#: How many calls of an operation fail at most in a sweep. These operations poll, or are
+#: needed by one that polls, so the number of their calls depends on the machine's speed. If
+#: there are more calls, the first half of this number fails, and as many of the later ones.
 MOST_CALLS = {
     "event_query": 6,
     "stream_query": 6,
@@ -28,53 +32,53 @@ MOST_CALLS = {
     "capture_mode_exchange": 24,
 }
 #: The same limit for every other operation. More calls than this come from a loop over
-#: chunks or pairs, and both its first rounds and later ones are among those that fail.
+#: chunks or pairs, of which the first rounds and some later ones fail.
 MOST_OF_OTHERS = 20
 
-#: Operations whose failure need not reach the caller, because the core then does something
-#: else, which stands beside each.
+#: Operations whose failure need not reach the caller, with what the core then does instead,
+#: or with what becomes of the error.
 SECOND_WAY = {
-    "event_create": "a block is fenced by a device-wide wait instead of by an event",
-    "event_record": "the same",
-    "context_record_event": "the same",
+    "event_create": "a block waits for the whole device instead of for an event",
+    "event_record": "a block waits for the whole device instead of for an event",
+    "context_record_event": "a block waits for the whole device instead of for an event",
     "event_query": "the block stays in flight and is asked about again",
     "stream_query": "an event is recorded and asked instead",
-    "address_map": "the memory is asked for in another place, or from another source",
-    "address_set_access": "the same",
-    "physical_create": "the same: the pool asks for less, or again",
-    "physical_release": "a pool's last buffer has nobody to tell",
-    "address_unmap": "the same; in trim() the chunk stays until the next try",
+    "address_map": "the memory is asked for at another place, or from another source",
+    "address_set_access": "the memory is asked for at another place or source",
+    "physical_create": "the pool asks for less, or again, or asks another source",
+    "physical_release": "nobody can be told when the last buffer of a pool ends",
+    "address_unmap": "as physical_release; in trim() the chunk stays until the next try",
     "address_reserve": "the pool takes memory by plain allocations instead",
-    "physical_granularity": "the same",
-    "address_free": "at the end of a pool only addresses are lost",
-    "event_synchronize": "the device or the stream is waited for instead",
-    "memory_info": "in the numbers of an OutOfMemoryError: they are None",
-    "event_destroy": "only the handle is lost; reported to the unraisable hook",
-    "capture_mode_exchange": "the call is made in the mode the thread has",
-    "context_get": "as capture_mode_exchange, where nothing could be raised",
-    "context_device": "no library has chosen a device as far as cumem can tell: 0",
+    "physical_granularity": "the pool takes memory by plain allocations instead",
+    "address_free": "only addresses are lost, at the end of a pool",
+    "event_synchronize": "cumem waits for the device or the stream instead",
+    "memory_info": "the numbers in the OutOfMemoryError are None",
+    "event_destroy": "only the handle is lost; it is reported to the unraisable hook",
+    "capture_mode_exchange": "the call is made in the mode that the thread has",
+    "context_get": "the call goes on where no error could be raised",
+    "context_device": "cumem takes device 0, as if no library had chosen another one",
     "context_set": "the previous context is put back at the second try",
-    "device_set": "reported where nothing can be raised",
+    "device_set": "it is reported where nothing can be raised",
     "event_elapsed": "a transfer's seconds come from the host's clock",
-    "stream_is_capturing": "no fence is taken this time: the block waits for the next",
+    "stream_is_capturing": "no fence is recorded now, and the block waits for the next one",
     "stream_destroy": "only the handle is lost",
-    "host_register": "what is read-only is then locked for reading only",
-    "host_free": "reported to the unraisable hook: a free has nobody to tell",
-    "device_free": "the same",
-    "host_unregister": "the same when the last reference did it",
-    "advise": "the same where memory goes back without its advice",
+    "host_register": "memory that is read-only is then locked for reading only",
+    "host_free": "it is reported to the unraisable hook, since a free cannot raise",
+    "device_free": "it is reported to the unraisable hook, since a free cannot raise",
+    "host_unregister": "it is reported to the unraisable hook if a last reference did it",
+    "advise": "it is reported if memory goes back without its advice",
     "module_unload": "only the module is lost, at shutdown",
-    "peer_can_access": "the runtime's own way between devices is taken",
-    "peer_enable": "the same",
-    "pointer_access": "the same",
-    "context_is_active": "the device counts as in use: it is fenced as well",
-    "device_synchronize": "in a fence: the block stays in flight",
+    "peer_can_access": "the copy between devices is left to the runtime",
+    "peer_enable": "the copy between devices is left to the runtime",
+    "pointer_access": "the copy between devices is left to the runtime",
+    "context_is_active": "the device counts as in use, and is fenced as well",
+    "device_synchronize": "in a fence, the block stays in flight",
 }
 
 
 @dataclasses.dataclass
 class Swept:
-    """The operations that a sweep made fail, and what came of it."""
+    """The operations that a sweep has reached, made fail, and seen raise an error."""
 
     succeeded: set[str]
     failed: set[str]
@@ -82,19 +86,19 @@ class Swept:
 
 
 def reached() -> set[str]:
-    """Return the names of the operations that were called since the last plan."""
+    """Return the names of the operations that were called since the last planned fault."""
     return {name for name, _, _ in testing.op_names() if testing.fault_count(name)}
 
 
 def settle() -> None:
-    """Drop everything that can be dropped, so that the next run starts from there too."""
+    """Drop everything that can be dropped, so that each run starts from the same state."""
     gc.collect()
     testing.poll()
 
 
 @contextlib.contextmanager
 def unraised() -> Iterator[None]:
-    """Accept exceptions in the unraisable hook if they are failures of the runtime."""
+    """Inside the block, allow exceptions in the unraisable hook if the runtime failed."""
     others: list[object] = []
 
     def hook(unraisable: Any) -> None:
@@ -110,7 +114,7 @@ def unraised() -> Iterator[None]:
 
 
 def inject(scenario: Callable[[], None], op: str, nth: int, result: Swept) -> None:
-    """Run `scenario` while the `nth` call of `op` fails, and check what came of it."""
+    """Run a scenario while one call of an operation fails, and check what comes of it."""
     testing.plan_fault(op, nth, UNKNOWN)
     error: cumem.CudaError | None = None
     with unraised():
@@ -134,27 +138,28 @@ def inject(scenario: Callable[[], None], op: str, nth: int, result: Swept) -> No
 
 
 def sweep(scenario: Callable[[], None]) -> Swept:
-    """Run `scenario`, then once more for each of its runtime calls, with that one failing.
+    """Run a scenario, then once more for each of its runtime calls, with that one failing.
 
-    After each run the exception must name the call that failed, nothing may be live, the
-    pools' equations must hold, and the scenario must succeed again. Calls are counted for
-    each operation, because a call that fails may change how many others follow.
+    If an error is raised, it must name the call that failed. After each run nothing may be
+    live, the equations of the pools must hold, and the scenario must succeed again. Calls
+    are counted for each operation, because a call that fails may change how many others
+    follow.
     """
-    scenario()  # once beforehand, so that everything that is made lazily exists
+    scenario()  # this first run makes everything that is made lazily
     settle()
-    gc.freeze()  # or each of hundreds of collections looks at all older objects
+    gc.freeze()  # so that hundreds of collections need not look at all older objects
     return inject_all(scenario)
 
 
 def chosen(op: str, count: int) -> list[int]:
-    """Choose which of the `count` calls of an operation fail. They are counted from 1."""
+    """Choose which of the calls of an operation fail. They are numbered from 1."""
     return some_of(count, MOST_CALLS.get(op, MOST_OF_OTHERS))
 
 
 def some_of(count: int, most: int) -> list[int]:
     """Choose at most `most` of the numbers from 1 to `count`.
 
-    They are the first ones and some from each part of the rest, among them the last one.
+    They are the first ones, and some from each part of the rest, the last one among them.
     """
     if count <= most:
         return list(range(1, count + 1))
@@ -164,7 +169,7 @@ def some_of(count: int, most: int) -> list[int]:
 
 
 def inject_all(scenario: Callable[[], None]) -> Swept:
-    """Let each call of the scenario fail in turn."""
+    """Let each call of the scenario fail in turn, and check that nothing is lost."""
     testing.plan_fault(None, 0)
     scenario()
     settle()
@@ -174,7 +179,7 @@ def inject_all(scenario: Callable[[], None]) -> Swept:
         for nth in chosen(op, calls[op]):
             inject(scenario, op, nth, result)
             left = session.leftovers()
-            # Pages that could not be unlocked stay locked until the next try.
+            # Pages whose unlocking failed stay locked until the next try.
             left.pop("registrations", None)
             assert left == {}, (nth, op)
             assert testing.check_pools(), (nth, op)

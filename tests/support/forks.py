@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forked children that run a function of a test, and that may not outlive it."""
+"""Forks children that run a function of a test. An alarm ends a child that hangs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import traceback
 import warnings
 from collections.abc import Callable
 
-FORK = threading.Lock()  # audit hooks of other packages refuse two forks at once
+FORK = threading.Lock()  # audit hooks of other packages allow only one fork at a time
 
 
 def fork_and_run(check: Callable[[], object]) -> None:
-    """Run `check` in a forked child, which may not hang. Its output is shown."""
+    """Run a check in a forked child, which must succeed and show what it prints."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -36,12 +36,12 @@ def fork_and_run(check: Callable[[], object]) -> None:
 
 
 def fork_and_die(check: Callable[[], object]) -> None:
-    """Run `check` in a forked child, which must be killed by a signal."""
+    """Run a check in a forked child, which a fault of memory must kill."""
     assert -fork_and_die_or_run(check) in (signal.SIGSEGV, signal.SIGBUS)
 
 
 def fork_and_die_or_run(check: Callable[[], object]) -> int:
-    """Run `check` in a forked child, which may die of touching memory or must succeed.
+    """Run a check in a forked child, which must succeed or be killed by a fault of memory.
 
     Returns its exit code.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by tests of records: the number of a line, and no record that is left running."""
+"""What tests of records share: the number of a line, and a check that no record runs on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cumem.recording import record
 
 @pytest.fixture(autouse=True)
 def nothing_runs():
+    """Fail a test that leaves a record running."""
     yield
     gc.collect()
     assert record.open_records() == []

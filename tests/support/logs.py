@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs made by hand, for tests of code that reads records."""
+"""Makes logs of records by hand, for tests of code that reads records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
 
 
 def rows(events: Iterable[dict[str, Any]]) -> np.ndarray:
-    """Make rows of dicts, which have names for `op` and kinds. Fields left out are 0."""
+    """Make rows of a log from dicts, with names for `op` and kinds, and 0 as default."""
     events = list(events)
     made = np.zeros(len(events), EVENT)
     for row, event in zip(made, events, strict=True):
@@ -34,7 +34,7 @@ def made(
     lost_count: int = 0,
     backend: str = "emulated",
 ) -> Log:
-    """Make a log of these events, living blocks and stacks."""
+    """Make a log of these events, of blocks that are alive before, and of stacks."""
     return Log(
         events=rows(events),
         living=rows(living),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by tests of managed memory."""
+"""Buffers and helpers that tests of managed memory share."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from support import session
 PAGE = mmap.PAGESIZE
 
 
-NBYTES = 1 << 20  # a buffer of this size or more shares no page with another one
+NBYTES = 1 << 20  # a buffer of at least this size shares no page with another one
 
 
 def managed(nbytes: int = NBYTES) -> cumem.ManagedBuffer:
+    """Make a managed buffer, and write it on the host."""
     buffer = cumem.empty_managed(nbytes, "u1")
     buffer.numpy()[:] = 1
     return buffer
 
 
 def steers(runtime: session.Runtime) -> None:
+    """Skip the test unless pages of managed memory can be moved by hand."""
     if not cumem.Device(0).attributes().get("concurrent_managed_access"):
         pytest.skip("the device has no concurrent managed access")
 
 
 class Streams:
-    """Replaces the extension in tiles(), and shuts the streams that tiles() makes."""
+    """Stands for the extension in tiles(), and holds the streams of tiles() shut."""
 
     def __init__(self) -> None:
         self.made: list[cumem.Stream] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plug-in for pytest: every array of the tests that it runs lives in pinned memory.
+"""A plug-in for pytest, which runs tests with every array in pinned memory.
 
 python -m pytest -c /dev/null -p support.numpy_hook --pyargs numpy._core.tests.test_api
 """
@@ -12,11 +12,11 @@ import cumem
 
 
 def pytest_configure() -> None:
-    """Begin before the first test file is imported."""
+    """Begin before pytest imports the first test file."""
     cumem.numpy_pinned.enable(0)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say how many arrays there were, since no arrays at all would look like a success."""
+    """Print the number of pinned arrays, since a run without any would look the same."""
     stats = cumem.default_pool("pinned").stats()
     terminalreporter.write_line(f"pinned arrays: {stats.allocation_count}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions that tests of NumPy's pinned arrays ask."""
+"""Helpers of tests in which NumPy's arrays are in pinned memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import cumem
 
 
 def is_pinned(array: np.ndarray) -> bool:
-    """Ask the driver whether an array's memory is page-locked."""
+    """Return whether an array's memory is page-locked, according to the driver."""
     return cumem.asbuffer(array).kind == "pinned"
 
 
 def live() -> int:
-    """Return how many bytes of the default pool of pinned memory are in arrays."""
+    """Return how many bytes of the default pool of pinned memory are in use."""
     return cumem.default_pool("pinned").stats().live_nbytes
 
 
@@ -27,10 +27,11 @@ def numpy_core() -> Any:
 
 
 def handler_name(*array: np.ndarray) -> str:
+    """Return the name of the allocator of an array, or of new arrays."""
     return numpy_core().multiarray.get_handler_name(*array)
 
 
 def at_address(address: int, nbytes: int) -> np.ndarray:
-    """Return an array over the bytes at an address, which does not know whose they are."""
+    """Return an array over the bytes at an address, which keeps no memory alive."""
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     return np.frombuffer(memory, "u1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run programs of the tree on the emulated device, with the package that the tests use."""
+"""Runs Python programs on the emulated device, with the package that the tests use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments and variables. Its output is read as text."""
+    """Run Python with these arguments and environment variables, and read its output."""
     shown = {
         "CUMEM_BACKEND": "emulated",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a kernel's PTX text thread by thread, where there is no GPU.
+"""Runs the PTX text of a kernel thread by thread, without a GPU.
 
 The emulated device runs a version of each kernel that is written in C, so a mistake in the
-PTX text would show only on a GPU. This module interprets the text, slowly. It knows just
-the integer instructions that the kernels use, and computing anything else is a KeyError.
-Threads run one after another, so it finds no race. Memory consists of a few pieces at
-addresses that the test chooses. An access that is misaligned or leaves its piece raises a
+PTX text would show only on a GPU. This module interprets the text, slowly. It knows only
+the integer instructions that the kernels use, and any other one is a KeyError. Threads run
+one after another, so races are not found. Memory consists of a few pieces at addresses that
+the test chooses. An access that is misaligned, or that leaves its piece, raises a
 ValueError.
 """
 
@@ -45,16 +45,16 @@ _COMPUTE: dict[str, Callable[[int, int], int]] = {
 
 
 class Instruction(NamedTuple):
-    """One instruction: `@guard op operands`."""
+    """One instruction, whose text is `@guard op operands`."""
 
-    guard: str  # a predicate, with "!" before it if it has to be false, or nothing
-    op: str  # with neither its type nor hints to the caches
-    kind: str  # its type: u32, s64, v4.u32, pred, ...
+    guard: str  # a predicate, or nothing; with "!" before it if it has to be false
+    op: str  # the name, without its type and without hints to the caches
+    kind: str  # the type, such as u32, s64, v4.u32 or pred
     operands: list[str]
 
 
 class Memory:
-    """Pieces of memory at addresses of the test's choice."""
+    """Pieces of memory at addresses that the test chooses."""
 
     def __init__(self) -> None:
         self.pieces: dict[int, bytearray] = {}
@@ -65,6 +65,7 @@ class Memory:
         return address
 
     def _find(self, address: int, nbytes: int) -> tuple[bytearray, int]:
+        """Return the piece that has these bytes, and where they begin in it."""
         if address % nbytes:
             raise ValueError(f"{nbytes} bytes at {address:#x} are misaligned")
         for start, piece in self.pieces.items():
@@ -82,7 +83,7 @@ class Memory:
 
 
 class Kernel:
-    """The text of one kernel, whose parameter is one struct."""
+    """The text of one kernel, which has one parameter, a struct."""
 
     def __init__(self, text: str) -> None:
         self.code: list[Instruction] = []
@@ -98,6 +99,7 @@ class Kernel:
 
     @staticmethod
     def _read(line: str) -> Instruction:
+        """Take the text of an instruction apart."""
         found = re.fullmatch(r"(?:@(!?%\w+) )?([\w.]+)\s*(.*);", line)
         if found is None:
             raise ValueError(f"not understood: {line}")
@@ -117,6 +119,8 @@ class Kernel:
 
 
 class _Thread:
+    """One thread of a grid, with its registers."""
+
     def __init__(
         self, kernel: Kernel, memory: Memory, params: bytes, place: tuple[int, ...]
     ) -> None:
@@ -145,6 +149,7 @@ class _Thread:
         raise RuntimeError(f"a thread has not ended after {_MOST_STEPS} instructions")
 
     def _value(self, operand: str, kind: str) -> int:
+        """Return the value of a register or a constant as a number of this type."""
         value = self.registers[operand] if operand[0] == "%" else int(operand, 0)
         if kind == "pred":
             return value
@@ -155,7 +160,7 @@ class _Thread:
     def _compute(self, op: str, kind: str, operands: list[str]) -> int:
         name, *more = op.split(".")
         if name == "mov" and operands[0] == "job":
-            return 0  # the parameter begins at address 0 of its own space
+            return 0  # the parameter begins at address 0 of a space of its own
         if name in ("mov", "cvt"):
             return self._value(operands[0], kind)
         if name == "selp":
@@ -173,11 +178,13 @@ class _Thread:
         return _COMPUTE[op](a, b)
 
     def _address(self, operand: str, base: int) -> int:
+        """Return the address of an operand such as `[%rd1+8]` or `[job+16]`."""
         name, _, offset = operand.strip("[]").partition("+")
         start = base if name == "job" else self.registers[name]
         return start + int(offset or 0) & (1 << 64) - 1
 
     def _move(self, op: str, kind: str, operands: list[str]) -> None:
+        """Load registers from memory or from the parameter, or store them."""
         nbytes = _BITS[kind.removeprefix("v4.")[1:]] // 8
         names, at = operands if op.startswith("ld") else reversed(operands)
         address = self._address(at, 0)
@@ -196,4 +203,5 @@ class _Thread:
 
     @staticmethod
     def _each(names: str) -> Iterator[str]:
+        """Return the registers of a vector, or the one register."""
         return iter(names.strip("{}").replace(" ", "").split(","))

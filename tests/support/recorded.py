@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of records that tests look at."""
+"""Finds events in records, for tests of recording."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from support.lines import here, nothing_runs  # noqa: F401
 
 
 def rows(log: Log, op: str, kind: str | None = None) -> np.ndarray[Any, Any]:
+    """Return the events of an operation, or of those only the ones of a kind of memory."""
     chosen = log.events["op"] == OPS.index(op)
     if kind is not None:
         chosen &= log.events["kind"] == KINDS.index(kind)
@@ -20,5 +21,6 @@ def rows(log: Log, op: str, kind: str | None = None) -> np.ndarray[Any, Any]:
 
 
 def transfer_of(rec: cumem.Record) -> Any:
+    """Return the only transfer of a record."""
     (event,) = rows(rec.log, "transfer")
     return event

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that no recorder made: one by hand, and large ones like a training loop's."""
+"""Records that no recorder made: one by hand, and random ones like a training loop's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def event(op: str, kind: str, time_ns: int, **fields: int) -> NDArray[Any]:
 
 
 def log_of(*events: NDArray[Any], living: list[NDArray[Any]] | None = None) -> Log:
-    """Make a record of these events, with two stacks and two tags."""
+    """Make a record of these events, with two stacks and two tags that they may name."""
     none = np.zeros(0, EVENT)
     rows = np.concatenate([none, *events])
     return Log(
@@ -49,17 +49,16 @@ def log_of(*events: NDArray[Any], living: list[NDArray[Any]] | None = None) -> L
 def by_hand() -> Log:
     """Make a record whose figures were worked out by hand.
 
-    1 MiB of device memory is live from before. Then, at these times in µs:
+    1 MiB of device memory is live before the record. At these times in µs it then says:
 
-    - 10: a pool reserves 8 MiB on the device
-    - 20: +2 MiB device, stack 1; 50: it is freed
-    - 30: +3 MiB pinned, of which 2.5 were asked for, stack 2, tag 1: never freed
-    - 40 to 44, and 42 to 46: two transfers from pinned to device, of 2 MiB each
-    - 60: the MiB from before is freed
-    - 70: an allocation of 1 GiB fails
-    - 80: the pool gives 8 MiB back
+    - 10: a pool reserves 8 MiB on the device - 20: 2 MiB of the device are allocated, with
+    stack 1, and are freed at 50 - 30: 3 MiB of pinned memory, of which 2.5 were asked for,
+    are allocated with stack 2 and tag 1, and are never freed - 40 to 44, and 42 to 46: two
+    transfers of 2 MiB each go from pinned memory to the device - 60: the MiB from before
+    the record is freed - 70: an allocation of 1 GiB fails - 80: the pool gives its 8 MiB
+    back
 
-    The peak, 6 MiB, is live from 30 to 50, and 3 MiB are live at the end.
+    The peak of 6 MiB is live from 30 to 50, and 3 MiB are live at the end.
     """
     device, pinned = 0x7F00_0000_0000, 0x7E00_0000_0000
     copied = {"nbytes": 2 * MIB, "value": 4000, "thread": 2, "stack": 2, "tag": 2}
@@ -84,7 +83,8 @@ def by_hand() -> Log:
     )
 
 
-#: Kind, share of the allocations, mean size in MiB, number of slots, and tags by index.
+#: How a program uses memory: the kind, its share of the allocations, their mean size in
+#: MiB, the number of slots, which is the most that are live at once, and indices of tags.
 _USES = (
     ("device", 0.5, 6.0, 900, (3, 4, 5)),
     ("pinned", 0.2, 4.0, 160, (1, 2)),
@@ -98,12 +98,13 @@ _WORDS = ("block", "attention", "mlp", "norm", "read", "decode", "augment", "col
 
 
 def random_log(count: int, seed: int = 0) -> Log:
-    """Make about `count` events like a training loop's, with stacks, tags and transfers.
+    """Make about `count` events like those of a training loop.
 
-    No two living allocations overlap, and each lies in memory that a pool has grown by.
+    They have stacks, tags and transfers. No two live allocations overlap, and each is in
+    memory by which a pool has grown.
     """
     random = np.random.default_rng(seed)
-    spacing = 60_000  # between events, in nanoseconds
+    spacing = 60_000  # nanoseconds between two events
     duration = count * spacing
     step = duration / max(4, count // 8000)
     parts: list[NDArray[Any]] = []

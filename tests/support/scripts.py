@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Import scripts of the tree that are not in a package."""
+"""Imports scripts of the tree that belong to no package."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import ModuleType
 
 
 def load(path: Path) -> ModuleType:
-    """Import a script of benchmarks/, which is not a package."""
+    """Import a script, such as one of benchmarks/, as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look themselves up there
+    sys.modules[path.stem] = module  # dataclasses look for their module there
     spec.loader.exec_module(module)
     return module

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open and close cumem's runtime for one test, and find what a test left behind."""
+"""Opens and closes cumem's runtime for one test, and finds what a test left behind.
+
+It also has what tests need to wait for other threads without sleeping: gates, which hold
+emulated streams shut, and helpers that act once a thread waits in a call.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,16 @@ from support import testing  # before cumem: see core.py
 import cumem
 from cumem import _core
 
-#: The longest random delay before each piece of emulated work. It must not be 0: a suite
-#: that runs without late streams cannot see an ordering bug (test_emulation.py fails
-#: then).
+#: The longest random delay before each piece of emulated work. If it were 0, streams would
+#: not be late, and the suite could not notice an error of order (test_emulation.py checks
+#: this).
 MAX_DELAY_US = 150
 
 
-#: Runtime calls that may be made with the GIL held, because they end sooner than another
-#: thread would give it back: those for which the driver looks something up in a table or
-#: notes something of the thread, and a short copy on an idle stream.
-#: tests/devices/test_gil.py says who may make the latter.
+#: Runtime calls that may be made while the GIL is held, because they end sooner than
+#: another thread could take it. The driver looks something up in a table for them, or notes
+#: something about the thread, or makes a short copy on an idle stream.
+#: tests/devices/test_gil.py says which calls may make such a copy.
 ANSWERED_AT_ONCE = {
     *("device_attribute", "pointer_attributes", "context_get", "context_set"),
     *("context_device", "context_is_active"),
@@ -67,8 +71,8 @@ class Runtime:
         return major * 1000 + minor * 10 >= oldest
 
 
-#: After so many seconds a test gives up waiting. It measures nothing, so every test that
-#: needs a deadline takes this one.
+#: The seconds after which a test gives up waiting. Every test that needs a deadline takes
+#: this one, since it measures nothing.
 PATIENCE = 60
 NAP = 0.0005
 
@@ -76,17 +80,17 @@ NAP = 0.0005
 def wait_until(condition: Callable[[], object], what: str = "") -> None:
     """Let other threads go on until `condition()` is true; fail if it never is.
 
-    This is only for conditions that no gate, event or barrier can tell.
+    This is for conditions that no gate, event or barrier can signal.
     """
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"never came: {what or condition}")
+            raise AssertionError(f"this never came: {what or condition}")
         time.sleep(NAP)
 
 
 def _place_of(thread_id: int | None) -> tuple[int, int] | None:
-    """Return a thread's frame and instruction, None if it ended or is in a helper here."""
+    """Return where a thread is, or None if it has ended or is in a helper of this file."""
     frame = sys._current_frames().get(thread_id or 0)
     if frame is None:
         return None
@@ -101,10 +105,10 @@ def _place_of(thread_id: int | None) -> tuple[int, int] | None:
 def wait_until_waiting(
     thread: threading.Thread, given_up: Callable[[], bool] = lambda: False
 ) -> None:
-    """Return once `thread` is in a call in which it lets others run, or has ended.
+    """Return once `thread` is in a call that lets other threads run, or has ended.
 
-    While this thread sleeps, any thread that asks for the GIL gets it. So a thread that
-    is at the same instruction after many short sleeps did not ask for it.
+    While this thread sleeps, any thread that asks for the GIL gets it. A thread that is at
+    the same instruction after many short sleeps therefore did not ask for the GIL.
     """
     place, seen = None, 0
 
@@ -115,14 +119,14 @@ def wait_until_waiting(
         place = now
         return seen == 40 or not thread.is_alive() or given_up()
 
-    wait_until(is_waiting, "a call that waits")
+    wait_until(is_waiting, "a call in which the thread waits")
 
 
 @contextlib.contextmanager
 def when_waiting(act: Callable[[], object]) -> Iterator[Callable[[], None]]:
     """Call `act` in another thread once the block waits in a call.
 
-    The block's value is a function that arranges the same for a later call.
+    Yields a function that arranges the same for a later call of the block.
     """
     caller = threading.current_thread()
     over = threading.Event()
@@ -147,19 +151,19 @@ def when_waiting(act: Callable[[], object]) -> Iterator[Callable[[], None]]:
 
 
 def let_workers_pass() -> None:
-    """Make a copy after all others, and return when it is done.
+    """Make a copy behind all others, and return when it is done.
 
-    By then all copies that could go on have had their turn.
+    By then every copy that could go on has had its turn.
     """
     for _ in range(2):
         _core.copy_async(np.empty(1 << 16, "u1"), np.ones(1 << 16, "u1")).wait()
 
 
 def _drop_failure() -> None:
-    """Drop the exception that is kept for a debugger after a failed test.
+    """Drop the exception that Python keeps for a debugger after a failed test.
 
-    It holds the frames of that test and so its buffers, with which no later test could
-    begin.
+    It holds the frames of that test and so its buffers, with which no later test could open
+    the runtime.
     """
     for name in ("last_exc", "last_value", "last_traceback"):
         vars(sys).pop(name, None)
@@ -167,14 +171,17 @@ def _drop_failure() -> None:
 
 
 def leftovers(held: int = 0) -> dict[str, int]:
-    """Count what must be zero once a test has dropped everything but `held` storages."""
+    """Count what is left once a test has dropped all but `held` storages.
+
+    Returns an empty dict if nothing is left.
+    """
     _drop_failure()
     if testing.opened():
         for index in range(cumem.device_count()):
             cumem.Device(index).synchronize()
-    while testing.pending_transfers():  # which the watcher and the workers finish
+    while testing.pending_transfers():  # the watcher and the workers finish these
         testing.poll()
-    # The thread of a finished transfer drops its keeps a moment later.
+    # The thread that finishes a transfer drops the references to its ends a moment later.
     deadline = time.monotonic() + PATIENCE / 10
     while testing.live_storages() > held and time.monotonic() < deadline:
         testing.poll()
@@ -189,7 +196,7 @@ def leftovers(held: int = 0) -> dict[str, int]:
 
 @contextlib.contextmanager
 def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
-    """Run cumem on one backend, and fail if anything is left at the end."""
+    """Open cumem on one backend for the block, and fail if anything is left at its end."""
     _drop_failure()
     _core._shutdown(False)
     settings: dict[str, object] = {"backend": name, "faults": True}
@@ -223,17 +230,17 @@ _shut: list[object] = []
 
 
 def shut(stream: object) -> None:
-    """Hold an emulated stream shut until `testing.gate_open`, or the end of the test."""
+    """Hold an emulated stream shut until `testing.gate_open` or the end of the test."""
     testing.gate_close(stream)
-    _shut.append(getattr(stream, "handle", stream))  # a handle keeps no stream alive
+    _shut.append(getattr(stream, "handle", stream))  # a handle does not keep it alive
 
 
 def _open_gates() -> None:
-    """Open the streams that a failed test left shut, or closing would wait for ever."""
+    """Open the streams that a failed test left shut, or closing would never end."""
     while _shut:
         stream = _shut.pop()
         if testing.opened():
-            with contextlib.suppress(Exception):  # the stream may be gone with its gate
+            with contextlib.suppress(Exception):  # the stream may have ended
                 testing.gate_open(stream)
 
 
@@ -248,19 +255,19 @@ def gate(stream: object) -> Iterator[None]:
 
 
 class AlarmError(Exception):
-    """The handler of `alarm` raises this."""
+    """Raised by the handler of `alarm`."""
 
 
-#: A signal that nobody else uses: pytest-timeout has SIGALRM and the timers, the user
-#: SIGINT.
+#: A signal that nobody else uses: pytest-timeout takes SIGALRM and the timers, and users
+#: send SIGINT.
 SIGNAL = signal.SIGUSR1
 
 
 @contextlib.contextmanager
 def on_alarm(handler: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Call `handler` for a signal that comes while the block waits in a call.
+    """Call a handler for a signal that comes while the block waits in a call.
 
-    The block's value is a function that arranges another signal, for a later call.
+    Yields a function that arranges another signal for a later call.
     """
     main = threading.main_thread().ident
     assert main == threading.get_ident()
@@ -274,7 +281,7 @@ def on_alarm(handler: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def rescued(stream: object) -> Iterator[None]:
-    """Open `stream` if the block would wait for it for ever, and fail."""
+    """If the block would wait for a stream for ever, open the stream and fail."""
     late = threading.Event()
 
     def rescue() -> None:
@@ -285,7 +292,7 @@ def rescued(stream: object) -> Iterator[None]:
     timer.start()
     try:
         yield
-        assert not late.is_set(), "it went on only when the stream was opened"
+        assert not late.is_set(), "the call went on only when the stream was opened"
     finally:
         timer.cancel()
         timer.join()
@@ -293,9 +300,10 @@ def rescued(stream: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alarm(stream: object) -> Iterator[Callable[[], None]]:
-    """Hold `stream` shut inside the block, which a signal must end with AlarmError.
+    """Hold a stream shut inside the block, which a signal must end with AlarmError.
 
-    A call that cannot be interrupted ends nevertheless, because the stream then opens.
+    A call that cannot be interrupted ends as well, because the stream is opened in the end.
+    Yields a function that arranges another signal.
     """
 
     def ring() -> None:
@@ -307,4 +315,4 @@ def alarm(stream: object) -> Iterator[Callable[[], None]]:
         except AlarmError:
             pass
         else:
-            raise AssertionError("no signal was seen")
+            raise AssertionError("the signal did not end the call")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stand-ins for CuPy, Numba and cuda.core on the emulated device.
 
-They have what cumem's integrations use: the names, the signatures and the checks of the
-real libraries.
+They have the parts of the real libraries that cumem's integrations use, with the same
+names, signatures and checks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import cumem
 def install(
     monkeypatch: pytest.MonkeyPatch, modules: dict[str, dict[str, Any]], name: str
 ) -> Any:
-    """Load the integration of that name anew, with `modules` in place of the libraries."""
+    """Import an integration anew, with `modules` in the place of its library."""
     for place, names in modules.items():
         module = ModuleType(place)
         module.__path__ = []
@@ -102,15 +102,17 @@ class PinnedMemoryPool:
 
 
 def raw(size: int) -> MemoryPointer:
+    """Allocate device memory as CuPy does without a pool."""
     return MemoryPointer(UnownedMemory(1 << 40, size, None, 0), 0)
 
 
 def raw_pinned(size: int) -> PinnedMemoryPointer:
+    """Allocate pinned memory as CuPy does without a pool."""
     return PinnedMemoryPointer(PinnedMemory(size), 0)
 
 
 class CupyStream:
-    """A stream that CuPy made, or with a handle one of its default streams."""
+    """A stream that CuPy made, or with a handle one of CUDA's default streams."""
 
     def __init__(self, handle: int | None = None, device: int = 0) -> None:
         self.kept = cumem.Stream(device=device) if handle is None else None
@@ -128,11 +130,11 @@ class CupyStream:
         return 0, self.ptr
 
     def __hash__(self) -> int:
-        raise AssertionError("CuPy's is slow")
+        raise AssertionError("nothing may hash a stream of CuPy's, which is slow")
 
 
 class Cupy:
-    """The module `cupy`, and the calls that its user makes."""
+    """The module `cupy`, and calls that a user of CuPy makes."""
 
     def __init__(self, device_count: int) -> None:
         self.state = threading.local()
@@ -218,7 +220,7 @@ class GetIpcHandleMixin:
 
 
 class NumbaPointer:
-    """A pointer whose memory is freed when the manager lets go of it."""
+    """A pointer whose memory is freed when nothing refers to it any more."""
 
     def __init__(
         self,
@@ -276,6 +278,8 @@ class CudaAPIError(Exception):
 
 
 class Numba:
+    """The modules of Numba, whose memory manager is set by a test."""
+
     def __init__(self) -> None:
         self.devices: dict[int, Any] = {}
         self.manager: Any = None
@@ -303,7 +307,7 @@ class Numba:
         self.manager = manager
 
     def context(self, device: int = 0) -> Any:
-        class Context:  # one that can be referred to weakly
+        class Context:  # unlike an `object()` it can be referred to weakly
             pass
 
         context: Any = Context()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that look to cumem like another library's, on a stream that it does not know."""
+"""Makes copies that cumem does not see, as another library would on a stream of its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from support import session  # isort: skip  # before cumem, for the core with ho
 import cumem
 from cumem import _core
 
-#: A copy within the device of so many bytes keeps its stream busy on a GPU, so many times.
+#: A copy of this many bytes within the device, made this many times, keeps a stream of a
+#: GPU busy.
 LATE_NBYTES, LATE_COUNT = 1 << 28, 1000
 
 
 def copy_by_driver(dst: int, src: int, nbytes: int, stream: cumem.Stream) -> None:
-    """Copy by the driver, as any program may, without telling cumem."""
+    """Copy by the driver, as any program may, so that cumem does not know of it."""
     driver = ctypes.CDLL("libcuda.so.1")
     context = ctypes.c_void_p()
     index = stream.device.index
@@ -32,10 +33,10 @@ def copy_by_driver(dst: int, src: int, nbytes: int, stream: cumem.Stream) -> Non
 
 
 class Stranger:
-    """Starts copies that are late while its ``with`` block runs.
+    """Starts late copies inside its ``with`` block.
 
-    On the emulated device they wait until the end of the block, and on a GPU they come
-    after copies that take some 200 ms. When the block has ended they are done.
+    On the emulated device they wait until the end of the block. On a GPU they wait for
+    other copies, which take some 200 ms. At the end of the block they are done.
     """
 
     def __init__(self, device: int = 0) -> None:
@@ -55,11 +56,12 @@ class Stranger:
         return self
 
     def copy(self, dst: int, src: int, nbytes: int) -> None:
-        """Start a copy between addresses, and return when the driver has it."""
+        """Start a copy between addresses, and return once the driver has it."""
         if not self.is_emulated:
             copy_by_driver(dst, src, nbytes, self.stream)
             return
-        ends = dst, src, nbytes, self.stream  # it waits for its end, so in a thread
+        # This call waits for the end of the copy, so that it is made in a thread.
+        ends = dst, src, nbytes, self.stream
         thread = threading.Thread(target=_core._raw_copy, args=ends, daemon=True)
         thread.start()
         self.threads.append(thread)

@@ -34,13 +34,14 @@ KINDS = ["pinned", "mapped", "managed", "device"]
 
 dtypes = st.sampled_from(DTYPES)
 kinds = st.sampled_from(KINDS)
-#: The places that a copy may start or end at: cumem's kinds and NumPy's own memory.
+#: Where a copy may start or end: the kinds of cumem's memory, and an array of NumPy's.
 places = st.sampled_from([*KINDS, "numpy"])
 shapes = st.lists(st.integers(0, 7), min_size=0, max_size=4).map(tuple)
 
 
 @st.composite
 def slices(draw: st.DrawFn, length: int) -> slice:
+    """Draw a slice, whose ends may lie outside of an axis of this length."""
     bound = st.none() | st.integers(-length - 2, length + 2)
     step = draw(st.none() | st.integers(-3, 3).filter(bool))
     return slice(draw(bound), draw(bound), step)
@@ -64,12 +65,12 @@ def basic_indices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[object, ...]
 
 
 def as_view(index: tuple[object, ...]) -> tuple[object, ...]:
-    """Add an Ellipsis to the index, with which NumPy returns a view and never a scalar."""
+    """Add an Ellipsis to an index, with which NumPy always returns a view."""
     return index if Ellipsis in index else (*index, Ellipsis)
 
 
 def random_array(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """Make an array of any dtype from random bytes."""
+    """Make an array of any dtype out of random bytes."""
     rng = np.random.default_rng(seed)
     count = int(np.prod(shape, dtype=np.int64))
     if not count:
@@ -78,7 +79,7 @@ def random_array(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarr
 
 
 def same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
-    """Return True if both have the same bytes, including those of NaNs and NaTs."""
+    """Return whether two arrays have the same bytes, even those of NaNs and NaTs."""
     return (
         a.shape == b.shape
         and a.dtype == b.dtype

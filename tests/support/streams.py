@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream objects like those of other libraries."""
+"""Stream objects like those of other libraries, which show their handle in various ways."""
 
 from __future__ import annotations
 

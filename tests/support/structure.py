@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures of the structure of the sources, which are read as text: a function for each.
+"""Measures of the structure of the sources, each a function that reads them as text.
 
 A measure returns a line for each thing that it finds, and the number of lines is its
 figure. ``tests/debts.toml`` has today's figure of the tree and the one that is its goal,
@@ -40,14 +40,17 @@ COMMENT_OR_TEXT = re.compile(
 
 
 def _blank(found: re.Match[str]) -> str:
-    """Replace a comment or a text by as many lines, which cannot be read as code."""
+    """Replace a comment by its line breaks, and a text by an empty one."""
     if found[0][0] in "\"'":
         return found[0][0] * 2
     return "\n" * found[0].count("\n") or " "
 
 
 def code_of(text: str, keep_texts: bool = False) -> str:
-    """Return C without comments, with each line where it was. Texts become empty ones."""
+    """Return C code without comments, in which each line keeps its number.
+
+    Texts become empty ones, unless they are to be kept.
+    """
     if not keep_texts:
         return COMMENT_OR_TEXT.sub(_blank, text)
     return COMMENT_OR_TEXT.sub(
@@ -65,6 +68,7 @@ def c_codes() -> dict[str, str]:
 
 
 def line_at(text: str, place: int) -> int:
+    """Return the number of the line at a place in a text."""
     return text.count("\n", 0, place) + 1
 
 
@@ -76,9 +80,9 @@ class _Frame:
 
     def __init__(self, start: int, inside: bool, grouped: bool) -> None:
         self.start = start
-        #: The bracket only groups, and its contents belong to a conditional outside of it.
+        #: Whether the bracket only groups and is itself inside a conditional.
         self.inside = inside
-        #: The bracket only groups: it does not belong to a call, index, body or keyword.
+        #: Whether the bracket only groups. It then has no call, index, body or keyword.
         self.grouped = grouped
         self.begin()
 
@@ -148,6 +152,8 @@ def chained_statuses(code: str) -> list[int]:
 
 
 class Macro(NamedTuple):
+    """A macro with parameters."""
+
     parameters: list[str]
     body: str
 
@@ -195,7 +201,7 @@ def arguments_at(text: str, begin: int) -> tuple[list[str], int]:
 
 
 def expand(text: str, macros: dict[str, Macro], hidden: frozenset[str]) -> str:
-    """Replace these macros in the text, and the macros that their bodies use."""
+    """Replace the macros that a text uses, and those in their bodies. Hidden ones stay."""
     names = [name for name in macros if name not in hidden]
     if not names:
         return text
@@ -274,6 +280,7 @@ def exists(function: str) -> bool:
 
 
 def names_in(text: str) -> Iterator[str]:
+    """Yield the functions of the package that code names, as ``module.name``."""
     for match in CALL_BACK.finditer(text):
         given, _ = arguments_at(text, match.end() - 1)
         literals = [LITERAL.fullmatch(each) for each in given[:2]]
@@ -358,11 +365,12 @@ def modules() -> dict[str, Path]:
 
 @cache
 def tree_of(module: str) -> ast.Module:
+    """Parse a module of the package."""
     return ast.parse(modules()[module].read_text(encoding="utf-8"))
 
 
 def running(node: ast.AST) -> Iterator[ast.AST]:
-    """Go through the nodes that run: all but those below ``if TYPE_CHECKING``."""
+    """Yield the nodes that run, which are all but those below ``if TYPE_CHECKING``."""
     yield node
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
@@ -373,7 +381,7 @@ def running(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class Import(NamedTuple):
-    """A name in a file, and the module and the name there that it stands for."""
+    """A name that a module imports, and the module and attribute that it stands for."""
 
     name: str
     module: str
@@ -381,7 +389,7 @@ class Import(NamedTuple):
 
 
 def imports_of(module: str) -> Iterator[Import]:
-    """Go through a module's imports from the package, at its top and in its functions."""
+    """Yield a module's imports from the package, at its top and in its functions."""
     for node in running(tree_of(module)):
         if isinstance(node, ast.ImportFrom):
             parts = (node.module or "").split(".")
@@ -421,13 +429,16 @@ ROOMS = (
     *("base", "buffers", "interchange", "devices", "pools", "files", "transfers"),
     *("recording", "integrations", "tools", "face"),
 )
-#: The names by which users import modules of the rooms. They lie beside the face.
+#: Modules beside the face, by which users import modules of the rooms.
 PUBLIC_NAMES = ("doctor", "info", "plots", "types", "units")
 
 
 @cache
 def room_of(module: str) -> str | None:
-    """Return the room of a module, which is the face if it lies in no folder, or None."""
+    """Return the room of a module, or None if it is in no room.
+
+    The modules that are in no folder belong to the face.
+    """
     if module in ("", "__main__", *PUBLIC_NAMES):
         return "face"
     first = module.split(".")[0]
@@ -460,6 +471,8 @@ def components(graph: dict[str, set[str]]) -> list[set[str]]:
 
 
 class Function(NamedTuple):
+    """A function of the package. A method has the name ``Class.method``."""
+
     module: str
     name: str
 
@@ -504,11 +517,12 @@ def aliases_of(module: str) -> dict[str, str]:
 
 @cache
 def names_of(module: str) -> dict[str, Import]:
+    """Return what each imported name of a module stands for."""
     return {each.name: each for each in imports_of(module)}
 
 
 def called_by(function: Function) -> Iterator[Function]:
-    """Go through the functions of the package that a function calls by their names."""
+    """Yield the functions of the package that a function calls by their names."""
     node = functions_of(function.module)[function.name]
     names = names_of(function.module)
     for each in ast.walk(node):
@@ -623,7 +637,7 @@ def core_calls_of_what_c_calls() -> list[str]:
 
 
 def bare_functions_of_the_seam() -> list[str]:
-    """Find private functions and methods with opcodes, or with results without names."""
+    """Find private functions and methods with opcodes, or with answers without names."""
     stub = ast.parse((PACKAGE / "_core.pyi").read_text(encoding="utf-8"))
     return [
         f"{node.name}: {', '.join(reasons)}"
@@ -873,9 +887,9 @@ TRACED = (
 )
 
 
-#: Files that a batch of a loader passes on some machines, however often it is traced. A
-#: storage needs an array to remember a copy only if that is not over when its call
-#: returns, and a thread that has to wait spins first.
+#: Files that a batch of a loader passes only on some machines. A storage needs an array to
+#: remember a copy only if the copy is not over when its call returns, and a thread that has
+#: to wait spins first.
 BY_CHANCE = {"base/array", "base/backoff"}
 
 
@@ -901,11 +915,14 @@ def traced(calls: dict[str, Any]) -> dict[str, list[str]]:
 
 
 class Debt(NamedTuple):
+    """The figure that a measure may have today, and the one that is its goal."""
+
     today: int
     goal: int
 
 
 def read_debts(text: str) -> dict[str, Debt]:
+    """Read the text of debts.toml."""
     return {
         name: Debt(row["today"], row["goal"])
         for name, row in tomllib.loads(text).items()

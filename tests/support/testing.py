@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of the core for tests; core.py says which core has them.
+"""The hooks of the core for tests. core.py says which core has them.
 
-Each function calls a typed function of the core, whose stub is
+Each function here calls a typed function of the core, whose stub is
 csrc/python/module/testing.pyi. On the wheel's core, which lacks them, it skips the test. A
 test whose own programs call hooks has the marker `hooks`, and is skipped there as well.
 """
@@ -32,7 +32,7 @@ WITHOUT_HOOKS = (
 
 
 def core_path() -> str:
-    """Return where the core of this process lies."""
+    """Return the path of the core of this process."""
     return str(_core.__file__)
 
 
@@ -50,7 +50,7 @@ def _hook(name: str) -> Any:
 
 
 def configure(**settings: Any) -> None:
-    """Set what the next first use opens; see read_settings() in devices/device.py."""
+    """Set what the next first use opens. read_settings() in devices/device.py uses it."""
     if opened():
         raise RuntimeError("the runtime is open: shut it down first")
     devices.test_settings = settings
@@ -62,7 +62,7 @@ def configure(**settings: Any) -> None:
 
 
 def opened() -> bool:
-    """Return True while a runtime is open. Without hooks nobody knows, and it is False."""
+    """Return True while a runtime is open, and False if there are no hooks to ask."""
     return HAS_HOOKS and _hook("is_open")()
 
 
@@ -75,7 +75,7 @@ def check_pools() -> bool:
 
 
 def live_storages() -> int:
-    """Count the storages that are not given back."""
+    """Count the storages whose memory has not been given back."""
     return _hook("count_storages")()
 
 
@@ -90,26 +90,27 @@ def pending_transfers() -> int:
 
 
 def poll() -> None:
-    """Let go of work that is done."""
+    """Let go of what belongs to work that is done."""
     _hook("poll")()
 
 
 def defer(value: object) -> None:
     """Drop a reference at the next use of cumem, as a finished copy does.
 
-    The interpreter is not asked to do it, as it usually is: the main thread would drop the
-    reference whenever it runs Python, and tests are about a call that drops it.
+    Usually the interpreter is asked to do it, and then the main thread drops the reference
+    whenever it runs Python. Here it is not asked, because tests are about a call that drops
+    the reference.
     """
     _hook("defer")(value)
 
 
 def copy_counts() -> dict[str, int]:
-    """Count copies by route since the engine began, with quick ones and pieces apart."""
+    """Count copies by route since the engine began, quick ones and pieces separately."""
     return _hook("copy_counts")()
 
 
 def deny_peers(denied: bool) -> None:
-    """Copy as if no device could reach another, until this is called with False."""
+    """Copy as if no device could reach another one, until called with False."""
     _hook("deny_peers")(denied)
 
 
@@ -123,7 +124,7 @@ def copy_rows(
     max_sms: int = 0,
     repeat: int = 1,
 ) -> float:
-    """Copy rows of buffers by the kernel, and wait.
+    """Copy rows of buffers by the kernel, and wait for it.
 
     Each pair of `dsts` and `srcs` is a layer. The numbers of rows are buffers of integers,
     or None for 0, 1, and so on. `flag` is a buffer of one uint32, into which the kernel
@@ -163,7 +164,7 @@ def last_injected_fault() -> str | None:
 
 
 def delay_op(op: str | None, us: int) -> None:
-    """Delay each call of an operation by so many microseconds."""
+    """Delay each call of an operation by this number of microseconds."""
     _hook("delay_op")(op, us)
 
 
@@ -181,12 +182,12 @@ def gate_close(stream: object) -> None:
 
 
 def gate_open(stream: object) -> None:
-    """Let a stream go on that was held shut."""
+    """Let a stream that was held shut go on."""
     _core._release_stream(stream)
 
 
 def set_capturing(stream: object, on: bool) -> None:
-    """Put a stream into capture."""
+    """Make a stream capture, or end its capture."""
     _hook("set_capturing")(stream, on)
 
 
@@ -196,13 +197,13 @@ def counts() -> dict[str, int]:
 
 
 def contexts() -> int:
-    """Return which emulated devices have had a context, one bit for each."""
+    """Return a number with a bit for each emulated device that has had a context."""
     return _hook("contexts")()
 
 
 @contextlib.contextmanager
 def cuda_device(index: int) -> Any:
-    """Make an emulated device current in this thread, as a library's cudaSetDevice."""
+    """Make an emulated device current in this thread, as another library might."""
     _hook("enter_device")(index)
     yield
     _hook("leave_device")()
@@ -216,24 +217,24 @@ def host_pages(buffer: _core.ManagedBuffer) -> int:
 
 
 def alias(address: int, nbytes: int) -> int:
-    """Return an address at which the host may touch the same bytes."""
+    """Return an address at which the host may use the bytes of an emulated device."""
     import numpy as np
 
     return np.frombuffer(_hook("host_bytes")(address, nbytes), "u1").ctypes.data
 
 
 def answer_types() -> list[type]:
-    """Return the types of the answers with names of the extension."""
+    """Return the types of the extension's answers that have named members."""
     return _hook("answer_types")()
 
 
 def array_interface(buffer: _core.Buffer) -> dict[str, Any]:
-    """Return the __cuda_array_interface__ that the buffer would have on a GPU."""
+    """Return the __cuda_array_interface__ that a buffer would have on a GPU."""
     return _hook("array_interface")(buffer)
 
 
 def order_consumer(buffer: _core.Buffer, stream: object) -> None:
-    """Order a stream after the buffer's work, as DLPack does for a consumer's stream."""
+    """Order a stream after a buffer's work, as DLPack does for a consumer's stream."""
     _hook("order_consumer")(buffer, stream)
 
 
@@ -251,31 +252,34 @@ def file_plan(
 ) -> None:
     """Make the nth read or write from now on fail with errno `error`.
 
-    If `error` is 0, that call moves nothing. Each call moves at most `most` bytes, and from
-    number `held` on they wait.
+    If `error` is 0, that call moves nothing instead. Each call moves at most `most` bytes,
+    and calls from number `held` on wait for `file_open`.
     """
     _hook("file_plan")(nth, most, held, error, repeat, is_cold, no_direct)
 
 
 def file_counts() -> tuple[int, int, int, int]:
-    """Count reads and writes since the plan, those of them that bypass the page cache,
-    announcements, and the open descriptors that bypass the page cache.
+    """Return four counts, three of them since the plan.
+
+    They are the reads and writes, those of them that bypass the page cache, announcements
+    of reads, and the open descriptors that bypass the page cache.
     """
     found = _hook("file_counts")()
     return found["count"], found["direct"], found["advised"], _count_direct()
 
 
 def _count_direct() -> int:
+    """Count the open descriptors that bypass the page cache."""
     count = 0
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # listdir's own
+        with contextlib.suppress(OSError):  # the descriptor of listdir() is closed
             flags = fcntl.fcntl(int(number), fcntl.F_GETFL)
             count += flags & os.O_DIRECT != 0
     return count
 
 
 def file_await() -> None:
-    """Wait until the call that is held is waiting."""
+    """Wait until a call that `file_plan` holds is waiting."""
     from support import session
 
     def waits() -> bool:
@@ -286,5 +290,5 @@ def file_await() -> None:
 
 
 def file_open() -> None:
-    """Let the calls on files go on that were held."""
+    """Let the reads and writes that are held go on."""
     _hook("file_open")()

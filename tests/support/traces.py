@@ -12,8 +12,8 @@ from cumem.tools.replay.trace import Trace, make_trace
 
 KIB = 1024
 
-# 8 KiB are live after row 1, 4 after row 2, 16 after row 3, 4 after row 4 and 8 after row
-# 6. A row that is a free leaves the size of its block out.
+# After these rows 4, 8, 4, 16, 4, 12 and 8 KiB are live. The size in a row that frees a
+# block is 0.
 OP = [1, 1, 0, 1, 0, 1, 0]
 BLOCK = [0, 1, 0, 2, 2, 3, 1]
 SIZE = [4 * KIB, 4 * KIB, 0, 12 * KIB, 0, 8 * KIB, 0]
@@ -22,10 +22,12 @@ PEAK_LIVE = 16 * KIB
 
 
 def hand_checked(stream: list[int] = STREAM) -> Trace:
+    """Make the trace."""
     return make_trace("hand", OP, BLOCK, SIZE, stream)
 
 
 def write_npz(path: Path, **changes: object) -> Path:
+    """Write the trace as an .npz file, with some of its arrays replaced."""
     arrays: dict[str, Any] = {
         "op": np.array(OP, np.uint8),
         "block": np.array(BLOCK, np.uint32),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set numbers of copies that users cannot set, for tests that need few and small pieces."""
+"""Sets numbers of copies that users cannot set, for tests that need small pieces."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from contextlib import contextmanager
 from cumem.transfers import tuning
 from cumem.units import parse_nbytes
 
-#: The numbers, by their names in the extension (`cm_tuning` in
-#: csrc/transfer/plan/tuning.h).
+#: The names of the numbers in the extension, which are fields of `cm_tuning` in
+#: csrc/transfer/plan/tuning.h, where they differ from those here.
 _FIELDS = {"threads": "thread_count", "depth": "slot_count"}
 
 
 def tune(**values: int | str | None) -> dict[str, int | None]:
-    """Set numbers for copies from now on, where None is the default. Returns those before.
+    """Set numbers for copies from now on, where None means the default.
 
     Parameters
     ----------
     threads, depth, chunk_nbytes, ring_nbytes, quick_nbytes, bounce_nbytes : optional
     staged_up_nbytes, staged_down_nbytes : optional
         The numbers. Numbers of bytes may be texts.
+
+    Returns
+    -------
+    dict
+        The numbers before.
     """
     fields = {
         _FIELDS.get(name, name): parse_nbytes(n) if isinstance(n, str) else n

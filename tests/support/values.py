@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers from arrays and back, whatever the kind."""
+"""Makes buffers of arrays and reads them, whatever their kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cumem
 
 
 def put(array: np.ndarray, place: str, order: str = "C") -> object:
-    """Put an array's bytes into memory of `place`, which is a kind or "numpy"."""
+    """Put an array's bytes into memory of a place, which is a kind or "numpy"."""
     if place == "numpy":
         return np.array(array, order=order)  # type: ignore[call-overload]
     buffer = cumem.empty(array.shape, array.dtype, place, order=order)
@@ -18,9 +18,9 @@ def put(array: np.ndarray, place: str, order: str = "C") -> object:
 
 
 def get(obj: object) -> np.ndarray:
-    """Return the bytes as a new NumPy array, without using the copy under test.
+    """Return the values of a buffer or an array as a new NumPy array.
 
-    Host memory is read at its own address, and device memory through a contiguous copy.
+    Host memory is read at its own address. Device memory is read by a copy.
     """
     if isinstance(obj, np.ndarray):
         return obj.copy()
@@ -33,7 +33,7 @@ def get(obj: object) -> np.ndarray:
 
 
 def round_trip(buffer: cumem.Buffer) -> None:
-    """Copy to the device and back through another stream."""
+    """Copy a buffer to the device, and zeros from the device into it, and check both."""
     device = cumem.empty_device(buffer.shape, buffer.dtype)
     cumem.copy(device, buffer)
     assert (get(device) == buffer.numpy()).all()

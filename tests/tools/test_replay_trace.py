@@ -66,7 +66,7 @@ def test_peak_live_is_the_one_worked_out_by_hand() -> None:
 
 
 def test_peak_busy_adds_blocks_that_are_held() -> None:
-    # If blocks are held for one event, each counts for one row more. The peak is that of the
+    # If blocks are held for one event, each counts for one row more. The peak is in the
     # rows in which 12 KiB are live or held beside 4 KiB.
     assert hand_checked().peak_busy(Hold(1)) == (4 + 12) * KIB
     # If blocks are held to the end, every block that was allocated counts.
