@@ -20,9 +20,9 @@ import cumem
 from cumem.devices import device as device_module
 
 pytestmark = [
-    # These tests are about the C core, which every version of Python runs alike.
+    # These tests are about the C core, which every version of Python runs unchanged.
     pytest.mark.any_python,
-    # If the driver lacks this operation, cumem waits for a whole device instead.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 

@@ -54,7 +54,7 @@ with session.gate(kept):
 def test_objects_that_outlive_the_module_are_freed_without_its_state(
     what: str, cycle: bool
 ) -> None:
-    """A plain run may survive a use after the end, which AddressSanitizer reports."""
+    """A plain run may survive a use of freed memory, which AddressSanitizer reports."""
     code = f"from support import core\nimport cumem, numpy as np\n{LEFT[what]}\n"
     if cycle:  # only the interpreter's last collection frees it
         code += (

@@ -31,9 +31,9 @@ from cumem.tools.measuring import raw_copies
 from cumem.transfers import collating
 
 pytestmark = [
-    # These tests are about the C core, which every version of Python runs alike.
+    # These tests are about the C core, which every version of Python runs unchanged.
     pytest.mark.any_python,
-    # If the driver lacks this operation, cumem waits for a whole device instead.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -476,9 +476,8 @@ def read_and_write_files() -> None:
         cumem.tofile(file, source)
         cumem.write_ranges(file, [(4, source[1:2000:2])])
         cumem.write_ranges(file, [(0, content[:1001])])
-        mapped = np.memmap(
-            file, "i4", "r+"
-        )  # it maps the file, so its bytes are copied
+        # This array maps the file itself, so that its bytes are copied first.
+        mapped = np.memmap(file, "i4", "r+")
         cumem.write_ranges(file, [(0, mapped[999::-1])])
         cumem.read_ranges(file, [(0, mapped[999::-1])])
         del mapped

@@ -623,7 +623,7 @@ assert count == 1, count
     not hasattr(ctypes.CDLL(None), "__register_atfork"), reason="not glibc"
 )
 def test_subprocess_copies_nothing(runtime) -> None:
-    """Starting a program must not run fork handlers, since a handler of cumem's copies."""
+    """Starting a program must run no fork handler, since cumem's own copies memory."""
     assert run(COUNTING, runtime.name) == ""
 
 
@@ -685,7 +685,7 @@ if __name__ == "__main__":
 
 
 # A worker that is not forked imports PyTorch anew, which takes five seconds under
-# AddressSanitizer. Each method is a case, so that it has a whole test's time.
+# AddressSanitizer. Each method is a case, so that each has a whole test's time.
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("loader", ["python", "torch"])
 def test_workers_read_a_dataset_of_pinned_arrays(
@@ -802,8 +802,8 @@ def test_child_that_was_forked_while_the_driver_was_opened_does_not_wait(
 
 
 #: A program that forbids one kind of advice of madvise(), as sandboxes do, and then runs
-#: another program. Its first arguments are the error that madvise() shall answer and the
-#: number of the advice.
+#: another program. Its first arguments are the number of the error that madvise() returns
+#: and that of the advice.
 DENY = r"""
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -857,7 +857,9 @@ assert (device.to_numpy() == 3).all()
 # KEEPONFORK, PAGEOUT, POPULATE_READ and POPULATE_WRITE.
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="builds a program")
 @pytest.mark.parametrize("advice", [4, 10, 11, 14, 16, 18, 19, 21, 22, 23])
-def test_advice_that_a_sandbox_refuses_is_done_without(tmp_path, advice) -> None:
+def test_process_whose_sandbox_refuses_an_advice_works_without_it(
+    tmp_path, advice
+) -> None:
     source, program = tmp_path / "deny.c", tmp_path / "deny"
     source.write_text(DENY)
     subprocess.run(["gcc", "-o", program, source], check=True)

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
-    # These tests are about the C core, which every version of Python runs alike.
+    # These tests are about the C core, which every version of Python runs unchanged.
     pytest.mark.any_python,
 ]
 

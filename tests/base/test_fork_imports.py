@@ -242,11 +242,10 @@ assert raised == [], raised
 
 
 def test_modules_loaded_before_a_fork_begin_with_the_next_one() -> None:
-    """A module may register hooks, to take its lock before a fork and release it
-    afterwards.
+    """A module may register a hook that takes its lock before a fork, and one for after it.
 
     The fork that makes cumem load the module is too late for the first hook, so it may not
-    run the second one either.
+    run the second one, which would release the lock.
     """
     done = programs.run("-c", LOCKS)
     assert done.returncode == 0, done.stderr

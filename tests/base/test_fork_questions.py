@@ -25,7 +25,7 @@ from test_first_calls import folder as files_of_calls  # noqa: F401
 from cumem.devices import counting
 
 pytestmark = [
-    # The programs of these tests do the same under every version of Python.
+    # These tests start separate programs, which no version of Python changes.
     pytest.mark.any_python,
     pytest.mark.skipif(sys.platform != "linux", reason="fork"),
 ]

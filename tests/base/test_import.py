@@ -22,7 +22,7 @@ import pytest
 
 import cumem
 
-# These tests fail if a wheel lacks a module, or if an older NumPy lacks what they use.
+# These tests would show what is missing from a wheel or from an older NumPy.
 pytestmark = pytest.mark.packaging
 
 

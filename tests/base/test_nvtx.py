@@ -20,11 +20,10 @@ from pathlib import Path
 
 import pytest
 
-# The programs of these tests do the same under every version of Python.
+# These tests start separate programs, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
-#: The C text of the tool. Its types are declared as in nvtxTypes.h and nvToolsExt.h of NVTX
-#: 3.
+#: The tool in C. Its types are those that nvtxTypes.h and nvToolsExt.h of NVTX 3 declare.
 TOOL = r"""
 #include <pthread.h>
 #include <stddef.h>

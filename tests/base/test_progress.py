@@ -192,7 +192,7 @@ def test_callable_that_raises_ends_it_as_ctrl_c_does(emulated, call, tmp_path) -
 
 @pytest.fixture
 def bars(monkeypatch) -> list[Any]:
-    """Return the list of bars that the test makes, which record what they shall show."""
+    """Put bars that record what they show in the place of real ones, and list them."""
     made: list[Any] = []
 
     class Recorder:

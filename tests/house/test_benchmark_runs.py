@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the benchmarks run, and of what `benchmarks/measure.py` does for all of them.
+"""Tests that the benchmarks run, and tests of `benchmarks/measure.py`, which they share.
 
 Most tests run a benchmark with `--quick` on the emulated device, and check that its results
 say so, are complete and have a time for each way to do a thing. Others check that a
@@ -22,7 +22,7 @@ from support import programs
 
 import cumem
 
-# The programs of these tests do the same under every version of Python.
+# These tests start separate programs, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

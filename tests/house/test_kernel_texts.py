@@ -106,9 +106,7 @@ class Job:
         return head + struct.pack(f"<{2 * MAX_LAYERS}Q", *ends)
 
     def expected(self) -> tuple[bytearray, set[int]]:
-        """Return the bytes that the target must have, and the values that the flag may
-        have.
-        """
+        """Return the bytes that the target must have, and the flags that are allowed."""
         out = bytearray(self.memory.pieces[DST])
         src = self.memory.pieces[SRC]
         nbytes = self.units * self.unit

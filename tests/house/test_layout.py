@@ -254,7 +254,7 @@ def test_banned_functions_are_not_called() -> None:
 
 
 def test_no_format_has_a_length() -> None:
-    """A format with ``#`` needs other code from the headers of 3.13 than on 3.11 and 3.12.
+    """A format with ``#`` that is compiled with headers of 3.13 fails on 3.11 and 3.12.
 
     One wheel serves all of these versions, so formats have no lengths.
     """

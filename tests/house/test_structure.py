@@ -33,7 +33,6 @@ def debts() -> dict[str, Debt]:
     return structure.read_debts(structure.DEBTS.read_text(encoding="utf-8"))
 
 
-# A test of each measure.
 @pytest.mark.parametrize("name", structure.MEASURES)
 def test_structure_owes_what_its_debt_says_and_no_more(debts, name: str) -> None:
     assert name in debts, (

@@ -24,7 +24,7 @@ import pytest
 import cumem
 from cumem.base.kinds import KINDS
 
-# The programs of these tests do the same under every version of Python.
+# These tests start separate programs, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]

@@ -35,10 +35,10 @@ def plant_leak() -> None:
 
 
 def copy_rows(data: np.ndarray) -> None:
-    """Copy rows by numbers of the host and of the device, wrong ones of the device too.
+    """Copy rows by numbers on the host and on the device, some of which are wrong.
 
-    The kernel has to leave wrong numbers out: if it read or wrote there, the sanitizer
-    would see it.
+    The kernel must leave wrong numbers out. If it read or wrote such a row, the sanitizer
+    would report that.
     """
     count = len(data)
     random = np.random.default_rng(1)

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random rows by index, all bytes of both ends compared with NumPy's.
+"""Copy random rows by index, and compare all bytes of both ends with NumPy's result.
 
     python rows_random.py [--cases 100000] [--seed 1] [--first 0] [--processes N]
                           [--backend cuda] [--json FILE]
 
 Each case copies rows of 1 to 4,096 bytes between two pieces of memory of any kinds, which
-may be one and the same. Dtypes, layers, gaps, strides, directions and addresses are random,
-and so are the numbers: any width, negative, repeated in the source, none at all, on the
-host or on the device. The call blocks, runs on a stream or in the background, and its ends
-and its numbers may still be on their way when it is made. Some numbers are wrong: then the
-error is expected, and the bytes are those that it promises. Memory is read at its address
-and not by a copy of cumem's. The seed and the number of a case decide all of it, so that
-one case can be run again: a failure says how. Exit status: 0 when every byte was right.
+may be one and the same. Dtypes, layers, gaps, strides, directions and addresses are random.
+So are the numbers of the rows, which may be of any width, negative, repeated in the source,
+or left out, and which are on the host or on a device. The call blocks, or it runs on a
+stream or in the background, and when it is made its ends and its numbers may still be on
+their way.
+
+Some numbers are wrong. Then the call must raise its error, and the bytes must be those that
+the error promises. Memory is read at its address and not by a copy of cumem's. The seed and
+the number of a case decide everything about it, so that one case can be run again, by a
+command that a failure prints. The exit status is 0 if every byte was right.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ import cumem
 from cumem import info
 
 KIB = 1 << 10
-LARGEST = 256 * KIB  # of one piece of memory
+LARGEST = 256 * KIB  # the size of each piece of memory
 #: Memory that a device reaches, so that its kernel may read numbers there.
 REACHED = ("device", "pinned", "mapped", "managed")
 KINDS = (*REACHED, "device", "other device", "numpy", "host", "registered", "memmap")
@@ -57,7 +60,7 @@ CASES_OF_A_TASK = 250
 
 
 class WrongError(Exception):
-    """A byte, or an error, is not what it should be."""
+    """Raised if a byte or an error is not what it should be."""
 
 
 class Memories:
@@ -77,6 +80,7 @@ class Memories:
         ]
 
     def kind(self, rng: random.Random) -> str:
+        """Choose a kind of memory that there is."""
         kind = rng.choice(KINDS)
         return "device" if kind == "other device" and self.devices < 2 else kind
 
@@ -103,7 +107,7 @@ class Memories:
         return cumem.zeros(LARGEST, "u1", kind), None
 
     def twin(self, end: str) -> Any:
-        """Return another mapping of the file of a memmap."""
+        """Map the file of a memmap once more, and return that array."""
         if ("twin", end) not in self.made:
             path = self.folder / f"{os.getpid()}-{end}"
             self.made["twin", end] = np.memmap(path, "u1", "r+"), None
@@ -111,13 +115,14 @@ class Memories:
 
 
 def box_of(memory: Any, kind: str, content: np.ndarray) -> Box:
+    """Make a box of the beginning of some memory, which must have these contents."""
     device = 1 if kind == "other device" else 0
     kind = "device" if kind == "other device" else kind
     return Box(memory[: content.size], kind, device, content.copy())
 
 
 class Run:
-    """One case: its memory, its call and what has to be there afterwards."""
+    """One case, with its memory and its call."""
 
     def __init__(self, memories: Memories, seed: int, number: int) -> None:
         self.memories = memories
@@ -137,7 +142,7 @@ class Run:
         self.route = ""
 
     def drawn(self) -> Case:
-        """Draw until the rows fit into the memory, which gets larger meanwhile."""
+        """Draw cases until one fits into the memory, of which later tries take more."""
         rng = self.rng
         for attempt in range(100):
             rooms = [
@@ -153,11 +158,12 @@ class Run:
         raise AssertionError("no case fits into the memory")
 
     def can_be_taken(self) -> bool:
+        """Return whether the case is one that `take_rows` can do."""
         case = self.case
         return case.dst_rows is None and len(case.to.views) == 1
 
     def device(self) -> int:
-        """Return the device whose streams may be given."""
+        """Return the device whose streams the call may get."""
         kinds = (self.to_kind, self.of_kind)
         is_other = "other device" in kinds and "device" not in kinds
         return 1 if is_other else 0
@@ -172,7 +178,7 @@ class Run:
     # -- memory before and after
 
     def fill(self, kind: str, end: str, room: int) -> Box:
-        """Give memory new contents, which may still be on their way."""
+        """Give memory new contents, which may arrive late, and return it as a box."""
         memories, rng = self.memories, self.rng
         begin = rng.randrange(memories.content.size - room + 1)
         box = box_of(
@@ -187,7 +193,7 @@ class Run:
         return box
 
     def settle(self) -> None:
-        """Wait for the contents of both ends, where no copy of rows has waited for them."""
+        """Wait for the contents of both ends if no copy of rows has waited for them."""
         for transfer in self.arriving:
             transfer.wait()
 
@@ -205,6 +211,7 @@ class Run:
     # -- the call
 
     def check(self) -> None:
+        """Run the case, and raise a WrongError if anything is wrong."""
         case, rng = self.case, self.rng
         target = self.fill(self.to_kind, "target", self.rooms[0])
         source = target
@@ -232,7 +239,7 @@ class Run:
             self.compare(source, source.expect)
 
     def take(self, source: Box, rows: Any) -> None:
-        """Copy to a new buffer, whose bytes are those of NumPy's array in C order."""
+        """Take rows into a new buffer, and compare its bytes with NumPy's."""
         case = self.case
         read = case.sources(source.expect)[0]
         stream = self.memories.streams[source.device][0]
@@ -256,7 +263,7 @@ class Run:
         self.compare(source, source.expect)
 
     def call(self, target: Box, source: Box, rows: Any) -> Exception | None:
-        """Copy in one of the ways, and return the error that a wrong number raises."""
+        """Make the copy in one of the ways, and return the error that it raises, if any."""
         case, rng = self.case, self.rng
         ends = [case.targets(target.memory), case.sources(source.memory)]
         if len(ends[0]) == 1 and rng.random() < 0.7:
@@ -275,11 +282,12 @@ class Run:
         for numbers in rows.values():
             if isinstance(numbers, np.ndarray):
                 numbers[...] = 0  # the call has copied them
-        rows.clear()  # those of a device stay for as long as the copy needs them
+        rows.clear()  # the copy itself keeps numbers on a device for as long as it needs
         ends.clear()
         return self.wait(transfer, used)
 
     def wait(self, transfer: Any, stream: Any) -> Exception | None:
+        """Wait for the copy in some way, and return the error that it raises, if any."""
         self.route = transfer.route
         how = self.rng.randrange(3)
         try:
@@ -297,7 +305,7 @@ class Run:
     # -- what has to be there
 
     def read_by_kernel(self) -> bool | None:
-        """Return whether a kernel reads the wrong numbers; None where either may be."""
+        """Return whether a kernel reads the wrong numbers, or None if that is not known."""
         place = self.places[self.case.wrong_side]
         if place not in ("device", "late"):
             return False
@@ -307,7 +315,7 @@ class Run:
         return True if kinds <= {*REACHED} else None
 
     def judge(self, raised: Exception | None) -> None:
-        """Fail unless the error is that of the numbers."""
+        """Fail unless the call raised the error that the numbers must cause, or none."""
         case = self.case
         wanted: tuple[type[Exception] | None, ...] = (None,)
         if case.wrong == NO_ROW:
@@ -326,13 +334,14 @@ class Run:
         case = self.case
         by_kernel = self.read_by_kernel() if case.wrong else True
         if by_kernel is False:
-            return  # the call has found the wrong number before a byte moved
+            return  # the call found the wrong number before any byte was written
         found = self.memories.raw.read(target)
         if by_kernel is None and np.array_equal(found, target.expect):
             return
         target.expect = case.after(target.expect, source.expect, found)
 
     def compare(self, box: Box, before: np.ndarray) -> None:
+        """Fail if the bytes of a box are not what they must be."""
         found = self.memories.raw.read(box)
         if np.array_equal(found, box.expect):
             return
@@ -358,7 +367,7 @@ def begin_process(seed: int, folder: str) -> None:
 def run_cases(
     seed: int, numbers: range, talks: bool = False
 ) -> tuple[Counter[str], list[str]]:
-    """Check some cases; return what was covered, and what was wrong."""
+    """Check some cases. Returns counts of what they covered, and what was wrong."""
     assert memories_of_process is not None
     counts: Counter[str] = Counter()
     wrong: list[str] = []
@@ -393,6 +402,7 @@ def run_cases(
 
 
 def again(seed: int, number: int) -> str:
+    """Return the command that runs a case again."""
     backend = cumem.backend()
     return (
         f"python tests/isolated/rows_random.py --seed {seed} --first {number} "
@@ -401,6 +411,7 @@ def again(seed: int, number: int) -> str:
 
 
 def run_all(options: argparse.Namespace, folder: str) -> tuple[Counter[str], list[str]]:
+    """Check all cases, in several processes if that was asked for."""
     numbers = range(options.first, options.first + options.cases)
     tasks = [
         numbers[i : i + CASES_OF_A_TASK]

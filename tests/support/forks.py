@@ -15,7 +15,7 @@ FORK = threading.Lock()  # audit hooks of other packages allow only one fork at 
 
 
 def fork_and_run(check: Callable[[], object]) -> None:
-    """Run a check in a forked child, which must succeed and show what it prints."""
+    """Run a check in a forked child, which must succeed. What it prints is shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -13,7 +13,7 @@ from support.lines import here, nothing_runs  # noqa: F401
 
 
 def rows(log: Log, op: str, kind: str | None = None) -> np.ndarray[Any, Any]:
-    """Return the events of an operation, or of those only the ones of a kind of memory."""
+    """Return the events of an operation, and only those of `kind` if that is given."""
     chosen = log.events["op"] == OPS.index(op)
     if kind is not None:
         chosen &= log.events["kind"] == KINDS.index(kind)

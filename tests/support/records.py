@@ -51,12 +51,15 @@ def by_hand() -> Log:
 
     1 MiB of device memory is live before the record. At these times in µs it then says:
 
-    - 10: a pool reserves 8 MiB on the device - 20: 2 MiB of the device are allocated, with
-    stack 1, and are freed at 50 - 30: 3 MiB of pinned memory, of which 2.5 were asked for,
-    are allocated with stack 2 and tag 1, and are never freed - 40 to 44, and 42 to 46: two
-    transfers of 2 MiB each go from pinned memory to the device - 60: the MiB from before
-    the record is freed - 70: an allocation of 1 GiB fails - 80: the pool gives its 8 MiB
-    back
+    - 10: a pool reserves 8 MiB on the device
+    - 20: 2 MiB of the device are allocated, with stack 1; they are freed at 50
+    - 30: 3 MiB of pinned memory, of which 2.5 were asked for, are allocated with stack 2
+      and tag 1; they are never freed
+    - 40 to 44, and 42 to 46: two transfers go from pinned memory to the device, with 2 MiB
+      each
+    - 60: the MiB from before the record is freed
+    - 70: an allocation of 1 GiB fails
+    - 80: the pool gives its 8 MiB back
 
     The peak of 6 MiB is live from 30 to 50, and 3 MiB are live at the end.
     """

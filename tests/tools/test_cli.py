@@ -21,7 +21,7 @@ import cumem
 from cumem import info
 from cumem.tools import bench, cli
 
-# These tests fail if a wheel lacks a module, or if an older NumPy lacks what they use.
+# These tests would show what is missing from a wheel or from an older NumPy.
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]

@@ -677,10 +677,8 @@ def test_a_hidden_gpu_has_no_finding_on_mig() -> None:
 def names_of_checks() -> set[str]:
     """Return the names that the source gives to findings, without those of frameworks."""
     tree = ast.parse(Path(checks.__file__).read_text(encoding="utf-8"))
-    places = {
-        "Finding": 1,
-        "_unreadable": 0,
-    }  # the number of the argument with the name
+    # These are the numbers of the arguments that have the name.
+    places = {"Finding": 1, "_unreadable": 0}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     given = [
         node.args[places[node.func.id]]

@@ -82,8 +82,8 @@ def test_ratio_is_exact_on_a_trace_checked_by_hand(emulated) -> None:
     assert result.peak_live == 11 * KIB
     assert result.peak_reserved == 12 * KIB
     assert result.ratio == 12 / 11
-    # The waste is that of the moment when 12 KiB were first reserved. Later 11 KiB lie
-    # there.
+    # The waste is that of the moment when 12 KiB were first reserved, while 10 KiB were
+    # live, and not that of the later peak of 11 KiB.
     assert result.waste == replay.Waste(10 * KIB, 0, 2 * KIB, 0)
     assert result.ns_per_event > 0
     assert result.ns_per_event_warm is not None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random rows by index: how they lie in memory, their numbers, and what NumPy makes of it.
+"""Random copies of rows by index, with their memory and numbers, and NumPy's result.
 
-A `Case` is drawn for two pieces of memory of which only the sizes are known. It then makes
-the arrays of each layer as views of any flat bytes: of the memory that cumem copies, and of
-the arrays of NumPy that hold the contents which each must have. So every byte of a piece
-can be compared afterwards, those between rows and elements included.
+A `Case` is drawn for two pieces of memory of which only the sizes are known. It can make
+its arrays as views of any bytes: of the memory in which cumem copies rows, and of arrays of
+NumPy with the contents that the memory must have. So every byte of a piece of memory can be
+compared afterwards, even those between rows and elements.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from torture.boxes import Make
 
-#: Rows are copied as they are, so dtypes matter by their sizes, and by their fields.
+#: Rows are copied as they are, so only the sizes and the fields of dtypes matter.
 DTYPES = (
     *("u1", "u1", "u1", "?", "i2", ">i4", "f4", "f4", "f8", "c16"),
     *("M8[ns]", "S3", "V5", "i4,f4"),
@@ -27,7 +27,7 @@ DTYPES = (
 WIDTHS = ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
 LONGEST_ROW = 4096
 MOST_ROWS = 60
-MOST_SHORT_ROWS = 1500  # of up to 16 bytes each
+MOST_SHORT_ROWS = 1500  # if each row has at most 16 bytes
 MOST_LAYERS = 4
 
 
@@ -42,7 +42,8 @@ def lay(
     Returns
     -------
     callable or None
-        It makes the array of the flat bytes of a memory. None: there is no room for it.
+        A function that makes the array as a view of the bytes of some memory, or None if
+        there is no room for it.
     """
     axes = list(range(len(shape)))
     steps, pads = [1] * len(shape), [0] * len(shape)
@@ -79,7 +80,7 @@ def lay(
 
 
 def halves(make: Make, layer: int) -> Make:
-    """Return the view of one layer of an array of shape (rows, layers, ...)."""
+    """Return a function that views one layer of an array of shape (rows, layers, ...)."""
     return lambda memory: make(memory)[:, layer]
 
 
@@ -115,8 +116,8 @@ def side_of(
 ) -> Side | None:
     """Choose how the layers of one end lie in `room` bytes.
 
-    The layers of a target share no byte. Those of a source may, so each of them can lie
-    anywhere.
+    The layers of a target share no byte. Those of a source may share bytes, so that each of
+    them can lie anywhere.
     """
     nbytes = math.prod(row) * dtype.itemsize
     limit = MOST_SHORT_ROWS if nbytes <= 16 and rng.random() < 0.2 else MOST_ROWS
@@ -148,8 +149,8 @@ def side_of(
 def distinct(rng: random.Random, counts: list[int], most: int) -> list[int]:
     """Choose numbers of rows of a target, which name no row of any layer twice.
 
-    A negative number counts from the end of each layer. So -1 and 4 are the same row of a
-    layer that has five, and not of one that has six.
+    A negative number counts from the end of each layer. So -1 and 4 name the same row of a
+    layer with five rows, but not of one with six.
     """
     least = min(counts)
     numbers = rng.sample(range(least), rng.randint(0, most))
@@ -174,7 +175,7 @@ def distinct(rng: random.Random, counts: list[int], most: int) -> list[int]:
 
 
 def repeated(rng: random.Random, counts: list[int], count: int) -> list[int]:
-    """Choose numbers of rows of a source, which may come as often as they like."""
+    """Choose numbers of rows of a source, of which each may come several times."""
     least = min(counts)
     if rng.random() < 0.2:
         start = rng.randrange(least)
@@ -196,7 +197,7 @@ def width_for(rng: random.Random, numbers: list[int]) -> str:
 
 # -- cases -----------------------------------------------------------------------------
 
-#: What may be wrong with the numbers: the sides, and what the call then raises.
+#: What may be wrong with the numbers of a case.
 NOTHING, NO_ROW, TWICE = "", "no such row", "a row twice"
 
 
@@ -285,7 +286,7 @@ class Case:
 
 
 def spoil(rng: random.Random, case: Case) -> None:
-    """Make one number wrong: no row of any layer, or a row of the target once more."""
+    """Make one number wrong, so that it names no row, or a row of the target again."""
     sides = [
         name for name in ("dst_rows", "src_rows") if getattr(case, name) is not None
     ]
@@ -317,18 +318,18 @@ def draw(
     Parameters
     ----------
     rng : random.Random
-        It decides everything.
+        The source of everything that is random.
     to_room, of_room : int
         The sizes of the target and of the source, in bytes.
     spoiled : float, optional
         How likely it is that a number is wrong.
     layers : int, optional
-        How many layers there are; default: a random number.
+        How many layers there are; by default a random number.
 
     Returns
     -------
     Case or None
-        None: the memory is too small for what was drawn.
+        The case, or None if the memory is too small for what was drawn.
     """
     dtype, row = row_of(rng)
     if layers is None:
@@ -366,13 +367,13 @@ def as_numbers(
     Parameters
     ----------
     rng : random.Random
-        It decides how they lie there.
+        The source of everything that is random.
     numbers : list of int or None
-        None stays None.
+        The numbers. None is returned as it is.
     place : str
-        "list", "numpy" or what `put` knows.
+        "list", "numpy", or a place that `put` knows.
     put : callable
-        It puts an array into memory of another place.
+        A function that puts an array into memory of another place.
 
     Returns
     -------

@@ -115,7 +115,7 @@ class Worker(threading.Thread):
     def judge(
         self, name: str, error: BaseException, raises: tuple[Raises, ...]
     ) -> None:
-        """Return if the operation may raise this error, and fail the run otherwise."""
+        """Count an error, and fail the run unless the operation may raise it."""
         self.raised[f"{name}: {type(error).__name__}"] += 1
         text = str(error)
         for kind, pattern in raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @operation(2)
 def freed(worker: Worker) -> None:
-    """Free memory, which then can be used neither itself nor through a view."""
+    """Free memory, after which neither it nor a view of it can be used."""
     box = worker.take(POOLED)
     view = box.memory[: box.nbytes // 2]
     box.memory.free()

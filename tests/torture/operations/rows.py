@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows by index between memory of all kinds, whose numbers are at times wrong."""
+"""Operations that copy rows by index between memory of all kinds, at times wrongly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACES = ("list", "numpy", "pinned", "mapped", "managed", "device", "device")
 
 
 class Rows:
-    """A case, both its ends, and its numbers, which are dropped once the call has them."""
+    """A case with both its ends and its numbers."""
 
     def __init__(self, worker: Worker, spoiled: float = 0.0) -> None:
         rng = worker.rng
@@ -62,7 +62,7 @@ class Rows:
         }
 
     def stream(self) -> Any:
-        """Choose a stream of the ends; None if the devices of both have none in common."""
+        """Choose a stream for the ends, or None if they are on two devices."""
         devices = {b.device for b in (self.target, self.source) if b.kind == "device"}
         if len(devices) > 1:
             return None
@@ -76,7 +76,7 @@ class Rows:
 
 
 def overwrite(rows: dict[str, Any]) -> None:
-    """Change numbers of the host, which the call has copied, and drop those of a device."""
+    """Change numbers on the host, which the call has copied, and drop those on a device."""
     for numbers in rows.values():
         if isinstance(numbers, np.ndarray):
             numbers[...] = 0
@@ -144,9 +144,10 @@ def take_rows(worker: Worker) -> None:
 
 @operation(2, main=False)
 def copy_rows_by_wrong_numbers(worker: Worker) -> None:
-    """Copy by numbers of which one is wrong: an error, and what it promises.
+    """Copy by numbers of which one is wrong, and check the error and the bytes.
 
-    Numbers of the host are checked before a byte moves. A kernel leaves a wrong one out.
+    Numbers on the host are checked before a byte is written. A kernel that reads them on a
+    device leaves the wrong one out.
     """
     rows = Rows(worker, 1.0)
     case = rows.case
@@ -180,5 +181,5 @@ def copy_rows_by_wrong_numbers(worker: Worker) -> None:
     worker.verify(rows.target, where)
     if raised is None or not on_device:
         rows.give()
-    # Otherwise the next export of either end raises the failure once more, as after each
-    # copy in the background that has failed. So both ends are dropped.
+    # If the copy failed on a device, both ends are dropped instead. As after any copy in
+    # the background that failed, their next export would raise the failure once more.
