@@ -209,6 +209,7 @@ def test_variables_say_what_is_opened(monkeypatch) -> None:
     for name, text in VARIABLES.items():
         monkeypatch.setenv(f"CUMEM_{name}", text)
     found = device_module.read_settings()
+    # The members are in the order of `Settings` in devices/device.py.
     assert found == (
         False,
         True,
@@ -231,6 +232,7 @@ def test_settings_of_a_test_win_over_variables(monkeypatch) -> None:
     given = {"backend": "cuda", "faults": True, "device_count": 2, "seed": None}
     monkeypatch.setattr(device_module, "test_settings", given)
     found = device_module.read_settings()
+    # The members are in the order of `Settings` in devices/device.py.
     assert found == (
         True,
         False,

@@ -227,7 +227,7 @@ WITHOUT_DRIVER = {
 
 
 @pytest.mark.parametrize("question", WITHOUT_DRIVER)
-def test_child_after_what_needs_no_driver_has_all_of_cumem(question) -> None:
+def test_child_after_calls_that_need_no_driver_has_all_of_cumem(question) -> None:
     code = ASKING.format(question=WITHOUT_DRIVER[question], count=3)
     run(code, CUMEM_BACKEND="emulated", CUMEM_EMULATED_DEVICES="3")
 

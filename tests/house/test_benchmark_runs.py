@@ -172,7 +172,7 @@ def test_calls_are_repeated_three_times_at_least_and_long_ones_less(
     assert len(calls) == 4  # the first is not timed
 
 
-def test_run_that_is_cut_off_leaves_what_it_came_to(
+def test_run_that_is_cut_off_leaves_its_results_so_far(
     emulated, measure, monkeypatch, tmp_path: Path, capsys
 ) -> None:
     path = tmp_path / "results.json"

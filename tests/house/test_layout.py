@@ -101,7 +101,7 @@ def test_includes_point_to_own_sub_folder_or_left(layer: str) -> None:
     )
 
 
-def test_only_who_opens_and_tests_the_emulated_device_knows_of_it() -> None:
+def test_only_files_that_open_or_test_the_emulated_device_include_it() -> None:
     """Other files use it through the runtime, as they use a GPU."""
     knows = {
         name_of(path)

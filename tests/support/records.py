@@ -119,6 +119,7 @@ def random_log(count: int, seed: int = 0) -> Log:
     parts += [_others(random, max(3, count // 5000), duration)]
     rows = np.concatenate(parts)
     rows = rows[np.argsort(rows["time_ns"], kind="stable")]
+    # Allocations of the first moments become blocks that were live before the record.
     early = rows["time_ns"] < step / 50
     living = np.flatnonzero((rows["op"] == 0) & early)
     old = rows[living].copy()
@@ -160,6 +161,7 @@ def _uses(
 ) -> list[NDArray[Any]]:
     """Make allocations that use `slots` in turn, their frees, and the pool's growth."""
     index, kind, tags = use
+    # Allocation k is in slot k % slots, and ends before allocation k + slots takes its place.
     times = np.sort(random.integers(1000, duration, number + slots))
     born, next_born = times[:number], times[slots:]
     sizes = np.exp(random.normal(np.log(mib * MIB), 0.8, number)).clip(512, 64 * MIB)
@@ -186,7 +188,7 @@ def _uses(
     ends[early] = born[early] + random.exponential(step / 20, early.sum())
     frees["time_ns"] = np.clip(ends, born + 1, next_born - 1).clip(0, duration - 1)
     kept = random.random(number) > 0.00002
-    kept[number - slots :] &= random.random(slots) > 0.3  # they live at the end
+    kept[number - slots :] &= random.random(slots) > 0.3  # the others live at the end
     frees = frees[(next_born - 1 > born) & kept]
     grown = rows[np.arange(0, slots, 8)].copy()
     grown["op"] = OPS.index("grow")

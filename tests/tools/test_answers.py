@@ -272,7 +272,7 @@ def test_what_the_command_line_reports_is_plain(emulated) -> None:
 # -- staging ---------------------------------------------------------------------------
 
 
-def test_memory_that_copies_go_through_is_not_the_users(emulated) -> None:
+def test_staging_memory_of_copies_is_not_counted_as_the_users(emulated) -> None:
     source = np.ones(8 * MIB, "u1")
     buffer = cumem.empty_device(source.size, "u1")
     turned = cumem.empty_device((1500, 1600), "f4")
@@ -303,7 +303,7 @@ def test_memory_that_copies_go_through_is_not_the_users(emulated) -> None:
     assert "pinned 0 staging" in after._repr_html_()
 
 
-def test_limits_count_what_copies_go_through_and_trim_gives_it_back(emulated) -> None:
+def test_limits_count_staging_memory_and_trim_gives_it_back(emulated) -> None:
     cumem.copy(cumem.empty_device(8 * MIB, "u1"), np.ones(8 * MIB, "u1"))
     held = cumem.memory_info("host").staging
     assert held > 0
@@ -316,7 +316,7 @@ def test_limits_count_what_copies_go_through_and_trim_gives_it_back(emulated) ->
     assert cumem.stats().total.reserved_nbytes == 0
 
 
-def test_copies_go_through_the_users_free_memory_where_there_is_no_other(
+def test_copies_use_the_users_free_memory_if_there_is_no_other_for_staging(
     emulated,
 ) -> None:
     pool = cumem.default_pool("pinned")

@@ -363,7 +363,7 @@ def results_of_an_h200() -> list[Result]:
     return [Result(**{name: row[name] for name in names}) for row in rows]
 
 
-def test_report_is_a_screen_with_the_figures_and_what_follows() -> None:
+def test_report_is_a_screen_with_figures_and_conclusions() -> None:
     report = Report(results_of_an_h200())
     lines = report.render().splitlines()
     assert len(lines) <= 24
@@ -436,7 +436,7 @@ def test_first_and_last_line_say_that_the_device_is_emulated(
     ("wanted", "is_said"),
     [(None, True), (MIB, True), (256 * KIB, True), (64 * KIB, False)],
 )
-def test_copies_left_out_for_lack_of_memory_are_said_to_be(
+def test_copies_left_out_for_lack_of_memory_are_reported(
     capsys: pytest.CaptureFixture[str], wanted: int | None, is_said: bool
 ) -> None:
     assert bench.main(bench.Options(max_nbytes=wanted)) == 0

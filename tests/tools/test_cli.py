@@ -116,7 +116,9 @@ def test_cuda_that_is_asked_for_and_missing_is_an_error_without_a_traceback() ->
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 @pytest.mark.parametrize("command", ["info", "bench --quick --max-size 4KiB"])
-def test_closed_output_is_as_one_that_nobody_reads(command: str, closed: str) -> None:
+def test_closed_output_is_treated_as_one_that_nobody_reads(
+    command: str, closed: str
+) -> None:
     done = subprocess.run(
         f'exec "{sys.executable}" -m cumem {command} {closed}',
         shell=True,

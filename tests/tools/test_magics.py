@@ -46,6 +46,7 @@ view = parts["<b>"].numpy()[5:]
 """,
     "once": "%cumem once",
     "table": "%cumem",
+    # The table is updated very often from here on, so that the next cell can wait for that.
     "patch": """
 from cumem.tools.notebook import magics
 shown, update = threading.Event(), magics._Magics._update
@@ -88,6 +89,7 @@ raise LookupError("here")
     "quiet": "%%cumem\nawaited.nbytes; # not shown",
     "awaits elsewhere": "get_ipython().run_cell_magic('cumem', '', 'await it()')",
     "ends": "%%cumem\nnext(iter(()))",
+    # Another class takes the place of the recorder. The next cell notes an event in it.
     "recorder": """
 from support.logs import made
 from cumem.tools.notebook import magics

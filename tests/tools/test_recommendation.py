@@ -157,7 +157,7 @@ def made_up(**gbps: float) -> dict:
     }
 
 
-def test_gain_within_5_percent_is_no_reason(emulated) -> None:
+def test_gain_within_5_percent_does_not_decide(emulated) -> None:
     def ask(access: str = "host", **gbps: float) -> str:
         return cumem.recommend(MIB, access=access, figures=made_up(**gbps)).kind
 

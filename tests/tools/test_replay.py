@@ -2,8 +2,9 @@
 """Tests of replaying a trace of allocations with an allocator, and of the command.
 
 The ratio of the memory that an allocator reserves to what is live is compared with a trace
-that was worked out by hand. Some tests hold blocks as if work on them were late. The later
-ones run `python -m cumem replay`.
+that was worked out by hand. In some tests work on freed blocks is late: `Hold(n)` keeps a
+block for n more events, by gates that hold streams shut. The later tests run
+`python -m cumem replay`.
 """
 
 from __future__ import annotations
@@ -292,7 +293,7 @@ def test_command_prints_and_saves(tmp_path: Path) -> None:
     assert {"machine", "versions", "commit", "loop_ns", "compare"} <= set(data)
 
 
-def test_command_compares_with_what_there_is(tmp_path: Path) -> None:
+def test_command_compares_with_each_peer_that_is_named(tmp_path: Path) -> None:
     trace, path = write_npz(tmp_path / "hand.npz"), tmp_path / "result.json"
     arguments = ("--compare", "torch,cupy,rmm", "--json", str(path))
     done = run(str(trace), "--late", "2", *arguments)
@@ -356,7 +357,7 @@ def test_emulated_device_is_made_large_enough(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_emulated_device_has_room_for_what_is_late() -> None:
+def test_emulated_device_has_room_for_late_blocks() -> None:
     count, size = 30, 1 << 30
     op, block = [1, 0] * count, [n // 2 for n in range(2 * count)]
     trace = make_trace("one", op, block, [size, 0] * count, [0] * 2 * count)
@@ -428,7 +429,7 @@ def test_results_do_not_replace_the_trace(emulated, tmp_path: Path, capsys) -> N
     assert trace.read_bytes() == before
 
 
-def test_json_leaves_what_is_there_until_the_results_are(
+def test_json_leaves_an_older_file_until_there_are_results(
     emulated, tmp_path: Path, capsys
 ) -> None:
     trace, path = write_npz(tmp_path / "hand.npz"), tmp_path / "a.json"
@@ -458,7 +459,9 @@ def test_json_whose_link_leads_nowhere_is_an_error_and_no_file(
     assert not link.exists()
 
 
-def test_json_of_a_name_that_is_no_text_is_read_back(emulated, tmp_path: Path) -> None:
+def test_json_of_a_name_that_is_not_utf_8_is_read_back(
+    emulated, tmp_path: Path
+) -> None:
     name = os.fsdecode(b"hand\xff.npz")
     trace, path = write_npz(tmp_path / name), tmp_path / "a.json"
     assert cli.main(["replay", str(trace), "--json", str(path)]) == 0
