@@ -27,7 +27,9 @@ import cumem
 KIB, MIB = 1 << 10, 1 << 20
 PATH = sys.argv[1]
 LONG = [3 * MIB, 40 * MIB]
-SHORT = [100 * KIB, 700 * KIB]  # between two ends on the host nobody looks
+# Only copies to and from a device are this short: between two ends on the host, a short
+# copy of memory that came by DLPack is not protected.
+SHORT = [100 * KIB, 700 * KIB]
 SIZES = [(n, place) for place in ("pinned", "mapped", "managed", "numpy") for n in LONG]
 SIZES += [(n, "device") for n in SHORT + LONG]
 
@@ -62,7 +64,7 @@ def short(nbytes, present=False):
 
 
 def holed(nbytes, at):
-    # A mapped file that has its end, and from `at` on two pages that have no file.
+    # Map a whole file, and put two pages of an empty file in the place of those at `at`.
     with open(PATH, "wb") as file:
         file.truncate(nbytes)
     array = np.memmap(PATH, "u1", "r+")
@@ -196,7 +198,8 @@ for nbytes in (700 * KIB, 40 * MIB):
         refused(lambda: cumem.fromfile(path, out=array), nbytes)
 """,
     "copies in pieces, cut behind those under way": """
-os.environ["CUMEM_EMULATED_DELAY_US"] = "1000"  # so that somebody is told
+# Pieces are delayed by up to a millisecond, so that progress is reported in between.
+os.environ["CUMEM_EMULATED_DELAY_US"] = "1000"
 from cumem.transfers import tuning
 tuning.change(tuning.CHOSEN, {"chunk_nbytes": 64 * KIB, "slot_count": 2})
 nbytes = 40 * MIB
@@ -230,7 +233,8 @@ for place, view in itertools.product(("device", "pinned", "numpy"), KNOWN):
     refused(lambda: cumem.gather(other, [array]), place)
     refused(lambda: cumem.scatter([other[:MIB], other[MIB:]], array), place)
     refused(lambda: cumem.scatter([array], other), place)
-    other = blank(place, nbytes)  # what failed has left the engine in order
+    # The copies that failed must not have damaged the engine.
+    other = blank(place, nbytes)
     cumem.copy(other, np.ones(nbytes, "u1"))
     assert cumem.asnumpy(other).all()
 array = cumem.asbuffer(holed(nbytes, nbytes // 2))
@@ -260,10 +264,10 @@ for upload in (True, False):
     device = cumem.full(700 * KIB, 1, "u1", kind="device")
     pair = (device, array) if upload else (array, device)
     testing.gate_close(stream)
-    cumem.Event().record(stream)  # it is busy: a short copy waits
+    cumem.Event().record(stream)  # This work makes the copy wait for the stream.
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(lambda: cumem.copy(*pair, stream=stream))
-        while not testing.pending_transfers():  # it waits for the stream
+        while not testing.pending_transfers():  # The copy waits from then on.
             assert not done.done()
         testing.gate_open(stream)
         refused(done.result, upload)
@@ -316,7 +320,7 @@ for nbytes in (96 * KIB, 3 * MIB):
         wide = np.ones(buffer.shape, "f8")
         refused(lambda: cumem.copy(buffer, wide, casting="unsafe"), nbytes)
         refused(lambda: cumem.copy(wide, buffer, casting="unsafe"), nbytes)
-        spelled = part(array).view("?")  # what NumPy converts
+        spelled = part(array).view("?")  # NumPy makes this conversion.
         refused(lambda: cumem.copy(spelled, wide, casting="unsafe"), nbytes)
 """,
     "short copies over a page that is gone": """

@@ -580,7 +580,7 @@ def test_forked_child_gets_nothing_and_leaks(pool) -> None:
 def test_block_that_comes_back_at_exit_is_leaked() -> None:
     program = """
 import atexit, ctypes
-atexit.register(lambda: late())  # runs after cumem's
+atexit.register(lambda: late())  # This runs after the function that cumem registers.
 import cumem
 from cumem import _core
 pool = cumem.default_pool("device")

@@ -20,7 +20,7 @@ BRIEFLY = ("--seconds", "0", "--nbytes", "65536")
 #: again.
 BROKEN = """
 import runpy, sys
-import support.core  # before cumem, for the hooks of the hunt
+import support.core  # The hunt needs its hooks, which must be there before cumem.
 import cumem
 true_empty, spare = cumem.empty, {}
 def empty(nbytes, dtype, kind):

@@ -305,10 +305,12 @@ MPI_PROGRAM = textwrap.dedent(
     assert "contiguous" in refused(pinned[::2], pinned[:500])
     constant = cumem.asbuffer(b"abcd")
     assert "writ" in refused(constant, constant)
-    back = world.sendrecv(pinned, dest=0, source=0)  # pickled
+    # This function of mpi4py pickles the buffer.
+    back = world.sendrecv(pinned, dest=0, source=0)
     assert isinstance(back, cumem.PinnedBuffer) and (back.numpy() == data).all()
     names = {"cumem": cumem, "np": np, "pinned": cumem.full(1024, 7, "f4", "pinned")}
-    exec(sys.argv[1], names)  # the example of docs/interop.md
+    # The argument is the example of docs/interop.md.
+    exec(sys.argv[1], names)
     names.clear()
     print("sent", *kinds)
     """

@@ -423,7 +423,8 @@ array = np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), "u1")
 target = cumem.empty_device(nbytes, "u1")
 pinned = cumem.register(array)
 libc.munmap(ctypes.c_void_p(address), size)
-cumem.copy_async(target, pinned.buffer).wait()  # the stream's own thread reads it
+# The thread of the emulated stream reads the memory, which is no longer mapped.
+cumem.copy_async(target, pinned.buffer).wait()
 """
 
 

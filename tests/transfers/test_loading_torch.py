@@ -1086,12 +1086,14 @@ def test_torchs_own_copy_of_a_slot_is_not_overwritten(cuda, tmp_path) -> None:
         cuda,
         tmp_path,
         """
-        torch.cuda.init()  # before, no memory is pinned to PyTorch
+        # Before this call, PyTorch takes no memory for pinned.
+        torch.cuda.init()
         collate = cumem.PinnedCollate(6, "1 MiB")
         loader = DataLoader(Images(), 4, num_workers=2, collate_fn=collate)
         for epoch in range(3):
             there = []
-            for batch in loader:  # in slots while there are free ones
+            for batch in loader:
+                # Batches lie in pinned slots as long as there are free ones.
                 assert batch["image"].is_pinned() or len(there) > 3 or epoch > 0
                 torch.cuda._sleep(50_000_000)
                 there.append(batch["image"].to("cuda", non_blocking=True))

@@ -720,7 +720,7 @@ import cumem
 from cumem.integrations.torch import offload, offload_activations, restore
 
 def contexts():
-    # bits of the devices that have one
+    # Return a number with a bit for each device that has a context.
     if cumem.backend() == "emulated":
         return testing.contexts()
     flags, active = ctypes.c_uint(), ctypes.c_int()
