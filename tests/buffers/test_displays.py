@@ -309,6 +309,10 @@ def test_sampled_shows_each_step_at_its_most() -> None:
 
 
 def test_left_is_by_line_of_the_user_and_copies_by_way() -> None:
+    """What is left is added up by the user's line, and copies by their direction.
+
+    Lines of cumem and of NumPy in a stack are passed over.
+    """
     own = Frame(cumem.__file__, 1, "empty")
     first, second = Frame("/a/b.py", 3, "f"), Frame("/a/b.py", 8, "g")
     log = made(
@@ -455,6 +459,9 @@ def test_table_lists_what_lives_with_its_line_and_its_variables(
 
 
 def test_variables_of_closed_and_changing_things_are_passed_over(emulated) -> None:
+    """A variable may hold a freed buffer, a released view, a list that contains itself,
+    or a proxy that raises. The search must go on after each of them.
+    """
     magics = pytest.importorskip("cumem.tools.notebook.magics")
     buf, gone = cumem.empty_pinned(8, "u1"), cumem.empty_pinned(8, "u1")
     gone.free()

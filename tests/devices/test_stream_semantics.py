@@ -495,6 +495,9 @@ def test_ordinary_source_is_read_in_the_call_on_a_shut_stream(emulated) -> None:
 
 
 def test_calls_that_wait_hold_up_nobody_else(emulated) -> None:
+    """Nine calls wait for streams whose gates are shut. Copies on other streams must
+    still end.
+    """
     streams = [cumem.Stream() for _ in range(9)]
     sources = [device(LONG, 3) for _ in streams]
     outs = [np.zeros(LONG, "i4") for _ in streams]

@@ -223,6 +223,7 @@ def test_tensor_seen_as_another_dtype_is_what_it_is_seen_as(
 
 
 def test_notes_go_with_what_they_are_about(runtime, path) -> None:
+    """A note about an element type must not outlive its tensor."""
     gc.collect()
     before = len(carried._notes)
     loaded = cumem.load_safetensors(path)

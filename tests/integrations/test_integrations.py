@@ -80,6 +80,9 @@ def test_numbas_memory_comes_from_the_pools(numba) -> None:
 
 @pytest.mark.parametrize("kind", ["device", "managed", "pinned", "mapped", "locked"])
 def test_running_out_is_numbas_error_too(numba, kind) -> None:
+    """Numba's own code catches Numba's error, and users catch cumem's, so one error
+    must be both.
+    """
     numba.it.enable()
     manager = numba.context().memory_manager
     memory = np.zeros(16 << 20, "u1")

@@ -420,6 +420,9 @@ def test_closed_pools_that_serve_let_in_a_device_that_is_used_later(emulated) ->
 
 
 def test_threads_never_share_a_block(runtime) -> None:
+    """Six threads ask for blocks and give them back at random. A block that one of them
+    holds must not be lent again.
+    """
     streams = [cumem.Stream() for _ in range(3)]
     handles = [None, *map(handle, streams)]
     held: set[int] = set()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's device memory from cumem's pools, on a GPU and partly without one.
 
-test_torch_allocator.py tests the functions behind it by themselves.
+test_torch_allocator.py calls the functions behind it directly.
 """
 
 from __future__ import annotations
@@ -448,6 +448,8 @@ def test_devices_reach_each_others_memory(gpu) -> None:
 
 # -- in the allocator's place -------------------------------------------------------------
 
+#: A program that replaces PyTorch's allocator, which must happen before PyTorch uses the
+#: GPU. Each function under `@check` becomes a test below.
 REPLACED = """
 import gc, json, random, threading, traceback
 import torch

@@ -901,6 +901,9 @@ def test_library_reads_after_a_long_kernel_of_ours(cuda, on, entrance, kind) -> 
 @pytest.mark.parametrize("library_type", [Torch, CuPy])
 @pytest.mark.parametrize("way", ["copy", "asbuffer", "background"])
 def test_we_read_after_a_long_kernel_of_theirs(cuda, library_type, way) -> None:
+    """The stream of the other library is busy when the copy begins, so the copy must
+    wait for it.
+    """
     entrance = next(e for e, (t, _) in ENTRANCES.items() if t is library_type)
     library = opened(entrance, cuda)
     out, count = np.zeros(1 << 16, np.float32), 1 << 16

@@ -312,6 +312,9 @@ def test_closed_workspace_gives_back_all_and_says_so(runtime) -> None:
 
 
 def test_close_in_another_thread_ends_an_allocation_that_waits(emulated) -> None:
+    """The allocation waits for a copy behind a shut gate. Meanwhile another thread
+    closes the workspace, and then opens the gate.
+    """
     workspace = cumem.Workspace("2 MiB", "pinned")
     stream = cumem.Stream()
     target = cumem.empty_device(3 * MIB // 2, "u1")

@@ -115,6 +115,10 @@ def test_record_that_cannot_begin_or_end_is_off(monkeypatch) -> None:
 
 
 def test_tag_decorates_what_is_awaited_and_no_generator(runtime) -> None:
+    """A tag may decorate a coroutine function. For a generator function, an error says
+    to write a `with` block in its body.
+    """
+
     @cumem.tag("step")
     async def step(inner: bool) -> None:
         await asyncio.sleep(0)

@@ -543,6 +543,9 @@ class Quantity:
 
 
 def test_batch_that_moves_itself_is_a_new_one_on_the_device(runtime) -> None:
+    """prefetch() must call the method `to()` of each batch once, and leave the caller's
+    batch as it was.
+    """
     need_cuda(runtime)
     data = torch.arange(6.0)
     batch = {

@@ -256,6 +256,10 @@ def test_change_in_place_of_a_saved_result_is_an_error(torch, device: str) -> No
 def test_change_in_place_during_backward_is_an_error(
     torch, device: str, is_kept: bool
 ) -> None:
+    """A backward pass changes a saved tensor in place. The next backward pass must then
+    raise the same error as without offloading.
+    """
+
     class Doubles(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, value: Any) -> Any:

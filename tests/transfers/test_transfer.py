@@ -412,6 +412,9 @@ def test_background_copy_never_holds_up_its_caller(emulated) -> None:
 
 @pytest.mark.parametrize("what", ["download", "upload", "host"])
 def test_any_number_of_held_copies_leaves_the_others_running(emulated, what) -> None:
+    """Nine copies wait for streams whose gates are shut. Later copies of other memory
+    must still end.
+    """
     streams = [cumem.Stream() for _ in range(9)]
     nbytes = 48 << 20 if what in ("download", "upload") else 5000
     if what == "host":
