@@ -368,7 +368,7 @@ def test_threads_that_end_and_close_at_once_leave_nothing(emulated) -> None:
 # -- forked children -------------------------------------------------------------------
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="this test forks, on Linux only")
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are tested on Linux only")
 def test_child_sees_the_true_state_of_transfers(emulated) -> None:
     stream = cumem.Stream()
     source = cumem.zeros(16, "u1", "pinned")

@@ -275,7 +275,7 @@ def test_torch_cpu_tensors_are_copied(runtime) -> None:
 @pytest.mark.parametrize("source", PLACES)
 def test_copy_between_two_devices(runtime, source) -> None:
     if cumem.device_count() < 2:
-        pytest.skip("needs two devices")
+        pytest.skip("this test needs two devices")
     data = np.random.default_rng(0).integers(0, 256, (300, 70), dtype="u1")
     there = cumem.zeros(data.shape, "u1", "device", device=1)
     assert there.device == cumem.Device(1)
@@ -293,7 +293,7 @@ def test_copy_between_two_devices(runtime, source) -> None:
 
 def test_a_device_that_is_not_used_gets_no_context(runtime) -> None:
     if cumem.device_count() < 2:
-        pytest.skip("needs two devices")
+        pytest.skip("this test needs two devices")
     buffer = cumem.zeros(100, "u1", "device", device=1)
     assert values.get(buffer).sum() == 0
     assert buffer.device == cumem.Device(1)

@@ -114,7 +114,7 @@ def test_fill_after_work_on_the_values_stream_sees_that_work(emulated) -> None:
 @pytest.mark.parametrize("named", [False, True])
 def test_fill_takes_values_of_another_device(runtime, kind, dtype, named) -> None:
     if cumem.device_count() < 2:
-        pytest.skip("needs two devices")
+        pytest.skip("this test needs two devices")
     value = cumem.array(np.arange(3, dtype="i4"), device=1)
     buffer = cumem.zeros((2, 3), dtype, kind)
     casting = None if dtype == "i4" else "safe"

@@ -407,7 +407,7 @@ def test_memory_of_the_host_goes_to_every_device(emulated, kind, home) -> None:
 @pytest.mark.parametrize("segments", ["auto", "malloc"])
 def test_two_gpus_copy_whole_and_strided_memory(cuda, segments) -> None:
     if cumem.device_count() < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("this test needs two GPUs")
     reach = cumem.Device(0).can_access_peer(1)
     data = np.random.default_rng(4).integers(0, 1 << 30, 8 << 20, dtype="i4")
     pools = [cumem.Pool("device", device=d, segments=segments) for d in (0, 1)]

@@ -562,7 +562,7 @@ def test_graph_of_cupys_keeps_its_temporaries(real) -> None:
 def test_cupy_of_two_devices(real) -> None:
     cupy = real
     if cumem.device_count() < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("this test needs two GPUs")
     arrays = []
     for device in (0, 1, 0, 1):
         with cupy.cuda.Device(device):

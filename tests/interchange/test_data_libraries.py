@@ -348,7 +348,7 @@ SECTIONS = {
 def test_examples_of_the_page_run(runtime, heading, tmp_path, monkeypatch) -> None:
     modules, needs_gpu = SECTIONS[heading]
     if needs_gpu and runtime.emulated:
-        pytest.skip("needs a GPU")
+        pytest.skip("this test needs a GPU")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     for module in modules:
         pytest.importorskip(module)

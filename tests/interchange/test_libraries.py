@@ -282,7 +282,7 @@ def jax_there(data: np.ndarray) -> Any:
 @pytest.mark.parametrize("there", [torch_there, cupy_there, jax_there])
 def test_array_of_another_device_than_the_current_one(cuda, there) -> None:
     if cumem.device_count() < 2:
-        pytest.skip("needs two GPUs")
+        pytest.skip("this test needs two GPUs")
 
     def check() -> None:
         array = there(numbers(6))

@@ -26,7 +26,7 @@ import cumem
 
 pytestmark = [
     pytest.mark.skipif(
-        sys.platform != "linux", reason="these tests fork, on Linux only"
+        sys.platform != "linux", reason="forks are tested on Linux only"
     ),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),

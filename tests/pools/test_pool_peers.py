@@ -95,7 +95,7 @@ def test_device_that_cannot_be_let_in_is_reported_and_does_not_fail_the_call(
 @pytest.mark.gpu
 def test_pools_let_in_a_gpu_that_is_used_later(cuda) -> None:
     if cumem.device_count() < 2 or not cumem.Device(1).can_access_peer(0):
-        pytest.skip("needs two GPUs that reach each other")
+        pytest.skip("this test needs two GPUs that reach each other")
     early = cumem.zeros(1 << 20, "u1", "device", device=0)
     if reach(1, early) == READ_WRITE:
         pytest.skip("the second GPU was in use before")
