@@ -91,7 +91,7 @@ def test_unregistering_does_not_wait_for_other_transfers(emulated) -> None:
         assert buffer.closed
 
 
-# -- transfers of its own --------------------------------------------------------------
+# -- transfers of the buffer that ends -------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["free", "with"])

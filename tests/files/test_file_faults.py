@@ -283,7 +283,7 @@ def test_ctrl_c_between_reads_leaves_the_rest_unread(emulated, path) -> None:
         raise session.AlarmError
 
     target = memory("numpy")
-    # So short a read makes half a million calls, one of which is interrupted.
+    # Reads this short take half a million calls, one of which is interrupted.
     testing.file_plan(most=16)
     with session.on_alarm(ring), pytest.raises(session.AlarmError):
         cumem.read_ranges(path, [(0, target)] * 100)

@@ -309,7 +309,7 @@ def test_resource_honours_the_stream_of_the_deallocation(core) -> None:
         write(second)
         buffer.close(stream=second)
         other = resource.allocate(SIZE, stream=first)
-        assert other.handle != address, "the second stream still uses it"
+        assert other.handle != address, "the second stream may still use this block"
         other.close()
     second.synchronize()
     buffer = resource.allocate(SIZE, stream=first)

@@ -219,7 +219,7 @@ def test_block_is_reused_at_once_on_its_stream_and_later_on_others(cupy, which) 
         del again
         cupy.use(other)
         elsewhere = cupy.empty(SIZE)
-        assert elsewhere.ptr != address, "the first stream may still use it"
+        assert elsewhere.ptr != address, "the first stream may still use this block"
         del elsewhere
     cupy.use(cupy.null)
 
@@ -281,7 +281,7 @@ def test_per_thread_default_stream_is_each_threads_own(cupy) -> None:
             thread.submit(write, there, ptds).result()
             del there
             other = allocate()
-            assert other.ptr != address, "the other thread may still use it"
+            assert other.ptr != address, "the other thread may still use this block"
         del other, stream
     del here
     cupy.use(cupy.null)

@@ -243,4 +243,4 @@ def test_benchmark_measures_rmms_pool_arena_and_async(
     for resource in (names["rmm_pool"], names["rmm_arena"], names["rmm_async"]):
         assert isinstance(resource, Resource)
         assert (resource.total, resource.out) == (3, 0)
-        assert resource.initial == 1 << 30, "the pool may take half of the device"  # type: ignore[attr-defined]
+        assert resource.initial == 1 << 30, "RMM would choose half of the device"  # type: ignore[attr-defined]
