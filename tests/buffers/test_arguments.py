@@ -340,6 +340,8 @@ def test_flag_without_a_truth_is_refused_by_name(runtime, value) -> None:
 
 
 NO: Any = "no"
+#: Each entry passes the text NO for a keyword that is true or false. The keyword is the
+#: first word of the entry's name.
 FLAGS: dict[str, Callable[[Path], object]] = {
     "portable": lambda _: cumem.empty_pinned(3, portable=NO),
     "write_combined": lambda _: cumem.empty_pinned(3, write_combined=NO),
@@ -462,6 +464,7 @@ def test_device_may_be_given_in_any_way(runtime, device) -> None:
 
 # -- what was meant ----------------------------------------------------------------------
 
+#: Users write these values as a dtype, and the error must say what they mean.
 PLACES: dict[str, str] = {
     "pinned": 'a kind of memory, not a dtype: write kind="pinned"',
     "managed": 'a kind of memory, not a dtype: write kind="managed"',

@@ -35,6 +35,8 @@ def quiet() -> Iterator[None]:
         yield
 
 
+#: Pairs of dtypes: wider and narrower ones, complex ones, and one of the other byte
+#: order.
 FEW = [
     ("f8", "f4"),
     ("f4", "c8"),

@@ -249,6 +249,7 @@ def test_rule_that_there_is_not_is_refused(runtime, call) -> None:
             function(np.ones(3), np.dtype(dtype), casting="samekind")
 
 
+#: A number, a dtype that cannot hold it, and the error.
 SCALARS = [
     (300, "u1", OverflowError),
     (-1, "u4", OverflowError),

@@ -143,6 +143,7 @@ SHARED = [
     ((2, 5, 3), (16, 0, 2)),
     ((3, 1, 2), (2, 0, 4)),
 ]
+#: Shapes and strides, in bytes, of views whose elements lie in separate memory.
 APART = [
     ((2, 3), (6, 4)),
     ((2, 5), (2, 8)),

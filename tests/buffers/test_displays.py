@@ -92,6 +92,7 @@ def measured() -> cumem.types.Measure:
     return m
 
 
+#: Each entry makes an object and a pattern that its display must contain.
 SHOWN: dict[str, Callable[[], tuple[Any, str]]] = {
     "buffer": lambda: (cumem.empty_pinned((3, 4), "f4"), r"\(3, 4\)\s+dtype\s+float32"),
     "view": lambda: (cumem.empty_device((3, 4))[1:], r"view of\s+a DeviceBuffer"),

@@ -105,6 +105,7 @@ def test_an_object_that_becomes_a_masked_array_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+#: A program that says whether work with plain arrays has loaded numpy.ma.
 ASK = """
 import sys
 import numpy as np

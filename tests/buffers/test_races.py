@@ -430,6 +430,7 @@ EVERY_KIND = {
     "streams": lambda a, b: cumem.Stream().wait(cumem.Stream().record()),
     "statistics": lambda a, b: [cumem.stats(), cumem.memory_info(), repr(a)],
 }
+#: These calls need memory that the host can reach.
 HOST_KINDS = {
     "numpy": lambda a, b: a.numpy().sum(),
     "memoryview": lambda a, b: bytes(memoryview(a)),

@@ -50,6 +50,7 @@ def write_array(buffer: cumem.Buffer, value: object) -> None:
 
 WRITERS = [write_fill, write_setitem, cumem.copy, write_array]
 
+#: A dtype, a value that would change on its way into it, and the error.
 CHANGED = [
     ([("a", "i4"), ("b", "u1")], [(1.7, 2), (3, 4)], TypeError),
     (PAIR, (1, 300), OverflowError),
@@ -99,6 +100,7 @@ CHANGED = [
     ("?", 2, OverflowError),
 ]
 
+#: A dtype, a value, and the two elements that it becomes.
 KEPT = [
     (PAIR, [(1, 2), (3, 4)], [(1, 2), (3, 4)]),
     (NESTED, (1, (1.5, "ab"), (2, 3)), [(1, (1.5, b"ab"), [2, 3])] * 2),
@@ -220,6 +222,7 @@ def test_nan_stays_nan(runtime) -> None:
         assert np.isnan(made.astype("c16")).tolist() == [True, False]
 
 
+#: A dtype and an array of another one, whose conversion is tested.
 ARRAYS = [
     (PAIR, np.array((1.7, 300), [("a", "f8"), ("b", "i4")])),
     (PAIR, np.array((1, 7), [("a", "i8"), ("b", "u2")])),

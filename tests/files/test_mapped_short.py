@@ -18,6 +18,7 @@ import pytest
 pytestmark = pytest.mark.any_python
 
 PATH = os.pathsep.join(folder for folder in sys.path if folder)
+#: Every case begins with this. Its argument is the path of the file that loses pages.
 PRELUDE = """
 import ctypes, errno, itertools, mmap, os, sys
 import numpy as np
@@ -379,6 +380,7 @@ for call in ("source", "target"):
 }
 
 
+#: A program that writes into holes of a file, for which the disk has no room.
 FULL = """
 def hole(nbytes):
     with open(PATH, "wb") as file:

@@ -29,6 +29,7 @@ import cumem
 pytestmark = pytest.mark.any_python
 
 KINDS = ("device", "pinned", "mapped", "managed")
+#: These calls of the driver may be made to fail.
 FAULTS = (
     "physical_create",
     "host_register",

@@ -21,6 +21,7 @@ import cumem
 # The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
+#: The suffix of each format, and how its files begin.
 SAVED = {
     "": b"PK",
     ".npz": b"PK",
@@ -108,6 +109,7 @@ def set_rows(rows: Any) -> Callable[..., None]:
     return damage
 
 
+#: Functions that damage a record. Loading it must then fail.
 DAMAGES = {
     **{f"op {n}": set_field("op", n) for n in (7, 200, 255)},
     **{f"kind {n}": set_field("kind", n) for n in (7, 255)},

@@ -22,6 +22,7 @@ import cumem
 # Most of these tests start separate programs, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
+#: Each program begins with transfers between many kinds of memory.
 START = """
 import numpy as np, cumem, sys, threading
 kinds = ("pinned", "managed", "device")
@@ -32,6 +33,7 @@ stream = cumem.Stream()
 handles += [cumem.copy_async(t, s, stream=stream) for t in targets for s in sources]
 """
 
+#: What a program does last, while these transfers are under way.
 ENDS = {
     "at once": "",
     "handles dropped": "del handles, targets, sources, stream",

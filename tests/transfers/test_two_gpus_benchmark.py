@@ -15,6 +15,7 @@ pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "two_gpus.py"
 
+#: The benchmark must measure at least these cases.
 CASES = {
     "peer, no access",
     "peer, one way",
