@@ -42,7 +42,7 @@ from cumem.buffers.casting import NUMBERS, REALS
 pytestmark = pytest.mark.any_python
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 ENDS = ["numpy", *KINDS]
-#: Pairs of ends, of which at least one is on the host.
+#: In each pair, at least one end is on the host.
 PAIRS = [ends for ends in itertools.product(ENDS, ENDS) if ends != ("device", "device")]
 DTYPES = [np.dtype(ml_dtypes.bfloat16 if n == "bfloat16" else n) for n in NUMBERS]
 C8, C16 = np.dtype("c8"), np.dtype("c16")

@@ -35,7 +35,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-#: Pairs of dtypes: wider and narrower ones, complex ones, and one of the other byte
+#: The dtypes are wider or narrower than each other, complex, or of the other byte
 #: order.
 FEW = [
     ("f8", "f4"),

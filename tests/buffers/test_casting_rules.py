@@ -249,7 +249,7 @@ def test_rule_that_there_is_not_is_refused(runtime, call) -> None:
             function(np.ones(3), np.dtype(dtype), casting="samekind")
 
 
-#: A number, a dtype that cannot hold it, and the error.
+#: Each entry has a number, a dtype that cannot hold it, and the error.
 SCALARS = [
     (300, "u1", OverflowError),
     (-1, "u4", OverflowError),
@@ -325,7 +325,7 @@ def test_tensors_follow_the_same_rules(runtime, name) -> None:
 
 # -- what NumPy converts -------------------------------------------------------------------
 
-#: Pairs that the copy threads cannot convert, so that NumPy converts piece by piece.
+#: The copy threads cannot convert these pairs, so NumPy converts them piece by piece.
 OTHERS = [("f8", ">f4"), (">f8", "f4"), ("f4", F8), (F8, BF16), ("f4", "c8")]
 
 

@@ -132,7 +132,7 @@ def test_short_copy_of_any_layout_moves_each_element(runtime, kind, layout) -> N
     assert (values.get(target) == expected.reshape(16, 16)[::-1].T).all()
 
 
-#: Shapes and strides in bytes, for elements of two bytes. Some of these elements share
+#: These are shapes, and strides in bytes, for elements of two bytes. Some of them share
 #: memory.
 SHARED = [
     ((5,), (0,)),
@@ -143,7 +143,7 @@ SHARED = [
     ((2, 5, 3), (16, 0, 2)),
     ((3, 1, 2), (2, 0, 4)),
 ]
-#: Shapes and strides, in bytes, of views whose elements lie in separate memory.
+#: With these shapes and strides in bytes, all elements of a view lie apart.
 APART = [
     ((2, 3), (6, 4)),
     ((2, 5), (2, 8)),

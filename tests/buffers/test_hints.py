@@ -324,7 +324,7 @@ def test_every_function_says_what_to_type_for_arguments_of_others(
     assert not list(tmp_path.iterdir())
 
 
-#: Calls with more arguments than the function has, as other libraries take them.
+#: These calls have too many arguments, which other libraries would take.
 TOO_MANY: dict[str, Callable[..., Any]] = {
     "empty": lambda: cumem.empty(2, 3, 4, 5),  # type: ignore[call-overload]
     "zeros": lambda: cumem.zeros(2, 3, 4, 5),  # type: ignore[call-overload]

@@ -23,7 +23,7 @@ def masked() -> Any:
     return np.ma.array(np.arange(3.0), mask=[False, True, False])
 
 
-#: Calls that read or write the memory of an array.
+#: These calls read or write the memory of an array.
 USES: dict[str, Callable[[Any, Any, Path], object]] = {
     "array": lambda m, b, path: cumem.array(m),
     "array, converted": lambda m, b, path: cumem.array(m, "f4", casting="same_kind"),
@@ -105,7 +105,7 @@ def test_an_object_that_becomes_a_masked_array_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-#: A program that says whether work with plain arrays has loaded numpy.ma.
+#: This program says whether work with plain arrays has loaded numpy.ma.
 ASK = """
 import sys
 import numpy as np

@@ -65,7 +65,7 @@ def outcome(call: Callable[[Any], Any], on: Any) -> object:
     return answer.shape, answer.dtype
 
 
-#: Calls on an array of shape (2, 3), or on one that the call makes. NumPy and cumem
+#: These calls take an array of shape (2, 3), or make another one. NumPy and cumem
 #: must answer equally.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "reshape(6)": lambda a: a.reshape(6),
@@ -570,7 +570,8 @@ def test_copy_is_ordered_like_any_other_copy(emulated) -> None:
 
 # -- one element -----------------------------------------------------------------------
 
-#: Calls on an array of integers of shape (2, 3). NumPy and cumem must answer equally.
+#: These calls take an array of integers of shape (2, 3). NumPy and cumem must answer
+#: equally.
 ITEMS: dict[str, Callable[[Any], Any]] = {
     "item(4)": lambda a: a.item(4),
     "item(-6)": lambda a: a.item(-6),

@@ -50,7 +50,7 @@ def write_array(buffer: cumem.Buffer, value: object) -> None:
 
 WRITERS = [write_fill, write_setitem, cumem.copy, write_array]
 
-#: A dtype, a value that would change on its way into it, and the error.
+#: Each entry has a dtype, a value that the dtype would change, and the error.
 CHANGED = [
     ([("a", "i4"), ("b", "u1")], [(1.7, 2), (3, 4)], TypeError),
     (PAIR, (1, 300), OverflowError),
@@ -100,7 +100,7 @@ CHANGED = [
     ("?", 2, OverflowError),
 ]
 
-#: A dtype, a value, and the two elements that it becomes.
+#: Each entry has a dtype, a value, and the two elements that the value becomes.
 KEPT = [
     (PAIR, [(1, 2), (3, 4)], [(1, 2), (3, 4)]),
     (NESTED, (1, (1.5, "ab"), (2, 3)), [(1, (1.5, b"ab"), [2, 3])] * 2),
@@ -132,8 +132,8 @@ KEPT = [
 ]
 
 
-#: Numbers at the ends of the dtypes that the extension itself reads, and just beyond
-#: them.
+#: These numbers lie at the ends of dtypes that the extension reads itself, and just
+#: beyond them.
 NUMBERS = [
     *(
         sign * (2**power + step)
@@ -222,7 +222,7 @@ def test_nan_stays_nan(runtime) -> None:
         assert np.isnan(made.astype("c16")).tolist() == [True, False]
 
 
-#: A dtype and an array of another one, whose conversion is tested.
+#: Each entry has a dtype, and an array that is converted to it.
 ARRAYS = [
     (PAIR, np.array((1.7, 300), [("a", "f8"), ("b", "i4")])),
     (PAIR, np.array((1, 7), [("a", "i8"), ("b", "u2")])),

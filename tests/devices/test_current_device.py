@@ -306,7 +306,7 @@ def device_of(buffer: Any) -> int:
     return int(device.index)
 
 
-#: Calls with tensors. Each returns the device that it used, or a tensor.
+#: Each call takes a tensor, and returns the device that it used, or a tensor.
 FOR_TENSORS: dict[str, Callable[[Any, Any, Path], Any]] = {
     "array": lambda torch, x, path: device_of(cumem.array(x)),
     "array pinned": lambda torch, x, path: device_of(cumem.array(x, kind="pinned")),
@@ -395,7 +395,7 @@ def test_calls_for_tensors_with_one_device_ask_nobody(
         call(torch, torch.ones(1 << 14), tmp_path)
 
 
-#: Calls without tensors. Each returns the device that it used.
+#: Each call does without tensors, and returns the device that it used.
 WITHOUT_TENSORS: dict[str, Callable[[Path], int]] = {
     "empty": lambda path: device_of(cumem.empty(8)),
     "empty_pinned": lambda path: device_of(cumem.empty_pinned(8)),
@@ -632,7 +632,7 @@ def test_scatter_says_what_the_lengths_add_up_to(four) -> None:
 
 T = "w.npy"  # The test runs in an empty folder.
 
-#: Calls that use ordinary memory only, and therefore no device at all.
+#: These calls use ordinary memory only, and therefore no device at all.
 ORDINARY: dict[str, Callable[[], object]] = {
     "asbuffer": lambda: cumem.asbuffer(np.ones(9)),
     "asbuffer of bytes": lambda: cumem.asbuffer(b"abc" * 99),
@@ -688,7 +688,7 @@ def test_ordinary_memory_beside_a_device_opens_no_other(four, in_folder, call) -
     assert contexts() == [3]
 
 
-#: Calls that name device 2, each in its own way.
+#: These calls name device 2 in different ways.
 NAMED: dict[str, Callable[[], object]] = {
     "copy to it": lambda: cumem.copy(cumem.zeros(9, device=2), np.ones(9)),
     "copy from it": lambda: cumem.copy(
@@ -739,7 +739,7 @@ def test_a_call_that_names_a_device_opens_no_other(four, in_folder, call) -> Non
     assert contexts() == [2]
 
 
-#: Calls that name no device. They run in a block of device 2.
+#: These calls name no device. They run in a block of device 2.
 IN_BLOCK: dict[str, Callable[[], object]] = {
     "register": lambda: cumem.register(np.ones(1 << 14)).close(),
     "PinnedCollate": lambda: cumem.PinnedCollate()([{"x": np.ones(20000)}] * 2),

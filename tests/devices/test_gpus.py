@@ -166,7 +166,7 @@ def test_error_names_the_cause(
     assert cause in text
 
 
-#: A program that opens cumem on a system whose root is its argument.
+#: This program opens cumem on a system whose root is its argument.
 PROGRAM = """
 import sys
 from cumem.devices import gpus

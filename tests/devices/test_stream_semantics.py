@@ -380,7 +380,7 @@ def test_default_streams_mean_the_same(runtime, route) -> None:
 # -- with a gate, which makes the order certain ------------------------------------------
 
 
-#: Pairs of ends between which the processor makes the last step of a copy.
+#: Between these ends, the processor makes the last step of a copy.
 HOST_ENDED = {
     "down": lambda n: (np.zeros(n, "i4"), device(n, 7)),
     "down_into_strided": lambda n: (np.zeros(2 * n, "i4")[::2], device(n, 7)),
@@ -452,7 +452,7 @@ def test_what_the_host_writes_is_written_in_the_call(
     assert thread.done == (True, True)
 
 
-#: Pairs of ends between which the device makes the last step of a copy.
+#: Between these ends, the device makes the last step of a copy.
 DEVICE_ENDED = {
     "up_from_pinned": lambda n: (device(n), cumem.full(n, 7, "i4", "pinned")),
     "down_to_pinned": lambda n: (cumem.zeros(n, "i4", "pinned"), device(n, 7)),

@@ -103,7 +103,7 @@ def archive() -> bytes:
     return file.getvalue()
 
 
-#: The contents of files of other formats, and what the error must say of them.
+#: Each entry has the contents of a file of another format, and what the error must say.
 OTHERS: list[tuple[bytes, str]] = [
     (gzip.compress(npy()), "gzip.*gunzip"),
     (bz2.compress(npy()), "bunzip2"),
@@ -125,7 +125,7 @@ def test_file_of_another_sort_is_named(emulated, tmp_path, content, text) -> Non
         cumem.load_safetensors(path)
 
 
-#: Names of files that could hold plain elements, and contents that have a format.
+#: These names could be those of plain elements, but the contents have a format.
 STRUCTURED: list[tuple[str, Callable[[Path], bytes], str]] = [
     ("x.bin", lambda _: b"GGUF\x03\0\0\0" + bytes(100), "GGUF"),
     ("x.dat", lambda _: b"\x89HDF\r\n\x1a\n" + bytes(100), "h5py"),

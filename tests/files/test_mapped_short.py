@@ -380,7 +380,7 @@ for call in ("source", "target"):
 }
 
 
-#: A program that writes into holes of a file, for which the disk has no room.
+#: This program writes into holes of a file, for which the disk has no room.
 FULL = """
 def hole(nbytes):
     with open(PATH, "wb") as file:

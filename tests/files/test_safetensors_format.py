@@ -597,7 +597,7 @@ def test_header_of_several_windows_is_read(tmp_path: Path, monkeypatch) -> None:
 
 NAMES = 100
 LENGTH = 10_000
-#: Headers that exceed the bounds of `small_bounds`, and what the error must say.
+#: Each header exceeds a bound that `small_bounds` sets, which the error must say.
 LARGE_HEADERS = {
     "many tensors": (
         json.dumps({str(i): tensor(shape=[0], offsets=[0, 0]) for i in range(101)}),

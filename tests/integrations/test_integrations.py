@@ -393,7 +393,7 @@ def run(code: str, **environ: str) -> str:
     return done.stdout
 
 
-#: A program that uses each kind of memory through Numba, and then tries wrong calls.
+#: This program uses each kind of memory through Numba, and then tries wrong calls.
 NUMBA = """
 import gc
 import numpy as np

@@ -448,8 +448,8 @@ def test_devices_reach_each_others_memory(gpu) -> None:
 
 # -- in the allocator's place -------------------------------------------------------------
 
-#: A program that replaces PyTorch's allocator, which must happen before PyTorch uses the
-#: GPU. Each function under `@check` becomes a test below.
+#: This program replaces PyTorch's allocator, as is possible only before PyTorch uses
+#: the GPU. Each function under `@check` becomes a test below.
 REPLACED = """
 import gc, json, random, threading, traceback
 import torch

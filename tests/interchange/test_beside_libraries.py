@@ -240,7 +240,7 @@ def test_prefetch_goes_where_torch_is(second) -> None:
 
 # -- forks ---------------------------------------------------------------------------------
 
-#: A program that forks. Its child process must end without an exception.
+#: This program forks, and its child process must end without an exception.
 FORKED = """
 import os, sys
 import numpy as np

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.any_python
 SCRIPT = Path(__file__).parents[1] / "isolated" / "corruption_hunt.py"
 BRIEFLY = ("--seconds", "0", "--nbytes", "65536")
 
-#: A program that runs a script for which cumem hands out the same memory again and
+#: This program runs a script for which cumem hands out the same memory again and
 #: again.
 BROKEN = """
 import runpy, sys

@@ -256,7 +256,7 @@ def test_objects_that_become_arrays_are_sources(runtime) -> None:
 
 # -- mpi4py --------------------------------------------------------------------------------
 
-#: A program that sends buffers to itself by mpi4py.
+#: This program sends buffers to itself by mpi4py.
 MPI_PROGRAM = textwrap.dedent(
     """
     import ctypes, sys

@@ -47,7 +47,7 @@ NATIVE = {
     "managed": (CUDA_MANAGED, 0),
     "device": (CUDA, 0),
 }
-#: The device in the capsule if nobody asks for one.
+#: This device is in the capsule if nobody asks for another.
 CAPSULE = {**NATIVE, "pinned": (CPU, 0), "mapped": (CPU, 0)}
 NUMBERS = ["?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
 NEWEST = {"max_version": (1, 0)}

@@ -137,7 +137,7 @@ def test_page_locked_memory_is_seen(runtime) -> None:
 
 # -- memory with streams -------------------------------------------------------------------
 
-#: The streams that the exporter's library now works on, on device 0 and on device 1.
+#: On device 0 and on device 1, the exporter's library now works on these streams.
 CURRENT: list[Any] = [None, None]
 QUESTIONS: list[tuple[int, int]] = []
 

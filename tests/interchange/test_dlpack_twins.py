@@ -96,7 +96,7 @@ OF_TORCH = {
     ),
     "unsupported device": ("dlpack", "impossible_devices_are_refused"),
 }
-#: The same for the tests of the array API standard.
+#: The tests of the array API standard have these twins here.
 OF_THE_STANDARD = {
     "__dlpack_device__": ("conformance", "exporter_keeps_to_the_standard"),
     "__dlpack__": ("dlpack_twins", "every_combination_of_keywords_gives_the_values"),

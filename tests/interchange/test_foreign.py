@@ -230,8 +230,8 @@ def test_cai_of_negative_strides_is_not_there(runtime, kind) -> None:
     assert session.testing.array_interface(buffer[:0, ::-1])["shape"] == (0, 4)
 
 
-#: A program that makes tensors of buffers with negative strides, by each function that
-#: PyTorch has for it.
+#: This program gives buffers with negative strides to each function of PyTorch that
+#: makes tensors of them.
 TORCH_CALLS = """
 import itertools
 import cumem, torch

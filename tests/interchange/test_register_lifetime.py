@@ -385,7 +385,7 @@ def pairs_of(device: cumem.Buffer, data: np.ndarray) -> list[tuple[object, objec
     return [(device[:1000], data[100:1100]), (device[1000:2000], data[1500:2500])]
 
 
-#: Copies of an array while a part of the same page is registered and released.
+#: These calls copy an array while a part of the same page is registered and released.
 BESIDE = {
     "copy": lambda dev, data: cumem.copy(dev[:1000], data[100:1100]),
     "strided": lambda dev, data: cumem.copy_async(dev[:1000], data[100:2100:2]).wait(),

@@ -222,7 +222,7 @@ def test_dropped_pool_lives_as_long_as_its_arrays(runtime) -> None:
     del array
 
 
-#: Programs that end while arrays in pinned memory are alive.
+#: These programs end while arrays in pinned memory are alive.
 EXITS = {
     "block": "block = cumem.numpy_pinned(); block.__enter__(); a = np.ones(1 << 20)",
     "enabled": "cumem.numpy_pinned.enable(); a = np.ones(1 << 20)",

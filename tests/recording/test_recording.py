@@ -385,7 +385,7 @@ def test_damaged_files_are_refused(tmp_path) -> None:
         cumem.Record.load(b"record.npz")  # type: ignore[arg-type]
 
 
-#: A program that knows nothing of records.
+#: This program does not know that it is recorded.
 PROGRAM = """
 import numpy as np
 import cumem
@@ -413,7 +413,7 @@ def test_program_that_is_not_changed_is_recorded(tmp_path) -> None:
     assert transfer_of(rec)["nbytes"] == 1000
 
 
-#: A program that has buffers before it asks for a report at exit.
+#: This program has buffers before it asks for a report at exit.
 OLDER = """
 import cumem
 older = [cumem.empty_pinned(1000, "u1") for _ in range(3)]

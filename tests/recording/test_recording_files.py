@@ -21,7 +21,7 @@ import cumem
 # The C core and the file formats decide what a file holds, not Python.
 pytestmark = pytest.mark.any_python
 
-#: The suffix of each format, and how its files begin.
+#: Files with these suffixes must begin with these bytes.
 SAVED = {
     "": b"PK",
     ".npz": b"PK",
@@ -109,7 +109,7 @@ def set_rows(rows: Any) -> Callable[..., None]:
     return damage
 
 
-#: Functions that damage a record. Loading it must then fail.
+#: Each function damages a record, which must then be refused.
 DAMAGES = {
     **{f"op {n}": set_field("op", n) for n in (7, 200, 255)},
     **{f"kind {n}": set_field("kind", n) for n in (7, 255)},

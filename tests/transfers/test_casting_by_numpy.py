@@ -208,7 +208,7 @@ def test_cast_in_the_background_waits_for_the_stream_and_nobody_for_it(
     assert (values.get(target) == 7).all()
 
 
-#: A program that ends while conversions by NumPy are under way.
+#: This program ends while conversions by NumPy are under way.
 ENDS = """
 import numpy as np, cumem
 texts = np.arange(200_000).astype("S8")

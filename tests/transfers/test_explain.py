@@ -326,7 +326,7 @@ def test_new_pages_are_made_by_several_threads_whoever_is_faster_else(emulated):
 
 
 PIXELS = (3, 64, 64, 3)
-#: Views of pixels, and the route by which each must be sent.
+#: Each entry has a view of pixels, and the route by which it must be sent.
 ORDERS = {
     "planes": (lambda pixels: pixels.transpose(0, 3, 1, 2), "staged-kernel"),
     "upside down": (lambda p: p[:, ::-1].transpose(0, 3, 1, 2), "staged-kernel"),

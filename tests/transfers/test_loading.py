@@ -589,7 +589,7 @@ def counted(array: Any) -> Any:
     return made
 
 
-#: Containers that hold memory in their items and also in attributes.
+#: These containers hold memory in their items and also in attributes.
 WITH_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "named tuple": lambda a: given(PairSub(a, a), held=a, deep={"x": [a]}, n=1),
     "dict": lambda a: given(Named(x=a), held=a, deep=(a,)),

@@ -712,7 +712,7 @@ def test_fault_sweep_of_pipelines(emulated) -> None:
 # -- several devices -------------------------------------------------------------------
 
 
-#: A program that uses the second device, and checks that the first has no context.
+#: This program uses the second device, and checks that the first has no context.
 ON_THE_SECOND = """
 import ctypes, sys
 import numpy

@@ -250,7 +250,7 @@ def test_failed_read_comes_after_the_chunks_before_it(runtime) -> None:
     assert list(found) == []
 
 
-#: A program that ends or forks while a thread reads the next chunks.
+#: This program ends or forks while a thread reads the next chunks.
 LEFT = """
 import numpy as np, os, sys
 import cumem

@@ -33,7 +33,7 @@ stream = cumem.Stream()
 handles += [cumem.copy_async(t, s, stream=stream) for t in targets for s in sources]
 """
 
-#: What a program does last, while these transfers are under way.
+#: The program then does this last, while these transfers are under way.
 ENDS = {
     "at once": "",
     "handles dropped": "del handles, targets, sources, stream",
