@@ -209,12 +209,12 @@ DEFINE_PICK(8)
 #undef DEFINE_PICK
 
 /* Transpose squares of as many rows as a vector has elements (SIDE, a power of two). In
- * each turn row i is zipped with row i + HALF, and the results become rows 2 * i and 2
- * * i + 1. So an element's row number and its index in the row are both shifted left by
- * one bit, and the highest bit of each becomes the lowest bit of the other. After
- * log2(SIDE) turns all bits have changed sides: the row number is the old index, and
- * the index the old row number. Example of 2 rows: (a b), (c d) become (a c), (b d) in
- * one turn. */
+ * each turn row i is zipped with row i + HALF, and the results become two neighbouring
+ * rows, 2i and the next. So an element's row number and its index in the row are both
+ * shifted left by one bit, and the highest bit of each becomes the lowest bit of the
+ * other. After log2(SIDE) turns all bits have changed sides: the row number is the old
+ * index, and the index the old row number. Example of 2 rows: (a b), (c d) become (a
+ * c), (b d) in one turn. */
 #define DEFINE_TRANSPOSE(size)                                                         \
     static void transpose_##size(char *dst, int64_t stride, const char *src)           \
     {                                                                                  \

@@ -127,8 +127,9 @@ find_functions(cm_cuda *cuda)
 #undef FIND_FUNCTION
 }
 
-/* Codes that a newer driver adds pass unchanged. The one number that only the driver
- * uses has no name among the runtime's, so it becomes an unknown error. */
+/* Codes that a newer driver adds pass unchanged. CUDA_ERROR_CONTEXT_ALREADY_CURRENT is
+ * the only code of the driver for which the runtime has no name, so it becomes an
+ * unknown error. */
 static int32_t
 from_driver(CUresult result)
 {
@@ -317,8 +318,9 @@ prefetch_batch_async(cm_runtime *rt, const cm_address *addresses,
                   pointer(stream));
 }
 
-/* For a NUMA node the old attribute says only that it is the host, or nothing. Newer
- * drivers have a second attribute, which says the node. */
+/* If the location is a NUMA node, the old attribute says only that it is on the host,
+ * or that there is none. Newer drivers have a second attribute, which says which node
+ * it is. */
 static int32_t
 range_attribute(const cm_runtime *rt, const void *memory, size_t nbytes, int attribute,
                 int *out, int count)

@@ -160,7 +160,8 @@ cm_alive_page_destroy(const volatile uint32_t *page)
 
 /* ---- from sleep to work -------------------------------------------------------------- */
 
-/* Return the runtime under all fault wrappers, which do not keep its state. */
+/* Return the runtime under all fault wrappers. Only that one knows whether it is bound
+ * and awake. */
 static cm_runtime *
 innermost(cm_runtime *rt)
 {

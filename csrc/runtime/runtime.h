@@ -290,7 +290,7 @@ struct cm_runtime {
     void *(*host_alias)(const cm_runtime *rt, cm_address address, uint64_t nbytes);
     /* The primary context of each device; 0 if it is not known. */
     _Atomic uint64_t primary[CM_MAX_DEVICES];
-    _Atomic uint64_t context_count; /* how often one was found or changed */
+    _Atomic uint64_t context_count; /* changes of `primary` */
     cm_mutex capturable_lock;
     /* All kept streams that other code may begin to capture. Only stream.c uses this
      * list. It is all zero until there is such a stream. */
@@ -308,8 +308,8 @@ typedef struct cm_op_fact {
 extern const cm_op_fact cm_op_facts[CM_OP_COUNT];
 
 /* Return where the host can touch what devices have at `address`: for emulated device
- * memory that is its second mapping, and for emulated host and managed memory the
- * address itself. Returns NULL on a real GPU, and if [address, address + nbytes) is not
+ * memory that is its second mapping, and for other emulated memory the address that the
+ * host uses. Returns NULL on a real GPU, and if [address, address + nbytes) is not
  * inside one live allocation or registration. */
 static inline void *
 cm_runtime_host_alias(const cm_runtime *rt, cm_address address, uint64_t nbytes)
@@ -346,8 +346,9 @@ cm_runtime_is_awake(const cm_runtime *rt)
 
 /* True if the runtime is awake. Until then the driver knows of no memory or context, so
  * it need not be asked. If other code in the process has started the driver, this wakes
- * the runtime: the driver knows the memory that such code has page-locked, and it no
- * longer works in children anyway. */
+ * the runtime, since the driver knows the memory that such code has page-locked.
+ * Nothing is lost by that: a driver that has been started does not work in children,
+ * whoever started it. */
 bool cm_runtime_wake_if_started(cm_runtime *rt);
 
 /* Bind the runtime to this process, so that children which are forked from now on may

@@ -227,7 +227,7 @@ capturable_devices(cm_runtime *rt)
     return devices;
 }
 
-/* True if one of the streams in the list captures, of those on the current device. */
+/* True if a stream that is in the list and on `device`, which is current, captures. */
 static bool
 one_captures(cm_runtime *rt, int device)
 {

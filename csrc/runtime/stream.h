@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stream is a counted record of its handle, id, device and owner. Code that remembers
  * a stream holds its record. So nobody uses a handle after its stream was destroyed, or
- * takes another stream that got the same handle for it.
+ * confuses that stream with a later one that got the same handle.
  *
  * The owner of a stream decides what may be done with it later:
  *
@@ -89,9 +89,9 @@ cm_stream_is_kept(const cm_stream *stream)
  * so that its real id could not be read. */
 #define CM_STREAM_CAPTURING (UINT64_C(1) << 62)
 
-/* True if two records are of the same stream. A record that could not read its id is
- * compared by its handle. While such a stream captures no other stream can have its
- * handle, and what it does then belongs to a graph. */
+/* True if two records are of the same stream. A record whose id could not be read is
+ * compared by its handle: while its stream captures, no other stream can have that
+ * handle, and all that the stream is given to do meanwhile goes into a graph. */
 static inline bool
 cm_stream_same(const cm_stream *a, const cm_stream *b)
 {

@@ -103,8 +103,8 @@ convert_of(const cm_strided_job *job)
                         .offset = (double)job->offset};
 }
 
-/* Find the memory that one end of the job touches. Its lowest byte lies *low bytes from
- * its start. */
+/* Find the memory that one end of the job touches. Its lowest byte lies *low bytes
+ * after `start`, where *low is 0 or negative. */
 static bool
 find_end(const cm_strided_job *job, cm_address start, const int64_t *strides,
          uint64_t itemsize, int64_t *low, cm_emulated_end *end)
@@ -286,7 +286,8 @@ raise_flag(cm_emulated_job *base, unsigned char *dst,
     memcpy(dst, &what->wrong, sizeof(what->wrong));
 }
 
-/* Read an array of the job's numbers, whose rows and signs `out` knows already. */
+/* Read one of the job's two arrays of numbers, which begins at `start`. The members of
+ * `out` other than `bytes` and `first` are set already. */
 static int32_t
 numbers_read(cm_emulated *emulated, launch *what, cm_address start, numbers *out)
 {
@@ -314,7 +315,7 @@ numbers_read(cm_emulated *emulated, launch *what, cm_address start, numbers *out
     return cm_emulated_touch(emulated, &what->base);
 }
 
-/* Find which row number i names. False if it is none. */
+/* Find the row that the number at index i means. False if there is no such row. */
 static bool
 numbers_at(const numbers *from, uint64_t i, uint64_t *out)
 {

@@ -3,8 +3,8 @@
  *
  * Ranges
  * ------
- * Each allocation and registration is a range (cm_emulated_range). It has up to three
- * starts for the same byte:
+ * Each allocation and registration is a range (cm_emulated_range). Its first byte has
+ * up to three addresses:
  *
  *   address   its address for devices
  *   host      its address for the host; NULL for device memory
@@ -247,7 +247,8 @@ range_retire(cm_emulated *emulated, cm_emulated_range *range)
     }
     cm_emulated_pages_kill(range->alias.base, range->alias.nbytes);
     cm_emulated_pages_kill(range->user.base, range->user.nbytes);
-    /* Callers may also know the address of the bytes themselves. */
+    /* Callers may also know the address of the bytes themselves
+     * (cm_runtime_host_alias()), so that address finds the freed range, too. */
     if (range->host == NULL && range->alias.base != NULL
         && cm_emulated_table_add(ranges, address_of(range->alias.start) + range->nbytes,
                                  range)) {
@@ -1083,8 +1084,8 @@ cm_emulated_op_address_map(cm_emulated *emulated, cm_address address, uint64_t n
     return 0;
 }
 
-/* Unmaps [address, address + nbytes), all of which must be mapped. It waits until no
- * work is using these bytes, and that work then fails. */
+/* Unmaps [address, address + nbytes), all of which must be mapped. It waits until work
+ * that is using these bytes has ended, and such work then fails. */
 int32_t
 cm_emulated_op_address_unmap(cm_emulated *emulated, cm_address address, uint64_t nbytes)
 {

@@ -150,7 +150,7 @@ struct cm_emulated {
     cm_emulated_config config;
     cm_mutex lock;
     cm_cond changed; /* signalled when an item is done, or work has let go of memory */
-    uint64_t number; /* no other runtime ever has the same, as it may an address */
+    uint64_t number; /* no other runtime ever has it; an address may come again */
     cm_emulated_streams streams;
     cm_emulated_memory memory;
     cm_emulated_table modules; /* of struct module; owned */
@@ -269,9 +269,9 @@ typedef struct cm_emulated_place {
     int device;
     uint64_t access;      /* bits of the devices that may touch all of it */
     uint64_t serial;      /* of the newest range; see cm_emulated_memory */
-    cm_address address;   /* the same byte for devices */
-    void *host;           /* the same byte for the host; NULL for device memory */
-    unsigned char *bytes; /* the same byte for the emulator */
+    cm_address address;   /* the first byte of the place, by devices' addresses */
+    void *host;           /* that byte for the host; NULL for device memory */
+    unsigned char *bytes; /* that byte for the emulator */
     bool by_device;       /* the address that was looked up is one for devices */
 } cm_emulated_place;
 

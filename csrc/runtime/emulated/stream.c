@@ -22,11 +22,10 @@
  *
  * Events
  * ------
- * Recording an event queues an item, and the event remembers the last
- * such item. Work that waits for the event waits for that item, so recording the event
- * again does not change what is waited for. A handle of an event is never used twice,
- * so that a stale one is noticed. Handles of streams are used again, as on a real
- * device.
+ * Recording an event queues an item, and the event remembers the last such item. Work
+ * that waits for the event waits for that item, so recording the event again does not
+ * change what is waited for. A handle of an event is never used twice, so that a stale
+ * one is noticed. Handles of streams are used again, as on a real device.
  *
  * Gates and delays
  * ----------------
