@@ -75,7 +75,7 @@ typedef struct cm_table_job {
  *
  *     dst[layer] + d * dst_stride  <-  src[layer] + s * src_stride
  *
- * where d is number i of the array at dst_rows and s is number i of the array at
+ * where d is element i of the array at dst_rows and s is element i of the array at
  * src_rows, or i itself if there is no such array. A negative number counts from the
  * end. If d or s is not the number of a row, nothing of row i moves, and the kernel
  * stores into the word at `flag` which of the two was wrong. Rows of the target must

@@ -75,7 +75,7 @@ cm_kernels_find(cm_kernels *kernels, cm_kernel kernel, int device, uint64_t *fun
 }
 
 /* Find the largest unit, a power of two up to 16, that addresses, strides and runs are
- * all multiples of. */
+ * all multiples of: the lowest bit that is set in any of these. */
 static uint32_t
 unit_of(const cm_layout *layout, cm_address dst, cm_address src)
 {

@@ -58,8 +58,8 @@ typedef struct cm_table {
 } cm_table;
 
 void cm_table_init(cm_table *table, cm_kernels *kernels, int device, uint64_t stream);
-/* Add a run of bytes, which must neither overlap nor follow on others of the same
- * table. A table that is full is launched.
+/* Add a run of bytes, which must neither overlap others of the same table nor have to
+ * come after them. A table that is full is launched.
  * Fails: as cm_kernels_find(); kernel_launch. */
 CM_NODISCARD cm_status cm_table_add(cm_table *table, cm_address dst, cm_address src,
                                     uint64_t nbytes);

@@ -3,10 +3,11 @@
  *
  * A warp loads CM_ROWS_SLOTS units a thread before it stores any, 2 KiB in units of 16
  * bytes. The BUS_BLOCKS blocks of a copy over the bus so have up to 512 KiB on its way.
- * That is several times what the bus delivers while one read of host memory takes, and
- * has to be, since a warp reads the numbers of its rows before the rows. More blocks
- * would only take multiprocessors from the work beside the copy, and larger ones the
- * registers that let other blocks run on the same multiprocessor. */
+ * That is several times what the bus delivers in the time of one read of host memory.
+ * It has to be so much, since a warp waits for the numbers of its rows before it reads
+ * the rows. More blocks would only take multiprocessors from the work beside the copy,
+ * and larger ones the registers that let other blocks run on the same
+ * multiprocessor. */
 #include "transfer/device/rows_kernel.h"
 
 #include <string.h>
@@ -31,7 +32,7 @@ enum {
 #define MAX_PARTS (UINT64_C(1) << 31)
 
 /* Find the widest unit that addresses, strides and the length of rows are all multiples
- * of. */
+ * of: the lowest bit that is set in any of these. */
 static uint32_t
 unit_of(const cm_rows_layer *layer)
 {
@@ -52,8 +53,8 @@ parts_of(uint64_t units, uint32_t team_shift)
 
 /* Choose the team that leaves the fewest threads without a unit, and the largest of
  * these: rows of 33 units go better as 5 parts of 8 threads than as 2 of 32, while a
- * row of 16 units leaves room for another one in the same warp. Of a row of a few units
- * each thread has one. */
+ * row of 16 units leaves room for another one in the same warp. A team of fewer than 8
+ * threads is only for rows that it copies in one part. */
 static uint32_t
 choose_team(uint64_t units)
 {

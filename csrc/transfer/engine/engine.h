@@ -90,8 +90,8 @@ typedef struct cm_copy_request {
      * at. */
     uint64_t run_nbytes;
     /* How to convert the elements; NULL if they stay as they are. The two ends must not
-     * be a pair for which cm_plan_goes_via_host() is true. What its cast refers to must
-     * live until the keeps are dropped. */
+     * be a pair for which cm_plan_goes_via_host() is true. What `convert->cast` refers
+     * to must live until the keeps are dropped. */
     const cm_convert *convert;
     /* `src` is a single element in host memory, which is read before the call returns.
      * With a stream the device fills all that it can reach. Without one, or if the
@@ -179,8 +179,8 @@ cm_request_is_run(const cm_copy_request *request)
 }
 
 /* Return the number of bytes of a copy of runs whose elements have `itemsize` bytes at
- * the wider end. Returns 0 if it is more than `most`, or if the shapes differ; then the
- * job reports that. */
+ * the wider end. Returns 0 if there are more than `most`, or if the shapes differ,
+ * which the job will report. */
 static inline uint64_t
 cm_request_run_nbytes(const cm_copy_request *request, uint64_t itemsize, uint64_t most)
 {
@@ -207,7 +207,7 @@ cm_request_waits(const cm_copy_request *request)
  * a stream that the engine owns. On a stream that captures, only copies that need no
  * waiting are possible, and their tickets are done at once.
  *
- *  The caller owns *out; `out` may be NULL if it wants no ticket. After a failure
+ * The caller owns *out; `out` may be NULL if it wants no ticket. After a failure
  * nothing is in flight and the keeps have been dropped, except after CM_ECANCELLED (see
  * `interrupted`).
  * Fails: any runtime call, CM_ESHAPE, CM_EINVALID, CM_EOVERFLOW, CM_ENOMEM, CM_ETHREAD,

@@ -2,9 +2,9 @@
 /* A job: one copy that is being made.
  *
  * The ticket (ticket.h) is what the rest of the program sees of a copy. The job makes
- * it: it has the plan, the streams, events, blocks and the ring that the plan needs,
- * and the step that it has reached. It is destroyed when all is queued or done, while
- * the ticket lives on until the last holder lets go of it.
+ * the copy: it has the plan, the streams, events, blocks and the ring that the plan
+ * needs, and the step that has been reached. It is destroyed when all is queued or
+ * done, while the ticket lives on until the last holder lets go of it.
  *
  * A job that has to wait in the background leaves its thread to other jobs. The
  * function that would have waited stores in job->wait for what it would have waited,
@@ -112,7 +112,7 @@ typedef struct cm_job {
     cm_stream *stream;         /* held; the stream that works: request_stream, or one
                                   lent by the engine */
     uint64_t start_event;      /* lent, of stream->device: when the device began */
-    uint64_t idle_event;       /* lent, of the same, while cm_job_wait_stream() waits */
+    uint64_t idle_event; /* lent, of that device, while cm_job_wait_stream() waits */
     uint32_t after_count;
     cm_after *afters;     /* owned array of lent events: what must come first */
     void *host_temporary; /* owned; a copy of a source that overlaps its target */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of tickets (see ticket.h). Each ticket hangs on the first of those that it
- * comes after that is not far enough, and goes on when that one is, so a long queue
- * costs no more per turn than a short one. All of this is under the engine's lock. */
+/* The order of tickets (see ticket.h). A ticket hangs on one of those that it comes
+ * after: the first that is not far enough. When that one is, the ticket goes on to the
+ * next, so a long queue costs no more per turn than a short one. All of this is under
+ * the engine's lock. */
 #include "transfer/engine/job.h"
 
 bool

@@ -113,8 +113,8 @@ cm_cache_take_side(cm_engine *engine, int device, const cm_stream *beside,
     }
     CM_TRY(cm_cache_take_stream(engine, device, out));
     cm_mutex_lock(&engine->lock);
-    /* Two threads may both add a stream for the same one, which does no harm. If there
-     * is no free place, the stream is this caller's alone. */
+    /* Two threads may both add a stream beside the same one, which does no harm. If
+     * there is no free place, the stream is this caller's alone. */
     side = find_side(cache, beside->id);
     if (side != NULL && side->stream == NULL) {
         *side = (cm_side_stream){beside->id, cm_stream_hold(*out)};

@@ -396,8 +396,8 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     status = cm_ticket_check_rows(ticket, status);
     note_end(ticket, status, seconds);
     /* Whoever sees that the copy is done may rely on nothing being kept alive any more,
-     * so that is dropped before. The shares of page-locked memory go first, since the
-     * pages may be unmapped with the object that keeps them. */
+     * so shares and keeps are dropped before. The shares of page-locked memory go
+     * first, since the pages may be unmapped with the object that keeps them. */
     cm_registry_unshare(engine->registry, &ticket->locked);
     for (uint32_t i = 0; i < ticket->keep_count; i++) {
         ticket->keep[i].drop(ticket->keep[i].object);

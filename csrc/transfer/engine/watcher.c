@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The watcher is a thread that asks from time to time whether submitted transfers have
- * ended. So what they keep alive is dropped, and threads that sleep until they end wake
- * up, even if no user asks about them. It also asks whether jobs that wait for an event
- * can go on, and it trims idle pools when that is due.
+ * ended. So what a transfer keeps alive is dropped when it ends, and threads that sleep
+ * until then wake up, even if no user asks about it. It also asks whether jobs that
+ * wait for an event can go on, and it trims idle pools when that is due.
  *
  * The pause between two rounds begins at FIRST_PAUSE_NS, doubles while nothing happens,
  * and starts anew when a transfer ends or a ticket is added. */
@@ -160,7 +160,7 @@ void
 cm_engine_poll(cm_engine *engine)
 {
     /* A busy caller that updates two tickets at each call sees its own work end sooner
-     * than by the watcher, which updates all the others. */
+     * than the watcher would, which updates all the others. */
     enum { POLL_COUNT = 2 };
     if (!cm_engine_is_forked(engine)) {
         (void)update_some(engine, POLL_COUNT);

@@ -184,9 +184,9 @@ move_run(cm_file_job *file, cm_file_piece p)
 }
 
 /* Move as much of the piece as possible past the page cache, and return what is left.
- * That is all of it unless it begins at a page of the file. It asks for up to `reach`
- * bytes, which may be more than the piece has. No failure is reported here, since it
- * will occur again when the rest is moved in the ordinary way. */
+ * If the piece does not begin at a page of the file, all of it is left. Up to `reach`
+ * bytes are asked for, which may be more than the piece has. No failure is reported
+ * here, since it will occur again when the rest is moved in the ordinary way. */
 static cm_file_piece
 move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
 {

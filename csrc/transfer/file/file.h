@@ -17,7 +17,7 @@ typedef struct cm_file_faults {
     /* The number, by `count`, of the read or write that fails; 0 for none. */
     uint64_t nth;
     uint64_t most; /* the most bytes that one of them moves; 0 for no limit */
-    /* From this number on they wait while `is_shut` is set; 0 for none. */
+    /* Reads and writes from this number on wait while `is_shut` is set; 0 for none. */
     uint64_t held;
     _Atomic uint64_t count;         /* reads and writes so far */
     _Atomic uint64_t direct_count;  /* those that went past the page cache */
@@ -55,7 +55,7 @@ typedef struct cm_file_range {
 CM_NODISCARD cm_status cm_file_range_init(cm_file_range *range, uint64_t offset,
                                           const cm_region *region);
 
-/* Return the device whose memory it is, or -1 if it is the host's. */
+/* Return the device whose memory the range has, or -1 if it is the host's. */
 static inline int
 cm_file_range_device(const cm_file_range *range)
 {
@@ -99,7 +99,8 @@ typedef struct cm_file_request {
  *
  * After a failure some bytes may have been read or written, and nothing is in flight.
  * After an interruption, copies that a stream has been given may still be in flight;
- * they end behind the request's keep. The file is not used any more in either case.
+ * the request's keeps are dropped after them. The file is not used any more in either
+ * case.
  * Fails: any call of the runtime; the pools; CM_ESYSTEM, with `failure` set, if the
  * file refused or ended; CM_EINVALID (a target whose elements overlap); CM_EOVERFLOW,
  * CM_ENOMEM, CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED. */

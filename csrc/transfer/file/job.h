@@ -87,7 +87,7 @@ typedef struct cm_file_job {
     int direct_fd;              /* owned; -1 if there is none; or CM_FILE_NOT_TRIED */
     atomic_bool direct_refused; /* the file system has refused a direct read or write */
     cm_mutex lock;
-    /* Under lock: the one nearest to the beginning of the file. */
+    /* Under lock: the failure nearest to the beginning of the file. */
     cm_file_failure failure;
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;

@@ -336,9 +336,9 @@ cm_host_probe(const cm_layout *layout, cm_side side, const void *base,
                : cm_pages_probe((const char *)base + low, nbytes, side == CM_DST);
 }
 
-/* Describe the pages of one side as spans in which every page is touched. `own` gets a
- * run for each span, and an axis for each distance between spans that leaves out whole
- * pages. Elements lie in one span as long as less than a page is between them:
+/* Describe the pages of one side as spans in which every page is touched. In `own` a
+ * run is one span, and the axes are those along which whole pages are left out between
+ * two spans. Elements lie in one span as long as less than a page is between them:
  *
  *     every third byte of 1 MiB             one span of 1 MiB
  *     16 bytes of each row of 3 KiB         one span, as no page lies between two rows

@@ -63,7 +63,7 @@ take_part(cm_workers *workers, cm_copy_task *task, uint32_t *part)
 {
     uint64_t next = atomic_load(&task->next);
     do {
-        /* This is read after `next`. If it belongs to a later posting, `next` has
+        /* The count is read after `next`. If it belongs to a later posting, `next` has
          * changed by now, and the exchange below fails. */
         if ((uint32_t)next >= atomic_load(&task->ready_count)) {
             return false;
@@ -126,7 +126,7 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
     uint32_t chosen = 0;
     for (; count > 0 && chosen != found; count--) {
         uint32_t rest = found & ~chosen;
-        chosen |= rest & (~rest + 1);
+        chosen |= rest & (~rest + 1); /* the lowest bit of the rest */
     }
     /* This lets the next waker choose other threads. */
     atomic_fetch_and(&workers->asleep, ~chosen);
@@ -212,8 +212,8 @@ has_news(const cm_workers *workers, uint32_t number)
     return number < find_reach(workers) || atomic_load(&workers->stop);
 }
 
-/* Wait for a part. It spins first, since more parts usually come sooner than a sleeping
- * thread would be awake. It also spins if the work that a thread was woken for is over
+/* Wait for a part. The thread spins first, since more parts usually come sooner than a
+ * sleeping thread would be awake. It also spins if it was woken for work that is over
  * by the time it comes. */
 static void
 wait_for_news(cm_workers *workers, uint32_t number)

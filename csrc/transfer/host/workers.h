@@ -70,8 +70,8 @@ typedef struct cm_task_place {
     _Atomic uint32_t limit;
 } cm_task_place;
 
-/* Names the task that a thread is looking at or working on, or NULL. Its memory must
- * stay until no view names it. Each view has a cache line of its own. */
+/* Names the task that a thread is looking at or working on, or NULL. The task's memory
+ * must stay until no view names it. Each view has a cache line of its own. */
 typedef struct cm_task_view {
     _Atomic(cm_copy_task *) task;
     char padding[64 - sizeof(void *)];

@@ -177,8 +177,8 @@ cm_many_destroy(cm_many *many)
     }
 }
 
-/* Set `out` to the distance between two ends, which makes a pitch if it is not shorter
- * than a row. */
+/* Set `out` to the distance between two ends. Returns whether it can be a pitch: it
+ * must not be shorter than a row, which has `width` bytes. */
 static bool
 pitch_of(const cm_piece_end *first, const cm_piece_end *second, uint64_t width,
          uint64_t *out)

@@ -151,6 +151,6 @@ uint64_t cm_cut_count(const cm_cut *cut);
 /* Take the next piece. Returns false if there is none left. */
 bool cm_cut_next(cm_cut *cut, cm_layout *piece);
 /* Make the piece of that number, below cm_cut_count(), whichever were taken before. The
- * cut must not have a ramp (`least_nbytes`), and where it is aligned, `step` has to be
- * the length of a piece. */
+ * cut must not have a ramp (`least_nbytes`), and where it is aligned, the step of
+ * cm_cut_align() has to be the length of a piece. */
 void cm_cut_piece(const cm_cut *cut, uint64_t number, cm_layout *piece);

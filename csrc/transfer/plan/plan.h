@@ -11,8 +11,8 @@
  * 64 columns of a device array of shape (1000, 128). The layout has runs of 256 bytes,
  * which lie 256 bytes apart in the source and 512 in the target. If the source is
  * page-locked, this is one pitched copy ("direct-2d"). If it is ordinary memory, which
- * a device cannot read at any time, the host packs the runs into slots, and a kernel of
- * the device puts them in their places ("staged-kernel"). */
+ * a device may not simply read, the host packs the runs into slots, and a kernel of the
+ * device puts them in their places ("staged-kernel"). */
 #pragma once
 
 #include "base/convert.h"

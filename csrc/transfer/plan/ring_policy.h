@@ -6,9 +6,9 @@
  *
  * Example: an upload of 1 GiB with the defaults and 16 processors. An eighth of it
  * would be 128 MiB, so pieces have the most that the tuning allows, 8 MiB. They begin
- * with 512 KiB, so that the link has work soon, and grow. Eight threads pack, and so
- * long an upload keeps to blocks of 32 MiB together, which stay in the caches: four
- * slots. */
+ * with 512 KiB, so that the link has work soon, and grow. Eight threads pack, and an
+ * upload of this length keeps to blocks of 32 MiB together, which stay in the caches:
+ * four slots. */
 #pragma once
 
 #include "transfer/plan/plan.h"

@@ -60,8 +60,9 @@
       .uses_ring = true, .crosses = true, .fits_graph = true)                            \
     X(PEER, "peer", cm_peer_suits, cm_job_copy_peer,                                     \
       .ends = CM_ENDS_DEVICES, .crosses = true, .fits_graph = true)                      \
-    /* The host packs or unpacks on the way; or a kernel of the device does, for which   \
-     * the row before has found out what it needs, so that no row may go between. */     \
+    /* The host packs or unpacks on the way or, by the second of these two rows, a       \
+     * kernel of the device does. The `suits` of the first sets in the plan what that    \
+     * of the second reads, so no row may come between them. */                          \
     X(STAGED, "staged", cm_staged_suits, cm_job_copy_staged, .ends = CM_ENDS_DEVICE,     \
       .reserve = cm_staged_reserve, .drain = cm_staged_drain,                            \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
@@ -82,7 +83,7 @@
     X(FILE, "file", cm_job_copy_file, .uses_host = true, .uses_ring = true)
 /* clang-format on */
 
-/* What lies at the two ends of a plan: the rows that are for others are not asked. */
+/* What lies at the two ends of a plan: rows that are for other ends are not asked. */
 typedef enum cm_route_ends {
     CM_ENDS_HOST = 1,    /* the host reaches both, and no device has a part in it */
     CM_ENDS_DEVICE = 2,  /* one device does the work, on its own or with the host */
@@ -120,8 +121,8 @@ typedef struct cm_route_row {
     bool packs;      /* and the host packs or unpacks them */
     bool joins_runs; /* many runs share a slot */
     bool crosses;    /* between two devices */
-    /* A stream that is being captured can take it, though one that crosses only in one
-     * run. */
+    /* A stream that is being captured can take it; if the route crosses, only with a
+     * copy in one run. */
     bool fits_graph;
 } cm_route_row;
 

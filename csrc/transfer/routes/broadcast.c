@@ -64,10 +64,10 @@ sort_targets(cm_targets *targets, const cm_broadcast *broadcast)
     return cm_ok();
 }
 
-/* A source that was ordinary memory when the request was made may be page-locked by
- * now, so that the plan does not go through blocks. The same is true of a page-locked
- * source that overlaps its target: it is read whole into device memory first, after
- * which nothing of it goes through the host. */
+/* Other devices can only be sent what goes through blocks. A source that was ordinary
+ * memory when the request was made may be page-locked by now, so that the plan does not
+ * go through them. Nor does a page-locked source that overlaps its target: it is read
+ * whole into device memory first, after which nothing of it goes through the host. */
 cm_status
 cm_targets_check(const cm_job *job)
 {

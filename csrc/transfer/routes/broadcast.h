@@ -20,9 +20,9 @@ typedef struct cm_broadcast {
     uint32_t dst_count;
 } cm_broadcast;
 
-/* Set job->targets, before the copy is planned. If it must be sent to other devices,
- * job->has_more_targets is set too, and the plan has to go through page-locked blocks.
- * The functions below are called only for jobs with further targets.
+/* Set job->targets, before the copy is planned. If the source must be sent to other
+ * devices, job->has_more_targets is set too, and the plan has to go through page-locked
+ * blocks. The functions below are called only for jobs with further targets.
  * Fails: CM_EINVALID (an end that is not where it should be), CM_ENOMEM. */
 CM_NODISCARD cm_status cm_targets_create(cm_job *job, const cm_copy_request *request);
 /* Check the plan.

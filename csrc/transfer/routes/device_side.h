@@ -21,9 +21,9 @@ CM_NODISCARD cm_status cm_job_copy_layout(cm_job *job, const cm_stream *stream,
 CM_NODISCARD cm_status cm_job_launch(cm_job *job, const cm_stream *stream,
                                      const cm_layout *layout, cm_address dst,
                                      cm_address src);
-/* Return how many of `nbytes` bytes from `at` on a single copy or fill of the runtime
- * may touch. It must not pass an address where a registration begins or ends. Memory of
- * a device has no such address in it. */
+/* Return how many bytes, of the `nbytes` that begin at `at`, one copy or fill of the
+ * runtime may touch. Such a call must not pass an address where a registration begins
+ * or ends. Memory of a device has no such address in it. */
 uint64_t cm_job_run_nbytes(const cm_job *job, cm_address at, uint64_t nbytes);
 /* Queue a run on the job's stream, in several copies if such addresses lie in it.
  * Fails: as copy_async. */

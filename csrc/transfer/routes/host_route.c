@@ -99,9 +99,9 @@ next_of_overlapping(const cm_job *job, cm_layout *piece)
 }
 
 /* Copy the pieces that are left. Between two of them a job thread may be needed by
- * other jobs, and the caller is asked whether to go on. All mapped
- * memory is checked before the first piece. Each later piece is checked again before it
- * is copied, unless the target is fresh. */
+ * other jobs, and the caller is asked whether to go on. All mapped memory is checked
+ * before the first piece. Each later piece is checked again before it is copied, unless
+ * the target is fresh. */
 static cm_status
 copy_pieces(cm_job *job)
 {

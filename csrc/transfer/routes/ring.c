@@ -101,9 +101,9 @@ cm_ring_destroy(cm_job *job)
 
 /* -- slots -------------------------------------------------------------------------- */
 
-/* Go on without page-locked memory for the slot, which `refused` explains. Any slot but
- * the first is given up, and with it those behind it. In place of the first slot's
- * block ordinary memory is used, unless the copy crosses devices. */
+/* Go on without page-locked memory for the slot; `refused` says why there is none. Any
+ * slot but the first is given up, and with it those behind it. In place of the first
+ * slot's block ordinary memory is used, unless the copy crosses devices. */
 static cm_status
 go_without_block(cm_job *job, cm_slot *s, cm_status refused)
 {

@@ -25,9 +25,10 @@
 enum {
     PIECES_MAX = 8,
     PAGE_NBYTES = 4096,
-    /* The longest copies that are made here: with conversion, by the longer end, as
-     * more is worth a job with threads; and between two ends of the host, as longer
-     * ones hardly notice a job, nor that the GIL is given up. */
+    /* The longest copies that are made here. CONVERTED_NBYTES is for those that
+     * convert, by the longer end: for more, a job with threads is worth its cost.
+     * HOST_NBYTES is for those between two ends of the host: longer ones hardly notice
+     * a job, nor that the GIL is given up. */
     CONVERTED_NBYTES = 256 << 10,
     HOST_NBYTES = 64 << 10,
     LOOK_NS = 30 * 1000,  /* most copies are over by then, so nobody pauses before */
@@ -173,7 +174,7 @@ typedef struct short_copy {
     cm_copy_task *tasks;   /* up: one for each piece; down: one for all */
     bool wakes;            /* sleeping workers are woken to help as well */
     bool flying;           /* the copy may still be in flight at the end */
-    bool ticket_has_keeps; /* it may be, and keeps its ends */
+    bool ticket_has_keeps; /* it may be, and a ticket keeps its ends */
 } short_copy;
 
 /* True if the runtime's own way is the best one for a copy between ends on devices:
@@ -282,8 +283,9 @@ length_of_piece(const short_copy *c, unsigned index)
 }
 
 /* Cut the copy into pieces, so that the host works on one while the device moves
- * another. Each piece costs a call of the runtime. On the way up, all wait while that
- * call is made, so there the copy has four pieces until they are twice as long. */
+ * another. Each piece costs a call of the runtime. On the way up, all threads wait
+ * while that call is made. So there a copy stays at four pieces until each has twice
+ * quick_piece_nbytes, and only then gets more. */
 static void
 cut_into_pieces(short_copy *c)
 {

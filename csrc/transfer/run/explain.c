@@ -6,8 +6,8 @@
 #include "transfer/plan/ring_policy.h"
 #include "transfer/run/run.h"
 
-/* Find the outermost axis of the target among those that one axis of the loops, or a
- * run, was joined from. */
+/* Find the outermost of the target's axes that were joined into the axis `loop` of the
+ * loops or, if there is no such axis, into the run. */
 static int
 find_axis(const cm_region *dst, const cm_layout *layout, int loop)
 {

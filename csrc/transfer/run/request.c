@@ -213,7 +213,8 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
     bool background = request->stream == NULL && !request->blocking;
     bool waits = cm_job_uses_host(job);
     if (background && (waits || cm_job_must_wait_after(job))) {
-        /* It waits until the end; otherwise a job thread only queues it. */
+        /* A job thread waits for the end of a copy in which the host has a part; any
+         * other it only queues. */
         job->blocking = waits;
         job->hooks.interrupted = NULL;
         cm_status given = cm_engine_give_job(job->engine, job);
@@ -253,7 +254,7 @@ start(cm_job *job, const cm_copy_request *request)
     bool entered = device >= 0
                    && cm_is_ok(cm_scope_enter(engine->rt, device,
                                               CM_CAPTURE_THREAD_LOCAL, &scope));
-    /* If it cannot be entered, the step that needs it says so. */
+    /* If the device cannot be entered, the step that needs it says so. */
     cm_status status = start_job(job, request, prepare(job, request));
     if (entered) {
         cm_scope_leave(&scope);

@@ -140,7 +140,7 @@ run_on_stream(cm_job *job)
             CM_TRY(cm_targets_begin(job));
         }
         if (!row->packs || job->plan.is_download) {
-            /* Otherwise it did so once the source could be read. */
+            /* A row that packs an upload did this in `reserve`, once it could read. */
             CM_TRY(cm_job_begin(job));
         }
         CM_TRY(row->move(job));
