@@ -129,9 +129,9 @@ CM_NODISCARD cm_status cm_stream_record(const cm_stream *stream, uint64_t event)
  * Fails: stream_query, event_create; as cm_stream_record(). */
 CM_NODISCARD cm_status cm_stream_query(const cm_stream *stream, bool *done);
 
-/* Set *out to whether the stream with that handle is capturing. It is false for default
- * streams, which cannot be captured, and which may not be asked while another stream
- * captures.
+/* Set *out to whether the stream with that handle is capturing. *out is false for
+ * default streams, which cannot be captured, and which may not be asked while another
+ * stream captures.
  * Fails: stream_is_capturing; as cm_device_enter(). */
 CM_NODISCARD cm_status cm_stream_ask_capturing(cm_runtime *rt, int device,
                                                uint64_t handle, bool *out);

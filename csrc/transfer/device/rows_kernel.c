@@ -2,11 +2,11 @@
 /* How many threads share a row, how wide they copy, and how many blocks there are.
  *
  * A warp loads CM_ROWS_SLOTS units a thread before it stores any, 2 KiB in units of 16
- * bytes. The BUS_BLOCKS blocks of a copy over the bus so have up to 512 KiB on its way.
- * That is several times what the bus delivers in the time of one read of host memory.
- * It has to be so much, since a warp waits for the numbers of its rows before it reads
- * the rows. More blocks would only take multiprocessors from the work beside the copy,
- * and larger ones the registers that let other blocks run on the same
+ * bytes. So the BUS_BLOCKS blocks of a copy over the bus have up to 512 KiB on their
+ * way. That is several times what the bus delivers in the time of one read of host
+ * memory. It has to be so much, since a warp waits for the numbers of its rows before
+ * it reads the rows. More blocks would only take multiprocessors from the work beside
+ * the copy, and larger ones the registers that let other blocks run on the same
  * multiprocessor. */
 #include "transfer/device/rows_kernel.h"
 

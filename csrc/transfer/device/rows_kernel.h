@@ -48,8 +48,9 @@ typedef struct cm_rows_move {
     bool is_over_bus;
     uint32_t max_sms; /* how many multiprocessors it may use; 0: as many as it takes */
     /* The device address of a 32-bit word, into which the kernel stores CM_ROWS_WRONG_…
-     * if a number is wrong, visibly to the host as well. It stores nothing else, so
-     * whoever has read the word clears it. 0: wrong numbers are not reported. */
+     * if a number is wrong, visibly to the host as well. The kernel stores nothing else
+     * there, so whoever has read the word clears it. 0: wrong numbers are not
+     * reported. */
     cm_address flag;
 } cm_rows_move;
 

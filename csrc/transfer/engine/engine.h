@@ -39,10 +39,10 @@
 typedef struct cm_engine cm_engine;
 
 /* A callback for a staging pool that has no room. The engine calls it with the `status`
- * of the allocation that failed. It frees memory by whatever means it has, allocates
- * again as cm_pool_alloc() does, and returns the outcome of that. The engine holds no
- * lock when it calls, and it calls only from the thread of a caller that may be
- * interrupted, never from a job thread. */
+ * of the allocation that failed. The callback frees memory by whatever means it has,
+ * allocates again as cm_pool_alloc() does, and returns the outcome of that. The engine
+ * holds no lock when it calls, and it calls only from the thread of a caller that may
+ * be interrupted, never from a job thread. */
 typedef cm_status cm_relief(void *argument, cm_pool *pool, uint64_t nbytes,
                             cm_stream *stream, cm_status status, cm_block **out);
 
@@ -123,14 +123,14 @@ typedef struct cm_copy_request {
      * held. If it answers true the call ends with CM_ECANCELLED. What has been queued
      * by then still runs to its end, and the keeps are dropped only after that; the
      * call waits for it, but no longer than a second. A blocking call queues nothing
-     * while its stream is busy with other work, so it waits for its own work alone. It
-     * is NULL if nobody is to be asked. */
+     * while its stream is busy with other work, so it waits for its own work alone. The
+     * pointer is NULL if nobody is to be asked. */
     bool (*interrupted)(void *argument);
     void *interrupted_argument;
     /* Called with the same argument, in the caller's thread, before anything that may
      * take long, so that the caller can give up the GIL. It may be called more than
      * once, and it is always called before `interrupted`. A short copy on an idle
-     * stream does not call it. It is NULL if there is nothing to give up. */
+     * stream does not call it. The pointer is NULL if there is nothing to give up. */
     void (*let_go)(void *argument);
     /* The engine stores the ticket of the call here, for `interrupted` to read. It
      * stores nothing for a short copy, which has no ticket. The ticket must not be used
@@ -142,8 +142,8 @@ typedef struct cm_copy_request {
      * that the copy outlives its call: at most once, and in the caller's thread. A
      * blocking call keeps its ends alive itself until it returns, so it needs keeps
      * only if Ctrl-C ends it while the device is still at work. If the answer is false
-     * there is no memory, and the call waits for what is queued instead. It is NULL if
-     * `keep` is complete. */
+     * there is no memory, and the call waits for what is queued instead. The pointer is
+     * NULL if `keep` is complete. */
     bool (*take_keeps)(void *argument);
 } cm_copy_request;
 

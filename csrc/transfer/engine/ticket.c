@@ -454,8 +454,8 @@ ask_device(cm_runtime *rt, int device, uint64_t event, bool *done)
     return status;
 }
 
-/* Ask about the event of a submitted ticket, and make the ticket done if it has passed.
- * Such a ticket is then over as well. Returns true if it is. */
+/* Ask about the event of a submitted ticket. If the event has passed, make the ticket
+ * done; such a ticket is then over as well. Returns true if it is over. */
 static bool
 query_end(cm_ticket *ticket)
 {
@@ -487,9 +487,9 @@ hold_part(cm_ticket *whole, uint64_t *index)
     return part;
 }
 
-/* Ask about the event that a job waits for, and put the job where it belongs now. It
- * goes on if the event has passed, and also if the question failed, so that it meets
- * the failure itself. */
+/* Ask about the event that a job waits for, and put the job where it belongs now. The
+ * job goes on if the event has passed, and also if the question failed, so that it
+ * meets the failure itself. */
 static void
 query_job_event(cm_ticket *ticket, cm_job *job)
 {

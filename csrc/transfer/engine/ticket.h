@@ -32,7 +32,7 @@
  * ------
  * A batch that is made in several parts has a ticket for the whole, and each part has
  * one of its own. The parts are what the whole comes after: it is SUBMITTED once all of
- * them are, and DONE with the last of them. It has no event and no job.
+ * them are, and DONE with the last of them. A whole has no event and no job.
  *
  * Nobody has to wait for a ticket to advance. Whoever finds that its event has passed,
  * be it the watcher, a thread that waits or one that merely reads the ticket, makes it

@@ -100,8 +100,8 @@ choose_direct(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
 
 /* -- chunks ------------------------------------------------------------------------------- */
 
-/* Begin a range. Its layout has the file as the target, that is a region of the same
- * shape in C order. A single run is cut where pages of the file end. */
+/* Begin a range. In its layout the file is the target, and counts as a region of the
+ * same shape in C order. A single run is cut where pages of the file end. */
 static cm_status
 begin_range(cm_file_job *file, const cm_file_range *range)
 {

@@ -15,9 +15,10 @@ cm_plan_is_packed_there(const cm_layout *layout, bool up)
 }
 
 /* Find the device that can make a copy between two ends of the host in the order of a
- * stream. It has to reach both ends, or one of them while the host does the other.
- * Returns -1 if the host makes the copy alone. The runtime's own copy of such memory is
- * no alternative, since it would keep the caller until the stream came to it. */
+ * stream. The device has to reach both ends, or one of them while the host does the
+ * other. Returns -1 if the host makes the copy alone. The runtime's own copy of such
+ * memory is no alternative, since it would keep the caller until the stream came to
+ * it. */
 static int
 find_host_device(const cm_plan_ends *ends)
 {

@@ -14,7 +14,7 @@
 #include "transfer/plan/plan.h"
 
 /* Set piece_nbytes, piece_count, slot_count and is_cached of a plan whose route and
- * layout are known. It is called again after either has changed. */
+ * layout are known. This is called again after either of the two has changed. */
 void cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning);
 /* How many threads share a piece of such a plan on the host, the one that runs the copy
  * included; 0 if the host has no part in it. Only explain.c asks: a copy leaves it to
