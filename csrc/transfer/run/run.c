@@ -140,7 +140,8 @@ run_on_stream(cm_job *job)
             CM_TRY(cm_targets_begin(job));
         }
         if (!row->packs || job->plan.is_download) {
-            /* A row that packs an upload did this in `reserve`, once it could read. */
+            /* Rows that pack an upload did this in `reserve`, before they read the
+             * source. */
             CM_TRY(cm_job_begin(job));
         }
         CM_TRY(row->move(job));
