@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "transfer/rows/layers.h"
+#include "transfer/rows/row_marks.h"
 
 /* -- row numbers ------------------------------------------------------------------------- */
 
@@ -122,8 +123,9 @@ test_numbers_outside_are_found_at_their_position(void)
 static void
 test_numbers_of_a_target_that_repeat_are_found(void)
 {
-    /* Repeats are found by a bitmap if there are few rows. For 2^40 rows it would be
-     * too large, so the numbers are sorted instead. */
+    /* Repeats has a hash table, by a bitmap if there are few rows. For 2^40 rows it would be
+     * too large, so the numbers are sorted instead.
+     */
     const int64_t row_counts[] = {8, INT64_C(1) << 40};
     for (int i = 0; i < 2; i++) {
         const int64_t values[] = {5, 3, row_counts[i] - 1, 3 - row_counts[i], 0};
@@ -137,6 +139,28 @@ test_numbers_of_a_target_that_repeat_are_found(void)
         numbers.row_count = -1;
         CHECK_EQ(settle(&numbers, row_counts[i], true).kind, CM_ROWS_RIGHT);
         cm_chosen_rows_fini(&numbers);
+    }
+}
+
+static void
+test_marks_of_many_rows_are_told_apart(void)
+{
+    enum { COUNT = 1000 };
+    const uint64_t row_counts[] = {COUNT * 3, UINT64_C(1) << 62};
+    for (int i = 0; i < 2; i++) {
+        cm_row_marks marks;
+        uint64_t step = row_counts[i] / COUNT;
+        CHECK_OK(cm_row_marks_init(&marks, row_counts[i], COUNT));
+        for (uint64_t row = 0; row < COUNT; row++) {
+            CHECK(!cm_row_marks_has(&marks, row * step));
+            CHECK(!cm_row_marks_add(&marks, row * step));
+        }
+        for (uint64_t row = 0; row < COUNT; row++) {
+            CHECK(cm_row_marks_has(&marks, row * step));
+            CHECK(!cm_row_marks_has(&marks, row * step + 1));
+            CHECK(cm_row_marks_add(&marks, row * step));
+        }
+        cm_row_marks_fini(&marks);
     }
 }
 
@@ -333,6 +357,7 @@ MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
      RUN(test_numbers_count_from_the_end_of_each_array)
      RUN(test_numbers_outside_are_found_at_their_position)
      RUN(test_numbers_of_a_target_that_repeat_are_found)
+     RUN(test_marks_of_many_rows_are_told_apart)
      RUN(test_runs_of_neighbours_are_joined)
      RUN(test_runs_of_rows_with_gaps_stay_apart)
      RUN(test_runs_of_rows_whose_elements_lie_apart_are_their_parts)

@@ -4,9 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A bitmap of more bits than these for each number, and some more, would touch so much
- * memory that sorting the numbers is faster. */
-enum { BITS_A_NUMBER = 256, BITS_BESIDES = 1 << 16 };
+#include "transfer/rows/row_marks.h"
 
 cm_status
 cm_chosen_rows_init(cm_chosen_rows *self, uint64_t count)
@@ -104,85 +102,19 @@ count_from_end(cm_chosen_rows *self, int64_t row_count, bool *rises)
     return self->count;
 }
 
-static int
-compare_rows(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a;
-    int64_t y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Find a row that is named twice, by a sorted copy. */
-static cm_status
-find_twice_sorted(const cm_chosen_rows *self, bool *found, int64_t *row)
-{
-    size_t nbytes = (size_t)self->count * sizeof(int64_t);
-    int64_t *sorted = malloc(nbytes);
-    CM_TRY(cm_allocated(sorted != NULL, nbytes));
-    memcpy(sorted, self->rows, nbytes);
-    qsort(sorted, (size_t)self->count, sizeof(*sorted), compare_rows);
-    for (uint64_t i = 1; i < self->count && !*found; i++) {
-        *found = sorted[i] == sorted[i - 1];
-        *row = sorted[i];
-    }
-    free(sorted);
-    return cm_ok();
-}
-
-/* Find a row that is named twice, by a bitmap with a bit for each row of the
- * array. */
-static cm_status
-find_twice_marked(const cm_chosen_rows *self, int64_t row_count, bool *found,
-                  int64_t *row)
-{
-    size_t words = (size_t)(row_count / 64 + 1);
-    uint64_t *marks = calloc(words, sizeof(*marks));
-    CM_TRY(cm_allocated(marks != NULL, words * sizeof(*marks)));
-    for (uint64_t i = 0; i < self->count && !*found; i++) {
-        uint64_t bit = UINT64_C(1) << (self->rows[i] % 64);
-        uint64_t *word = &marks[self->rows[i] / 64];
-        *found = (*word & bit) != 0;
-        *row = self->rows[i];
-        *word |= bit;
-    }
-    free(marks);
-    return cm_ok();
-}
-
-/* Find the position at which `row` is named for the second time. */
-static uint64_t
-second_place_of(const cm_chosen_rows *self, int64_t row)
-{
-    bool was_seen = false;
-    uint64_t i = 0;
-    for (; i < self->count; i++) {
-        if (self->rows[i] != row) {
-            continue;
-        }
-        if (was_seen) {
-            break;
-        }
-        was_seen = true;
-    }
-    return i;
-}
-
+/* Find the first number whose row an earlier number names. */
 static cm_status
 look_for_twice(cm_chosen_rows *self, int64_t row_count, cm_row_fault *fault)
 {
-    bool found = false;
-    int64_t row = 0;
-    if ((uint64_t)row_count / BITS_A_NUMBER
-        <= self->count + BITS_BESIDES / BITS_A_NUMBER) {
-        CM_TRY(find_twice_marked(self, row_count, &found, &row));
+    cm_row_marks marks;
+    CM_TRY(cm_row_marks_init(&marks, (uint64_t)row_count, self->count));
+    for (uint64_t i = 0; i < self->count; i++) {
+        if (cm_row_marks_add(&marks, (uint64_t)self->rows[i])) {
+            *fault = (cm_row_fault){CM_ROWS_TWICE, i, self->given[i]};
+            break;
+        }
     }
-    else {
-        CM_TRY(find_twice_sorted(self, &found, &row));
-    }
-    if (found) {
-        uint64_t position = second_place_of(self, row);
-        *fault = (cm_row_fault){CM_ROWS_TWICE, position, self->given[position]};
-    }
+    cm_row_marks_fini(&marks);
     return cm_ok();
 }
 
