@@ -164,10 +164,191 @@ test_marks_of_many_rows_are_told_apart(void)
     }
 }
 
+/* -- numbers for a kernel ---------------------------------------------------------------- */
+
+enum { MANY = 600 }; /* more than two blocks with 2 elements of numbers */
+
+/* Write numbers each. one type for a kernel, and compare each. */
+#define CHECK_WRITES(type, step, row_count, written_nbytes)                            \
+    do {                                                                               \
+        const bool is_signed = (type) - 1 < (type)1;                                   \
+        char odd[MANY * 2 * sizeof(type) + 1];                                         \
+        int64_t room[MANY];                                                            \
+        cm_kernel_numbers made = {                                                     \
+            .at = room, .count = MANY, .nbytes = (written_nbytes)};                    \
+        for (int i = 0; i < MANY; i++) {                                               \
+            const type value = (type)(i % 100);                                        \
+            memcpy(odd + 1 + (size_t)i * (step) * sizeof(type), &value, sizeof(type)); \
+        }                                                                              \
+        CHECK(cm_kernel_numbers_write(&made,                                           \
+                                      (cm_integers){odd + 1,                           \
+                                                    (int64_t)((step) * sizeof(type)),  \
+                                                    sizeof(type), is_signed},          \
+                                      row_count));                                     \
+        CHECK(!made.has_negative);                                                     \
+        for (uint64_t i = 0; i < MANY; i++) {                                          \
+            CHECK_EQ(cm_kernel_numbers_at(&made, i, row_count), (int64_t)i % 100);     \
+        }                                                                              \
+    } while (0)
+
+static void
+test_numbers_of_each_width_are_written_for_a_kernel(void)
+{
+    CHECK_EQ(cm_kernel_numbers_nbytes(INT32_MAX), 4);
+    CHECK_EQ(cm_kernel_numbers_nbytes(INT64_C(1) << 31), 8);
+    for (size_t step = 1; step <= 2; step++) {
+        CHECK_WRITES(int8_t, step, 100, 4);
+        CHECK_WRITES(uint8_t, step, 100, 4);
+        CHECK_WRITES(int16_t, step, 100, 4);
+        CHECK_WRITES(uint16_t, step, 100, 4);
+        CHECK_WRITES(int32_t, step, 100, 4);
+        CHECK_WRITES(uint32_t, step, INT32_MAX, 4);
+        CHECK_WRITES(int64_t, step, 100, 4);
+        CHECK_WRITES(uint64_t, step, 100, 4);
+        CHECK_WRITES(int32_t, step, INT64_C(1) << 40, 8);
+        CHECK_WRITES(int64_t, step, INT64_MAX, 8);
+    }
+}
+
+enum { TRIES = 8 };
+
+/* Say how often this number is taken for a row of an array of `row_count` rows. It is
+ * tried TRIES times: at the beginning and the end of blocks, as an integer of 8 bytes
+ * and, if it fits, of 4. */
+static int
+times_of_row(int64_t number, int64_t row_count)
+{
+    static const int places[] = {0, 255, 256, MANY - 1};
+    int right = 0;
+    for (int i = 0; i < TRIES; i++) {
+        int64_t wide[MANY] = {0};
+        int32_t narrow[MANY] = {0};
+        int64_t room[MANY];
+        bool is_narrow = i >= 4 && number == (int32_t)number;
+        wide[places[i % 4]] = number;
+        narrow[places[i % 4]] = (int32_t)number;
+        cm_integers from = {(const char *)wide, 8, 8, true};
+        if (is_narrow) {
+            from = (cm_integers){(const char *)narrow, 4, 4, true};
+        }
+        cm_kernel_numbers made = {
+            .at = room, .count = MANY, .nbytes = cm_kernel_numbers_nbytes(row_count)};
+        bool is_right = cm_kernel_numbers_write(&made, from, row_count);
+        right += is_right;
+        if (is_right && made.has_negative != (number < 0)) {
+            return -1;
+        }
+    }
+    return right;
+}
+
+static void
+test_numbers_outside_are_seen_at_any_place_and_length(void)
+{
+    const int64_t row_counts[] = {1, 100, INT32_MAX, INT64_C(1) << 31, INT64_MAX};
+    for (int i = 0; i < 5; i++) {
+        CHECK_EQ(times_of_row(0, row_counts[i]), TRIES);
+        CHECK_EQ(times_of_row(row_counts[i] - 1, row_counts[i]), TRIES);
+        CHECK_EQ(times_of_row(-row_counts[i], row_counts[i]), TRIES);
+        CHECK_EQ(times_of_row(-row_counts[i] - 1, row_counts[i]), 0);
+        CHECK_EQ(times_of_row(INT64_MIN, row_counts[i]), 0);
+        if (row_counts[i] < INT64_MAX) {
+            CHECK_EQ(times_of_row(row_counts[i], row_counts[i]), 0);
+            CHECK_EQ(times_of_row(INT64_MAX, row_counts[i]), 0);
+        }
+    }
+    CHECK_EQ(times_of_row(INT64_C(1) << 32, 100), 0); /* 0 in the lower half */
+    CHECK_EQ(times_of_row(0, 0), 0);
+}
+
+static cm_kernel_numbers
+kernel_numbers(void *room, uint32_t nbytes, const int64_t *values, uint64_t count)
+{
+    cm_kernel_numbers made = {.at = room, .count = count, .nbytes = nbytes};
+    if (!cm_kernel_numbers_write(&made, (cm_integers){(const char *)values, 8, 8, true},
+                                 1000)) {
+        abort();
+    }
+    return made;
+}
+
+static bool
+is_twice(const cm_kernel_numbers *numbers, int64_t row_count)
+{
+    bool answer;
+    if (!cm_is_ok(cm_kernel_numbers_find_twice(numbers, row_count, &answer))) {
+        abort();
+    }
+    return answer;
+}
+
+static void
+test_rows_that_are_named_twice_are_found_for_a_kernel(void)
+{
+    int64_t room[MANY];
+    int64_t values[MANY];
+    const int64_t row_counts[] = {1000, INT64_C(1) << 40};
+    for (uint32_t nbytes = 4; nbytes <= 8; nbytes += 4) {
+        for (int i = 0; i < 2; i++) {
+            for (int k = 0; k < MANY; k++) {
+                values[k] = k; /* they rise */
+            }
+            cm_kernel_numbers numbers = kernel_numbers(room, nbytes, values, MANY);
+            CHECK(!is_twice(&numbers, row_counts[i]));
+            values[MANY - 1] = MANY - 2;
+            numbers = kernel_numbers(room, nbytes, values, MANY);
+            CHECK(is_twice(&numbers, row_counts[i]));
+            values[MANY - 1] = 999;
+            values[0] = MANY; /* they do not rise */
+            numbers = kernel_numbers(room, nbytes, values, MANY);
+            CHECK(!is_twice(&numbers, row_counts[i]));
+            values[1] = -1;
+            numbers = kernel_numbers(room, nbytes, values, MANY);
+            CHECK_EQ(is_twice(&numbers, row_counts[i]), row_counts[i] == 1000);
+        }
+    }
+    cm_kernel_numbers all = {.count = MANY};
+    CHECK(!is_twice(&all, MANY));
+}
+
+static void
+test_rows_of_both_ends_are_found_for_a_kernel(void)
+{
+    int64_t rooms[2][4];
+    bool answer;
+    const int64_t first[] = {7, 3, 5, 1}, second[] = {0, 2, -5, 8};
+    cm_kernel_numbers a = kernel_numbers(rooms[0], 4, first, 4);
+    cm_kernel_numbers b = kernel_numbers(rooms[1], 8, second, 4);
+    CHECK_OK(cm_kernel_numbers_find_shared(&a, &b, 9, &answer));
+    CHECK(!answer);
+    CHECK_OK(cm_kernel_numbers_find_shared(&a, &b, 10, &answer)); /* -5 is 5 */
+    CHECK(answer);
+    cm_kernel_numbers all = {.count = 1};
+    CHECK_OK(cm_kernel_numbers_find_shared(&all, &b, 9, &answer));
+    CHECK(answer);
+    CHECK_OK(cm_kernel_numbers_find_shared(&all, &a, 9, &answer));
+    CHECK(!answer);
+}
+
+static void
+test_runs_of_numbers_are_counted(void)
+{
+    int64_t rooms[2][6];
+    const int64_t to[] = {-4, -3, -2, 7, 8, 9}, from[] = {0, 1, 2, 3, 4, 9};
+    cm_kernel_numbers dst = kernel_numbers(rooms[0], 4, to, 6);
+    cm_kernel_numbers src = kernel_numbers(rooms[1], 8, from, 6);
+    cm_kernel_numbers all = {.count = 6};
+    cm_kernel_numbers none = {.count = 0};
+    CHECK_EQ(cm_kernel_numbers_count_runs(&dst, &src, 100), 3);
+    CHECK_EQ(cm_kernel_numbers_count_runs(&all, &src, 100), 2);
+    CHECK_EQ(cm_kernel_numbers_count_runs(&all, &all, 100), 1);
+    CHECK_EQ(cm_kernel_numbers_count_runs(&none, &none, 100), 0);
+    CHECK_GT(cm_kernel_numbers_count_runs(&dst, &src, 1), 1);
+}
+
 /* -- runs -------------------------------------------------------------------------------- */
 
-/* Make a layer of two arrays of 6 rows with 2 elements of 2 bytes each. The arguments
- * say where they begin and how far apart their rows are. */
+/* Two arrays of 6 rows of 4 bytes, of which rows lie this far apart. */
 static cm_layer
 make_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
 {
@@ -247,7 +428,7 @@ test_runs_of_rows_whose_elements_lie_apart_are_their_parts(void)
 {
     char dst[24], src[24];
     cm_layer layer = make_layer(dst, 2, src, 4);
-    layer.array[CM_DST].strides[1] = 12; /* the target is in Fortran's order */
+    layer.array[CM_DST].strides[1] = 12; /* in Fortran's order */
     cm_row_runs runs = {.pieces = NULL};
     add_first_rows(&runs, &layer, 2);
     CHECK_EQ(runs.count, 4);
@@ -270,8 +451,7 @@ test_runs_of_empty_rows_are_none(void)
 
 /* -- layers for a kernel ----------------------------------------------------------------- */
 
-/* Make a layer that a device reaches: from page-locked memory to memory of the
- * device. */
+/* A layer that a device reaches: page-locked memory to memory of the device. */
 static cm_layer
 make_reached_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
 {
@@ -286,8 +466,6 @@ make_reached_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
     return layer;
 }
 
-/* A layer becomes one layer for the kernel, with its addresses, strides and numbers of
- * rows. The target runs backwards. */
 static void
 test_layer_of_whole_rows_is_one_for_the_kernel(void)
 {
@@ -306,7 +484,7 @@ test_layer_of_whole_rows_is_one_for_the_kernel(void)
     CHECK_EQ(only->row_count[CM_SRC], 5);
     CHECK_EQ(only->row_nbytes, 4);
     CHECK_EQ(rows->nbytes, 12);
-    /* The bytes pass the bus, and the host's memory has to stay page-locked. */
+    /* The bus is between them, and the host's memory has to stay page-locked. */
     CHECK(rows->move.is_over_bus);
     CHECK_EQ(rows->span_count, 1);
     CHECK(rows->spans[0].begin == src);
@@ -314,13 +492,12 @@ test_layer_of_whole_rows_is_one_for_the_kernel(void)
     cm_kernel_rows_destroy(rows);
 }
 
-/* If the elements of a row lie apart, the kernel gets a layer for each of them. */
 static void
 test_layer_of_rows_in_parts_is_one_for_each_part(void)
 {
     char dst[24], src[24];
     cm_layer layer = make_reached_layer(dst, 2, src, 4);
-    layer.array[CM_DST].strides[1] = 12; /* the target is in Fortran's order */
+    layer.array[CM_DST].strides[1] = 12; /* in Fortran's order */
     cm_kernel_rows *rows = cm_kernel_rows_create();
     rows->move.count = 6;
     for (uint64_t i = 0; i < 20; i++) {
@@ -334,14 +511,15 @@ test_layer_of_rows_in_parts_is_one_for_each_part(void)
     cm_kernel_rows_destroy(rows);
 }
 
-/* Without rows, or with rows of no bytes, there is nothing for the kernel. */
+/* A layer becomes one layer for the kernel, with its addresses, strides and numbers of
+ * rows. The target runs backwards. */
 static void
 test_layer_of_no_bytes_is_none_for_the_kernel(void)
 {
     char dst[1], src[1];
     cm_layer layer = make_reached_layer(dst, 4, src, 4);
     cm_kernel_rows *rows = cm_kernel_rows_create();
-    CHECK_OK(cm_kernel_rows_add(rows, &layer)); /* no rows are asked for yet */
+    CHECK_OK(cm_kernel_rows_add(rows, &layer)); /* no row is asked for */
     rows->move.count = 2;
     layer.array[CM_DST].shape[1] = layer.array[CM_SRC].shape[1] = 0;
     CHECK_OK(cm_kernel_rows_add(rows, &layer));
@@ -351,6 +529,41 @@ test_layer_of_no_bytes_is_none_for_the_kernel(void)
     cm_kernel_rows_destroy(NULL);
 }
 
+static void
+test_rows_suit_the_engine_if_their_runs_are_few_or_long(void)
+{
+    char dst[1], src[1];
+    int64_t rooms[2][64];
+    int64_t values[64];
+    cm_layer layer = make_layer(dst, 4, src, 4);
+    CHECK(cm_rows_suit_engine(&layer, 1, 0, NULL));
+    CHECK(cm_rows_suit_engine(&layer, 1, 3, NULL));
+    CHECK(!cm_rows_suit_engine(&layer, 1, 4, NULL));
+    CHECK(!cm_rows_suit_engine(&layer, 2, 2, NULL));
+    int64_t nbytes[] = {256 << 10, (256 << 10) - 2, 8 << 10};
+    for (int i = 0; i < 3; i++) {
+        for (int side = 0; side < 2; side++) {
+            layer.array[side].strides[0] = nbytes[i];
+            layer.array[side].shape[1] = nbytes[i] / 2;
+        }
+        CHECK_EQ(cm_rows_suit_engine(&layer, 1, 64, NULL), i == 0);
+    }
+    for (int i = 0; i < 64; i++) {
+        values[i] = i < 32 ? i + 32 : i - 32;
+    }
+    cm_kernel_numbers numbers[2] = {kernel_numbers(rooms[0], 4, values, 64),
+                                    kernel_numbers(rooms[1], 4, values, 64)};
+    CHECK(cm_rows_suit_engine(&layer, 1, 64, numbers)); /* two runs of 256 KiB */
+    values[10] = 99;
+    numbers[CM_SRC] = kernel_numbers(rooms[1], 4, values, 64);
+    CHECK(!cm_rows_suit_engine(&layer, 1, 64, numbers)); /* two more runs */
+    numbers[CM_SRC] = numbers[CM_DST];
+    layer.array[CM_SRC].strides[0] += 2;
+    CHECK(!cm_rows_suit_engine(&layer, 1, 64, numbers)); /* gaps are not copied yet */
+    layer.array[CM_DST].shape[1] = layer.array[CM_SRC].shape[1] = 0;
+    CHECK(cm_rows_suit_engine(&layer, 1, 64, NULL));
+}
+
 /* clang-format off */
 MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
      RUN(test_numbers_past_63_bits_name_no_row)
@@ -358,11 +571,17 @@ MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
      RUN(test_numbers_outside_are_found_at_their_position)
      RUN(test_numbers_of_a_target_that_repeat_are_found)
      RUN(test_marks_of_many_rows_are_told_apart)
+     RUN(test_numbers_of_each_width_are_written_for_a_kernel)
+     RUN(test_numbers_outside_are_seen_at_any_place_and_length)
+     RUN(test_rows_that_are_named_twice_are_found_for_a_kernel)
+     RUN(test_rows_of_both_ends_are_found_for_a_kernel)
+     RUN(test_runs_of_numbers_are_counted)
      RUN(test_runs_of_neighbours_are_joined)
      RUN(test_runs_of_rows_with_gaps_stay_apart)
      RUN(test_runs_of_rows_whose_elements_lie_apart_are_their_parts)
      RUN(test_runs_of_empty_rows_are_none)
      RUN(test_layer_of_whole_rows_is_one_for_the_kernel)
      RUN(test_layer_of_rows_in_parts_is_one_for_each_part)
-     RUN(test_layer_of_no_bytes_is_none_for_the_kernel))
+     RUN(test_layer_of_no_bytes_is_none_for_the_kernel)
+     RUN(test_rows_suit_the_engine_if_their_runs_are_few_or_long))
 /* clang-format on */

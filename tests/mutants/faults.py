@@ -831,13 +831,49 @@ FAULTS = [
         "numbers on a device are no end",
         "csrc/python/copy/rows_by_kernel.c",
         "a kernel reads numbers of rows before they are written, or after they are freed",
-        "return cm_many_call_add_end(&pass->many, operand, region, false);",
+        "return cm_many_call_add_end(&pass->many, memory, &memory->region, false);",
         "return 0;",
         [
+            "tests/transfers/test_rows_of_host.py::TestNumbers::"
+            "test_memory_of_the_numbers_stays_until_late_rows_are_done",
             "tests/transfers/test_rows_on_device.py::TestOrder::"
             "test_numbers_come_after_their_own_transfers[background]",
             "tests/transfers/test_rows_on_device.py::TestOrder::"
             "test_memory_stays_until_late_rows_are_done",
+        ],
+    ),
+    Fault(
+        "numbers behind the first block",
+        "csrc/transfer/rows/kernel_numbers.c",
+        "a kernel is given numbers that nobody has checked",
+        "if (seen.outside >> 63 != 0) {",
+        "if (seen.outside >> 63 != 0 && at == 0) {",
+        [
+            "tests/transfers/test_rows_of_host.py::TestNumbers::"
+            "test_wrong_number_among_many_is_found",
+            "tests/c/test_rows.c::test_numbers_outside_are_seen_at_any_place_and_length",
+        ],
+    ),
+    Fault(
+        "negative numbers that rise",
+        "csrc/transfer/rows/kernel_numbers.c",
+        "a row is written twice, once by a number that counts from the end",
+        "if (self->has_negative) {",
+        "if (false) {",
+        [
+            "tests/transfers/test_rows_of_host.py::TestNumbers::"
+            "test_rising_numbers_from_both_ends_of_an_array_are_looked_through",
+        ],
+    ),
+    Fault(
+        "layers of other lengths",
+        "csrc/python/copy/rows_by_kernel.c",
+        "a row of one layer is written twice, since another layer has more rows",
+        "(before < 0 || known->has_negative)",
+        "before < 0",
+        [
+            "tests/transfers/test_rows_of_host.py::TestNumbers::"
+            "test_wrong_number_names_the_first_layer_that_has_no_such_row",
         ],
     ),
     Fault(

@@ -317,7 +317,7 @@ class TestRefusals:
             assert not values.get(target).any()
 
     def test_a_row_twice_among_many_is_found(self, emulated) -> None:
-        """By a bitmap in a short array, and by sorting in a very long one."""
+        """By a bitmap in a short array, and by a hash table in a very long one."""
         for length in (10**4, 10**8):
             target = np.lib.stride_tricks.as_strided(np.zeros(1, "V1"), (length, 0))
             rows = np.random.default_rng(0).permutation(10**4)

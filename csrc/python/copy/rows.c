@@ -15,8 +15,8 @@
  * asked of whole arrays first. Only where arrays meet, as two views of one cache may,
  * are the runs compared.
  *
- * Numbers that lie in memory of a device are another matter: rows_by_kernel.c.
- * rows_ends.c has what both need.
+ * Where one device reaches both ends, no runs are made. A kernel reads the numbers and
+ * finds the rows by itself: rows_by_kernel.c. rows_ends.c has what both ways need.
  *
  * All that can be wrong with the arguments is found before the first pass begins.
  * Locks: none; the GIL is held, and released to cut the runs and to copy. */
@@ -26,7 +26,6 @@
 #include "docstrings.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/rows_call.h"
-#include "python/copy/rows_chosen.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
@@ -224,11 +223,14 @@ copy_at_once(cm_row_copy *self, rows_pass *pass, bool *touches)
                                self->ends[CM_SRC].object);
 }
 
-/* Copy by numbers that the host has, and make the answer: None or a Transfer. */
+/* Copy runs that are made of the numbers, and make the answer: None or a Transfer. */
 static PyObject *
 copy_by_host(cm_row_copy *self)
 {
     bool touches = false;
+    if (cm_rows_keep_numbers(self) < 0) {
+        return NULL;
+    }
     rows_pass *pass = PyMem_Calloc(1, sizeof(*pass));
     if (pass == NULL) {
         return PyErr_NoMemory();
@@ -239,23 +241,47 @@ copy_by_host(cm_row_copy *self)
     return touches ? copy_through_memory(self) : answer;
 }
 
-/* Copy what was read and checked, and make the answer: None or a Transfer. Numbers in
- * memory of a device stay there if its kernel can copy all of the rows. Otherwise the
- * host gets them, and the copy is one by numbers that the host has. A limit of
- * multiprocessors is kept by that kernel only, so numbers of the host go to it too. */
+/* True if it may be left to a kernel to read the numbers, which the host has. Between
+ * memory of the host the processor copies, unless a stream is to order the copy. Few
+ * runs and long ones go by the copy engine. */
+static bool
+may_suit_kernel(const cm_row_copy *self)
+{
+    bool on_stream = self->stream != NULL && !self->blocking;
+    if (self->layer_count == 0) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < self->layer_count; i++) {
+        bool has_device =
+            cm_region_is_on_device(&self->ends[CM_DST].operands[i].region)
+            || cm_region_is_on_device(&self->ends[CM_SRC].operands[i].region);
+        if (!has_device && !on_stream) {
+            return false;
+        }
+    }
+    cm_layer first = cm_rows_layer_of(self, 0);
+    return !cm_rows_suit_engine(&first, (uint64_t)self->layer_count,
+                                self->ends[CM_SRC].numbers.count, NULL);
+}
+
+/* Copy what was read and checked, and make the answer: None or a Transfer. If a device
+ * reaches all of the rows, its kernel reads the numbers, wherever they lie. Otherwise
+ * the host gets them and makes runs of them, and the same if runs go faster another
+ * way. A limit of multiprocessors is kept by that kernel only. */
 static PyObject *
 copy_all(cm_row_copy *self)
 {
-    bool has_some =
-        self->ends[CM_DST].on_device != NULL || self->ends[CM_SRC].on_device != NULL;
+    int device;
+    PyObject *answer = NULL;
+    bool has_some = cm_rows_are_on_device(self);
     CM_NVTX(self->function, 0);
-    if (!has_some && self->max_sms == 0) {
+    if (!has_some && self->max_sms == 0 && !may_suit_kernel(self)) {
         return copy_by_host(self);
     }
-    int device;
     int found = cm_rows_find_device(self, &device);
-    if (found != 0) {
-        return found < 0 ? NULL : cm_rows_copy_by_kernel(self, device);
+    int copied = found <= 0 ? found : cm_rows_copy_by_kernel(self, device, &answer);
+    if (copied != 0) {
+        return answer;
     }
     if (has_some && cm_rows_fetch_numbers(self) < 0) {
         return NULL;
@@ -401,7 +427,7 @@ allocate_target(const cm_row_copy *self)
         if (self->stream != NULL) {
             device = self->stream->device;
         }
-        else if (end->on_device != NULL) {
+        else if (end->given.on_device != NULL) {
             device = cm_rows_device_of_numbers(end);
         }
         else if (cm_arg_device_about(self->state, NULL, "device", end->object, &device)
@@ -446,9 +472,7 @@ read_taken(cm_row_copy *self, PyObject *src, PyObject *rows)
         return cm_arg_refuse(src, "src", "a buffer or an array");
     }
     if (cm_rows_end_begin(end, src) < 0 || cm_rows_read_end(self, CM_SRC) < 0
-        || cm_chosen_rows_from(self->state, rows, "rows", self->stream, &end->numbers,
-                               &end->on_device)
-               < 0) {
+        || cm_rows_take_numbers(self, CM_SRC, rows) < 0) {
         return -1;
     }
     return 0;

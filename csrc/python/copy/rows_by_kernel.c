@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows whose numbers lie in memory of a device.
+/* Rows whose numbers a kernel reads.
  *
  * The idea
  * --------
- * The numbers are computed there, and to read them here the host would have to wait for
- * the stream. So the host only describes the arrays, and a kernel of a device that
- * reaches all of them reads the numbers in the order of the stream
- * (routes/kernel_rows.h). The buffer of the numbers is an end of the call like the
- * source. If only one of two lists of numbers is on the device, the other is checked as
- * always, and put into page-locked memory, where the kernel finds it.
+ * A kernel of a device that reaches all arrays reads the numbers in the order of the
+ * stream (routes/kernel_rows.h), and the host only describes the arrays. If the numbers
+ * lie on a device, the host could not read them here without waiting for the stream, so
+ * their buffer is an end of the call like the source. Numbers that the host has are
+ * checked, and written to page-locked memory, where the kernel finds them
+ * (rows/kernel_numbers.h). That memory is an end of the call, too, so it stays until
+ * the copy is done, and belongs to the graph that captures it.
  *
- * Whether a number names a row is seen by the kernel alone. It leaves such a row out
- * and says so in a word of page-locked memory, which the ticket of the copy reads. A
- * graph has no such word, since its ticket is done before it runs.
+ * Whether a number on a device names a row is seen by the kernel alone. It leaves such
+ * a row out and says so in a word of page-locked memory, which the ticket of the copy
+ * reads. A graph has no such word, since its ticket is done before it runs.
  *
- * Nobody knows which rows will be written, so ends whose arrays touch count as ends
- * that overlap. They are copied by two kernels, through packed memory. The first one
- * reads the rows of the source. The second one is given the numbers of the source
- * again, so that it leaves out the rows that the first one could not read.
+ * By such numbers nobody knows which rows will be written, so ends whose arrays touch
+ * count as ends that overlap. They are copied by two kernels, through packed memory.
+ * The first one reads the rows of the source. The second one is given the numbers of
+ * the source again, so that it leaves out the rows that the first one could not read.
+ *
+ * By numbers of the host it is known. Within one array they say whether a row is read
+ * and written. Arrays that touch in another way are left to the runs of rows.c.
  *
  * If no device reaches all ends, as where ordinary memory is one of them, the host
  * fetches the numbers and waits for them (cm_rows_fetch_numbers()). The same happens if
@@ -27,7 +31,6 @@
 
 #include "python/buffer/buffer_object.h"
 #include "python/copy/rows_call.h"
-#include "python/copy/rows_chosen.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
@@ -38,7 +41,7 @@
 static cm_buffer *
 numbers_of(const cm_rows_end *end)
 {
-    return (cm_buffer *)(void *)end->on_device;
+    return (cm_buffer *)(void *)end->given.on_device;
 }
 
 int
@@ -52,7 +55,7 @@ static bool
 are_readable(const cm_rows_end *end)
 {
     cm_region region;
-    if (end->on_device == NULL) {
+    if (end->given.on_device == NULL) {
         return true;
     }
     cm_buffer_region(numbers_of(end), &region);
@@ -73,10 +76,10 @@ region_at(const cm_row_copy *self, Py_ssize_t index, cm_region *out)
         return true;
     }
     const cm_rows_end *end = &self->ends[index == 2 * count ? CM_DST : CM_SRC];
-    if (end->on_device != NULL) {
+    if (end->given.on_device != NULL) {
         cm_buffer_region(numbers_of(end), out);
     }
-    return end->on_device != NULL;
+    return end->given.on_device != NULL;
 }
 
 /* Does a kernel of the device reach everything? Needs no GIL. */
@@ -158,7 +161,12 @@ cm_rows_find_device(cm_row_copy *self, int *device)
         return -1;
     }
     *device = CM_WITHOUT_GIL(find_reaching(self, engine));
-    return *device >= 0;
+    if (*device < 0) {
+        return 0;
+    }
+    /* Without the kernel, rows by numbers of the host go by the copy engine. */
+    return cm_rows_are_on_device(self)
+           || CM_WITHOUT_GIL(cm_kernel_rows_can_load(engine, *device));
 }
 
 /* -- by the host after all ---------------------------------------------------------- */
@@ -220,10 +228,9 @@ cm_rows_fetch_numbers(cm_row_copy *self)
     int result = 0;
     for (int side = CM_DST; result == 0 && side <= CM_SRC; side++) {
         cm_rows_end *end = &self->ends[side];
-        if (end->on_device != NULL) {
-            result = cm_chosen_rows_fetch(self->state, end->on_device,
-                                          end->numbers_name, before, &end->numbers);
-            Py_CLEAR(end->on_device);
+        if (end->given.on_device != NULL) {
+            result = cm_given_rows_fetch(&end->given, self->state, end->numbers_name,
+                                         before);
         }
     }
     Py_XDECREF(before);
@@ -236,10 +243,19 @@ cm_rows_fetch_numbers(cm_row_copy *self)
 typedef struct kernel_call {
     cm_row_copy *copy; /* borrowed */
     int device;
-    cm_operand numbers[2]; /* by cm_side; those that the kernel reads */
-    bool has_numbers[2];
+    cm_kernel_numbers known[2]; /* by cm_side: what the host has written */
+    cm_row_numbers read[2];     /* by cm_side: what the kernel reads */
+    cm_operand memory[2];       /* by cm_side: where that lies */
+    bool has_memory[2];
     PyObject *flag; /* owned buffer of one uint32; NULL: wrong numbers are not noted */
 } kernel_call;
+
+/* More numbers than these are looked through without the GIL. Before that, asking for
+ * it again may take longer than the look. */
+enum { MANY_NUMBERS = 4096 };
+
+/* Numbers of either end begin at a line of the caches. */
+enum { SHEET_ALIGNMENT = 128 };
 
 /* Make a buffer of page-locked memory that the device reaches too. */
 static PyObject *
@@ -260,63 +276,188 @@ allocate_mapped(const kernel_call *self, char letter, uint64_t count, cm_region 
     return buffer;
 }
 
-/* Put numbers that the host has where the kernel reads them. */
-static PyObject *
-upload_numbers(const kernel_call *self, const cm_chosen_rows *numbers)
+/* Return the number of rows of the shortest array of an end. A number that is right for
+ * this one is right for all of them. */
+static int64_t
+shortest_of(const kernel_call *self, cm_side side)
 {
-    cm_region region;
-    PyObject *buffer = allocate_mapped(self, 'q', numbers->count, &region);
-    if (buffer != NULL && numbers->count > 0) {
-        memcpy(region.host, numbers->given, (size_t)numbers->count * sizeof(int64_t));
+    int64_t shortest = INT64_MAX;
+    for (Py_ssize_t i = 0; i < self->copy->layer_count; i++) {
+        int64_t rows = self->copy->ends[side].operands[i].region.shape[0];
+        shortest = rows < shortest ? rows : shortest;
     }
-    return buffer;
+    return shortest;
 }
 
-/* Check the numbers that the host has, for the arrays of all layers. */
-static int
-check_known_numbers(const kernel_call *self, cm_side side)
+static bool
+are_of_host(const kernel_call *self, cm_side side)
 {
-    cm_rows_end *end = &self->copy->ends[side];
-    for (Py_ssize_t layer = 0; layer < self->copy->layer_count; layer++) {
-        int64_t row_count = end->operands[layer].region.shape[0];
-        cm_row_fault fault = {.kind = CM_ROWS_RIGHT};
-        cm_status status = CM_WITHOUT_GIL(
-            cm_chosen_rows_settle(&end->numbers, row_count, side == CM_DST, &fault));
-        if (!cm_is_ok(status)) {
-            return cm_py_raise_int(self->copy->state, status, "while reading rows");
+    return self->copy->ends[side].given.array != NULL;
+}
+
+/* Make room for the numbers that the host has, in one piece of memory for both ends.
+ * *sheet is a new reference to its buffer, or NULL if there are none. */
+static int
+begin_sheet(kernel_call *self, PyObject **sheet)
+{
+    cm_region region;
+    uint64_t nbytes = 0;
+    uint64_t begin[2];
+    *sheet = NULL;
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        cm_kernel_numbers *known = &self->known[side];
+        *known = (cm_kernel_numbers){.count = self->copy->ends[side].numbers.count};
+        begin[side] = nbytes;
+        if (are_of_host(self, side)) {
+            known->nbytes = cm_kernel_numbers_nbytes(shortest_of(self, side));
+            nbytes += known->count * known->nbytes + SHEET_ALIGNMENT - 1;
+            nbytes -= nbytes % SHEET_ALIGNMENT;
         }
-        if (fault.kind != CM_ROWS_RIGHT) {
-            return cm_rows_refuse_number(self->copy, layer, side, fault);
+    }
+    if (nbytes == 0) {
+        return 0;
+    }
+    *sheet = allocate_mapped(self, 'B', nbytes, &region);
+    if (*sheet == NULL) {
+        return -1;
+    }
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        if (are_of_host(self, side)) {
+            cm_kernel_numbers *known = &self->known[side];
+            known->at = (char *)region.host + begin[side];
+            self->read[side] = (cm_row_numbers){.address = region.address + begin[side],
+                                                .stride = (int64_t)known->nbytes,
+                                                .nbytes = known->nbytes,
+                                                .is_signed = true};
         }
     }
     return 0;
 }
 
-/* Read the numbers of an end as memory that the kernel reads. */
+/* Set *out to whether a row of the target is named twice. Negative numbers mean other
+ * rows in arrays of other lengths. */
+static cm_status
+find_twice(const kernel_call *self, bool *out)
+{
+    int64_t before = -1;
+    const cm_kernel_numbers *known = &self->known[CM_DST];
+    *out = false;
+    for (Py_ssize_t i = 0; i < self->copy->layer_count && !*out; i++) {
+        int64_t rows = self->copy->ends[CM_DST].operands[i].region.shape[0];
+        if (rows != before && (before < 0 || known->has_negative)) {
+            CM_TRY(cm_kernel_numbers_find_twice(known, rows, out));
+        }
+        before = rows;
+    }
+    return cm_ok();
+}
+
+/* Write the numbers that the host has to the sheet. Returns 1, 0 if any of them is
+ * wrong, or -1 with an exception. */
 static int
-begin_numbers(kernel_call *self, cm_side side)
+write_numbers(kernel_call *self)
+{
+    bool is_twice = false;
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        const cm_rows_end *end = &self->copy->ends[side];
+        int64_t shortest = shortest_of(self, side);
+        if (!are_of_host(self, side)) {
+            /* 0, 1, … have to be checked, too, but the kernel checks those of a
+             * device. */
+            if (end->given.on_device == NULL
+                && end->numbers.count > (uint64_t)shortest) {
+                return 0;
+            }
+            continue;
+        }
+        cm_integers from = cm_given_rows_integers(&end->given);
+        if (end->numbers.given != NULL) {
+            from = (cm_integers){.first = (const char *)end->numbers.given,
+                                 .stride = sizeof(int64_t),
+                                 .nbytes = sizeof(int64_t),
+                                 .is_signed = true};
+        }
+        if (!cm_kernel_numbers_write(&self->known[side], from, shortest)) {
+            return 0;
+        }
+    }
+    if (!are_of_host(self, CM_DST)) {
+        return 1;
+    }
+    bool is_long = self->known[CM_DST].count > MANY_NUMBERS;
+    cm_status status = is_long ? CM_WITHOUT_GIL(find_twice(self, &is_twice))
+                               : find_twice(self, &is_twice);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(self->copy->state, status, "while reading rows");
+    }
+    return is_twice ? 0 : 1;
+}
+
+/* Look for the number that is wrong, layer by layer, and refuse it. The numbers are
+ * copied first. If none of the copy is wrong, since somebody has changed them
+ * meanwhile, it is written in their place. */
+static int
+refuse_numbers(kernel_call *self)
+{
+    cm_row_copy *copy = self->copy;
+    if (cm_rows_keep_numbers(copy) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t layer = 0; layer < copy->layer_count; layer++) {
+        for (int side = CM_DST; side <= CM_SRC; side++) {
+            if (copy->ends[side].given.on_device == NULL
+                && cm_rows_settle(copy, layer, side) < 0) {
+                return -1;
+            }
+        }
+    }
+    return write_numbers(self) < 0 ? -1 : 0;
+}
+
+/* Let the call have the memory in which the numbers of an end lie. */
+static int
+add_memory(kernel_call *self, cm_side side, PyObject *sheet)
 {
     const cm_rows_end *end = &self->copy->ends[side];
-    PyObject *buffer = NULL;
-    if (end->on_device != NULL) {
-        buffer = Py_NewRef(end->on_device);
-    }
-    else if (check_known_numbers(self, side) < 0) {
-        return -1;
-    }
-    else if (end->numbers.given == NULL) {
+    cm_operand *memory = &self->memory[side];
+    PyObject *buffer = are_of_host(self, side) ? sheet : end->given.on_device;
+    if (buffer == NULL) {
         return 0;
     }
-    else {
-        buffer = upload_numbers(self, &end->numbers);
-    }
-    if (buffer == NULL) {
+    if (cm_operand_init(self->copy->state, memory, buffer, NULL, self->copy->stream,
+                        CM_ASK)
+        < 0) {
         return -1;
     }
-    int result = cm_operand_init(self->copy->state, &self->numbers[side], buffer, NULL,
-                                 self->copy->stream, CM_ASK);
-    self->has_numbers[side] = result == 0;
-    Py_DECREF(buffer);
+    self->has_memory[side] = true;
+    if (end->given.on_device != NULL) {
+        self->read[side] =
+            (cm_row_numbers){.address = memory->region.address,
+                             .stride = memory->region.strides[0],
+                             .nbytes = (uint32_t)memory->region.itemsize,
+                             .is_signed = cm_numpy_letter(memory->dtype) == 'i'};
+    }
+    return 0;
+}
+
+/* Put the numbers of both ends where the kernel reads them, and check those that the
+ * host has. */
+static int
+begin_numbers(kernel_call *self)
+{
+    PyObject *sheet;
+    if (begin_sheet(self, &sheet) < 0) {
+        return -1;
+    }
+    int right = write_numbers(self);
+    int result = right == 0 ? refuse_numbers(self) : right;
+    if (result >= 0 && add_memory(self, CM_DST, sheet) == 0) {
+        result = add_memory(self, CM_SRC, sheet);
+    }
+    else {
+        result = -1;
+    }
+    Py_XDECREF(sheet);
     return result;
 }
 
@@ -326,8 +467,7 @@ begin_flag(kernel_call *self)
 {
     cm_region region;
     bool capturing = false;
-    const cm_rows_end *ends = self->copy->ends;
-    if (ends[CM_DST].on_device == NULL && ends[CM_SRC].on_device == NULL) {
+    if (!cm_rows_are_on_device(self->copy)) {
         return 0; /* all numbers have been checked */
     }
     cm_status status = cm_call_ask_capturing(self->copy->stream, &capturing);
@@ -357,21 +497,17 @@ typedef struct kernel_pass {
     bool in_order;
 } kernel_pass;
 
-/* Describe the numbers of one end to the kernel, and make them an end of the call. */
+/* Name the numbers of one end to the kernel, and make their memory an end of the
+ * call. */
 static int
 add_numbers(const kernel_call *self, kernel_pass *pass, cm_side side)
 {
-    const cm_operand *operand = &self->numbers[side];
-    const cm_region *region = &operand->region;
-    if (!self->has_numbers[side] || (side == CM_DST && !pass->reads_dst_rows)) {
+    const cm_operand *memory = &self->memory[side];
+    if (!self->has_memory[side] || (side == CM_DST && !pass->reads_dst_rows)) {
         return 0;
     }
-    pass->many.request.common.rows->move.numbers[side] =
-        (cm_row_numbers){.address = region->address,
-                         .stride = region->strides[0],
-                         .nbytes = (uint32_t)region->itemsize,
-                         .is_signed = cm_numpy_letter(operand->dtype) == 'i'};
-    return cm_many_call_add_end(&pass->many, operand, region, false);
+    pass->many.request.common.rows->move.numbers[side] = self->read[side];
+    return cm_many_call_add_end(&pass->many, memory, &memory->region, false);
 }
 
 /* Let the kernel note wrong numbers, and the ticket look for them. */
@@ -528,42 +664,109 @@ copy_in_passes(const kernel_call *self, kernel_pass passes[2], bool touches)
     return answer;
 }
 
-static PyObject *
-copy_by_kernel(const kernel_call *self)
+/* True if negative numbers of the host mean other rows in each layer. */
+static bool
+differ_by_layer(const kernel_call *self)
+{
+    const cm_row_copy *copy = self->copy;
+    int64_t rows = copy->ends[CM_DST].operands[0].region.shape[0];
+    bool do_differ = false;
+    for (Py_ssize_t i = 1; i < copy->layer_count; i++) {
+        do_differ = do_differ || copy->ends[CM_DST].operands[i].region.shape[0] != rows;
+    }
+    return do_differ
+           && (self->known[CM_DST].has_negative || self->known[CM_SRC].has_negative);
+}
+
+/* Compare the rows that are read with those that are written, where arrays meet. If
+ * nothing but their bytes could tell, *out is false. Needs no GIL. */
+static cm_status
+compare_rows(const kernel_call *self, cm_rows_end *const ends[2], bool *touches,
+             bool *out)
+{
+    const cm_row_copy *copy = self->copy;
+    *out = false;
+    if (cm_rows_are_on_device(copy) || differ_by_layer(self)) {
+        return cm_ok();
+    }
+    CM_TRY(cm_rows_are_in_place(copy->state->runtime, ends, copy->layer_count, out));
+    if (!*out) {
+        return cm_ok();
+    }
+    int64_t rows = ends[CM_DST]->operands[0].region.shape[0];
+    return cm_kernel_numbers_find_shared(&self->known[CM_DST], &self->known[CM_SRC],
+                                         rows, touches);
+}
+
+/* Set *touches to whether rows that are written may touch rows that are read, and
+ * *is_known to whether that was found out. Numbers on a device do not tell, so arrays
+ * that meet count as rows that do. Needs no GIL. */
+static cm_status
+find_touch(const kernel_call *self, bool *touches, bool *is_known)
+{
+    const cm_row_copy *copy = self->copy;
+    cm_rows_end *const ends[2] = {&self->copy->ends[CM_DST], &self->copy->ends[CM_SRC]};
+    *is_known = true;
+    CM_TRY(cm_rows_find_meeting_arrays(copy->state->runtime, ends, copy->layer_count,
+                                       touches));
+    return *touches ? compare_rows(self, ends, touches, is_known) : cm_ok();
+}
+
+/* Copy in one pass or in two. Returns what cm_rows_copy_by_kernel() returns. */
+static int
+copy_by_kernel(const kernel_call *self, PyObject **answer)
 {
     bool touches = false;
-    cm_rows_end *const ends[2] = {&self->copy->ends[CM_DST], &self->copy->ends[CM_SRC]};
-    cm_status status = CM_WITHOUT_GIL(cm_rows_find_meeting_arrays(
-        self->copy->state->runtime, ends, self->copy->layer_count, &touches));
+    bool is_known = true;
+    cm_row_copy *copy = self->copy;
+    cm_status status = CM_WITHOUT_GIL(find_touch(self, &touches, &is_known));
     if (!cm_is_ok(status)) {
-        return cm_py_raise(self->copy->state, status, "while comparing rows");
+        return cm_py_raise_int(copy->state, status, "while comparing rows");
+    }
+    if (!is_known && !cm_rows_are_on_device(copy) && copy->max_sms == 0) {
+        return 0;
     }
     kernel_pass *passes = PyMem_Calloc(2, sizeof(*passes));
     if (passes == NULL) {
-        return PyErr_NoMemory();
+        PyErr_NoMemory();
+        return -1;
     }
-    PyObject *answer = copy_in_passes(self, passes, touches);
+    *answer = copy_in_passes(self, passes, touches);
     for (int i = 0; i < 2; i++) {
         cm_many_call_fini(&passes[i].many);
     }
     PyMem_Free(passes);
-    return answer;
+    return *answer == NULL ? -1 : 1;
 }
 
-PyObject *
-cm_rows_copy_by_kernel(cm_row_copy *copy, int device)
+/* True if the numbers show that the copy engine moves the rows as fast. Needs no
+ * GIL. */
+static bool
+suits_engine(const kernel_call *self)
 {
+    const cm_row_copy *copy = self->copy;
+    if (cm_rows_are_on_device(copy) || copy->max_sms != 0) {
+        return false;
+    }
+    cm_layer first = cm_rows_layer_of(copy, 0);
+    return cm_rows_suit_engine(&first, (uint64_t)copy->layer_count,
+                               copy->ends[CM_SRC].numbers.count, self->known);
+}
+
+int
+cm_rows_copy_by_kernel(cm_row_copy *copy, int device, PyObject **answer)
+{
+    int result = -1;
     kernel_call self = {.copy = copy, .device = device};
-    PyObject *answer = NULL;
-    if (begin_numbers(&self, CM_DST) == 0 && begin_numbers(&self, CM_SRC) == 0
-        && begin_flag(&self) == 0) {
-        answer = copy_by_kernel(&self);
+    *answer = NULL;
+    if (begin_numbers(&self) == 0 && begin_flag(&self) == 0) {
+        result = suits_engine(&self) ? 0 : copy_by_kernel(&self, answer);
     }
     for (int side = CM_DST; side <= CM_SRC; side++) {
-        if (self.has_numbers[side]) {
-            cm_operand_fini(&self.numbers[side]);
+        if (self.has_memory[side]) {
+            cm_operand_fini(&self.memory[side]);
         }
     }
     Py_XDECREF(self.flag);
-    return answer;
+    return result;
 }

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A call of copy_rows() and those named after it, as its three files see it:
- * rows_ends.c reads and checks the ends, rows_by_kernel.c copies by numbers that lie in
- * memory of a device, and rows.c has the functions, and copies by numbers that the host
- * has.
+ * rows_ends.c reads and checks the ends, rows_by_kernel.c lets a kernel copy, which
+ * reads the numbers, and rows.c has the functions, and copies by runs that the host
+ * makes of the numbers.
  *
  * Locks: none; the GIL is held, except where a function says otherwise. */
 #pragma once
 
 #include "python/copy/many.h"
+#include "python/copy/rows_chosen.h"
 #include "transfer/rows/layers.h"
 
 /* One end: the arrays of all layers, and the numbers of the rows. */
@@ -19,9 +20,8 @@ typedef struct cm_rows_end {
     bool is_list;
     cm_operand *operands; /* owned array */
     Py_ssize_t read_count;
-    cm_chosen_rows numbers; /* only their count if they are on a device */
-    PyObject *on_device; /* owned buffer of the numbers, in memory of a device; NULL if
-                            they are the host's */
+    cm_given_rows given;    /* the numbers, as the argument has them */
+    cm_chosen_rows numbers; /* only their count until cm_rows_keep_numbers() */
 } cm_rows_end;
 
 /* One call, which is not moved. */
@@ -52,9 +52,17 @@ int cm_rows_read_end(cm_row_copy *self, cm_side side);
 /* Check that both ends have as many layers, and that these pair. 0, or -1 with
  * TypeError or ValueError. */
 int cm_rows_check_layers(cm_row_copy *self);
-/* Read the arguments dst_rows and src_rows, of which one at most is None. 0, or -1 with
+/* Take the numbers of an end, which are not None. 0, or -1 with an exception. */
+int cm_rows_take_numbers(cm_row_copy *self, cm_side side, PyObject *argument);
+/* Take the arguments dst_rows and src_rows, of which one at most is None. 0, or -1 with
  * an exception. */
 int cm_rows_read_numbers(cm_row_copy *self, PyObject *const given[2]);
+/* Copy the numbers that the host has into `numbers` of each end, unless they are there
+ * already. Returns 0, or -1 with MemoryError. */
+int cm_rows_keep_numbers(cm_row_copy *self);
+/* Settle the numbers of one end, which have been kept, for the array of a layer, and
+ * refuse them if they are wrong. Returns 0, or -1 with an exception. */
+int cm_rows_settle(cm_row_copy *self, Py_ssize_t layer, cm_side side);
 /* Refuse a number of a row. Returns -1 with IndexError or ValueError. */
 int cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
                           cm_row_fault fault);
@@ -64,9 +72,33 @@ int cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side sid
 CM_NODISCARD cm_status cm_rows_find_meeting_arrays(cm_runtime *rt,
                                                    cm_rows_end *const ends[2],
                                                    Py_ssize_t count, bool *out);
+/* Set *out to whether each array of the target is that of the source, and touches no
+ * array of another layer. Then rows touch only where they have the same number. Needs
+ * no GIL.
+ * Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_rows_are_in_place(cm_runtime *rt, cm_rows_end *const ends[2],
+                                            Py_ssize_t count, bool *out);
 /* Make and describe the packed memory of all layers. What lies on a device gets it on
  * `device`, or on its own device if that is -1. 0, or -1 with an exception. */
 int cm_rows_begin_between(cm_row_copy *self, int device);
+
+/* Return the arrays of a layer. */
+static inline cm_layer
+cm_rows_layer_of(const cm_row_copy *self, Py_ssize_t index)
+{
+    const cm_operand *dst = &self->ends[CM_DST].operands[index];
+    const cm_operand *src = &self->ends[CM_SRC].operands[index];
+    return (cm_layer){.array = {dst->region, src->region},
+                      .owner = {dst->storage, src->storage}};
+}
+
+/* True if numbers of either end lie on a device. */
+static inline bool
+cm_rows_are_on_device(const cm_row_copy *self)
+{
+    return self->ends[CM_DST].given.on_device != NULL
+           || self->ends[CM_SRC].given.on_device != NULL;
+}
 
 /* -- rows_by_kernel.c --------------------------------------------------------------- */
 
@@ -75,9 +107,11 @@ int cm_rows_device_of_numbers(const cm_rows_end *end);
 /* Find a device whose kernel can copy all rows by numbers that it reads itself. Returns
  * 1, 0 if there is none, or -1 with an exception. */
 int cm_rows_find_device(cm_row_copy *self, int *device);
-/* Copy the rows by the kernel of the device. Returns None or a Transfer, or NULL with
- * an exception. */
-PyObject *cm_rows_copy_by_kernel(cm_row_copy *self, int device);
+/* Copy the rows by the kernel of the device. Returns 1 with *answer, which is None or a
+ * Transfer, or -1 with an exception. Returns 0 if only the host knows the numbers, and
+ * they say that the rows had better go another way: they are few or long runs, or
+ * arrays touch in a way in which the numbers do not say whether their rows do. */
+int cm_rows_copy_by_kernel(cm_row_copy *self, int device, PyObject **answer);
 /* Fetch numbers from a device, in the order of the call, and wait for them. Returns 0,
  * or -1 with an exception, for one if the call's stream captures. */
 int cm_rows_fetch_numbers(cm_row_copy *self);

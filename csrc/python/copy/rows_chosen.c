@@ -10,12 +10,6 @@
 
 static const char expected[] = "integers: a list, a range or a one-dimensional array";
 
-static int
-make_room(cm_state *state, cm_chosen_rows *out, uint64_t count)
-{
-    return cm_py_check(state, cm_chosen_rows_init(out, count), "while reading rows");
-}
-
 /* -- lists -------------------------------------------------------------------------- */
 
 /* Read one number, which may be any object with __index__() but a bool: True and False
@@ -48,18 +42,23 @@ read_number(PyObject *item, const char *name, int64_t *out)
 }
 
 static int
-read_items(cm_state *state, PyObject *object, const char *name, cm_chosen_rows *out)
+read_items(PyObject *object, const char *name, cm_given_rows *out)
 {
     PyObject *items = PySequence_Tuple(object); /* __index__() may change a list */
-    if (items == NULL) {
-        return -1;
+    PyObject *dtype = cm_numpy_dtype_of_letter('q');
+    if (items != NULL && dtype != NULL) {
+        const int64_t count = PyTuple_Size(items);
+        out->count = (uint64_t)count;
+        out->array = cm_numpy_empty(dtype, 1, &count);
     }
-    Py_ssize_t count = PyTuple_Size(items);
-    int result = make_room(state, out, (uint64_t)count);
-    for (Py_ssize_t i = 0; result == 0 && i < count; i++) {
-        result = read_number(PyTuple_GetItem(items, i), name, &out->given[i]);
+    Py_XDECREF(dtype);
+    int result = out->array == NULL ? -1 : 0;
+    int64_t *numbers = result == 0 ? cm_numpy_data(out->array) : NULL;
+    for (uint64_t i = 0; result == 0 && i < out->count; i++) {
+        PyObject *item = PyTuple_GetItem(items, (Py_ssize_t)i);
+        result = read_number(item, name, &numbers[i]);
     }
-    Py_DECREF(items);
+    Py_XDECREF(items);
     return result;
 }
 
@@ -94,53 +93,37 @@ check_ndim(int ndim, const char *name)
     return -1;
 }
 
-/* Read an array that nobody else writes now. */
+/* Take an array that nobody else writes now. */
 static int
-read_array(cm_state *state, PyObject *array, const char *name, cm_chosen_rows *out)
+take_array(PyObject *array, const char *name, cm_given_rows *out)
 {
     PyObject *dtype = cm_numpy_dtype_of(array);
     if (check_dtype(dtype, name) < 0 || check_ndim(cm_numpy_ndim(array), name) < 0) {
         return -1;
     }
-    bool is_signed = cm_numpy_letter(dtype) == 'i';
-    PyObject *plain;
     if (cm_numpy_plain_kind(dtype) != 0) {
-        plain = Py_NewRef(array);
+        out->array = Py_NewRef(array);
     }
     else { /* bytes in the other order are rare enough for a copy by NumPy */
-        plain = cm_numpy_cast_array(array, is_signed ? 'q' : 'Q');
+        bool is_signed = cm_numpy_letter(dtype) == 'i';
+        out->array = cm_numpy_cast_array(array, is_signed ? 'q' : 'Q');
     }
-    if (plain == NULL) {
+    if (out->array == NULL) {
         return -1;
     }
     cm_region layout;
-    cm_numpy_layout(plain, &layout);
-    int result = make_room(state, out, (uint64_t)layout.shape[0]);
-    if (result == 0) {
-        cm_chosen_rows_read(out, (cm_integers){.first = cm_numpy_data(plain),
-                                               .stride = layout.strides[0],
-                                               .nbytes = (int)layout.itemsize,
-                                               .is_signed = is_signed});
-    }
-    Py_DECREF(plain);
-    return result;
+    cm_numpy_layout(out->array, &layout);
+    out->count = (uint64_t)layout.shape[0];
+    return 0;
 }
 
-/* Read memory that transfers and streams may still be writing, by a copy that waits for
- * them, and for those of `after`; or only hand over memory of a device. */
+/* Copy memory that transfers and streams may still be writing to an array, after them
+ * and those of `after`. */
 static int
-read_buffer(cm_state *state, PyObject *memory, const char *name, PyObject *after,
-            cm_chosen_rows *out, PyObject **on_device)
+copy_buffer(cm_state *state, PyObject *memory, const char *name, PyObject *after,
+            cm_given_rows *out)
 {
     const cm_buffer *buffer = (const cm_buffer *)(void *)memory;
-    if (check_dtype(buffer->dtype, name) < 0 || check_ndim(buffer->ndim, name) < 0) {
-        return -1;
-    }
-    if (on_device != NULL && cm_kind_is_on_device(buffer->storage->copy_kind)) {
-        cm_chosen_rows_init_all(out, (uint64_t)cm_buffer_shape(buffer)[0]);
-        *on_device = Py_NewRef(memory);
-        return 0;
-    }
     PyObject *array =
         cm_numpy_empty(buffer->dtype, buffer->ndim, cm_buffer_shape(buffer));
     if (array == NULL) {
@@ -149,34 +132,40 @@ read_buffer(cm_state *state, PyObject *memory, const char *name, PyObject *after
     int result = after == NULL ? cm_copy_now(state, array, memory, NULL, NULL)
                                : cm_copy_behind(state, array, memory, after, NULL);
     if (result == 0) {
-        result = read_array(state, array, name, out);
+        result = take_array(array, name, out);
     }
     Py_DECREF(array);
     return result;
 }
 
-int
-cm_chosen_rows_fetch(cm_state *state, PyObject *buffer, const char *name,
-                     PyObject *after, cm_chosen_rows *out)
+static int
+take_buffer(cm_state *state, PyObject *memory, const char *name, cm_given_rows *out)
 {
-    return read_buffer(state, buffer, name, after, out, NULL);
+    const cm_buffer *buffer = (const cm_buffer *)(void *)memory;
+    if (check_dtype(buffer->dtype, name) < 0 || check_ndim(buffer->ndim, name) < 0) {
+        return -1;
+    }
+    if (cm_kind_is_on_device(buffer->storage->copy_kind)) {
+        out->count = (uint64_t)cm_buffer_shape(buffer)[0];
+        out->on_device = Py_NewRef(memory);
+        return 0;
+    }
+    return copy_buffer(state, memory, name, NULL, out);
 }
 
 int
-cm_chosen_rows_from(cm_state *state, PyObject *object, const char *name,
-                    cm_stream *stream, cm_chosen_rows *out, PyObject **on_device)
+cm_given_rows_init(cm_given_rows *self, cm_state *state, PyObject *object,
+                   const char *name, cm_stream *stream)
 {
-    *on_device = NULL;
-    cm_chosen_rows_init_all(out, 0);
     if (PyList_Check(object) || PyTuple_Check(object) || PyRange_Check(object)) {
-        return read_items(state, object, name, out);
+        return read_items(object, name, self);
     }
     bool is_array = cm_numpy_is_array(object);
     if (is_array && cm_check_unmasked(object) < 0) {
         return -1;
     }
     if (is_array && cm_operand_storage_of(state, object) == NULL) {
-        return read_array(state, object, name, out);
+        return take_array(object, name, self);
     }
     if (!cm_operand_is_memory(state, object)) {
         return cm_arg_refuse(object, name, expected);
@@ -185,7 +174,36 @@ cm_chosen_rows_from(cm_state *state, PyObject *object, const char *name,
     if (buffer == NULL) {
         return -1;
     }
-    int result = read_buffer(state, buffer, name, NULL, out, on_device);
+    int result = take_buffer(state, buffer, name, self);
     Py_DECREF(buffer);
     return result;
+}
+
+void
+cm_given_rows_fini(cm_given_rows *self)
+{
+    Py_CLEAR(self->array);
+    Py_CLEAR(self->on_device);
+}
+
+int
+cm_given_rows_fetch(cm_given_rows *self, cm_state *state, const char *name,
+                    PyObject *after)
+{
+    int result = copy_buffer(state, self->on_device, name, after, self);
+    Py_CLEAR(self->on_device);
+    return result;
+}
+
+cm_integers
+cm_given_rows_integers(const cm_given_rows *self)
+{
+    cm_region layout;
+    cm_numpy_layout(self->array, &layout);
+    return (cm_integers){
+        .first = cm_numpy_data(self->array),
+        .stride = layout.strides[0],
+        .nbytes = (int)layout.itemsize,
+        .is_signed = cm_numpy_letter(cm_numpy_dtype_of(self->array)) == 'i',
+    };
 }

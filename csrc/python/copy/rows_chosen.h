@@ -1,25 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Row numbers as arguments: lists, ranges, arrays and buffers of integers. Those that
- * the host reaches are copied, so that the caller may change them once the call has
- * returned. Those in memory of a device stay there, and the copy reads them in its own
- * order. The GIL is held, and released for as long as unfinished work is still writing
- * the numbers. */
+ * the host reaches are read once it is known which way the rows go, which is before the
+ * call returns, so the caller may change them then. Those in memory of a device stay
+ * there, and the copy reads them in its own order. The GIL is held, and released for as
+ * long as unfinished work is still writing the numbers. */
 #pragma once
 
 #include "python/core/state.h"
 #include "transfer/rows/chosen_rows.h"
 
-/* Read the argument `name`, which is not None. cm_chosen_rows_fini() may be called in
- * any case. If the memory is that of a device, `out` gets only the count, and
- * *on_device a new reference to a buffer of the numbers, which is ready on `stream`
- * (NULL: on the current stream of its device); else it becomes NULL. Returns 0; or -1
- * with TypeError (these are no integers), ValueError (they do not have exactly one
- * dimension), IndexError (an int that no array has as a row), or the failure of a
- * transfer that was to write them. */
-int cm_chosen_rows_from(cm_state *state, PyObject *object, const char *name,
-                        cm_stream *stream, cm_chosen_rows *out, PyObject **on_device);
-/* Copy numbers from a buffer in memory of a device, after the work that cumem knows of
- * on it and that of the streams of `after`, a tuple. Blocks. Returns 0, or -1 with an
- * exception; cm_chosen_rows_fini() may be called in any case. */
-int cm_chosen_rows_fetch(cm_state *state, PyObject *buffer, const char *name,
-                         PyObject *after, cm_chosen_rows *out);
+/* Numbers that were given, and have not been read. */
+typedef struct cm_given_rows {
+    uint64_t count;
+    PyObject *array;     /* owned: a NumPy array of integers in this byte order; NULL if
+                            they lie on a device, or none were given */
+    PyObject *on_device; /* owned buffer of the numbers, in memory of a device; NULL
+                            else */
+} cm_given_rows;
+
+/* Take the argument `name`, which is not None. cm_given_rows_fini() may be called in
+ * any case. A buffer in memory of a device is ready on `stream` (NULL: on the current
+ * stream of its device). Returns 0; or -1 with TypeError (these are no integers),
+ * ValueError (they do not have exactly one dimension), IndexError (an int that no array
+ * has as a row), or the failure of a transfer that was to write them. */
+int cm_given_rows_init(cm_given_rows *self, cm_state *state, PyObject *object,
+                       const char *name, cm_stream *stream);
+void cm_given_rows_fini(cm_given_rows *self);
+/* Replace numbers that lie on a device by an array of them, after the work that cumem
+ * knows of on their buffer and that of the streams of `after`, a tuple. Blocks. Returns
+ * 0, or -1 with an exception. */
+int cm_given_rows_fetch(cm_given_rows *self, cm_state *state, const char *name,
+                        PyObject *after);
+/* Return where the numbers of `array` lie. The array may change as long as the GIL is
+ * given up. */
+cm_integers cm_given_rows_integers(const cm_given_rows *self);

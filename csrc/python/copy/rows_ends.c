@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#include "python/copy/rows_chosen.h"
 #include "python/core/arguments.h"
+#include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/pool/allocate.h"
 
@@ -36,7 +36,7 @@ cm_rows_end_fini(cm_rows_end *end)
     }
     PyMem_Free(end->operands);
     Py_XDECREF(end->arrays);
-    Py_XDECREF(end->on_device);
+    cm_given_rows_fini(&end->given);
     cm_chosen_rows_fini(&end->numbers);
 }
 
@@ -168,6 +168,16 @@ cm_rows_check_layers(cm_row_copy *self)
 /* -- the numbers of the rows -------------------------------------------------------- */
 
 int
+cm_rows_take_numbers(cm_row_copy *self, cm_side side, PyObject *argument)
+{
+    cm_rows_end *end = &self->ends[side];
+    int result = cm_given_rows_init(&end->given, self->state, argument,
+                                    end->numbers_name, self->stream);
+    cm_chosen_rows_init_all(&end->numbers, end->given.count);
+    return result;
+}
+
+int
 cm_rows_read_numbers(cm_row_copy *self, PyObject *const given[2])
 {
     cm_rows_end *ends = self->ends;
@@ -182,16 +192,10 @@ cm_rows_read_numbers(cm_row_copy *self, PyObject *const given[2])
                      self->function);
         return -1;
     }
-    if (has_dst
-        && cm_chosen_rows_from(self->state, given[CM_DST], ends[CM_DST].numbers_name,
-                               self->stream, dst, &ends[CM_DST].on_device)
-               < 0) {
+    if (has_dst && cm_rows_take_numbers(self, CM_DST, given[CM_DST]) < 0) {
         return -1;
     }
-    if (has_src
-        && cm_chosen_rows_from(self->state, given[CM_SRC], ends[CM_SRC].numbers_name,
-                               self->stream, src, &ends[CM_SRC].on_device)
-               < 0) {
+    if (has_src && cm_rows_take_numbers(self, CM_SRC, given[CM_SRC]) < 0) {
         return -1;
     }
     if (!has_dst) {
@@ -209,6 +213,39 @@ cm_rows_read_numbers(cm_row_copy *self, PyObject *const given[2])
         return -1;
     }
     return 0;
+}
+
+int
+cm_rows_keep_numbers(cm_row_copy *self)
+{
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        cm_rows_end *end = &self->ends[side];
+        if (end->given.array == NULL || end->numbers.given != NULL) {
+            continue;
+        }
+        cm_status status = cm_chosen_rows_init(&end->numbers, end->given.count);
+        if (!cm_is_ok(status)) {
+            return cm_py_raise_int(self->state, status, "while reading rows");
+        }
+        cm_chosen_rows_read(&end->numbers, cm_given_rows_integers(&end->given));
+    }
+    return 0;
+}
+
+int
+cm_rows_settle(cm_row_copy *self, Py_ssize_t layer, cm_side side)
+{
+    cm_rows_end *end = &self->ends[side];
+    int64_t row_count = end->operands[layer].region.shape[0];
+    cm_row_fault fault = {.kind = CM_ROWS_RIGHT};
+    cm_status status = CM_WITHOUT_GIL(
+        cm_chosen_rows_settle(&end->numbers, row_count, side == CM_DST, &fault));
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(self->state, status, "while reading rows");
+    }
+    return fault.kind == CM_ROWS_RIGHT
+               ? 0
+               : cm_rows_refuse_number(self, layer, side, fault);
 }
 
 int
@@ -342,6 +379,41 @@ cm_rows_find_meeting_arrays(cm_runtime *rt, cm_rows_end *const ends[2],
     bool looks_closer =
         meet && !(maps[CM_DST] && maps[CM_SRC]) && count <= MOST_COMPARED;
     return looks_closer ? compare_patterns(rt, ends, count, out) : cm_ok();
+}
+
+/* True if both regions are the same rows of the same memory. */
+static bool
+are_same(const cm_region *a, const cm_region *b)
+{
+    size_t axes = (size_t)a->ndim;
+    return a->host == b->host && a->address == b->address && a->ndim == b->ndim
+           && memcmp(a->shape, b->shape, axes * sizeof(a->shape[0])) == 0
+           && memcmp(a->strides, b->strides, axes * sizeof(a->strides[0])) == 0;
+}
+
+cm_status
+cm_rows_are_in_place(cm_runtime *rt, cm_rows_end *const ends[2], Py_ssize_t count,
+                     bool *out)
+{
+    *out = count <= MOST_COMPARED;
+    for (Py_ssize_t i = 0; *out && i < count; i++) {
+        *out = are_same(&ends[CM_DST]->operands[i].region,
+                        &ends[CM_SRC]->operands[i].region);
+    }
+    if (!*out || count == 1) {
+        return cm_ok();
+    }
+    size_t nbytes = (size_t)count * sizeof(row_pattern);
+    row_pattern *patterns = malloc(nbytes);
+    CM_TRY(cm_allocated(patterns != NULL, nbytes));
+    for (Py_ssize_t i = 0; i < count; i++) {
+        patterns[i] = pattern_of(rt, &ends[CM_DST]->operands[i].region);
+        for (Py_ssize_t k = 0; k < i; k++) {
+            *out = *out && !patterns_meet(&patterns[i], &patterns[k]);
+        }
+    }
+    free(patterns);
+    return cm_ok();
 }
 
 /* -- packed memory ------------------------------------------------------------------ */

@@ -74,6 +74,15 @@ cm_kernels_find(cm_kernels *kernels, cm_kernel kernel, int device, uint64_t *fun
     return cm_ok();
 }
 
+bool
+cm_kernels_lack_compiler(cm_status status)
+{
+    enum { NO_BINARY = 209, INVALID_PTX = 218, NO_JIT = 221, OLD_PTX = 222 };
+    return status.op == CM_OP_module_load
+           && (status.code == NO_BINARY || status.code == INVALID_PTX
+               || status.code == NO_JIT || status.code == OLD_PTX);
+}
+
 /* Find the largest unit, a power of two up to 16, that addresses, strides and runs are
  * all multiples of: the lowest bit that is set in any of these. */
 static uint32_t

@@ -30,6 +30,10 @@ CM_NODISCARD cm_status cm_kernels_fini(cm_kernels *kernels);
 CM_NODISCARD cm_status cm_kernels_find(cm_kernels *kernels, cm_kernel kernel,
                                        int device, uint64_t *function);
 
+/* True if cm_kernels_find() has failed because the driver comes without the compiler
+ * that makes code from a kernel's text, as some do. */
+bool cm_kernels_lack_compiler(cm_status status);
+
 /* -- the strided-copy kernel -- */
 
 /* Queue the copy on `stream`; dst and src are the device addresses of element 0.

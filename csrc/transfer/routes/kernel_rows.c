@@ -92,6 +92,15 @@ cm_kernel_reaches(cm_engine *engine, int device, const cm_region *region,
     return cm_peer_access_find(&engine->peers, beside, region, true).pulls;
 }
 
+bool
+cm_kernel_rows_can_load(cm_engine *engine, int device)
+{
+    uint64_t function;
+    cm_status status =
+        cm_kernels_find(&engine->kernels, CM_KERNEL_ROWS, device, &function);
+    return !cm_kernels_lack_compiler(status);
+}
+
 /* -- the route ---------------------------------------------------------------------- */
 
 cm_status

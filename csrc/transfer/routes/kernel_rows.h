@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows whose numbers lie in memory of a device, where the host cannot check them. A
- * job that has them in place of two regions goes by the route ROWS: the kernel of
- * rows_kernel.h reads the numbers when the stream gets there, so that neither the call
- * nor a job thread waits for them, and a graph can hold the copy.
+/* Rows whose numbers a kernel reads. A job that has them in place of two regions goes
+ * by the route ROWS: the kernel of rows_kernel.h reads the numbers when the stream gets
+ * there, so that neither the call nor a job thread waits for numbers that a device
+ * computes, and a graph can hold the copy.
  *
- * A number that names no row shows only once the kernel has run. It moves nothing, and
- * the kernel notes it in a word of page-locked memory. The ticket reads that word when
- * the copy is done, and fails with CM_EROWS. In a graph nobody would read it for a
+ * Numbers that the host has were checked before. Of those that lie in memory of a
+ * device, one that names no row shows only once the kernel has run. It moves nothing,
+ * and the kernel notes it in a word of page-locked memory. The ticket reads that word
+ * when the copy is done, and fails with CM_EROWS. In a graph nobody would read it for a
  * ticket, since a captured ticket is done before the graph runs.
  * Locks: none; these functions belong to the thread that runs the job. */
 #pragma once
@@ -56,3 +57,6 @@ CM_NODISCARD cm_status cm_kernel_rows_add_span(cm_kernel_rows *rows, const char 
  * it asks the driver. */
 bool cm_kernel_reaches(cm_engine *engine, int device, const cm_region *region,
                        const cm_region *beside);
+/* Can the device have the kernel at all? If so, it is loaded there, unless that fails
+ * for a reason which the copy itself will tell. */
+bool cm_kernel_rows_can_load(cm_engine *engine, int device);

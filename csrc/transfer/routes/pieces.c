@@ -129,17 +129,6 @@ cm_many_plan_rows(cm_job *job)
 
 /* -- the kernel --------------------------------------------------------------------------- */
 
-/* True if loading a kernel has failed because the driver comes without the compiler
- * that makes code from its text, as some do. */
-static bool
-has_no_compiler(cm_status status)
-{
-    enum { NO_BINARY = 209, INVALID_PTX = 218, NO_JIT = 221, OLD_PTX = 222 };
-    return status.op == CM_OP_module_load
-           && (status.code == NO_BINARY || status.code == INVALID_PTX
-               || status.code == NO_JIT || status.code == OLD_PTX);
-}
-
 cm_status
 cm_many_copy_by_table(cm_job *job)
 {
@@ -148,7 +137,7 @@ cm_many_copy_by_table(cm_job *job)
     uint64_t function;
     cm_status status = cm_kernels_find(&job->engine->kernels, CM_KERNEL_TABLE,
                                        many->device, &function);
-    bool by_engine = has_no_compiler(status);
+    bool by_engine = cm_kernels_lack_compiler(status);
     if (!cm_is_ok(status) && !by_engine) {
         return status;
     }

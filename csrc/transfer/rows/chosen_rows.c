@@ -38,10 +38,10 @@ cm_chosen_rows_fini(cm_chosen_rows *self)
 /* Copy integers of one type. They may lie at any address, so each is read by memcpy(),
  * which the compiler makes one load. */
 #define READ_ALL(type, limit)                                                          \
-    for (uint64_t i = 0; i < self->count; i++) {                                       \
+    for (uint64_t i = 0; i < count; i++) {                                             \
         type value;                                                                    \
         memcpy(&value, from.first + (int64_t)i * from.stride, sizeof(value));          \
-        self->given[i] = limit(value);                                                 \
+        out[i] = limit(value);                                                         \
     }
 
 #define AS_IT_IS(value) (value)
@@ -49,7 +49,7 @@ cm_chosen_rows_fini(cm_chosen_rows *self)
     ((value) > (uint64_t)INT64_MAX ? INT64_MAX : (int64_t)(value))
 
 void
-cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from)
+cm_integers_read(cm_integers from, uint64_t count, int64_t *out)
 {
     switch (from.nbytes * 2 + from.is_signed) {
     case 3:
@@ -77,6 +77,12 @@ cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from)
         READ_ALL(uint64_t, AT_MOST_63_BITS);
         break;
     }
+}
+
+void
+cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from)
+{
+    cm_integers_read(from, self->count, self->given);
 }
 
 /* -- checking ----------------------------------------------------------------------- */

@@ -30,6 +30,10 @@ typedef struct cm_integers {
     bool is_signed;
 } cm_integers;
 
+/* Write `count` integers to `out`. One that does not fit in 63 bits becomes the largest
+ * that does, which no array has as a row. */
+void cm_integers_read(cm_integers from, uint64_t count, int64_t *out);
+
 /* What is wrong with numbers. */
 typedef enum cm_row_fault_kind {
     CM_ROWS_RIGHT,
@@ -49,8 +53,7 @@ CM_NODISCARD cm_status cm_chosen_rows_init(cm_chosen_rows *self, uint64_t count)
 void cm_chosen_rows_init_all(cm_chosen_rows *self, uint64_t count);
 void cm_chosen_rows_fini(cm_chosen_rows *self);
 
-/* Write integers to `given`. A number that does not fit in 63 bits becomes the largest
- * that does, which no array has as a row. */
+/* Write integers to `given`, as cm_integers_read() does. */
 void cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from);
 
 /* Set `rows` for an array of `row_count` rows. With `is_target` no row may be named

@@ -3,9 +3,18 @@
 
 #include <stdlib.h>
 
+#include "base/checked_math.h"
 #include "transfer/plan/layout.h"
 
-enum { FIRST_ROOM = 256 };
+enum {
+    FIRST_ROOM = 256,
+    /* So few runs are sooner queued one by one than described to a kernel, which has to
+     * read their numbers over the bus before it begins. */
+    FEW_RUNS = 3,
+    /* A copy of this length by the copy engine is no slower than by a kernel, and it
+     * leaves all multiprocessors to others (LONG_NBYTES in routes/pieces.c). */
+    LONG_RUN_NBYTES = 256 << 10,
+};
 
 /* The end of a run that begins `offset` bytes behind element 0 of an array. */
 static cm_piece_end
@@ -109,6 +118,37 @@ cm_row_runs_fini(cm_row_runs *runs)
 {
     free(runs->pieces);
     *runs = (cm_row_runs){.pieces = NULL};
+}
+
+/* -- which way ---------------------------------------------------------------------- */
+
+bool
+cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
+                    const cm_kernel_numbers *numbers)
+{
+    cm_layout row;
+    const cm_region *array = layer->array;
+    cm_region one[2] = {row_of(&array[CM_DST]), row_of(&array[CM_SRC])};
+    cm_status status = cm_layout_init(&one[CM_DST], &one[CM_SRC], &row);
+    if (!cm_is_ok(status) || row.run_nbytes == 0) {
+        return true; /* which says what is wrong, or that there is nothing to copy */
+    }
+    uint64_t runs, nbytes;
+    if (!cm_mul_u64(count, cm_layout_nbytes(&row), &nbytes)) {
+        return true;
+    }
+    uint64_t few = FEW_RUNS / layer_count;
+    uint64_t most = nbytes / LONG_RUN_NBYTES;
+    most = most > few ? most : few;
+    runs = nbytes / row.run_nbytes;
+    bool may_join = row.ndim == 0;
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        may_join = may_join && array[side].strides[0] == (int64_t)row.run_nbytes;
+    }
+    if (numbers != NULL && may_join) {
+        runs = cm_kernel_numbers_count_runs(&numbers[CM_DST], &numbers[CM_SRC], most);
+    }
+    return runs <= most;
 }
 
 /* -- for a kernel ------------------------------------------------------------------- */

@@ -14,6 +14,7 @@
 #include "transfer/plan/batch_plan.h"
 #include "transfer/routes/kernel_rows.h"
 #include "transfer/rows/chosen_rows.h"
+#include "transfer/rows/kernel_numbers.h"
 
 /* The arrays of a layer, by cm_side. Their first axis counts the rows, and the others
  * are the same on both sides, as the itemsizes are. */
@@ -35,6 +36,14 @@ typedef struct cm_row_runs {
 CM_NODISCARD cm_status cm_row_runs_add(cm_row_runs *runs, const cm_layer *layer,
                                        const cm_chosen_rows numbers[2]);
 void cm_row_runs_fini(cm_row_runs *runs);
+
+/* Say whether the copy engine moves rows at least as fast as a kernel would that reads
+ * their numbers, where a device reaches both ends: there are only a few runs, or they
+ * are long. `layer` stands for all of `layer_count` layers, of which `count` rows each
+ * are copied. `numbers`, by cm_side, say which rows are neighbours, which become one
+ * run; if it is NULL, the answer is true only if it does not depend on them. */
+bool cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
+                         const cm_kernel_numbers *numbers);
 
 /* Add a layer whose rows a kernel copies by the numbers of rows->move, which are set
  * already. Rows whose bytes lie apart become a layer of the kernel's for each run of
