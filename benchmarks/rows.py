@@ -2,17 +2,21 @@
 """Measure rows by index in one call against the batch call, PyTorch and gathers alone.
 
     python benchmarks/rows.py --json benchmarks/results/rows-h200.json
+    python benchmarks/rows.py --only 'ordinary table.*KiB'
 
-Rows of one length in random order, with their numbers on the host when a call begins:
-blocks of a cache, random on both sides, between page-locked memory and a GPU; and rows of
-a table, page-locked or ordinary, to a GPU. Each case is verified. In the same run: one
+Rows of one length in random order, with their numbers on the host when a call begins: rows
+of a table, ordinary or page-locked, to a GPU; and blocks of a cache, random on both sides,
+between page-locked memory and a GPU. Each case is verified. In the same run: one
 cudaMemcpyBatchAsync of the rows, a loop of copies by PyTorch, PyTorch's gather into
-page-locked memory with a copy from there, and NumPy's gather alone, which moves nothing to
-a GPU. On the emulated device it runs and says so: the figures are then not a GPU's.
+page-locked memory with a copy from there, and the gather of the host's threads alone, which
+moves nothing to a GPU (by PyTorch, or by NumPy's one thread without it). The table has a
+line for each case, with the fastest of the others that move the same bytes. On the emulated
+device the script runs and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -30,16 +34,18 @@ import many
 from measure import Call, Run, times_of
 
 KIB = 1 << 10
-MOST_NBYTES = 4 << 30  # of all rows of a case
-#: What is measured: (key, directions, lengths of rows, rows at most).
-CASES = [
+MOST_NBYTES = 1 << 30  # of all rows of a case
+#: What is measured: (key, directions, lengths of rows in KiB, rows at most).
+CASES: list[tuple[str, tuple[str, ...], list[float], int]] = [
+    ("ordinary table", ("up",), [0.25, 0.5, 2, 4, 32, 256], 100_000),
+    ("pinned table", ("up",), [0.25, 0.5, 2, 4, 32, 256], 100_000),
     ("blocks", ("up", "down"), [4, 8, 16, 32, 64], 100_000),
     ("few blocks", ("up", "down"), [4, 8, 16, 32, 64], 2_000),
-    ("pinned table", ("up",), [0.25, 0.5, 2, 4, 32, 256], 100_000),
-    ("ordinary table", ("up",), [0.25, 0.5, 2, 4, 32, 256], 100_000),
 ]
-LIBRARIES = ("cumem", "batch", "torch loop", "torch gather", "numpy")
-MOST_LOOPED = 5_000  # rows: a loop of more takes too long
+LIBRARIES = ("cumem", "batch", "torch loop", "torch gather", "gather alone")
+MOST_LOOPED = 2_000  # rows: a loop of more takes too long
+CHECKED_ROWS = 1_000  # of those that others than cumem have copied
+PATTERN_NBYTES = 67_108_859  # a prime number, so that no two rows are equal
 
 
 class Case(many.Case):
@@ -48,6 +54,10 @@ class Case(many.Case):
     @property
     def is_table(self) -> bool:
         return "table" in self.key
+
+    @property
+    def name(self) -> str:
+        return f"{self.key} {self.direction} {format_nbytes(self.nbytes)}"
 
 
 @dataclass
@@ -61,14 +71,35 @@ class Work:
 
 
 class Bench:
-    """What all cases share."""
+    """What all cases share, which is above all the memory: making it takes long."""
 
     def __init__(self, options: Any) -> None:
         others = many.Bench(options)
         self.peers, self.missing = others.peers, others.missing
         self.emulated, self.seconds = others.emulated, others.seconds
         self.link = others.link
+        self.only = re.compile(options.only)
         self.most_nbytes = 4 << 20 if options.quick or self.emulated else MOST_NBYTES
+        # Twice as many rows as are copied, so that few of those are neighbours.
+        length = min(PATTERN_NBYTES, self.most_nbytes + 1)
+        pattern = np.frombuffer(np.random.default_rng(0).bytes(length), "u1")
+        self.ordinary = np.resize(pattern, 2 * self.most_nbytes)
+        self._pinned: Any = None
+        self._device: Any = None
+
+    @property
+    def pinned(self) -> Any:
+        """The same bytes as `ordinary`, in page-locked memory."""
+        if self._pinned is None:
+            self._pinned = cumem.array(self.ordinary, kind="pinned")
+        return self._pinned
+
+    @property
+    def device(self) -> Any:
+        """As much memory of the GPU."""
+        if self._device is None:
+            self._device = cumem.empty(self.ordinary.shape, "u1", "device")
+        return self._device
 
     def cases(self) -> Iterator[Case]:
         """Go through every shape and direction."""
@@ -77,12 +108,13 @@ class Bench:
                 nbytes = int(length * KIB)
                 count = min(most, self.most_nbytes // nbytes)
                 for direction in directions:
-                    yield self.measure(Case(key, direction, count, nbytes))
+                    case = Case(key, direction, count, nbytes)
+                    if self.only.search(case.name):
+                        yield self.measure(case)
 
     def measure(self, case: Case) -> Case:
         """Time all libraries on the same rows, and verify the result of each."""
         work = self.work_of(case)
-        taken = cumem.asnumpy(work.src)[work.src_rows]
         for name, make in self.calls(case, work).items():
             try:
                 times = times_of(make(), self.seconds)
@@ -91,33 +123,46 @@ class Bench:
                 continue
             case.seconds[name] = min(times)
             case.spread[name] = statistics.median(times) / min(times)
-            got = cumem.asnumpy(work.dst)
-            got = got if work.dst_rows is None else got[work.dst_rows]
-            if name != "numpy" and not np.array_equal(got, taken):
-                raise AssertionError(f"{name}: wrong bytes: {case}")
-            cumem.copy(work.dst, np.zeros(work.dst.shape, "u1"))
-        rows = {"dst_rows": work.dst_rows, "src_rows": work.src_rows}
-        case.route = cumem.copy_rows_async(work.dst, work.src, **rows).route
+            if name != "gather alone":
+                self.verify(case, work, name)
+        ends = (work.dst, work.src, work.dst_rows, work.src_rows)
+        case.route = cumem.copy_rows_async(*ends).route
+        if case.direction == "down":  # the next case reads the page-locked memory
+            cumem.copy(work.dst.reshape(-1), self.ordinary[: work.dst.nbytes])
         return case
 
+    def verify(self, case: Case, work: Work, name: str) -> None:
+        """Compare what was copied, and clear it: all rows of cumem, and many of others."""
+        step = 1 if name == "cumem" else -(-case.count // CHECKED_ROWS)
+        chosen = work.src_rows[::step]
+        places = np.arange(case.count) if work.dst_rows is None else work.dst_rows
+        got = cumem.asnumpy(work.dst)[places[::step]]
+        table = self.ordinary[: 2 * case.count * case.nbytes].reshape(-1, case.nbytes)
+        if not np.array_equal(got, table[chosen]):
+            raise AssertionError(f"{name}: wrong bytes: {case}")
+        work.dst.fill(0)
+
     def work_of(self, case: Case) -> Work:
-        """Make arrays of twice as many rows as are copied, so that few are neighbours."""
+        """Make views of the arrays, and choose the rows."""
         rng = np.random.default_rng(case.count + case.nbytes)
-        rows = (2 * case.count, case.nbytes)
-        data = rng.integers(0, 256, rows, dtype="u1")
-        host = (
-            data if case.key == "ordinary table" else cumem.array(data, kind="pinned")
-        )
+        rows = 2 * case.count
+
+        def view(memory: Any, count: int) -> Any:
+            return memory[: count * case.nbytes].reshape(count, case.nbytes)
+
         if case.is_table:
-            chosen = rng.integers(0, rows[0], case.count)
-            device = cumem.zeros((case.count, case.nbytes), "u1", "device")
-            return Work(device, host, None, chosen)
-        chosen, places = (rng.permutation(rows[0])[: case.count] for _ in range(2))
-        device = cumem.array(data, kind="device")
+            memory = self.ordinary if "ordinary" in case.key else self.pinned
+            chosen = rng.integers(0, rows, case.count)
+            device = view(self.device, case.count)
+            device.fill(0)
+            return Work(device, view(memory, rows), None, chosen)
+        chosen, places = (rng.permutation(rows)[: case.count] for _ in range(2))
+        host, device = view(self.pinned, rows), view(self.device, rows)
         if case.direction == "down":
-            cumem.copy(host, np.zeros(rows, "u1"))
+            cumem.copy(device, host)
+            host.fill(0)
             return Work(host, device, places, chosen)
-        cumem.copy(device, np.zeros(rows, "u1"))
+        device.fill(0)
         return Work(device, host, places, chosen)
 
     def calls(self, case: Case, work: Work) -> dict[str, Callable[[], Call]]:
@@ -131,7 +176,7 @@ class Bench:
         def ours() -> Call:
             return lambda: cumem.copy_rows(dst, src, dst_rows, src_rows)
 
-        def batch() -> Call:
+        def batch() -> Any:
             bases = [
                 b.ctypes.data if isinstance(b, np.ndarray) else b.ptr
                 for b in (dst, src)
@@ -171,10 +216,14 @@ class Bench:
 
             return call
 
-        def numpy() -> Call:
+        def gather() -> Call:
             table = src if isinstance(src, np.ndarray) else src.numpy()
             out = np.empty(dst.shape, "u1")
-            return lambda: np.take(table, src_rows, 0, out, "clip")
+            if "torch" not in self.peers:
+                return lambda: np.take(table, src_rows, 0, out, "clip")
+            torch = self.peers["torch"]
+            of, rows, to = map(torch.from_numpy, (table, src_rows, out))
+            return lambda: torch.index_select(of, 0, rows, out=to)
 
         made: dict[str, Callable[[], Call]] = {"cumem": ours}
         if "batch" in self.peers and case.key != "ordinary table":
@@ -184,7 +233,7 @@ class Bench:
         if "torch" in self.peers and case.count <= MOST_LOOPED:
             made["torch loop"] = torch_loop
         if case.is_table:
-            made["numpy"] = numpy
+            made["gather alone"] = gather
         return made
 
 
@@ -192,27 +241,30 @@ def line(case: Case, links: dict[str, float]) -> str:
     """Return a row of the table."""
     ours = case.seconds.get("cumem")
     if ours is None:
-        return f"{case.key}: {case.errors}"
+        return f"{case.name}: {case.errors}"
     total = case.count * case.nbytes
     cells = [
-        f"{case.key:<15}{case.direction:<5}{case.count:>7} x",
-        f"{format_nbytes(case.nbytes):<8}",
-        f"{case.route:<13}",
-        f"{ours * 1e6:>9.0f} us",
+        f"{case.name:<28}{case.count:>7} rows",
+        f"{case.route:<12}",
+        f"{ours * 1e6:>7.0f} us",
         f"{total / ours / 1e9:>5.1f} GB/s",
-        f"{100 * total / ours / links[case.direction]:>4.0f} % of the link",
+        f"{100 * total / ours / links[case.direction]:>3.0f} % of the link",
     ]
-    cells += [
-        f"{name} {total / case.seconds[name] / 1e9:.1f} GB/s"
-        for name in LIBRARIES[1:]
-        if name in case.seconds
-    ]
+    others = {k: s for k, s in case.seconds.items() if k in LIBRARIES[1:-1]}
+    if others:
+        best = min(others, key=lambda name: others[name])
+        cells.append(f"{others[best] / ours:>5.2f} x {best}")
+    if "gather alone" in case.seconds:
+        cells.append(f"{case.seconds['gather alone'] / ours:>5.2f} x gather alone")
     return "  ".join(cells)
 
 
 def main() -> int:
     """Measure and print, and write a file if asked to."""
-    run = Run(__doc__)
+    run = Run(
+        __doc__,
+        only={"default": "", "metavar": "REGEX", "help": "only cases with such a name"},
+    )
     bench = Bench(run.options)
     run.begin(bench.emulated)
     links = bench.link()
