@@ -7,9 +7,6 @@
 
 enum { LINE_NBYTES = 64, VECTOR_NBYTES = CM_PICK_VECTOR_NBYTES };
 
-/* Copies whole cache lines from `src` to `dst`, which is aligned to one. */
-typedef void (*copy_lines)(char *dst, const char *src, size_t line_count);
-
 /* -- what each processor has ---------------------------------------------------------------- */
 
 #if defined(__x86_64__)
@@ -58,15 +55,14 @@ can_pick(void)
                     stream(to + k, line[k]);                                           \
                 }                                                                      \
             }                                                                          \
-            _mm_sfence();                                                              \
         }
 DEFINE_LINES(avx512f, __m512i, _mm512_loadu_si512, _mm512_stream_si512)
 DEFINE_LINES(avx2, __m256i, _mm256_loadu_si256, _mm256_stream_si256)
 DEFINE_LINES(sse2, __m128i, _mm_loadu_si128, _mm_stream_si128)
 #    undef DEFINE_LINES
 
-static copy_lines
-choose_lines(void)
+cm_copy_lines
+cm_wide_choose_lines(void)
 {
     if (__builtin_cpu_supports("avx512f")) {
         return copy_lines_avx512f;
@@ -75,6 +71,12 @@ choose_lines(void)
         return copy_lines_avx2;
     }
     return copy_lines_sse2;
+}
+
+void
+cm_wide_fence(void)
+{
+    _mm_sfence();
 }
 
 #elif defined(__aarch64__)
@@ -119,13 +121,18 @@ copy_lines_neon(char *dst, const char *src, size_t line_count)
         dst += LINE_NBYTES;
         src += LINE_NBYTES;
     }
-    __asm__ volatile("dmb ishst" ::: "memory");
 }
 
-static copy_lines
-choose_lines(void)
+cm_copy_lines
+cm_wide_choose_lines(void)
 {
     return copy_lines_neon;
+}
+
+void
+cm_wide_fence(void)
+{
+    __asm__ volatile("dmb ishst" ::: "memory");
 }
 
 #else
@@ -146,7 +153,8 @@ cm_wide_copy(void *dst, const void *src, size_t nbytes)
     }
     memcpy(to, from, head);
     size_t line_count = (nbytes - head) / LINE_NBYTES;
-    choose_lines()(to + head, from + head, line_count);
+    cm_wide_choose_lines()(to + head, from + head, line_count);
+    cm_wide_fence();
     size_t done = head + line_count * LINE_NBYTES;
     memcpy(to + done, from + done, nbytes - done);
 }

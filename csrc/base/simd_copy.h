@@ -12,6 +12,14 @@
  * pays from a few KiB on. The stores are ordered before everything that follows. */
 void cm_wide_copy(void *dst, const void *src, size_t nbytes);
 
+/* Copies whole cache lines past the caches, from `src` to `dst`, which is aligned to
+ * one. Whoever makes many such copies calls cm_wide_fence() once, behind the last. */
+typedef void (*cm_copy_lines)(char *dst, const char *src, size_t line_count);
+/* Return the function for this processor. */
+cm_copy_lines cm_wide_choose_lines(void);
+/* Order all stores past the caches so far before everything that follows. */
+void cm_wide_fence(void);
+
 enum { CM_PICK_MAX_LOADS = 8, CM_PICK_VECTOR_NBYTES = 16 };
 
 /* Says how to pack short elements that lie apart, sixteen bytes at a time. Each vector

@@ -113,6 +113,7 @@ cm_many_call_fini(cm_many_call *self)
         cm_storage_allow_close(self->storages[i].storage);
         cm_storage_release(self->storages[i].storage, true);
     }
+    cm_many_destroy(self->request.common.many);
     cm_kernel_rows_destroy(self->request.common.rows);
     if (self->storages != self->first_storages) {
         free(self->storages);
@@ -129,6 +130,9 @@ moves_bytes(const cm_many_request *request)
 {
     if (request->common.rows != NULL) { /* their ends are apart */
         return request->common.rows->layer_count > 0;
+    }
+    if (request->common.many != NULL) { /* so are theirs, and they are not empty */
+        return true;
     }
     for (uint64_t i = 0; i < request->piece_count; i++) {
         const cm_piece *piece = &request->pieces[i];
@@ -183,11 +187,14 @@ cm_many_call_run(cm_many_call *self, const char *doing, cm_ticket **out)
      * if they are made in the background. */
     self->request.common.interrupted = cm_call_is_interrupted;
     call->moves_bytes = moves_bytes(&self->request); /* before the engine sorts them */
-    bool has_rows = self->request.common.rows != NULL;
+    cm_copy_request *common = &self->request.common;
+    bool is_one_job = common->rows != NULL || common->many != NULL;
     cm_call_let_go(call);
-    cm_status status = has_rows ? cm_engine_copy(engine, &self->request.common, &ticket)
-                                : cm_engine_copy_many(engine, &self->request, &ticket);
-    self->request.common.rows = NULL; /* they are the engine's */
+    cm_status status = is_one_job
+                           ? cm_engine_copy(engine, common, &ticket)
+                           : cm_engine_copy_many(engine, &self->request, &ticket);
+    common->rows = NULL; /* they are the engine's */
+    common->many = NULL;
     cm_call_take_back(call);
     if (!cm_is_ok(status)) {
         mark_if_capturing(call);

@@ -36,8 +36,8 @@ enum { CM_MANY_STORAGES = 4 };
  * into it. */
 typedef struct cm_many_call {
     cm_call call;
-    /* The caller fills in the arrays, which it owns, or common.rows, which are the
-     * call's from then on, with the two regions that go with them. */
+    /* The caller fills in the arrays, which it owns; or common.rows, with the two
+     * regions that go with them; or common.many. Both are the call's from then on. */
     cm_many_request request;
     cm_state *state;           /* borrowed */
     cm_stream *stream;         /* borrowed: the one that was asked for; may be NULL */

@@ -4,9 +4,11 @@
  * The idea
  * --------
  * A call reads both ends once, each an array or a list of arrays (layers), and the
- * numbers of the rows. A pass is one batch of the engine (many.h): from the ends and
- * the numbers it makes runs of bytes, joined where rows follow on each other, and has
- * them copied together. Nearly all calls are one pass.
+ * numbers of the rows. A pass is one request of the engine (many.h). Nearly all calls
+ * are one pass. Where threads of the host have a part in the copy, the engine gets the
+ * ends and the numbers, from which the threads make runs of bytes as they go
+ * (plan/numbered_rows.h). Otherwise the pass lists all runs, joined where rows follow
+ * on each other, and has them copied as a batch.
  *
  * If the rows that are written touch rows that are read, the result has to be as if all
  * of the source were read first, as in NumPy's dst[d] = src[s]. Then there are two
@@ -35,42 +37,40 @@
 
 /* -- a pass ------------------------------------------------------------------------- */
 
-/* One batch, which is not moved. */
+/* One request of the engine's, which is not moved. */
 typedef struct rows_pass {
     cm_many_call many;
     cm_rows_end *ends[2]; /* borrowed, by cm_side */
+    bool meets;           /* a layer may write what another array shows as well */
     cm_row_runs runs;
 } rows_pass;
 
-/* Settle the numbers for the arrays of a layer, and cut its runs. Needs no GIL. */
+/* Settle the numbers for the arrays of a layer. Needs no GIL. */
 static cm_status
-cut_layer(rows_pass *pass, Py_ssize_t index, cm_side *side, cm_row_fault *fault)
+settle_layer(const rows_pass *pass, Py_ssize_t index, cm_side *side,
+             cm_row_fault *fault)
 {
-    cm_layer layer;
-    cm_chosen_rows *numbers[2];
     for (*side = CM_DST; *side <= CM_SRC; (*side)++) {
-        const cm_operand *operand = &pass->ends[*side]->operands[index];
-        numbers[*side] = &pass->ends[*side]->numbers;
-        CM_TRY(cm_chosen_rows_settle(numbers[*side], operand->region.shape[0],
+        cm_rows_end *end = pass->ends[*side];
+        CM_TRY(cm_chosen_rows_settle(&end->numbers,
+                                     end->operands[index].region.shape[0],
                                      *side == CM_DST, fault));
         if (fault->kind != CM_ROWS_RIGHT) {
             return cm_ok();
         }
-        layer.array[*side] = operand->region;
-        layer.owner[*side] = operand->storage;
     }
-    const cm_chosen_rows settled[2] = {*numbers[CM_DST], *numbers[CM_SRC]};
-    return cm_row_runs_add(&pass->runs, &layer, settled);
+    return cm_ok();
 }
 
-/* Make the runs of all layers. Returns 0, or -1 with an exception. */
+/* Check the numbers for the arrays of all layers. Returns 0, or -1 with an
+ * exception. */
 static int
-cut_runs(const cm_row_copy *self, rows_pass *pass)
+settle_layers(const cm_row_copy *self, const rows_pass *pass)
 {
     for (Py_ssize_t layer = 0; layer < self->layer_count; layer++) {
         cm_side side = CM_DST;
         cm_row_fault fault = {.kind = CM_ROWS_RIGHT};
-        cm_status status = CM_WITHOUT_GIL(cut_layer(pass, layer, &side, &fault));
+        cm_status status = CM_WITHOUT_GIL(settle_layer(pass, layer, &side, &fault));
         if (!cm_is_ok(status)) {
             return cm_py_raise_int(self->state, status, "while reading rows");
         }
@@ -78,21 +78,84 @@ cut_runs(const cm_row_copy *self, rows_pass *pass)
             return cm_rows_refuse_number(self, layer, side, fault);
         }
     }
-    pass->many.request.pieces = pass->runs.pieces;
-    pass->many.request.piece_count = pass->runs.count;
     return 0;
 }
 
-/* Set *out to whether a run that is written touches another end. */
-static cm_status
-find_touch(const cm_row_copy *self, const rows_pass *pass, bool *out)
+static cm_layer
+layer_at(const rows_pass *pass, Py_ssize_t index)
 {
-    cm_runtime *rt = self->state->runtime;
-    CM_TRY(cm_rows_find_meeting_arrays(rt, pass->ends, self->layer_count, out));
-    return *out ? cm_many_find_conflicts(rt, &pass->many.request, out) : cm_ok();
+    cm_layer layer;
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        layer.array[side] = pass->ends[side]->operands[index].region;
+        layer.owner[side] = pass->ends[side]->operands[index].storage;
+    }
+    return layer;
 }
 
-/* Begin a pass: its runs, its ends, and what comes first. */
+/* List the runs of all layers. Needs no GIL. */
+static cm_status
+list_runs(const cm_row_copy *self, rows_pass *pass)
+{
+    for (Py_ssize_t i = 0; i < self->layer_count; i++) {
+        cm_side side;
+        cm_row_fault fault;
+        cm_layer layer = layer_at(pass, i);
+        /* The layer before may have had another number of rows. The numbers have been
+         * checked for all of them. */
+        CM_TRY(settle_layer(pass, i, &side, &fault));
+        const cm_chosen_rows settled[2] = {pass->ends[CM_DST]->numbers,
+                                           pass->ends[CM_SRC]->numbers};
+        CM_TRY(cm_row_runs_add(&pass->runs, &layer, settled));
+    }
+    pass->many.request.pieces = pass->runs.pieces;
+    pass->many.request.piece_count = pass->runs.count;
+    return cm_ok();
+}
+
+/* Leave the runs to the copy threads, if these take the rows. Needs no GIL. */
+static cm_status
+number_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
+{
+    size_t nbytes = ((size_t)self->layer_count + 1) * sizeof(cm_layer);
+    bool on_stream = pass->many.call.stream != NULL && !self->blocking;
+    cm_chosen_rows *const numbers[2] = {&pass->ends[CM_DST]->numbers,
+                                        &pass->ends[CM_SRC]->numbers};
+    cm_layer *layers = malloc(nbytes);
+    CM_TRY(cm_allocated(layers != NULL, nbytes));
+    for (Py_ssize_t i = 0; i < self->layer_count; i++) {
+        layers[i] = layer_at(pass, i);
+    }
+    cm_status status =
+        cm_numbered_many_create(engine, layers, (uint64_t)self->layer_count, numbers,
+                                on_stream, &pass->many.request.common.many);
+    free(layers);
+    return status;
+}
+
+/* Say how the rows are to be copied: by their numbers or, where nobody takes these, as
+ * a list of runs. Needs no GIL. */
+static cm_status
+describe_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
+{
+    if (!pass->meets) {
+        CM_TRY(number_rows(self, pass, engine));
+    }
+    return pass->many.request.common.many != NULL ? cm_ok() : list_runs(self, pass);
+}
+
+/* Set *out to whether a run that is written touches another end. Needs no GIL. */
+static cm_status
+find_touch(const cm_row_copy *self, rows_pass *pass, bool *out)
+{
+    *out = false;
+    if (!pass->meets) {
+        return cm_ok();
+    }
+    CM_TRY(list_runs(self, pass));
+    return cm_many_find_conflicts(self->state->runtime, &pass->many.request, out);
+}
+
+/* Begin a pass: its ends, and what comes first. */
 static int
 begin_pass(const cm_row_copy *self, rows_pass *pass, cm_rows_end *dst, cm_rows_end *src,
            const cm_progress *progress)
@@ -102,8 +165,13 @@ begin_pass(const cm_row_copy *self, rows_pass *pass, cm_rows_end *dst, cm_rows_e
     if (cm_many_call_init(&pass->many, self->state, self->blocking, self->stream,
                           progress)
             < 0
-        || cut_runs(self, pass) < 0) {
+        || settle_layers(self, pass) < 0) {
         return -1;
+    }
+    cm_status status = CM_WITHOUT_GIL(cm_rows_find_meeting_arrays(
+        self->state->runtime, pass->ends, self->layer_count, &pass->meets));
+    if (!cm_is_ok(status)) {
+        return cm_py_raise_int(self->state, status, "while comparing rows");
     }
     for (int side = CM_DST; side <= CM_SRC; side++) {
         for (Py_ssize_t layer = 0; layer < self->layer_count; layer++) {
@@ -124,6 +192,16 @@ run_pass(const cm_row_copy *self, rows_pass *pass, cm_ticket **out)
 {
     if (cm_many_call_take_ends(&pass->many, self->function) < 0) {
         return -1;
+    }
+    cm_engine *engine = cm_state_engine(self->state, -1);
+    if (engine == NULL) {
+        return -1;
+    }
+    if (pass->runs.count == 0) { /* else find_touch() has listed them */
+        cm_status status = CM_WITHOUT_GIL(describe_rows(self, pass, engine));
+        if (!cm_is_ok(status)) {
+            return cm_py_raise_int(self->state, status, "while reading rows");
+        }
     }
     return cm_many_call_run(&pass->many, "while copying rows", out);
 }

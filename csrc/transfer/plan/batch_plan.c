@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "transfer/plan/numbered_rows.h"
+
 enum {
     UNIT_NBYTES = 16, /* what the kernel moves at once where both ends are aligned */
     ROWS_MIN_WIDTH = 512, /* shorter rows cost the copy engine more than the kernel */
@@ -173,6 +175,9 @@ cm_many_destroy(cm_many *many)
     if (many != NULL) {
         free(many->pieces);
         free(many->starts);
+        if (many->rows != NULL) {
+            cm_numbered_rows_destroy(many->rows);
+        }
         free(many);
     }
 }

@@ -3,6 +3,7 @@
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "transfer/host/host_copy.h"
+#include "transfer/routes/numbered.h"
 #include "transfer/routes/pieces.h"
 #include "transfer/routes/routes.h"
 
@@ -105,7 +106,8 @@ cm_job_open_group(cm_job *job, cm_task_group *group)
 {
     cm_task_group_open(group, &job->engine->workers, &job->tuning);
     if (job->many != NULL) {
-        group->move = cm_many_move_part;
+        group->move =
+            job->many->rows != NULL ? cm_numbered_move_part : cm_many_move_part;
         group->context = job;
     }
     else if (cm_job_has_file(job) || cm_job_converts(job)) {

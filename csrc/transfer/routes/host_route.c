@@ -3,6 +3,7 @@
  * of them the thread that runs the job may be interrupted or go on to another job. The
  * workers help with long pieces. */
 #include "base/fresh_pages.h"
+#include "transfer/routes/numbered.h"
 #include "transfer/routes/routes.h"
 
 enum {
@@ -70,7 +71,9 @@ choose_way(const cm_job *job)
     const cm_layout *layout = &job->plan.layout;
     uint64_t nbytes = cm_layout_nbytes(layout);
     if (job->many != NULL) {
-        return CM_COPY_PLAIN;
+        return job->many->rows != NULL
+                   ? cm_numbered_choose_way(job, nbytes >= CACHED_NBYTES)
+                   : CM_COPY_PLAIN;
     }
     if (is_fresh(layout, &job->dst)) {
         cm_pages_ask_huge((char *)job->dst.host + layout->offset[CM_DST], nbytes);

@@ -9,6 +9,7 @@
 #include "transfer/plan/ring_policy.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/kernel_rows.h"
+#include "transfer/routes/numbered.h"
 #include "transfer/routes/routes.h"
 
 enum {
@@ -96,6 +97,9 @@ cm_status
 cm_many_share_locked(cm_job *job)
 {
     const cm_many *many = job->many;
+    if (many->rows != NULL) {
+        return cm_numbered_share_locked(job);
+    }
     bool looks = cm_registry_has_pieces(job->engine->registry);
     for (uint64_t i = 0; looks && i < many->count; i++) {
         const cm_piece *piece = &many->pieces[i];
@@ -162,6 +166,9 @@ cm_many_copy_by_table(cm_job *job)
 cm_status
 cm_many_probe_pages(const cm_many *many)
 {
+    if (many->rows != NULL) {
+        return cm_numbered_probe_pages(many->rows);
+    }
     for (uint64_t i = 0; i < many->count; i++) {
         const cm_piece *piece = &many->pieces[i];
         if (piece->nbytes < CM_PROBE_HOST_NBYTES) {
@@ -273,46 +280,96 @@ cm_many_move_part(const void *context, const cm_layout *part, void *dst,
 
 /* -- through page-locked blocks ----------------------------------------------------------- */
 
+/* A run of a slot as the device sees it. */
+typedef struct device_run {
+    const cm_piece_end *end; /* of its piece or of its layer: the end that is not the
+                                slot */
+    cm_address place;        /* where the run begins there */
+    uint64_t at;             /* where it begins in the slot */
+    uint64_t nbytes;
+} device_run;
+
+/* The walk through the runs of a slot. */
+typedef struct slot_walk {
+    const cm_many *many;
+    uint64_t begin; /* of the slot's bytes in the packed space */
+    uint64_t nbytes;
+    uint64_t next; /* a piece or, with rows by their numbers, a byte of the slot */
+} slot_walk;
+
+static slot_walk
+walk_slot(const cm_many *many, const cm_slot *s)
+{
+    uint64_t begin = (uint64_t)s->piece.offset[CM_DST];
+    return (slot_walk){.many = many,
+                       .begin = begin,
+                       .nbytes = s->piece.run_nbytes,
+                       .next = many->rows != NULL ? 0 : cm_many_find(many, begin)};
+}
+
+/* Find the next run. Returns false if there is none. */
+static bool
+next_run(slot_walk *walk, device_run *out)
+{
+    const cm_many *many = walk->many;
+    cm_side side = many->way == CM_MANY_UP ? CM_DST : CM_SRC;
+    slice p;
+    if (many->rows != NULL) {
+        if (walk->next >= walk->nbytes) {
+            return false;
+        }
+        cm_numbered_run run = cm_numbered_rows_run_at(
+            many->rows, side, walk->begin + walk->next, walk->begin + walk->nbytes);
+        *out = (device_run){run.end, run.end->address + (uint64_t)run.offset,
+                            walk->next, run.nbytes};
+        walk->next += run.nbytes;
+        return true;
+    }
+    if (!next_slice(many, walk->begin, walk->nbytes, &walk->next, &p)) {
+        return false;
+    }
+    const cm_piece_end *end = side == CM_DST ? &p.piece->dst : &p.piece->src;
+    *out = (device_run){end, end->address + p.from, p.at, p.nbytes};
+    return true;
+}
+
 /* Queue the copy of one run of a slot between the slot and the run's place. That place
  * is device memory, or host memory that only a kernel writes in the order of a stream.
  * If the slot is ordinary memory the runtime reads or writes it. `there` is the block
  * on the device in which the bytes already are, or 0. */
 static cm_status
 move_slot_run(cm_job *job, const cm_slot *s, cm_address there, cm_table *table,
-              const slice *p)
+              const device_run *run)
 {
     bool up = job->many->way == CM_MANY_UP;
-    const cm_piece_end *end = up ? &p->piece->dst : &p->piece->src;
-    cm_address place = end->address + p->from;
     if (there != 0) {
-        return cm_table_add(table, place, there + p->at, p->nbytes);
+        return cm_table_add(table, run->place, there + run->at, run->nbytes);
     }
-    bool on_device = cm_piece_end_is_on_device(end);
+    bool on_device = cm_piece_end_is_on_device(run->end);
     bool by_engine =
-        on_device && (s->pinned == NULL || p->nbytes >= LONG_PACKED_NBYTES);
+        on_device && (s->pinned == NULL || run->nbytes >= LONG_PACKED_NBYTES);
     if (s->pinned == NULL && !on_device) {
         return job->ring->refused;
     }
     cm_address block =
-        (by_engine ? (cm_address)(uintptr_t)s->host : s->pinned->address) + p->at;
-    cm_address dst = up ? place : block;
-    cm_address src = up ? block : place;
-    return by_engine ? cm_rt_copy_async(job->engine->rt, dst, src, p->nbytes,
+        (by_engine ? (cm_address)(uintptr_t)s->host : s->pinned->address) + run->at;
+    cm_address dst = up ? run->place : block;
+    cm_address src = up ? block : run->place;
+    return by_engine ? cm_rt_copy_async(job->engine->rt, dst, src, run->nbytes,
                                         job->stream->handle)
-                     : cm_table_add(table, dst, src, p->nbytes);
+                     : cm_table_add(table, dst, src, run->nbytes);
 }
 
 cm_status
 cm_many_move_slot(cm_job *job, const cm_slot *s, cm_address block)
 {
     const cm_many *many = job->many;
-    uint64_t at = (uint64_t)s->piece.offset[CM_DST];
+    slot_walk walk = walk_slot(many, s);
     cm_table table;
-    slice p;
+    device_run run;
     cm_table_init(&table, &job->engine->kernels, many->device, job->stream->handle);
-    for (uint64_t next = cm_many_find(many, at);
-         next_slice(many, at, s->piece.run_nbytes, &next, &p);) {
-        CM_TRY(move_slot_run(job, s, block, &table, &p));
+    while (next_run(&walk, &run)) {
+        CM_TRY(move_slot_run(job, s, block, &table, &run));
     }
     return cm_table_flush(&table);
 }
@@ -320,13 +377,16 @@ cm_many_move_slot(cm_job *job, const cm_slot *s, cm_address block)
 bool
 cm_many_can_go_by_block(const cm_many *many, const cm_slot *s)
 {
-    uint64_t at = (uint64_t)s->piece.offset[CM_DST];
+    slot_walk walk = walk_slot(many, s);
     uint64_t count = 0;
-    slice p;
-    for (uint64_t next = cm_many_find(many, at);
-         next_slice(many, at, s->piece.run_nbytes, &next, &p); count++) {
-        if (!cm_piece_end_is_on_device(&p.piece->dst)) {
+    device_run run;
+    while (next_run(&walk, &run)) {
+        if (!cm_piece_end_is_on_device(run.end)) {
             return false;
+        }
+        count++;
+        if (many->rows != NULL && count > 1) {
+            return true; /* the ends of all layers are of one kind */
         }
     }
     return count > 1;

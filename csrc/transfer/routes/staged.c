@@ -9,6 +9,7 @@
 #include "transfer/plan/ring_policy.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/device_side.h"
+#include "transfer/routes/numbered.h"
 #include "transfer/routes/pieces.h"
 #include "transfer/routes/routes.h"
 
@@ -78,6 +79,9 @@ choose_way(const cm_job *job, const cm_layout *layout)
     const cm_plan *plan = &job->plan;
     if (plan->is_fresh) {
         return CM_COPY_FRESH;
+    }
+    if (job->many != NULL && job->many->rows != NULL) {
+        return cm_numbered_choose_way(job, true);
     }
     bool is_scattered = cm_layout_is_scattered(layout);
     bool by_all = is_scattered || cm_job_has_file(job) || job->targets != NULL;

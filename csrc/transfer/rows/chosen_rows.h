@@ -62,6 +62,17 @@ void cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from);
 CM_NODISCARD cm_status cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_count,
                                              bool is_target, cm_row_fault *fault);
 
+/* Give the settled rows to the caller, who frees them. NULL if they are 0, 1, …
+ * Afterwards there is only cm_chosen_rows_fini(). */
+static inline int64_t *
+cm_chosen_rows_take(cm_chosen_rows *self)
+{
+    int64_t *rows = self->rows;
+    self->rows = NULL;
+    self->row_count = -1;
+    return rows;
+}
+
 /* Return the row that number `i` means. */
 static inline int64_t
 cm_chosen_rows_at(const cm_chosen_rows *self, uint64_t i)

@@ -151,6 +151,119 @@ cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
     return runs <= most;
 }
 
+/* -- for the copy threads --------------------------------------------------------------- */
+
+/* A list of runs takes so many times as long for a run as the threads take for the
+ * shortest of rows. So it is no loss if so many rows are joined to each run. */
+enum { ROWS_A_LISTED_RUN = 64 };
+
+/* Fill in a layer. *suits is false if its rows are no single runs, or if there are
+ * none. */
+static cm_status
+init_numbered_layer(const cm_layer *layer, cm_numbered_layer *out, bool *suits)
+{
+    cm_layout row;
+    cm_region rows[2] = {row_of(&layer->array[CM_DST]), row_of(&layer->array[CM_SRC])};
+    CM_TRY(cm_layout_init(&rows[CM_DST], &rows[CM_SRC], &row));
+    *suits = row.ndim == 0 && row.run_nbytes > 0;
+    out->row_nbytes = row.run_nbytes;
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        out->array[side] = layer->array[side];
+        out->stride[side] = layer->array[side].strides[0];
+        out->end[side] = end_at(layer, (cm_side)side, row.offset[side]);
+    }
+    return cm_ok();
+}
+
+/* Choose the way of a layer. *many says which way those before it go. Returns false if
+ * it goes another way than they, or one that takes no rows by their numbers. */
+static bool
+goes_along(cm_engine *engine, const cm_numbered_layer *layer, bool on_stream,
+           bool is_first, cm_many *many)
+{
+    int device, src_device;
+    const cm_piece piece = {.dst = layer->end[CM_DST], .src = layer->end[CM_SRC]};
+    cm_many_way way =
+        cm_piece_choose_way(&piece, cm_engine_facts_of(engine, &layer->array[CM_DST]),
+                            cm_engine_facts_of(engine, &layer->array[CM_SRC]),
+                            on_stream, &device, &src_device);
+    if (is_first) {
+        many->way = way;
+        many->device = device;
+        many->src_device = src_device;
+    }
+    if (way != many->way || device != many->device) {
+        return false;
+    }
+    return way == CM_MANY_HOST
+           || (way == CM_MANY_UP && cm_piece_end_is_on_device(&piece.dst))
+           || (way == CM_MANY_DOWN && cm_piece_end_is_on_device(&piece.src));
+}
+
+/* Fill in all layers. */
+static cm_status
+collect_layers(cm_engine *engine, const cm_layer *layers,
+               cm_chosen_rows *const numbers[2], bool on_stream, cm_many *many,
+               bool *suits)
+{
+    cm_numbered_rows *rows = many->rows;
+    for (uint64_t i = 0; *suits && i < rows->layer_count; i++) {
+        CM_TRY(init_numbered_layer(&layers[i], &rows->layers[i], suits));
+        for (int side = CM_DST; side <= CM_SRC; side++) {
+            const cm_chosen_rows *of = numbers[side];
+            *suits = *suits
+                     && (of->rows == NULL
+                         || layers[i].array[side].shape[0] == of->row_count);
+        }
+        *suits =
+            *suits && goes_along(engine, &rows->layers[i], on_stream, i == 0, many);
+    }
+    return cm_ok();
+}
+
+/* True if a list of the runs is short. The numbers are lent to the rows for this. */
+static bool
+is_list_short(cm_numbered_rows *rows, cm_chosen_rows *const numbers[2])
+{
+    rows->numbers[CM_DST] = numbers[CM_DST]->rows;
+    rows->numbers[CM_SRC] = numbers[CM_SRC]->rows;
+    uint64_t count = cm_numbered_rows_count_runs(rows);
+    rows->numbers[CM_DST] = NULL;
+    rows->numbers[CM_SRC] = NULL;
+    return count <= rows->layer_count
+           || count <= rows->count / ROWS_A_LISTED_RUN * rows->layer_count;
+}
+
+cm_status
+cm_numbered_many_create(cm_engine *engine, const cm_layer *layers, uint64_t layer_count,
+                        cm_chosen_rows *const numbers[2], bool on_stream, cm_many **out)
+{
+    *out = NULL;
+    bool suits = layer_count > 0 && numbers[CM_DST]->count > 0;
+    if (!suits) {
+        return cm_ok();
+    }
+    cm_many *many = calloc(1, sizeof(*many));
+    CM_TRY(cm_allocated(many != NULL, sizeof(*many)));
+    many->rows = cm_numbered_rows_create(numbers[CM_DST]->count, layer_count);
+    cm_status status = cm_allocated(many->rows != NULL, layer_count);
+    if (cm_is_ok(status)) {
+        status = collect_layers(engine, layers, numbers, on_stream, many, &suits);
+    }
+    if (cm_is_ok(status) && suits && !is_list_short(many->rows, numbers)) {
+        status = cm_numbered_rows_place(many->rows, &many->span);
+        many->nbytes = many->span;
+        if (cm_is_ok(status)) {
+            many->rows->numbers[CM_DST] = cm_chosen_rows_take(numbers[CM_DST]);
+            many->rows->numbers[CM_SRC] = cm_chosen_rows_take(numbers[CM_SRC]);
+            *out = many;
+            return cm_ok();
+        }
+    }
+    cm_many_destroy(many);
+    return status;
+}
+
 /* -- for a kernel ------------------------------------------------------------------- */
 
 /* Note what a kernel has to know about one end of a layer beyond its addresses. */

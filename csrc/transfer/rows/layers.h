@@ -8,10 +8,12 @@
  * target are three runs, since the target has gaps. If both had none, the first two
  * rows would be one run of 200 bytes.
  *
- * Everything is pure. There are no locks. */
+ * Everything is pure, except that one function asks the engine what is page-locked.
+ * There are no locks. */
 #pragma once
 
 #include "transfer/plan/batch_plan.h"
+#include "transfer/plan/numbered_rows.h"
 #include "transfer/routes/kernel_rows.h"
 #include "transfer/rows/chosen_rows.h"
 #include "transfer/rows/kernel_numbers.h"
@@ -37,13 +39,21 @@ CM_NODISCARD cm_status cm_row_runs_add(cm_row_runs *runs, const cm_layer *layer,
                                        const cm_chosen_rows numbers[2]);
 void cm_row_runs_fini(cm_row_runs *runs);
 
-/* Say whether the copy engine moves rows at least as fast as a kernel would that reads
- * their numbers, where a device reaches both ends: there are only a few runs, or they
- * are long. `layer` stands for all of `layer_count` layers, of which `count` rows each
- * are copied. `numbers`, by cm_side, say which rows are neighbours, which become one
- * run; if it is NULL, the answer is true only if it does not depend on them. */
-bool cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
-                         const cm_kernel_numbers *numbers);
+/* Make a request of the engine's of rows by their numbers (numbered_rows.h), which the
+ * copy threads turn into runs as they go. `numbers` are settled for the last layer, and
+ * are taken if *out is not NULL afterwards.
+ *
+ * *out is NULL if the batch makes the copy as well or better. It does so if a device
+ * alone copies some rows, if layers go different ways, have different numbers of rows,
+ * or rows whose bytes lie apart, if a registration begins or ends in an array, and if
+ * so many rows follow on each other that a list of runs is short. No layer may write
+ * what another one touches. `on_stream` has the meaning that it has in cm_plan_options.
+ * Fails: CM_ENOMEM, CM_ESHAPE, CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_numbered_many_create(cm_engine *engine,
+                                               const cm_layer *layers,
+                                               uint64_t layer_count,
+                                               cm_chosen_rows *const numbers[2],
+                                               bool on_stream, cm_many **out);
 
 /* Add a layer whose rows a kernel copies by the numbers of rows->move, which are set
  * already. Rows whose bytes lie apart become a layer of the kernel's for each run of

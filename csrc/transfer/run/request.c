@@ -7,6 +7,7 @@
 #include "base/fresh_pages.h"
 #include "runtime/scope.h"
 #include "transfer/file/job.h"
+#include "transfer/plan/numbered_rows.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/kernel_rows.h"
 #include "transfer/routes/pieces.h"
@@ -263,11 +264,18 @@ start(cm_job *job, const cm_copy_request *request)
 }
 
 /* Add the ends of a batch or of a file to the recorded event: those of the first of
- * many runs, or the memory of the first range of a file. */
+ * many runs, row 0 of the first layer, or the memory of the first range of a file. */
 static void
 note_ends(const cm_copy_request *request, cm_event *noted)
 {
-    if (request->many != NULL && request->many->count > 0) {
+    if (request->many != NULL && request->many->rows != NULL) {
+        const cm_numbered_layer *layer = &request->many->rows->layers[0];
+        noted->address = cm_piece_end_address(&layer->end[CM_DST]);
+        noted->source = cm_piece_end_address(&layer->end[CM_SRC]);
+        noted->kind = cm_kind_in_event(layer->end[CM_DST].kind);
+        noted->source_kind = cm_kind_in_event(layer->end[CM_SRC].kind);
+    }
+    else if (request->many != NULL && request->many->count > 0) {
         const cm_piece *piece = &request->many->pieces[0];
         noted->address =
             piece->dst.host == NULL ? piece->dst.address : (uintptr_t)piece->dst.host;
@@ -327,7 +335,8 @@ try_without_job(cm_engine *engine, const cm_copy_request *request,
                 bool *ticket_has_keeps)
 {
     bool is_long = out == NULL && request->run_nbytes > tuning->quick_nbytes;
-    if (request->file != NULL || request->rows != NULL || is_long) {
+    if (request->file != NULL || request->rows != NULL || request->many != NULL
+        || is_long) {
         return false;
     }
     return out == NULL ? cm_engine_try_short_copy(engine, request, tuning, status,
@@ -342,6 +351,7 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
     cm_tuning tuning;
     cm_status status = cm_engine_begin_call(engine, &tuning);
     if (!cm_is_ok(status)) {
+        cm_many_destroy(request->many);
         cm_kernel_rows_destroy(request->rows);
         cm_request_drop_keeps(request);
         return status;

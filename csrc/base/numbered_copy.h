@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies rows of memory that are chosen by their numbers. This file knows the processor
+ * and nothing else.
+ *
+ * Rows in random order come from memory as slowly as the processor asks for them one by
+ * one, since its own prefetching cannot guess the next number. So rows that come soon
+ * are asked for while earlier ones are copied. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* One end of the copy. Row i lies `numbers[i] * stride` bytes behind `base`. */
+typedef struct cm_numbered_end {
+    char *base;
+    int64_t stride;
+    const int64_t *numbers; /* NULL: they are 0, 1, … */
+} cm_numbered_end;
+
+/* Return the same end from row `first` on. */
+static inline cm_numbered_end
+cm_numbered_from(cm_numbered_end end, uint64_t first)
+{
+    if (end.numbers != NULL) {
+        end.numbers += first;
+    }
+    else {
+        end.base += (int64_t)first * end.stride;
+    }
+    return end;
+}
+
+/* Return the address of row `i`. */
+static inline char *
+cm_numbered_at(const cm_numbered_end *end, uint64_t i)
+{
+    int64_t number = end->numbers == NULL ? (int64_t)i : end->numbers[i];
+    return end->base + number * end->stride;
+}
+
+/* Copy the first `count` rows of `nbytes` each. No row of the target may share bytes
+ * with another row of either end. With `wide`, lines of the target that are written as
+ * a whole go past the caches, which suits a target that nobody reads soon. */
+void cm_numbered_copy(const cm_numbered_end *dst, const cm_numbered_end *src,
+                      uint64_t count, size_t nbytes, bool wide);

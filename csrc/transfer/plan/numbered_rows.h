@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows by their numbers, from which runs of bytes are made when they are needed.
+ *
+ * The idea
+ * --------
+ * A list of runs takes a hundred bytes and as many nanoseconds for each, and one thread
+ * makes it before a byte moves. Rows of a few hundred bytes cost less to copy. So a
+ * cm_many may have layers and row numbers in place of its list. Its packed space then
+ * holds the rows of the first layer one behind the other, in the order of the numbers,
+ * then those of the second one, and so on. Byte `at` of the space belongs to row
+ * (at - start) / row_nbytes of a layer. So the space can be cut anywhere, and each
+ * thread finds out by a division what its part is.
+ *
+ * Example: rows of 100 bytes have the numbers 7, 2 and 3. The part of the space from
+ * byte 150 to byte 300 is the second half of row 2 and all of row 3. On the side of an
+ * array without gaps that is a single run of 150 bytes, as row 3 follows on row 2.
+ *
+ * Everything here is pure. There are no locks. */
+#pragma once
+
+#include "base/numbered_copy.h"
+#include "transfer/plan/batch_plan.h"
+
+/* A pair of arrays. Each member of two is by cm_side. */
+typedef struct cm_numbered_layer {
+    cm_piece_end end[2]; /* of row 0 */
+    int64_t stride[2];   /* bytes from one row to the next; may be negative or 0 */
+    cm_region array[2];  /* the whole arrays, which is what is kept page-locked */
+    uint64_t row_nbytes; /* > 0; they lie together */
+    uint64_t start;      /* where the layer begins in the packed space */
+} cm_numbered_layer;
+
+/* All that is copied; there is at least one row. */
+typedef struct cm_numbered_rows {
+    uint64_t count;      /* rows of each layer */
+    int64_t *numbers[2]; /* owned, by cm_side; none is negative. NULL: 0, 1, … */
+    uint64_t layer_count;
+    cm_numbered_layer layers[];
+} cm_numbered_rows;
+
+/* Make rows of `count` numbers for layers that the caller fills in, except their
+ * starts. Returns NULL if there is no memory. */
+cm_numbered_rows *cm_numbered_rows_create(uint64_t count, uint64_t layer_count);
+void cm_numbered_rows_destroy(cm_numbered_rows *rows); /* does nothing with NULL */
+/* Give each layer its place in the packed space, and return the length of that.
+ * Fails: CM_EOVERFLOW. */
+CM_NODISCARD cm_status cm_numbered_rows_place(cm_numbered_rows *rows, uint64_t *span);
+
+/* Count the runs that a list would have: rows that follow on each other on both sides
+ * are one. */
+uint64_t cm_numbered_rows_count_runs(const cm_numbered_rows *rows);
+/* True if the array of that side has the rows of the layer one behind the other. */
+bool cm_numbered_rows_are_packed(const cm_numbered_rows *rows,
+                                 const cm_numbered_layer *layer, cm_side side);
+/* Find the layer that byte `at` of the packed space belongs to. */
+const cm_numbered_layer *cm_numbered_rows_find(const cm_numbered_rows *rows,
+                                               uint64_t at);
+/* Return the end of a layer for copies of its rows by the host. */
+cm_numbered_end cm_numbered_rows_end(const cm_numbered_rows *rows,
+                                     const cm_numbered_layer *layer, cm_side side);
+
+/* Bytes of the packed space that lie together in the array of one side. */
+typedef struct cm_numbered_run {
+    const cm_piece_end *end; /* of row 0 of the layer */
+    int64_t offset;          /* of the run from there, in bytes */
+    uint64_t nbytes;
+} cm_numbered_run;
+
+/* Find the run of `side` that begins at byte `at` of the packed space and ends with
+ * byte `end` at the latest. `at` < `end`. */
+cm_numbered_run cm_numbered_rows_run_at(const cm_numbered_rows *rows, cm_side side,
+                                        uint64_t at, uint64_t end);

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transfer/routes/numbered.h"
+
+#include <string.h>
+
+#include "base/checked_math.h"
+#include "base/fresh_pages.h"
+#include "base/simd_copy.h"
+#include "transfer/routes/routes.h"
+
+enum {
+    /* The time to copy a shorter row is mostly that until its first bytes come from
+     * memory, and more threads wait for more rows at the same time. */
+    SHORT_NBYTES = 4096,
+    ROWS_AT_ONCE = 64, /* rows of a file whose pages are brought in before a copy */
+};
+
+/* -- before anything is moved ------------------------------------------------------- */
+
+cm_status
+cm_numbered_share_locked(cm_job *job)
+{
+    const cm_numbered_rows *rows = job->many->rows;
+    bool looks = cm_registry_has_pieces(job->engine->registry);
+    for (uint64_t i = 0; looks && i < rows->layer_count; i++) {
+        const cm_region *array = rows->layers[i].array;
+        cm_page_shares *locked = &job->ticket->locked;
+        CM_TRY(cm_engine_share_locked(job->engine, &array[CM_DST], locked));
+        CM_TRY(cm_engine_share_locked(job->engine, &array[CM_SRC], locked));
+    }
+    return cm_ok();
+}
+
+/* Probe the runs of one side of a layer that are long enough. Rows without gaps and
+ * numbers are a single run, which costs one look. */
+static cm_status
+probe_side(const cm_numbered_rows *rows, const cm_numbered_layer *layer, cm_side side)
+{
+    uint64_t end = layer->start + rows->count * layer->row_nbytes;
+    bool is_packed = cm_numbered_rows_are_packed(rows, layer, side);
+    if (!cm_kind_is_pageable(layer->end[side].kind)
+        || (!is_packed && layer->row_nbytes < CM_PROBE_HOST_NBYTES)) {
+        return cm_ok();
+    }
+    for (uint64_t at = layer->start; at < end;) {
+        cm_numbered_run run = cm_numbered_rows_run_at(rows, side, at, end);
+        if (run.nbytes >= CM_PROBE_HOST_NBYTES) {
+            CM_TRY(
+                cm_pages_probe(run.end->host + run.offset, run.nbytes, side == CM_DST));
+        }
+        at += run.nbytes;
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_numbered_probe_pages(const cm_numbered_rows *rows)
+{
+    for (uint64_t i = 0; i < rows->layer_count; i++) {
+        CM_TRY(probe_side(rows, &rows->layers[i], CM_SRC));
+        CM_TRY(probe_side(rows, &rows->layers[i], CM_DST));
+    }
+    return cm_ok();
+}
+
+cm_copy_way
+cm_numbered_choose_way(const cm_job *job, bool wide)
+{
+    const cm_numbered_layer *layer = &job->many->rows->layers[0];
+    bool is_file = layer->end[CM_DST].is_file || layer->end[CM_SRC].is_file;
+    if (layer->row_nbytes < SHORT_NBYTES || is_file) {
+        return wide ? CM_COPY_WIDE_ALL : CM_COPY_PLAIN_ALL;
+    }
+    return wide ? CM_COPY_WIDE : CM_COPY_PLAIN;
+}
+
+/* -- a part ------------------------------------------------------------------------- */
+
+/* What one thread copies: bytes of a layer between its two ends, of which one may be
+ * the slot. There the rows lie one behind the other. */
+typedef struct part_of_layer {
+    const cm_numbered_layer *layer;
+    cm_numbered_end end[2]; /* by cm_side; their rows begin with the first of the part
+                             */
+    uint64_t skipped;       /* bytes of the first row that belong to another part */
+    uint64_t nbytes;
+    bool is_file[2]; /* by cm_side: pages of a file have to be brought in */
+    bool wide;
+    /* The pages that were brought in last, by cm_side. Neighbours may share one. */
+    uintptr_t seen_begin[2];
+    uintptr_t seen_end[2];
+} part_of_layer;
+
+/* Populate the pages of bytes of a row, if that end maps a file. */
+static cm_status
+populate(part_of_layer *p, cm_side side, uint64_t row, uint64_t from, uint64_t nbytes)
+{
+    if (!p->is_file[side]) {
+        return cm_ok();
+    }
+    uintptr_t page = cm_page_nbytes();
+    uintptr_t begin = (uintptr_t)cm_numbered_at(&p->end[side], row) + from;
+    uintptr_t end = cm_round_up_to(begin + nbytes, page);
+    begin -= begin % page;
+    if (p->seen_begin[side] <= begin && end <= p->seen_end[side]) {
+        return cm_ok();
+    }
+    p->seen_begin[side] = begin;
+    p->seen_end[side] = end;
+    return cm_pages_populate((const void *)begin, end - begin, side == CM_DST);
+}
+
+static cm_status
+populate_both(part_of_layer *p, uint64_t row, uint64_t from, uint64_t nbytes)
+{
+    CM_TRY(populate(p, CM_SRC, row, from, nbytes));
+    return populate(p, CM_DST, row, from, nbytes);
+}
+
+/* Copy some bytes of one row. */
+static cm_status
+copy_bytes(part_of_layer *p, uint64_t row, uint64_t from, uint64_t nbytes)
+{
+    char *to = cm_numbered_at(&p->end[CM_DST], row) + from;
+    const char *here = cm_numbered_at(&p->end[CM_SRC], row) + from;
+    CM_TRY(populate_both(p, row, from, nbytes));
+    if (p->wide && nbytes >= SHORT_NBYTES) {
+        cm_wide_copy(to, here, (size_t)nbytes);
+    }
+    else {
+        memcpy(to, here, (size_t)nbytes);
+    }
+    return cm_ok();
+}
+
+/* Copy whole rows, those of a file a few at a time. */
+static cm_status
+copy_rows(part_of_layer *p, uint64_t first, uint64_t count)
+{
+    uint64_t nbytes = p->layer->row_nbytes;
+    bool is_file = p->is_file[CM_DST] || p->is_file[CM_SRC];
+    uint64_t most = is_file ? ROWS_AT_ONCE : count;
+    for (uint64_t end = first + count; first < end; first += most) {
+        uint64_t some = cm_least(end - first, most);
+        for (uint64_t i = 0; is_file && i < some; i++) {
+            CM_TRY(populate_both(p, first + i, 0, nbytes));
+        }
+        cm_numbered_end dst = cm_numbered_from(p->end[CM_DST], first);
+        cm_numbered_end src = cm_numbered_from(p->end[CM_SRC], first);
+        cm_numbered_copy(&dst, &src, some, (size_t)nbytes, p->wide);
+    }
+    return cm_ok();
+}
+
+/* Copy the end of the first row, all whole rows, and the beginning of the last. */
+static cm_status
+copy_part(part_of_layer *p)
+{
+    uint64_t length = p->layer->row_nbytes;
+    uint64_t left = p->nbytes;
+    uint64_t row = 0;
+    if (p->skipped > 0) {
+        uint64_t head = cm_least(length - p->skipped, left);
+        CM_TRY(copy_bytes(p, 0, p->skipped, head));
+        left -= head;
+        row = 1;
+    }
+    uint64_t whole = left / length;
+    if (whole > 0) {
+        CM_TRY(copy_rows(p, row, whole));
+    }
+    left -= whole * length;
+    return left == 0 ? cm_ok() : copy_bytes(p, row + whole, 0, left);
+}
+
+/* Begin the part of a layer at byte `at` of the packed space, which lies at `slot` if
+ * one end is a slot. */
+static part_of_layer
+begin_part(const cm_many *many, const cm_numbered_layer *layer, uint64_t at, char *slot,
+           bool wide)
+{
+    uint64_t first = (at - layer->start) / layer->row_nbytes;
+    part_of_layer p = {.layer = layer,
+                       .skipped = (at - layer->start) % layer->row_nbytes,
+                       .wide = wide};
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        const cm_piece_end *end = &layer->end[side];
+        bool is_slot = many->way == (side == CM_DST ? CM_MANY_UP : CM_MANY_DOWN);
+        if (is_slot) { /* the first row may begin before the slot */
+            uintptr_t begin = (uintptr_t)slot - (uintptr_t)p.skipped;
+            p.end[side] = (cm_numbered_end){.base = (char *)begin,
+                                            .stride = (int64_t)layer->row_nbytes};
+            continue;
+        }
+        p.end[side] = cm_numbered_from(
+            cm_numbered_rows_end(many->rows, layer, (cm_side)side), first);
+        p.is_file[side] = end->is_file && cm_kind_is_pageable(end->kind);
+    }
+    return p;
+}
+
+/* For the route HOST there is no slot, and the offsets of both sides are the same. */
+void
+cm_numbered_move_part(const void *context, const cm_layout *part, void *dst,
+                      const void *src, bool wide)
+{
+    cm_job *job = (cm_job *)(uintptr_t)context;
+    const cm_many *many = job->many;
+    bool up = many->way == CM_MANY_UP;
+    uint64_t at = (uint64_t)part->offset[up ? CM_SRC : CM_DST];
+    uint64_t end = at + part->run_nbytes;
+    char *slot = NULL;
+    if (up) {
+        slot = (char *)dst + part->offset[CM_DST];
+    }
+    else if (many->way == CM_MANY_DOWN) {
+        slot = (char *)(uintptr_t)src + part->offset[CM_SRC];
+    }
+    while (at < end && atomic_load(&job->lost_error) == 0) {
+        const cm_numbered_layer *layer = cm_numbered_rows_find(many->rows, at);
+        uint64_t after = layer->start + many->rows->count * layer->row_nbytes;
+        part_of_layer p = begin_part(many, layer, at, slot, wide);
+        p.nbytes = cm_least(after, end) - at;
+        cm_status status = copy_part(&p);
+        if (!cm_is_ok(status)) {
+            atomic_store(&job->lost_error, (int)status.arg);
+            return;
+        }
+        at += p.nbytes;
+        slot = slot == NULL ? NULL : slot + p.nbytes;
+    }
+}
