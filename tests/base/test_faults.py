@@ -291,6 +291,18 @@ def copy_rows_in_every_way() -> None:
 
 
 @scenario
+def copy_rows_of_ordinary_memory() -> None:
+    """A kernel reads numbers of more rows than one launch of the table takes."""
+    data = np.arange(1200, dtype="i4").reshape(300, 4)
+    rows = np.random.default_rng(0).permutation(300)
+    device, out = cumem.empty_device((300, 4), "i4"), np.zeros((300, 4), "i4")
+    cumem.copy_rows(device, data, dst_rows=rows)
+    cumem.copy_rows_async(out, device, src_rows=rows, stream=cumem.Stream()).wait()
+    cumem.copy_rows_async(device, out, src_rows=rows).wait()
+    assert (out == data).all()
+
+
+@scenario
 def copy_rows_by_numbers_on_a_device() -> None:
     data = np.arange(800, dtype="i4").reshape(200, 4)
     rows = cumem.array(np.arange(200)[::-1], kind="device")

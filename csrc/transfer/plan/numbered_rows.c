@@ -70,18 +70,18 @@ cm_numbered_rows_are_packed(const cm_numbered_rows *rows,
     return rows->numbers[side] == NULL && !has_gaps(layer, side);
 }
 
-uint64_t
-cm_numbered_rows_count_runs(const cm_numbered_rows *rows)
+bool
+cm_numbered_layer_is_dense(const cm_numbered_layer *layer)
 {
-    uint64_t joined = 1; /* runs of a layer without gaps */
-    uint64_t count = 0;
-    for (uint64_t i = 0; i + 1 < rows->count; i++) {
-        joined += !(follows(rows, CM_DST, i) && follows(rows, CM_SRC, i));
-    }
-    for (uint64_t k = 0; k < rows->layer_count; k++) {
-        const cm_numbered_layer *layer = &rows->layers[k];
-        bool is_dense = !has_gaps(layer, CM_DST) && !has_gaps(layer, CM_SRC);
-        count += is_dense ? joined : rows->count;
+    return !has_gaps(layer, CM_DST) && !has_gaps(layer, CM_SRC);
+}
+
+uint64_t
+cm_numbered_rows_count_runs(const cm_numbered_rows *rows, uint64_t most)
+{
+    uint64_t count = 1;
+    for (uint64_t i = 0; i + 1 < rows->count && count <= most; i++) {
+        count += !(follows(rows, CM_DST, i) && follows(rows, CM_SRC, i));
     }
     return count;
 }

@@ -46,9 +46,11 @@ void cm_numbered_rows_destroy(cm_numbered_rows *rows); /* does nothing with NULL
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_numbered_rows_place(cm_numbered_rows *rows, uint64_t *span);
 
-/* Count the runs that a list would have: rows that follow on each other on both sides
- * are one. */
-uint64_t cm_numbered_rows_count_runs(const cm_numbered_rows *rows);
+/* Count the runs of a layer without gaps in a list: rows that follow on each other on
+ * both sides are one. Ends with the first run that is more than `most`. */
+uint64_t cm_numbered_rows_count_runs(const cm_numbered_rows *rows, uint64_t most);
+/* True if both arrays of the layer have their rows without gaps. */
+bool cm_numbered_layer_is_dense(const cm_numbered_layer *layer);
 /* True if the array of that side has the rows of the layer one behind the other. */
 bool cm_numbered_rows_are_packed(const cm_numbered_rows *rows,
                                  const cm_numbered_layer *layer, cm_side side);

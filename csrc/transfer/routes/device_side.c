@@ -243,5 +243,6 @@ cm_job_free_device_side(cm_job *job)
     }
     cm_job_free_block(job, job->block);
     cm_job_free_block(job, job->temporary);
+    cm_job_free_block(job, job->row_numbers);
     free(job->sides);
 }

@@ -230,3 +230,141 @@ cm_numbered_move_part(const void *context, const cm_layout *part, void *dst,
         slot = slot == NULL ? NULL : slot + p.nbytes;
     }
 }
+
+/* -- a slot on the device ----------------------------------------------------------- */
+
+/* Write the numbers as so many bytes of each as they need. */
+static void
+write_numbers(void *out, const int64_t *numbers, uint64_t count, bool is_short)
+{
+    int32_t *narrow = out;
+    for (uint64_t i = 0; is_short && i < count; i++) {
+        narrow[i] = (int32_t)numbers[i];
+    }
+    if (!is_short) {
+        memcpy(out, numbers, (size_t)count * sizeof(*numbers));
+    }
+}
+
+/* All layers share the numbers, and have as many rows. */
+static bool
+are_numbers_short(const cm_numbered_rows *rows, cm_side side)
+{
+    return rows->layers[0].array[side].shape[0] <= INT32_MAX;
+}
+
+/* Put the numbers of the device's side where a kernel reads them, once for all slots.
+ * Returns false if there is no page-locked memory for them. */
+static bool
+take_numbers(cm_job *job, cm_side side)
+{
+    const cm_numbered_rows *rows = job->many->rows;
+    bool is_short = are_numbers_short(rows, side);
+    uint64_t nbytes = rows->count * (is_short ? sizeof(int32_t) : sizeof(int64_t));
+    if (job->row_numbers != NULL) {
+        return true;
+    }
+    if (!cm_is_ok(
+            cm_engine_alloc(job->engine, -1, nbytes, NULL, NULL, &job->row_numbers))) {
+        job->row_numbers = NULL;
+        return false;
+    }
+    write_numbers(job->row_numbers->host, rows->numbers[side], rows->count, is_short);
+    return true;
+}
+
+static cm_side
+device_side_of(const cm_many *many)
+{
+    return many->way == CM_MANY_UP ? CM_DST : CM_SRC;
+}
+
+bool
+cm_numbered_goes_by_kernel(cm_job *job, const cm_slot *s)
+{
+    const cm_numbered_rows *rows = job->many->rows;
+    cm_side side = device_side_of(job->many);
+    const cm_numbered_layer *layer =
+        cm_numbered_rows_find(rows, (uint64_t)s->piece.offset[CM_DST]);
+    if (s->pinned == NULL || cm_numbered_rows_are_packed(rows, layer, side)
+        || layer->row_nbytes >= CM_NUMBERED_LONG_NBYTES
+        || s->piece.run_nbytes / layer->row_nbytes <= CM_TABLE_MAX_COUNT) {
+        return false;
+    }
+    return rows->numbers[side] == NULL || take_numbers(job, side);
+}
+
+/* Launch the kernel for whole rows of a layer, from row `first` on, which lie one
+ * behind the other at `there`. */
+static cm_status
+launch_rows(cm_job *job, const cm_numbered_layer *layer, uint64_t first, uint64_t count,
+            cm_address there, bool is_over_bus)
+{
+    const cm_many *many = job->many;
+    cm_side side = device_side_of(many);
+    cm_side other = side == CM_DST ? CM_SRC : CM_DST;
+    cm_rows_move move = {.count = count, .is_over_bus = is_over_bus};
+    cm_rows_layer rows = {.row_nbytes = layer->row_nbytes};
+    rows.address[side] = layer->end[side].address;
+    rows.stride[side] = layer->stride[side];
+    rows.row_count[side] = (uint64_t)layer->array[side].shape[0];
+    rows.address[other] = there;
+    rows.stride[other] = (int64_t)layer->row_nbytes;
+    rows.row_count[other] = count;
+    if (many->rows->numbers[side] != NULL) {
+        bool is_short = are_numbers_short(many->rows, side);
+        uint32_t width = is_short ? sizeof(int32_t) : sizeof(int64_t);
+        move.numbers[side] =
+            (cm_row_numbers){.address = job->row_numbers->address + first * width,
+                             .stride = width,
+                             .nbytes = width,
+                             .is_signed = true};
+    }
+    else {
+        rows.address[side] += first * (uint64_t)layer->stride[side];
+        rows.row_count[side] -= first;
+    }
+    return cm_rows_launch(&job->engine->kernels, many->device, &move, &rows, 1,
+                          job->stream->handle);
+}
+
+/* Add one run of a slot to the table. `at` is its place in the packed space, and
+ * `there` where the slot has it. */
+static cm_status
+add_to_table(const cm_many *many, uint64_t at, uint64_t nbytes, cm_address there,
+             cm_table *table)
+{
+    cm_side side = device_side_of(many);
+    cm_numbered_run run = cm_numbered_rows_run_at(many->rows, side, at, at + nbytes);
+    cm_address place = run.end->address + (uint64_t)run.offset;
+    return cm_table_add(table, side == CM_DST ? place : there,
+                        side == CM_DST ? there : place, nbytes);
+}
+
+/* Each layer of the slot has the end of a row, whole rows, and the beginning of one. */
+cm_status
+cm_numbered_launch(cm_job *job, const cm_slot *s, cm_address there, bool is_over_bus,
+                   cm_table *table)
+{
+    const cm_many *many = job->many;
+    uint64_t at = (uint64_t)s->piece.offset[CM_DST];
+    uint64_t end = at + s->piece.run_nbytes;
+    while (at < end) {
+        const cm_numbered_layer *layer = cm_numbered_rows_find(many->rows, at);
+        uint64_t length = layer->row_nbytes;
+        uint64_t row = (at - layer->start) / length;
+        uint64_t skipped = (at - layer->start) % length;
+        uint64_t left = cm_least(end, layer->start + many->rows->count * length) - at;
+        uint64_t nbytes = cm_least(length - skipped, left);
+        if (skipped > 0 || left < length) {
+            CM_TRY(add_to_table(many, at, nbytes, there, table));
+        }
+        else {
+            nbytes = left - left % length;
+            CM_TRY(launch_rows(job, layer, row, nbytes / length, there, is_over_bus));
+        }
+        at += nbytes;
+        there += nbytes;
+    }
+    return cm_ok();
+}

@@ -16,7 +16,7 @@ enum {
     /* A run of this length or more is no slower by the copy engine than by the kernel.
      * The second value is for runs in a slot, whose rest waits for the copy anyway. */
     LONG_NBYTES = 256 << 10,
-    LONG_PACKED_NBYTES = 64 << 10,
+    LONG_PACKED_NBYTES = CM_NUMBERED_LONG_NBYTES,
     WIDE_NBYTES = 4096, /* shorter runs are copied faster through the caches */
 };
 
@@ -346,8 +346,11 @@ move_slot_run(cm_job *job, const cm_slot *s, cm_address there, cm_table *table,
         return cm_table_add(table, run->place, there + run->at, run->nbytes);
     }
     bool on_device = cm_piece_end_is_on_device(run->end);
+    /* Rows that lie one behind the other are all of their slot, and need no kernel. */
+    bool is_slot = job->many->rows != NULL && run->nbytes == s->piece.run_nbytes;
     bool by_engine =
-        on_device && (s->pinned == NULL || run->nbytes >= LONG_PACKED_NBYTES);
+        on_device
+        && (s->pinned == NULL || is_slot || run->nbytes >= LONG_PACKED_NBYTES);
     if (s->pinned == NULL && !on_device) {
         return job->ring->refused;
     }
@@ -368,6 +371,11 @@ cm_many_move_slot(cm_job *job, const cm_slot *s, cm_address block)
     cm_table table;
     device_run run;
     cm_table_init(&table, &job->engine->kernels, many->device, job->stream->handle);
+    if (many->rows != NULL && cm_numbered_goes_by_kernel(job, s)) {
+        cm_address there = block != 0 ? block : s->pinned->address;
+        CM_TRY(cm_numbered_launch(job, s, there, block == 0, &table));
+        return cm_table_flush(&table);
+    }
     while (next_run(&walk, &run)) {
         CM_TRY(move_slot_run(job, s, block, &table, &run));
     }

@@ -225,13 +225,19 @@ collect_layers(cm_engine *engine, const cm_layer *layers,
 static bool
 is_list_short(cm_numbered_rows *rows, cm_chosen_rows *const numbers[2])
 {
+    uint64_t most = rows->count / ROWS_A_LISTED_RUN;
+    most = most > 0 ? most : 1;
+    for (uint64_t i = 0; rows->count > most && i < rows->layer_count; i++) {
+        if (!cm_numbered_layer_is_dense(&rows->layers[i])) {
+            return false;
+        }
+    }
     rows->numbers[CM_DST] = numbers[CM_DST]->rows;
     rows->numbers[CM_SRC] = numbers[CM_SRC]->rows;
-    uint64_t count = cm_numbered_rows_count_runs(rows);
+    bool is_short = cm_numbered_rows_count_runs(rows, most) <= most;
     rows->numbers[CM_DST] = NULL;
     rows->numbers[CM_SRC] = NULL;
-    return count <= rows->layer_count
-           || count <= rows->count / ROWS_A_LISTED_RUN * rows->layer_count;
+    return is_short;
 }
 
 cm_status

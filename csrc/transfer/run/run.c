@@ -275,7 +275,8 @@ destroy(cm_job *job)
     if (job->ring != NULL) {
         cm_ring_destroy(job);
     }
-    if (job->sides != NULL || job->block != NULL || job->temporary != NULL) {
+    if (job->sides != NULL || job->block != NULL || job->temporary != NULL
+        || job->row_numbers != NULL) {
         cm_job_free_device_side(job);
     }
     free(job->targets);

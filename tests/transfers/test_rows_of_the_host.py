@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows by their numbers of which threads of the host copy each a part.
+
+Other files of tests have few rows. Here they fill several page-locked slots, at whose
+ends rows are cut.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import session, values
+from support.pieces import numbers
+
+import cumem
+
+pytestmark = pytest.mark.any_python
+
+PLACES = [
+    ("device", "numpy"),
+    ("numpy", "device"),
+    ("numpy", "numpy"),
+    ("pinned", "numpy"),
+]
+
+
+def copy_by(how: str, *ends: Any, **rows: Any) -> cumem.Transfer | None:
+    if how == "blocking":
+        cumem.copy_rows(*ends, **rows)
+        return None
+    stream = cumem.Stream() if how == "stream" else None
+    handle = cumem.copy_rows_async(*ends, **rows, stream=stream)
+    handle.wait()
+    return handle
+
+
+@pytest.mark.parametrize("width", [1, 16, 100, 256, 5000, 300_001])
+@pytest.mark.parametrize("scatters", [False, True])
+@pytest.mark.parametrize(("to", "source"), PLACES)
+@pytest.mark.parametrize("how", ["blocking", "stream", "background"])
+def test_rows_of_several_slots_equal_numpys(
+    runtime, how, to, source, scatters, width
+) -> None:
+    count = min(30_000, (3 << 20) // width)
+    data = numbers(2 * count * width).reshape(2 * count, width)
+    random = np.random.default_rng(width)
+    src_rows = random.integers(-2 * count, 2 * count, count)
+    dst_rows = random.permutation(2 * count)[:count] if scatters else None
+    expected = np.zeros((2 * count if scatters else count, width), "u1")
+    target, read = values.put(expected, to), values.put(data, source)
+    copy_by(how, target, read, dst_rows=dst_rows, src_rows=src_rows)
+    expected[slice(None) if dst_rows is None else dst_rows] = data[src_rows]
+    assert (values.get(target) == expected).all()
+
+
+@pytest.mark.parametrize("to", ["device", "numpy"])
+def test_layers_of_ordinary_memory_share_slots(runtime, to) -> None:
+    """Layers end within slots, have rows of different lengths, and gaps between rows."""
+    rows = np.random.default_rng(0).permutation(4000)[:3000]
+    whole = [numbers(4000 * w, w).reshape(4000, w) for w in (60, 7, 200)]
+    sources = [whole[0], whole[1], whole[2][::-1, :130]]
+    targets = [values.put(np.zeros((4000, s.shape[1]), "u1"), to) for s in sources]
+    cumem.copy_rows(targets, sources, dst_rows=rows[::-1], src_rows=rows)
+    for target, source in zip(targets, sources, strict=True):
+        assert (values.get(target)[rows[::-1]] == source[rows]).all()
+
+
+@pytest.mark.parametrize("width", [24, 9000])
+def test_rows_of_a_mapped_file_go_to_a_device_and_back(
+    runtime, tmp_path, width
+) -> None:
+    data = numbers(2000 * width).reshape(2000, width)
+    np.save(tmp_path / "rows.npy", data)
+    np.save(tmp_path / "out.npy", np.zeros_like(data))
+    source = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    target = np.load(tmp_path / "out.npy", mmap_mode="r+")
+    rows = np.random.default_rng(1).permutation(2000)
+    device = cumem.take_rows(source, rows)
+    cumem.copy_rows(target, device, dst_rows=rows)
+    target.flush()
+    assert (values.get(device) == data[rows]).all()
+    assert (np.load(tmp_path / "out.npy") == data).all()
+
+
+@pytest.mark.parametrize("width", [64, 2 << 20])
+def test_file_that_was_cut_short_is_an_error(emulated, tmp_path: Path, width) -> None:
+    """Rows past its end are not there, and touching them would end the process."""
+    path = tmp_path / "rows"
+    count = 3 * mmap.PAGESIZE // width + 6
+    path.write_bytes(bytes(count * width))
+    source = np.memmap(path, "u1", "r", shape=(count, width))
+    device = cumem.empty_device((count, width), "u1")
+    with path.open("r+b") as file:
+        file.truncate(width)
+    with pytest.raises(OSError, match="cut short"):
+        cumem.copy_rows(device, source, src_rows=np.arange(count)[::-1])
+
+
+def test_progress_of_rows_grows_slot_by_slot(emulated) -> None:
+    data = numbers(60_000 * 100).reshape(60_000, 100)
+    rows = np.random.default_rng(0).integers(0, 60_000, 60_000)
+    seen: list[tuple[int, int]] = []
+    cumem.copy_rows(
+        cumem.empty_device(data.shape, "u1"),
+        data,
+        src_rows=rows,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen[-1] == (data.nbytes, data.nbytes)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_rows_that_wait_can_be_cancelled_before_they_are_read(emulated) -> None:
+    data = numbers(4000 * 64).reshape(4000, 64)
+    rows = np.random.default_rng(0).permutation(4000)
+    device, stream = cumem.zeros(data.shape, "u1", "device"), cumem.Stream()
+    with session.gate(stream):
+        device.fill(7, stream=stream)
+        handle = cumem.copy_rows_async(device, data, src_rows=rows)
+        assert handle.cancel()
+    with pytest.raises(cumem.CancelledError):
+        handle.wait()
+    assert (values.get(device) == 7).all()
+
+
+def test_numbers_and_source_are_read_before_the_call_on_a_stream_returns(
+    emulated,
+) -> None:
+    """The host's half is made in the call, so both may change afterwards."""
+    data = numbers(4000 * 64).reshape(4000, 64)
+    rows = np.random.default_rng(0).permutation(4000)
+    expected = data[rows]
+    device, stream = cumem.empty_device(data.shape, "u1"), cumem.Stream()
+    cumem.copy_rows_async(device, data, src_rows=rows, stream=stream)
+    data[:] = 0
+    rows[:] = 0
+    stream.synchronize()
+    assert (values.get(device) == expected).all()
