@@ -344,6 +344,14 @@ test_runs_of_numbers_are_counted(void)
     CHECK_EQ(cm_kernel_numbers_count_runs(&all, &all, 100), 1);
     CHECK_EQ(cm_kernel_numbers_count_runs(&none, &none, 100), 0);
     CHECK_GT(cm_kernel_numbers_count_runs(&dst, &src, 1), 1);
+    int64_t step;
+    const int64_t even[] = {2, 5, 8, 11, 14, 17};
+    CHECK(!cm_kernel_numbers_are_even(&dst, &step));
+    CHECK(cm_kernel_numbers_are_even(&all, &step));
+    CHECK_EQ(step, 1);
+    src = kernel_numbers(rooms[1], 8, even, 6);
+    CHECK(cm_kernel_numbers_are_even(&src, &step));
+    CHECK_EQ(step, 3);
 }
 
 /* -- runs -------------------------------------------------------------------------------- */

@@ -116,11 +116,23 @@ class TestRoute:
         assert route_of(dst, src, dst_rows=rows, src_rows=rows) == route
         assert (values.get(dst) == data).all()
 
-    def test_neighbours_with_gaps_are_no_long_runs(self, emulated) -> None:
-        data, src = table(shape=(256, 4 * KIB))
-        dst = cumem.zeros((256, 4 * KIB + 16), "u1")[:, : 4 * KIB]
-        assert route_of(dst, src, src_rows=np.arange(256)) == "rows"
-        assert (values.get(dst) == data).all()
+    @pytest.mark.parametrize(
+        ("width", "step", "route"),
+        [
+            (4 * KIB, 1, "direct-2d"),
+            (4 * KIB, 3, "direct-2d"),
+            (4 * KIB, -1, "rows"),
+            (256, 1, "rows"),
+        ],
+    )
+    def test_rows_at_one_distance_are_a_pitched_copy(
+        self, emulated, width, step, route
+    ) -> None:
+        data, src = table(shape=(256, width))
+        dst = cumem.zeros((256, width + 16), "u1")[:, :width]
+        rows = np.arange(256)[::step]
+        assert route_of(dst, src, dst_rows=rows, src_rows=rows) == route
+        assert (values.get(dst)[rows] == data[rows]).all()
 
     def test_rows_go_by_the_engine_where_no_kernel_can_be_made(self, emulated) -> None:
         data, src = table()

@@ -7,7 +7,6 @@
 
 enum {
     UNIT_NBYTES = 16, /* what the kernel moves at once where both ends are aligned */
-    ROWS_MIN_WIDTH = 512, /* shorter rows cost the copy engine more than the kernel */
 };
 
 bool
@@ -210,7 +209,7 @@ cm_many_is_rows(const cm_many *many, cm_region *dst, cm_region *src)
     const cm_piece *first = many->pieces;
     uint64_t width = many->count == 0 ? 0 : first->nbytes;
     uint64_t dst_pitch, src_pitch;
-    if (many->way != CM_MANY_TABLE || many->count < 2 || width < ROWS_MIN_WIDTH
+    if (many->way != CM_MANY_TABLE || many->count < 2 || width < CM_PITCHED_MIN_WIDTH
         || first->dst.owner == NULL || first->src.owner == NULL
         || !pitch_of(&first[0].dst, &first[1].dst, width, &dst_pitch)
         || !pitch_of(&first[0].src, &first[1].src, width, &src_pitch)) {

@@ -88,6 +88,9 @@ CM_NODISCARD cm_status cm_many_create(const cm_piece *pieces, const uint8_t *gro
                                       const cm_many *shape, cm_many **out);
 void cm_many_destroy(cm_many *many); /* does nothing with NULL */
 
+/* Shorter rows of a pitched copy cost the copy engine more than a kernel. */
+enum { CM_PITCHED_MIN_WIDTH = 512 };
+
 /* True if these pieces are rows of equal length at equal distances, so that one pitched
  * copy from one allocation to another makes them all. If so, this sets `dst` and `src`
  * to its two ends. */

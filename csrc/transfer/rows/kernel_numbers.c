@@ -248,6 +248,20 @@ cm_kernel_numbers_find_shared(const cm_kernel_numbers *a, const cm_kernel_number
 
 /* -- neighbours --------------------------------------------------------------------- */
 
+bool
+cm_kernel_numbers_are_even(const cm_kernel_numbers *self, int64_t *step)
+{
+    int64_t before = cm_kernel_numbers_at(self, 0, 0);
+    *step = cm_kernel_numbers_at(self, 1, 0) - before;
+    bool are_even = *step > 0 && !self->has_negative;
+    for (uint64_t i = 1; are_even && i < self->count; i++) {
+        int64_t row = cm_kernel_numbers_at(self, i, 0);
+        are_even = row - before == *step;
+        before = row;
+    }
+    return are_even;
+}
+
 uint64_t
 cm_kernel_numbers_count_runs(const cm_kernel_numbers *dst, const cm_kernel_numbers *src,
                              uint64_t most)

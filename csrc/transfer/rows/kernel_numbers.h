@@ -67,6 +67,9 @@ CM_NODISCARD cm_status cm_kernel_numbers_find_twice(const cm_kernel_numbers *sel
 CM_NODISCARD cm_status cm_kernel_numbers_find_shared(const cm_kernel_numbers *a,
                                                      const cm_kernel_numbers *b,
                                                      int64_t row_count, bool *out);
+/* Find out whether the rows lie at one distance, each behind the one before, and set
+ * *step to that distance in rows. There have to be at least two. */
+bool cm_kernel_numbers_are_even(const cm_kernel_numbers *self, int64_t *step);
 /* Return how many runs of neighbours there are: a row that follows on the row before in
  * both arrays is in the same run. Where there are more than `most`, the answer is only
  * some larger number. */

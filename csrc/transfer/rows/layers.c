@@ -122,6 +122,21 @@ cm_row_runs_fini(cm_row_runs *runs)
 
 /* -- which way ---------------------------------------------------------------------- */
 
+/* True if the rows of the only layer can be one pitched copy (cm_many_is_rows()). */
+static bool
+are_pitched(const cm_layer *layer, uint64_t nbytes, const cm_kernel_numbers *numbers)
+{
+    bool are = nbytes >= CM_PITCHED_MIN_WIDTH && numbers[CM_DST].count > 1;
+    for (int side = CM_DST; are && side <= CM_SRC; side++) {
+        int64_t step;
+        int64_t stride = layer->array[side].strides[0];
+        are = layer->owner[side] != NULL && stride > 0
+              && cm_kernel_numbers_are_even(&numbers[side], &step)
+              && step <= CM_PITCH_MAX / stride && step * stride >= (int64_t)nbytes;
+    }
+    return are;
+}
+
 bool
 cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
                     const cm_kernel_numbers *numbers)
@@ -148,7 +163,11 @@ cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
     if (numbers != NULL && may_join) {
         runs = cm_kernel_numbers_count_runs(&numbers[CM_DST], &numbers[CM_SRC], most);
     }
-    return runs <= most;
+    if (runs <= most) {
+        return true;
+    }
+    return numbers != NULL && layer_count == 1 && row.ndim == 0
+           && are_pitched(layer, row.run_nbytes, numbers);
 }
 
 /* -- for the copy threads --------------------------------------------------------------- */

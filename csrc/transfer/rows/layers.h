@@ -55,6 +55,15 @@ CM_NODISCARD cm_status cm_numbered_many_create(cm_engine *engine,
                                                cm_chosen_rows *const numbers[2],
                                                bool on_stream, cm_many **out);
 
+/* Say whether the copy engine moves rows at least as fast as a kernel would that reads
+ * their numbers, where a device reaches both ends: there are only a few runs, they are
+ * long, or they lie at one distance, so that one pitched copy moves them. `layer`
+ * stands for all of `layer_count` layers, of which `count` rows each are copied.
+ * `numbers`, by cm_side, say which rows are neighbours, which become one run; if it is
+ * NULL, the answer is true only if it does not depend on them. */
+bool cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
+                         const cm_kernel_numbers *numbers);
+
 /* Add a layer whose rows a kernel copies by the numbers of rows->move, which are set
  * already. Rows whose bytes lie apart become a layer of the kernel's for each run of
  * bytes that they consist of.
