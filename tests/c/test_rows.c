@@ -123,9 +123,8 @@ test_numbers_outside_are_found_at_their_position(void)
 static void
 test_numbers_of_a_target_that_repeat_are_found(void)
 {
-    /* Repeats has a hash table, by a bitmap if there are few rows. For 2^40 rows it would be
-     * too large, so the numbers are sorted instead.
-     */
+    /* Rows of the first array are marked in a bitmap. For 2^40 rows that would be too
+     * large, so the second has a hash table instead. */
     const int64_t row_counts[] = {8, INT64_C(1) << 40};
     for (int i = 0; i < 2; i++) {
         const int64_t values[] = {5, 3, row_counts[i] - 1, 3 - row_counts[i], 0};
@@ -166,9 +165,9 @@ test_marks_of_many_rows_are_told_apart(void)
 
 /* -- numbers for a kernel ---------------------------------------------------------------- */
 
-enum { MANY = 600 }; /* more than two blocks with 2 elements of numbers */
+enum { MANY = 600 }; /* more than two of the blocks that are checked together */
 
-/* Write numbers each. one type for a kernel, and compare each. */
+/* Write numbers of one type for a kernel, and compare each of them. */
 #define CHECK_WRITES(type, step, row_count, written_nbytes)                            \
     do {                                                                               \
         const bool is_signed = (type) - 1 < (type)1;                                   \

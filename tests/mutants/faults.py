@@ -834,7 +834,7 @@ FAULTS = [
         "return cm_many_call_add_end(&pass->many, memory, &memory->region, false);",
         "return 0;",
         [
-            "tests/transfers/test_rows_of_host.py::TestNumbers::"
+            "tests/transfers/test_rows_by_host_numbers.py::TestNumbers::"
             "test_memory_of_the_numbers_stays_until_late_rows_are_done",
             "tests/transfers/test_rows_on_device.py::TestOrder::"
             "test_numbers_come_after_their_own_transfers[background]",
@@ -849,7 +849,7 @@ FAULTS = [
         "if (seen.outside >> 63 != 0) {",
         "if (seen.outside >> 63 != 0 && at == 0) {",
         [
-            "tests/transfers/test_rows_of_host.py::TestNumbers::"
+            "tests/transfers/test_rows_by_host_numbers.py::TestNumbers::"
             "test_wrong_number_among_many_is_found",
             "tests/c/test_rows.c::test_numbers_outside_are_seen_at_any_place_and_length",
         ],
@@ -861,7 +861,7 @@ FAULTS = [
         "if (self->has_negative) {",
         "if (false) {",
         [
-            "tests/transfers/test_rows_of_host.py::TestNumbers::"
+            "tests/transfers/test_rows_by_host_numbers.py::TestNumbers::"
             "test_rising_numbers_from_both_ends_of_an_array_are_looked_through",
         ],
     ),
@@ -872,7 +872,7 @@ FAULTS = [
         "(before < 0 || known->has_negative)",
         "before < 0",
         [
-            "tests/transfers/test_rows_of_host.py::TestNumbers::"
+            "tests/transfers/test_rows_by_host_numbers.py::TestNumbers::"
             "test_wrong_number_names_the_first_layer_that_has_no_such_row",
         ],
     ),
