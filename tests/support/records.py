@@ -188,7 +188,8 @@ def _uses(
     ends[early] = born[early] + random.exponential(step / 20, early.sum())
     frees["time_ns"] = np.clip(ends, born + 1, next_born - 1).clip(0, duration - 1)
     kept = random.random(number) > 0.00002
-    kept[number - slots :] &= random.random(slots) > 0.3  # the others live at the end
+    # A block without a free lives on to the end of the record.
+    kept[number - slots :] &= random.random(slots) > 0.3
     frees = frees[(next_born - 1 > born) & kept]
     grown = rows[np.arange(0, slots, 8)].copy()
     grown["op"] = OPS.index("grow")
