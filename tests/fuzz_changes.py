@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
+#: Types of elements that the interface can describe.
 TYPESTRS = [
     "|u1",
     "|i1",
@@ -38,6 +39,7 @@ TYPESTRS = [
     "<M8[3h]",
 ]
 
+#: Texts that describe no type, or one that cannot be imported.
 BAD_TYPESTRS = [
     "",
     "<",
@@ -166,6 +168,7 @@ def _drop(fuzzer: Fuzzer, entries: dict[str, Any]) -> None:
     )
 
 
+#: The changes to a dictionary. A change that is here twice is twice as likely.
 CAI_CHANGES: list[Any] = [
     _change_ints("shape"),
     _change_ints("shape"),
@@ -291,6 +294,7 @@ def _dl_null(fuzzer: Fuzzer, managed: Any, versioned: bool) -> None:
         setattr(managed.tensor, what, None)
 
 
+#: The changes to a tensor. A change that is here twice is twice as likely.
 DLPACK_CHANGES: list[Any] = [
     _dl_shape,
     _dl_shape,

@@ -19,6 +19,7 @@ from cumem import _core
 from cumem.base import control_groups
 from cumem.info import machine
 
+#: A text of `/proc/self/mountinfo` with version 2 of the hierarchy at its usual place.
 MOUNT_V2 = (
     "22 27 0:21 / /proc rw - proc proc rw\n"
     "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -154,6 +155,8 @@ def test_extension_gets_a_line_for_each_folder(monkeypatch) -> None:
     assert control_groups.memory_folders() == b"/m/a\n/m/\xff\n/m\n"
 
 
+#: A program that replaces what cumem reads of control groups, and prints what it makes of
+#: that.
 LIMITED = """
 import cumem
 from cumem import _core

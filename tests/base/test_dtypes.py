@@ -52,7 +52,7 @@ def is_packed(row: _core._Dtype) -> bool:
 @by_name
 def test_row_says_the_kind_and_the_size_that_numpy_has(row) -> None:
     if not hasattr(ml_dtypes, row.name) and not row.kind:
-        pytest.skip("this ml_dtypes is older than the type")
+        pytest.skip("this ml_dtypes does not have the type yet")
     dtype = dtype_of(row)
     assert dtype.name == row.name
     assert is_packed(row) or dtype.itemsize * 8 == row.bits
@@ -144,7 +144,7 @@ def test_files_have_no_other_types_and_one_order() -> None:
 def test_torch_has_the_type_under_the_rows_name(row) -> None:
     torch = pytest.importorskip("torch")
     if row.torch_name is None or not hasattr(torch, row.torch_name):
-        pytest.skip("this PyTorch has no such type")
+        pytest.skip("this PyTorch does not have the type")
     nbytes = 1 if is_packed(row) else row.bits // 8
     assert getattr(torch, row.torch_name).itemsize == nbytes
 
@@ -190,7 +190,9 @@ def test_kernel_names_each_dtype_that_it_reads_and_no_other() -> None:
     text = (ROOT / "csrc/transfer/device/strided.ptx").read_text()
     named = set(re.findall(r"\bCM_(\w+)", text)) - {"NUMBER_NONE"}
     assert named == converted_on_device()
-    assert not re.search(r"%from, *\d", text), "write the name of the dtype"
+    assert not re.search(r"%from, *\d", text), (
+        "the kernel must name dtypes and not use their numbers"
+    )
 
 
 @reads_sources

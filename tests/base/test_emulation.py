@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 DEFAULTS = (1, 1 << 30, 13000, 200, 0)
+#: A value for each variable of the emulated device, different from its default.
 VARIABLES = {
     "BACKEND": "emulated",
     "EMULATED_DEVICES": "3",

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]
 
+#: Functions that copy an error, or pickle it and load it again.
 COPIES = [
     copy.copy,
     copy.deepcopy,
@@ -107,7 +108,7 @@ def test_codes_of_cuda_are_those_of_its_headers() -> None:
     text = next((h.read_text() for h in headers if h.is_file()), "")
     found = dict(re.findall(r"^\s+(cudaError\w+)\s+=\s+(\d+)", text, re.M))
     if not found:
-        pytest.skip("no headers of CUDA here: make check-cuda fetches them")
+        pytest.skip("there are no headers of CUDA: `make check-cuda` fetches them")
     assert {name: int(found[name]) for name in found if int(found[name]) in CODES} == {
         name: code for code, (name, _) in CODES.items() if code > 0
     }

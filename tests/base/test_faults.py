@@ -751,7 +751,7 @@ def test_shutdown_may_fail_at_every_call() -> None:
 def test_sweep_reached_every_operation(emulated) -> None:
     """Each operation was reached in its succeeding and in its failing call."""
     if len(swept) != len(SCENARIOS):
-        pytest.skip("needs the whole file: run without -k")
+        pytest.skip("this test needs the other tests of the file: run without -k")
     available = {
         name
         for name, _, oldest in session.testing.op_names()

@@ -135,6 +135,7 @@ RAISE = {
     "restore",
 }
 
+#: The expressions of the blocks.
 BLOCKS = (
     pytest.param("cumem.Device(0)", marks=pytest.mark.checked),
     *("cumem.Stream()", "cumem.Pool('pinned')", "cumem.record()"),
@@ -150,6 +151,8 @@ POISONED = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
 #: With one device the code never asks which device is current.
 SEVERAL = {"CUMEM_EMULATED_DEVICES": "2"}
 
+#: The program that makes each call in a child. Its arguments are a block, the calls and the
+#: folder `t`.
 PROGRAM = """
 import contextlib, faulthandler, gc, json, os, sys, threading, warnings
 import numpy as np

@@ -36,13 +36,19 @@ from cumem.pools.memory import LimitBlock
 from cumem.transfers import tuning
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="fork"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="forks are tested on Linux only"
+    ),
     # Once any test has imported JAX, it warns of each fork.
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
 ]
 
 
 def test_child_changes_how_its_own_copies_are_made(emulated) -> None:
+    """Settings that the child changes hold in the child alone.
+
+    Copies run in the background at the forks.
+    """
     source, target = np.ones(1 << 20, "u1"), cumem.empty_device(1 << 20, "u1")
 
     def check() -> None:
@@ -72,6 +78,7 @@ def test_child_changes_how_its_own_copies_are_made(emulated) -> None:
     "lock", [tuning._lock, LimitBlock._lock, statistics._open_lock]
 )
 def test_child_finds_the_locks_of_the_package_free(emulated, lock) -> None:
+    """Another thread, or the forking one, holds a lock of the package at the fork."""
     block = cumem.limit("pinned", "1GiB")
     cumem.empty_device(1, "u1")
     held, over = threading.Event(), threading.Event()
@@ -259,6 +266,7 @@ def test_child_has_an_array_whose_buffer_nobody_holds(runtime) -> None:
 
 @pytest.mark.parametrize("made", MADE)
 def test_child_and_parent_see_nothing_of_what_the_other_writes(runtime, made) -> None:
+    """Parent and child write to the same pinned array in turn, and signal that by pipes."""
     buffer = MADE[made](5 * MIB)
     on_device = cumem.empty_device(5 * MIB, "u1")
     array, expected = buffer.numpy(), pattern(5 * MIB)
@@ -336,6 +344,7 @@ def test_child_of_a_second_thread_has_the_bytes_of_the_fork(runtime) -> None:
 
 
 def test_child_has_the_bytes_whatever_other_threads_were_doing(runtime) -> None:
+    """Threads allocate and give back pinned memory while the main thread forks."""
     buffer = cumem.empty_pinned(3 * MIB, "u1")
     array, expected = buffer.numpy(), pattern(3 * MIB)
     array[:] = expected
@@ -468,6 +477,7 @@ def test_child_has_registered_memory_of_its_own(runtime) -> None:
 
 @pytest.mark.parametrize("kind", ["pinned", "mapped", "managed", "device"])
 def test_child_allocates_nothing_from_a_warm_pool(runtime, kind) -> None:
+    """A pool with cached blocks must refuse the child, even after the child frees some."""
     empty = getattr(cumem, f"empty_{kind}")
     pool = cumem.Pool(kind)
     calls = [
@@ -502,6 +512,8 @@ def test_child_allocates_nothing_from_a_warm_pool(runtime, kind) -> None:
     fork_and_run(check)
 
 
+#: A program that limits its address space, so that a child has no room for the bytes of a
+#: pinned buffer.
 LACKING = """
 import faulthandler, os, resource, signal, numpy as np
 import cumem
@@ -561,6 +573,8 @@ def run(code: str, backend: str = "emulated") -> str:
     )
 
 
+#: A program whose child ends normally, while it holds or after it has dropped what it
+#: inherited.
 LEAVING = """
 import gc, os, signal, sys, numpy as np
 import cumem
@@ -591,6 +605,8 @@ def test_child_ends_as_any_process_does(runtime, how) -> None:
     assert run(LEAVING.format(how=how), runtime.name) == ""
 
 
+#: A program that starts other programs in several ways, and then forks. It counts how often
+#: fork handlers run.
 COUNTING = """
 import asyncio, ctypes, os, subprocess, numpy as np
 import cumem
@@ -620,7 +636,7 @@ assert count == 1, count
 
 
 @pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "__register_atfork"), reason="not glibc"
+    not hasattr(ctypes.CDLL(None), "__register_atfork"), reason="this test needs glibc"
 )
 def test_subprocess_copies_nothing(runtime) -> None:
     """Starting a program must run no fork handler, since cumem's own copies memory."""
@@ -637,7 +653,7 @@ def huge_nbytes(array: np.ndarray) -> int:
             inside = low <= array.ctypes.data < high
         elif inside and head == "AnonHugePages:":
             return int(line.split()[1]) << 10
-    raise AssertionError("not mapped")
+    raise AssertionError("no mapping has this array")
 
 
 def test_fork_splits_no_huge_page_of_the_parent(runtime) -> None:
@@ -665,6 +681,7 @@ class Images:
         return self.arrays[index] + 1
 
 
+#: A program in which worker processes read the dataset `Images`.
 WORKERS = """
 import multiprocessing, os, sys
 sys.path.insert(0, {folder!r})
@@ -741,6 +758,7 @@ __attribute__((constructor)) static void wait_for_test(void)
 }
 """
 
+#: A program that forks while another of its threads opens the driver.
 OPENING = """
 import os, signal, sys, threading, warnings
 import cumem
@@ -775,7 +793,7 @@ sys.exit(status)
 """
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="builds a driver's library")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="this test builds a library")
 def test_child_that_was_forked_while_the_driver_was_opened_does_not_wait(
     tmp_path,
 ) -> None:
@@ -832,6 +850,7 @@ int main(int count, char **words)
 }
 """
 
+#: A program that copies, forks, and copies again.
 DENIED = """
 import os
 import numpy as np
@@ -855,7 +874,7 @@ assert (device.to_numpy() == 3).all()
 
 # The kinds of advice are DONTNEED, DONTFORK, DOFORK, HUGEPAGE, DONTDUMP, WIPEONFORK,
 # KEEPONFORK, PAGEOUT, POPULATE_READ and POPULATE_WRITE.
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="builds a program")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="this test builds a program")
 @pytest.mark.parametrize("advice", [4, 10, 11, 14, 16, 18, 19, 21, 22, 23])
 def test_process_whose_sandbox_refuses_an_advice_works_without_it(
     tmp_path, advice

@@ -22,7 +22,9 @@ from support.forks import fork_and_run
 import cumem
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="fork"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="forks are tested on Linux only"
+    ),
     pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
     # These tests are about the C core, which every version of Python runs unchanged.
@@ -55,6 +57,7 @@ def made(runtime) -> Iterator[dict[tuple[str, int], cumem.Buffer]]:
 
 
 def test_child_copies_ordinary_memory(runtime) -> None:
+    """A child, and a child of a child, make all sorts of copies between arrays."""
     use_driver()
 
     def check() -> None:
@@ -82,6 +85,8 @@ def test_child_copies_ordinary_memory(runtime) -> None:
 
 
 def test_child_copies_inherited_memory_to_and_fro(made) -> None:
+    """A child copies from and to buffers of the parent, whose own bytes do not change."""
+
     def check() -> None:
         for (_, nbytes), buffer in made.items():
             expected, target = pattern(nbytes), np.empty(nbytes, "u1")
@@ -217,6 +222,7 @@ def test_child_reads_and_copies_registered_memory(runtime) -> None:
         assert np.array_equal(array, np.arange(5000.0))
 
 
+#: Calls that need the driver. Their argument is a buffer on the device.
 REFUSED: dict[str, Callable[[cumem.Buffer], object]] = {
     "empty_pinned": lambda d: cumem.empty_pinned(9),
     "empty_device": lambda d: cumem.empty_device(9),

@@ -17,7 +17,9 @@ from support import programs
 pytestmark = [
     # A build with checks notices a call of Python that is made without the GIL.
     pytest.mark.checked,
-    pytest.mark.skipif(sys.platform != "linux", reason="fork"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="forks are tested on Linux only"
+    ),
 ]
 
 #: The first part of a program. Its `hold(names)` starts a thread for each of these modules,
@@ -218,6 +220,8 @@ assert not [name for name in sys.modules if name.startswith("cumem.tools")]
     )
 
 
+#: A program that forks twice beside a thread, and looks at the lock of a module that the
+#: first fork has loaded.
 LOCKS = """
 import os, sys, threading
 import cumem

@@ -27,7 +27,9 @@ from cumem.devices import counting
 pytestmark = [
     # These tests start separate programs, which no version of Python changes.
     pytest.mark.any_python,
-    pytest.mark.skipif(sys.platform != "linux", reason="fork"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="forks are tested on Linux only"
+    ),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -362,6 +364,8 @@ def test_visible_devices_of_no_gpu_are_none() -> None:
 
 # -- NVML and drivers that a test has made -------------------------------------------------
 
+#: A driver that counts devices, notes each start in a file, and gets its answers from
+#: variables of the environment.
 DRIVER = """
 #include <stdio.h>
 #include <stdlib.h>
@@ -416,7 +420,7 @@ def driver(tmp_path_factory) -> Path:
     Returns the folder of both libraries.
     """
     if shutil.which("gcc") is None:
-        pytest.skip("builds a driver's library")
+        pytest.skip("this test builds a library")
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.c").write_text(DRIVER)
     (folder / "empty.c").write_text("int nothing;")

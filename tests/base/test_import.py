@@ -313,6 +313,7 @@ def test_public_names_say_where_they_are_imported_from() -> None:
             assert pickle.loads(pickle.dumps(value)) is value
 
 
+#: A program whose first uses of everything are made in a thread with a small stack.
 FIRST_USES = """
 import threading
 
@@ -368,7 +369,8 @@ assert done
 
 
 @pytest.mark.skipif(
-    "asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer needs stack"
+    "asan" in os.environ.get("LD_PRELOAD", ""),
+    reason="AddressSanitizer needs a larger stack",
 )
 def test_first_uses_in_a_thread_with_the_smallest_stack_work() -> None:
     run(FIRST_USES, CUMEM_BACKEND="emulated", CUMEM_EMULATED_DEVICES="2")
@@ -376,6 +378,7 @@ def test_first_uses_in_a_thread_with_the_smallest_stack_work() -> None:
 
 @pytest.mark.parametrize("where", ["the same thread", "another"])
 def test_code_that_shows_the_warning_may_use_the_package(where: str) -> None:
+    """The warning of emulation is shown by code that itself opens the devices."""
     run(
         """
         import sys, threading, warnings
@@ -425,6 +428,7 @@ def test_warning_made_an_error_leaves_the_package_closed() -> None:
 
 
 def test_subinterpreter_is_refused_and_the_process_ends() -> None:
+    """The import must fail there, and the main interpreter must go on and end as usual."""
     run(
         """
         import sys
@@ -530,7 +534,7 @@ def embedding(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     )
     compiler = shutil.which("cc")
     if compiler is None or ".so" not in library:
-        pytest.skip("needs a C compiler and Python as a shared library")
+        pytest.skip("this test needs a C compiler and Python as a shared library")
     folder = tmp_path_factory.mktemp("embedding")
     source = folder / "program.c"
     source.write_text(EMBEDDING)

@@ -115,6 +115,7 @@ def load_safetensors(memory, stream, folder, progress) -> object:
     return cumem.load_safetensors(path, stream=stream, progress=progress)
 
 
+#: All of these functions, and those of them that copy between memories.
 CALLS = [
     *(copy_many, copy_many_one_way, copy_rows, broadcast, scatter, gather, fromfile),
     *(read_ranges, tofile, write_ranges, save_safetensors, load_safetensors),

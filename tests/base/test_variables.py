@@ -87,7 +87,9 @@ def test_doctor_reports_misspelt_variables() -> None:
     assert not list(checks.check_variables({"misspelt": {}}))
 
 
-@pytest.mark.skipif(not (ROOT / "csrc").is_dir(), reason="the sources are not there")
+@pytest.mark.skipif(
+    not (ROOT / "csrc").is_dir(), reason="the C sources are not beside the tests"
+)
 def test_variables_are_those_that_the_sources_name() -> None:
     named: set[str] = set()
     for folder, pattern in (("cumem", "*.py"), ("csrc", "*.[ch]")):

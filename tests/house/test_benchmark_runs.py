@@ -175,6 +175,7 @@ def test_calls_are_repeated_three_times_at_least_and_long_ones_less(
 def test_run_that_is_cut_off_leaves_its_results_so_far(
     emulated, measure, monkeypatch, tmp_path: Path, capsys
 ) -> None:
+    """The results are written after each case, and marked as complete only at the end."""
     path = tmp_path / "results.json"
     monkeypatch.setattr(sys, "argv", ["bench", "--json", str(path)])
 

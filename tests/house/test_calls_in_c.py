@@ -68,7 +68,7 @@ def test_streams_and_events_run_no_function_of_the_package(emulated) -> None:
         lambda: stream.wait(other.handle),
     ]
     for number, call in enumerate(calls):
-        assert functions_of_python(call) == [], f"calls[{number}]"
+        assert functions_of_python(call) == [], f"calls[{number}] runs Python"
 
 
 def test_new_buffers_with_values_run_no_function_of_the_package(emulated) -> None:
@@ -88,7 +88,7 @@ def test_new_buffers_with_values_run_no_function_of_the_package(emulated) -> Non
             lambda: cumem.full_like(buffer, buffer),
         ]
         for number, call in enumerate(calls):
-            assert functions_of_python(call) == [], f"calls[{number}]"
+            assert functions_of_python(call) == [], f"calls[{number}] runs Python"
 
 
 @pytest.mark.parametrize("seconds", [5, 5.0, np.float32(5), np.int64(5), True])
@@ -145,4 +145,4 @@ def test_stream_of_another_library_runs_no_function_of_the_package(
         lambda: cumem.empty_device(8, stream=foreign),
     ]
     for number, call in enumerate(calls):
-        assert functions_of_python(call) == [], f"calls[{number}]"
+        assert functions_of_python(call) == [], f"calls[{number}] runs Python"

@@ -51,6 +51,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "csrc" / "README.md", *(ROOT / "docs").rglob("*.md")]
 )
+#: Modules whose public functions and classes must have docstrings.
 MODULES = (
     *(bench, bench_cases, bench_report, cli, info, integrations_torch, plots, units),
     *(doctor, doctor_checks, doctor_facts),
@@ -328,7 +329,7 @@ def test_marked_examples_of_a_page_run(emulated, page, tmp_path, monkeypatch) ->
     if importlib.util.find_spec("torch") is None:
         examples = [example for example in examples if not example["torch"]]
         if not examples:
-            pytest.skip("needs PyTorch")
+            pytest.skip("all examples of this page need PyTorch")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for example in examples:
@@ -502,6 +503,7 @@ HABITS = [
 def test_habits_of_other_libraries_run_as_they_are_written(
     emulated, tmp_path, monkeypatch, code
 ) -> None:
+    """Each piece of code of the page is run alone, with the names that the page uses."""
     monkeypatch.chdir(tmp_path)
     torch = pytest.importorskip("torch") if code.startswith("torch.") else None
     array = numpy.ones((4, 4), "f4")

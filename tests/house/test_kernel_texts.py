@@ -19,7 +19,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "csrc/transfer/device"
 # The driver compiles the texts, so no version of Python changes what they do.
 pytestmark = [
     pytest.mark.any_python,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason="the C sources are not here"),
+    pytest.mark.skipif(
+        not FOLDER.is_dir(), reason="the C sources are not beside the tests"
+    ),
 ]
 
 WARP, SLOTS, MAX_LAYERS = 32, 4, 246

@@ -26,6 +26,7 @@ BY_HAND = {
     "plan-fuzz.json",
     "pools-model.json",
 }
+#: Scripts that write files of results.
 WRITERS = [
     *("benchmarks/*.py", "benchmarks/*.c"),
     *("tests/isolated/*.py", "tests/mutants/*.py", "cumem/*.py"),
@@ -117,11 +118,11 @@ def test_commit_that_the_history_lacks_is_replaced_by_the_one_that_brought_the_f
     results, monkeypatch
 ) -> None:
     if results.git("rev-parse", "HEAD") is None:
-        pytest.skip("there is no history")
+        pytest.skip("there is no history of commits beside the tests")
     name = "interop-h200.json"
     brought = results.brought_by(name)
     if not brought:
-        pytest.skip("the history does not have the file")
+        pytest.skip("the history of commits lacks the file")
     monkeypatch.setattr(results, "read", lambda _: {"commit": "0" * 12})
     monkeypatch.setattr(results, "sources_of", lambda _: ("csrc", "cumem"))
     (line,) = results.older([name])  # a former version gave no line for such a file

@@ -59,7 +59,7 @@ def test_debts_rise_only_with_a_reason() -> None:
             ["git", "-C", str(structure.ROOT), *command], capture_output=True, text=True
         )
         if done.returncode:
-            pytest.skip("there is no history beside the tests")
+            pytest.skip("there is no history of commits beside the tests")
         return done.stdout
 
     commits = git("log", "--first-parent", "--format=%H", "--", path).split()

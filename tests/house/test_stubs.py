@@ -28,11 +28,13 @@ from cumem.recording import events
 # These tests read texts of the tree, which no version of Python changes.
 pytestmark = pytest.mark.any_python
 
+#: The public types that are made in C, and three of the package.
 TYPES = [
     value
     for name in dir(_core)
     if isinstance(value := getattr(_core, name), type) and not name.startswith("_")
 ] + [cumem.Device, cumem.Pool, cumem.types.Registration]
+#: The public functions that are made in C.
 FUNCTIONS = [
     value
     for name in dir(_core)
@@ -124,6 +126,10 @@ def keywords_of(tree: ast.Module) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", WITH_OVERLOADS)
 def test_overloads_take_what_their_functions_take(name: str) -> None:
+    """Every parameter of an overload must be one of its function, in the same order.
+
+    Each parameter of the function must be in at least one overload.
+    """
     module = importlib.import_module(f"cumem.{name}")
     assert module.__file__ is not None
     path = Path(module.__file__)

@@ -57,14 +57,14 @@ def calls(tmp_path_factory) -> dict[str, Any]:
     """
     for tool in ("gcc", "addr2line"):
         if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not here")
+            pytest.skip(f"this machine does not have {tool}")
     # A build takes long but does not hang, so no tracebacks shall be printed.
     faulthandler.cancel_dump_traceback_later()
     path = tmp_path_factory.mktemp("trace") / "trace.json"
     command = [sys.executable, str(PROGRAM), "--nbytes", str(64 << 20), "--json", path]
     done = subprocess.run(command, capture_output=True, text=True)
     if "a file of CUDA is missing" in done.stderr:
-        pytest.skip("the headers of CUDA are not here: `make build/cuda12/.stamp`")
+        pytest.skip("there are no headers of CUDA: run `make build/cuda12/.stamp`")
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found["calls"]  # type: ignore[no-any-return]
@@ -88,6 +88,7 @@ def test_long_ways_pass_the_files_that_the_page_gives_reasons_for(calls) -> None
 
 
 def test_trace_has_every_call_with_its_first_function_and_files(calls, program) -> None:
+    """The counts of each call agree with each other and with what the calls must reach."""
     assert list(calls) == list(program.CALLS)
     first = calls["numpy_to_device_256"]["in_order"][0]
     assert first.startswith("python/copy/copy_functions: ")
@@ -119,6 +120,7 @@ def test_trace_has_every_call_with_its_first_function_and_files(calls, program) 
 
 
 def test_tally_counts_files_moves_and_functions_once(program) -> None:
+    """The steps are of three threads. A step that is emulated is counted apart."""
     step = program.Step
     steps = [
         step(1, "python/copy", "copy", "", False),

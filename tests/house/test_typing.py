@@ -29,6 +29,7 @@ pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]
 
+#: A program that makes buffers of all kinds.
 CONSTRUCTORS = """
 from typing import Any, assert_type
 
@@ -103,6 +104,7 @@ cumem.zeros(4, kind="host")  # wrong
 cumem.zeros(4).device_ptr  # wrong
 """
 
+#: A program that uses pools and workspaces.
 POOLS = """
 from typing import assert_type
 
@@ -145,6 +147,7 @@ cumem.Pool("host")  # wrong
 cumem.Pool("pinned", limits=3)  # wrong
 """
 
+#: A program that reads and writes files, and registers arrays.
 FILES = """
 from typing import Any, assert_type
 
@@ -223,6 +226,7 @@ cumem.load_safetensors(path, framework="pt")  # wrong
 cumem.savez("y.npz", fsync="yes")  # wrong
 """
 
+#: A program that loads batches and moves trees of arrays.
 TREES = """
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -353,6 +357,7 @@ for row in cumem.prefetch([np.ones(3)]):
     row.numpy_array()  # wrong
 """
 
+#: A program that goes through data in pieces, and awaits.
 PIPELINES = """
 import asyncio
 from typing import Any, assert_type
@@ -439,6 +444,7 @@ class DataLoader(Generic[T]):
     def __iter__(self) -> Iterator[Any]: ...
 """
 
+#: How each type checker is run.
 COMMANDS = {
     "mypy": ("mypy", "--strict", "--no-error-summary"),
     "pyright": ("pyright", "-p", "."),

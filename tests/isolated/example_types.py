@@ -257,6 +257,7 @@ ignore_missing_imports = true
 [mypy-cumem.*]
 follow_imports = silent
 """
+#: The settings of pyright, which allow the same as those of mypy.
 PYRIGHT = {
     "include": ["*.py"],
     "pythonVersion": "3.11",
@@ -271,6 +272,7 @@ PYRIGHT = {
     "reportUnusedCoroutine": False,
     "reportUnusedExpression": False,
 }
+#: How each type checker is run.
 COMMANDS = {
     "mypy": (
         *("mypy", "--config-file", "mypy.ini", "--no-error-summary"),

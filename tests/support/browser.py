@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+#: The path of Chromium, or None if it is not installed.
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
     None,
@@ -103,7 +104,7 @@ class Browser:
         """Read the next message of the browser."""
         while b"\0" not in self.unread:
             more = os.read(self.output.fileno(), 1 << 16)
-            assert more, "the browser ended"
+            assert more, "the browser ended before it answered"
             self.unread += more
         message, _, self.unread = self.unread.partition(b"\0")
         return dict(json.loads(message))

@@ -274,4 +274,4 @@ def cupy_compiles() -> None:
     try:
         cupy.ones(1) * 2
     except Exception as error:
-        pytest.skip(f"CuPy without a compiler: {error}")
+        pytest.skip(f"CuPy has no compiler: {error}")

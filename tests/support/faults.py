@@ -129,7 +129,7 @@ def inject(scenario: Callable[[], None], op: str, nth: int, result: Swept) -> No
         return
     result.failed.add(op)
     if error is None:
-        assert op in SECOND_WAY, f"call {nth} of {op} failed unseen"
+        assert op in SECOND_WAY, f"call {nth} of {op} failed, and no error was raised"
     else:
         cuda_name = {name: cuda for name, cuda, _ in testing.op_names()}
         assert error.call == cuda_name[op], (op, nth, str(error))

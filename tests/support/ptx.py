@@ -22,6 +22,7 @@ _UNSET = 0x5BAD_BEEF_5BAD_BEEF
 #: A thread that runs more instructions than this is taken to be in an endless loop.
 _MOST_STEPS = 1_000_000
 _BITS = {"8": 8, "16": 16, "32": 32, "64": 64}
+#: What the instruction `setp` does, by its comparison.
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -29,6 +30,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "ge": operator.ge,
     "gt": operator.gt,
 }
+#: What instructions with two operands do.
 _COMPUTE: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "sub": operator.sub,

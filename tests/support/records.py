@@ -139,6 +139,7 @@ def random_log(count: int, seed: int = 0) -> Log:
 
 
 def _stacks() -> list[tuple[Frame, ...]]:
+    """Make 240 stacks of various depths, by their numbers in events."""
     stacks: list[tuple[Frame, ...]] = [()]
     for number in range(240):
         word = _WORDS[number % len(_WORDS)]
@@ -200,6 +201,7 @@ def _uses(
 
 
 def _transfers(random: Any, number: int, duration: int, step: float) -> NDArray[Any]:
+    """Make transfers, most of which are at the beginning of a step of the loop."""
     rows = np.zeros(number, EVENT)
     rows["op"] = OPS.index("transfer")
     phase = random.beta(1.2, 4, number)
@@ -226,6 +228,7 @@ def _transfers(random: Any, number: int, duration: int, step: float) -> NDArray[
 
 
 def _others(random: Any, number: int, duration: int) -> NDArray[Any]:
+    """Make prefetches of managed memory, trims and shortages."""
     rows = np.zeros(number, EVENT)
     names = [OPS.index(op) for op in ("trim", "prefetch", "out_of_memory")]
     rows["op"] = random.choice(names, number, p=[0.3, 0.68, 0.02])

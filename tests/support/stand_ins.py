@@ -346,6 +346,7 @@ class CoreBuffer:
         self.close()
 
 
+#: The modules of cuda.core.
 CORE_MODULES: dict[str, dict[str, Any]] = {
     "cuda": {},
     "cuda.core": {"MemoryResource": MemoryResource, "Buffer": CoreBuffer},

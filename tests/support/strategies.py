@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+#: Dtypes of all sorts, among them one in the other byte order and records.
 DTYPES = [
     np.dtype(d)
     for d in (

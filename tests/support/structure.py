@@ -853,6 +853,7 @@ def files_too_long() -> list[str]:
     ]
 
 
+#: The measures, by their names.
 MEASURES: dict[str, Callable[[], list[str]]] = {
     each.__name__: each
     for each in (

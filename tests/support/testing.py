@@ -25,6 +25,7 @@ _OUT_OF_MEMORY = 2
 #: Whether this process can call the hooks.
 HAS_HOOKS = hasattr(_core, "_test_is_open")
 
+#: Why a test is skipped if the core has no hooks.
 WITHOUT_HOOKS = (
     "it needs hooks of the core, which only the core for tests has: "
     "`pip install -e '.[test]'` builds that, or CUMEM_TESTING=1 with any other build"

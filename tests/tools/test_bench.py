@@ -526,7 +526,7 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+@pytest.mark.skipif(shutil.which("git") is None, reason="this test needs git")
 def test_commit_is_that_of_the_checkout_and_says_when_it_was_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

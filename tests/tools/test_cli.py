@@ -200,6 +200,7 @@ def test_ctrl_c_ends_with_one_line() -> None:
     assert errors == "interrupted\n"
 
 
+#: A program that gets Ctrl-C during an import, which swallows it.
 SWALLOWS = """
 import signal, sys
 from cumem.tools import cli

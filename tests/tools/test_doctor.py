@@ -730,6 +730,7 @@ PCI = "sys/bus/pci/devices/0000:1b:00.0"
 
 
 def test_link_iommu_and_gpus_are_read_from_the_kernels_files(tmp_path: Path) -> None:
+    """The files are those of a GPU and of its sound device, below a temporary folder."""
     for name, text in (
         ("vendor", "0x10de\n"),
         ("class", "0x030200\n"),
@@ -802,6 +803,7 @@ def distribution(root: Path, name: str, version: str, *needs: str) -> None:
 def test_frameworks_are_read_from_their_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Versions are read without importing a framework, even from damaged metadata."""
     distribution(tmp_path, "torch", "2.11.0")
     write(tmp_path, "torch/version.py", "cuda: Optional[str] = '13.0'\n")
     write(tmp_path, "torch/__init__.py", "raise SystemExit('imported')\n")

@@ -114,6 +114,8 @@ def test_write_combined_is_an_alternative_of_the_rules(emulated) -> None:
 
 
 def test_figures_of_a_file_decide(emulated) -> None:
+    """The figures of an H200 decide where the rules would decide otherwise."""
+
     def ask(nbytes: object, **more: object) -> cumem.types.Recommendation:
         return cumem.recommend(nbytes, figures=H200, **more)
 

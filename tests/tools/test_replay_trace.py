@@ -82,7 +82,7 @@ def test_hold_keeps_at_least_so_long_and_at_most_a_quarter_more(events: int) -> 
 
 
 def test_peak_busy_agrees_with_a_plain_loop() -> None:
-    # The loop keeps the held blocks in a list, with the window in which each ends.
+    """The peak of a random trace is worked out once more, with held blocks in a list."""
     random = np.random.default_rng(5)
     live: list[int] = []
     rows: list[tuple[int, int, int]] = []

@@ -27,6 +27,7 @@ EMULATED_ENVIRONMENT = {
     "CUMEM_EMULATED_MEMORY": "32MiB",
     "CUMEM_EMULATED_DELAY_US": "100",
 }
+#: Limits of the memory that cumem takes on a GPU.
 CUDA_ENVIRONMENT = {
     "CUMEM_LIMIT_DEVICE": "6GiB",
     "CUMEM_LIMIT_MANAGED": "768MiB",

@@ -131,6 +131,7 @@ def wait_until_let_go(worker: Worker, target: Box) -> None:
 
 @operation(4)
 def copy_many(worker: Worker) -> None:
+    """Copy pieces of several boxes in one call, in any order, and wait in some way."""
     rng = worker.rng
     boxes = [worker.take() for _ in range(rng.randrange(1, 4))]
     sources = [worker.source() for _ in boxes]
