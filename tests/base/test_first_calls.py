@@ -207,8 +207,7 @@ def at_collections(work, every=1):
         gc.callbacks.remove(collected)
 
 # SORTS says how each sort of object is made, and by which method it is ended. `made` has
-# the
-# objects that were made and have not ended yet, the oldest first.
+# the objects that have not been ended yet, the oldest first.
 SORTS = [
     (lambda: cumem.empty_pinned(10), "free"), (lambda: cumem.register(n()), "close"),
     (lambda: cumem.empty_device(10), "free"), (cumem.Stream, "close"),

@@ -619,8 +619,8 @@ def prepare():
     global count
     count += 1
 
-# pthread_atfork() calls this. A fork runs either all such handlers or none of them, so that
-# cumem's own ran if this one did.
+# pthread_atfork() calls this function. A fork runs all such handlers or none of them, so
+# cumem's own handler has run if this one has.
 ctypes.CDLL(None).__register_atfork(prepare, None, None, None)
 subprocess.run(["true"], check=True)
 subprocess.run("true", shell=True, check=True, capture_output=True, cwd="/")
@@ -701,7 +701,7 @@ if __name__ == "__main__":
 """
 
 
-# A worker that is not forked imports PyTorch anew, which takes five seconds under
+# A worker that is not forked imports PyTorch itself, which takes five seconds under
 # AddressSanitizer. Each method is a case, so that each has a whole test's time.
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("loader", ["python", "torch"])

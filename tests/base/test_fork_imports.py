@@ -3,7 +3,7 @@
 
 The child lacks that thread. Without further care the module's import lock would stay locked
 in the child, and an import there would wait for ever. Each test runs a program that stops a
-thread amid an import, forks, and lets the child use the package.
+thread in the middle of an import, forks, and lets the child use the package.
 """
 
 from __future__ import annotations

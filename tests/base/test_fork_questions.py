@@ -98,7 +98,7 @@ def child(last):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "the grandchild failed"
 
 child(1)
-assert cumem.zeros(4, "f4", "device").to_numpy().sum() == 0  # and the parent itself
+assert cumem.zeros(4, "f4", "device").to_numpy().sum() == 0  # the parent can use it, too
 """
 
 
@@ -240,7 +240,7 @@ def test_share_of_a_device_is_in_force_from_the_first_memory_on() -> None:
 import cumem
 cumem.set_limit("device", "33.3%")
 pool = cumem.Pool("device", limit="25%")
-assert pool.stats().limit is None  # nobody knows yet
+assert pool.stats().limit is None  # the size of the memory is not known yet
 with cumem.limit("device", "10%"):
     try:
         cumem.empty_device(200 << 20, "u1")
@@ -272,7 +272,7 @@ import cumem
 pool = cumem.Pool("pinned")
 held = cumem.asbuffer(numpy.ones(9))
 source, target = numpy.ones(1 << 23, "u1"), numpy.zeros(1 << 23, "u1")
-cumem.explain(target, source)  # the engine of copies is the parent's from here on
+cumem.explain(target, source)  # this starts the engine that makes copies
 pid = os.fork()
 if pid == 0:
     signal.alarm(60)

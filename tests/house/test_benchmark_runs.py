@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def measure(monkeypatch):
-    """Import `benchmarks/measure.py` anew, as a benchmark does."""
+    """Import `benchmarks/measure.py` for one test, as a benchmark does."""
     monkeypatch.syspath_prepend(str(FOLDER))
     module = pytest.importorskip("measure")
     yield module

@@ -289,9 +289,9 @@ def test_core_has_no_mutable_globals() -> None:
         for path in SOURCES
         if layer_of(path) != "python"
         and path.suffix == ".c"
-        # The globals of these files belong to the process, as each file explains: the
-        # recorder, what a fork must wipe, and the slots that a profiler fills through a
-        # callback which gets no pointer of ours.
+        # The globals of these files belong to the process, as each file explains. They are
+        # the recorder, what a fork must wipe, and the slots into which a profiler's tool
+        # writes its functions.
         and name_of(path) not in ("base/recorder.c", "runtime/runtime.c", "base/nvtx.c")
         for line in mutable_globals(CODES[path])
     )

@@ -58,7 +58,7 @@ def calls(tmp_path_factory) -> dict[str, Any]:
     for tool in ("gcc", "addr2line"):
         if shutil.which(tool) is None:
             pytest.skip(f"this machine does not have {tool}")
-    # A build takes long but does not hang, so no tracebacks shall be printed.
+    # A build takes long but does not hang, so tracebacks would only confuse.
     faulthandler.cancel_dump_traceback_later()
     path = tmp_path_factory.mktemp("trace") / "trace.json"
     command = [sys.executable, str(PROGRAM), "--nbytes", str(64 << 20), "--json", path]

@@ -100,7 +100,7 @@ class CupyWork:
                 )
 
     def read(self, memory: Any) -> None:
-        """Start a copy from an array of the host or, within the device, of CuPy's."""
+        """Start a copy from a NumPy array or, within the device, from a CuPy array."""
         with self.device, self.stream:
             if isinstance(memory, np.ndarray):
                 self.target.set(memory, stream=self.stream)
@@ -282,7 +282,7 @@ def cupy_pinned() -> Take:
 
 
 class Managed(np.ndarray):
-    """An array over managed memory of CuPy's, which it keeps alive."""
+    """An array over managed memory that CuPy allocated and that the array keeps alive."""
 
     keep: Any
 
@@ -378,7 +378,7 @@ def host_round(work: Any, take: Take, nbytes: int, writes: bool) -> Outcome:
 
 
 class CupyMemory:
-    """Arrays of CuPy's pool, made and dropped on one stream."""
+    """CuPy arrays from its pool, made and dropped on one stream."""
 
     name = "CuPy"
 
@@ -403,7 +403,7 @@ class CupyMemory:
 
 
 class TorchMemory:
-    """Tensors of PyTorch's, made and dropped on one stream."""
+    """PyTorch tensors, made and dropped on one stream."""
 
     name = "PyTorch"
 
@@ -455,7 +455,7 @@ class RmmMemory:
 
 
 class OurMemory:
-    """Buffers of cumem's, made and dropped on one stream."""
+    """cumem's buffers, made and dropped on one stream."""
 
     name = "cumem"
 
@@ -732,7 +732,7 @@ def line(case: Case) -> str:
 
 
 def failures_of(cases: list[Case]) -> list[str]:
-    """Return what is wrong: corrupted data of cumem's, errors, cases that show nothing."""
+    """Return what is wrong: data that cumem corrupted, errors, cases that show nothing."""
     own = [case for case in cases if case.role == "cumem" and case.missing is None]
     wrong = [line(case) for case in own if case.corrupted_rounds > 0]
     wrong += [line(case) for case in cases if case.error is not None]

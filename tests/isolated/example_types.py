@@ -240,7 +240,7 @@ def documents() -> list[Path]:
     ]
 
 
-#: The settings of mypy. An example may define a name anew, and a loop in it may not have
+#: The settings of mypy. An example may define a name twice, and a loop in it may not have
 #: run. Errors in the package itself are left to `make lint`.
 MYPY = """[mypy]
 python_version = 3.11

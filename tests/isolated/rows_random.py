@@ -12,7 +12,7 @@ stream or in the background, and when it is made its ends and its numbers may st
 their way.
 
 Some numbers are wrong. Then the call must raise its error, and the bytes must be those that
-the error promises. Memory is read at its address and not by a copy of cumem's. The seed and
+the error promises. Memory is read at its address, without cumem. The seed and
 the number of a case decide everything about it, so that one case can be run again, by a
 command that a failure prints. The exit status is 0 if every byte was right.
 """

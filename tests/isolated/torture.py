@@ -6,7 +6,7 @@
 
 Each thread owns memory of all kinds with known contents. After a call the thread compares
 what was written, and the bytes around it, with NumPy's own result. It reads the memory at
-its address without a call of cumem's, once the stream has been waited for in one of the
+its address without calling cumem, once the stream has been waited for in one of the
 ways that CUDA has. Only for a copy in the background does it wait by the handle.
 
 The main thread makes copies as well, which Ctrl-C may end at any moment, and it changes

@@ -13,7 +13,7 @@ import numpy as np
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 READ_ONLY, IS_COPIED = 1, 2  # bits of DLPack's flags
 
-#: DLPack's type code for each kind of dtype of NumPy's.
+#: DLPack's type code for each kind of NumPy dtype.
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
 

@@ -24,7 +24,7 @@ import cumem
 def install(
     monkeypatch: pytest.MonkeyPatch, modules: dict[str, dict[str, Any]], name: str
 ) -> Any:
-    """Import an integration anew, with `modules` in the place of its library."""
+    """Import an integration again, with `modules` in the place of its library."""
     for place, names in modules.items():
         module = ModuleType(place)
         module.__path__ = []
@@ -130,7 +130,7 @@ class CupyStream:
         return 0, self.ptr
 
     def __hash__(self) -> int:
-        raise AssertionError("nothing may hash a stream of CuPy's, which is slow")
+        raise AssertionError("nothing may hash a CuPy stream, since that is slow")
 
 
 class Cupy:

@@ -35,7 +35,7 @@ KINDS = ["pinned", "mapped", "managed", "device"]
 
 dtypes = st.sampled_from(DTYPES)
 kinds = st.sampled_from(KINDS)
-#: Where a copy may start or end: the kinds of cumem's memory, and an array of NumPy's.
+#: Where a copy may start or end: the kinds of cumem's memory, and a NumPy array.
 places = st.sampled_from([*KINDS, "numpy"])
 shapes = st.lists(st.integers(0, 7), min_size=0, max_size=4).map(tuple)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the plots of records, pools and benchmarks.
 
-A record is made by hand, so that the areas, bars and labels that Matplotlib shall draw are
-known. Each plot must have units and the name of the device.
+A record is made by hand, so that the areas, bars and labels which Matplotlib has to draw
+are known. Each plot must have units and the name of the device.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations in which other libraries take memory of cumem's and give memory of theirs."""
+"""Operations in which other libraries take cumem's memory and give their own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def use_torch(worker: Worker, box: Box) -> None:
 
 
 def use_cupy(worker: Worker, box: Box) -> None:
-    """Copy an array of CuPy's into the box, read the box by CuPy, and copy it back."""
+    """Copy a CuPy array into the box, read the box by CuPy, and copy it back."""
     import cupy
 
     content = worker.world.content(worker.rng, box.nbytes)
@@ -64,7 +64,7 @@ def use_cupy(worker: Worker, box: Box) -> None:
 
 
 def use_jax(worker: Worker, box: Box) -> None:
-    """Copy an array of JAX's into the box, and check that it cannot be written."""
+    """Copy a JAX array into the box, and check that the array cannot be written."""
     import jax
 
     content = worker.world.content(worker.rng, box.nbytes)
@@ -76,7 +76,7 @@ def use_jax(worker: Worker, box: Box) -> None:
         cumem.copy(values, box.memory)
     except (ValueError, TypeError, BufferError):
         return
-    raise WrongError("cumem has written into an array of JAX's, which is read-only")
+    raise WrongError("cumem has written into a JAX array, which is read-only")
 
 
 #: The operations of the libraries that are installed, by the names of the libraries.

@@ -41,4 +41,4 @@ class WrongError(Exception):
 
 
 class StopRunError(Exception):
-    """Raised by a callback of the torture, to stop the call of cumem's that called it."""
+    """Raised by a callback of the torture, to stop cumem's call that called it."""

@@ -119,7 +119,7 @@ def to_host(worker: Worker) -> None:
 
 @operation(2)
 def host_writes(worker: Worker) -> None:
-    """Write without a call of cumem's, through an array over the memory."""
+    """Write without calling cumem, through an array over the memory."""
     box = worker.take(("pinned", "mapped", "managed", "host", "registered"))
     content = worker.world.content(worker.rng, box.nbytes)
     view = box.memory.numpy()
