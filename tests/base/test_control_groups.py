@@ -95,6 +95,7 @@ def test_walk_ends_at_the_mount_point(tmp_path) -> None:
     ],
 )
 def test_mounted_part_is_honoured(tmp_path, mounts, groups, found) -> None:
+    """The folders are those of the groups that can be reached through the mounts."""
     assert folders(tmp_path, mounts, groups) == found
 
 

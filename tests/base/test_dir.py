@@ -204,7 +204,7 @@ def test_closed_objects_do_not_list_what_they_refuse(runtime) -> None:
             getattr(each, name)
 
 
-def test_listing_names_hands_nothing_over(runtime) -> None:
+def test_listing_names_exports_nothing(runtime) -> None:
     """Listing names exports no memory, so that the block can be reused at once."""
     buffer = cumem.empty_managed(1000, "u1")
     assert ("__cuda_array_interface__" in dir(buffer)) == (not runtime.emulated)

@@ -170,7 +170,7 @@ def test_child_is_refused_whatever_its_parent_was_doing(emulated) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_child_of_a_signal_handler_does_not_wait_on(emulated) -> None:
+def test_child_of_a_signal_handler_does_not_go_on_waiting(emulated) -> None:
     """A handler forks while another thread waits for the device on behalf of this one.
 
     The child lacks that thread, so its own wait must end with an error.

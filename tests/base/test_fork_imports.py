@@ -245,7 +245,7 @@ assert raised == [], raised
 """
 
 
-def test_modules_loaded_before_a_fork_begin_with_the_next_one() -> None:
+def test_modules_loaded_before_a_fork_run_their_hooks_from_the_next_one_on() -> None:
     """A module may register a hook that takes its lock before a fork, and one for after it.
 
     The fork that makes cumem load the module is too late for the first hook, so it may not
@@ -286,7 +286,7 @@ assert not registered._global_shutdown_lock.locked()
 """
 
 
-def test_thread_that_forks_beside_another_lets_go_of_no_lock_that_it_did_not_take() -> (
+def test_thread_that_forks_beside_another_releases_no_lock_that_it_did_not_take() -> (
     None
 ):
     # From 3.12 on CPython warns of forks beside threads, which this test has to make.

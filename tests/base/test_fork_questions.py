@@ -140,7 +140,7 @@ def test_child_after_a_question_has_its_gpu(question, tmp_path) -> None:
 
 
 @pytest.mark.gpu
-def test_count_without_the_driver_is_the_drivers() -> None:
+def test_count_without_the_driver_is_that_of_the_driver() -> None:
     said = run(
         "import cumem; n = cumem.device_count(); cumem.empty_pinned(1);"
         "print(n == cumem.device_count() == cumem.device_count())",
@@ -357,7 +357,7 @@ def test_visible_devices_are_read_by_the_rules_of_cuda(text, count) -> None:
         assert counting.count_visible(text, UUIDS) == count
 
 
-def test_visible_devices_of_no_gpu_are_none() -> None:
+def test_machine_without_gpus_has_no_visible_devices() -> None:
     for text in (None, "", "0", "GPU-7"):
         assert counting.count_visible(text, []) == 0
 

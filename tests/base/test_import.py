@@ -555,7 +555,7 @@ def embedding(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         "cumem.shutdown()",
     ],
 )
-def test_signal_is_heard_where_pythons_main_thread_is_not_the_processs(
+def test_signal_ends_a_wait_if_python_runs_in_another_thread_than_the_first(
     embedding, wait: str
 ) -> None:
     done = subprocess.run(

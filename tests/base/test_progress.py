@@ -250,7 +250,7 @@ def test_bar_is_closed_after_a_failure(emulated, tmp_path, bars) -> None:
     assert [bar.closed for bar in bars] == [1, 1, 1]
 
 
-def test_nothing_is_reported_as_done(emulated, tmp_path) -> None:
+def test_call_without_bytes_reports_zero_of_zero(emulated, tmp_path) -> None:
     reported: list[tuple[int, int]] = []
 
     def tell(*args: int) -> None:

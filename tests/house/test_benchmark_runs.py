@@ -117,6 +117,7 @@ def test_benchmark_of_doors_runs_and_says_that_it_is_emulated(tmp_path: Path) ->
 
 
 def test_copy_of_a_door_that_is_wrong_is_seen(emulated, monkeypatch) -> None:
+    """The benchmark must notice that a copy does nothing."""
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("doors")
     try:
@@ -130,6 +131,7 @@ def test_copy_of_a_door_that_is_wrong_is_seen(emulated, monkeypatch) -> None:
 
 
 def test_managed_words_that_are_wrong_are_seen(emulated, monkeypatch) -> None:
+    """The benchmark must notice that a word of managed memory was overwritten."""
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("managed")
     try:

@@ -432,6 +432,7 @@ def test_environment_variables_are_documented_and_read() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/memory-kinds.md"])
 def test_figures_of_the_start_are_those_of_their_results(page: str) -> None:
+    """The two pages that new readers see have the figures of the files of results."""
     script = load(ROOT / "benchmarks" / "render_readme.py")
     text = (ROOT / page).read_text(encoding="utf-8")
     marker = {"README.md": "<!-- figures -->"}.get(page, "<!-- bench-table -->")
@@ -538,6 +539,7 @@ def test_habits_of_all_five_libraries_are_listed() -> None:
 
 
 def test_names_of_streams_and_events_are_there() -> None:
+    """The names that the table of streams and events gives for cumem exist."""
     rows = rows_of("coming-from.md", 7)[1:]
     assert len(rows) == 9
     for row in rows:

@@ -179,6 +179,7 @@ def test_no_two_files_call_each_other() -> None:
 
 
 def test_types_and_constants_have_one_meaning() -> None:
+    """No two files may define a type or a constant of the same name."""
     found: dict[str, set[str]] = {}
     for path, code in CODES.items():
         names = [a or b for a, b in TYPED.findall(code)] + CONSTANT.findall(code)
@@ -201,6 +202,7 @@ SEAM_INCLUDES = {
 
 
 def test_seams_are_one_file() -> None:
+    """Only the file of a seam may include or name what is beyond it, such as Python."""
     wrong = [
         f"{name_of(path)}: {name}"
         for path in SOURCES
@@ -233,6 +235,7 @@ def test_spdx_line_comes_first() -> None:
 
 
 def test_headers_open_with_their_job() -> None:
+    """The second line of a header begins the comment that says what it is for."""
     headers = [path for path in SOURCES if path.suffix == ".h"]
     check_none(
         name_of(path)

@@ -122,6 +122,7 @@ def test_code_that_looks_like_a_link_is_kept() -> None:
 
 
 def test_comparisons_have_the_tables_of_the_pages_and_not_their_machines() -> None:
+    """The page of comparisons repeats tables of figures, without those of commits."""
     text = hooks.tables()
     assert "| array → device, 1 GiB |" in text  # a table of copies.md
     assert "| host → device |" in text  # a table of memory-kinds.md, between markers

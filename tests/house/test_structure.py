@@ -42,7 +42,7 @@ def test_structure_owes_what_its_debt_says_and_no_more(debts, name: str) -> None
     assert said is None, said
 
 
-def test_every_debt_has_a_measure_and_a_goal_that_is_no_more(debts) -> None:
+def test_every_debt_has_a_measure_and_a_goal_that_is_no_higher(debts) -> None:
     measures = {*structure.MEASURES, *structure.TRACED}
     check_none(
         set(debts) - measures, "take these debts out, since no measure has them:"
@@ -291,7 +291,7 @@ def test_calls_back_are_found_through_other_functions() -> None:
         (3, Debt(2, 2), "x is 3, which is 1 more than the debt"),
     ],
 )
-def test_figure_is_held_against_its_debt(figure: int, debt: Debt, said: str | None):
+def test_figure_is_compared_with_its_debt(figure: int, debt: Debt, said: str | None):
     found = structure.judge("x", ["csrc/a.c:1"] * figure, debt)
     assert (found is None) if said is None else (said in (found or ""))
 

@@ -150,6 +150,7 @@ def test_late_blocks_of_a_stream_are_reused_on_that_stream(runtime) -> None:
 
 
 def test_gates_release_a_window_after_those_it_is_held_for(runtime) -> None:
+    """Work of a window waits while the next windows are entered, and then goes on."""
     hold = Hold(8)  # each window has 2 events
     stream = cumem.Stream()
     gates = open_gates(hold, [stream], 0)

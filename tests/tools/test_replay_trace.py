@@ -74,7 +74,9 @@ def test_peak_busy_adds_blocks_that_are_held() -> None:
 
 
 @pytest.mark.parametrize("events", [1, 2, 3, 4, 5, 8, 100, 1001])
-def test_hold_keeps_at_least_so_long_and_at_most_a_quarter_more(events: int) -> None:
+def test_hold_keeps_blocks_for_its_events_and_at_most_a_quarter_more(
+    events: int,
+) -> None:
     hold = Hold(events)
     for row in range(3 * hold.step):
         kept = (row // hold.step + hold.windows) * hold.step - row
@@ -280,7 +282,7 @@ def test_csv_with_a_header_only_is_refused(tmp_path: Path) -> None:
         load_trace(write_csv(tmp_path / "rmm.csv"))
 
 
-def test_csv_with_bytes_that_are_no_text_is_refused(tmp_path: Path) -> None:
+def test_csv_with_bytes_that_are_not_text_is_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rmm.csv", "1,0,allocate,0x10,8,0")
     path.write_bytes(path.read_bytes() + b"\xff\xfe")
     with pytest.raises(ValueError, match="utf-8"):
