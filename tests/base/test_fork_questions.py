@@ -135,7 +135,8 @@ def test_child_after_limits_of_the_environment_has_all_of_cumem() -> None:
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_child_after_a_question_has_its_gpu(question, tmp_path) -> None:
     code = ASKING.format(question=QUESTIONS[question], count="cumem.device_count()")
-    # Kept figures are found by the name of the GPU, which only the driver knows.
+    # The cache is empty, because figures that are kept in it are looked up by the name of
+    # the GPU, which only the driver knows.
     run(code, CUMEM_BACKEND="cuda", XDG_CACHE_HOME=str(tmp_path))
 
 
@@ -151,7 +152,7 @@ def test_count_without_the_driver_is_that_of_the_driver() -> None:
 
 # -- every public call, before a fork ----------------------------------------------------
 
-#: These start the driver, so that a child can only work on the host. They allocate,
+#: These calls start the driver, so that a child can only work on the host. They allocate,
 #: register, make streams and events, or ask for something that only the driver knows.
 USES = {
     *("array", "asarray", "empty", "empty_device", "empty_like"),
@@ -193,7 +194,7 @@ print(json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def answers(files_of_calls) -> dict[str, int]:  # noqa: F811
-    """Return 0 for each call after which the child had its GPU, and 7 for the others."""
+    """Return 0 for each call after which the child could use a device, and 7 for others."""
     calls = json.dumps(CALLS | OTHERS)
     program = TABLE.replace("import contextlib", "import signal, contextlib")
     done = programs.run("-c", program, "nothing()", calls, str(files_of_calls))
@@ -215,7 +216,7 @@ def test_page_names_each_call_that_starts_the_driver() -> None:
     assert missing == []
 
 
-#: Calls that also do without the driver, although they collate, copy or set a share.
+#: Calls that need no driver either, although they collate, copy or set a share.
 WITHOUT_DRIVER = {
     "numbers": "cumem.PinnedCollate()([1, 2])",
     "tuples of numbers": "cumem.PinnedCollate()([(1, 2.0), (3, 4.0)])",

@@ -2,9 +2,10 @@
 """Tests of replaying a trace of allocations with an allocator, and of the command.
 
 The ratio of the memory that an allocator reserves to what is live is compared with a trace
-that was worked out by hand. In some tests work on freed blocks is late: `Hold(n)` keeps a
-block for n more events, by gates that hold streams shut. The later tests run
-`python -m cumem replay`.
+that was worked out by hand. In some tests work on freed blocks is late: `Hold(n)` cuts the
+events of the trace into windows, and gates hold the work of each window back for at least
+n events. A gate opens early, which `forced` counts, if a call waits for the work behind it.
+The later tests run `python -m cumem replay`.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def test_ratio_is_exact_on_a_trace_checked_by_hand(emulated) -> None:
 
 
 def test_allocator_that_takes_no_streams_keeps_its_blocks(emulated) -> None:
+    """Without streams nothing can be late, so freed blocks are kept instead."""
     trace = hand_checked()
     result = replay.replay(trace, Exact(), hold=Hold(100))
     assert result.peak_reserved == result.peak_busy == 28 * KIB
@@ -123,8 +125,8 @@ def test_every_kind_replays(runtime, kind: str) -> None:
 
 
 def test_late_blocks_are_in_flight_and_not_handed_out(runtime) -> None:
-    # Blocks come one after the other, and each is freed at once. So there is one block in
-    # memory, unless blocks are late.
+    # Each block is freed before the next one is allocated, so that one block is enough
+    # unless blocks are late.
     count, size = 30, 8 << 20
     op, block = [1, 0] * count, [n // 2 for n in range(2 * count)]
     trace = make_trace("one", op, block, [size, 0] * count, [0] * 2 * count)
@@ -140,6 +142,7 @@ def test_late_blocks_are_in_flight_and_not_handed_out(runtime) -> None:
 
 
 def test_late_blocks_of_a_stream_are_reused_on_that_stream(runtime) -> None:
+    """With `own` the trace's own streams are late, on which a freed block can be reused."""
     count = 20
     op, block = [1, 0] * count, [n // 2 for n in range(2 * count)]
     trace = make_trace("one", op, block, [64 * KIB, 0] * count, [0] * 2 * count)
@@ -169,13 +172,14 @@ def test_gates_release_a_window_after_those_it_is_held_for(runtime) -> None:
 
 
 def test_gates_open_for_a_call_that_waits_for_them(runtime, monkeypatch) -> None:
+    """A call inside `with gates` waits for held work, and must return all the same."""
     monkeypatch.setattr("cumem.tools.replay.hold.STUCK_SECONDS", 0.05)
     stream = cumem.Stream()
     gates = open_gates(Hold(4), [stream], 0)
     gates.enter(1)
     stream.record()
     with gates:
-        stream.synchronize()  # without the gates' help this would never return
+        stream.synchronize()  # this returns only because the gates open early
     assert gates.forced == 1
     gates.close()
 
