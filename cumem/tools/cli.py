@@ -213,8 +213,9 @@ def _parser() -> argparse.ArgumentParser:
         "bench",
         help="measure copies and allocations, and say which memory to use here",
         description="Measure this machine with verified data: copies between host and "
-        "device, both directions at once, allocation, and the processor's own access, "
-        "for each kind of memory; with advice from the figures of a real GPU.",
+        "device, rows by random numbers, both directions at once, allocation, and the "
+        "processor's own access, for each kind of memory; with advice from the figures "
+        "of a real GPU.",
     )
     bench.add_argument("--quick", action="store_true", help="fewer sizes: some seconds")
     bench.add_argument(

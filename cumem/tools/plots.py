@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_pool", "plot_rates", "plot_record"]
+__all__ = ["PINNED_ROWS", "plot_pool", "plot_rates", "plot_record"]
 
 _STEPS: Final = 1000  # steps of time, about as many as a picture has pixels
 _MOST_SEGMENTS: Final = 40
 _EMULATED: Final = "emulated: timings mean nothing"
+#: The curve of rows that are copied by random numbers.
+PINNED_ROWS: Final = "pinned, rows of 16 KiB"
 # All curves must be visible even if they coincide. So each has its own width, dashes and
 # marks, and those further down in this table are drawn on top with wider gaps.
 _STYLES: Final[dict[str, dict[str, Any]]] = {
@@ -40,6 +42,7 @@ _STYLES: Final[dict[str, dict[str, Any]]] = {
     "write-combined": {"color": "#e69f00", "marker": "D", "linestyle": (0, (4, 2))},
     "mapped": {"marker": "^", "linestyle": (0, (2, 4))},
     "managed": {"marker": "v", "linestyle": (0, (6, 2, 1, 2))},
+    PINNED_ROWS: {"color": "black", "marker": "x", "linestyle": (0, (1, 2))},
 }
 _LINE: Final[dict[str, Any]] = {
     "linewidth": 1.5,
@@ -228,8 +231,8 @@ def plot_rates(
     Parameters
     ----------
     panels : mapping
-        For the name of each panel a pair: the points (bytes, GB/s) of each kind of memory,
-        and the ceiling in GB/s.
+        For the name of each panel a pair: the points (bytes, GB/s) of each kind of memory
+        and of `PINNED_ROWS`, and the ceiling in GB/s.
     title : str
         The name of the machine that was measured.
     warning : str or None

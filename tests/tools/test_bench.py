@@ -33,6 +33,7 @@ pytestmark = pytest.mark.any_python
 #: The smallest plan that has all cases.
 TINY = Plan(
     sizes=(4 * KIB, 64 * KIB),
+    row_sizes=(4 * KIB, 64 * KIB),
     both_sizes=(64 * KIB,),
     allocate_sizes=(4 * KIB,),
     host_nbytes=64 * KIB,
@@ -54,6 +55,11 @@ def copied(
     seconds = nbytes / gbps / 1e9
     low, high = seconds * (1 - spread), seconds * (1 + spread)
     return Result("copy", what, kind, nbytes, seconds, low, high, 5, verified)
+
+
+def rows(kind: str, gbps: float, what: str = "h2d", nbytes: int = MIB) -> Result:
+    seconds = nbytes / gbps / 1e9
+    return Result("rows", what, kind, nbytes, seconds, seconds, seconds, 5, True)
 
 
 def allocated(kind: str, what: str, seconds: float, nbytes: int = MIB) -> Result:
@@ -81,6 +87,8 @@ def test_run_gives_every_case_once_and_verified(runtime) -> None:
         assert len(measured) == len(results)
     for kind in COPY_KINDS:
         assert {("copy", "h2d", kind, 4 * KIB), ("copy", "d2h", kind, 64 * KIB)} <= keys
+    for kind in ("pageable", "pinned", "mapped"):
+        assert {("rows", "h2d", kind, 4 * KIB), ("rows", "d2h", kind, 64 * KIB)} <= keys
 
 
 @pytest.mark.parametrize("kind", [kind for kind in COPY_KINDS if kind != "pageable"])
@@ -122,6 +130,25 @@ def test_run_with_a_copy_that_does_nothing_is_not_verified(
     monkeypatch.setattr(cumem._core, "copy", lambda dst, src, *, stream=None: None)
     results = [r for r in bench_cases.run(TINY) if r.group == "copy"]
     assert [r for r in results if r.verified] == []
+
+
+@pytest.mark.parametrize("fault", ["does nothing", "moves the wrong rows"])
+def test_run_with_wrong_rows_is_not_verified(
+    emulated, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    real = cumem.copy_rows
+
+    def wrong(dst: object, src: object, dst_rows: object, src_rows: object) -> None:
+        if fault == "moves the wrong rows":
+            real(dst, src, dst_rows, np.roll(src_rows, 1))  # type: ignore[call-overload]
+
+    monkeypatch.setattr(cumem._core, "copy_rows", wrong)
+    results = list(bench_cases.run(TINY))
+    unverified = {(r.group, r.nbytes) for r in results if not r.verified}
+    expected = {("rows", 64 * KIB), ("rows", 4 * KIB)}
+    if fault == "moves the wrong rows":
+        expected = {("rows", 64 * KIB)}  # of one row no other one can be moved
+    assert unverified == expected
 
 
 def test_run_where_a_kind_cannot_be_had_says_why_and_goes_on(
@@ -169,12 +196,20 @@ def test_plan_fits_in_little_memory(quick: bool, room: int) -> None:
     plan = bench.make_plan(bench.Options(quick=quick), room)
     assert plan.largest <= room
     assert plan.both_sizes
+    assert plan.row_sizes
     assert plan.allocate_sizes
 
 
 def test_plan_without_room_for_anything_is_refused() -> None:
     with pytest.raises(bench.UsageError, match="smallest is 4 KiB"):
         bench.make_plan(bench.Options(), 1000)
+
+
+def test_plan_has_rows_of_at_most_64_mib() -> None:
+    plan = bench.make_plan(bench.Options(), 1 << 40)
+    assert plan.row_sizes[0] == 64 * KIB
+    assert plan.row_sizes[-1] == 64 * MIB
+    assert bench.make_plan(bench.Options(), 4 * KIB).row_sizes == (4 * KIB,)
 
 
 def test_max_size_leaves_out_larger_copies() -> None:
@@ -217,6 +252,59 @@ def test_ceiling_that_was_not_measured_is_the_best_pinned_rate() -> None:
     assert percent == pytest.approx(10)
     assert "% of 50.0 GB/s, best pinned rate here" in report.render(verbose=True)
     assert "\nceiling (best pinned rate here): host → device 50" in report.render()
+
+
+def test_rates_of_rows_are_compared_with_the_same_ceiling() -> None:
+    report = Report(
+        [
+            copied("pinned", 50),
+            copied("pinned", 40, what="d2h"),
+            rows("pinned", 45),
+            rows("pinned", 38, "d2h"),
+        ]
+    )
+    assert report.percent(report.results[2]) == pytest.approx(90)
+    assert (
+        "rows of 16 KiB by random numbers, pinned: 90 % of the ceiling to the device, "
+        "95 % to the host"
+    ) in report.render()
+    table = report.render(verbose=True)
+    assert "rows → device, 16 KiB each by random numbers: GB/s, ± spread" in table
+    assert [
+        line for line in table.splitlines() if "45.0 ±0%" in line and " 90%" in line
+    ]
+
+
+def test_rows_without_a_figure_are_said_to_have_none() -> None:
+    skipped = Result("rows", "d2h", "pinned", MIB, skipped="no memory")
+    report = Report([copied("pinned", 50), rows("pinned", 25), skipped])
+    assert "50 % of the ceiling to the device, no figure to the host" in report.render()
+    assert Report([copied("pinned", 50)]).render().count("rows") == 0
+
+
+def test_advice_on_rows_names_where_to_keep_them() -> None:
+    report = Report([rows("pageable", 20), rows("pinned", 40), rows("mapped", 40)])
+    advice = "keep the rows in pinned memory: 2.0 times as fast as pageable"
+    assert report.advise_rows("h2d", MIB) == advice
+    assert report.advise_rows("d2h", MIB) == "nothing could be measured"
+    assert f"rows → device: {advice}" in report.render()
+    assert "rows → host: keep" not in report.render()
+    assert report.as_data()["results"][0]["advice"] == advice
+    equal = Report([rows("pageable", 40), rows("pinned", 41)])
+    assert equal.advise_rows("h2d", MIB).startswith("ordinary memory will do")
+    assert "keep the rows" not in equal.render()
+    alone = Report([rows("pinned", 41)])
+    assert alone.advise_rows("h2d", MIB) == "keep the rows in pinned memory"
+
+
+def test_plot_has_a_curve_of_rows_where_they_were_measured() -> None:
+    without = Report([copied("pinned", 50)])
+    assert [*without.curves("h2d")] == [*COPY_KINDS]
+    report = Report(
+        [copied("pinned", 50), rows("pinned", 25), rows("pinned", 20, "d2h")]
+    )
+    assert report.curves("h2d")["pinned, rows of 16 KiB"] == [(MIB, pytest.approx(25))]
+    assert report.curves("d2h")["pinned, rows of 16 KiB"] == [(MIB, pytest.approx(20))]
 
 
 def test_advice_names_the_fastest_kind() -> None:

@@ -207,12 +207,12 @@ def test_colours_can_be_distinguished_by_colour_blind_readers() -> None:
 
 def test_curves_that_lie_on_each_other_can_be_distinguished() -> None:
     styles = plots._STYLES
-    assert list(styles) == list(COPY_KINDS)
+    assert list(styles) == [*COPY_KINDS, plots.PINNED_ROWS]
     shapes = [
         (style.get("linestyle", "solid"), style.get("linewidth"), style["marker"])
         for style in styles.values()
     ]
-    assert len(set(shapes)) == len(COPY_KINDS)
+    assert len(set(shapes)) == len(styles)
     # Dashes of the upper curves let the curve beneath them be seen.
     after = list(COPY_KINDS)[list(COPY_KINDS).index("pinned") + 1 :]
     assert all("linestyle" in styles[kind] for kind in after)

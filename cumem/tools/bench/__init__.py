@@ -110,9 +110,11 @@ def make_plan(options: Options, room: int) -> Plan:
         ends, budget = fitting[-1:], 0.05
     else:
         ends, budget = tuple(size for size in fitting if size >= MIB)[::2], 0.25
+    rows = tuple(size for size in fitting if 64 * KIB <= size <= 64 * MIB)
     allocations = tuple(size for size in (4 * KIB, MIB, 64 * MIB) if size <= limit)
     return Plan(
         sizes=fitting,
+        row_sizes=rows or fitting[-1:],
         both_sizes=ends or fitting[-1:],
         allocate_sizes=allocations[:2] if options.quick else allocations,
         host_nbytes=min(fitting[-1], 16 * MIB),
@@ -292,6 +294,8 @@ def _save(
             "key": saved_results.machine_key(device),
             "plan": {
                 "sizes": plan.sizes,
+                "row_sizes": plan.row_sizes,
+                "row_nbytes": cases.ROW_NBYTES,
                 "budget": plan.budget,
                 "quick": options.quick,
             },

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmark measures: copies, allocation and the processor's own access.
+"""What the benchmark measures: copies, rows, allocation and the processor's own access.
 
 Each case moves random bytes. It is timed by a monotonic clock around calls that block
 until the data is there. Afterwards it moves fresh random bytes once more and compares
@@ -25,10 +25,10 @@ from cumem.devices.device import Device
 from cumem.pools.pool import trim
 from cumem.tools.measuring import raw_copies
 
-__all__ = ["COPY_KINDS", "Plan", "Result", "count", "run"]
+__all__ = ["COPY_KINDS", "ROW_NBYTES", "Plan", "Result", "count", "run"]
 
 Bytes = NDArray[np.uint8]
-Group = Literal["ceiling", "copy", "both", "allocate", "host"]
+Group = Literal["ceiling", "copy", "rows", "both", "allocate", "host"]
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -38,6 +38,9 @@ MIB: Final = 1024 * KIB
 COPY_KINDS: Final = ("pageable", "pinned", "write-combined", "mapped", "managed")
 ALLOCATE_KINDS: Final = (*COPY_KINDS, "device")
 BOTH_KINDS: Final = ("pageable", "pinned", "mapped")
+ROW_KINDS: Final = BOTH_KINDS
+#: The length of a row that is copied by its number, such as a block of a key-value cache.
+ROW_NBYTES: Final = 16 * KIB
 
 
 #: Errors after which a case has no figure: the device cannot do it, or memory is short. The
@@ -53,6 +56,8 @@ class Plan:
     ----------
     sizes : tuple of int
         The sizes of the copies in bytes, ascending.
+    row_sizes : tuple of int
+        The bytes of all rows of a copy by random numbers, ascending.
     both_sizes : tuple of int
         The bytes in each direction for copies in both directions at once.
     allocate_sizes : tuple of int
@@ -70,6 +75,7 @@ class Plan:
     """
 
     sizes: tuple[int, ...]
+    row_sizes: tuple[int, ...]
     both_sizes: tuple[int, ...]
     allocate_sizes: tuple[int, ...]
     host_nbytes: int
@@ -83,7 +89,11 @@ class Plan:
     def largest(self) -> int:
         """The size of the largest buffer that any case needs, in bytes."""
         return max(
-            *self.sizes, *self.both_sizes, *self.allocate_sizes, self.host_nbytes
+            *self.sizes,
+            *self.row_sizes,
+            *self.both_sizes,
+            *self.allocate_sizes,
+            self.host_nbytes,
         )
 
 
@@ -95,10 +105,12 @@ class Result:
     ----------
     group : str
         ``"ceiling"`` (the CUDA runtime's own copies, without cumem), ``"copy"``,
-        ``"both"`` (directions at once), ``"allocate"`` or ``"host"``.
+        ``"rows"`` (by random numbers), ``"both"`` (directions at once), ``"allocate"`` or
+        ``"host"``.
     what : str
-        The case within the group: ``"h2d"`` or ``"d2h"`` of a ceiling or copy, ``"both"``,
-        ``"first"`` or ``"again"`` of an allocation, ``"write"`` or ``"read"`` of the host.
+        The case within the group: ``"h2d"`` or ``"d2h"`` of a ceiling, a copy or rows,
+        ``"both"``, ``"first"`` or ``"again"`` of an allocation, ``"write"`` or ``"read"``
+        of the host.
     kind : str
         The kind of memory; pinned for the ceiling.
     nbytes : int
@@ -165,9 +177,10 @@ def count(plan: Plan) -> int:
         The number of results that `run` yields.
     """
     copies = 2 * len(COPY_KINDS) * len(plan.sizes)
+    rows = 2 * len(ROW_KINDS) * len(plan.row_sizes)
     both = len(BOTH_KINDS) * len(plan.both_sizes)
     allocations = 2 * len(ALLOCATE_KINDS) * len(plan.allocate_sizes)
-    return 2 + copies + both + allocations + 2 * len(COPY_KINDS)
+    return 2 + copies + rows + both + allocations + 2 * len(COPY_KINDS)
 
 
 def run(plan: Plan) -> Iterator[Result]:
@@ -192,6 +205,7 @@ def run(plan: Plan) -> Iterator[Result]:
     groups = (
         (bench.ceilings, ("pinned",)),
         (bench.copies, COPY_KINDS),
+        (bench.rows, ROW_KINDS),
         (bench.both_ways, BOTH_KINDS),
         (bench.allocations, ALLOCATE_KINDS),
         (bench.host_access, COPY_KINDS),
@@ -209,11 +223,11 @@ class _Bench:
         self.plan = plan
         self.device = Device(plan.device)
         self.stream = _core.Stream(device=self.device)
-        generator = default_rng(plan.seed)
+        self._random = default_rng(plan.seed)
         self._shift = 4099  # makes each draw from the store differ from the one before
         self._draws = 0
         self._store: Bytes = np.frombuffer(
-            generator.bytes(plan.largest + 64 * self._shift), np.uint8
+            self._random.bytes(plan.largest + 64 * self._shift), np.uint8
         )
 
     def random(self, nbytes: int) -> Bytes:
@@ -282,6 +296,23 @@ class _Bench:
             yield self._measure("copy", "h2d", kind, nbytes, into)
             yield self._measure("copy", "d2h", kind, nbytes, out)
 
+    def rows(self, kind: str) -> Iterator[Result]:
+        """Measure rows by random numbers on both sides, to and from the device."""
+        sizes = self.plan.row_sizes
+        try:
+            host = self.allocate(kind, sizes[-1])
+            _host_view(host)[:] = 0  # touches every page before the clock starts
+            target = self.allocate("device", sizes[-1])
+        except REFUSALS as error:
+            yield from self._skip("rows", kind, ("h2d", "d2h"), sizes, error)
+            return
+        for nbytes in sizes:
+            row = min(ROW_NBYTES, nbytes)
+            here, there = (end[:nbytes].reshape(-1, row) for end in (host, target))
+            into, out = self._rows_in(here, there), self._rows_out(here, there)
+            yield self._measure("rows", "h2d", kind, nbytes, into)
+            yield self._measure("rows", "d2h", kind, nbytes, out)
+
     def both_ways(self, kind: str) -> Iterator[Result]:
         """Measure one copy in each direction at once, each on its own stream."""
         sizes = self.plan.both_sizes
@@ -346,6 +377,40 @@ class _Bench:
             return np.array_equal(_host_view(host), fresh)
 
         return _Trial(lambda: _core.copy(host, source), verify)
+
+    def _numbers(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the numbers of all rows twice, each time in a random order."""
+        return self._random.permutation(count), self._random.permutation(count)
+
+    def _rows_in(self, host: Any, target: Any) -> _Trial:
+        to, of = self._numbers(len(host))
+
+        def action() -> None:
+            _core.copy_rows(target, host, to, of)
+
+        def verify() -> bool:
+            fresh = self.random(host.nbytes).reshape(host.shape)
+            _host_view(host)[:] = fresh
+            action()
+            moved = np.empty_like(fresh)
+            moved[to] = fresh[of]
+            return self._holds(target.reshape(-1), moved.reshape(-1))
+
+        return _Trial(action, verify)
+
+    def _rows_out(self, host: Any, source: Any) -> _Trial:
+        to, of = self._numbers(len(host))
+
+        def action() -> None:
+            _core.copy_rows(host, source, to, of)
+
+        def verify() -> bool:
+            fresh = self.random(source.nbytes).reshape(source.shape)
+            _core.copy(source, fresh)
+            action()
+            return np.array_equal(_host_view(host)[to], fresh[of])
+
+        return _Trial(action, verify)
 
     def _prefetch(self, managed: Any, where: object) -> None:
         # The buffer's own prefetch_pages() would warn that the memory moves to and fro.

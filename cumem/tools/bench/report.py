@@ -10,14 +10,22 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from cumem.base.units import format_nbytes, format_seconds, format_table
-from cumem.tools.bench.cases import ALLOCATE_KINDS, BOTH_KINDS, COPY_KINDS, Result
-from cumem.tools.plots import plot_rates
+from cumem.tools.bench.cases import (
+    ALLOCATE_KINDS,
+    BOTH_KINDS,
+    COPY_KINDS,
+    ROW_KINDS,
+    ROW_NBYTES,
+    Result,
+)
+from cumem.tools.plots import PINNED_ROWS, plot_rates
 
 __all__ = ["PLOT_FORMATS", "Report", "save_plot"]
 
 PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 
 DIRECTIONS: Final = {"h2d": "host → device", "d2h": "device → host"}
+_ROWS: Final = {"h2d": "rows → device", "d2h": "rows → host"}
 _LABEL = 9  # the width of the first column
 _CELL = 18
 _SHORT_SIZES = 4  # the number of sizes in the short table
@@ -84,7 +92,7 @@ class Report:
 
     def percent(self, result: Result) -> float | None:
         """Return a copy's rate in percent of the ceiling, or None for other groups."""
-        if result.group == "copy":
+        if result.group in ("copy", "rows"):
             ceiling = self.ceiling(result.what)
         elif result.group == "both":
             ceiling = self.ceiling("h2d") + self.ceiling("d2h")
@@ -211,6 +219,26 @@ class Report:
         below = [size for size in sizes if size <= nbytes]
         return below[-1] if below else (sizes[0] if sizes else None)
 
+    def advise_rows(self, what: str, nbytes: int) -> str:
+        """Say in which memory to keep a table whose rows are copied by their numbers."""
+        found = [
+            result
+            for kind in ROW_KINDS
+            if (result := self.find("rows", what, kind, nbytes)) is not None
+            and result.verified
+        ]
+        if not found:
+            return "nothing could be measured"
+        plain = self.find("rows", what, "pageable", nbytes)
+        top = max(found, key=lambda result: result.gbps)
+        best = _simplest(found, top, plain if plain in found else None)
+        if best.kind == "pageable":
+            return "ordinary memory will do: nothing else is clearly faster"
+        if plain is None or plain not in found:
+            return f"keep the rows in {best.kind} memory"
+        times = f"{plain.seconds / best.seconds:.1f} times as fast as pageable"
+        return f"keep the rows in {best.kind} memory: {times}"
+
     def advise_both(self, kind: str, nbytes: int) -> str:
         """Say what two simultaneous streams gain over one direction after the other."""
         both = self.find("both", "both", kind, nbytes)
@@ -280,6 +308,8 @@ class Report:
         lines = []
         for what in DIRECTIONS:
             lines += self._copy_table(what)
+        for what in DIRECTIONS:
+            lines += self._rows_table(what)
         lines += self._both_table() + self._allocate_table() + self._host_table()
         lines += self._notes()
         return "\n".join(lines).rstrip("\n")
@@ -310,6 +340,8 @@ class Report:
                 cells = [self._rate_cell("copy", what, k, nbytes) for k in COPY_KINDS]
                 rows.append(_short_row("" if i else name, nbytes, [*cells, ""]))
         for name, group, what in (
+            (_ROWS["h2d"], "rows", "h2d"),
+            (_ROWS["d2h"], "rows", "d2h"),
             ("both directions", "both", "both"),
             ("host writes", "host", "write"),
             ("host reads", "host", "read"),
@@ -327,7 +359,18 @@ class Report:
                 for what, name in DIRECTIONS.items()
             )
             lines.append(f"ceiling ({self.ceiling_source('h2d')}): {rates}")
+        if self.sizes("rows"):
+            shares = [self._share_of_rows(what) for what in DIRECTIONS]
+            lines.append(
+                f"rows of {format_nbytes(ROW_NBYTES)} by random numbers, pinned: "
+                f"{shares[0]} of the ceiling to the device, {shares[1]} to the host"
+            )
         return [*lines, ""]
+
+    def _share_of_rows(self, what: str) -> str:
+        result = self.find("rows", what, "pinned", self.sizes("rows")[-1])
+        percent = None if result is None else self.percent(result)
+        return "no figure" if percent is None else f"{percent:.0f} %"
 
     def _rate_cell(self, group: str, what: str, kind: str, nbytes: int) -> str:
         result = self.find(group, what, kind, nbytes)
@@ -349,6 +392,11 @@ class Report:
             for what, name in DIRECTIONS.items()
             if (text := self._advise_direction(what))
         ]
+        for what in DIRECTIONS:
+            for nbytes in self.sizes("rows")[-1:]:
+                text = self.advise_rows(what, nbytes)
+                if text.startswith("keep"):
+                    lines.append(f"{_ROWS[what]}: {text}")
         for name, group, advise, start in (
             ("both directions", "both", self.advise_both, "use two streams"),
             ("allocation", "allocate", self.advise_allocate, "allocate once"),
@@ -413,6 +461,22 @@ class Report:
         percent = self.percent(result)
         share = "" if percent is None else f"{percent:.0f}%"
         return f"{_rate(result.gbps):>5} {_spread(result):<5} {share:>4}"
+
+    def _rows_table(self, what: str) -> list[str]:
+        sizes = self.sizes("rows")
+        if not sizes:
+            return []
+        lines = [
+            f"{_ROWS[what]}, {format_nbytes(ROW_NBYTES)} each by random numbers: GB/s, "
+            f"± spread, % of {self.ceiling(what):.1f} GB/s",
+            _line("all rows", ROW_KINDS),
+        ]
+        for nbytes in sizes:
+            cells = [self._copy_cell("rows", what, kind, nbytes) for kind in ROW_KINDS]
+            lines.append(_line(format_nbytes(nbytes), cells))
+            if self.advises:
+                lines.append(_advice(self.advise_rows(what, nbytes)))
+        return [*lines, ""]
 
     def _both_table(self) -> list[str]:
         sizes = self.sizes("both")
@@ -499,6 +563,26 @@ class Report:
 
     # -- data --------------------------------------------------------------------------
 
+    def curves(self, what: str) -> dict[str, list[tuple[int, float]]]:
+        """Return the points of the plot of one direction, for each curve.
+
+        Returns
+        -------
+        dict
+            For each kind of memory, and for rows of pinned memory by random numbers, pairs
+            of the bytes of a copy and of its rate in GB/s.
+        """
+
+        def points(group: str, kind: str) -> list[tuple[int, float]]:
+            sizes = self.sizes(group)
+            found = (self.find(group, what, kind, nbytes) for nbytes in sizes)
+            return [(each.nbytes, each.gbps) for each in found if each is not None]
+
+        curves = {kind: points("copy", kind) for kind in COPY_KINDS}
+        if self.sizes("rows"):
+            curves[PINNED_ROWS] = points("rows", "pinned")
+        return curves
+
     def as_data(self) -> dict[str, Any]:
         """Return results, ceilings and advice as plain data for JSON.
 
@@ -531,6 +615,8 @@ class Report:
                 return "the rates of copies are compared with this"
             case "copy":
                 return self.advise_copy(result.what, result.nbytes)
+            case "rows":
+                return self.advise_rows(result.what, result.nbytes)
             case "both":
                 return self.advise_both(result.kind, result.nbytes)
             case "allocate":
@@ -558,14 +644,8 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
     ImportError
         If matplotlib is not installed.
     """
-
-    def points(what: str, kind: str) -> list[tuple[int, float]]:
-        sizes = report.sizes("copy")
-        found = (report.find("copy", what, kind, nbytes) for nbytes in sizes)
-        return [(each.nbytes, each.gbps) for each in found if each is not None]
-
     panels = {
-        name: ({kind: points(what, kind) for kind in COPY_KINDS}, report.ceiling(what))
+        name: (report.curves(what), report.ceiling(what))
         for what, name in DIRECTIONS.items()
     }
     plot_rates(panels, title, warning).savefig(path, dpi=120)
