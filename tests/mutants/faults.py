@@ -901,6 +901,43 @@ FAULTS = [
         ],
     ),
     Fault(
+        "rows cut by a slot begin anew",
+        "csrc/transfer/routes/numbered.c",
+        "the rest of a row that the end of a slot has cut is taken from its beginning",
+        "copy_bytes(p, 0, p->skipped, head)",
+        "copy_bytes(p, 0, 0, head)",
+        [
+            "tests/transfers/test_rows_by_threads.py::"
+            "test_rows_of_several_slots_equal_numpys",
+            "tests/c/test_numbered_rows.c::"
+            "test_rows_go_up_down_and_over_the_host_in_slots",
+        ],
+    ),
+    Fault(
+        "numbers of another slot",
+        "csrc/transfer/routes/numbered.c",
+        "each slot goes to the places of the first one's rows",
+        "job->row_numbers->address + first * width",
+        "job->row_numbers->address",
+        [
+            "tests/transfers/test_rows_by_threads.py::"
+            "test_rows_of_several_slots_equal_numpys",
+            "tests/c/test_numbered_rows.c::"
+            "test_rows_go_up_down_and_over_the_host_in_slots",
+        ],
+    ),
+    Fault(
+        "pages near the end of a file",
+        "csrc/transfer/routes/numbered.c",
+        "rows of a shortened file are refused although they are still there",
+        "    from = from > begin ? from : begin;\n    to = cm_least(to, end);\n",
+        "",
+        [
+            "tests/transfers/test_rows_by_threads.py::"
+            "test_rows_before_the_end_of_a_shortened_file_are_read",
+        ],
+    ),
+    Fault(
         "rows counted from a wrong end",
         "csrc/transfer/rows/chosen_rows.c",
         "negative numbers mean the rows of an array of another length",

@@ -26,9 +26,28 @@ cm_numbered_rows_destroy(cm_numbered_rows *rows)
     if (rows == NULL) {
         return;
     }
+    for (uint64_t i = 0; i < rows->layer_count; i++) {
+        free(rows->layers[i].is_there[CM_DST]);
+        free(rows->layers[i].is_there[CM_SRC]);
+    }
     free(rows->numbers[CM_DST]);
     free(rows->numbers[CM_SRC]);
     free(rows);
+}
+
+cm_status
+cm_numbered_layer_make_windows(cm_numbered_layer *layer, cm_side side)
+{
+    int64_t low, high;
+    const cm_region *array = &layer->array[side];
+    uintptr_t page = cm_page_nbytes();
+    CM_TRY(cm_region_bounds(array, &low, &high));
+    layer->low[side] = (uintptr_t)array->host + (uintptr_t)low;
+    layer->low[side] -= layer->low[side] % page;
+    layer->high[side] = (uintptr_t)array->host + (uintptr_t)high;
+    size_t count = (layer->high[side] - layer->low[side]) / cm_numbered_window(side);
+    layer->is_there[side] = calloc(count + 1, sizeof(*layer->is_there[side]));
+    return cm_allocated(layer->is_there[side] != NULL, count);
 }
 
 cm_status

@@ -18,6 +18,9 @@
  * Everything here is pure. There are no locks. */
 #pragma once
 
+#include <stdatomic.h>
+
+#include "base/machine.h"
 #include "base/numbered_copy.h"
 #include "transfer/plan/batch_plan.h"
 
@@ -26,6 +29,12 @@ typedef struct cm_numbered_layer {
     cm_piece_end end[2]; /* of row 0 */
     int64_t stride[2];   /* bytes from one row to the next; may be negative or 0 */
     cm_region array[2];  /* the whole arrays, which is what is kept page-locked */
+    /* For an array that maps a file: how its bytes are divided into windows, and which
+     * of these have been brought into memory for this copy. Owned array of a flag for
+     * each window; NULL for other memory. */
+    atomic_uchar *is_there[2];
+    uintptr_t low[2];    /* the first byte of the first window */
+    uintptr_t high[2];   /* the end of the last */
     uint64_t row_nbytes; /* > 0; they lie together */
     uint64_t start;      /* where the layer begins in the packed space */
 } cm_numbered_layer;
@@ -45,6 +54,21 @@ void cm_numbered_rows_destroy(cm_numbered_rows *rows); /* does nothing with NULL
 /* Give each layer its place in the packed space, and return the length of that.
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_numbered_rows_place(cm_numbered_rows *rows, uint64_t *span);
+
+/* How much of a mapped file is brought in at once: neighbours on a page or near it cost
+ * one call of the system for all. Pages that are written are brought in one by one, as
+ * each becomes one that the system has to write to the disk. */
+static inline uintptr_t
+cm_numbered_window(cm_side side)
+{
+    enum { READ_NBYTES = 64 << 10 };
+    return side == CM_DST ? cm_page_nbytes() : READ_NBYTES;
+}
+
+/* Make the windows of a side of a layer whose array maps a file.
+ * Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_numbered_layer_make_windows(cm_numbered_layer *layer,
+                                                      cm_side side);
 
 /* Count the runs of a layer without gaps in a list: rows that follow on each other on
  * both sides are one. Ends with the first run that is more than `most`. */

@@ -82,36 +82,78 @@ typedef struct part_of_layer {
     const cm_numbered_layer *layer;
     cm_numbered_end end[2]; /* by cm_side; their rows begin with the first of the part
                              */
+    uint64_t row_count;     /* rows of which the part has bytes */
     uint64_t skipped;       /* bytes of the first row that belong to another part */
     uint64_t nbytes;
-    bool is_file[2]; /* by cm_side: pages of a file have to be brought in */
     bool wide;
-    /* The pages that were brought in last, by cm_side. Neighbours may share one. */
-    uintptr_t seen_begin[2];
-    uintptr_t seen_end[2];
 } part_of_layer;
 
-/* Populate the pages of bytes of a row, if that end maps a file. */
-static cm_status
-populate(part_of_layer *p, cm_side side, uint64_t row, uint64_t from, uint64_t nbytes)
+static bool
+is_file(const part_of_layer *p, cm_side side)
 {
-    if (!p->is_file[side]) {
+    return p->layer->is_there[side] != NULL;
+}
+
+/* Bring in a window of a file or, if not all of it can be, its bytes from `begin` to
+ * `end`. The window may reach past the end of a file that was cut short, behind the
+ * rows that are read. */
+static cm_status
+bring_in(const cm_numbered_layer *layer, cm_side side, size_t window, uintptr_t begin,
+         uintptr_t end)
+{
+    uintptr_t length = cm_numbered_window(side);
+    uintptr_t from = layer->low[side] + window * length;
+    uintptr_t to = cm_least(from + length, layer->high[side]);
+    bool writes = side == CM_DST;
+    if (cm_is_ok(cm_pages_populate((const void *)from, to - from, writes))) {
+        atomic_store_explicit(&layer->is_there[side][window], 1, memory_order_relaxed);
         return cm_ok();
     }
-    uintptr_t page = cm_page_nbytes();
+    from = from > begin ? from : begin;
+    to = cm_least(to, end);
+    return cm_pages_populate((const void *)from, to - from, writes);
+}
+
+/* Bring in the pages of bytes of a row, if that end maps a file, unless they were
+ * brought in before. */
+static cm_status
+populate(const part_of_layer *p, cm_side side, uint64_t row, uint64_t from,
+         uint64_t nbytes)
+{
+    const cm_numbered_layer *layer = p->layer;
+    if (!is_file(p, side)) {
+        return cm_ok();
+    }
     uintptr_t begin = (uintptr_t)cm_numbered_at(&p->end[side], row) + from;
-    uintptr_t end = cm_round_up_to(begin + nbytes, page);
-    begin -= begin % page;
-    if (p->seen_begin[side] <= begin && end <= p->seen_end[side]) {
+    uintptr_t end = begin + nbytes;
+    size_t last = (end - 1 - layer->low[side]) / cm_numbered_window(side);
+    for (size_t i = (begin - layer->low[side]) / cm_numbered_window(side); i <= last;
+         i++) {
+        if (!atomic_load_explicit(&layer->is_there[side][i], memory_order_relaxed)) {
+            CM_TRY(bring_in(layer, side, i, begin, end));
+        }
+    }
+    return cm_ok();
+}
+
+/* A file may have been cut short since its pages were brought in. Then the row that
+ * lies farthest back is not there any more. */
+static cm_status
+probe_farthest(const part_of_layer *p, cm_side side)
+{
+    const char *farthest = cm_numbered_at(&p->end[side], 0);
+    if (!is_file(p, side)) {
         return cm_ok();
     }
-    p->seen_begin[side] = begin;
-    p->seen_end[side] = end;
-    return cm_pages_populate((const void *)begin, end - begin, side == CM_DST);
+    for (uint64_t i = 1; i < p->row_count; i++) {
+        const char *row = cm_numbered_at(&p->end[side], i);
+        farthest = row > farthest ? row : farthest;
+    }
+    return cm_pages_probe(farthest, p->layer->row_nbytes, side == CM_DST);
 }
 
 static cm_status
-populate_both(part_of_layer *p, uint64_t row, uint64_t from, uint64_t nbytes)
+populate_both(const part_of_layer *p, uint64_t row, uint64_t from, uint64_t nbytes)
 {
     CM_TRY(populate(p, CM_SRC, row, from, nbytes));
     return populate(p, CM_DST, row, from, nbytes);
@@ -119,7 +161,7 @@ populate_both(part_of_layer *p, uint64_t row, uint64_t from, uint64_t nbytes)
 
 /* Copy some bytes of one row. */
 static cm_status
-copy_bytes(part_of_layer *p, uint64_t row, uint64_t from, uint64_t nbytes)
+copy_bytes(const part_of_layer *p, uint64_t row, uint64_t from, uint64_t nbytes)
 {
     char *to = cm_numbered_at(&p->end[CM_DST], row) + from;
     const char *here = cm_numbered_at(&p->end[CM_SRC], row) + from;
@@ -135,14 +177,14 @@ copy_bytes(part_of_layer *p, uint64_t row, uint64_t from, uint64_t nbytes)
 
 /* Copy whole rows, those of a file a few at a time. */
 static cm_status
-copy_rows(part_of_layer *p, uint64_t first, uint64_t count)
+copy_rows(const part_of_layer *p, uint64_t first, uint64_t count)
 {
     uint64_t nbytes = p->layer->row_nbytes;
-    bool is_file = p->is_file[CM_DST] || p->is_file[CM_SRC];
-    uint64_t most = is_file ? ROWS_AT_ONCE : count;
+    bool has_file = is_file(p, CM_DST) || is_file(p, CM_SRC);
+    uint64_t most = has_file ? ROWS_AT_ONCE : count;
     for (uint64_t end = first + count; first < end; first += most) {
         uint64_t some = cm_least(end - first, most);
-        for (uint64_t i = 0; is_file && i < some; i++) {
+        for (uint64_t i = 0; has_file && i < some; i++) {
             CM_TRY(populate_both(p, first + i, 0, nbytes));
         }
         cm_numbered_end dst = cm_numbered_from(p->end[CM_DST], first);
@@ -154,11 +196,13 @@ copy_rows(part_of_layer *p, uint64_t first, uint64_t count)
 
 /* Copy the end of the first row, all whole rows, and the beginning of the last. */
 static cm_status
-copy_part(part_of_layer *p)
+copy_part(const part_of_layer *p)
 {
     uint64_t length = p->layer->row_nbytes;
     uint64_t left = p->nbytes;
     uint64_t row = 0;
+    CM_TRY(probe_farthest(p, CM_SRC));
+    CM_TRY(probe_farthest(p, CM_DST));
     if (p->skipped > 0) {
         uint64_t head = cm_least(length - p->skipped, left);
         CM_TRY(copy_bytes(p, 0, p->skipped, head));
@@ -184,7 +228,6 @@ begin_part(const cm_many *many, const cm_numbered_layer *layer, uint64_t at, cha
                        .skipped = (at - layer->start) % layer->row_nbytes,
                        .wide = wide};
     for (int side = CM_DST; side <= CM_SRC; side++) {
-        const cm_piece_end *end = &layer->end[side];
         bool is_slot = many->way == (side == CM_DST ? CM_MANY_UP : CM_MANY_DOWN);
         if (is_slot) { /* the first row may begin before the slot */
             uintptr_t begin = (uintptr_t)slot - (uintptr_t)p.skipped;
@@ -194,7 +237,6 @@ begin_part(const cm_many *many, const cm_numbered_layer *layer, uint64_t at, cha
         }
         p.end[side] = cm_numbered_from(
             cm_numbered_rows_end(many->rows, layer, (cm_side)side), first);
-        p.is_file[side] = end->is_file && cm_kind_is_pageable(end->kind);
     }
     return p;
 }
@@ -221,6 +263,7 @@ cm_numbered_move_part(const void *context, const cm_layout *part, void *dst,
         uint64_t after = layer->start + many->rows->count * layer->row_nbytes;
         part_of_layer p = begin_part(many, layer, at, slot, wide);
         p.nbytes = cm_least(after, end) - at;
+        p.row_count = (p.skipped + p.nbytes - 1) / layer->row_nbytes + 1;
         cm_status status = copy_part(&p);
         if (!cm_is_ok(status)) {
             atomic_store(&job->lost_error, (int)status.arg);

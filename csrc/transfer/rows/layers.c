@@ -190,6 +190,10 @@ init_numbered_layer(const cm_layer *layer, cm_numbered_layer *out, bool *suits)
         out->array[side] = layer->array[side];
         out->stride[side] = layer->array[side].strides[0];
         out->end[side] = end_at(layer, (cm_side)side, row.offset[side]);
+        if (*suits && out->end[side].is_file
+            && cm_kind_is_pageable(out->end[side].kind)) {
+            CM_TRY(cm_numbered_layer_make_windows(out, (cm_side)side));
+        }
     }
     return cm_ok();
 }

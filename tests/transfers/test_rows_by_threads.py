@@ -100,6 +100,20 @@ def test_file_that_was_cut_short_is_an_error(emulated, tmp_path: Path, width) ->
         cumem.copy_rows(device, source, src_rows=np.arange(count)[::-1])
 
 
+def test_rows_before_the_end_of_a_shortened_file_are_read(
+    emulated, tmp_path: Path
+) -> None:
+    """Pages near them are brought in with them, if they are there."""
+    path = tmp_path / "rows"
+    data = numbers(4 * mmap.PAGESIZE).reshape(-1, 64)
+    path.write_bytes(data.tobytes())
+    source = np.memmap(path, "u1", "r", shape=data.shape)
+    rows = np.random.default_rng(0).permutation(mmap.PAGESIZE // 64)
+    with path.open("r+b") as file:
+        file.truncate(mmap.PAGESIZE)
+    assert (values.get(cumem.take_rows(source, rows)) == data[rows]).all()
+
+
 def test_progress_of_rows_grows_slot_by_slot(emulated) -> None:
     data = numbers(60_000 * 100).reshape(60_000, 100)
     rows = np.random.default_rng(0).integers(0, 60_000, 60_000)
