@@ -14,9 +14,7 @@ cm_chosen_rows_init(cm_chosen_rows *self, uint64_t count)
     CM_TRY(cm_allocated(count <= most, UINT64_MAX));
     size_t nbytes = ((size_t)count + 1) * sizeof(int64_t);
     self->given = malloc(nbytes);
-    CM_TRY(cm_allocated(self->given != NULL, nbytes));
-    self->rows = malloc(nbytes);
-    return cm_allocated(self->rows != NULL, nbytes);
+    return cm_allocated(self->given != NULL, nbytes);
 }
 
 void
@@ -25,11 +23,32 @@ cm_chosen_rows_init_all(cm_chosen_rows *self, uint64_t count)
     *self = (cm_chosen_rows){.count = count, .row_count = -1};
 }
 
+static void
+forget_rows(cm_chosen_rows *self)
+{
+    if (self->rows != self->given) {
+        free(self->rows);
+    }
+    self->rows = NULL;
+}
+
+int64_t *
+cm_chosen_rows_take(cm_chosen_rows *self)
+{
+    int64_t *rows = self->rows;
+    if (rows == self->given) {
+        self->given = NULL;
+    }
+    self->rows = NULL;
+    self->row_count = -1;
+    return rows;
+}
+
 void
 cm_chosen_rows_fini(cm_chosen_rows *self)
 {
+    forget_rows(self);
     free(self->given);
-    free(self->rows);
     *self = (cm_chosen_rows){.row_count = -1};
 }
 
@@ -87,9 +106,27 @@ cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from)
 
 /* -- checking ----------------------------------------------------------------------- */
 
-/* Count from the end where a number is negative. Returns the position of the first
- * number that names no row, or `count`. `rises` says whether each row lies behind the
- * one before. */
+/* Look at all numbers, without a branch for any of them. Returns true if each is the
+ * number of a row as it stands. `rises` says whether each lies behind the one before.
+ */
+static bool
+are_rows(const cm_chosen_rows *self, int64_t row_count, bool *rises)
+{
+    bool is_wrong = false;
+    bool falls = false;
+    int64_t before = -1;
+    for (uint64_t i = 0; i < self->count; i++) {
+        int64_t row = self->given[i];
+        is_wrong |= (uint64_t)row >= (uint64_t)row_count;
+        falls |= row <= before;
+        before = row;
+    }
+    *rises = !falls;
+    return !is_wrong;
+}
+
+/* Count from the end where a number is negative, and write all rows to an array of
+ * their own. Returns the position of the first number that names no row, or `count`. */
 static uint64_t
 count_from_end(cm_chosen_rows *self, int64_t row_count, bool *rises)
 {
@@ -106,6 +143,23 @@ count_from_end(cm_chosen_rows *self, int64_t row_count, bool *rises)
         self->rows[i] = row;
     }
     return self->count;
+}
+
+/* Set the rows. *position is that of the first number that names no row, or `count`. */
+static cm_status
+find_rows(cm_chosen_rows *self, int64_t row_count, uint64_t *position, bool *rises)
+{
+    *position = self->count;
+    forget_rows(self);
+    if (are_rows(self, row_count, rises)) {
+        self->rows = self->given;
+        return cm_ok();
+    }
+    size_t nbytes = ((size_t)self->count + 1) * sizeof(int64_t);
+    self->rows = malloc(nbytes);
+    CM_TRY(cm_allocated(self->rows != NULL, nbytes));
+    *position = count_from_end(self, row_count, rises);
+    return cm_ok();
 }
 
 /* Find the first number whose row an earlier number names. */
@@ -129,6 +183,7 @@ cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_count, bool is_target,
                       cm_row_fault *fault)
 {
     bool rises;
+    uint64_t position;
     *fault = (cm_row_fault){.kind = CM_ROWS_RIGHT};
     if (self->row_count == row_count) {
         return cm_ok();
@@ -142,7 +197,7 @@ cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_count, bool is_target,
         return cm_ok();
     }
     self->row_count = -1;
-    uint64_t position = count_from_end(self, row_count, &rises);
+    CM_TRY(find_rows(self, row_count, &position, &rises));
     if (position < self->count) {
         *fault = (cm_row_fault){CM_ROWS_OUTSIDE, position, self->given[position]};
         return cm_ok();

@@ -17,7 +17,7 @@
 typedef struct cm_chosen_rows {
     int64_t *given; /* owned; NULL if the numbers are 0, 1, … */
     int64_t *rows; /* owned; those of cm_chosen_rows_settle(), none is negative; NULL as
-                      above */
+                      above. They are `given` itself if none of those is negative */
     uint64_t count;
     int64_t row_count; /* for which `rows` are settled; -1 if they are not yet */
 } cm_chosen_rows;
@@ -64,14 +64,7 @@ CM_NODISCARD cm_status cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_c
 
 /* Give the settled rows to the caller, who frees them. NULL if they are 0, 1, …
  * Afterwards there is only cm_chosen_rows_fini(). */
-static inline int64_t *
-cm_chosen_rows_take(cm_chosen_rows *self)
-{
-    int64_t *rows = self->rows;
-    self->rows = NULL;
-    self->row_count = -1;
-    return rows;
-}
+int64_t *cm_chosen_rows_take(cm_chosen_rows *self);
 
 /* Return the row that number `i` means. */
 static inline int64_t
