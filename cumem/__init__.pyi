@@ -18,6 +18,7 @@ from cumem._core import (
     ManagedBuffer as ManagedBuffer,
     MappedBuffer as MappedBuffer,
     PinnedBuffer as PinnedBuffer,
+    RowPlan as RowPlan,
     Stream as Stream,
     Transfer as Transfer,
     asbuffer as asbuffer,

@@ -3949,6 +3949,278 @@ def take_rows(
            [2., 3.]])
     """
 
+@final
+class RowPlan:
+    """Rows that are copied again and again, all layers together or one by one.
+
+    A plan does once what `copy_rows` does at each call before it copies: it reads the
+    arrays, pairs them, checks the numbers of the rows, and puts them where the copy reads
+    them. Its copies do the rest: ``dsts[k][dst_rows[i]] = srcs[k][src_rows[i]]`` for each
+    layer ``k`` and each ``i``.
+
+    Parameters
+    ----------
+    dsts, srcs : buffer, array or list of these
+        The targets and the sources, as `dst` and `src` of `copy_rows`. Two lists of equal
+        length are layers; one array stands for one layer.
+    dst_rows, src_rows : sequence or array of int, shape (n,)
+        The numbers of the rows, as for `copy_rows`. Those in memory of the host are read
+        now. Those in device memory are read anew at each copy.
+    max_sms : int, optional
+        As for `copy_rows`.
+
+    Raises
+    ------
+    IndexError
+        If there is no row of such a number in memory of the host.
+    TypeError
+        If `dsts` or `srcs` is not memory or only one of them is a list, the numbers are not
+        integers (bools are not), or both are None.
+    ValueError
+        If the dtypes or the shapes of rows differ, there are not as many numbers of one as
+        of the other, `dst_rows` in memory of the host has a row twice, a target is
+        read-only or elements of it share memory, a buffer is closed or `max_sms` is below
+        1.
+    OutOfMemoryError
+        If there is no page-locked memory for the numbers.
+
+    Notes
+    -----
+    The constructor copies no rows. It **blocks** while unfinished transfers are still
+    writing numbers that the host reads.
+
+    The plan keeps its arrays until `close`, and ``free()`` of a buffer among them is a
+    BufferError until then. A plan may be used by several threads at once. It cannot be
+    pickled or copied, and in a forked child its methods raise RuntimeError.
+
+    Work that another library has queued on its own arrays comes first if it was queued
+    before the plan was made. Later work comes first if its stream is `stream`, or one of
+    `after`.
+
+    A graph can capture the copies where one device reaches both ends, by numbers in device
+    memory and by others that the kernel reads. What the graph uses lives as long as the
+    process, even if the plan is gone.
+
+    Examples
+    --------
+    >>> cache = [cumem.zeros((8, 2), "f4", "device") for _ in range(3)]
+    >>> saved = [cumem.full((4, 2), layer, "f4", "pinned") for layer in range(3)]
+    >>> plan = cumem.RowPlan(cache, saved, [5, 1], [0, 3])
+    >>> compute = cumem.Stream()
+    >>> for layer, transfer in enumerate(plan.copy_layers()):
+    ...     transfer.order(compute)  # What compute gets from now on finds the layer.
+    >>> transfer.wait()
+    >>> cache[2].to_numpy()[[5, 1]]
+    array([[2., 2.],
+           [2., 2.]], dtype=float32)
+    """
+
+    def __new__(
+        cls,
+        dsts: object,
+        srcs: object,
+        dst_rows: object = None,
+        src_rows: object = None,
+        *,
+        max_sms: int | None = None,
+    ) -> Self: ...
+    @property
+    def layer_count(self) -> int:
+        """The number of layers, which is 1 if the ends are single arrays."""
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes that a copy of all layers moves."""
+    @property
+    def closed(self) -> bool:
+        """Whether `close` or ``shutdown()`` has closed it."""
+    def copy(
+        self,
+        *,
+        stream: object = None,
+        layer: int | None = None,
+        progress: _Progress = None,
+    ) -> None:
+        """Copy the rows of all layers, or of one, and wait until all the data is there.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            The stream to copy on, as for `copy_rows`.
+        layer : int, optional
+            The layer whose rows are copied; a negative number counts from the end.
+            Default: all layers.
+        progress : bool or callable, optional
+            As for `copy_rows`.
+
+        Raises
+        ------
+        IndexError
+            If there is no such layer, or if the device has met a number of no row. All
+            other rows have been copied then.
+        ValueError
+            If the plan or a buffer is closed, or `stream` belongs to another device.
+        BufferError
+            If the memory of another library's array has moved since the plan was made.
+        ImportError
+            If `progress` is True and tqdm is not installed.
+        CudaError
+            If a copy failed, or `stream` is being captured. Some of the rows may have been
+            copied.
+
+        Notes
+        -----
+        **Blocks** and is **ordered after** other work as `copy_rows` is.
+        """
+    def copy_async(
+        self,
+        *,
+        stream: object = None,
+        after: object = None,
+        layer: int | None = None,
+    ) -> Transfer:
+        """Start copying the rows of all layers, or of one.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            The stream in whose order the rows are copied, as for `copy_rows_async`. Without
+            one the copy runs in the background.
+        after : stream or sequence of streams, optional
+            Streams whose work so far comes first, as for `copy_async`.
+        layer : int, optional
+            As for `copy`.
+
+        Returns
+        -------
+        Transfer
+            One handle for all rows. It keeps the arrays of the plan alive.
+
+        Raises
+        ------
+        IndexError
+            If there is no such layer. `Transfer.wait` raises it if the device has met a
+            number of no row.
+        ValueError
+            If the plan or a buffer is closed, or `stream` belongs to another device.
+        BufferError
+            If the memory of another library's array has moved since the plan was made.
+        CudaError
+            If the copy could not be started, or `stream` is being captured and the host has
+            a part in the copy.
+
+        Notes
+        -----
+        **Blocks** and is **ordered after** other work as `copy_rows_async` is.
+        """
+    def copy_layers(
+        self, *, stream: object = None, after: object = None
+    ) -> list[Transfer]:
+        """Start copying the rows of all layers, each after the layer before.
+
+        A stream that computes with the layers waits for each by `Transfer.order`, without
+        the host: so the first layers are used while the last are still copied.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            The stream in whose order the rows are copied, as for `copy_async`.
+        after : stream or sequence of streams, optional
+            Streams whose work so far comes first, as for `copy_async`.
+
+        Returns
+        -------
+        list of Transfer
+            One handle for each layer, in their order.
+
+        Raises
+        ------
+        ValueError
+            If the plan or a buffer is closed, or `stream` belongs to another device.
+        BufferError
+            If the memory of another library's array has moved since the plan was made.
+        CudaError
+            If a copy could not be started. Those of the layers before still run.
+
+        Notes
+        -----
+        **Blocks** and is **ordered after** other work as `copy_async` is, for each layer.
+        Layers that are copied within a capture are not ordered by their handles, which are
+        done at once. Call ``copy_async(layer=k)`` there, and record an event behind each.
+
+        Examples
+        --------
+        >>> tables = [numpy.arange(6.0).reshape(3, 2) + layer for layer in range(2)]
+        >>> got = [cumem.empty_device((1, 2)) for _ in tables]
+        >>> first, second = cumem.RowPlan(got, tables, src_rows=[2]).copy_layers()
+        >>> second.wait()
+        >>> got[0].to_numpy(), got[1].to_numpy()
+        (array([[4., 5.]]), array([[5., 6.]]))
+        """
+    def check(self) -> None:
+        """Raise IndexError if a number in device memory has named no row.
+
+        This tells of all copies of the plan that have run since the last check: of those
+        in a graph, which nobody else tells of, and of those that have raised the error
+        already.
+
+        Raises
+        ------
+        IndexError
+            If there was such a number. The next check tells of later copies only.
+        ValueError
+            If the plan is closed.
+
+        Notes
+        -----
+        Never blocks, so wait for the copies first: copies that still run are told of later.
+
+        Examples
+        --------
+        >>> table = cumem.array(numpy.arange(4.0), kind="pinned")
+        >>> rows = cumem.array([1, 4], kind="device")
+        >>> plan = cumem.RowPlan(cumem.zeros(2, kind="device"), table, src_rows=rows)
+        >>> try:
+        ...     plan.copy()
+        ... except IndexError as error:
+        ...     print(str(error)[:15])
+        cumem: src_rows
+        >>> try:
+        ...     plan.check()
+        ... except IndexError as error:
+        ...     print(str(error)[:15])
+        cumem: src_rows
+        >>> plan.check()  # It is told of once.
+        """
+    def close(self) -> None:
+        """Drop the arrays and the numbers. Copies that were started go on.
+
+        A second call does nothing. The next use of the plan is a ValueError.
+        """
+    def __enter__(self) -> Self:
+        """Return the plan itself.
+
+        Raises
+        ------
+        ValueError
+            If the plan is closed.
+        """
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+        /,
+    ) -> None:
+        """Close the plan, as `close` does."""
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> Never:
+        """Refuse a pickle or a copy, since a plan is bound to memory of this process.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
+
 def prefetch_pages(
     buffers: Iterable[ManagedBuffer],
     to: object = None,

@@ -104,6 +104,16 @@ def _shown(buffer: _core.Buffer) -> str:
     return str(corners)
 
 
+def row_plan_repr(plan: _core.RowPlan, row_count: int, is_emulated: bool) -> str:
+    """Return `repr` of a plan."""
+    emulated = ", emulated" if is_emulated else ""
+    if plan.closed:
+        return "<cumem.RowPlan, closed>"
+    layers = "1 layer" if plan.layer_count == 1 else f"{plan.layer_count} layers"
+    rows = "1 row" if row_count == 1 else f"{row_count} rows"
+    return f"<cumem.RowPlan of {layers} with {rows} each, {plan.nbytes} bytes{emulated}>"
+
+
 def stream_repr(stream: _core.Stream, handle: int, is_emulated: bool) -> str:
     """Return `repr` of a stream. It is closed if the handle is 0."""
     if handle == 0:

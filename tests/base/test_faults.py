@@ -325,6 +325,24 @@ def copy_rows_that_overlap() -> None:
 
 
 @scenario
+def copy_rows_by_a_plan() -> None:
+    data = np.arange(800, dtype="i4").reshape(200, 4)
+    sources = [data, cumem.array(data, kind="pinned")]
+    rows = np.random.default_rng(0).permutation(200)
+    for src_rows in (rows, cumem.array(rows, kind="device")):
+        for source, limit in zip(sources, (None, 4), strict=True):
+            targets = [cumem.zeros((200, 4), "i4", "device") for _ in range(2)]
+            plan = cumem.RowPlan(targets, [source] * 2, None, src_rows, max_sms=limit)
+            with plan:
+                plan.copy(layer=1)
+                plan.copy_async(layer=0).wait()
+                for transfer in plan.copy_layers(stream=cumem.Stream()):
+                    transfer.wait()
+                plan.check()
+            assert all((values.get(target) == data[rows]).all() for target in targets)
+
+
+@scenario
 def take_rows_to_a_new_buffer() -> None:
     data = np.arange(800, dtype="i4").reshape(200, 4)
     assert (values.get(cumem.take_rows(data, [7, 3])) == data[[7, 3]]).all()

@@ -100,6 +100,7 @@ CALLS = {
     "Device": "cumem.Device(0).name",
     "Event": "cumem.Event().record()",
     "PinnedCollate": "cumem.PinnedCollate()([a, a])",
+    "RowPlan": "cumem.RowPlan(n(), a, [3, 1]).copy()",
     "Pool": "cumem.Pool('device').allocate(100)",
     "Stream": "cumem.Stream().synchronize()",
     "Workspace": "cumem.Workspace('1MiB', 'pinned')",

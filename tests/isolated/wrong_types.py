@@ -97,6 +97,7 @@ def fresh() -> Good:
         "handler": _core._numpy_handler(1, None),
         "closed": cumem.empty_pinned(8),
         "type": cumem.Pool,
+        "plan": cumem.RowPlan(cumem.empty_device(24), array, [2, 1]),
     }
     found["transfer"].wait()
     found["closed"].free()
@@ -147,6 +148,7 @@ def plausible(name: str, annotation: str, good: Good) -> object:
         "offset": 0,
         "buffers": (good["managed"],),
         "dsts": (good["pinned"],),
+        "srcs": (good["array"],),
         "src": good["array"],
         "dst": good["pinned"],
         "ends": (good["pinned"],),
@@ -235,6 +237,7 @@ OWNERS = {
     "Stream": ("stream",),
     "Event": ("event",),
     "Transfer": ("transfer",),
+    "RowPlan": ("plan",),
     "_Pool": ("pool",),
     "Pool": ("pool",),
 }

@@ -199,12 +199,11 @@ cm_call_come_after_given(cm_call *call, PyObject *after, PyObject *dst, PyObject
     return result;
 }
 
-/* Come after a transfer, unless it was the last one named: buffers that were written
- * together have the same transfer. */
-static int
-come_after_transfer(cm_call *call, cm_ticket *ticket)
+int
+cm_call_come_after_ticket(cm_call *call, cm_ticket *ticket)
 {
     cm_ticket_info info;
+    /* Buffers that were written together have the same transfer. */
     if (call->ticket_count > 0
         && call->after_tickets[call->ticket_count - 1] == ticket) {
         return 0;
@@ -268,7 +267,7 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
         const cm_storage_transfer *transfer = &storage->transfers[i];
         if (transfer->number < before && !(call->has_ticket && transfer->covered)
             && cm_storage_transfer_is_in_the_way(transfer, extent)
-            && come_after_transfer(call, transfer->ticket) < 0) {
+            && cm_call_come_after_ticket(call, transfer->ticket) < 0) {
             return -1;
         }
     }

@@ -202,6 +202,9 @@ int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
  * after. */
 int cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes);
 int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
+/* Let the call come after a transfer, whatever becomes of it. Returns 0, or -1 with
+ * MemoryError. */
+int cm_call_come_after_ticket(cm_call *call, cm_ticket *ticket);
 /* The same for the streams of the argument after=, which is a stream or a tuple or list
  * of them (NULL and None: there are none), in a call that copies `src` to `dst`, which
  * are memory or, with `depth` 1, may be lists of it. */

@@ -13,6 +13,9 @@ extern PyMethodDef cm_row_methods[];          /* rows.c */
 extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c; private, for
                                                cumem/transfers/multi_device.py */
 
+/* row_plan.c: make the type RowPlan. Returns 0, or -1 with an exception. */
+int cm_register_row_plan_type(PyObject *module, cm_state *state);
+
 /* Copy as copy(dst, src, stream=stream, casting=casting) does. NULL means that an
  * argument is not given. Returns 0, or -1 with an exception. */
 int cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,

@@ -182,9 +182,7 @@ begin_pass(const cm_row_copy *self, rows_pass *pass, cm_rows_end *dst, cm_rows_e
             }
         }
     }
-    return cm_call_come_after_given(&pass->many.call, self->after,
-                                    self->ends[CM_DST].object,
-                                    self->ends[CM_SRC].object, 1);
+    return cm_rows_come_after_given(self, &pass->many.call);
 }
 
 static int
@@ -301,11 +299,13 @@ copy_at_once(cm_row_copy *self, rows_pass *pass, bool *touches)
                                self->ends[CM_SRC].object);
 }
 
-/* Copy runs that are made of the numbers, and make the answer: None or a Transfer. */
-static PyObject *
-copy_by_host(cm_row_copy *self)
+PyObject *
+cm_rows_copy_by_runs(cm_row_copy *self)
 {
     bool touches = false;
+    if (cm_rows_are_on_device(self) && cm_rows_fetch_numbers(self) < 0) {
+        return NULL;
+    }
     if (cm_rows_keep_numbers(self) < 0) {
         return NULL;
     }
@@ -342,29 +342,41 @@ may_suit_kernel(const cm_row_copy *self)
                                 self->ends[CM_SRC].numbers.count, NULL);
 }
 
-/* Copy what was read and checked, and make the answer: None or a Transfer. If a device
- * reaches all of the rows, its kernel reads the numbers, wherever they lie. Otherwise
- * the host gets them and makes runs of them, and the same if runs go faster another
- * way. A limit of multiprocessors is kept by that kernel only. */
+/* If a device reaches all of the rows, its kernel reads the numbers, wherever they lie.
+ * Otherwise the host gets them and makes runs of them, and the same if runs go faster
+ * another way. A limit of multiprocessors is kept by that kernel only. */
+int
+cm_rows_choose(cm_row_copy *self, int *device)
+{
+    if (!cm_rows_are_on_device(self) && self->max_sms == 0 && !may_suit_kernel(self)) {
+        return 0;
+    }
+    return cm_rows_find_device(self, device);
+}
+
+/* Copy by the kernel of a device. Returns what cm_rows_copy_by_kernel() returns. */
+static int
+copy_by_kernel(cm_row_copy *self, int device, PyObject **answer)
+{
+    cm_rows_kernel kernel;
+    int copied = cm_rows_kernel_init(&kernel, self, device);
+    if (copied == 0) {
+        copied = cm_rows_copy_by_kernel(self, &kernel, answer);
+    }
+    cm_rows_kernel_fini(&kernel);
+    return copied;
+}
+
+/* Copy what was read and checked, and make the answer: None or a Transfer. */
 static PyObject *
 copy_all(cm_row_copy *self)
 {
     int device;
     PyObject *answer = NULL;
-    bool has_some = cm_rows_are_on_device(self);
     CM_NVTX(self->function, 0);
-    if (!has_some && self->max_sms == 0 && !may_suit_kernel(self)) {
-        return copy_by_host(self);
-    }
-    int found = cm_rows_find_device(self, &device);
-    int copied = found <= 0 ? found : cm_rows_copy_by_kernel(self, device, &answer);
-    if (copied != 0) {
-        return answer;
-    }
-    if (has_some && cm_rows_fetch_numbers(self) < 0) {
-        return NULL;
-    }
-    return copy_by_host(self);
+    int found = cm_rows_choose(self, &device);
+    int copied = found <= 0 ? found : copy_by_kernel(self, device, &answer);
+    return copied != 0 ? answer : cm_rows_copy_by_runs(self);
 }
 
 static void
@@ -375,6 +387,15 @@ fini_call(cm_row_copy *self)
     cm_rows_end_fini(&self->between);
     Py_XDECREF(self->packed);
     PyMem_Free(self);
+}
+
+void
+cm_rows_name_ends(cm_row_copy *self, const char *dst, const char *src)
+{
+    self->ends[CM_DST].name = dst;
+    self->ends[CM_DST].numbers_name = "dst_rows";
+    self->ends[CM_SRC].name = src;
+    self->ends[CM_SRC].numbers_name = "src_rows";
 }
 
 /* Begin a call with its arguments, and refuse shutdown() until fini_call(). */
@@ -391,19 +412,15 @@ begin_call(cm_call_frame *frame, const char *function, bool blocking)
     self->blocking = blocking;
     self->stream = frame->stream;
     self->progress = &frame->progress;
-    self->ends[CM_DST].name = "dst";
-    self->ends[CM_DST].numbers_name = "dst_rows";
-    self->ends[CM_SRC].name = "src";
-    self->ends[CM_SRC].numbers_name = "src_rows";
+    cm_rows_name_ends(self, "dst", "src");
     return self;
 }
 
 /* The arguments of copy_rows() and copy_rows_async(), by their places. */
 enum { DST, SRC, DST_ROWS, SRC_ROWS, STREAM, MAX_SMS, LAST, ARGUMENT_COUNT };
 
-/* Read the argument max_sms=. 0, or -1 with TypeError or ValueError. */
-static int
-read_max_sms(cm_row_copy *self, PyObject *given)
+int
+cm_rows_read_max_sms(cm_row_copy *self, PyObject *given)
 {
     int64_t value;
     if (!cm_arg_is_given(given)) {
@@ -436,7 +453,7 @@ copy_given(cm_call_frame *frame, const char *function, bool blocking,
     self->stream_argument = values[STREAM];
     PyObject *answer = NULL;
     if (cm_state_runtime(self->state) != NULL
-        && read_max_sms(self, values[MAX_SMS]) == 0
+        && cm_rows_read_max_sms(self, values[MAX_SMS]) == 0
         && cm_rows_end_begin(&self->ends[CM_DST], values[DST]) == 0
         && cm_rows_end_begin(&self->ends[CM_SRC], values[SRC]) == 0
         && cm_rows_read_end(self, CM_DST) == 0 && cm_rows_read_end(self, CM_SRC) == 0
@@ -574,7 +591,7 @@ take_given(cm_call_frame *frame, PyObject *const *values)
     self->ends[CM_SRC].numbers_name = "rows";
     self->stream_argument = values[TAKE_STREAM];
     if (cm_state_runtime(self->state) == NULL
-        || read_max_sms(self, values[TAKE_MAX_SMS]) < 0
+        || cm_rows_read_max_sms(self, values[TAKE_MAX_SMS]) < 0
         || read_taken(self, values[TAKEN], values[ROWS]) < 0) {
         goto end;
     }

@@ -237,18 +237,10 @@ cm_rows_fetch_numbers(cm_row_copy *self)
     return result;
 }
 
-/* -- numbers and the word for wrong ones -------------------------------------------- */
+/* -- what is prepared ---------------------------------------------------------------- */
 
-/* What both passes of a call share. It is not moved. */
-typedef struct kernel_call {
-    cm_row_copy *copy; /* borrowed */
-    int device;
-    cm_kernel_numbers known[2]; /* by cm_side: what the host has written */
-    cm_row_numbers read[2];     /* by cm_side: what the kernel reads */
-    cm_operand memory[2];       /* by cm_side: where that lies */
-    bool has_memory[2];
-    PyObject *flag; /* owned buffer of one uint32; NULL: wrong numbers are not noted */
-} kernel_call;
+/* One copy and, before it, what is prepared for it. */
+typedef cm_rows_kernel kernel_call;
 
 /* More numbers than these are looked through without the GIL. Before that, asking for
  * it again may take longer than the look. */
@@ -461,11 +453,61 @@ begin_numbers(kernel_call *self)
     return result;
 }
 
+int
+cm_rows_kernel_init(cm_rows_kernel *self, cm_row_copy *copy, int device)
+{
+    *self = (cm_rows_kernel){.copy = copy, .device = device};
+    return begin_numbers(self);
+}
+
+void
+cm_rows_kernel_fini(cm_rows_kernel *self)
+{
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        if (self->has_memory[side]) {
+            cm_operand_fini(&self->memory[side]);
+        }
+    }
+    if (self->has_word) {
+        cm_operand_fini(&self->word);
+    }
+}
+
+/* Make a word that the kernel and the host write. */
+static PyObject *
+allocate_word(const kernel_call *self)
+{
+    cm_region region;
+    PyObject *buffer = allocate_mapped(self, 'I', 1, &region);
+    if (buffer != NULL) {
+        memset(region.host, 0, sizeof(uint32_t));
+    }
+    return buffer;
+}
+
+int
+cm_rows_kernel_add_word(cm_rows_kernel *self)
+{
+    if (!cm_rows_are_on_device(self->copy)) {
+        return 0;
+    }
+    PyObject *buffer = allocate_word(self);
+    if (buffer == NULL) {
+        return -1;
+    }
+    int result =
+        cm_operand_init(self->copy->state, &self->word, buffer, NULL, NULL, CM_ASK);
+    self->has_word = result == 0;
+    Py_DECREF(buffer);
+    return result;
+}
+
+/* -- one copy ----------------------------------------------------------------------- */
+
 /* Make the word into which the kernel writes, unless nobody would read it. */
 static int
 begin_flag(kernel_call *self)
 {
-    cm_region region;
     bool capturing = false;
     if (!cm_rows_are_on_device(self->copy)) {
         return 0; /* all numbers have been checked */
@@ -477,12 +519,8 @@ begin_flag(kernel_call *self)
     if (capturing) {
         return 0;
     }
-    self->flag = allocate_mapped(self, 'I', 1, &region);
-    if (self->flag == NULL) {
-        return -1;
-    }
-    memset(region.host, 0, sizeof(uint32_t));
-    return 0;
+    self->flag = allocate_word(self);
+    return self->flag == NULL ? -1 : 0;
 }
 
 /* -- a pass ------------------------------------------------------------------------- */
@@ -510,6 +548,20 @@ add_numbers(const kernel_call *self, kernel_pass *pass, cm_side side)
     return cm_many_call_add_end(&pass->many, memory, &memory->region, false);
 }
 
+/* Let the word of a plan learn of wrong numbers: from the ticket or, in a graph, from
+ * the kernel. The word is an end of the copy, so a graph keeps it. */
+static int
+add_word(const kernel_call *self, kernel_pass *pass)
+{
+    cm_kernel_rows *rows = pass->many.request.common.rows;
+    const cm_operand *word = &self->word;
+    rows->flag_of_all = (_Atomic uint32_t *)(void *)word->region.host;
+    if (self->flag == NULL) {
+        rows->move.flag = word->region.address;
+    }
+    return cm_many_call_add_end(&pass->many, word, &word->region, false);
+}
+
 /* Let the kernel note wrong numbers, and the ticket look for them. */
 static int
 add_flag(const kernel_call *self, kernel_pass *pass)
@@ -517,7 +569,13 @@ add_flag(const kernel_call *self, kernel_pass *pass)
     cm_region region;
     cm_kernel_rows *rows = pass->many.request.common.rows;
     bool is_taken = strcmp(self->copy->ends[CM_SRC].numbers_name, "rows") == 0;
-    if (self->flag == NULL || !pass->is_last) {
+    if (!pass->is_last) {
+        return 0;
+    }
+    if (self->has_word && add_word(self, pass) < 0) {
+        return -1;
+    }
+    if (self->flag == NULL) {
         return 0;
     }
     cm_buffer_region((cm_buffer *)(void *)self->flag, &region);
@@ -589,8 +647,7 @@ begin_pass(const kernel_call *self, kernel_pass *pass)
     }
     many->first_device = self->device; /* whose current stream is taken, and which the
                                           Transfer names */
-    return cm_call_come_after_given(&many->call, copy->after, copy->ends[CM_DST].object,
-                                    copy->ends[CM_SRC].object, 1);
+    return cm_rows_come_after_given(copy, &many->call);
 }
 
 static int
@@ -754,19 +811,15 @@ suits_engine(const kernel_call *self)
 }
 
 int
-cm_rows_copy_by_kernel(cm_row_copy *copy, int device, PyObject **answer)
+cm_rows_copy_by_kernel(cm_row_copy *copy, const cm_rows_kernel *kernel,
+                       PyObject **answer)
 {
-    int result = -1;
-    kernel_call self = {.copy = copy, .device = device};
-    *answer = NULL;
-    if (begin_numbers(&self) == 0 && begin_flag(&self) == 0) {
-        result = suits_engine(&self) ? 0 : copy_by_kernel(&self, answer);
+    kernel_call self = *kernel;
+    self.copy = copy;
+    if (suits_engine(&self)) {
+        return 0;
     }
-    for (int side = CM_DST; side <= CM_SRC; side++) {
-        if (self.has_memory[side]) {
-            cm_operand_fini(&self.memory[side]);
-        }
-    }
+    int result = begin_flag(&self) < 0 ? -1 : copy_by_kernel(&self, answer);
     Py_XDECREF(self.flag);
     return result;
 }

@@ -4,6 +4,10 @@
  * reads the numbers, and rows.c has the functions, and copies by runs that the host
  * makes of the numbers.
  *
+ * A RowPlan (row_plan.c) reads and checks the same once, and copies as often as it is
+ * asked to. It keeps a cm_row_copy and, if a kernel copies, a cm_rows_kernel. Each of
+ * its copies works on a cm_row_copy of its own, which borrows the ends of some layers.
+ *
  * Locks: none; the GIL is held, except where a function says otherwise. */
 #pragma once
 
@@ -24,22 +28,45 @@ typedef struct cm_rows_end {
     cm_chosen_rows numbers; /* only their count until cm_rows_keep_numbers() */
 } cm_rows_end;
 
-/* One call, which is not moved. */
+/* One copy. What comes first in the struct is read and checked once for all copies of a
+ * plan. */
 typedef struct cm_row_copy {
     cm_state *state; /* borrowed */
     const char *function;
+    bool is_plan; /* the ends outlive the call, so it is watched whether they move */
+    Py_ssize_t first_layer; /* of the whole plan, for errors */
     bool blocking;
     cm_stream *stream;           /* borrowed; may be NULL */
     const cm_progress *progress; /* borrowed; NULL if there is none */
     PyObject *stream_argument;   /* borrowed: that of `stream`; NULL or None */
     uint32_t max_sms;            /* 0: as many as the kernel takes */
     PyObject *after;             /* borrowed; NULL or None if there is none */
+    cm_ticket *after_ticket;     /* borrowed; comes first as well; may be NULL */
     cm_rows_end ends[2];         /* by cm_side */
     Py_ssize_t layer_count;
     /* Owned list of packed memory, and its description, where ends touch. */
     PyObject *packed;
     cm_rows_end between;
 } cm_row_copy;
+
+/* What a kernel needs to copy the rows of a cm_row_copy. It may be prepared for several
+ * copies, of which each takes the struct as it is, with the members that are its own.
+ */
+typedef struct cm_rows_kernel {
+    cm_row_copy *copy; /* borrowed: each copy has its own, with some of the layers */
+    int device;        /* whose kernel it is */
+    cm_kernel_numbers known[2]; /* by cm_side: what the host has written */
+    cm_row_numbers read[2];     /* by cm_side: what the kernel reads */
+    cm_operand memory[2];       /* by cm_side: where that lies */
+    bool has_memory[2];
+    /* The word in which all copies of a plan gather which numbers were wrong: one
+     * uint32 of page-locked memory. In a graph the kernel writes into it. */
+    cm_operand word;
+    bool has_word;
+    PyObject *flag; /* owned by each copy: a buffer of one uint32, which its ticket
+                       reads; NULL: wrong numbers are not noted, or in the word of the
+                       plan */
+} cm_rows_kernel;
 
 /* -- rows_ends.c ------------------------------------------------------------------------- */
 
@@ -78,6 +105,9 @@ CM_NODISCARD cm_status cm_rows_find_meeting_arrays(cm_runtime *rt,
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_rows_are_in_place(cm_runtime *rt, cm_rows_end *const ends[2],
                                             Py_ssize_t count, bool *out);
+/* Let a call come after the streams and the transfer that were given. 0, or -1 with an
+ * exception. */
+int cm_rows_come_after_given(const cm_row_copy *self, cm_call *call);
 /* Make and describe the packed memory of all layers. What lies on a device gets it on
  * `device`, or on its own device if that is -1. 0, or -1 with an exception. */
 int cm_rows_begin_between(cm_row_copy *self, int device);
@@ -107,11 +137,35 @@ int cm_rows_device_of_numbers(const cm_rows_end *end);
 /* Find a device whose kernel can copy all rows by numbers that it reads itself. Returns
  * 1, 0 if there is none, or -1 with an exception. */
 int cm_rows_find_device(cm_row_copy *self, int *device);
-/* Copy the rows by the kernel of the device. Returns 1 with *answer, which is None or a
- * Transfer, or -1 with an exception. Returns 0 if only the host knows the numbers, and
- * they say that the rows had better go another way: they are few or long runs, or
- * arrays touch in a way in which the numbers do not say whether their rows do. */
-int cm_rows_copy_by_kernel(cm_row_copy *self, int device, PyObject **answer);
+/* Prepare copies by the kernel of the device: check the numbers that the host has, and
+ * put them where the kernel reads them. Returns 0, or -1 with an exception;
+ * cm_rows_kernel_fini() has to be called in any case. */
+int cm_rows_kernel_init(cm_rows_kernel *self, cm_row_copy *copy, int device);
+void cm_rows_kernel_fini(cm_rows_kernel *self);
+/* Make the word for wrong numbers. Without numbers on a device there is none. Returns
+ * 0, or -1 with an exception. */
+int cm_rows_kernel_add_word(cm_rows_kernel *self);
+/* Copy the rows by the kernel that was prepared for them, or for more layers. Returns 1
+ * with *answer, which is None or a Transfer, or -1 with an exception. Returns 0 if only
+ * the host knows the numbers, and they say that the rows had better go another way:
+ * they are few or long runs, or arrays touch in a way in which the numbers do not say
+ * whether their rows do. */
+int cm_rows_copy_by_kernel(cm_row_copy *self, const cm_rows_kernel *kernel,
+                           PyObject **answer);
 /* Fetch numbers from a device, in the order of the call, and wait for them. Returns 0,
  * or -1 with an exception, for one if the call's stream captures. */
 int cm_rows_fetch_numbers(cm_row_copy *self);
+
+/* -- rows.c ------------------------------------------------------------------------- */
+
+/* Set what errors call the arguments: dst and src, or dsts and srcs. */
+void cm_rows_name_ends(cm_row_copy *self, const char *dst, const char *src);
+/* Read the argument max_sms=, which may be NULL. 0, or -1 with TypeError or
+ * ValueError. */
+int cm_rows_read_max_sms(cm_row_copy *self, PyObject *given);
+/* Look who may copy what was read. Returns 1 if the kernel of *device may, 0 if runs
+ * are made of the numbers, or -1 with an exception. */
+int cm_rows_choose(cm_row_copy *self, int *device);
+/* Copy runs that are made of the numbers, after fetching those that lie on a device.
+ * Returns None or a Transfer, or NULL with an exception. */
+PyObject *cm_rows_copy_by_runs(cm_row_copy *self);

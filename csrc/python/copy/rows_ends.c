@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "python/buffer/memory_watch.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
@@ -48,12 +49,36 @@ place_of(const cm_row_copy *self, Py_ssize_t layer, char text[PLACE_NBYTES])
 {
     if (self->ends[CM_DST].is_list || self->ends[CM_SRC].is_list) {
         (void)PyOS_snprintf(text, PLACE_NBYTES, "%s: layer %zd: ", self->function,
-                            layer);
+                            self->first_layer + layer);
     }
     else {
         (void)PyOS_snprintf(text, PLACE_NBYTES, "%s: ", self->function);
     }
     return text;
+}
+
+/* Read memory that a plan keeps. Its owner may move it between two copies, so what can
+ * move becomes a buffer, which each copy asks whether it has (memory_watch.h). */
+static int
+read_kept_array(cm_row_copy *self, cm_operand *operand, PyObject *array)
+{
+    if (cm_operand_init(self->state, operand, array, NULL, self->stream, CM_ASK) < 0) {
+        return -1;
+    }
+    bool is_buffer = operand->storage != NULL;
+    if (is_buffer && cm_memory_watch(operand->storage) == 0) {
+        return 0;
+    }
+    cm_operand_fini(operand);
+    if (is_buffer) {
+        return -1;
+    }
+    PyObject *buffer = cm_asbuffer(self->state, array, self->stream);
+    int result = buffer == NULL ? -1
+                                : cm_operand_init(self->state, operand, buffer, NULL,
+                                                  self->stream, CM_ASK);
+    Py_XDECREF(buffer);
+    return result;
 }
 
 /* Read the array of a layer, and check what can be said about it alone. */
@@ -71,7 +96,10 @@ read_array(cm_row_copy *self, cm_side side, Py_ssize_t layer)
                      end->name, (PyObject *)Py_TYPE(array));
         return -1;
     }
-    if (cm_operand_init(self->state, operand, array, NULL, self->stream, CM_ASK) < 0) {
+    int result = self->is_plan ? read_kept_array(self, operand, array)
+                               : cm_operand_init(self->state, operand, array, NULL,
+                                                 self->stream, CM_ASK);
+    if (result < 0) {
         return -1;
     }
     end->read_count++;
@@ -152,8 +180,9 @@ cm_rows_check_layers(cm_row_copy *self)
     }
     if (PyTuple_Size(src->arrays) != count) {
         PyErr_Format(PyExc_ValueError,
-                     "%s: dst has %zd arrays and src has %zd: pass as many of each",
-                     self->function, count, PyTuple_Size(src->arrays));
+                     "%s: %s has %zd arrays and %s has %zd: pass as many of each",
+                     self->function, dst->name, count, src->name,
+                     PyTuple_Size(src->arrays));
         return -1;
     }
     self->layer_count = count;
@@ -414,6 +443,19 @@ cm_rows_are_in_place(cm_runtime *rt, cm_rows_end *const ends[2], Py_ssize_t coun
     }
     free(patterns);
     return cm_ok();
+}
+
+/* -- what comes first --------------------------------------------------------------- */
+
+int
+cm_rows_come_after_given(const cm_row_copy *self, cm_call *call)
+{
+    if (self->after_ticket != NULL
+        && cm_call_come_after_ticket(call, self->after_ticket) < 0) {
+        return -1;
+    }
+    return cm_call_come_after_given(call, self->after, self->ends[CM_DST].object,
+                                    self->ends[CM_SRC].object, 1);
 }
 
 /* -- packed memory ------------------------------------------------------------------ */

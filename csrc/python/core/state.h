@@ -132,6 +132,7 @@ typedef struct cm_state {
     PyTypeObject *stream_type;
     PyTypeObject *event_type;
     PyTypeObject *transfer_type;
+    PyTypeObject *row_plan_type;
     PyTypeObject *rows_type;          /* the type of iterators over a buffer */
     PyTypeObject *managed_block_type; /* the type of the blocks that `with buf.on(...)`
                                          enters */

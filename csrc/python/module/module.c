@@ -161,6 +161,7 @@ core_exec(PyObject *module)
         || cm_register_stream_type(module, state) < 0
         || cm_register_event_type(module, state) < 0
         || cm_register_transfer_type(module, state) < 0
+        || cm_register_row_plan_type(module, state) < 0
         || cm_register_pool_type(module, state) < 0 || add_functions(module) < 0
         || PyModule_AddIntConstant(module, "_TRACE_DOMAIN", CM_TRACE_DOMAIN) < 0
         || cm_add_dtypes(module) < 0 || add_constants(module) < 0) {

@@ -372,6 +372,9 @@ cm_ticket_check_rows(const cm_ticket *ticket, cm_status status)
     }
     /* The device has written the word before the event behind the kernel passed. */
     uint32_t wrong = *(const volatile uint32_t *)ticket->wrong_rows;
+    if (wrong != 0 && ticket->wrong_rows_of_all != NULL) {
+        atomic_fetch_or(ticket->wrong_rows_of_all, wrong);
+    }
     return wrong == 0 ? status : cm_fail(CM_EROWS, wrong | ticket->wrong_rows_bits);
 }
 

@@ -88,6 +88,9 @@ struct cm_ticket {
      * that runs the job, before the ticket is submitted. */
     const uint32_t *wrong_rows;
     uint32_t wrong_rows_bits;
+    /* Another word, in which several copies gather what was wrong; kept in the same
+     * way, and NULL if there is none. */
+    _Atomic uint32_t *wrong_rows_of_all;
     bool captured;         /* the copy went into a graph, and was not run */
     atomic_bool stopped;   /* by cm_ticket_stop() */
     bool is_chained;       /* if after[0] fails, so does this ticket */

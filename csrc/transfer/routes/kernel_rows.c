@@ -115,6 +115,7 @@ cm_job_copy_rows(cm_job *job)
     if (!job->capturing) {
         job->ticket->wrong_rows = rows->flag;
         job->ticket->wrong_rows_bits = rows->flag_bits;
+        job->ticket->wrong_rows_of_all = rows->flag_of_all;
     }
     return cm_ok();
 }

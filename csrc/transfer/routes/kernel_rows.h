@@ -8,7 +8,9 @@
  * device, one that names no row shows only once the kernel has run. It moves nothing,
  * and the kernel notes it in a word of page-locked memory. The ticket reads that word
  * when the copy is done, and fails with CM_EROWS. In a graph nobody would read it for a
- * ticket, since a captured ticket is done before the graph runs.
+ * ticket, since a captured ticket is done before the graph runs. A RowPlan has a word
+ * of its own, into which the kernel writes in a graph, and the tickets of all other
+ * copies of the plan. Whoever owns the plan reads that one.
  * Locks: none; these functions belong to the thread that runs the job. */
 #pragma once
 
@@ -38,6 +40,9 @@ typedef struct cm_kernel_rows {
     const uint32_t *flag; /* where the host reads the word of move.flag; borrowed, and
                              kept alive by a keep of the request; NULL: there is none */
     uint32_t flag_bits;   /* are set in the argument of CM_EROWS as well */
+    /* A word to which the ticket adds what it has found in `flag`; kept alive in the
+     * same way. NULL: there is none. */
+    _Atomic uint32_t *flag_of_all;
 } cm_kernel_rows;
 
 /* Free the rows, which cm_kernel_rows_create() has made. Does nothing with NULL. */

@@ -44,6 +44,18 @@ cm_chosen_rows_take(cm_chosen_rows *self)
     return rows;
 }
 
+cm_status
+cm_chosen_rows_copy(cm_chosen_rows *self, const cm_chosen_rows *from)
+{
+    if (from->given == NULL) {
+        cm_chosen_rows_init_all(self, from->count);
+        return cm_ok();
+    }
+    CM_TRY(cm_chosen_rows_init(self, from->count));
+    memcpy(self->given, from->given, (size_t)from->count * sizeof(*from->given));
+    return cm_ok();
+}
+
 void
 cm_chosen_rows_fini(cm_chosen_rows *self)
 {
