@@ -47,6 +47,7 @@ class Raw:
         if emulated:
             return
         self.lib = ctypes.CDLL("libcuda.so.1")
+        self.check(self.lib.cuInit(0))  # which cumem does at its first copy
         for index in range(cumem.device_count()):
             context = ctypes.c_void_p()
             self.check(self.lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), index))
