@@ -278,6 +278,17 @@ def copy_many_one_after_the_other() -> None:
 
 
 @scenario
+def copy_many_of_one_size() -> None:
+    data = np.arange(800, dtype="i4").reshape(400, 2)
+    pinned = cumem.array(data, kind="pinned")
+    device, out = cumem.empty_device((400, 2), "i4"), cumem.empty_pinned((400, 2), "i4")
+    order = np.random.default_rng(0).permutation(400).tolist()
+    cumem.copy_many([(device[i], pinned[k]) for i, k in enumerate(order)])
+    cumem.copy_many_async([(out[i], device[i]) for i in order]).wait()
+    assert (out.numpy() == data[order]).all()
+
+
+@scenario
 def copy_rows_in_every_way() -> None:
     data = np.arange(800, dtype="i4").reshape(200, 4)
     rows = np.arange(200)[::-1]

@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "transfer/rows/layers.h"
+#include "transfer/rows/pairs.h"
 #include "transfer/rows/row_marks.h"
 
 /* -- row numbers ------------------------------------------------------------------------- */
@@ -571,6 +572,111 @@ test_rows_suit_the_engine_if_their_runs_are_few_or_long(void)
     CHECK(cm_rows_suit_engine(&layer, 1, 64, NULL));
 }
 
+/* -- pairs ------------------------------------------------------------------------------- */
+
+/* A piece from page-locked memory to that of a device. */
+static cm_piece
+make_pair(uint64_t dst, uint64_t src, uint64_t nbytes)
+{
+    static char host[1];
+    return (cm_piece){
+        .dst = {.address = dst, .owner = host, .kind = CM_KIND_DEVICE, .device = 1},
+        .src = {.host = host,
+                .address = src,
+                .owner = host,
+                .kind = CM_KIND_PINNED,
+                .device = 0},
+        .nbytes = nbytes,
+    };
+}
+
+static void
+test_pairs_of_one_size_are_rows(void)
+{
+    int64_t room[3];
+    cm_paired_rows rows;
+    bool touches, is_known;
+    cm_piece pieces[] = {make_pair(0x8000, 0x5010, 64), make_pair(0x8100, 0x5050, 64),
+                         make_pair(0x7f00, 0x5010, 64)};
+    CHECK(cm_paired_rows_init(&rows, pieces, 3));
+    CHECK_EQ(rows.device, 1);
+    CHECK(rows.has_sides_apart);
+    CHECK(rows.is_over_bus);
+    CHECK_EQ(rows.layer.array[CM_DST].address, 0x7f00);
+    CHECK_EQ(rows.layer.array[CM_DST].strides[0], 64);
+    CHECK_EQ(cm_paired_rows_count(&rows, CM_DST), 9);
+    CHECK_EQ(cm_paired_rows_count(&rows, CM_SRC), 2);
+    cm_kernel_numbers numbers[2] = {{.at = room, .count = 3, .nbytes = 4}};
+    cm_paired_rows_write(&rows, pieces, CM_DST, &numbers[CM_DST]);
+    CHECK_EQ(cm_kernel_numbers_at(&numbers[CM_DST], 0, 9), 4);
+    CHECK_EQ(cm_kernel_numbers_at(&numbers[CM_DST], 1, 9), 8);
+    CHECK_EQ(cm_kernel_numbers_at(&numbers[CM_DST], 2, 9), 0);
+    CHECK_OK(cm_paired_rows_find_touch(&rows, numbers, &touches, &is_known));
+    CHECK(is_known);
+    CHECK(!touches);
+    pieces[2].dst.address = 0x8100;
+    CHECK(cm_paired_rows_init(&rows, pieces, 3));
+    cm_paired_rows_write(&rows, pieces, CM_DST, &numbers[CM_DST]);
+    CHECK_OK(cm_paired_rows_find_touch(&rows, numbers, &touches, &is_known));
+    CHECK(is_known);
+    CHECK(touches);
+}
+
+static void
+test_pairs_at_odd_distances_have_a_shorter_unit(void)
+{
+    int64_t room[2];
+    cm_paired_rows rows;
+    bool touches, is_known;
+    cm_piece pieces[] = {make_pair(0x8000, 0x5000, 96), make_pair(0x8200, 0x5060, 96)};
+    CHECK(cm_paired_rows_init(&rows, pieces, 2));
+    CHECK_EQ(rows.layer.array[CM_DST].strides[0], 32); /* of 512 and 96 */
+    CHECK_EQ(rows.layer.array[CM_SRC].strides[0], 96); /* no power of two */
+    cm_kernel_numbers numbers[2] = {{.at = room, .count = 2, .nbytes = 8}};
+    cm_paired_rows_write(&rows, pieces, CM_DST, &numbers[CM_DST]);
+    CHECK_EQ(cm_kernel_numbers_at(&numbers[CM_DST], 1, 17), 16);
+    CHECK_OK(cm_paired_rows_find_touch(&rows, numbers, &touches, &is_known));
+    CHECK(!is_known);
+    cm_paired_rows_write(&rows, pieces, CM_SRC, &numbers[CM_DST]);
+    CHECK_EQ(cm_kernel_numbers_at(&numbers[CM_DST], 1, 2), 1);
+    pieces[1].dst.address = 0x8208; /* a unit of 8 bytes would be slow */
+    CHECK(!cm_paired_rows_init(&rows, pieces, 2));
+}
+
+static void
+test_pairs_that_one_device_does_not_reach_are_no_rows(void)
+{
+    cm_paired_rows rows;
+    const cm_piece pair = make_pair(0x8000, 0x5000, 64);
+    for (int wrong = 0; wrong < 6; wrong++) {
+        cm_piece pieces[] = {pair, pair};
+        cm_piece *piece = &pieces[1];
+        CHECK(cm_paired_rows_init(&rows, pieces, 2));
+        switch (wrong) {
+        case 0:
+            piece->nbytes = 65;
+            break;
+        case 1:
+            piece->dst.device = 2;
+            break;
+        case 2:
+            piece->src.kind = CM_KIND_PAGEABLE;
+            break;
+        case 3:
+            piece->src.address = 0;
+            break;
+        case 4:
+            piece->src.is_file = true;
+            break;
+        default: /* the processor copies these */
+            piece->dst = piece->src;
+            break;
+        }
+        CHECK(!cm_paired_rows_init(&rows, pieces, 2));
+    }
+    CHECK(!cm_paired_rows_init(&rows, &pair, 0));
+}
+
 /* clang-format off */
 MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
      RUN(test_numbers_past_63_bits_name_no_row)
@@ -590,5 +696,8 @@ MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
      RUN(test_layer_of_whole_rows_is_one_for_the_kernel)
      RUN(test_layer_of_rows_in_parts_is_one_for_each_part)
      RUN(test_layer_of_no_bytes_is_none_for_the_kernel)
-     RUN(test_rows_suit_the_engine_if_their_runs_are_few_or_long))
+     RUN(test_rows_suit_the_engine_if_their_runs_are_few_or_long)
+     RUN(test_pairs_of_one_size_are_rows)
+     RUN(test_pairs_at_odd_distances_have_a_shorter_unit)
+     RUN(test_pairs_that_one_device_does_not_reach_are_no_rows))
 /* clang-format on */

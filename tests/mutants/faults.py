@@ -843,6 +843,28 @@ FAULTS = [
         ],
     ),
     Fault(
+        "pairs longer than their unit",
+        "csrc/transfer/rows/pairs.c",
+        "pairs of one size whose targets touch are copied at once",
+        "dst->strides[0] == dst->shape[1];",
+        "true;",
+        [
+            "tests/transfers/test_copy_many_rows.py::"
+            "test_targets_that_touch_without_being_equal_are_written_in_order",
+        ],
+    ),
+    Fault(
+        "pairs within one memory",
+        "csrc/transfer/rows/pairs.c",
+        "a pair of one size does not see what an earlier one wrote",
+        "*is_known = self->has_sides_apart &&",
+        "*is_known =",
+        [
+            "tests/transfers/test_copy_many_rows.py::"
+            "test_later_pairs_of_one_size_see_what_earlier_ones_wrote",
+        ],
+    ),
+    Fault(
         "numbers behind the first block",
         "csrc/transfer/rows/kernel_numbers.c",
         "a kernel is given numbers that nobody has checked",

@@ -8,7 +8,11 @@
  * usual case (try_usual()). It becomes a piece of the request without running foreign
  * code and without asking the driver. If the driver has to be asked about arrays, it is
  * asked about all of them at the end. Any other pair is read as copy() reads its
- * ends. */
+ * ends.
+ *
+ * Many pairs of one size, whose ends one device reaches, are rows of two arrays in all
+ * but name (rows/pairs.h). They go by the kernel of copy_rows(), which reads their
+ * numbers, in place of the batch (try_rows()). */
 #include <stdlib.h>
 
 #include "base/nvtx.h"
@@ -24,6 +28,8 @@
 #include "python/protocols/protocols.h"
 #include "transfer/batch/batch.h"
 #include "transfer/plan/layout.h"
+#include "transfer/routes/kernel_rows.h"
+#include "transfer/rows/pairs.h"
 
 /* One call, which is not moved. Its stream is given to exporters of DLPack. */
 typedef struct many_call {
@@ -447,6 +453,143 @@ read_pairs(many_call *self, PyObject *iterable)
     return self->asks ? ask_about_arrays(self) : 0;
 }
 
+/* -- pairs of one size, for a kernel ------------------------------------------------------ */
+
+enum {
+    /* The table of one launch of the kernel for runs has about as many. Fewer pairs are
+     * sooner told one by one. */
+    FEWEST_PAIRS = 200,
+    /* From so many pairs on they are looked through without the GIL. */
+    MANY_PAIRS = 4096,
+    SHEET_ALIGNMENT = 128, /* numbers of either side begin at a line of the caches */
+};
+
+/* Pairs as rows, with their numbers, which are not moved. */
+typedef struct paired_call {
+    cm_paired_rows rows;
+    cm_kernel_numbers numbers[2]; /* by cm_side */
+    cm_address addresses[2];      /* where the device finds them */
+} paired_call;
+
+/* Allocate the memory of all numbers. Returns a new reference. */
+static PyObject *
+allocate_numbers(const many_call *self, paired_call *paired)
+{
+    cm_region region;
+    uint64_t begin[2];
+    uint64_t nbytes = 0;
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        cm_kernel_numbers *numbers = &paired->numbers[side];
+        numbers->count = self->piece_count;
+        numbers->nbytes =
+            cm_kernel_numbers_nbytes(cm_paired_rows_count(&paired->rows, side));
+        begin[side] = nbytes;
+        nbytes += numbers->count * numbers->nbytes + SHEET_ALIGNMENT - 1;
+        nbytes -= nbytes % SHEET_ALIGNMENT;
+    }
+    PyObject *sheet =
+        cm_many_allocate_mapped(self->state, paired->rows.device, 'B', nbytes, &region);
+    for (int side = CM_DST; sheet != NULL && side <= CM_SRC; side++) {
+        paired->numbers[side].at = (char *)region.host + begin[side];
+        paired->addresses[side] = region.address + begin[side];
+    }
+    return sheet;
+}
+
+/* Write the numbers, and say whether the kernel is to copy the rows: no target may
+ * touch another end, and the copy engine must not be as fast. Needs no GIL. */
+static cm_status
+write_numbers(many_call *self, paired_call *paired, bool *suits)
+{
+    bool touches = false;
+    bool is_known = false;
+    const cm_paired_rows *rows = &paired->rows;
+    cm_many_request *request = &self->many.request;
+    cm_paired_rows_write(rows, self->pieces, CM_DST, &paired->numbers[CM_DST]);
+    cm_paired_rows_write(rows, self->pieces, CM_SRC, &paired->numbers[CM_SRC]);
+    CM_TRY(cm_paired_rows_find_touch(rows, paired->numbers, &touches, &is_known));
+    if (!is_known) {
+        CM_TRY(cm_many_find_conflicts(self->state->runtime, request, &touches));
+    }
+    request->is_apart = !touches;
+    *suits =
+        !touches
+        && !cm_rows_suit_engine(&rows->layer, 1, self->piece_count, paired->numbers);
+    return cm_ok();
+}
+
+/* Make the request one of rows. */
+static int
+set_rows(many_call *self, const paired_call *paired, PyObject *sheet)
+{
+    cm_operand memory;
+    cm_copy_request *common = &self->many.request.common;
+    cm_kernel_rows *rows = cm_kernel_rows_create();
+    common->rows = rows;
+    if (rows == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    rows->device = paired->rows.device;
+    rows->move.count = self->piece_count;
+    rows->move.is_over_bus = paired->rows.is_over_bus;
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        const cm_kernel_numbers *numbers = &paired->numbers[side];
+        rows->move.numbers[side] = (cm_row_numbers){.address = paired->addresses[side],
+                                                    .stride = (int64_t)numbers->nbytes,
+                                                    .nbytes = numbers->nbytes,
+                                                    .is_signed = true};
+    }
+    common->dst = paired->rows.layer.array[CM_DST];
+    common->src = paired->rows.layer.array[CM_SRC];
+    cm_status status = cm_kernel_rows_add(rows, &paired->rows.layer);
+    if (cm_py_check(self->state, status, "while reading pairs") < 0
+        || cm_operand_init(self->state, &memory, sheet, NULL, self->many.stream, CM_ASK)
+               < 0) {
+        return -1;
+    }
+    int result = cm_many_call_add_end(&self->many, &memory, &memory.region, false);
+    cm_operand_fini(&memory);
+    return result;
+}
+
+/* Let a kernel copy the pairs as rows, if they are rows and that is the fastest way.
+ * Otherwise the request stays as it is. Returns 0, or -1 with an exception. */
+static int
+try_rows(many_call *self)
+{
+    paired_call paired;
+    bool suits = false;
+    bool is_long = self->piece_count >= MANY_PAIRS;
+    /* Of the arrays that the driver was asked about some may be registered, and have to
+     * stay so. The batch sees to that. */
+    bool may_end = self->asks && cm_registry_has_pieces(self->state->registry);
+    if (self->piece_count < FEWEST_PAIRS || self->other_count > 0 || may_end
+        || !cm_paired_rows_init(&paired.rows, self->pieces, self->piece_count)
+        || cm_rows_suit_engine(&paired.rows.layer, 1, self->piece_count, NULL)) {
+        return 0;
+    }
+    cm_engine *engine = cm_call_engine(self->state, self->many.any_devices);
+    if (engine == NULL) {
+        return -1;
+    }
+    if (!CM_WITHOUT_GIL(cm_kernel_rows_can_load(engine, paired.rows.device))) {
+        return 0;
+    }
+    PyObject *sheet = allocate_numbers(self, &paired);
+    if (sheet == NULL) {
+        return -1;
+    }
+    cm_status status = is_long ? CM_WITHOUT_GIL(write_numbers(self, &paired, &suits))
+                               : write_numbers(self, &paired, &suits);
+    int result = cm_py_check(self->state, status, "while comparing pairs");
+    if (result == 0 && suits) {
+        result = set_rows(self, &paired, sheet);
+    }
+    Py_DECREF(sheet);
+    return result;
+}
+
 /* -- the call ----------------------------------------------------------------------------- */
 
 static int
@@ -460,6 +603,9 @@ init_call(many_call *self, PyObject *iterable)
     request->piece_count = self->piece_count;
     request->others = self->others;
     request->other_count = self->other_count;
+    if (try_rows(self) < 0) {
+        return -1;
+    }
     return cm_many_call_take_ends(&self->many, "copy_many");
 }
 

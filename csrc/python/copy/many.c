@@ -3,10 +3,13 @@
 
 #include <stdlib.h>
 
+#include "python/buffer/buffer_object.h"
 #include "python/buffer/memory_watch.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
+#include "python/core/numpy_bridge.h"
 #include "python/core/types.h"
+#include "python/pool/allocate.h"
 #include "transfer/routes/kernel_rows.h"
 
 int
@@ -223,4 +226,25 @@ cm_many_call_answer(cm_many_call *self, cm_ticket *ticket, PyObject *dst, PyObje
         return NULL;
     }
     return cm_call_handle(&self->call, ticket, dst, src, self->first_device);
+}
+
+/* -- memory that a kernel reads ----------------------------------------------------- */
+
+PyObject *
+cm_many_allocate_mapped(cm_state *state, int device, char letter, uint64_t count,
+                        cm_region *out)
+{
+    cm_region layout = {.ndim = 1, .shape = {(int64_t)count}};
+    PyObject *dtype = cm_numpy_dtype_of_letter(letter);
+    if (dtype == NULL) {
+        return NULL;
+    }
+    PyObject *buffer =
+        cm_buffer_allocate_kind(state, CM_KIND_MAPPED, cm_kinds[CM_KIND_MAPPED].flags,
+                                device, dtype, &layout, 'C');
+    Py_DECREF(dtype);
+    if (buffer != NULL) {
+        cm_buffer_region((cm_buffer *)(void *)buffer, out);
+    }
+    return buffer;
 }

@@ -73,3 +73,9 @@ int cm_many_call_run(cm_many_call *self, const char *doing, cm_ticket **out);
 PyObject *cm_many_call_answer(cm_many_call *self, cm_ticket *ticket, PyObject *dst,
                               PyObject *src);
 void cm_many_call_fini(cm_many_call *self);
+
+/* Make a buffer of page-locked memory, of `count` elements of the dtype that NumPy
+ * calls by `letter`, which `device` reaches too, and describe it. Returns a new
+ * reference, or NULL with an exception. */
+PyObject *cm_many_allocate_mapped(cm_state *state, int device, char letter,
+                                  uint64_t count, cm_region *out);

@@ -34,7 +34,6 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
-#include "python/pool/allocate.h"
 
 /* -- which device ------------------------------------------------------------------- */
 
@@ -249,25 +248,6 @@ enum { MANY_NUMBERS = 4096 };
 /* Numbers of either end begin at a line of the caches. */
 enum { SHEET_ALIGNMENT = 128 };
 
-/* Make a buffer of page-locked memory that the device reaches too. */
-static PyObject *
-allocate_mapped(const kernel_call *self, char letter, uint64_t count, cm_region *out)
-{
-    cm_region layout = {.ndim = 1, .shape = {(int64_t)count}};
-    PyObject *dtype = cm_numpy_dtype_of_letter(letter);
-    if (dtype == NULL) {
-        return NULL;
-    }
-    PyObject *buffer = cm_buffer_allocate_kind(self->copy->state, CM_KIND_MAPPED,
-                                               cm_kinds[CM_KIND_MAPPED].flags,
-                                               self->device, dtype, &layout, 'C');
-    Py_DECREF(dtype);
-    if (buffer != NULL) {
-        cm_buffer_region((cm_buffer *)(void *)buffer, out);
-    }
-    return buffer;
-}
-
 /* Return the number of rows of the shortest array of an end. A number that is right for
  * this one is right for all of them. */
 static int64_t
@@ -309,7 +289,8 @@ begin_sheet(kernel_call *self, PyObject **sheet)
     if (nbytes == 0) {
         return 0;
     }
-    *sheet = allocate_mapped(self, 'B', nbytes, &region);
+    *sheet =
+        cm_many_allocate_mapped(self->copy->state, self->device, 'B', nbytes, &region);
     if (*sheet == NULL) {
         return -1;
     }
@@ -478,7 +459,8 @@ static PyObject *
 allocate_word(const kernel_call *self)
 {
     cm_region region;
-    PyObject *buffer = allocate_mapped(self, 'I', 1, &region);
+    PyObject *buffer =
+        cm_many_allocate_mapped(self->copy->state, self->device, 'I', 1, &region);
     if (buffer != NULL) {
         memset(region.host, 0, sizeof(uint32_t));
     }
