@@ -333,6 +333,32 @@ test_rows_apart_on_the_device_take_one_launch_a_slot(void)
     close_world(&w);
 }
 
+/* A slice of the target need not be looked up row by row. */
+static void
+test_numbers_that_rise_by_one_are_dropped(void)
+{
+    enum { FIRST = 5 };
+    world w;
+    open_world(&w);
+    table_copy t = {.width = 8, .pitch = 8, .row_count = 64, .count = 32};
+    open_table(&w, &t, CM_KIND_DEVICE, CM_KIND_PAGEABLE, true);
+    memset(t.expected, 0, t.to.nbytes);
+    for (uint64_t i = 0; i < t.count; i++) {
+        t.numbers[CM_DST].rows[i] = (int64_t)(FIRST + i);
+        memcpy(t.expected + (FIRST + i) * 8,
+               t.from.bytes + t.numbers[CM_SRC].rows[i] * 8, 8);
+    }
+    cm_many *many = number_table(&w, &t);
+    CHECK(many->rows->numbers[CM_DST] == NULL);
+    CHECK(many->rows->numbers[CM_SRC] != NULL);
+    CHECK(many->rows->layers[0].end[CM_DST].address == t.to.address + FIRST * 8);
+    cm_copy_request request = {.many = many, .blocking = true};
+    CHECK_OK(cm_engine_copy(w.engine, &request, NULL));
+    CHECK_BYTES_EQ(t.to.bytes, t.expected, t.to.nbytes);
+    close_table(&w, &t);
+    close_world(&w);
+}
+
 /* The limit leaves room for the slots, and none for as many numbers. */
 static void
 test_numbers_without_page_locked_memory_go_by_the_table(void)
@@ -416,14 +442,15 @@ test_layers_of_several_ways_or_lengths_are_left_to_the_batch(void)
 }
 
 MAIN(
-    RUN(test_rows_of_every_length_and_alignment_are_copied)
-        RUN(test_rows_from_a_later_one_on_are_the_same_rows) RUN(
-            test_run_is_found_at_each_byte_of_the_packed_space)
-            RUN(test_runs_are_counted_up_to_the_most) RUN(
-                test_rows_that_are_too_many_are_refused)
-                RUN(test_rows_go_up_down_and_over_the_host_in_slots) RUN(
-                    test_rows_without_gaps_on_the_device_need_no_kernel)
-                    RUN(test_rows_apart_on_the_device_take_one_launch_a_slot) RUN(
+    RUN(test_rows_of_every_length_and_alignment_are_copied) RUN(
+        test_rows_from_a_later_one_on_are_the_same_rows)
+        RUN(test_run_is_found_at_each_byte_of_the_packed_space) RUN(
+            test_runs_are_counted_up_to_the_most)
+            RUN(test_rows_that_are_too_many_are_refused) RUN(
+                test_rows_go_up_down_and_over_the_host_in_slots)
+                RUN(test_rows_without_gaps_on_the_device_need_no_kernel) RUN(
+                    test_rows_apart_on_the_device_take_one_launch_a_slot)
+                    RUN(test_numbers_that_rise_by_one_are_dropped) RUN(
                         test_numbers_without_page_locked_memory_go_by_the_table)
                         RUN(test_batch_keeps_what_is_no_gain_by_numbers) RUN(
                             test_layers_of_several_ways_or_lengths_are_left_to_the_batch))

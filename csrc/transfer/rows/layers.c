@@ -263,6 +263,27 @@ is_list_short(cm_numbered_rows *rows, cm_chosen_rows *const numbers[2])
     return is_short;
 }
 
+/* Numbers that rise by one need not be looked up: the rows are 0, 1, … of an array that
+ * begins with the first of them. */
+static void
+drop_even_numbers(cm_numbered_rows *rows, cm_side side)
+{
+    int64_t *numbers = rows->numbers[side];
+    for (uint64_t i = 1; numbers != NULL && i < rows->count; i++) {
+        if (numbers[i] != numbers[0] + (int64_t)i) {
+            return;
+        }
+    }
+    for (uint64_t i = 0; numbers != NULL && i < rows->layer_count; i++) {
+        cm_piece_end *end = &rows->layers[i].end[side];
+        int64_t offset = numbers[0] * rows->layers[i].stride[side];
+        end->host = end->host == NULL ? NULL : end->host + offset;
+        end->address = end->address == 0 ? 0 : end->address + (uint64_t)offset;
+    }
+    free(numbers);
+    rows->numbers[side] = NULL;
+}
+
 cm_status
 cm_numbered_many_create(cm_engine *engine, const cm_layer *layers, uint64_t layer_count,
                         cm_chosen_rows *const numbers[2], bool on_stream, cm_many **out)
@@ -285,6 +306,8 @@ cm_numbered_many_create(cm_engine *engine, const cm_layer *layers, uint64_t laye
         if (cm_is_ok(status)) {
             many->rows->numbers[CM_DST] = cm_chosen_rows_take(numbers[CM_DST]);
             many->rows->numbers[CM_SRC] = cm_chosen_rows_take(numbers[CM_SRC]);
+            drop_even_numbers(many->rows, CM_DST);
+            drop_even_numbers(many->rows, CM_SRC);
             *out = many;
             return cm_ok();
         }
