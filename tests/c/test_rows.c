@@ -548,7 +548,7 @@ test_rows_suit_the_engine_if_their_runs_are_few_or_long(void)
     CHECK(cm_rows_suit_engine(&layer, 1, 3, NULL));
     CHECK(!cm_rows_suit_engine(&layer, 1, 4, NULL));
     CHECK(!cm_rows_suit_engine(&layer, 2, 2, NULL));
-    int64_t nbytes[] = {256 << 10, (256 << 10) - 2, 8 << 10};
+    int64_t nbytes[] = {2 << 20, (2 << 20) - 2, 64 << 10};
     for (int i = 0; i < 3; i++) {
         for (int side = 0; side < 2; side++) {
             layer.array[side].strides[0] = nbytes[i];
@@ -561,7 +561,7 @@ test_rows_suit_the_engine_if_their_runs_are_few_or_long(void)
     }
     cm_kernel_numbers numbers[2] = {kernel_numbers(rooms[0], 4, values, 64),
                                     kernel_numbers(rooms[1], 4, values, 64)};
-    CHECK(cm_rows_suit_engine(&layer, 1, 64, numbers)); /* two runs of 256 KiB */
+    CHECK(cm_rows_suit_engine(&layer, 1, 64, numbers)); /* two runs of 2 MiB */
     values[10] = 99;
     numbers[CM_SRC] = kernel_numbers(rooms[1], 4, values, 64);
     CHECK(!cm_rows_suit_engine(&layer, 1, 64, numbers)); /* two more runs */

@@ -99,20 +99,47 @@ class TestRoute:
         got, expected = values.get(targets[1]), values.get(layers[1])
         assert (got[[5, 3]] == expected[[5, 3]]).all()
 
-    @pytest.mark.parametrize(("kib", "route"), [(255, "rows"), (256, "table")])
+    @pytest.mark.parametrize(("count", "copies"), [(96, 0), (128, 1)])
+    def test_more_than_a_few_numbers_are_brought_to_the_device(
+        self, emulated, count, copies
+    ) -> None:
+        """Two numbers of 4 bytes for each row make 1 KiB with 128 rows."""
+        rows = np.random.default_rng(1).permutation(128)[:count]
+        data, src = table(shape=(128, 256))
+        dst = cumem.zeros((128, 256), "u1")
+        cumem.Device(0).synchronize()
+        session.testing.plan_fault(None, 0)
+        assert route_of(dst, src, dst_rows=rows, src_rows=rows[::-1]) == "rows"
+        assert session.testing.fault_count("copy_async") == copies
+        assert (values.get(dst)[rows] == data[rows[::-1]]).all()
+
+    def test_numbers_stay_in_page_locked_memory_if_the_device_has_no_room(
+        self, emulated
+    ) -> None:
+        data, src = table(shape=(4000, 16))
+        dst = cumem.zeros((4000, 16), "u1")
+        rows = np.arange(4000)[::-1].copy()
+        cumem.trim()
+        session.testing.plan_fault(None, 0)
+        with cumem.limit("device", "2MiB"):  # all of which the pool of `dst` has
+            assert route_of(dst, src, src_rows=rows) == "rows"
+        assert session.testing.fault_count("copy_async") == 0
+        assert (values.get(dst) == data[rows]).all()
+
+    @pytest.mark.parametrize(("kib", "route"), [(2047, "rows"), (2048, "table")])
     def test_long_rows_go_by_the_copy_engine(self, emulated, kib, route) -> None:
         data, src = table(shape=(6, kib * KIB))
         dst = cumem.zeros((6, kib * KIB), "u1")
         assert route_of(dst, src, src_rows=[4, 2, 0, 5, 3, 1]) == route
         assert (values.get(dst) == data[[4, 2, 0, 5, 3, 1]]).all()
 
-    @pytest.mark.parametrize(("joined", "route"), [(64, "table"), (32, "rows")])
+    @pytest.mark.parametrize(("joined", "route"), [(512, "table"), (256, "rows")])
     def test_neighbours_that_make_long_runs_go_by_the_copy_engine(
         self, emulated, joined, route
     ) -> None:
-        data, src = table(shape=(256, 4 * KIB))
-        dst = cumem.zeros((256, 4 * KIB), "u1")
-        rows = np.arange(256).reshape(-1, joined)[::-1].ravel()
+        data, src = table(shape=(4096, 4 * KIB))
+        dst = cumem.zeros((4096, 4 * KIB), "u1")
+        rows = np.arange(4096).reshape(-1, joined)[::-1].ravel()
         assert route_of(dst, src, dst_rows=rows, src_rows=rows) == route
         assert (values.get(dst) == data).all()
 

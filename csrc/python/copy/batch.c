@@ -548,6 +548,8 @@ set_rows(many_call *self, const paired_call *paired, PyObject *sheet)
                < 0) {
         return -1;
     }
+    rows->sheet = memory.region.address;
+    rows->sheet_nbytes = (uint64_t)memory.region.shape[0];
     int result = cm_many_call_add_end(&self->many, &memory, &memory.region, false);
     cm_operand_fini(&memory);
     return result;

@@ -294,6 +294,8 @@ begin_sheet(kernel_call *self, PyObject **sheet)
     if (*sheet == NULL) {
         return -1;
     }
+    self->sheet = region.address;
+    self->sheet_nbytes = nbytes;
     for (int side = CM_DST; side <= CM_SRC; side++) {
         if (are_of_host(self, side)) {
             cm_kernel_numbers *known = &self->known[side];
@@ -618,6 +620,8 @@ begin_pass(const kernel_call *self, kernel_pass *pass)
     rows->move.count = copy->ends[CM_SRC].numbers.count;
     rows->move.is_packed = pass->is_packed;
     rows->move.max_sms = copy->max_sms;
+    rows->sheet = self->sheet;
+    rows->sheet_nbytes = self->sheet_nbytes;
     for (Py_ssize_t layer = 0; layer < copy->layer_count; layer++) {
         if (add_layer(self, pass, layer) < 0) {
             return -1;

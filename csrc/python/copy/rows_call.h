@@ -57,6 +57,8 @@ typedef struct cm_rows_kernel {
     int device;        /* whose kernel it is */
     cm_kernel_numbers known[2]; /* by cm_side: what the host has written */
     cm_row_numbers read[2];     /* by cm_side: what the kernel reads */
+    cm_address sheet;           /* where the host's numbers of both ends begin */
+    uint64_t sheet_nbytes;      /* 0 if there are none */
     cm_operand memory[2];       /* by cm_side: where that lies */
     bool has_memory[2];
     /* The word in which all copies of a plan gather which numbers were wrong: one

@@ -120,9 +120,10 @@ typedef struct cm_job {
     cm_block *block; /* owned; packed bytes on the device, of one piece or of two */
     bool has_pair;   /* `block` is for two pieces */
     cm_status block_status; /* why there is no `block`; the pool is asked only once */
-    cm_block *row_numbers;  /* owned; page-locked numbers of rows that a kernel reads
-                               (routes/numbered.c); NULL until needed */
-    cm_device_side *sides;  /* owned; one for each device. NULL while none is needed */
+    cm_block *row_numbers; /* owned; numbers of rows that a kernel reads: page-locked in
+                              routes/numbered.c, on the device in
+                              routes/kernel_rows.c; NULL until needed */
+    cm_device_side *sides; /* owned; one for each device. NULL while none is needed */
     cm_host_run host;
     struct cm_many *many; /* owned; runs to copy together, in place of dst and src */
     struct cm_kernel_rows *rows; /* owned; rows for a kernel, in place of dst and src */

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
 /* -- rows --------------------------------------------------------------------------- */
@@ -103,13 +104,49 @@ cm_kernel_rows_can_load(cm_engine *engine, int device)
 
 /* -- the route ---------------------------------------------------------------------- */
 
+/* Fewer bytes of numbers are read by the kernel over the bus sooner than a copy of them
+ * has begun. */
+enum { LEAST_SHEET_NBYTES = 1 << 10 };
+
+/* Bring the numbers that the host has written to the device, and let `move` read them
+ * there. Over the bus each of them would come behind the rows that are under way, and
+ * the blocks of the kernel would wait for it. If the device has no room for them, they
+ * stay where they are; so do those of a graph, in which a copy could not give the room
+ * back. */
+static cm_status
+bring_numbers(cm_job *job, cm_rows_move *move)
+{
+    const cm_kernel_rows *rows = job->rows;
+    if (rows->sheet_nbytes < LEAST_SHEET_NBYTES || job->capturing
+        || job->engine->device_pools[rows->device] == NULL) {
+        return cm_ok();
+    }
+    cm_status status = cm_job_alloc_block(job, rows->sheet_nbytes, job->stream, false,
+                                          &job->row_numbers);
+    if (cm_pool_is_short(status)) {
+        return cm_ok();
+    }
+    CM_TRY(status);
+    CM_TRY(cm_rt_copy_async(job->engine->rt, job->row_numbers->address, rows->sheet,
+                            rows->sheet_nbytes, job->stream->handle));
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        cm_address *numbers = &move->numbers[side].address;
+        if (*numbers >= rows->sheet && *numbers - rows->sheet < rows->sheet_nbytes) {
+            *numbers += job->row_numbers->address - rows->sheet;
+        }
+    }
+    return cm_ok();
+}
+
 cm_status
 cm_job_copy_rows(cm_job *job)
 {
     const cm_kernel_rows *rows = job->rows;
+    cm_rows_move move = rows->move;
     uint64_t at_once = rows->in_order ? 1 : rows->layer_count;
+    CM_TRY(bring_numbers(job, &move));
     for (uint64_t i = 0; i < rows->layer_count; i += at_once) {
-        CM_TRY(cm_rows_launch(&job->engine->kernels, rows->device, &rows->move,
+        CM_TRY(cm_rows_launch(&job->engine->kernels, rows->device, &move,
                               &rows->layers[i], at_once, job->stream->handle));
     }
     if (!job->capturing) {

@@ -36,7 +36,11 @@ typedef struct cm_kernel_rows {
     cm_locked_span *spans; /* owned */
     uint64_t span_count;
     uint64_t span_room;
-    uint64_t nbytes;      /* of all rows */
+    uint64_t nbytes; /* of all rows */
+    /* Page-locked memory in which the host has written numbers, by the address that
+     * `device` uses; `sheet_nbytes` is 0 if there is none. */
+    cm_address sheet;
+    uint64_t sheet_nbytes;
     const uint32_t *flag; /* where the host reads the word of move.flag; borrowed, and
                              kept alive by a keep of the request; NULL: there is none */
     uint32_t flag_bits;   /* are set in the argument of CM_EROWS as well */

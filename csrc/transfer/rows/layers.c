@@ -11,9 +11,10 @@ enum {
     /* So few runs are sooner queued one by one than described to a kernel, which has to
      * read their numbers over the bus before it begins. */
     FEW_RUNS = 3,
-    /* A copy of this length by the copy engine is no slower than by a kernel, and it
-     * leaves all multiprocessors to others (LONG_NBYTES in routes/pieces.c). */
-    LONG_RUN_NBYTES = 256 << 10,
+    /* A kernel fills 93 % of a link, and the copy engine all of it, but that rests for
+     * 3 us between two copies. So copies of this length are as fast by the engine, and
+     * leave all multiprocessors to others (benchmarks/rows.py on an H200). */
+    LONG_RUN_NBYTES = 2 << 20,
 };
 
 /* The end of a run that begins `offset` bytes behind element 0 of an array. */
