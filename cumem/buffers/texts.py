@@ -111,7 +111,9 @@ def row_plan_repr(plan: _core.RowPlan, row_count: int, is_emulated: bool) -> str
         return "<cumem.RowPlan, closed>"
     layers = "1 layer" if plan.layer_count == 1 else f"{plan.layer_count} layers"
     rows = "1 row" if row_count == 1 else f"{row_count} rows"
-    return f"<cumem.RowPlan of {layers} with {rows} each, {plan.nbytes} bytes{emulated}>"
+    return (
+        f"<cumem.RowPlan of {layers} with {rows} each, {plan.nbytes} bytes{emulated}>"
+    )
 
 
 def stream_repr(stream: _core.Stream, handle: int, is_emulated: bool) -> str:

@@ -54,7 +54,6 @@ typedef struct row_plan {
     cm_row_copy copy; /* what is prepared; its ends own the arrays and the numbers */
     cm_rows_kernel kernel;
     bool has_kernel; /* a kernel copies, unless it says that runs are better */
-    bool is_ragged;  /* the arrays of one end have different numbers of rows */
     /* How much it copies, which it still says when it is closed. */
     Py_ssize_t layer_count;
     uint64_t row_count; /* of each layer */
@@ -153,20 +152,15 @@ row_nbytes(const cm_region *array)
     return nbytes;
 }
 
-/* Count the rows and the bytes of all layers, and find out whether the arrays of an end
- * differ in their numbers of rows. */
+/* Count the layers, the rows and their bytes. */
 static void
 measure(row_plan *self)
 {
-    const cm_rows_end *dst = &self->copy.ends[CM_DST];
     const cm_rows_end *src = &self->copy.ends[CM_SRC];
     self->layer_count = self->copy.layer_count;
     self->row_count = src->numbers.count;
     for (Py_ssize_t i = 0; i < self->layer_count; i++) {
         self->nbytes += self->row_count * row_nbytes(&src->operands[i].region);
-        self->is_ragged |=
-            dst->operands[i].region.shape[0] != dst->operands[0].region.shape[0]
-            || src->operands[i].region.shape[0] != src->operands[0].region.shape[0];
     }
 }
 
@@ -355,8 +349,8 @@ borrow_end(const row_plan *self, cm_side side, layers which, cm_rows_end *out)
     return self->kernel.has_memory[side] ? check_memory(&self->kernel.memory[side]) : 0;
 }
 
-/* Drop what a copy has for itself. The numbers are its own if the host has fetched or
- * copied them. */
+/* Drop what a copy has for itself. It has `numbers` of its own if the host has fetched
+ * or copied them. */
 static void
 give_end_back(const row_plan *self, cm_side side, cm_rows_end *end)
 {
@@ -366,13 +360,12 @@ give_end_back(const row_plan *self, cm_side side, cm_rows_end *end)
     cm_given_rows_fini(&end->given);
 }
 
-/* Copy by runs. If the arrays of an end have different numbers of rows, the numbers are
- * settled anew for each layer. Several threads may do that at the same time, so each
- * copy then has numbers of its own. */
+/* Copy by runs. That settles the numbers for each layer and may give them to the
+ * engine, so the copy gets numbers of its own. */
 static PyObject *
 copy_by_runs(const row_plan *self, cm_row_copy *copy)
 {
-    for (int side = CM_DST; self->is_ragged && side <= CM_SRC; side++) {
+    for (int side = CM_DST; side <= CM_SRC; side++) {
         cm_status status = cm_chosen_rows_copy(&copy->ends[side].numbers,
                                                &self->copy.ends[side].numbers);
         if (!cm_is_ok(status)) {
@@ -400,7 +393,9 @@ copy_layers_by(row_plan *self, cm_row_copy *copy, layers which)
         goto end;
     }
     if (self->has_kernel && which.count > 0) {
-        copied = cm_rows_copy_by_kernel(copy, &self->kernel, &answer);
+        cm_rows_kernel kernel = self->kernel;
+        kernel.copy = copy;
+        copied = cm_rows_copy_by_kernel(&kernel, &answer);
     }
     if (copied == 0) {
         answer = copy_by_runs(self, copy);
@@ -564,8 +559,8 @@ plan_check(PyObject *op, PyObject *Py_UNUSED(unused))
     cm_engine_poll(engine);
     Py_END_ALLOW_THREADS
     uint32_t wrong = 0;
-    if (self->kernel.has_word) {
-        void *word = self->kernel.word.region.host;
+    if (self->kernel.word != NULL) {
+        void *word = self->kernel.word->region.host;
         wrong = atomic_exchange((_Atomic uint32_t *)word, 0);
     }
     self->users--;

@@ -361,7 +361,7 @@ copy_by_kernel(cm_row_copy *self, int device, PyObject **answer)
     cm_rows_kernel kernel;
     int copied = cm_rows_kernel_init(&kernel, self, device);
     if (copied == 0) {
-        copied = cm_rows_copy_by_kernel(self, &kernel, answer);
+        copied = cm_rows_copy_by_kernel(&kernel, answer);
     }
     cm_rows_kernel_fini(&kernel);
     return copied;

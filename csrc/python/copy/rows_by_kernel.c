@@ -451,8 +451,9 @@ cm_rows_kernel_fini(cm_rows_kernel *self)
             cm_operand_fini(&self->memory[side]);
         }
     }
-    if (self->has_word) {
-        cm_operand_fini(&self->word);
+    if (self->word != NULL) {
+        cm_operand_fini(self->word);
+        PyMem_Free(self->word);
     }
 }
 
@@ -475,15 +476,16 @@ cm_rows_kernel_add_word(cm_rows_kernel *self)
     if (!cm_rows_are_on_device(self->copy)) {
         return 0;
     }
-    PyObject *buffer = allocate_word(self);
-    if (buffer == NULL) {
-        return -1;
+    cm_operand *word = PyMem_Malloc(sizeof(*word));
+    PyObject *buffer = word == NULL ? PyErr_NoMemory() : allocate_word(self);
+    if (buffer != NULL
+        && cm_operand_init(self->copy->state, word, buffer, NULL, NULL, CM_ASK) == 0) {
+        self->word = word;
+        word = NULL;
     }
-    int result =
-        cm_operand_init(self->copy->state, &self->word, buffer, NULL, NULL, CM_ASK);
-    self->has_word = result == 0;
-    Py_DECREF(buffer);
-    return result;
+    Py_XDECREF(buffer);
+    PyMem_Free(word);
+    return self->word == NULL ? -1 : 0;
 }
 
 /* -- one copy ----------------------------------------------------------------------- */
@@ -538,7 +540,7 @@ static int
 add_word(const kernel_call *self, kernel_pass *pass)
 {
     cm_kernel_rows *rows = pass->many.request.common.rows;
-    const cm_operand *word = &self->word;
+    const cm_operand *word = self->word;
     rows->flag_of_all = (_Atomic uint32_t *)(void *)word->region.host;
     if (self->flag == NULL) {
         rows->move.flag = word->region.address;
@@ -556,7 +558,7 @@ add_flag(const kernel_call *self, kernel_pass *pass)
     if (!pass->is_last) {
         return 0;
     }
-    if (self->has_word && add_word(self, pass) < 0) {
+    if (self->word != NULL && add_word(self, pass) < 0) {
         return -1;
     }
     if (self->flag == NULL) {
@@ -797,15 +799,12 @@ suits_engine(const kernel_call *self)
 }
 
 int
-cm_rows_copy_by_kernel(cm_row_copy *copy, const cm_rows_kernel *kernel,
-                       PyObject **answer)
+cm_rows_copy_by_kernel(cm_rows_kernel *self, PyObject **answer)
 {
-    kernel_call self = *kernel;
-    self.copy = copy;
-    if (suits_engine(&self)) {
+    if (suits_engine(self)) {
         return 0;
     }
-    int result = begin_flag(&self) < 0 ? -1 : copy_by_kernel(&self, answer);
-    Py_XDECREF(self.flag);
+    int result = begin_flag(self) < 0 ? -1 : copy_by_kernel(self, answer);
+    Py_CLEAR(self->flag);
     return result;
 }

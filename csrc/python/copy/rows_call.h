@@ -49,9 +49,8 @@ typedef struct cm_row_copy {
     cm_rows_end between;
 } cm_row_copy;
 
-/* What a kernel needs to copy the rows of a cm_row_copy. It may be prepared for several
- * copies, of which each takes the struct as it is, with the members that are its own.
- */
+/* What a kernel needs to copy the rows of a cm_row_copy. A plan prepares one, of which
+ * each of its copies gets a copy, with the members that are its own. */
 typedef struct cm_rows_kernel {
     cm_row_copy *copy; /* borrowed: each copy has its own, with some of the layers */
     int device;        /* whose kernel it is */
@@ -61,10 +60,10 @@ typedef struct cm_rows_kernel {
     uint64_t sheet_nbytes;      /* 0 if there are none */
     cm_operand memory[2];       /* by cm_side: where that lies */
     bool has_memory[2];
-    /* The word in which all copies of a plan gather which numbers were wrong: one
-     * uint32 of page-locked memory. In a graph the kernel writes into it. */
-    cm_operand word;
-    bool has_word;
+    /* Owned: the word in which all copies of a plan gather which numbers were wrong,
+     * one uint32 of page-locked memory. In a graph the kernel writes into it. NULL:
+     * there is none. */
+    cm_operand *word;
     PyObject *flag; /* owned by each copy: a buffer of one uint32, which its ticket
                        reads; NULL: wrong numbers are not noted, or in the word of the
                        plan */
@@ -147,13 +146,12 @@ void cm_rows_kernel_fini(cm_rows_kernel *self);
 /* Make the word for wrong numbers. Without numbers on a device there is none. Returns
  * 0, or -1 with an exception. */
 int cm_rows_kernel_add_word(cm_rows_kernel *self);
-/* Copy the rows by the kernel that was prepared for them, or for more layers. Returns 1
- * with *answer, which is None or a Transfer, or -1 with an exception. Returns 0 if only
- * the host knows the numbers, and they say that the rows had better go another way:
- * they are few or long runs, or arrays touch in a way in which the numbers do not say
- * whether their rows do. */
-int cm_rows_copy_by_kernel(cm_row_copy *self, const cm_rows_kernel *kernel,
-                           PyObject **answer);
+/* Copy the rows of self->copy, by what was prepared for them or for more layers.
+ * Returns 1 with *answer, which is None or a Transfer, or -1 with an exception. Returns
+ * 0 if only the host knows the numbers, and they say that the rows had better go
+ * another way: they are few or long runs, or arrays touch in a way in which the numbers
+ * do not say whether their rows do. */
+int cm_rows_copy_by_kernel(cm_rows_kernel *self, PyObject **answer);
 /* Fetch numbers from a device, in the order of the call, and wait for them. Returns 0,
  * or -1 with an exception, for one if the call's stream captures. */
 int cm_rows_fetch_numbers(cm_row_copy *self);

@@ -44,15 +44,31 @@ cm_chosen_rows_take(cm_chosen_rows *self)
     return rows;
 }
 
+/* Copy `count` numbers. *out may be freed in any case. */
+static cm_status
+copy_numbers(const int64_t *from, uint64_t count, int64_t **out)
+{
+    size_t nbytes = (size_t)count * sizeof(*from);
+    *out = malloc(nbytes + 1);
+    CM_TRY(cm_allocated(*out != NULL, nbytes));
+    memcpy(*out, from, nbytes);
+    return cm_ok();
+}
+
 cm_status
 cm_chosen_rows_copy(cm_chosen_rows *self, const cm_chosen_rows *from)
 {
-    if (from->given == NULL) {
-        cm_chosen_rows_init_all(self, from->count);
-        return cm_ok();
+    cm_chosen_rows_init_all(self, from->count);
+    if (from->given != NULL) {
+        CM_TRY(copy_numbers(from->given, from->count, &self->given));
     }
-    CM_TRY(cm_chosen_rows_init(self, from->count));
-    memcpy(self->given, from->given, (size_t)from->count * sizeof(*from->given));
+    if (from->rows == from->given) {
+        self->rows = self->given;
+    }
+    else if (from->rows != NULL) {
+        CM_TRY(copy_numbers(from->rows, from->count, &self->rows));
+    }
+    self->row_count = from->row_count;
     return cm_ok();
 }
 
