@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/checked_math.h"
+#include "transfer/plan/shared_numbers.h"
 
 cm_numbered_rows *
 cm_numbered_rows_create(uint64_t count, uint64_t layer_count)
@@ -30,8 +31,8 @@ cm_numbered_rows_destroy(cm_numbered_rows *rows)
         free(rows->layers[i].is_there[CM_DST]);
         free(rows->layers[i].is_there[CM_SRC]);
     }
-    free(rows->numbers[CM_DST]);
-    free(rows->numbers[CM_SRC]);
+    cm_shared_numbers_release(rows->numbers[CM_DST]);
+    cm_shared_numbers_release(rows->numbers[CM_SRC]);
     free(rows);
 }
 

@@ -42,7 +42,8 @@ typedef struct cm_numbered_layer {
 /* All that is copied; there is at least one row. */
 typedef struct cm_numbered_rows {
     uint64_t count;      /* rows of each layer */
-    int64_t *numbers[2]; /* owned, by cm_side; none is negative. NULL: 0, 1, … */
+    int64_t *numbers[2]; /* held (shared_numbers.h), by cm_side; none is negative.
+                            NULL: 0, 1, … */
     uint64_t layer_count;
     cm_numbered_layer layers[];
 } cm_numbered_rows;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/rows/chosen_rows.h"
 
-#include <stdlib.h>
 #include <string.h>
 
+#include "transfer/plan/shared_numbers.h"
 #include "transfer/rows/row_marks.h"
 
 cm_status
@@ -12,47 +12,14 @@ cm_chosen_rows_init(cm_chosen_rows *self, uint64_t count)
     uint64_t most = SIZE_MAX / sizeof(int64_t) - 1;
     *self = (cm_chosen_rows){.count = count, .row_count = -1};
     CM_TRY(cm_allocated(count <= most, UINT64_MAX));
-    size_t nbytes = ((size_t)count + 1) * sizeof(int64_t);
-    self->given = malloc(nbytes);
-    return cm_allocated(self->given != NULL, nbytes);
+    self->given = cm_shared_numbers_create(count);
+    return cm_allocated(self->given != NULL, count * sizeof(int64_t));
 }
 
 void
 cm_chosen_rows_init_all(cm_chosen_rows *self, uint64_t count)
 {
     *self = (cm_chosen_rows){.count = count, .row_count = -1};
-}
-
-static void
-forget_rows(cm_chosen_rows *self)
-{
-    if (self->rows != self->given) {
-        free(self->rows);
-    }
-    self->rows = NULL;
-}
-
-int64_t *
-cm_chosen_rows_take(cm_chosen_rows *self)
-{
-    int64_t *rows = self->rows;
-    if (rows == self->given) {
-        self->given = NULL;
-    }
-    self->rows = NULL;
-    self->row_count = -1;
-    return rows;
-}
-
-/* Copy `count` numbers. *out may be freed in any case. */
-static cm_status
-copy_numbers(const int64_t *from, uint64_t count, int64_t **out)
-{
-    size_t nbytes = (size_t)count * sizeof(*from);
-    *out = malloc(nbytes + 1);
-    CM_TRY(cm_allocated(*out != NULL, nbytes));
-    memcpy(*out, from, nbytes);
-    return cm_ok();
 }
 
 cm_status
@@ -75,8 +42,8 @@ cm_chosen_rows_copy(cm_chosen_rows *self, const cm_chosen_rows *from)
 void
 cm_chosen_rows_fini(cm_chosen_rows *self)
 {
-    forget_rows(self);
-    free(self->given);
+    cm_shared_numbers_release(self->rows);
+    cm_shared_numbers_release(self->given);
     *self = (cm_chosen_rows){.row_count = -1};
 }
 
@@ -178,14 +145,14 @@ static cm_status
 find_rows(cm_chosen_rows *self, int64_t row_count, uint64_t *position, bool *rises)
 {
     *position = self->count;
-    forget_rows(self);
+    cm_shared_numbers_release(self->rows);
+    self->rows = NULL;
     if (are_rows(self, row_count, rises)) {
-        self->rows = self->given;
+        self->rows = cm_shared_numbers_hold(self->given);
         return cm_ok();
     }
-    size_t nbytes = ((size_t)self->count + 1) * sizeof(int64_t);
-    self->rows = malloc(nbytes);
-    CM_TRY(cm_allocated(self->rows != NULL, nbytes));
+    self->rows = cm_shared_numbers_create(self->count);
+    CM_TRY(cm_allocated(self->rows != NULL, self->count * sizeof(int64_t)));
     *position = count_from_end(self, row_count, rises);
     return cm_ok();
 }

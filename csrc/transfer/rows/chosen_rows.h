@@ -15,9 +15,9 @@
 #include "base/status.h"
 
 typedef struct cm_chosen_rows {
-    int64_t *given; /* owned; NULL if the numbers are 0, 1, … */
-    int64_t *rows; /* owned; those of cm_chosen_rows_settle(), none is negative; NULL as
-                      above. They are `given` itself if none of those is negative */
+    int64_t *given; /* held (shared_numbers.h); NULL if the numbers are 0, 1, … */
+    int64_t *rows;  /* held; those of cm_chosen_rows_settle(), none is negative. NULL as
+                       above; `given` itself if none of those is negative */
     uint64_t count;
     int64_t row_count; /* for which `rows` are settled; -1 if they are not yet */
 } cm_chosen_rows;
@@ -66,10 +66,6 @@ void cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from);
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_count,
                                              bool is_target, cm_row_fault *fault);
-
-/* Give the settled rows to the caller, who frees them. NULL if they are 0, 1, …
- * Afterwards there is only cm_chosen_rows_fini(). */
-int64_t *cm_chosen_rows_take(cm_chosen_rows *self);
 
 /* Return the row that number `i` means. */
 static inline int64_t

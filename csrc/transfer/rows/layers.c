@@ -5,6 +5,7 @@
 
 #include "base/checked_math.h"
 #include "transfer/plan/layout.h"
+#include "transfer/plan/shared_numbers.h"
 
 enum {
     FIRST_ROOM = 256,
@@ -281,7 +282,7 @@ drop_even_numbers(cm_numbered_rows *rows, cm_side side)
         end->host = end->host == NULL ? NULL : end->host + offset;
         end->address = end->address == 0 ? 0 : end->address + (uint64_t)offset;
     }
-    free(numbers);
+    cm_shared_numbers_release(numbers);
     rows->numbers[side] = NULL;
 }
 
@@ -305,8 +306,8 @@ cm_numbered_many_create(cm_engine *engine, const cm_layer *layers, uint64_t laye
         status = cm_numbered_rows_place(many->rows, &many->span);
         many->nbytes = many->span;
         if (cm_is_ok(status)) {
-            many->rows->numbers[CM_DST] = cm_chosen_rows_take(numbers[CM_DST]);
-            many->rows->numbers[CM_SRC] = cm_chosen_rows_take(numbers[CM_SRC]);
+            many->rows->numbers[CM_DST] = cm_shared_numbers_hold(numbers[CM_DST]->rows);
+            many->rows->numbers[CM_SRC] = cm_shared_numbers_hold(numbers[CM_SRC]->rows);
             drop_even_numbers(many->rows, CM_DST);
             drop_even_numbers(many->rows, CM_SRC);
             *out = many;

@@ -40,8 +40,8 @@ CM_NODISCARD cm_status cm_row_runs_add(cm_row_runs *runs, const cm_layer *layer,
 void cm_row_runs_fini(cm_row_runs *runs);
 
 /* Make a request of the engine's of rows by their numbers (numbered_rows.h), which the
- * copy threads turn into runs as they go. `numbers` are settled for the last layer, and
- * are taken if *out is not NULL afterwards.
+ * copy threads turn into runs as they go. `numbers` are settled for the last layer; the
+ * request shares them.
  *
  * *out is NULL if the batch makes the copy as well or better. It does so if a device
  * alone copies some rows, if layers go different ways, have different numbers of rows,

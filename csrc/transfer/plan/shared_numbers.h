@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Arrays of row numbers that several owners share: a call or a plan, which has checked
+ * them, and each copy that threads make by them, which may outlive the call. An array
+ * does not change once it has a second owner.
+ * Locks: none; the owners are counted. */
+#pragma once
+
+#include <stdint.h>
+
+/* Make an array that its caller owns. Returns NULL if there is no memory. */
+int64_t *cm_shared_numbers_create(uint64_t count);
+/* Add an owner, and return the array. Does nothing with NULL. */
+int64_t *cm_shared_numbers_hold(int64_t *numbers);
+/* End the part of an owner; the last one frees the array. Does nothing with NULL. */
+void cm_shared_numbers_release(int64_t *numbers);
