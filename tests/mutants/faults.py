@@ -828,6 +828,28 @@ FAULTS = [
         ],
     ),
     Fault(
+        "word of a plan is no end",
+        "csrc/python/copy/rows_by_kernel.c",
+        "a graph writes into memory that went back to its pool with the plan",
+        "return cm_many_call_add_end(&pass->many, word, &word->region, false);",
+        "return 0;",
+        [
+            "tests/transfers/test_row_plan.py::TestCapture::"
+            "test_memory_of_captured_copies_outlives_the_plan[device]",
+        ],
+    ),
+    Fault(
+        "layers of a plan at once",
+        "csrc/python/copy/row_plan.c",
+        "a layer is copied before the layer before it",
+        "copy.after_ticket = before;",
+        "copy.after_ticket = NULL; (void)before;",
+        [
+            "tests/transfers/test_row_plan.py::TestOrder::"
+            "test_layers_in_the_background_end_one_after_the_other",
+        ],
+    ),
+    Fault(
         "numbers on a device are no end",
         "csrc/python/copy/rows_by_kernel.c",
         "a kernel reads numbers of rows before they are written, or after they are freed",

@@ -122,6 +122,28 @@ def copy_rows_begun(worker: Worker) -> None:
     limit_pending(worker)
 
 
+@operation(3)
+def copy_rows_by_a_plan(worker: Worker) -> None:
+    rows = Rows(worker)
+    if rows.case is not None:
+        stream = worker.rng.choice((None, rows.stream()))
+        max_sms = worker.rng.choice((None, None, 4))
+        numbers = rows.numbers(stream)
+        with cumem.RowPlan(*rows.ends(), **numbers, max_sms=max_sms) as plan:
+            overwrite(numbers)
+            # Layers of one array may touch each other, so that their order matters.
+            if rows.source is rows.target or worker.rng.random() < 0.4:
+                plan.copy(stream=stream)
+            else:
+                transfers = plan.copy_layers(stream=stream)
+                plan.close()
+                for transfer in transfers:
+                    transfer.wait()
+        rows.target.expect = rows.written()
+        worker.verify(rows.target, f"after a plan of {rows.source!r}")
+    rows.give()
+
+
 @operation(2)
 def take_rows(worker: Worker) -> None:
     source = worker.source()
