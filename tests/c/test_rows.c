@@ -95,37 +95,31 @@ test_numbers_count_from_the_end_of_each_array(void)
     cm_chosen_rows_fini(&numbers);
 }
 
-/* A copy of numbers must stand alone: the engine may take its rows, and it may be
- * settled for another array, whether or not its rows are the given numbers themselves.
- */
+/* Numbers that are shared may be settled for another array, or go first, and the others
+ * stay as they were, whether or not their rows are the given numbers themselves. */
 static void
-test_copied_numbers_are_settled_as_the_first_and_stand_alone(void)
+test_shared_numbers_are_settled_each_for_itself(void)
 {
     const int64_t values[][2] = {{2, 0}, {-1, 0}};
     for (int i = 0; i < 2; i++) {
-        cm_chosen_rows copied;
+        cm_chosen_rows shared;
         cm_chosen_rows numbers = make_numbers(values[i], 2);
-        CHECK_OK(cm_chosen_rows_copy(&copied, &numbers)); /* not settled */
-        CHECK_EQ(settle(&copied, 3, true).kind, CM_ROWS_RIGHT);
-        CHECK_EQ(cm_chosen_rows_at(&copied, 0), 2);
-        cm_chosen_rows_fini(&copied);
         CHECK_EQ(settle(&numbers, 3, true).kind, CM_ROWS_RIGHT);
-        CHECK_OK(cm_chosen_rows_copy(&copied, &numbers));
-        CHECK_EQ(copied.row_count, 3);
-        free(cm_chosen_rows_take(&copied));
-        cm_chosen_rows_fini(&copied);
-        CHECK_OK(cm_chosen_rows_copy(&copied, &numbers));
-        CHECK_EQ(settle(&copied, 9, true).kind, CM_ROWS_RIGHT);
-        CHECK_EQ(cm_chosen_rows_at(&copied, 0), i == 0 ? 2 : 8);
+        cm_chosen_rows_share(&shared, &numbers);
+        CHECK_EQ(shared.row_count, 3);
+        CHECK(shared.rows == numbers.rows);
+        CHECK_EQ(settle(&shared, 9, true).kind, CM_ROWS_RIGHT);
+        CHECK_EQ(cm_chosen_rows_at(&shared, 0), i == 0 ? 2 : 8);
         CHECK_EQ(cm_chosen_rows_at(&numbers, 0), 2);
-        cm_chosen_rows_fini(&copied);
         cm_chosen_rows_fini(&numbers);
+        CHECK_EQ(cm_chosen_rows_at(&shared, 0), i == 0 ? 2 : 8);
+        cm_chosen_rows_fini(&shared);
     }
-    cm_chosen_rows all, copied;
+    cm_chosen_rows all, shared;
     cm_chosen_rows_init_all(&all, 5);
-    CHECK_OK(cm_chosen_rows_copy(&copied, &all));
-    CHECK_EQ(copied.count, 5);
-    CHECK(copied.given == NULL);
+    cm_chosen_rows_share(&shared, &all);
+    CHECK_EQ(shared.count, 5);
+    CHECK(shared.given == NULL);
 }
 
 /* The fault must say which number is wrong and where it is. If the first six rows are
@@ -714,7 +708,7 @@ test_pairs_that_one_device_does_not_reach_are_no_rows(void)
 MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
      RUN(test_numbers_past_63_bits_name_no_row)
      RUN(test_numbers_count_from_the_end_of_each_array)
-     RUN(test_copied_numbers_are_settled_as_the_first_and_stand_alone)
+     RUN(test_shared_numbers_are_settled_each_for_itself)
      RUN(test_numbers_outside_are_found_at_their_position)
      RUN(test_numbers_of_a_target_that_repeat_are_found)
      RUN(test_marks_of_many_rows_are_told_apart)

@@ -339,8 +339,8 @@ borrow_end(const row_plan *self, cm_side side, layers which, cm_rows_end *out)
                          .operands = end->operands + which.first,
                          .given = {.count = end->given.count,
                                    .array = Py_XNewRef(end->given.array),
-                                   .on_device = Py_XNewRef(end->given.on_device)},
-                         .numbers = end->numbers};
+                                   .on_device = Py_XNewRef(end->given.on_device)}};
+    cm_chosen_rows_share(&out->numbers, &end->numbers);
     for (Py_ssize_t i = 0; i < which.count; i++) {
         if (check_memory(&out->operands[i]) < 0) {
             return -1;
@@ -349,30 +349,12 @@ borrow_end(const row_plan *self, cm_side side, layers which, cm_rows_end *out)
     return self->kernel.has_memory[side] ? check_memory(&self->kernel.memory[side]) : 0;
 }
 
-/* Drop what a copy has for itself. It has `numbers` of its own if the host has fetched
- * or copied them. */
+/* Drop what a copy has for itself. */
 static void
-give_end_back(const row_plan *self, cm_side side, cm_rows_end *end)
+give_end_back(cm_rows_end *end)
 {
-    if (end->numbers.given != self->copy.ends[side].numbers.given) {
-        cm_chosen_rows_fini(&end->numbers);
-    }
+    cm_chosen_rows_fini(&end->numbers);
     cm_given_rows_fini(&end->given);
-}
-
-/* Copy by runs. That settles the numbers for each layer and may give them to the
- * engine, so the copy gets numbers of its own. */
-static PyObject *
-copy_by_runs(const row_plan *self, cm_row_copy *copy)
-{
-    for (int side = CM_DST; side <= CM_SRC; side++) {
-        cm_status status = cm_chosen_rows_copy(&copy->ends[side].numbers,
-                                               &self->copy.ends[side].numbers);
-        if (!cm_is_ok(status)) {
-            return cm_py_raise(self->state, status, "while reading rows");
-        }
-    }
-    return cm_rows_copy_by_runs(copy);
 }
 
 /* Copy some layers, and make the answer: None or a Transfer. `copy` has what is given
@@ -398,11 +380,11 @@ copy_layers_by(row_plan *self, cm_row_copy *copy, layers which)
         copied = cm_rows_copy_by_kernel(&kernel, &answer);
     }
     if (copied == 0) {
-        answer = copy_by_runs(self, copy);
+        answer = cm_rows_copy_by_runs(copy);
     }
 end:
-    give_end_back(self, CM_DST, &copy->ends[CM_DST]);
-    give_end_back(self, CM_SRC, &copy->ends[CM_SRC]);
+    give_end_back(&copy->ends[CM_DST]);
+    give_end_back(&copy->ends[CM_SRC]);
     cm_rows_end_fini(&copy->between);
     Py_XDECREF(copy->packed);
     return answer;

@@ -22,21 +22,12 @@ cm_chosen_rows_init_all(cm_chosen_rows *self, uint64_t count)
     *self = (cm_chosen_rows){.count = count, .row_count = -1};
 }
 
-cm_status
-cm_chosen_rows_copy(cm_chosen_rows *self, const cm_chosen_rows *from)
+void
+cm_chosen_rows_share(cm_chosen_rows *self, const cm_chosen_rows *with)
 {
-    cm_chosen_rows_init_all(self, from->count);
-    if (from->given != NULL) {
-        CM_TRY(copy_numbers(from->given, from->count, &self->given));
-    }
-    if (from->rows == from->given) {
-        self->rows = self->given;
-    }
-    else if (from->rows != NULL) {
-        CM_TRY(copy_numbers(from->rows, from->count, &self->rows));
-    }
-    self->row_count = from->row_count;
-    return cm_ok();
+    *self = *with;
+    (void)cm_shared_numbers_hold(self->given);
+    (void)cm_shared_numbers_hold(self->rows);
 }
 
 void

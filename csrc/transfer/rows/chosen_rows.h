@@ -51,12 +51,10 @@ typedef struct cm_row_fault {
 CM_NODISCARD cm_status cm_chosen_rows_init(cm_chosen_rows *self, uint64_t count);
 /* Make this the numbers 0, 1, …, which take no memory. */
 void cm_chosen_rows_init_all(cm_chosen_rows *self, uint64_t count);
+/* Make this the same numbers, settled as those of `with` are. They may be settled anew
+ * without a change to the others. */
+void cm_chosen_rows_share(cm_chosen_rows *self, const cm_chosen_rows *with);
 void cm_chosen_rows_fini(cm_chosen_rows *self);
-
-/* Make this the same numbers, settled as those of `from` are.
- * Fails: CM_ENOMEM; cm_chosen_rows_fini() may still be called. */
-CM_NODISCARD cm_status cm_chosen_rows_copy(cm_chosen_rows *self,
-                                           const cm_chosen_rows *from);
 
 /* Write integers to `given`, as cm_integers_read() does. */
 void cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from);
