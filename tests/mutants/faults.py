@@ -11,20 +11,8 @@ better. To find the tests of a new fault:
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Fault(NamedTuple):
-    """A fault, and what run.py needs to try it."""
-
-    name: str
-    file: str  # the file of csrc/ that the fault is put into
-    what: str  # what goes wrong with the fault, as a sentence
-    old: str
-    new: str
-    tests: list[str]
-    how: str = "fails"
-
+from fault import Fault
+from faults_of_rows import FAULTS_OF_ROWS
 
 FAULTS = [
     # -- fills ---------------------------------------------------------------------------
@@ -808,192 +796,6 @@ FAULTS = [
         ],
     ),
     Fault(
-        "overlapping rows at once",
-        "csrc/python/copy/rows.c",
-        "rows are written that are still to be read",
-        "return touches ? copy_through_memory(self) : answer;",
-        "return answer;",
-        [
-            "tests/transfers/test_rows.py::test_rows_of_one_array_are_permuted_in_place",
-        ],
-    ),
-    Fault(
-        "second pass alone",
-        "csrc/python/copy/rows.c",
-        "rows that overlap are written although they could not be read",
-        "pass->many.request.common.chained_to = packed;",
-        "",
-        [
-            "tests/transfers/test_rows_order.py::test_failure_of_either_pass_is_told_once",
-        ],
-    ),
-    Fault(
-        "word of a plan is no end",
-        "csrc/python/copy/rows_by_kernel.c",
-        "a graph writes into memory that went back to its pool with the plan",
-        "return cm_many_call_add_end(&pass->many, word, &word->region, false);",
-        "return 0;",
-        [
-            "tests/transfers/test_row_plan.py::TestCapture::"
-            "test_memory_of_captured_copies_outlives_the_plan[device]",
-        ],
-    ),
-    Fault(
-        "layers of a plan at once",
-        "csrc/python/copy/row_plan.c",
-        "a layer is copied before the layer before it",
-        "copy.after_ticket = before;",
-        "copy.after_ticket = NULL; (void)before;",
-        [
-            "tests/transfers/test_row_plan.py::TestOrder::"
-            "test_layers_in_the_background_end_one_after_the_other",
-        ],
-    ),
-    Fault(
-        "numbers on a device are no end",
-        "csrc/python/copy/rows_by_kernel.c",
-        "a kernel reads numbers of rows before they are written, or after they are freed",
-        "return cm_many_call_add_end(&pass->many, memory, &memory->region, false);",
-        "return 0;",
-        [
-            "tests/transfers/test_rows_by_host_numbers.py::TestNumbers::"
-            "test_memory_of_the_numbers_stays_until_late_rows_are_done",
-            "tests/transfers/test_rows_on_device.py::TestOrder::"
-            "test_numbers_come_after_their_own_transfers[background]",
-            "tests/transfers/test_rows_on_device.py::TestOrder::"
-            "test_memory_stays_until_late_rows_are_done",
-        ],
-    ),
-    Fault(
-        "pairs longer than their unit",
-        "csrc/transfer/rows/pairs.c",
-        "pairs of one size whose targets touch are copied at once",
-        "dst->strides[0] == dst->shape[1];",
-        "true;",
-        [
-            "tests/transfers/test_copy_many_rows.py::"
-            "test_targets_that_touch_without_being_equal_are_written_in_order",
-        ],
-    ),
-    Fault(
-        "pairs within one memory",
-        "csrc/transfer/rows/pairs.c",
-        "a pair of one size does not see what an earlier one wrote",
-        "*is_known = self->has_sides_apart &&",
-        "*is_known =",
-        [
-            "tests/transfers/test_copy_many_rows.py::"
-            "test_later_pairs_of_one_size_see_what_earlier_ones_wrote",
-        ],
-    ),
-    Fault(
-        "numbers behind the first block",
-        "csrc/transfer/rows/kernel_numbers.c",
-        "a kernel is given numbers that nobody has checked",
-        "if (seen.outside >> 63 != 0) {",
-        "if (seen.outside >> 63 != 0 && at == 0) {",
-        [
-            "tests/transfers/test_rows_by_host_numbers.py::TestNumbers::"
-            "test_wrong_number_among_many_is_found",
-            "tests/c/test_rows.c::test_numbers_outside_are_seen_at_any_place_and_length",
-        ],
-    ),
-    Fault(
-        "negative numbers that rise",
-        "csrc/transfer/rows/kernel_numbers.c",
-        "a row is written twice, once by a number that counts from the end",
-        "if (self->has_negative) {",
-        "if (false) {",
-        [
-            "tests/transfers/test_rows_by_host_numbers.py::TestNumbers::"
-            "test_rising_numbers_from_both_ends_of_an_array_are_looked_through",
-        ],
-    ),
-    Fault(
-        "layers of other lengths",
-        "csrc/python/copy/rows_by_kernel.c",
-        "a row of one layer is written twice, since another layer has more rows",
-        "(before < 0 || known->has_negative)",
-        "before < 0",
-        [
-            "tests/transfers/test_rows_by_host_numbers.py::TestNumbers::"
-            "test_wrong_number_names_the_first_layer_that_has_no_such_row",
-        ],
-    ),
-    Fault(
-        "wrong numbers on a device are not told",
-        "csrc/transfer/engine/ticket.c",
-        "a copy succeeds although a kernel has left rows out",
-        "return wrong == 0 ? status",
-        "return wrong == 0 || ticket->captured == false ? status",
-        [
-            "tests/transfers/test_rows_on_device.py::TestWrongNumbers::"
-            "test_wrong_number_leaves_only_its_row_out",
-            "tests/transfers/test_rows_on_device.py::TestWrongNumbers::"
-            "test_wrong_number_that_nobody_asks_about_is_told",
-        ],
-    ),
-    Fault(
-        "rows in each other's gaps",
-        "csrc/python/copy/rows_ends.c",
-        "rows that overlap are written while they are still to be read",
-        "return distance < a->length || distance + b->length > a->step;",
-        "return distance < a->length;",
-        [
-            "tests/transfers/test_rows_on_device.py::TestOrder::"
-            "test_rows_move_between_the_gaps_of_one_array",
-        ],
-    ),
-    Fault(
-        "rows cut by a slot begin anew",
-        "csrc/transfer/routes/numbered.c",
-        "the rest of a row that the end of a slot has cut is taken from its beginning",
-        "copy_bytes(p, 0, p->skipped, head)",
-        "copy_bytes(p, 0, 0, head)",
-        [
-            "tests/transfers/test_rows_by_threads.py::"
-            "test_rows_of_several_slots_equal_numpys",
-            "tests/c/test_numbered_rows.c::"
-            "test_rows_go_up_down_and_over_the_host_in_slots",
-        ],
-    ),
-    Fault(
-        "numbers of another slot",
-        "csrc/transfer/routes/numbered.c",
-        "each slot goes to the places of the first one's rows",
-        "job->row_numbers->address + first * width",
-        "job->row_numbers->address",
-        [
-            "tests/transfers/test_rows_by_threads.py::"
-            "test_rows_of_several_slots_equal_numpys",
-            "tests/c/test_numbered_rows.c::"
-            "test_rows_go_up_down_and_over_the_host_in_slots",
-        ],
-    ),
-    Fault(
-        "pages near the end of a file",
-        "csrc/transfer/routes/numbered.c",
-        "rows of a shortened file are refused although they are still there",
-        "    from = from > begin ? from : begin;\n    to = cm_least(to, end);\n",
-        "",
-        [
-            "tests/transfers/test_rows_by_threads.py::"
-            "test_rows_before_the_end_of_a_shortened_file_are_read",
-        ],
-    ),
-    Fault(
-        "rows counted from a wrong end",
-        "csrc/transfer/rows/chosen_rows.c",
-        "negative numbers mean the rows of an array of another length",
-        "if (self->row_count == row_count)",
-        "if (self->row_count >= 0)",
-        [
-            "tests/transfers/test_rows.py::"
-            "test_layers_of_different_lengths_count_from_their_own_ends",
-            "tests/c/test_rows.c::test_numbers_count_from_the_end_of_each_array",
-        ],
-    ),
-    Fault(
         "after forgotten",
         "csrc/python/copy/call.c",
         "copy_async() does not come after the streams of after=",
@@ -1224,4 +1026,6 @@ FAULTS = [
             "[emulated]",
         ],
     ),
+    # -- rows by their numbers -------------------------------------------------------------
+    *FAULTS_OF_ROWS,
 ]

@@ -43,7 +43,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 
-from faults import FAULTS, Fault  # noqa: E402
+from fault import Fault  # noqa: E402
+from faults import FAULTS  # noqa: E402
 
 #: A run of tests that takes longer than this, in seconds, counts as one that hangs.
 LIMIT = 120.0
