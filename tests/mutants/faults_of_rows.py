@@ -86,6 +86,28 @@ FAULTS_OF_ROWS = [
         ],
     ),
     Fault(
+        "numbers of pairs are no end",
+        "csrc/python/copy/batch.c",
+        "a kernel reads numbers of pairs after their memory has been freed",
+        "int result = cm_many_call_add_end(&self->many, &memory, &memory.region, false);",
+        "int result = 0;",
+        [
+            "tests/transfers/test_copy_many_rows.py::"
+            "test_memory_of_the_numbers_stays_until_late_pairs_are_done",
+        ],
+    ),
+    Fault(
+        "numbers on the device for another copy",
+        "csrc/transfer/routes/kernel_rows.c",
+        "a kernel reads numbers where the copy has not brought them",
+        "*numbers += job->row_numbers->address - rows->sheet;",
+        "*numbers = job->row_numbers->address;",
+        [
+            "tests/transfers/test_rows_by_host_numbers.py::TestNumbers::"
+            "test_numbers_of_a_long_list_are_read",
+        ],
+    ),
+    Fault(
         "numbers behind the first block",
         "csrc/transfer/rows/kernel_numbers.c",
         "a kernel is given numbers that nobody has checked",

@@ -228,8 +228,9 @@ def test_memory_of_the_numbers_stays_until_late_pairs_are_done(emulated) -> None
     with session.gate(stream):
         cumem.copy_many_async(pairs_of(target, source), stream=stream)
         gc.collect()
-        # Memory that was freed too early would be given out again here.
-        others = [cumem.array(np.full(700, 9, "i4"), kind="mapped") for _ in "abcd"]
+        # Memory that was freed too early would be given out again here, since that of the
+        # numbers has this size.
+        others = [cumem.array(np.full(640, 9, "i4"), kind="mapped") for _ in "abcd"]
     stream.synchronize()
     assert others
     assert (values.get(target)[TO] == data[OF]).all()

@@ -116,12 +116,12 @@ class TestRoute:
     def test_numbers_stay_in_page_locked_memory_if_the_device_has_no_room(
         self, emulated
     ) -> None:
-        data, src = table(shape=(4000, 16))
-        dst = cumem.zeros((4000, 16), "u1")
-        rows = np.arange(4000)[::-1].copy()
+        data, src = table(shape=(4096, 512))
+        dst = cumem.zeros((4096, 512), "u1")
+        rows = np.arange(4096)[::-1].copy()
         cumem.trim()
         session.testing.plan_fault(None, 0)
-        with cumem.limit("device", "2MiB"):  # all of which the pool of `dst` has
+        with cumem.limit("device", "2MiB"):  # all of which `dst` takes
             assert route_of(dst, src, src_rows=rows) == "rows"
         assert session.testing.fault_count("copy_async") == 0
         assert (values.get(dst) == data[rows]).all()
@@ -250,8 +250,9 @@ class TestNumbers:
         with session.gate(stream):
             cumem.copy_rows_async(dst, src, ORDER, ORDER, stream=stream)
             gc.collect()
-            # Memory that was freed too early would be given out again here.
-            others = [cumem.array(np.full(200, 9, "i4"), kind="mapped") for _ in "abcd"]
+            # Memory that was freed too early would be given out again here, since that
+            # of the numbers has this size.
+            others = [cumem.array(np.full(256, 9, "i4"), kind="mapped") for _ in "abcd"]
         stream.synchronize()
         assert others
         assert (values.get(dst) == data).all()
@@ -295,7 +296,7 @@ class TestNumbers:
         _, src = table(shape=(9_000, 4))
         dst = cumem.zeros((9_000, 4), "u1")
         for position in (0, 255, 256, 8_999):
-            rows = np.arange(9_000)
+            rows = np.arange(9_000)[::-1].copy()  # no neighbours to join
             rows[position] = 9_000
             with pytest.raises(IndexError, match=rf"src_rows\[{position}\] is 9000"):
                 cumem.copy_rows(dst, src, src_rows=rows)
@@ -322,8 +323,8 @@ class TestNumbers:
         _, src = table()
         dst = cumem.zeros(SHAPE, "u1")
         with pytest.raises(ValueError, match=r"dst_rows\[4\] is 99, a row that"):
-            cumem.copy_rows(dst, src, dst_rows=[-2, -1, 3, 4, 99])
-        cumem.copy_rows(dst, src, dst_rows=[-2, -1, 3, 4, 97])
+            cumem.copy_rows(dst, src, dst_rows=[-3, -1, 3, 5, 99])
+        cumem.copy_rows(dst, src, dst_rows=[-3, -1, 3, 5, 96])
 
     def test_negative_numbers_count_from_the_end_of_each_layer(self, emulated) -> None:
         lengths = (12, 10)
