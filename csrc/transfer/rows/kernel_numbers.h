@@ -5,9 +5,11 @@
  * --------
  * The kernel moves a short row in less time than a careful look at its number takes. So
  * there is one pass over the numbers, as the caller has them, which checks them and
- * writes them to the memory from which the kernel reads them. They are written as int32
- * if all rows have such numbers, which halves what passes the bus. Negative numbers
- * stay as they are, since the kernel counts them from the end of each array by itself.
+ * writes them to page-locked memory. The kernel reads them there, or in memory of its
+ * device to which they are copied first (routes/kernel_rows.c). They are written as
+ * int32 if all rows have such numbers, which halves what passes the bus. Negative
+ * numbers stay as they are, since the kernel counts them from the end of each array by
+ * itself.
  *
  * The pass only says whether all numbers are right. Where they are not, the caller
  * reads them again by chosen_rows.h, which finds the number that is wrong.
