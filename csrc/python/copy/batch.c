@@ -575,7 +575,9 @@ try_rows(many_call *self)
     if (engine == NULL) {
         return -1;
     }
-    if (!CM_WITHOUT_GIL(cm_kernel_rows_can_load(engine, paired.rows.device))) {
+    int device = paired.rows.device;
+    if (!cm_kernel_rows_are_loaded(engine, device)
+        && !CM_WITHOUT_GIL(cm_kernel_rows_can_load(engine, device))) {
         return 0;
     }
     PyObject *sheet = allocate_numbers(self, &paired);

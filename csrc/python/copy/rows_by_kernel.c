@@ -148,6 +148,18 @@ find_reaching(const cm_row_copy *self, cm_engine *engine)
     return -1;
 }
 
+/* The same for a device that can have the kernel. Without it, rows by numbers of the
+ * host go by the copy engine. Needs no GIL. */
+static int
+find_able(const cm_row_copy *self, cm_engine *engine)
+{
+    int device = find_reaching(self, engine);
+    bool is_able =
+        device >= 0
+        && (cm_rows_are_on_device(self) || cm_kernel_rows_can_load(engine, device));
+    return is_able ? device : -1;
+}
+
 int
 cm_rows_find_device(cm_row_copy *self, int *device)
 {
@@ -159,13 +171,8 @@ cm_rows_find_device(cm_row_copy *self, int *device)
     if (engine == NULL) {
         return -1;
     }
-    *device = CM_WITHOUT_GIL(find_reaching(self, engine));
-    if (*device < 0) {
-        return 0;
-    }
-    /* Without the kernel, rows by numbers of the host go by the copy engine. */
-    return cm_rows_are_on_device(self)
-           || CM_WITHOUT_GIL(cm_kernel_rows_can_load(engine, *device));
+    *device = CM_WITHOUT_GIL(find_able(self, engine));
+    return *device >= 0;
 }
 
 /* -- by the host after all ---------------------------------------------------------- */
@@ -241,9 +248,9 @@ cm_rows_fetch_numbers(cm_row_copy *self)
 /* One copy and, before it, what is prepared for it. */
 typedef cm_rows_kernel kernel_call;
 
-/* More numbers than these are looked through without the GIL. Before that, asking for
- * it again may take longer than the look. */
-enum { MANY_NUMBERS = 4096 };
+/* More numbers and layers than these are looked through without the GIL. Before that,
+ * asking for it again may take longer than the look. */
+enum { MANY_NUMBERS = 4096, MANY_LAYERS = 16 };
 
 /* Numbers of either end begin at a line of the caches. */
 enum { SHEET_ALIGNMENT = 128 };
@@ -764,7 +771,10 @@ copy_by_kernel(const kernel_call *self, PyObject **answer)
     bool touches = false;
     bool is_known = true;
     cm_row_copy *copy = self->copy;
-    cm_status status = CM_WITHOUT_GIL(find_touch(self, &touches, &is_known));
+    bool is_long = copy->ends[CM_SRC].numbers.count > MANY_NUMBERS
+                   || copy->layer_count > MANY_LAYERS;
+    cm_status status = is_long ? CM_WITHOUT_GIL(find_touch(self, &touches, &is_known))
+                               : find_touch(self, &touches, &is_known);
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(copy->state, status, "while comparing rows");
     }

@@ -30,6 +30,15 @@ CM_NODISCARD cm_status cm_kernels_fini(cm_kernels *kernels);
 CM_NODISCARD cm_status cm_kernels_find(cm_kernels *kernels, cm_kernel kernel,
                                        int device, uint64_t *function);
 
+/* True if a kernel has been loaded on `device`. */
+static inline bool
+cm_kernels_have(const cm_kernels *kernels, cm_kernel kernel, int device)
+{
+    return atomic_load_explicit(&kernels->functions[kernel][device],
+                                memory_order_acquire)
+           != 0;
+}
+
 /* True if cm_kernels_find() has failed because the driver comes without the compiler
  * that makes code from a kernel's text, as some do. */
 bool cm_kernels_lack_compiler(cm_status status);

@@ -69,3 +69,9 @@ bool cm_kernel_reaches(cm_engine *engine, int device, const cm_region *region,
 /* Can the device have the kernel at all? If so, it is loaded there, unless that fails
  * for a reason which the copy itself will tell. */
 bool cm_kernel_rows_can_load(cm_engine *engine, int device);
+/* True if it has been loaded, for which nobody has to ask. */
+static inline bool
+cm_kernel_rows_are_loaded(const cm_engine *engine, int device)
+{
+    return cm_kernels_have(&engine->kernels, CM_KERNEL_ROWS, device);
+}
