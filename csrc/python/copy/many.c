@@ -117,7 +117,9 @@ cm_many_call_fini(cm_many_call *self)
         cm_storage_release(self->storages[i].storage, true);
     }
     cm_many_destroy(self->request.common.many);
-    cm_kernel_rows_destroy(self->request.common.rows);
+    if (self->request.common.rows != NULL) {
+        cm_kernel_rows_destroy(self->request.common.rows);
+    }
     if (self->storages != self->first_storages) {
         free(self->storages);
     }

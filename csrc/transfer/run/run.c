@@ -293,7 +293,9 @@ destroy(cm_job *job)
     if (job->many != NULL) {
         cm_many_destroy(job->many);
     }
-    cm_kernel_rows_destroy(job->rows);
+    if (job->rows != NULL) {
+        cm_kernel_rows_destroy(job->rows);
+    }
     if (cm_job_has_lent_stream(job) && job->step != CM_JOB_SUBMITTED && job->has_queued
         && !job->lost_track) {
         cm_cache_give_stream(engine, job->stream);
