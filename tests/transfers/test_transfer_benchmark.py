@@ -110,7 +110,7 @@ def test_benchmark_of_many_copies_runs_and_verifies(tmp_path: Path) -> None:
     results = json.loads(path.read_text(encoding="utf-8"))
     assert set(results["missing"]) == {"loop", "batch", "torch", "cupy"}
     routes = {case["key"]: case["route"] for case in results["cases"]}
-    assert routes == {"pinned": "table", "numpy": "staged-table"}
+    assert routes == {"pinned": "rows", "numpy": "staged-table"}
     assert all(case["seconds"]["cumem"] > 0 for case in results["cases"])
 
 

@@ -456,9 +456,9 @@ read_pairs(many_call *self, PyObject *iterable)
 /* -- pairs of one size, for a kernel ------------------------------------------------------ */
 
 enum {
-    /* The table of one launch of the kernel for runs has about as many. Fewer pairs are
-     * sooner told one by one. */
-    FEWEST_PAIRS = 200,
+    /* Fewer pairs are sooner listed one by one, for which one table is enough, than the
+     * kernel has read their numbers over the bus. */
+    FEWEST_PAIRS = 64,
     /* From so many pairs on they are looked through without the GIL. */
     MANY_PAIRS = 4096,
     SHEET_ALIGNMENT = 128, /* numbers of either side begin at a line of the caches */
