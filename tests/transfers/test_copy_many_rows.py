@@ -242,3 +242,21 @@ def test_progress_counts_the_bytes_of_all_pairs(emulated) -> None:
     target = cumem.zeros((2 * COUNT, WIDTH), "u1")
     cumem.copy_many(pairs_of(target, source), progress=lambda *seen: told.append(seen))
     assert told[-1] == (COUNT * WIDTH, COUNT * WIDTH)
+
+
+def test_numbers_of_captured_pairs_belong_to_the_graph(emulated) -> None:
+    stream = cumem.Stream()
+    source = cumem.empty_device((2 * COUNT, WIDTH), "u1", stream=stream)
+    target = cumem.zeros((2 * COUNT, WIDTH), "u1", "pinned")
+    pairs = pairs_of(target, source)
+    cumem.copy_many(pairs, stream=stream)  # the kernel is loaded
+    pool = cumem.default_pool("mapped")
+    before = pool.stats().in_flight_nbytes
+    session.testing.set_capturing(stream, True)
+    try:
+        handle = cumem.copy_many_async(pairs, stream=stream)
+        assert handle.done
+        assert handle.route == "rows"
+    finally:
+        session.testing.set_capturing(stream, False)
+    assert pool.stats().in_flight_nbytes > before
