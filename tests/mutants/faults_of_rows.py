@@ -166,16 +166,14 @@ FAULTS_OF_ROWS = [
         ],
     ),
     Fault(
-        "rows cut by a slot begin anew",
-        "csrc/transfer/routes/numbered.c",
-        "the rest of a row that the end of a slot has cut is taken from its beginning",
-        "copy_bytes(p, 0, p->skipped, head)",
-        "copy_bytes(p, 0, 0, head)",
+        "slice that begins at the first row",
+        "csrc/transfer/rows/layers.c",
+        "numbers that rise by one name the first rows, whatever they begin with",
+        "end->address + (uint64_t)offset;",
+        "end->address;",
         [
-            "tests/transfers/test_rows_by_threads.py::"
-            "test_rows_of_several_slots_equal_numpys",
-            "tests/c/test_numbered_rows.c::"
-            "test_rows_go_up_down_and_over_the_host_in_slots",
+            "tests/transfers/test_rows_by_threads.py::test_slice_by_numbers_is_copied",
+            "tests/c/test_numbered_rows.c::test_numbers_that_rise_by_one_are_dropped",
         ],
     ),
     Fault(

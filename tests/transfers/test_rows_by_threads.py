@@ -69,6 +69,23 @@ def test_layers_of_ordinary_memory_share_slots(runtime, to) -> None:
         assert (values.get(target)[rows[::-1]] == source[rows]).all()
 
 
+@pytest.mark.parametrize(("to", "source"), PLACES)
+def test_slice_by_numbers_is_copied(runtime, to, source) -> None:
+    """Numbers that rise by one are not looked up, on either side."""
+    data = numbers(3000 * 40).reshape(3000, 40)
+    expected = np.zeros((3000, 40), "u1")
+    order = np.random.default_rng(0).permutation(3000)[:2000]
+    for dst_rows, src_rows in [
+        (np.arange(700, 2700), order),
+        (order, np.arange(9, 2009)),
+    ]:
+        target = values.put(np.zeros_like(data), to)
+        cumem.copy_rows(target, values.put(data, source), dst_rows, src_rows)
+        expected[:] = 0
+        expected[dst_rows] = data[src_rows]
+        assert (values.get(target) == expected).all()
+
+
 @pytest.mark.parametrize("width", [24, 9000])
 def test_rows_of_a_mapped_file_go_to_a_device_and_back(
     runtime, tmp_path, width
