@@ -199,14 +199,15 @@ def refuse_exported(what: str, count: int) -> NoReturn:
     exports = "export" if count == 1 else "exports"
     raise BufferError(
         f"cannot {what} with {count} live {exports}: drop the arrays, memoryviews and "
-        "tensors over it first"
+        "tensors over it first, and close each RowPlan of it"
     )
 
 
 def refuse_shutdown(kind: str, nbytes: int, is_exported: bool) -> NoReturn:
     """Raise BufferError because `shutdown` would free memory that others may still use."""
     why = (
-        "is exported; drop the arrays, memoryviews and tensors over it first"
+        "is exported; drop the arrays, memoryviews and tensors over it first, and "
+        "close each RowPlan of it"
         if is_exported
         else "went through the buffer protocol, so that others may still use its memory "
         "(as torch.frombuffer does); drop it first"

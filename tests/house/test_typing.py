@@ -59,6 +59,11 @@ assert_type(cumem.asarray([1], kind="device", order="C"), cumem.DeviceBuffer)
 assert_type(cumem.empty_like(np.zeros(3), kind="managed"), cumem.ManagedBuffer)
 assert_type(cumem.zeros_like(table), cumem.Buffer)
 assert_type(cumem.full_like(table, 1, kind="pinned"), cumem.PinnedBuffer)
+with cumem.RowPlan([table], [np.zeros((2, 3))], src_rows=[1]) as plan:
+    assert_type(plan, cumem.RowPlan)
+    assert_type(plan.copy_layers(), list[cumem.Transfer])
+    assert_type(plan.copy_async(layer=0), cumem.Transfer)
+    plan.copy(stream=0, layer="0")  # wrong
 
 
 def make(kind: cumem.types.Kind) -> cumem.Buffer:
