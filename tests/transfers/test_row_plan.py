@@ -200,19 +200,26 @@ class TestBytes:
         assert plan.copy_layers() == []
         assert plan.layer_count == 0
 
-    def test_threads_copy_by_one_plan_at_the_same_time(self, emulated) -> None:
+    @pytest.mark.parametrize("how", NUMBERS)
+    @pytest.mark.parametrize("place", ["pinned", "numpy"])
+    def test_threads_copy_by_one_plan_at_the_same_time(
+        self, emulated, place, how
+    ) -> None:
         """Layers of different lengths, whose numbers the host settles at each copy."""
         data = [numbers(rows * 8).reshape(rows, 8) for rows in range(300, 308)]
-        targets = [np.zeros((2, 8), "u1") for _ in data]
-        plan = cumem.RowPlan(targets, data, src_rows=[-1, 1])
+        sources = [values.put(layer, place) for layer in data]
+        kind = "device" if place == "pinned" else "numpy"
+        targets = [values.put(np.zeros((9, 8), "u1"), kind) for _ in data]
+        rows = [-1, 1, -3, 7, 4, 100, -100, 50, 0]
+        plan = plan_of(how, targets, sources, None, rows)
         failures: list[BaseException] = []
 
         def run(layer: int) -> None:
             try:
-                for _ in range(50):
-                    targets[layer][...] = 0
+                for _ in range(20):
+                    cumem.copy(targets[layer], np.zeros((9, 8), "u1"))
                     plan.copy(layer=layer)
-                    assert (targets[layer] == data[layer][[-1, 1]]).all()
+                    assert (values.get(targets[layer]) == data[layer][rows]).all()
             except BaseException as error:
                 failures.append(error)
 

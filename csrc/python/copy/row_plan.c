@@ -364,7 +364,7 @@ copy_layers_by(row_plan *self, cm_row_copy *copy, layers which)
 {
     int copied = 0;
     PyObject *answer = NULL;
-    CM_NVTX(copy->function, self->nbytes);
+    CM_NVTX(copy->function, 0);
     copy->state = self->state;
     copy->is_plan = true;
     copy->max_sms = self->copy.max_sms;
@@ -473,8 +473,11 @@ plan_copy_async(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     return leave(self, &frame, answer);
 }
 
-/* Start the copy of each layer, after that of the layer before. Returns a list of
- * Transfers, or NULL with an exception; then some of the copies may be under way. */
+/* Start the copy of each layer, after that of the layer before. On a stream that is its
+ * order anyway, and a layer in which the host has a part need not wait until the one
+ * before is over. Only the first layer has to come after the streams that were given.
+ * Returns a list of Transfers, or NULL with an exception; then some of the copies may
+ * be under way. */
 static PyObject *
 start_layers(row_plan *self, const cm_row_copy *given)
 {
@@ -482,7 +485,12 @@ start_layers(row_plan *self, const cm_row_copy *given)
     PyObject *transfers = PyList_New(0);
     for (Py_ssize_t i = 0; transfers != NULL && i < self->layer_count; i++) {
         cm_row_copy copy = *given;
-        copy.after_ticket = before;
+        if (before != NULL) {
+            copy.after = NULL;
+        }
+        if (copy.stream == NULL) {
+            copy.after_ticket = before;
+        }
         PyObject *transfer = copy_layers_by(self, &copy, (layers){i, 1});
         if (transfer == NULL || PyList_Append(transfers, transfer) < 0) {
             Py_CLEAR(transfers);
