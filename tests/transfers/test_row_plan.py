@@ -584,6 +584,7 @@ class TestWrongNumbers:
     def test_check_tells_of_copies_that_nobody_waits_for(
         self, emulated, monkeypatch
     ) -> None:
+        session.testing.poll()  # Without this hook the failures would come later.
         told: list[Any] = []
         monkeypatch.setattr(
             sys, "unraisablehook", lambda one: told.append(one.exc_type)
