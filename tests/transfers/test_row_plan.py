@@ -721,6 +721,21 @@ class TestGraph:
                 assert (values.get(target) == layer[ORDER]).all()
         assert all((other.numpy() == 99).all() for other in others)
 
+    def test_graph_of_rows_that_overlap_runs_when_the_plan_is_gone(self, cuda) -> None:
+        torch = pytest.importorskip("torch")
+        (data,), (memory,) = tables("device", 1)
+        plan = plan_of("device", memory, memory, None, ORDER)
+        graph = graph_of(plan)
+        del plan
+        gc.collect()
+        others = [cumem.full(SHAPE, 99, "u1", "device") for _ in range(20)]
+        cumem.copy(memory, data)
+        torch.cuda.synchronize()
+        graph.replay()  # a copy of all layers, and one of the only layer
+        torch.cuda.synchronize()
+        assert (values.get(memory) == data[ORDER][ORDER]).all()
+        assert all((values.get(other) == 99).all() for other in others)
+
     def test_check_tells_of_wrong_numbers_in_a_replay(self, cuda) -> None:
         torch = pytest.importorskip("torch")
         data, sources = tables("pinned")
