@@ -53,7 +53,7 @@ LARGEST = 256 * KIB  # the size of each piece of memory
 REACHED = ("device", "pinned", "mapped", "managed")
 KINDS = (*REACHED, "device", "other device", "numpy", "host", "registered", "memmap")
 NUMBERS = ("list", "numpy", "numpy", "pinned", "managed", "device", "device", "late")
-WAYS = ("blocking", "stream", "stream", "background")
+WAYS = ("blocking", "stream", "stream", "background", "plan", "layers")
 SPOILED = 0.08
 PATIENCE = 120  # seconds that one case may take, on a machine with other work
 CASES_OF_A_TASK = 250
@@ -121,6 +121,14 @@ def box_of(memory: Any, kind: str, content: np.ndarray) -> Box:
     return Box(memory[: content.size], kind, device, content.copy())
 
 
+def drop_numbers(rows: dict[str, Any]) -> None:
+    """Overwrite numbers of the host, which the call has copied, and drop all of them."""
+    for numbers in rows.values():
+        if isinstance(numbers, np.ndarray):
+            numbers[...] = 0
+    rows.clear()
+
+
 class Run:
     """One case, with its memory and its call."""
 
@@ -140,6 +148,9 @@ class Run:
         self.streams = memories.streams[self.device()]
         self.arriving: list[cumem.Transfer] = []
         self.route = ""
+        # A plan copies again. If the ends overlap, that moves the rows once more.
+        is_planned = self.way in ("plan", "layers")
+        self.rounds = 2 if is_planned and not self.case.wrong else 1
 
     def drawn(self) -> Case:
         """Draw cases until one fits into the memory, of which later tries take more."""
@@ -268,6 +279,8 @@ class Run:
         ends = [case.targets(target.memory), case.sources(source.memory)]
         if len(ends[0]) == 1 and rng.random() < 0.7:
             ends = [ends[0][0], ends[1][0]]
+        if self.way in ("plan", "layers"):
+            return self.by_plan(ends, rows)
         try:
             if self.way == "blocking":
                 stream = rng.choice((None, self.streams[0]))
@@ -279,12 +292,54 @@ class Run:
             )
         except (IndexError, ValueError) as error:
             return error
-        for numbers in rows.values():
-            if isinstance(numbers, np.ndarray):
-                numbers[...] = 0  # the call has copied them
-        rows.clear()  # the copy itself keeps numbers on a device for as long as it needs
+        drop_numbers(rows)
         ends.clear()
         return self.wait(transfer, used)
+
+    def by_plan(self, ends: list[Any], rows: Any) -> Exception | None:
+        """Make a plan and copy by it: all layers together, or one after the other."""
+        stream = self.rng.choice((None, self.streams[0]))
+        try:
+            plan = cumem.RowPlan(*ends, **rows, max_sms=self.max_sms)
+        except (IndexError, ValueError) as error:
+            return error
+        drop_numbers(rows)
+        raised: Exception | None = None
+        with plan:
+            for _ in range(self.rounds):
+                copied = self.copied if self.way == "plan" else self.copied_by_layer
+                raised = copied(plan, stream)
+            told = None
+            try:
+                plan.check()
+            except IndexError as error:
+                told = error
+            if raised is not None and self.read_by_kernel() and told is None:
+                raise WrongError("a copy has raised, but check() says nothing")
+            plan.check()  # once it has told of the wrong numbers, it is silent
+        return raised
+
+    def copied_by_layer(self, plan: Any, stream: Any) -> Exception | None:
+        """Begin all layers before one is waited for, and return an error if all raise."""
+        try:
+            transfers = plan.copy_layers(stream=stream)
+        except (IndexError, ValueError) as error:
+            return error
+        errors = [self.wait(transfer, stream) for transfer in transfers]
+        if len({type(error) for error in errors}) > 1:
+            raise WrongError(f"not every layer has raised: {errors}")
+        return errors[0]
+
+    def copied(self, plan: Any, stream: Any) -> Exception | None:
+        """Copy all layers by a plan, and return the error that it raises, if any."""
+        try:
+            if self.rng.random() < 0.5:
+                plan.copy(stream=stream)
+                return None
+            transfer = plan.copy_async(stream=stream)
+        except (IndexError, ValueError) as error:
+            return error
+        return self.wait(transfer, stream)
 
     def wait(self, transfer: Any, stream: Any) -> Exception | None:
         """Wait for the copy in some way, and return the error that it raises, if any."""
@@ -338,7 +393,12 @@ class Run:
         found = self.memories.raw.read(target)
         if by_kernel is None and np.array_equal(found, target.expect):
             return
-        target.expect = case.after(target.expect, source.expect, found)
+        by_layer = self.way == "layers"
+        for _ in range(self.rounds):
+            read = target if self.one_memory else source
+            target.expect = case.after(
+                target.expect, read.expect, found, by_layer=by_layer
+            )
 
     def compare(self, box: Box, before: np.ndarray) -> None:
         """Fail if the bytes of a box are not what they must be."""

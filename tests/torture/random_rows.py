@@ -238,11 +238,13 @@ class Case:
     def sources(self, memory: Any) -> list[Any]:
         return [view(memory) for view in self.of.views]
 
-    def write(self, target: np.ndarray, source: np.ndarray) -> None:
+    def write(
+        self, target: np.ndarray, source: np.ndarray, by_layer: bool = False
+    ) -> None:
         """Do what the copy does, to arrays of the contents that both ends have.
 
-        All rows are read before one is written. Numbers that name no row are left out,
-        as a device leaves them out.
+        All rows, or with `by_layer` those of a layer, are read before one is written.
+        Numbers that name no row are left out, as a device leaves them out.
         """
         dst = range(self.count) if self.dst_rows is None else self.dst_rows
         src = range(self.count) if self.src_rows is None else self.src_rows
@@ -255,12 +257,21 @@ class Case:
         if not pairs:
             return
         written, taken = [d for d, _ in pairs], [s for _, s in pairs]
-        read = [layer[taken] for layer in self.sources(source)]  # copies
-        for layer, rows in zip(self.targets(target), read, strict=True):
+        targets, sources = self.targets(target), self.sources(source)
+        if by_layer:
+            for to_layer, of_layer in zip(targets, sources, strict=True):
+                to_layer[written] = of_layer[taken]
+            return
+        read = [layer[taken] for layer in sources]  # copies
+        for layer, rows in zip(targets, read, strict=True):
             layer[written] = rows
 
     def after(
-        self, target: np.ndarray, source: np.ndarray, found: np.ndarray
+        self,
+        target: np.ndarray,
+        source: np.ndarray,
+        found: np.ndarray,
+        by_layer: bool = False,
     ) -> np.ndarray:
         """Return the bytes that a target must have after the copy.
 
@@ -271,9 +282,11 @@ class Case:
         found : numpy.ndarray
             What the target has. It only decides about rows that a device has written
             twice, which have bytes of either of their sources.
+        by_layer : bool, optional
+            Whether the layers are copied one after the other.
         """
         first, last = target.copy(), target.copy()
-        self.write(last, last if source is target else source)
+        self.write(last, last if source is target else source, by_layer)
         if self.wrong != TWICE:
             return last
         src = range(self.count) if self.src_rows is None else self.src_rows
@@ -281,7 +294,7 @@ class Case:
         turned = dataclasses.replace(
             self, dst_rows=self.dst_rows[::-1], src_rows=list(src)[::-1]
         )
-        turned.write(first, first if source is target else source)
+        turned.write(first, first if source is target else source, by_layer)
         return np.where(found == first, first, last)
 
 

@@ -68,11 +68,11 @@ class Rows:
             return None
         return self.worker.stream_of(self.target, self.source)
 
-    def written(self) -> np.ndarray:
+    def written(self, by_layer: bool = False) -> np.ndarray:
         """Return what the target holds after the copy."""
         assert self.case is not None
         target = self.target.expect
-        return self.case.after(target, self.source.expect, target)
+        return self.case.after(target, self.source.expect, target, by_layer)
 
 
 def overwrite(rows: dict[str, Any]) -> None:
@@ -124,23 +124,38 @@ def copy_rows_begun(worker: Worker) -> None:
 
 @operation(3)
 def copy_rows_by_a_plan(worker: Worker) -> None:
+    """Copy by a plan once or twice, all layers together or one by one.
+
+    The plan may be closed while its copies are still under way.
+    """
     rows = Rows(worker)
-    if rows.case is not None:
-        stream = worker.rng.choice((None, rows.stream()))
-        max_sms = worker.rng.choice((None, None, 4))
-        numbers = rows.numbers(stream)
-        with cumem.RowPlan(*rows.ends(), **numbers, max_sms=max_sms) as plan:
-            overwrite(numbers)
-            # Layers of one array may touch each other, so that their order matters.
-            if rows.source is rows.target or worker.rng.random() < 0.4:
-                plan.copy(stream=stream)
-            else:
-                transfers = plan.copy_layers(stream=stream)
-                plan.close()
+    if rows.case is None:
+        rows.give()
+        return
+    stream = worker.rng.choice((None, rows.stream()))
+    numbers = rows.numbers(stream)
+    by_layer = worker.rng.random() < 0.5
+    transfers: list[cumem.Transfer] = []
+    max_sms = worker.rng.choice((None, None, 4))
+    with cumem.RowPlan(*rows.ends(), **numbers, max_sms=max_sms) as plan:
+        overwrite(numbers)
+        for _ in range(worker.rng.choice((1, 1, 2))):
+            if rows.target.kind == "numpy":  # an array does not know its transfers
                 for transfer in transfers:
                     transfer.wait()
-        rows.target.expect = rows.written()
-        worker.verify(rows.target, f"after a plan of {rows.source!r}")
+            if by_layer:
+                transfers += plan.copy_layers(stream=stream)
+            elif worker.rng.random() < 0.5:
+                plan.copy(stream=stream)
+            else:
+                transfers.append(plan.copy_async(stream=stream))
+            rows.target.expect = rows.written(by_layer)
+        if worker.rng.random() < 0.5:
+            for transfer in transfers:
+                transfer.wait()
+    for transfer in transfers:
+        transfer.wait()
+    worker.verify(rows.target, f"after a plan of rows, {len(transfers)} transfers")
     rows.give()
 
 
