@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds cumem._core. Everything else about the package is in pyproject.toml.
 
-If it is asked to, or if a developer builds in place, this links a second core from the same
-objects and csrc/python/module/testing.c: the core for tests, which has their hooks and lies
-in tests/core/. No wheel contains it. A build with a folder of its own (.ci/beside) is for
-tests alone, so its only core has the hooks.
+For developers who build in place, and wherever CUMEM_TESTING asks for it, this links a
+second core from the same objects and csrc/python/module/testing.c: the core for tests,
+which has their hooks and lies in tests/core/. No wheel contains it. A build with a folder
+of its own (.ci/beside) is for tests alone, so its only core has the hooks.
 
 These variables change how it is built:
 

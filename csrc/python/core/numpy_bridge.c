@@ -118,8 +118,9 @@ check_usable(PyArray_Descr *descr)
 }
 
 /* A small cache of objects that users pass as a dtype, with the dtypes that they mean.
- * It has only plain numbers, since what these objects mean never changes. It owns both.
- * An entry is replaced by the next one for the same place. Guarded by the GIL. */
+ * Only an object that means the same plain number for ever gets an entry, which owns
+ * the object and the dtype. An entry is replaced by the next one for the same place.
+ * Guarded by the GIL. */
 static struct known_dtype {
     PyObject *object;
     PyObject *dtype;
@@ -386,8 +387,8 @@ cm_numpy_format(PyObject *dtype)
 {
     const PyArray_Descr *descr = (const PyArray_Descr *)dtype;
     if ((descr->type_num == NPY_LONGLONG || descr->type_num == NPY_ULONGLONG)
-        /* It would find the format of another dtype in the cache, to which it is
-         * equal. */
+        /* The cache takes equal dtypes for the same, and these equal NPY_LONG and
+         * NPY_ULONG, whose formats are others. */
         && PyArray_ISNBO(descr->byteorder)) {
         return PyUnicode_InternFromString(descr->type_num == NPY_LONGLONG ? "q" : "Q");
     }

@@ -96,8 +96,8 @@ PyObject *cm_numpy_dtype_of(PyObject *array); /* borrowed */
 int64_t cm_numpy_size(PyObject *array);       /* in elements */
 bool cm_numpy_same_shape(PyObject *a, PyObject *b);
 bool cm_numpy_is_c_contiguous(PyObject *array);
-/* Return the number of bytes of an array that is one run in C's order, or 0 if it is
- * none. */
+/* Return the number of bytes of an array that is one run in C's order, or 0 for any
+ * other array. */
 uint64_t cm_numpy_run_nbytes(PyObject *array);
 /* True if the elements of an array are, or hold, Python objects. */
 bool cm_numpy_has_objects(PyObject *array);
@@ -175,8 +175,8 @@ bool cm_numpy_can_cast(PyObject *from, PyObject *to, cm_casting_rule rule);
 bool cm_numpy_drops_imaginary(PyObject *from, PyObject *to);
 /* Return the dtype by which NumPy is to read the elements of an array of dtype `from`.
  * That is `from`, or with `drops_imaginary` the dtype of the real parts of NumPy's own
- * complex numbers, so that NumPy does not warn a second time. Returns a new
- * reference. */
+ * complex numbers. Then NumPy does not repeat the warning of dropped imaginary parts
+ * that copy/casting.c has given. Returns a new reference. */
 PyObject *cm_numpy_part_read(PyObject *from, bool drops_imaginary);
 /* Check that NumPy can convert such elements. Returns 0, or -1 with NumPy's
  * TypeError. */

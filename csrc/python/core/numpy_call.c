@@ -87,7 +87,7 @@ find_objects(void)
 /* -- the stack ------------------------------------------------------------------------- */
 
 typedef struct walk {
-    const cm_numpy_call *sought; /* NULL to look for the innermost call */
+    const cm_numpy_call *sought; /* NULL to find the call that is running now */
     cm_numpy_call found;
     int count;
 } walk;

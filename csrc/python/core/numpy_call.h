@@ -30,9 +30,10 @@
  *       ours: its frame is there          start a copy, drop the array
  *                                           ours: its frame is gone
  *
- * A frame of a later call may lie at the same address. So the two must also be of the
- * same function and at the same moment (cm_moment): at the same instruction of the same
- * Python code, with no garbage collection in between. */
+ * A frame of a later call may lie at the same address. So the frame that is found must
+ * also be of the same function as the one that was remembered, and be found at the same
+ * moment (cm_moment): at the same instruction of the same Python code, with no garbage
+ * collection in between. */
 #pragma once
 
 #include "python/core/recording.h"

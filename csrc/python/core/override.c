@@ -18,8 +18,8 @@ typedef struct with_block {
     PyObject *frame;  /* owned; NULL if no frame entered it, or it was left at home */
     PyObject *token;  /* owned; NULL if the block was left */
     bool is_relinked; /* its link was made anew, so its token belongs to an old chain */
-    uint32_t *count;  /* borrowed: it counts this block while that is in the list; else
-                         NULL */
+    uint32_t *count; /* borrowed: the counter of blocks in the list, while this block is
+                        one of them; else NULL */
 } with_block;
 
 static void

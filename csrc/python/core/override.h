@@ -3,11 +3,11 @@
  *
  * Chains
  * ------
- * A context variable holds a chain: None, or a pair of the innermost
- * block and the chain outside of it. The object of the innermost block is the current
- * one. A chain is never changed, since contexts share it: asyncio copies the context
- * for each task, and a task may outlive the block that it was started in. If a block
- * ends in the middle of a chain, the links inside of it are made anew.
+ * A context variable holds a chain: None, or a pair of the innermost block and the
+ * chain outside of it. The object of the innermost block is the current one. A chain is
+ * never changed, since contexts share it: asyncio copies the context for each task, and
+ * a task may outlive the block that it was started in. If a block ends in the middle of
+ * a chain, the links inside of it are made anew.
  *
  *   with a:            chain = (a, None)
  *       with b:        chain = (b, (a, None))

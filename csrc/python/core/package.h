@@ -8,10 +8,10 @@
 
 #include "python/python.h"
 
-/* Returns what a module, of this package or another, has by this name, as a new
- * reference. Returns NULL without an exception if nobody has imported the module, which
- * this does not do either, or if the module lacks the name, as it may while another
- * thread is importing it. */
+/* Return what a module, of this package or another, has by this name, as a new
+ * reference. This never imports the module. It returns NULL without an exception if
+ * nobody else has imported it, or if it lacks the name, as it may while another thread
+ * is importing it. */
 PyObject *cm_find_loaded(const char *module, const char *name);
 /* Load the module cumem.<module>. Returns a new reference, or NULL with an
  * exception. */

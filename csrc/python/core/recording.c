@@ -27,7 +27,7 @@ enum {
 
 typedef struct frame {
     PyObject *code; /* owned, and never dropped */
-    int place;      /* the place in its bytes */
+    int place;      /* of the instruction, in the bytes of the code */
 } frame;
 
 typedef struct stack {

@@ -215,8 +215,9 @@ cm_state_engine(cm_state *state, int device)
         return NULL;
     }
     cm_runtime_bind(state->runtime); /* its threads belong to this process */
-    /* Portable memory is pinned for every device, so one pool stages for all. It is
-     * that of the first device that is used, since no other may ever get a context. */
+    /* Portable memory is pinned for every device, so one pool stages for all. It
+     * belongs to the first device that is used, since perhaps no other device will ever
+     * get a context. */
     bool has_pools =
         device < 0 || device >= CM_MAX_DEVICES
         || (set_engine_pool(state, -1, CM_KIND_PINNED, CM_HOST_ALLOC_PORTABLE, device)

@@ -2,10 +2,10 @@
 /* The state of the module: types, exceptions, and the process's default runtime, pools
  * and engine.
  *
- * The runtime is opened at first use, never at import, and asleep (runtime.h).
- * shutdown() closes it, and the next use opens another. Objects outlive a shutdown;
- * each remembers the `generation` in which it was made, and one of an older generation
- * counts as closed.
+ * The runtime is opened at first use, never at import, and is asleep at first
+ * (runtime.h). shutdown() closes it, and the next use opens another. Objects outlive a
+ * shutdown; each remembers the `generation` in which it was made, and one of an older
+ * generation counts as closed.
  *
  * Everything here is touched with the GIL held, except the deferred decrefs, which have
  * a lock of their own. */
@@ -315,9 +315,9 @@ cm_state_is_quiet(const cm_state *state)
  * borrowed, or NULL with an exception. */
 cm_pool *cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device);
 
-/* Return the engine, which opens the runtime first if need be, and give it the pools
- * that copies on `device` use. With `device` -1 it keeps the pools that it has. Returns
- * it borrowed, or NULL with an exception. */
+/* Return the engine, borrowed, after giving it the pools that copies on `device` use.
+ * With `device` -1 it keeps the pools that it has. This opens the runtime if need be.
+ * Returns NULL with an exception if it fails. */
 cm_engine *cm_state_engine(cm_state *state, int device);
 
 /* A reference to a Python object that a thread without the GIL may drop (see
