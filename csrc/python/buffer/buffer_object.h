@@ -23,8 +23,8 @@ typedef struct cm_buffer {
     bool with_ended;
     /* Made by as_device(): the device type over mapped or managed memory. */
     bool as_device;
-    /* shape[ndim], strides[ndim] in bytes, and room for those that DLPack borrows:
-     * `few`, or owned beyond CM_FEW_NDIM. */
+    /* shape[ndim], strides[ndim] in bytes, and room for strides[ndim] in elements,
+     * which DLPack borrows. Points to `few`, or is owned beyond CM_FEW_NDIM. */
     int64_t *extents;
     int64_t few[3 * CM_FEW_NDIM];
 } cm_buffer;
@@ -98,8 +98,8 @@ uint64_t cm_buffer_nbytes(const cm_buffer *buffer);
 int64_t cm_buffer_size(const cm_buffer *buffer); /* in elements */
 /* True if the elements lie side by side, in C's or in Fortran's order. */
 bool cm_buffer_is_contiguous(const cm_buffer *buffer, bool fortran);
-/* True if they lie side by side in Fortran's order alone. A buffer with one axis, or
- * without elements, is in both orders. */
+/* True if the elements lie side by side in Fortran's order alone. A buffer with one
+ * axis, or without elements, is in both orders. */
 static inline bool
 cm_buffer_is_fortran(const cm_buffer *buffer)
 {

@@ -159,7 +159,8 @@ discard_on(cm_buffer *self, cm_stream *stream, cm_stream *follower)
 
 /* Discard on `side`, after all earlier work of `legacy` and before all later work of
  * it. Of the two streams, only `legacy` is noted as one that uses the memory. `side` is
- * new each time, so a loop of discards would otherwise make that list grow. */
+ * new each time, so a loop of discards would otherwise make the storage's list of
+ * streams grow. */
 static int
 discard_between(cm_buffer *self, cm_stream *legacy, cm_stream *side)
 {

@@ -139,8 +139,8 @@ cm_memory_keep(cm_storage *storage, PyObject *object)
 
 /* -- watching memory ---------------------------------------------------------------------- */
 
-/* True if the bytes lie in that memory. A tensor that only wraps others may answer with
- * a storage in which they do not. */
+/* True if the bytes of `storage` lie within the `nbytes` at `address`. A tensor that
+ * only wraps others may answer with a storage of PyTorch's in which they do not. */
 static bool
 holds_bytes_of(const cm_storage *storage, uint64_t address, uint64_t nbytes)
 {

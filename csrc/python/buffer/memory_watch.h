@@ -4,15 +4,14 @@
  * A tensor of PyTorch's is a handle: `t.data = u` and `t.set_(u)` give it another
  * storage, and whoever kept only the tensor then reads freed memory. So a cm_storage
  * keeps the storage of PyTorch's itself (`memory`), whatever becomes of the tensor.
- *
- * Even that is not the bytes. share_memory_() moves them to other pages inside the same
- * storage, resize_() gives the storage another size, and
- * numpy.ndarray.resize(refcheck=False) does the same to an array. A storage on the CPU
- * refuses to be resized once somebody has asked it to, as Tensor.numpy() does and as
- * cm_memory_watch() does. For memory that can still move, the address and the size are
- * compared at each use of a buffer (cm_storage_check_open()), which raises an error
- * instead of reading memory that is gone. If memory moves while a copy runs in the
- * background, that is found when somebody waits for the copy.
+ * Even PyTorch's storage does not keep the bytes where they are. share_memory_() moves
+ * them to other pages inside the same storage, resize_() gives the storage another
+ * size, and numpy.ndarray.resize(refcheck=False) does the same to an array. A storage
+ * on the CPU can be told to refuse any resizing from then on, and both Tensor.numpy()
+ * and cm_memory_watch() tell it so. For memory that can still move, the address and the
+ * size are compared at each use of a buffer (cm_storage_check_open()), which raises an
+ * error instead of reading memory that is gone. If memory moves while a copy runs in
+ * the background, that is found when somebody waits for the copy.
  *
  * A copy that the caller waits for only keeps the storage, which costs one call of a
  * method: nothing uses the buffer after it. Whatever lives longer (asbuffer(),
@@ -28,8 +27,9 @@
  * own code are not passed on. */
 int cm_memory_keep(cm_storage *storage, PyObject *object);
 /* Find the storage of the tensor that an array is a view of, as the arrays of
- * Tensor.numpy() are. Copies that keep only the array need it. Returns a new reference,
- * or NULL without an exception if there is no such tensor. */
+ * Tensor.numpy() are. Copies that keep only the array have to keep that storage as
+ * well. Returns a new reference, or NULL without an exception if there is no such
+ * tensor. */
 PyObject *cm_memory_under(cm_state *state, PyObject *array);
 /* Let each use of `storage` compare, from now on, where its memory is. Returns 0, or -1
  * with an exception. */

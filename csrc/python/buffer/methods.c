@@ -41,7 +41,8 @@ export_for_numpy(cm_buffer *self)
         }
     }
     if (owner != NULL) {
-        /* It is counted while it lives, and need not be remembered for good. */
+        /* The memoryview counts as an export while it lives, which is enough, so the
+         * storage need not remember it for good. */
         self->storage->view_count--;
     }
     return owner;

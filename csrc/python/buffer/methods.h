@@ -32,8 +32,9 @@ PyObject *cm_buffer_transpose(PyObject *self, PyObject *const *args, Py_ssize_t 
 PyObject *cm_buffer_squeeze(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
 /* Return a view, or the buffer itself, whose elements in C's order are those of the
- * buffer in the order `order`. 'A' means Fortran's order for a buffer that is in that
- * order alone; 'K' means the order in which they lie in memory. */
+ * buffer in the order `order`: for 'F' the view with the axes reversed. 'A' means
+ * Fortran's order for a buffer that is in that order alone; 'K' means the order in
+ * which they lie in memory. */
 PyObject *cm_buffer_reorder(cm_buffer *self, char order);
 
 /* In rows.c: Py_tp_iter, __reversed__ (METH_NOARGS), and the type of the iterators,

@@ -245,7 +245,7 @@ add_buffer(const cm_page_call *call, cm_buffer *buffer, span_list *spans)
     }
     if (call->work == CM_PAGES_ADVISE) {
         storage->is_advised = true;
-        storage->side_turns = 0; /* what it told thrashing.c may hold no longer */
+        storage->side_turns = 0; /* the driver may now answer thrashing.c otherwise */
     }
     return 0;
 }

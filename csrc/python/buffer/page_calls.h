@@ -32,8 +32,7 @@ typedef struct cm_page_call {
  * discard would take that owner's bytes. A discard leaves out pages that lie only
  * partly in the buffer, and comes after all work on the buffer. Nothing is done for
  * buffers without bytes. Returns 0, or -1 with an exception: ValueError if a buffer is
- * closed, CudaError
- * (some pages may be moving by then), or MemoryError. */
+ * closed, CudaError (some pages may be moving by then), or MemoryError. */
 int cm_pages_submit(cm_state *state, const cm_page_call *call,
                     cm_buffer *const *buffers, Py_ssize_t buffer_count);
 

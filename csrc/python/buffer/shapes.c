@@ -12,8 +12,8 @@
  * takes a copy.
  *
  *     (4, 6) with strides (6, 1)    as (24): 6 == 6 * 1, so the stride is 1
- *     (4, 5) of those, strides (6, 1) as (20): 6 != 5 * 1, so there is none
- *     … but as (2, 2, 5) there is: run 5 with stride 1, run 4 = 2 * 2 from stride 6 on
+ *     (4, 5) of that, strides (6, 1), as (20): 6 != 5 * 1, so there is no stride
+ *     the same as (2, 2, 5): run 5 with stride 1, run 4 = 2 * 2 with strides 6 and 12
  *
  * Axes of length 1 take part in nothing. Negative strides and strides of 0 need no case
  * of their own. In Fortran's order the first axis is the fastest, else the last one. */

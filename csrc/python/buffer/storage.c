@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Storages: how they are made, counted, closed and given back, and how exports, calls
- * and transfers put that off. */
+ * and transfers delay the giving back. */
 #include "python/buffer/storage.h"
 
 #include <stdlib.h>
@@ -294,8 +294,8 @@ give_parts(cm_storage *storage)
     return give_detached(&detached);
 }
 
-/* Try the usual end of a storage, which has a block that goes back without a call of
- * the runtime and nothing else. Returns false if nothing was done. */
+/* Try the usual end of a storage: it has nothing to give back but its block, and the
+ * block goes back without a call of the runtime. Returns false if nothing was done. */
 static bool
 try_give_back(cm_storage *storage)
 {
@@ -354,8 +354,9 @@ storage_destroy(cm_storage *storage)
     storage->free_struct(storage);
 }
 
-/* Completes a drop that was made without the GIL. It was that of the last reference, or
- * of the last hold of a closed storage, which came with a reference. */
+/* Complete a drop that was made without the GIL. Either the last reference was dropped,
+ * or the last hold of a closed storage; the reference that comes with each hold is then
+ * still there. */
 static void
 end_deferred(cm_deferred *deferred)
 {
@@ -380,7 +381,8 @@ void
 cm_storage_release(cm_storage *storage, bool have_gil)
 {
     /* The holder of the only reference need not count it down, since nobody else can
-     * count. Deferred decrefs are the exception. */
+     * reach the count. Without the GIL it is counted down in any case, because
+     * end_deferred() looks at the count. */
     bool only =
         have_gil && atomic_load_explicit(&storage->refs, memory_order_acquire) == 1;
     if (!only
@@ -478,9 +480,10 @@ add_hold(cm_storage *storage, uint64_t hold)
     atomic_fetch_add_explicit(&storage->holds, hold, memory_order_relaxed);
 }
 
-/* End a hold. Returns true if this was the last hold of a closed storage. Both this and
- * closing are sequentially consistent, so of two threads of which one ends a hold and
- * the other closes, at least one sees both. */
+/* End a hold. Returns true if this was the last hold of a closed storage. This changes
+ * `holds` and then reads `closed`, while closing sets `closed` and then reads `holds`.
+ * All four steps are sequentially consistent, so if two threads do these things at
+ * once, at least one of them sees what the other has done, and gives the bytes back. */
 static bool
 end_hold(cm_storage *storage, uint64_t hold)
 {

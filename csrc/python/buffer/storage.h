@@ -48,8 +48,8 @@ typedef struct cm_storage_transfer {
     cm_ticket *ticket; /* held */
     cm_extent extent;
     uint64_t number; /* transfers are numbered in the order in which they came */
-    /* Whatever would have to wait for it also waits for a later one, which waits for
-     * it. */
+    /* A later transfer came after this one, and whatever has to wait for this one has
+     * to wait for the later one anyway. */
     bool covered;
 } cm_storage_transfer;
 
@@ -75,9 +75,9 @@ typedef struct cm_use_span {
     bool is_known;
     /* The storage's use_calls when the stream was last given work. */
     uint64_t named_at;
-    /* The stream has come after all work that is in the way of `followed` and that
-     * streams had been given when use_calls was `followed_at`, which is 0 if it has
-     * come after nothing. */
+    /* The stream has already come after all work that conflicts with `followed`, as far
+     * as streams had been given that work when use_calls was `followed_at`. If it has
+     * come after nothing, `followed_at` is 0. */
     cm_extent followed;
     uint64_t followed_at;
 } cm_use_span;
@@ -144,8 +144,8 @@ typedef struct cm_storage {
      * keep only the object alive, so after such an export the bytes go with the last
      * reference. Arrays of our own take their export back. */
     size_t view_count;
-    /* These members are about a view that is the only export so far, as long as it may
-     * turn out that it was none (cm_storage_watch_view()). */
+    /* These members are about a view that is the only export so far, as long as the
+     * view may still turn out not to count as one (cm_storage_watch_view()). */
     const void *only_view;   /* where its consumer keeps it; NULL if there is none */
     uint64_t only_number;    /* state->export_total when it was given */
     Py_ssize_t only_refs;    /* references of the buffer before that */
@@ -270,8 +270,8 @@ int64_t cm_storage_add_use(cm_storage *storage, cm_stream *stream);
 int64_t cm_storage_add_use_of(cm_storage *storage, cm_stream *stream, cm_extent extent);
 /* True if work on `extent` must come after the work that was given to uses[index].
  * `stream` is the stream that the work will be on, or NULL for a stream that the
- * storage does not remember. The work need not come after it if the stream has already
- * come after it before. */
+ * storage does not remember. Also false if `stream` has come after that
+ * earlier work already. */
 bool cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index,
                               cm_extent extent, const cm_stream *stream);
 /* Do the same as cm_storage_add_use() for a stream on which other code works on it, now
@@ -280,8 +280,9 @@ int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
 /* Forget uses for which no later call will have to wait, except `by` and lasting ones.
  * It is called for a call of ours that touches `extent`, once that is done or, if `by`
  * is not NULL, queued on `by`. That call came after all work that was in its way when
- * `use_calls` was read, or with `all` after all work. Nothing happens if another stream
- * was given work since. Needs the GIL, and releases it for streams that end. */
+ * `use_calls` was read, or with `all` after all work. Nothing happens if a stream was
+ * given work since `use_calls` was read. Needs the GIL, and releases it for streams
+ * that end. */
 void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent extent,
                             bool all, uint64_t use_calls);
 /* Forget streams that are idle, once enough streams have gathered to make it worth
@@ -419,8 +420,8 @@ void cm_pending_give(cm_pending *pending);
 /* Remove work that has finished, and work that was given to the consumer's own stream.
  * `consumer` is the handle of that stream, on `device`, which is -1 if the consumer is
  * not known yet. A stream that is being captured must not be asked. Nothing that was
- * captured runs now, so only a consumer has to know of such a stream, since it may join
- * the capture.
+ * captured runs now, so only a consumer, who may join the capture, has to know of such
+ * a stream.
  * Fails: stream_is_capturing, stream_query. */
 CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending, int device,
                                         uint64_t consumer);

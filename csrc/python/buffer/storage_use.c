@@ -10,9 +10,8 @@
  * or write rows of their own to it, do so at the same time.
  *
  * Two kinds of work are remembered:
- *
  *   uses       streams that were given work on the memory, each with the spans of bytes
- *              that it reads and writes (cm_use_span), because nobody else remembers it
+ *              that it reads and writes (cm_use_span), since nobody else remembers them
  *   transfers  those of ours that have a ticket and have not ended
  *              (cm_storage_transfer)
  *
@@ -210,7 +209,8 @@ cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream)
     return index < 0 ? -1 : 0;
 }
 
-/* True if the work of `own` came after everything of `span` that is in its way. */
+/* True if the stream of `own` has already come after the work of `span`, as far as that
+ * conflicts with work on `extent`. */
 static bool
 was_followed(const cm_use_span *own, const cm_use_span *span, cm_extent extent)
 {

@@ -439,8 +439,8 @@ cm_value_read_array(PyObject *value)
 
 /* True if a part of a number has stayed the same. Rounding does not count as a change,
  * but a finite number must not become infinite or NaN. `limit` is the largest number of
- * the target's dtype: a dtype without infinities turns every larger number into that
- * one, which does count as a change. */
+ * the target's dtype. A dtype without infinities turns every larger number into its
+ * largest, and that does count as a change. */
 static bool
 part_stayed(long double was, long double now, long double limit)
 {
@@ -472,8 +472,8 @@ limit_of(PyObject *dtype, bool is_complex)
 /* Compare the numbers of `was` with those that they became in `now`, and set *found to
  * the index of the first that changed, or to -1 if none did. They are compared as long
  * doubles, which can tell all 64-bit integers apart. Where a long double is only a
- * double, it can still tell an integer from what that wraps round to. Returns 0, or -1
- * with an exception. */
+ * double, it still differs for an integer and for what the integer wraps round to.
+ * Returns 0, or -1 with an exception. */
 static int
 find_changed_number(PyObject *was, PyObject *now, int64_t *found)
 {

@@ -94,6 +94,7 @@ integer_fits(const given_number *number, cm_number to)
     bool is_signed =
         to == CM_INT8 || to == CM_INT16 || to == CM_INT32 || to == CM_INT64;
     uint64_t bits = to == CM_BOOL ? 1 : 8 * cm_number_nbytes(to);
+    /* 127 for int8, 255 for uint8, 1 for a bool. */
     uint64_t most = UINT64_MAX >> (64 - bits + is_signed);
     int64_t integer = 0;
     if (number->type == CM_UINT64) {
@@ -154,7 +155,8 @@ cm_value_write_number(PyObject *object, PyObject *dtype,
     if (!is_integer && !stayed_finite(&number, to, made)) {
         return false;
     }
-    /* Bytes are in order within each part of a complex number. */
+    /* The other byte order reverses the bytes within each part: of a complex64 it makes
+     * 3 2 1 0 7 6 5 4. */
     size_t nbytes = (size_t)cm_number_nbytes(to);
     size_t part = cm_number_class_of(to) == CM_CLASS_COMPLEX ? nbytes / 2 : nbytes;
     for (size_t i = 0; i < nbytes; i++) {

@@ -114,8 +114,8 @@ check_memory(cm_transfer_object *self)
 
 /* -- waiting ----------------------------------------------------------------------------- */
 
-/* Wait for the copy of `nbytes`, and report to `progress` how far it is. It is NULL if
- * nobody wants to know. Returns 0, or -1 with an exception. */
+/* Wait for the copy of `nbytes`, and report to `progress` how far it is. `progress` is
+ * NULL if nobody wants to know. Returns 0, or -1 with an exception. */
 static int
 wait_for_end(cm_transfer_object *self, PyObject *timeout_object,
              const cm_progress *progress, uint64_t nbytes)
@@ -230,7 +230,7 @@ transfer_await(PyObject *op)
     return cm_package_call("devices.awaiting", "await_transfer", PyTuple_Pack(1, op));
 }
 
-/* Write to an eventfd when the copy is done, which `await` waits for. */
+/* When the copy is done, write to an eventfd, for which `await` waits. */
 static PyObject *
 transfer_notify(PyObject *op, PyObject *object)
 {

@@ -192,7 +192,7 @@ begin_wait(cm_runtime *rt, int device)
     return wait;
 }
 
-/* Wait for at most `most_ns` until that wait has ended. Returns false if it goes on. */
+/* Give `wait` at most `most_ns` to end. Returns false if it goes on after that. */
 static bool
 await_end(device_wait *wait, uint64_t most_ns)
 {
@@ -205,7 +205,7 @@ await_end(device_wait *wait, uint64_t most_ns)
     return ended;
 }
 
-/* Wait until that wait has ended, in slices. Returns 0, or -1 with the exception of a
+/* Wait in slices until `wait` has ended. Returns 0, or -1 with the exception of a
  * signal handler; cm_device_waits_join() then waits for the rest. */
 static int
 end_wait(cm_state *state, device_wait *wait, cm_status *out)
@@ -314,7 +314,7 @@ postpone_error(void)
         return;
     }
     *kept = cm_error_keep();
-    /* Too many pending calls wait already. */
+    /* This fails if too many pending calls are queued already. */
     if (Py_AddPendingCall(raise_postponed, kept) < 0) {
         (void)raise_postponed(kept);
         PyErr_WriteUnraisable(NULL);

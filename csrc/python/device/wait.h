@@ -25,7 +25,8 @@ void cm_signals_init(void);
 /* Asks whether something is done, as cm_rt_stream_query() does. */
 typedef cm_status (*cm_wait_query)(cm_runtime *rt, uint64_t handle, bool *done);
 
-/* Wait until `query` says that it is done, or fails, and write the outcome to *out.
+/* Wait until `query` says that the stream or event `handle` is done, or fails, and
+ * write the outcome to *out.
  * With `naps` the thread sleeps rather than spins. Returns false if a signal handler
  * has raised an exception. Needs the GIL, and releases it meanwhile. */
 bool cm_wait_polling(cm_runtime *rt, int device, cm_wait_query query, uint64_t handle,
