@@ -4,18 +4,16 @@
  *
  * When memory is short
  * --------------------
- * cm_pool_alloc() has already waited for
- * memory in flight and trimmed its own pool. Then these are tried, in this order, and
- * after each the allocation once more:
+ * cm_pool_alloc() has already waited for memory in flight and trimmed its own pool.
+ * Then these are tried, in this order, and after each the allocation once more:
  *
  *   1. run_steps()   trim the other pools of the same memory (cm_pool_trim_others())
  *   2. relieve()     in cumem/pools/out_of_memory.py: callbacks of the user,
  *                    then a garbage collection
  *   3. raise()       OutOfMemoryError, to which explain() adds what was tried, what the
  *                    pools hold, and what to do about it
- *
- * Python code runs in the second step, so the attempt is passed to it as a capsule, and
- * _retry() comes back with that. */
+ * The second step is Python code, so it gets the attempt as a capsule, and passes that
+ * to _retry(). */
 #include "python/pool/allocate.h"
 
 #include "python/buffer/buffer_object.h"

@@ -146,7 +146,7 @@ fill_extents(cm_buffer *buffer, const fast_plan *plan)
     }
 }
 
-/* Make a buffer over `block` of a root that was kept for reuse. Nobody else knows of
+/* Turn a root that was kept for reuse into a buffer over `block`. Nobody else knows of
  * the root. */
 static CM_INLINE void
 fill_root(cm_state *state, cm_inline_buffer *root, const fast_plan *plan,

@@ -121,9 +121,9 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment)
 {
     cm_address address = 0;
     bool possible = nbytes > 0 && device >= 0 && device < CM_MAX_DEVICES;
-    /* The caller's Python code is not looked at for a segment, since the caller then
-     * holds a lock that threads with the GIL wait for. It is looked at before coming
-     * in, since a thread with the GIL may wait until nobody is inside. */
+    /* For a segment the caller's Python code is not looked at, since the caller then
+     * holds a lock that threads with the GIL wait for. Otherwise it is looked at before
+     * enter(), since a thread with the GIL may wait until nobody is inside. */
     cm_event_origin before = cm_recording_lend_caller(!is_segment);
     cm_runtime *rt = possible ? enter() : NULL;
     if (rt == NULL) {
@@ -270,6 +270,9 @@ cm_lending_wait(uint64_t most_ns)
 bool
 cm_lending_try_end(cm_pool **out, size_t *count)
 {
+    /* If nobody is inside, 0 becomes CLOSED. CLOSED or more means that nothing is lent,
+     * and that whoever enters turns back at once. With any other value a thread is
+     * inside. */
     int callers = 0;
     if (!cm_lending_wait(GRACE_NS)
         || (!atomic_compare_exchange_strong(&lending.callers, &callers, CLOSED)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lending gives device memory to the allocator of another library, PyTorch. That calls
+/* Lending gives device memory to the allocator of another library, PyTorch, which calls
  * functions of ours by their addresses, from any thread, with or without the GIL, until
  * the process ends.
  *

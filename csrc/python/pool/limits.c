@@ -111,8 +111,8 @@ put(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 
 /* -- the environment --------------------------------------------------------------- */
 
-/* Put limits in force that the package has found: by kinds, the limit of each device by
- * its index. Returns 0, or -1 with an exception. */
+/* Put limits in force that the package has found. `limits` maps the name of a kind to a
+ * dict from the index of a device to its limit. Returns 0, or -1 with an exception. */
 static int
 put_all(cm_state *state, PyObject *limits)
 {

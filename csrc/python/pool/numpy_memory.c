@@ -5,8 +5,8 @@
  * default one for the process. Within `with numpy_pinned():` the context has a handler
  * of ours; to pin arrays in the whole process, our functions are written into the
  * default handler (docs/decisions/0015). They are never taken out again: arrays of the
- * default handler may then lie in either memory, and the map `process.storages` shows
- * by an array's address in which.
+ * default handler may then lie in page-locked or in ordinary memory, and only those
+ * whose addresses are in the map `process.storages` lie in page-locked memory.
  *
  *   np.empty(n)   numpy_malloc()   from min_nbytes on pin(): a block of the pool;
  *                                  else, or without one, NumPy's own malloc

@@ -54,7 +54,7 @@ drop_legacy(void *argument)
 static taken
 tensor_of_versioned(cm_dl_versioned *managed)
 {
-    /* In other versions the members after these are elsewhere. */
+    /* In other versions the members after `deleter` may be elsewhere. */
     bool ours = managed->version.major == CM_DL_MAJOR;
     return (taken){managed, drop_versioned, ours ? &managed->tensor : NULL,
                    ours ? managed->flags : 0};
@@ -549,7 +549,7 @@ is_readonly(const exporter *self)
             PyBuffer_Release(&view);
             return answer;
         }
-        if (cm_error_forgive() < 0) { /* what cannot answer has said nothing */
+        if (cm_error_forgive() < 0) { /* a failed answer does not forbid writing */
             return -1;
         }
     }

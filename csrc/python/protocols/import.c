@@ -118,8 +118,8 @@ cm_locked_pages_new(cm_state *state, cm_registry *registry, cm_page_shares *shar
     return capsule;
 }
 
-/* True if all of it lies in memory that the emulated device knows. With a real driver,
- * touching any other memory would be a fault. */
+/* True if all bytes lie in memory that the emulated device knows. With a real driver
+ * this is always true, since there the hardware faults on any other address. */
 static bool
 is_inside_emulated(const cm_runtime *rt, const cm_import *import)
 {

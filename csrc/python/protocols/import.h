@@ -55,17 +55,17 @@ int cm_import_probe(cm_state *state, cm_import *import, const char *what,
  * for ordinary memory and for no memory, and `device` is used then. */
 void cm_import_place(cm_import *import, const cm_pointer_info *info, int device);
 
-/* Make an object that gives these shares back when it is dropped. It takes the shares
- * over, even if it fails. Returns NULL with an exception if it fails. */
+/* Make an object that gives `shares` of locked pages back when it is dropped. It takes
+ * the shares over, even if it fails. Returns NULL with an exception if it fails. */
 PyObject *cm_locked_pages_new(cm_state *state, cm_registry *registry,
                               cm_page_shares *shares);
 
 /* Make `stream` wait for everything that the exporter gave its stream `handle` of
  * `device`. Returns 0, or -1 with CudaError. */
 int cm_import_follow(cm_state *state, cm_stream *stream, int device, uint64_t handle);
-/* Make a stream wait for everything that the exporter gave its stream `handle` of
- * `device`, and let the buffer remember that stream. It is `given`, or the current
- * stream of the buffer's device if that is NULL. Returns 0, or -1 with CudaError. */
+/* Do the same as cm_import_follow() with the stream `given` or, if that is NULL, with
+ * the current stream of the buffer's device, and let the buffer remember the stream
+ * that now waits. Returns 0, or -1 with CudaError. */
 int cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int device,
                     uint64_t handle);
 

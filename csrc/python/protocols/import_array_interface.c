@@ -129,7 +129,8 @@ read_version(PyObject *entries)
     return 0;
 }
 
-/* Read a pair of the address of the first element and whether nobody may write. */
+/* Read the entry "data", a pair: the address of the first element, and whether the
+ * memory is read-only. */
 static int
 read_data(PyObject *entries, cm_import *out)
 {

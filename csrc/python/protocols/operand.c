@@ -57,7 +57,7 @@ read_view(PyObject *exporter)
 }
 
 /* Import an object that has only the buffer protocol. The array holds a view, and so
- * the export. The owner of the memory may be able to replace it. */
+ * the export. The memory is watched, since its owner may be able to replace it. */
 static PyObject *
 import_view(cm_state *state, PyObject *exporter)
 {
@@ -141,8 +141,8 @@ explain_tensor(cm_state *state, PyObject *object)
 /* Make a new Buffer without a copy of any exporter. It tries, in this order, a Buffer
  * itself, DLPack (with `stream`, which may be NULL), the CUDA array interface, and the
  * buffer protocol. The driver is not asked about host memory of up to `unasked` bytes
- * that comes by DLPack's C functions. An object that exports none of them is a
- * TypeError, which names its type. */
+ * that comes by DLPack's C functions. An object that has none of these
+ * is a TypeError, which names its type. */
 static PyObject *
 import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {

@@ -6,15 +6,15 @@
  * make a copy.
  *
  * In: cm_operand_init() and asbuffer() take any object (operand.c). Our own buffers and
- * NumPy's arrays are read as they are. Then DLPack is tried, by its C functions
- * and by __dlpack__() (dlpack_import.c), then the CUDA array interface
+ * NumPy's arrays are read as they are. Then DLPack is tried, by its C functions and by
+ * __dlpack__() (dlpack_import.c), then the CUDA array interface
  * (import_array_interface.c), and last the buffer protocol (operand.c). Each importer
  * describes the memory in a cm_import, and import.c checks it, asks the driver what it
  * is, and makes a buffer of it.
  *
  * Descriptions that come in are not trusted: each size, stride, offset and pointer is
- * checked before it is used, and a false value that shows is a ValueError, TypeError or
- * BufferError that names the field. The GIL is held throughout. */
+ * checked before it is used, and a value that cannot be true is a ValueError, TypeError
+ * or BufferError that names the field. The GIL is held throughout. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"
@@ -27,7 +27,7 @@ void cm_buffer_releasebuffer(PyObject *self, Py_buffer *view);
 /* The getter of `__cuda_array_interface__` of mapped, managed and device buffers. It
  * raises AttributeError on the emulated device. */
 PyObject *cm_buffer_array_interface(PyObject *self, void *closure);
-/* True if that getter would answer. It hands nothing over to find out. */
+/* True if that getter would answer. Finding that out does not count as an export. */
 bool cm_buffer_has_array_interface(const cm_buffer *buffer);
 /* Make the dictionary itself, on any backend. Tests use it on the emulated device. */
 PyObject *cm_array_interface_dict(PyObject *self);
@@ -35,7 +35,7 @@ PyObject *cm_array_interface_dict(PyObject *self);
  * (METH_O). */
 PyObject *cm_buffer_reduce_ex(PyObject *self, PyObject *protocol);
 PyObject *cm_freeze(PyObject *module, PyObject *object);
-/* Make a buffer read-only that was just made. */
+/* Make a new buffer, and its storage, read-only. */
 void cm_buffer_freeze(cm_buffer *buffer);
 
 /* -- in ----------------------------------------------------------------------------------- */
