@@ -225,8 +225,9 @@ is_on_stream(const cm_call *call)
     return !call->blocking && call->stream != NULL;
 }
 
-/* True if the last use is of the same storage, and already comes after all that a use
- * of `extent` has to come after. */
+/* True if the use that was added last is of the same storage, and its extent and its
+ * writing include those of `extent`, so that the call already comes after all that
+ * `extent` needs. */
 static bool
 is_named(const cm_call *call, const cm_storage *storage, cm_extent extent)
 {
@@ -323,9 +324,9 @@ add_keep(cm_call *call, cm_keep keep, cm_deferred *deferred)
 int
 cm_call_keep_storage(cm_call *call, cm_storage *storage)
 {
-    /* A copy in the background may touch the memory when its caller has long gone on,
-     * and the memory's owner might move it until then. Memory of our own stays where it
-     * is. */
+    /* A copy in the background may still touch the memory when its caller has long gone
+     * on, and the owner of the memory might move it before the copy ends. Memory of our
+     * own stays where it is. */
     if (!call->blocking && storage->memory != NULL
         && (cm_memory_watch(storage) < 0
             || cm_memory_note(storage, &call->watched) < 0)) {
@@ -438,6 +439,7 @@ cm_engine *
 cm_call_engine(cm_state *state, uint64_t devices)
 {
     cm_engine *engine = cm_state_engine(state, -1);
+    /* `devices & (devices - 1)` takes the lowest index out of the set. */
     for (; devices != 0 && engine != NULL; devices &= devices - 1) {
         engine = cm_state_engine(state, __builtin_ctzll(devices));
     }
@@ -458,7 +460,10 @@ cm_call_ask_capturing(const cm_stream *stream, bool *out)
 
 /* Let the storages remember the call's stream. Afterwards use->use_calls is the count
  * that the storage has if nobody but this call has used it since cm_call_come_after().
- * Only if it still has that count at the end are earlier streams forgotten. */
+ * Only if it still has that count at the end are earlier streams forgotten. Example:
+ * the count was 7 in cm_call_come_after() and is 9 now, so others used the storage
+ * twice. This call's use makes it 10, and use->use_calls becomes 10 - 2 = 8, a count
+ * that the storage never has again. */
 static int
 add_uses(cm_call *call)
 {

@@ -4,10 +4,10 @@
  *
  * The idea
  * --------
- * The engine copies bytes and knows nothing of Python. A cm_call stands between the
- * two for as long as one function runs. It collects the streams and
- * unfinished transfers that the copy must come after, keeps the memory of both ends
- * alive until the engine is done, releases the GIL, looks for signals, and afterwards
+ * The engine copies bytes and knows nothing of Python. A cm_call stands between the two
+ * for as long as one function runs. It collects the streams and unfinished transfers
+ * that the copy must come after, keeps the memory of both ends alive until the engine
+ * is done, releases the GIL, looks for signals, and afterwards
  * lets the storages remember how they were used.
  *
  *     cm_call call = {.state = state, ...};
@@ -26,8 +26,8 @@
  * Example: a copy in the background from X to Y on stream A, where stream B used Y
  * before. cm_call_come_after() puts B into `after` if B's use is in the way of the
  * bytes that are written. cm_call_prepare() notes on both storages that A uses them. If
- * the transfer is not finished yet, cm_call_remember() makes it a transfer of Y,
- * but not of X, because A's use of X already says that X is being read. If the caller
+ * the transfer is not finished yet, cm_call_remember() makes it a transfer of Y, but
+ * not of X, because A's use of X already says that X is being read. If the caller
  * has set `is_ordered` and `moves_bytes`, cm_call_fini() asks the storages to forget B.
  * Y does so only if A now stands for all of B's use, if nobody else has used Y
  * meanwhile, and if no graph has captured it.
@@ -68,7 +68,7 @@ typedef struct cm_call {
     cm_stream *stream; /* on loan, or lent (see `stream_is_lent`); may be NULL */
     bool blocking;
     /* The engine makes a ticket for this call. A ticket that comes after a cancelled
-     * transfer also comes after everything that that one was to come after. So
+     * transfer also comes after everything that the cancelled one was to come after. So
      * transfers that a later one covers need not be named. */
     bool has_ticket;
     /* Bytes move. A copy that moves none waits for nothing either, so storages must not
@@ -237,8 +237,9 @@ cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
  * it. */
 void cm_call_fill_request(cm_call *call, cm_copy_request *request);
 /* Fill in the request with its keeps. These belong to the engine from now on, except
- * those that were left for later, so its function must be called. The storages remember
- * the call's stream from now on. Returns 0, or -1 with MemoryError. */
+ * those that were left for later, so the request must now be given to the engine. The
+ * storages remember the call's stream from now on. Returns 0, or -1 with MemoryError.
+ */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
 /* Release the GIL, unless the call has released it; and take it again, if it has. The
  * first is the request's hook `let_go`, whose argument is the call. */
@@ -255,9 +256,9 @@ bool cm_call_moves_bytes(const cm_region *dst, const cm_region *src);
  * comes after it. Returns 0, or -1 with MemoryError. In that case nobody could wait for
  * it later, so this function has waited for it, and has released the ticket. */
 int cm_call_remember(cm_call *call, cm_ticket *ticket);
-/* Note on the storages that the call is one of several with that number, unless it is
- * 0. After the last of them _end_parts() lets the storages forget the streams that came
- * before. */
+/* Unless `number` is 0, note on the storages that the call is one of a group that has
+ * this number. After the last of them _end_parts() lets the storages forget the streams
+ * that came before. */
 void cm_call_join(const cm_call *call, uint64_t number);
 /* Note on the storages that a graph may use the memory from now on. */
 void cm_call_mark_captured(const cm_call *call);

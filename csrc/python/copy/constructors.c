@@ -464,7 +464,7 @@ KEYWORDED(full_like)
     return filled(made, given[1], values[LIKE_STREAM], given[8]);
 }
 
-/* empty_pinned() and empty_mapped(), which differ in the kind only. */
+/* Do the work of empty_pinned() and empty_mapped(), which differ only in the kind. */
 static PyObject *
 empty_on_host(PyObject *module, const char *function, cm_kind kind,
               PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

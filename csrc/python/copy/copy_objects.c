@@ -106,9 +106,9 @@ take_ends(copy_call *call)
 
 /* -- the call ---------------------------------------------------------------------------- */
 
-/* Choose whether the driver is asked what kind of memory an end is. If the
- * caller waits for a copy and the other end, whose kind is `other`, is on a device, a
- * short end need not be asked about. */
+/* Choose whether the driver is asked what kind of memory an end is. If the caller waits
+ * for a copy and the other end, whose kind is `other`, is on a device, a short end need
+ * not be asked about. */
 static cm_asking
 asking(const copy_call *call, cm_kind other)
 {
@@ -352,7 +352,8 @@ run(copy_call *call)
     if (engine == NULL || cm_call_prepare(&call->call, &call->request) < 0) {
         return NULL;
     }
-    if (call->how.on_engine_stream) { /* a job thread does not ask the call */
+    if (call->how.on_engine_stream) { /* a job thread runs the copy, without this call
+                                       */
         call->request.stream = NULL;
         call->request.interrupted = NULL;
     }
@@ -405,7 +406,7 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
     call->call.blocking = how.blocking;
     /* A short copy has no ticket. One of several that begin together does not come
      * after all transfers, and a transfer that covers others may be among those that it
-     * ignores. */
+     * ignores, so it has to name the covered ones too. */
     call->call.has_ticket = !how.blocking && how.before == 0;
     call->call.progress = how.progress;
     call->call.before = how.before;

@@ -154,6 +154,7 @@ take_tensor(cm_dl_versioned *managed, void **out)
         /* Streams are going to use the memory, so the current one is recorded. */
         PyObject *done = PyObject_CallMethod(buffer, "record_stream", "O", Py_None);
         if (done == NULL) {
+            /* Without its deleter the tensor outlives the buffer. */
             void (*deleter)(cm_dl_versioned *) = managed->deleter;
             managed->deleter = NULL;
             Py_CLEAR(buffer);

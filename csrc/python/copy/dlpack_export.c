@@ -457,8 +457,8 @@ cm_dlpack_current(PyObject *self)
     if (stream == NULL) {
         return NULL;
     }
-    int64_t handle = (int64_t)cm_stream_export_handle(stream); /* 0 is the legacy
-                                                                default stream */
+    /* The legacy default stream has the handle 0, and DLPack calls it 1. */
+    int64_t handle = (int64_t)cm_stream_export_handle(stream);
     export_request asked = {.has_stream = true,
                             .stream = handle + (handle == 0),
                             .versioned = true,

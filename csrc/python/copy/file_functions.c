@@ -217,7 +217,7 @@ map_span(const file_call *call, Py_ssize_t i, cm_file_span *out)
     return true;
 }
 
-/* Append to `shown` the numbers of those ends that are maps of bytes which the call
+/* Append to `shown` the indices of those ends that are maps of bytes which the call
  * touches. */
 static int
 list_shown(const file_call *call, const cm_file_maps *maps, PyObject *shown)
@@ -238,7 +238,7 @@ list_shown(const file_call *call, const cm_file_maps *maps, PyObject *shown)
     return 0;
 }
 
-/* Return a list of the numbers of those ends that are maps of bytes which the call
+/* Return a list of the indices of those ends that are maps of bytes which the call
  * touches. If bytes of a file are read into a map of the same bytes, or written from
  * one, they change under the call, as pieces move in any order. Nothing has been moved
  * yet, so the caller can go by way of memory of its own. */

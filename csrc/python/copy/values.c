@@ -71,9 +71,9 @@ copy_element(cm_buffer *self, int64_t offset, int ndim)
     return array;
 }
 
-/* Return which number the elements are, if they can be read without an array of
- * NumPy's. That is so for NumPy's own dtypes, in the processor's byte order, in memory
- * that the host can read. Returns CM_NUMBER_NONE for other elements. */
+/* Return the number type of the elements, if they can be read without making an array
+ * of NumPy's. That is so for NumPy's own dtypes, in the processor's byte order, in
+ * memory that the host can read. Returns CM_NUMBER_NONE for other elements. */
 static cm_number
 number_at_once(const cm_buffer *self)
 {
@@ -112,8 +112,8 @@ to_number(PyObject *object, PyTypeObject *type)
     cm_number known = number_at_once(self);
     bool is_real =
         known != CM_NUMBER_NONE && cm_number_class_of(known) <= CM_CLASS_FLOAT;
-    /* NumPy warns of a number that has axes, and of one that loses its imaginary part.
-     */
+    /* Buffers with axes and complex numbers go through NumPy, so that its warnings
+     * about them are given. */
     bool at_once = is_real && self->ndim == 0;
     PyObject *array = at_once ? read_number(self, known, 0)
                               : copy_element(self, 0, self->ndim > 0 ? 1 : 0);
@@ -287,8 +287,8 @@ cm_buffer_format(PyObject *object, PyObject *spec)
     }
     if (self->ndim > 0) {
         PyErr_Format(PyExc_TypeError,
-                     "%R formats one element, as of buf[0]; "
-                     "np.array2string(buf.to_numpy()) formats many",
+                     "the format %R is for one element, such as buf[0]; for many, "
+                     "use np.array2string(buf.to_numpy())",
                      spec);
         return NULL;
     }

@@ -105,9 +105,10 @@ opening_init(opening *plan)
     return result;
 }
 
-/* Set how many devices the driver certainly has, which cumem/devices/counting.py finds
- * out without starting it in this process. It is -1 if the driver is to be started,
- * because it is about to be used or because there is no other way to find out. */
+/* Set plan->device_count to the number of devices that the driver has, which
+ * cumem/devices/counting.py finds out without starting the driver in this process. Set
+ * it to -1 if the driver is to be started, because it is about to be used or because
+ * there is no other way to find out. */
 static int
 count_devices(const cm_state *state, opening *plan)
 {
@@ -380,8 +381,8 @@ forget_driver(cm_state *state)
     }
 }
 
-/* If the parent never started the driver, the child goes on with the same runtime, and
- * with pools over it, which hold nothing. Otherwise it gets a runtime for the host
+/* If the parent never started the driver, the child goes on with the same runtime and
+ * the same pools, which hold nothing yet. Otherwise it gets a runtime for the host
  * alone. */
 int
 cm_state_leave_parent(cm_state *state)

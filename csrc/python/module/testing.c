@@ -175,7 +175,8 @@ typedef struct rows_call {
     float milliseconds;
 } rows_call;
 
-/* Describe a buffer of any kind that a device reaches. False with an exception. */
+/* Describe a buffer of any kind that a device reaches. Returns false with an exception
+ * if it fails. */
 static bool
 read_rows_end(PyObject *module, PyObject *object, rows_call *call, cm_region *region)
 {
@@ -290,7 +291,7 @@ run_rows(cm_runtime *rt, rows_call *call)
     return cm_first_failure(status, cm_kernels_fini(&kernels));
 }
 
-/* Read both lists of layers. False with an exception. */
+/* Read both lists of layers. Returns false with an exception if it fails. */
 static bool
 read_layers(PyObject *module, PyObject *dsts, PyObject *srcs, rows_call *call)
 {
@@ -316,7 +317,8 @@ read_layers(PyObject *module, PyObject *dsts, PyObject *srcs, rows_call *call)
     return true;
 }
 
-/* Read the arguments. False with an exception; the layers are the caller's to free. */
+/* Read the arguments. Returns false with an exception if it fails. In either case the
+ * caller frees the layers. */
 static bool
 read_rows_call(PyObject *module, PyObject *args, rows_call *call)
 {

@@ -24,7 +24,7 @@ def _test_poll() -> None:
     """Find out which transfers are done, and drop what they have kept."""
 
 def _test_defer(value: object, /) -> None:
-    """Drop a reference to `value` at the next use, as a finished copy does."""
+    """Drop a reference to `value` at the next use of cumem, as a finished copy does."""
 
 def _test_copy_counts() -> dict[str, int]:
     """Return the number of copies by the text of their route; short ones are "quick"."""
@@ -81,7 +81,7 @@ def _test_enter_device(device: int, /) -> None:
     """Make an emulated device current in this thread, as a library does."""
 
 def _test_leave_device() -> None:
-    """Make the device current again that was so before _test_enter_device()."""
+    """Undo the last _test_enter_device() of this thread."""
 
 def _test_host_pages(address: int, nbytes: int, /) -> int:
     """Return the number of pages of managed memory that are on the host."""
