@@ -355,8 +355,8 @@ storage_destroy(cm_storage *storage)
 }
 
 /* Complete a drop that was made without the GIL. Either the last reference was dropped,
- * or the last hold of a closed storage; the reference that comes with each hold is then
- * still there. */
+ * or the last hold of a closed storage; in the latter case drop_hold() has left the
+ * reference that goes with it to this function. */
 static void
 end_deferred(cm_deferred *deferred)
 {

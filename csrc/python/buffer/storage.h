@@ -270,8 +270,8 @@ int64_t cm_storage_add_use(cm_storage *storage, cm_stream *stream);
 int64_t cm_storage_add_use_of(cm_storage *storage, cm_stream *stream, cm_extent extent);
 /* True if work on `extent` must come after the work that was given to uses[index].
  * `stream` is the stream that the work will be on, or NULL for a stream that the
- * storage does not remember. Also false if `stream` has come after that
- * earlier work already. */
+ * storage does not remember. False if `stream` has come after that work
+ * already. */
 bool cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index,
                               cm_extent extent, const cm_stream *stream);
 /* Do the same as cm_storage_add_use() for a stream on which other code works on it, now

@@ -11,8 +11,8 @@
  * ends.
  *
  * Many pairs of one size, whose ends one device reaches, are rows of two arrays in all
- * but name (rows/pairs.h). They go by the kernel of copy_rows(), which reads their
- * numbers, in place of the batch (try_rows()). */
+ * but name (rows/pairs.h). The kernel of copy_rows() then copies them by the
+ * numbers of these rows, and no batch is made (try_rows()). */
 #include <stdlib.h>
 
 #include "base/nvtx.h"
@@ -456,12 +456,13 @@ read_pairs(many_call *self, PyObject *iterable)
 /* -- pairs of one size, for a kernel ------------------------------------------------------ */
 
 enum {
-    /* Fewer pairs are sooner listed one by one, for which one table is enough, than the
-     * kernel has read their numbers over the bus. */
+    /* With fewer pairs, listing them in one table takes less time than the kernel needs to
+     * read their numbers over the bus. */
     FEWEST_PAIRS = 64,
-    /* From so many pairs on they are looked through without the GIL. */
+    /* With this many pairs or more, the GIL is released while they are looked through.
+     */
     MANY_PAIRS = 4096,
-    SHEET_ALIGNMENT = 128, /* numbers of either side begin at a line of the caches */
+    SHEET_ALIGNMENT = 128, /* the numbers of each side begin at a line of the caches */
 };
 
 /* Pairs as rows, with their numbers, which are not moved. */
@@ -518,7 +519,7 @@ write_numbers(many_call *self, paired_call *paired, bool *suits)
     return cm_ok();
 }
 
-/* Make the request one of rows. */
+/* Turn the request into one for rows. */
 static int
 set_rows(many_call *self, const paired_call *paired, PyObject *sheet)
 {

@@ -336,8 +336,8 @@ event_seconds_since(PyObject *op, PyObject *start)
     return result < 0 ? NULL : PyFloat_FromDouble(milliseconds / 1000.0);
 }
 
-/* PyTorch's counterpart of seconds_since() measures from this event to `end`, in
- * milliseconds. */
+/* elapsed_time() is PyTorch's counterpart of seconds_since(): it measures from this
+ * event to `end`, in milliseconds. */
 static PyObject *
 event_elapsed_time(PyObject *op, PyObject *end)
 {
