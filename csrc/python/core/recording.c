@@ -254,7 +254,8 @@ recorder_open(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (python->current_thread == NULL || python->outer_frame == NULL
         || python->place_in_code == NULL || python->read_variable == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "records need CPython, and know no other");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "a recording needs CPython, whose frames it reads");
         return NULL;
     }
     recording.least_nbytes = least_nbytes;
