@@ -82,10 +82,10 @@ cm_buffer_kind(const cm_buffer *buffer)
     return buffer->as_device ? CM_KIND_DEVICE : buffer->storage->kind;
 }
 
-/* Make a buffer of `type` over `storage`. It holds the storage, the dtype and the base,
- * and copies the shape and the strides (in bytes). The caller makes sure that all
- * elements lie inside the storage, which is not checked. Returns NULL with an exception
- * if it fails. */
+/* Make a buffer of `type` over `storage`. The buffer holds the storage, the dtype and
+ * the base, and copies the shape and the strides (in bytes). The caller makes sure that
+ * all elements lie inside the storage, which is not checked. Returns NULL with an
+ * exception if it fails. */
 PyObject *cm_buffer_new(cm_state *state, PyTypeObject *type, cm_storage *storage,
                         int64_t offset, PyObject *dtype, int ndim, const int64_t *shape,
                         const int64_t *strides, bool readonly, PyObject *base);

@@ -325,9 +325,9 @@ collect_accessors(cm_state *state, PyObject *iterator, accessors *wanted)
     return 0;
 }
 
-/* Find the devices whose access the driver may be told to forget. It refuses that for
- * devices without concurrent access. An old driver does not know the attribute, and
- * then no device has it. */
+/* Find the devices whose access the driver may be told to forget. The driver refuses
+ * that for devices without concurrent access. An old driver does not know the
+ * attribute, and then no device has it. */
 static int
 find_concurrent(cm_state *state, int *count, bool *concurrent)
 {

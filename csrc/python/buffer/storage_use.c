@@ -49,7 +49,7 @@
  * -----------------
  * A ticket says itself when it is done, so finished ones are dropped from time to time:
  * the list is looked through again when it has doubled, or when some transfer has
- * failed. A transfer is `covered` when a later one that contains its bytes, and writes,
+ * failed. A transfer is `covered` when a later transfer writes, contains its bytes, and
  * came after it. A failure undoes this: a transfer that failed may have ended before
  * those that it covers.
  *

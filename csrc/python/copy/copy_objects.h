@@ -22,7 +22,7 @@ typedef struct cm_copy_how {
                           targets of its shape (see cm_broadcast); NULL if dst is the
                           only target */
     uint64_t before;   /* for one of several that begin together: see cm_call; else 0 */
-    uint64_t number;   /* of that group: see cm_call_join(); else 0 */
+    uint64_t number;   /* the number of that group: see cm_call_join(); else 0 */
     bool on_engine_stream; /* the copy runs on a stream of the engine's; the caller will
                     make `stream` wait for it */
     /* makes the answer in place of the copy; NULL if the copy is to be made */

@@ -137,8 +137,8 @@ cm_buffer_copied(PyObject *object, PyObject *memo CM_UNUSED)
 /* -- in one row --------------------------------------------------------------------------- */
 
 /* Make a buffer with a single axis that has the elements of `reordered` in C's order.
- * It is written through a view that has the axes of `reordered`. That view is dropped
- * here, so the result is not a view of another buffer. */
+ * The buffer is written through a view that has the axes of `reordered`. That view is
+ * dropped here, so the result is not a view of another buffer. */
 static PyObject *
 copy_into_a_row(cm_buffer *reordered)
 {

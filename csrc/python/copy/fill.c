@@ -53,9 +53,10 @@ choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
     return location < 0 ? -1 : location;
 }
 
-/* Note that the fill is done or, unless it was `blocking`, queued on `stream`. It came
- * after all earlier work on the storage, so the storage forgets the other streams of
- * that work, unless it was used again after `use_calls` was read from it. */
+/* Note that the fill is done or, unless it was `blocking`, queued on `stream`. The fill
+ * came after all earlier work on the storage, so the storage forgets the other streams
+ * of that work, unless the storage was used again after `use_calls` was read from it.
+ */
 static void
 note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
             uint64_t use_calls)

@@ -844,8 +844,8 @@ cm_numpy_number_meant(PyObject *dtype, bool *swapped)
 /* True if the rule allows a conversion in which integers stand for numbers. bfloat16 is
  * the only number that they stand for. By the rules of ml_dtypes it can be converted to
  * each dtype to which float32 can, or to anything by "unsafe". A dtype can be converted
- * to it if it can be converted to float16, and for that float16 itself counts as
- * float32. */
+ * to bfloat16 if it can be converted to float16. Only float16 itself is judged as
+ * if it were float32, since bfloat16 does not hold all of its numbers. */
 static bool
 can_cast_meant(PyArray_Descr *from, PyArray_Descr *to, bool is_from_meant,
                bool is_to_meant, NPY_CASTING rule)

@@ -333,8 +333,8 @@ is_sequence(PyObject *value)
 }
 
 /* True if NumPy may have changed the meaning of a list when it read it as an array of
- * kind `read`. It makes text of numbers that stand beside text, and it makes floats of
- * large integers, which matters if the target is to hold integers. */
+ * kind `read`. NumPy makes text of numbers that stand beside text, and floats of large
+ * integers, which matters if the target is to hold integers. */
 static bool
 may_differ(PyObject *value, value_kind read, value_kind to)
 {

@@ -283,8 +283,8 @@ cm_state_leave(cm_state *state)
     state->call_count--;
 }
 
-/* Return the budget against which a pool of `kind` on `device` counts. It lives as long
- * as the module. */
+/* Return the budget against which a pool of `kind` on `device` counts. The budget lives
+ * as long as the module. */
 static inline cm_budget *
 cm_limits_budget(cm_state *state, cm_kind kind, int device)
 {

@@ -28,9 +28,9 @@ CM_STRUCTSEQS(CM_FIELDS)
 #undef CM_FIELDS
 #undef CM_FIELD
 
-/* Return the type of an answer, borrowed, or NULL with an exception. It is made when it
- * is first needed and kept in the state: to make all of them would take a tenth of the
- * time of the import. */
+/* Return the type of an answer, borrowed, or NULL with an exception. A type is made
+ * when it is first needed and kept in the state: to make all of them would take a tenth
+ * of the time of the import. */
 PyTypeObject *cm_structseq_type(struct cm_state *state, cm_structseq which);
 /* Make an answer of `members`, one for each of its numbers above, and take over their
  * references. A member may be NULL if it could not be made and an exception is set.

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Turns numbers into elements of a dtype. A number is first held in a type of its own,
  * in which nothing is lost: a bool, int64, uint64, float64 or complex128 for a number
- * of Python's, or the type of NumPy's scalar. The engine's own conversion makes the
- * element of that, so that the number becomes the same as it would in a copy of an
- * array. Then the element is compared with the given number, because the conversion
- * wraps integers round and makes infinities of floats that are too large. */
+ * of Python's, or the type of NumPy's scalar. The engine's own conversion then makes
+ * the element, so that the number becomes the same as it would in a copy of an array.
+ * Then the element is compared with the given number, because the conversion wraps
+ * integers round and makes infinities of floats that are too large. */
 #include "python/core/values.h"
 
 #include <math.h>

@@ -88,8 +88,8 @@ set_current_device(PyObject *module, PyObject *object)
     Py_RETURN_NONE;
 }
 
-/* Return the index of a Device. For one that the state knows this need not call its
- * __index__(), which is Python code. Returns a new reference, or NULL with an
+/* Return the index of a Device. If the state knows the Device, its __index__(), which
+ * is Python code, need not be called. Returns a new reference, or NULL with an
  * exception. */
 static PyObject *
 read_index(const cm_state *state, PyObject *object)

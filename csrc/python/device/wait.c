@@ -324,10 +324,10 @@ postpone_error(void)
 /* Ask PyTorch and CuPy whether they are capturing. A library that was never imported is
  * not asked, and one that cannot be asked does not capture. This runs Python code, and
  * with it the handlers of signals that came while nobody had the GIL. An exception that
- * a handler raises stays set, since it must not be lost. It ends the wait, so the
- * answer is then true, which keeps the pool from doing work that would only prolong the
- * wait. If an exception was set before, that one is kept and the second one is
- * dropped. */
+ * a handler raises stays set, since it must not be lost. The exception ends the wait,
+ * so the answer is then true, which keeps the pool from doing work that would only
+ * prolong the wait. If an exception was set before, that one is kept and the second one
+ * is dropped. */
 static bool
 ask_libraries(void)
 {

@@ -316,7 +316,7 @@ ask_stream(const cm_dl_exchange *table, const cm_dl_tensor *tensor, uint64_t *ha
 }
 
 /* Import an object whose type has a table by C calls alone. This is for memory of the
- * host or of a GPU. It also returns NotImplemented for objects that have to be asked in
+ * host or of a GPU. Returns NotImplemented also for objects that have to be asked in
  * Python. */
 static PyObject *
 import_exchange(cm_state *state, PyObject *object, cm_stream *given, uint64_t unasked)
@@ -445,10 +445,10 @@ knew_no_keyword(const PyObject *capsule)
     return true;
 }
 
-/* Ask for a capsule that is ready on the stream of this handle, or on none if that is
- * 0. Older exporters do not accept `max_version`, and the oldest do not accept `stream`
- * either; *knows says whether this one accepted it. Returns a new reference, or NULL
- * with an exception. */
+/* Ask for a capsule that is ready on the stream of this handle, or name no stream if
+ * the handle is 0. Older exporters do not accept `max_version`, and the oldest do not
+ * accept `stream` either; *knows says whether this one accepted it. Returns a new
+ * reference, or NULL with an exception. */
 static PyObject *
 ask_capsule(PyObject *method, uint64_t handle, bool *knows)
 {

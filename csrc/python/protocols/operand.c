@@ -138,11 +138,11 @@ explain_tensor(cm_state *state, PyObject *object)
     cm_error_restore(kept);
 }
 
-/* Make a new Buffer without a copy of any exporter. It tries, in this order, a Buffer
- * itself, DLPack (with `stream`, which may be NULL), the CUDA array interface, and the
- * buffer protocol. The driver is not asked about host memory of up to `unasked` bytes
- * that comes by DLPack's C functions. An object that has none of these
- * is a TypeError, which names its type. */
+/* Make a new Buffer of any exporter, without a copy. This tries, in this order, a
+ * Buffer itself, DLPack (with `stream`, which may be NULL), the CUDA array interface,
+ * and the buffer protocol. The driver is not asked about host memory of up to `unasked`
+ * bytes that comes by DLPack's C functions. An object that has none of these is a
+ * TypeError, which names its type. */
 static PyObject *
 import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {
@@ -293,10 +293,10 @@ is_short_run(const cm_operand *operand, uint64_t most)
            && (uintptr_t)host <= UINTPTR_MAX - most;
 }
 
-/* Describe the memory of `array`, which is kept. The driver is asked whether it is
- * page-locked or managed, because the planner should know. It is not asked about up to
- * `unasked` bytes of memory that is not ours, and about no memory if that is
- * UINT64_MAX. */
+/* Describe the memory of `array`, which is kept. The driver is asked whether the
+ * memory is page-locked or managed, because the planner should know. It is not asked
+ * about up to `unasked` bytes of memory that is not ours, and about no memory at all if
+ * `unasked` is UINT64_MAX. */
 static int
 read_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
 {
