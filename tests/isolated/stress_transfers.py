@@ -7,9 +7,9 @@
 Each thread copies between all kinds of memory, from 1 byte to 64 MiB, whole, with strides,
 backwards and transposed. The copy blocks, or it runs on a stream or in the background, and
 then the thread waits for the handle, awaits, cancels or drops it, or orders it before a
-stream. It compares every target with NumPy's own copy, with the bytes between its elements,
-and every handle with what has happened. With --faults calls of the driver fail now and
-then. After a copy that failed only the bytes that must stay are compared.
+stream. The thread compares every target, with the bytes between its elements, with NumPy's
+own copy, and every handle with what has happened. With --faults calls of the driver fail
+now and then. After a copy that failed only the bytes that must stay are compared.
 
 The time is cut into rounds. After each of them the program reads the free memory of the
 device. A driver gives some memory back late and keeps some for later, but a leak would

@@ -162,7 +162,7 @@ def _uses(
 ) -> list[NDArray[Any]]:
     """Make allocations that use `slots` in turn, their frees, and the pool's growth."""
     index, kind, tags = use
-    # Allocation k is in slot k % slots, and ends before allocation k + slots takes its place.
+    # Allocation k is in slot k % slots, and ends before allocation k + slots begins there.
     times = np.sort(random.integers(1000, duration, number + slots))
     born, next_born = times[:number], times[slots:]
     sizes = np.exp(random.normal(np.log(mib * MIB), 0.8, number)).clip(512, 64 * MIB)

@@ -58,6 +58,7 @@ def copied(
 
 
 def rows(kind: str, gbps: float, what: str = "h2d", nbytes: int = MIB) -> Result:
+    """Make the result of a verified copy of rows by random numbers."""
     seconds = nbytes / gbps / 1e9
     return Result("rows", what, kind, nbytes, seconds, seconds, seconds, 5, True)
 
@@ -147,7 +148,8 @@ def test_run_with_wrong_rows_is_not_verified(
     unverified = {(r.group, r.nbytes) for r in results if not r.verified}
     expected = {("rows", 64 * KIB), ("rows", 4 * KIB)}
     if fault == "moves the wrong rows":
-        expected = {("rows", 64 * KIB)}  # of one row no other one can be moved
+        # 4 KiB are a single row, whose number np.roll() leaves as it is.
+        expected = {("rows", 64 * KIB)}
     assert unverified == expected
 
 
@@ -255,6 +257,7 @@ def test_ceiling_that_was_not_measured_is_the_best_pinned_rate() -> None:
 
 
 def test_rates_of_rows_are_compared_with_the_same_ceiling() -> None:
+    """The ceiling of rows is that of whole copies in the same direction."""
     report = Report(
         [
             copied("pinned", 50),
@@ -283,6 +286,7 @@ def test_rows_without_a_figure_are_said_to_have_none() -> None:
 
 
 def test_advice_on_rows_names_where_to_keep_them() -> None:
+    """Unless it is verbose, a report leaves out the advice to stay with ordinary memory."""
     report = Report([rows("pageable", 20), rows("pinned", 40), rows("mapped", 40)])
     advice = "keep the rows in pinned memory: 2.0 times as fast as pageable"
     assert report.advise_rows("h2d", MIB) == advice
