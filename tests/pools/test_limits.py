@@ -30,6 +30,7 @@ MIB = 1 << 20
 
 
 def usable() -> int:
+    """Return how much memory this process may use, by the machine and by its cgroup."""
     host = cumem.memory_info("host")
     return min(n for n in (host.total, host.cgroup_limit) if n is not None)
 

@@ -55,9 +55,8 @@ def test_blocks_allocate_and_free_nothing(runtime) -> None:
             workspace.empty((64, KIB), "f4")
             with workspace:
                 workspace.empty(7 * MIB, "u1")
-    assert (
-        testing.fault_count() <= 10
-    )  # The runtime is called only when a block enters and leaves the context.
+    # The runtime is called only when a block enters and leaves the context.
+    assert testing.fault_count() <= 10
     after = workspace._pool.stats()
     assert after.growth_count == before.growth_count
     assert after.trimmed_nbytes == 0

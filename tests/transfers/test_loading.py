@@ -2,8 +2,8 @@
 """prefetch(): which structures of batches come, in which order, in how much memory.
 
 Batches are nested structures of many types. The tests check that their memory is on the
-device and that the loader's own objects are not changed. Streams that are held up show
-the order, and counters the memory.
+device and that the loader's own objects are not changed. Streams whose gates are shut
+show the order, and counters show the memory.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def test_next_batches_come_while_the_stream_is_at_work(emulated) -> None:
     stream = cumem.Stream()
     with stream:
         found = iter(cumem.prefetch(data))
-        # The stream works on the first batch, and does not end.
+        # The stream does not finish its work on the first batch.
         session.shut(stream)
         first = next(found)
         second = next(found)
@@ -368,7 +368,7 @@ def test_framework_that_is_unknown_or_missing_is_refused(emulated, monkeypatch) 
 
 
 class OverDict(collections.abc.MutableMapping):
-    """A mapping as datasets and many projects have it: its items are in another object."""
+    """A mapping that keeps its items in another object, as those of many libraries do."""
 
     def __init__(self, items: dict[str, Any]) -> None:
         self.items_ = items
@@ -729,6 +729,7 @@ def test_arrays_become_cupys_where_that_is_asked_for(cuda) -> None:
             assert np.array_equal([each.get() for each in kept], data)
 
 
+#: This program ends while batches are on their way and slots of a ring are taken.
 LEAVING = """
 import numpy as np
 import cumem

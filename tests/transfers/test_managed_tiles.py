@@ -113,7 +113,7 @@ def test_next_tile_moves_in_while_this_one_is_used(emulated) -> None:
         found = cumem.tiles(buffer, NBYTES)
         _, first = next(found)
         stream.synchronize()
-        # The stream works on the first tile, and does not end.
+        # The stream does not finish its work on the first tile.
         session.shut(stream)
         first.fill(2, stream=stream)
         session.wait_until(lambda: on_device(buffer) == 2, "the tile ahead")

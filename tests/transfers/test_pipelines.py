@@ -154,7 +154,7 @@ def test_next_chunks_come_while_the_stream_is_at_work(emulated) -> None:
     stream = cumem.Stream()
     with stream:
         found = cumem.chunks(array, 50 * ROW, depth=2)
-        # The stream works on the first chunk, and does not end.
+        # The stream does not finish its work on the first chunk.
         session.shut(stream)
         first = next(found)[1]
         part, second = next(found)
