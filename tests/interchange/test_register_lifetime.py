@@ -372,7 +372,7 @@ def test_buffer_made_of_registered_memory_keeps_the_pages(emulated, end, view) -
     end(held)
     assert testing.registrations() == 1
     device = cumem.zeros(PAGE // 2, "u1")
-    cumem.copy(device, buffer[::2])  # A kernel reads it where it lies.
+    cumem.copy(device, buffer[::2])  # A kernel reads the memory where it lies.
     cumem.copy_many([(device[:9], buffer[:9]), (device[9:18], buffer[100:109])])
     expected = data[::2].copy()
     expected[:18] = [*data[:9], *data[100:109]]

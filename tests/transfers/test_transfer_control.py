@@ -129,6 +129,7 @@ def test_cancelled_transfer_is_not_in_the_way_of_its_ends(emulated) -> None:
 
 
 def transfer_source(transfer: cumem.Transfer, like: cumem.Buffer) -> np.ndarray:
+    """Check that the transfer still waits, and return a source of nines for another."""
     assert not transfer.done
     return np.full(like.shape, 9, like.dtype)
 
@@ -421,7 +422,7 @@ def test_bar_follows_the_reported_progress(bars, monkeypatch) -> None:
     pytest.importorskip("tqdm")
     bar = Bar()
     bar(10, 100)
-    assert bars == []  # So short a copy is not worth a bar yet.
+    assert bars == []  # A copy this short shows no bar yet.
     monkeypatch.setattr("cumem.buffers.progress.DELAY", 0)
     for done in (20, 20, 70, 100):
         bar(done, 100)
