@@ -38,6 +38,20 @@ FAULTS_OF_ROWS = [
         ],
     ),
     Fault(
+        "sources of a kernel are no ends",
+        "csrc/python/copy/rows_by_kernel.c",
+        "rows are read from memory that was freed while they were late",
+        "if (cm_many_call_add_end(&pass->many, operand, &operand->region, side == CM_DST)",
+        "if (side == CM_DST && cm_many_call_add_end(&pass->many, operand, "
+        "&operand->region, true)",
+        [
+            "tests/transfers/test_rows_late.py::test_source_that_is_freed_behind_the_call_"
+            "stays_until_rows_are_there[device-device-free]",
+            "tests/transfers/test_rows_late.py::test_layers_that_are_freed_behind_the_call_"
+            "stay_until_rows_are_there[device]",
+        ],
+    ),
+    Fault(
         "layers of a plan at once",
         "csrc/python/copy/row_plan.c",
         "a layer is copied before the layer before it",
