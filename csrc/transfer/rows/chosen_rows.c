@@ -93,39 +93,44 @@ cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from)
 /* -- checking ----------------------------------------------------------------------- */
 
 /* Look at all numbers, without a branch for any of them. Returns true if each is the
- * number of a row as it stands. `rises` says whether each lies behind the one before.
- */
+ * number of a row as it stands: neither it nor its distance to the last row is
+ * negative. */
 static bool
-are_rows(const cm_chosen_rows *self, int64_t row_count, bool *rises)
+are_rows(const cm_chosen_rows *self, int64_t row_count)
 {
-    bool is_wrong = false;
-    bool falls = false;
-    int64_t before = -1;
+    const uint64_t sign = UINT64_C(1) << 63;
+    uint64_t last = (uint64_t)row_count - 1;
+    uint64_t all = 0;
     for (uint64_t i = 0; i < self->count; i++) {
-        int64_t row = self->given[i];
-        is_wrong |= (uint64_t)row >= (uint64_t)row_count;
-        falls |= row <= before;
-        before = row;
+        uint64_t row = (uint64_t)self->given[i];
+        all |= row | (last - row);
     }
-    *rises = !falls;
-    return !is_wrong;
+    return (all & sign) == 0;
+}
+
+/* True if each row lies behind the one before, so that none is named twice. */
+static bool
+do_rows_rise(const cm_chosen_rows *self)
+{
+    for (uint64_t i = 1; i < self->count; i++) {
+        if (self->rows[i] <= self->rows[i - 1]) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Count from the end where a number is negative, and write all rows to an array of
  * their own. Returns the position of the first number that names no row, or `count`. */
 static uint64_t
-count_from_end(cm_chosen_rows *self, int64_t row_count, bool *rises)
+count_from_end(cm_chosen_rows *self, int64_t row_count)
 {
-    int64_t before = -1;
-    *rises = true;
     for (uint64_t i = 0; i < self->count; i++) {
         int64_t row = self->given[i];
         row += row < 0 ? row_count : 0;
         if (row < 0 || row >= row_count) {
             return i;
         }
-        *rises = *rises && row > before;
-        before = row;
         self->rows[i] = row;
     }
     return self->count;
@@ -133,18 +138,18 @@ count_from_end(cm_chosen_rows *self, int64_t row_count, bool *rises)
 
 /* Set the rows. *position is that of the first number that names no row, or `count`. */
 static cm_status
-find_rows(cm_chosen_rows *self, int64_t row_count, uint64_t *position, bool *rises)
+find_rows(cm_chosen_rows *self, int64_t row_count, uint64_t *position)
 {
     *position = self->count;
     cm_shared_numbers_release(self->rows);
     self->rows = NULL;
-    if (are_rows(self, row_count, rises)) {
+    if (are_rows(self, row_count)) {
         self->rows = cm_shared_numbers_hold(self->given);
         return cm_ok();
     }
     self->rows = cm_shared_numbers_create(self->count);
     CM_TRY(cm_allocated(self->rows != NULL, self->count * sizeof(int64_t)));
-    *position = count_from_end(self, row_count, rises);
+    *position = count_from_end(self, row_count);
     return cm_ok();
 }
 
@@ -168,7 +173,6 @@ cm_status
 cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_count, bool is_target,
                       cm_row_fault *fault)
 {
-    bool rises;
     uint64_t position;
     *fault = (cm_row_fault){.kind = CM_ROWS_RIGHT};
     if (self->row_count == row_count) {
@@ -183,12 +187,12 @@ cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_count, bool is_target,
         return cm_ok();
     }
     self->row_count = -1;
-    CM_TRY(find_rows(self, row_count, &position, &rises));
+    CM_TRY(find_rows(self, row_count, &position));
     if (position < self->count) {
         *fault = (cm_row_fault){CM_ROWS_OUTSIDE, position, self->given[position]};
         return cm_ok();
     }
-    if (is_target && !rises) {
+    if (is_target && !do_rows_rise(self)) {
         CM_TRY(look_for_twice(self, row_count, fault));
     }
     self->row_count = fault->kind == CM_ROWS_RIGHT ? row_count : -1;
