@@ -10,9 +10,12 @@
 
 enum {
     /* The time to copy a shorter row is mostly that until its first bytes come from
-     * memory, and more threads wait for more rows at the same time. */
-    SHORT_NBYTES = 4096,
-    ROWS_AT_ONCE = 64, /* rows of a file whose pages are brought in before a copy */
+     * memory, and more threads wait for more rows at the same time. Of longer rows a
+     * few threads read as much as the memory delivers. */
+    SHORT_NBYTES = 1024,
+    WIDE_NBYTES = 4096, /* a shorter part of a row is copied faster through the caches
+                         */
+    ROWS_AT_ONCE = 64,  /* rows of a file whose pages are brought in before a copy */
 };
 
 /* -- before anything is moved ------------------------------------------------------- */
@@ -166,7 +169,7 @@ copy_bytes(const part_of_layer *p, uint64_t row, uint64_t from, uint64_t nbytes)
     char *to = cm_numbered_at(&p->end[CM_DST], row) + from;
     const char *here = cm_numbered_at(&p->end[CM_SRC], row) + from;
     CM_TRY(populate_both(p, row, from, nbytes));
-    if (p->wide && nbytes >= SHORT_NBYTES) {
+    if (p->wide && nbytes >= WIDE_NBYTES) {
         cm_wide_copy(to, here, (size_t)nbytes);
     }
     else {

@@ -81,7 +81,7 @@ choose_way(const cm_job *job, const cm_layout *layout)
         return CM_COPY_FRESH;
     }
     if (job->many != NULL && job->many->rows != NULL) {
-        return cm_numbered_choose_way(job, true);
+        return cm_numbered_choose_way(job, !plan->is_cached);
     }
     bool is_scattered = cm_layout_is_scattered(layout);
     bool by_all = is_scattered || cm_job_has_file(job) || job->targets != NULL;
