@@ -347,6 +347,27 @@ test_plan_long_uploads_stay_in_the_caches(void)
     CHECK_EQ(plan.slot_count, 1); /* or if the ring has no room for more */
 }
 
+/* So do long uploads of rows that threads gather by their numbers, but no other batch.
+ */
+static void
+test_plan_long_uploads_of_rows_stay_in_the_caches(void)
+{
+    cm_tuning many = tuning;
+    many.thread_count = 8;
+    for (int gathers = 0; gathers < 2; gathers++) {
+        cm_plan plan = {.row = &cm_routes[CM_ROUTE_STAGED_TABLE],
+                        .gathers_rows = gathers != 0,
+                        .nbytes = many.cached_nbytes,
+                        .layout = {.run_nbytes = many.cached_nbytes}};
+        cm_ring_policy_init(&plan, &many);
+        CHECK_EQ(plan.is_cached, gathers != 0);
+        CHECK_EQ(plan.slot_count, gathers != 0 ? 4 : 8);
+        plan.is_download = true;
+        cm_ring_policy_init(&plan, &many);
+        CHECK(!plan.is_cached);
+    }
+}
+
 /* Check the values that follow from the number of processors. No thread may spin if
  * that would keep others from working. */
 static void
@@ -728,7 +749,7 @@ MAIN(tune(); RUN(test_plan_route_table) RUN(test_plan_between_devices)
      RUN(test_plan_long_runs_of_ordinary_memory_are_staged)
      RUN(test_plan_new_pages_are_filled_by_several_threads)
      RUN(test_plan_pieces_are_those_of_the_cut) RUN(test_plan_wrong_ends_are_refused)
-     RUN(test_plan_long_uploads_stay_in_the_caches)
+     RUN(test_plan_long_uploads_stay_in_the_caches) RUN(test_plan_long_uploads_of_rows_stay_in_the_caches)
      RUN(test_tuning_follows_the_processors)
      RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
      RUN(test_layout_joins_what_lies_together)
