@@ -80,7 +80,7 @@ class Bench:
         self.link = others.link
         self.only = re.compile(options.only)
         self.most_nbytes = 4 << 20 if options.quick or self.emulated else MOST_NBYTES
-        # Twice as many rows as are copied, so that few of those are neighbours.
+        # At least twice as many rows as are copied, so that few of those are neighbours.
         length = min(PATTERN_NBYTES, self.most_nbytes + 1)
         pattern = np.frombuffer(np.random.default_rng(0).bytes(length), "u1")
         self.ordinary = np.resize(pattern, 2 * self.most_nbytes)
@@ -137,15 +137,20 @@ class Bench:
         chosen = work.src_rows[::step]
         places = np.arange(case.count) if work.dst_rows is None else work.dst_rows
         got = cumem.asnumpy(work.dst)[places[::step]]
-        table = self.ordinary[: 2 * case.count * case.nbytes].reshape(-1, case.nbytes)
+        table = self.ordinary[: self.rows_of(case) * case.nbytes]
+        table = table.reshape(-1, case.nbytes)
         if not np.array_equal(got, table[chosen]):
             raise AssertionError(f"{name}: wrong bytes: {case}")
         work.dst.fill(0)
 
+    def rows_of(self, case: Case) -> int:
+        """Return the rows of the source: of a table, more than any cache holds."""
+        return self.ordinary.size // case.nbytes if case.is_table else 2 * case.count
+
     def work_of(self, case: Case) -> Work:
         """Make views of the arrays, and choose the rows."""
         rng = np.random.default_rng(case.count + case.nbytes)
-        rows = 2 * case.count
+        rows = self.rows_of(case)
 
         def view(memory: Any, count: int) -> Any:
             return memory[: count * case.nbytes].reshape(count, case.nbytes)
