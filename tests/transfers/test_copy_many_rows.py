@@ -260,3 +260,16 @@ def test_numbers_of_captured_pairs_belong_to_the_graph(emulated) -> None:
     finally:
         session.testing.set_capturing(stream, False)
     assert pool.stats().in_flight_nbytes > before
+
+
+def test_page_locked_pairs_of_two_devices_on_a_stream_are_one_copy(emulated) -> None:
+    """The processor copies them, together, and not each pair in a job of its own."""
+    stream = cumem.Stream(device=1)
+    data = np.arange(50 * 64, dtype=np.uint32).reshape(50, 64)
+    src = cumem.array(data, kind="pinned", device=0)
+    dst = cumem.zeros((50, 64), np.uint32, "pinned", device=1)
+    pairs = [(dst[i], src[49 - i]) for i in range(0, 50, 2)]
+    transfer = cumem.copy_many_async(pairs, stream=stream)
+    transfer.wait()
+    assert transfer.route == "host"
+    assert (dst.numpy()[::2] == data[::-1][::2]).all()

@@ -456,8 +456,8 @@ read_pairs(many_call *self, PyObject *iterable)
 /* -- pairs of one size, for a kernel ------------------------------------------------------ */
 
 enum {
-    /* With fewer pairs, listing them in one table takes less time than the kernel needs to
-     * read their numbers over the bus. */
+    /* With fewer pairs, listing them in one table takes less time than the kernel needs
+     * to read their numbers over the bus. */
     FEWEST_PAIRS = 64,
     /* With this many pairs or more, the GIL is released while they are looked through.
      */

@@ -42,13 +42,16 @@ choose_host_way(const cm_piece *piece, cm_end_facts dst, cm_end_facts src,
 {
     bool reaches_dst = on_stream && dst.locked && piece->dst.address != 0;
     bool reaches_src = on_stream && src.locked && piece->src.address != 0;
-    if (!reaches_dst && !reaches_src) {
+    bool reaches_both = reaches_dst && reaches_src;
+    /* Page-locked memory of two devices is copied by the processor, too. */
+    if ((!reaches_dst && !reaches_src)
+        || (reaches_both && piece->dst.device != piece->src.device)) {
         *device = -1;
         return CM_MANY_HOST;
     }
     *device = reaches_dst ? piece->dst.device : piece->src.device;
-    if (reaches_dst && reaches_src) {
-        return piece->dst.device == piece->src.device ? CM_MANY_TABLE : CM_MANY_ALONE;
+    if (reaches_both) {
+        return CM_MANY_TABLE;
     }
     return reaches_dst ? CM_MANY_UP : CM_MANY_DOWN;
 }
