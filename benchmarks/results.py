@@ -75,6 +75,11 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "pools": ("csrc/pool", "csrc/python/buffer/storage*.c"),
     "recording": ("csrc/base/recorder*", "csrc/pool", "csrc/python/core/recording*"),
     "recording-page": ("cumem/recording/page*", "cumem/recording/pairing.py"),
+    "rows": (
+        *("csrc/transfer/rows", "csrc/transfer/device/rows*"),
+        *("csrc/transfer/routes/kernel_rows.c", "csrc/transfer/routes/numbered.c"),
+        "csrc/python/copy/rows*.c",
+    ),
     "safetensors": ("cumem/files/safetensors", "csrc/transfer/file"),
     "settings": ("csrc/transfer/plan/tuning.[ch]", "csrc/transfer/routes"),
     "stress-transfers": ("csrc/transfer",),
