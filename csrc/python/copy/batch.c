@@ -481,9 +481,9 @@ allocate_numbers(const many_call *self, paired_call *paired)
     uint64_t nbytes = 0;
     for (int side = CM_DST; side <= CM_SRC; side++) {
         cm_kernel_numbers *numbers = &paired->numbers[side];
-        numbers->count = self->piece_count;
-        numbers->nbytes =
-            cm_kernel_numbers_nbytes(cm_paired_rows_count(&paired->rows, side));
+        *numbers = (cm_kernel_numbers){.count = self->piece_count,
+                                       .nbytes = cm_kernel_numbers_nbytes(
+                                           cm_paired_rows_count(&paired->rows, side))};
         begin[side] = nbytes;
         nbytes += numbers->count * numbers->nbytes + SHEET_ALIGNMENT - 1;
         nbytes -= nbytes % SHEET_ALIGNMENT;
