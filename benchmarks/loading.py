@@ -4,12 +4,13 @@
     python benchmarks/loading.py --json benchmarks/results/loading-h200.json
 
 ResNet-50 is trained on images of a memmap, which 8 workers of a DataLoader read. The ways
-are plain ``.cuda()``; ``pin_memory=True`` with ``non_blocking=True``; `cumem.prefetch`; the
-same as it works for loaders that may fill one batch again and again, which are asked for
-the next batch only when the last one has been read; and `cumem.prefetch` with
-`cumem.PinnedCollate`. All must see the same bytes and have the same losses. Without the
-model it measures the rate of the loader alone. On the emulated device the batches stay on
-the CPU: it runs and says so, and the figures are then not a GPU's.
+are plain ``.cuda()``; ``pin_memory=True`` with ``non_blocking=True``; `cumem.prefetch`;
+`cumem.prefetch` with ``fresh=False``; and `cumem.prefetch` with `cumem.PinnedCollate`.
+``fresh=False`` is for loaders that reuse the memory of a batch: the loader is asked for the
+next batch only when the last one has been read. All ways must see the same bytes and have
+the same losses. Cases without the model measure the rate of the loader alone. On the
+emulated device the batches stay on the CPU: the benchmark runs and says so, and its figures
+are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Case:
     losses : list of float
         The losses of the steps, in the first way.
     loss_difference : float
-        The largest relative difference between two ways, since the GPU adds up
-        gradients in any order.
+        The largest relative difference of a loss from that of the first way. It need not
+        be 0, since the GPU adds up gradients in any order.
     """
 
     model: str
@@ -87,7 +88,7 @@ class Case:
 
 
 class Images(Dataset):  # type: ignore[misc]
-    """Images of a file, and labels, each of which comes several times."""
+    """The images of a file, each of them several times, and labels made of the index."""
 
     def __init__(self, path: Path, width: int, length: int, dtype: str) -> None:
         self.path = path

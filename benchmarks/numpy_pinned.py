@@ -3,13 +3,13 @@
 
     python benchmarks/numpy_pinned.py --json benchmarks/results/numpy-pinned-h200.json
 
-`copy` copies one NumPy array to the device again and again. `loop` makes and copies a new
-array each time, in one thread, and `threads` does so in several threads at once. `make` is
-the loop without copies, and `cost` makes and drops one `np.empty`. The ways are ordinary
-NumPy, PyTorch's `pin_memory()` of ordinary arrays, a block of `numpy_pinned`, and
-`numpy_pinned.enable()`; the code that makes and copies arrays is the same for all but
-`pin_memory()`. The link is the rate of copies from memory that PyTorch has pinned, in the
-same run.
+`copy` copies one NumPy array to the device again and again. `loop` makes a new array each
+time and copies it, in one thread; in `threads`, several threads make the arrays and one
+thread copies them. `make` is the loop without copies, and `cost` makes and drops one
+`np.empty`. The ways are ordinary NumPy, PyTorch's `pin_memory()` of ordinary arrays, ``with
+numpy_pinned():``, and `numpy_pinned.enable()`; the code that makes and copies arrays is the
+same for all but `pin_memory()`. The link is the rate of copies from memory that PyTorch has
+pinned, in the same run.
 
 Without a GPU, cumem copies in PyTorch's place on the emulated device, and says so.
 """
@@ -36,7 +36,7 @@ from measure import Run, times_of
 
 MIB = 1 << 20
 THREADS = 8
-#: How many times of a case are kept; they are the first ones.
+#: Of the measured durations of a case, only this many, the first ones, are kept.
 ROUNDS = 100
 #: How many arrays may be on their way before the first of them is waited for.
 DEPTH = 4
@@ -69,7 +69,7 @@ class Case:
     key : str
         ``"link"``, ``"copy"``, ``"make"``, ``"loop"``, ``"threads"`` or ``"cost"``.
     way : str
-        Which.
+        A key of WAYS, or ``"pinned memory"`` for the link.
     nbytes : int
         The bytes of an array.
     count : int
@@ -77,7 +77,8 @@ class Case:
     seconds : list of float
         The time of each round.
     percent : float
-        How much of the link's rate the median round reaches; 0 for ``"cost"``.
+        The rate of the median round in percent of the link's; 100 for ``"link"`` and,
+        without meaning, for ``"cost"``.
     """
 
     key: str

@@ -297,7 +297,7 @@ class Bench:
         }
 
     def shaped(self) -> Iterator[Case]:
-        """Copy ordinary memory that is not contiguous to the device."""
+        """Copy to the device from ordinary memory that is not contiguous."""
         nbytes = min(self.room, GIB)
         words = self.host[:nbytes].view("u4")
         pixels = self.host[: nbytes // 4 * 3].reshape(-1, 3)

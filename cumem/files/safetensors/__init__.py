@@ -276,8 +276,8 @@ def load_safetensors(
     ------
     SafetensorsError
         If a header is wrong, as `read_safetensors_header` explains; if an index is wrong,
-        or names a file that is missing or outside its folder, or names a file for a tensor
-        that is not in it.
+        names a file that is missing or outside the index's folder, or says that a file has
+        a tensor which that file lacks.
     KeyError
         If the file has no tensor with one of the `names`, or with a name in `dtype`.
     ValueError
@@ -353,7 +353,8 @@ def load_safetensors(
                 if is_carried(value, info.dtype):
                     loaded._carried.add(name)
                     remember(value, info.dtype, info.shape)
-        except BaseException:  # its traceback may keep this frame, not the memory
+        except BaseException:
+            # The traceback can keep this frame, so the memory leaves its variables.
             ranges.clear()
             buffers.clear()
             loaded.clear()
