@@ -75,8 +75,8 @@ def _find(face: str, name: str) -> object:
     """Return the object or module that has a public name, and load it if need be.
 
     `face` is "cumem" or "cumem.types". Raises AttributeError, with a hint if there is one.
-    ``from cumem import name`` would put a text of its own in the place of that error's, so
-    it gets an ImportError with the same hint.
+    The statement ``from cumem import name`` turns an AttributeError into an ImportError
+    with Python's own text, so for it an ImportError with the hint is raised at once.
     """
     homes = _homes(face)
     if name == "__all__":
@@ -147,7 +147,7 @@ def unload_ipython_extension(shell: object) -> None:
 def _watch() -> None:
     """Register what happens at forks, and begin what the environment asks for.
 
-    A child has neither the parent's threads nor its driver, so the core has to know. The
+    A child has neither the parent's threads nor its driver, so the core is told of it. The
     recordings end after `_at_exit`, so that they contain the transfers that it waits for.
     """
     import os

@@ -28,7 +28,7 @@ def folders(controller: str, root: str = "") -> list[str]:
     """Return the folders of the process's groups and of the groups above them.
 
     Folders that are not mounted are left out. Groups of both versions of the hierarchy are
-    returned. Tests have files of their own below `root`, which the answer does not contain.
+    returned. Tests put files of their own below `root`; the returned paths leave it out.
     """
     return [
         folder
@@ -96,7 +96,7 @@ def _own(controller: str, text: str) -> str | None:
 
 
 def _mounted(line: str, controller: str) -> tuple[str, str] | None:
-    """Return which group of the hierarchy a line mounts and where, or None for another.
+    """Return which group a line mounts and where, or None for a line of another hierarchy.
 
     A line is ``36 35 98:0 /root /point rw,noatime shared:1 - type source options``.
     """

@@ -243,10 +243,11 @@ def is_of_fork(error: BaseException) -> bool:
     return getattr(error, "name", None) == "CM_EFORKED"
 
 
-#: The arguments whose numbers of rows were wrong, by the argument of CM_EROWS.
+#: The parameters whose row numbers were wrong, by what a failure with CM_EROWS carries.
 _WRONG_ROWS = {1: "dst_rows", 2: "src_rows", 3: "dst_rows and src_rows", 6: "rows"}
 
-#: How an operation's argument is written, and 2**(bits - 1) if the argument is signed.
+#: How messages show the argument of a failed operation. If the argument is signed, the
+#: second item is 2**(bits - 1), from which on the unsigned number means a negative one.
 _ARGUMENTS: dict[str | None, tuple[str, int]] = {
     None: ("", 0),
     "NOTHING": ("", 0),

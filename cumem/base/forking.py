@@ -32,7 +32,8 @@ _WITHIN_FUNCTIONS = ("inspect", "json", "textwrap")
 _is_loaded = False
 #: How many threads have run `before_fork` and not yet the function for after the fork.
 _fork_count = 0
-#: The hooks for later forks of modules that were imported just before this fork.
+#: The hooks that modules registered while they were imported for this fork. They run at
+#: later forks only.
 _registered_late: list[dict[str, Callable[..., object]]] = []
 
 

@@ -17,8 +17,8 @@ def read_source(value: Any, stream: object) -> Any:
     """Return a Buffer over the memory of an exporter, and any other `value` itself.
 
     An exporter must be asked by its protocol, because NumPy cannot read memory of a device,
-    and of other memory it would not say where it is. Work on the buffer is ordered after
-    the work of the exporter.
+    and does not say of which kind other memory is. Work on the buffer is ordered after the
+    work of the exporter.
     """
     kind = type(value)
     is_exporter = (
@@ -40,7 +40,8 @@ def as_value_of(value: object, dtype: np.dtype[Any]) -> Array:
 def read_value(value: Any, dtype: np.dtype[Any]) -> Any:
     """Return a Buffer as it is, and a value as an array.
 
-    The array has the given dtype, or the value's own if the given one would change it.
+    The array has the given dtype, or the value's own dtype if the given one would change
+    the value.
     """
     if isinstance(value, _core.Buffer):
         return value
@@ -60,7 +61,7 @@ def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
 
 
 def is_memory(source: object) -> bool:
-    """Return whether a source is memory, whose dtype `casting` is about."""
+    """Return whether a source is memory rather than a value; `casting` is about memory."""
     return isinstance(source, (_core.Buffer, np.ndarray)) or (
         hasattr(source, "__array__") and not isinstance(source, np.generic)
     )

@@ -87,8 +87,8 @@ def _shown(buffer: _core.Buffer) -> str:
         return str(buffer.to_numpy())
     # NumPy shows `edge` elements at both ends of each axis and dots between them. So an
     # array is made that has the buffer's corners and zeros between them, and is just large
-    # enough for NumPy to leave the zeros out. A lower threshold would need no zeros, but
-    # would also shorten arrays inside the elements.
+    # enough for NumPy to leave the zeros out. A lower `threshold` in NumPy's print options
+    # would make the zeros unnecessary, but would also shorten arrays inside the elements.
     ends = [
         [slice(None)] if length <= 2 * edge else [slice(None, edge), slice(-edge, None)]
         for length in buffer.shape

@@ -54,9 +54,10 @@ class Device(_core._DeviceBlocks):
     A device can be used as its index and equals it: ``buf.device == 0``. It is pickled as
     its index. Reading its properties creates no context.
 
-    In a block ``with device:`` it is cumem's current device, in this thread or task only;
-    `set_current_device` sets that of all others. Blocks may be nested and end in any order,
-    like those of streams. They neither read nor change CUDA's current device.
+    In a block ``with device:`` it is cumem's current device, in this thread or task only.
+    `set_current_device` sets the one that is current outside such blocks. Blocks may be
+    nested and end in any order, like those of streams. They neither read nor change CUDA's
+    current device.
 
     Examples
     --------
@@ -229,10 +230,11 @@ def make(index: int) -> Device:
 
 
 def current_of_torch(about: object) -> int:
-    """Return PyTorch's current device for one of its tensors, or for True, or -1.
+    """Return the index of PyTorch's current device, or -1.
 
-    The answer is -1 if `about` is anything else, or if PyTorch does not use CUDA yet. This
-    function neither imports PyTorch nor makes it start CUDA.
+    `about` is the object for which a device is wanted. The answer is -1 unless it is a
+    tensor of PyTorch or True, and also if PyTorch does not use CUDA yet. This function
+    neither imports PyTorch nor makes it start CUDA.
     """
     if about is not True and not is_tensor(about):
         return -1
@@ -420,7 +422,7 @@ def _visible_emulated(count: int, must_have_one: bool) -> list[int]:
 
     CUDA's rules apply. Without `CUMEM_EMULATED_DEVICES` the machine has all devices that
     the variable names, so that each process of a job that was started for several GPUs
-    finds its own. The UUID of a real GPU stands for one of them.
+    finds its own. Each UUID of a real GPU then stands for one emulated device.
     """
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
     if said is None or gpus_hidden():
@@ -443,7 +445,7 @@ def _visible_emulated(count: int, must_have_one: bool) -> list[int]:
 
 
 def _emulated_uuid(number: int) -> str:
-    """Return what csrc/runtime/emulated/emulated.c makes and `Device.uuid` returns."""
+    """Return the UUID that csrc/runtime/emulated/emulated.c gives this device, as text."""
     return _uuid_text(b"cumem-emulated\0" + bytes([number]))
 
 

@@ -62,7 +62,8 @@ def read_as(
 
     `read` takes pairs of an offset and an array of bytes, and returns when these are read.
     This function blocks until all memory is filled. The copies come after the work of
-    `stream`, or without one after that of the filled device's current stream.
+    `stream`, or, if it is None, after the work of the current stream of the device that is
+    filled.
     """
     with _Stages() as stages:
         for group in _groups(items):

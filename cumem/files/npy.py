@@ -387,7 +387,7 @@ def load(
     ----------
     file : path, int or binary file
         A path, a descriptor, or a file that ``open(..., "rb")`` made. A file object is
-        read from its position on, which is the end of the array afterwards.
+        read from its position on, and stands behind the array afterwards.
     mmap_mode : None
         Refused: the error says how to map a file.
     allow_pickle : bool

@@ -150,7 +150,7 @@ class _Opened:
 
 @contextlib.contextmanager
 def _descriptor(fd: int, writes: bool) -> Iterator[int]:
-    """Yield `fd`, or if it appends, which ignores offsets, another one of the same file."""
+    """Yield `fd`, or another descriptor of the file if `fd` appends and ignores offsets."""
     if not writes or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
         yield fd
         return

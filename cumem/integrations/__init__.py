@@ -9,12 +9,13 @@ To add one, begin with a module here. These name the libraries that there are, a
 new one too: ``_FRAMEWORKS`` in cumem/tools/doctor/facts.py, with ``ENABLE_CALLS`` in
 checks.py; cumem/buffers/hints.py; PUBLIC_MODULES in tests/support/structure.py, whose
 public names count as a debt; the libraries without types in pyproject.toml;
-benchmarks/interop.py; and tests/torture/libraries.py. So do some tools, if they are to know
-it: the advice in cumem/pools/out_of_memory.py, which says how a library gives back what it
-caches, and cumem/tools/replay/, where PEERS and ALLOCATORS have the allocators to compare
-with, whose names are also in the help of cumem/tools/cli.py. Its tests are in
-tests/integrations/, with a stand-in for the library in tests/support/stand_ins.py, and its
-pages are docs/allocators.md, docs/interop.md, docs/computing.md and docs/api.md.
+benchmarks/interop.py; and tests/torture/libraries.py. Some tools have such lists as well,
+for libraries that they are to know: the advice in cumem/pools/out_of_memory.py, which says
+how a library gives back what it caches, and PEERS and ALLOCATORS in cumem/tools/replay/,
+the allocators to compare with, whose names are also in the help of cumem/tools/cli.py. The
+tests of the new module are in tests/integrations/, with a stand-in for the library in
+tests/support/stand_ins.py, and its pages are docs/allocators.md, docs/interop.md,
+docs/computing.md and docs/api.md.
 
 To let copies take its arrays and streams, begin at what it lacks:
 
@@ -27,6 +28,7 @@ To let copies take its arrays and streams, begin at what it lacks:
 - Arrays of its own in place of buffers: ``framework=`` of `prefetch`
   (cumem/transfers/loading.py) and of `load_safetensors` (cumem/files/safetensors/).
 
-tests/support/consumers.py with tests/interchange/test_libraries.py and test_conformance.py
-hold it to what it takes of arrays, and tests/support/streams.py has streams like its own.
+tests/interchange/test_libraries.py and test_conformance.py test which of cumem's buffers it
+takes, through its class in tests/support/consumers.py, and tests/support/streams.py has
+streams like its own.
 """

@@ -170,7 +170,7 @@ class _Enabled:
         cupy.cuda.set_allocator(self.before)
         if self.has_pinned:
             cupy.cuda.set_pinned_memory_allocator(self.pinned_before)
-            # This call makes CuPy release what it holds until copies are done.
+            # An allocation makes CuPy release the memory of copies that are done.
             cupy.cuda.alloc_pinned_memory(0)
 
 

@@ -490,9 +490,9 @@ def _drop_idle(torch: Any, index: int) -> None:
 
     If a MemPool object is the last user of its memory, its end makes PyTorch wait for
     events. PyTorch refuses that while another MemPool is in use, and then ends the
-    process. So this begins another use of the memory, which is only a number, before the
-    object ends. ``torch.cuda.empty_cache()`` frees the memory later, when PyTorch allows
-    it.
+    process. So this raises the memory's count of users before the object ends, and lowers
+    the count afterwards. ``torch.cuda.empty_cache()`` frees the memory later, when PyTorch
+    allows it.
     """
     idle = _idle.pop(index, [])
     while idle:

@@ -20,8 +20,9 @@ from cumem.base.locks import make_lock
 from cumem.base.units import read_size
 from cumem.devices.device import Device
 
-#: A share of a device's memory is written as _SHARE plus that many parts of _WHOLE, as in
-#: csrc/pool/budget.h. It stays so until the driver starts, which alone knows the memory.
+#: A share of a device's memory is written as _SHARE plus its parts of _WHOLE, as in
+#: csrc/pool/budget.h: 50 % is _SHARE + 500_000_000. It becomes bytes when the driver
+#: starts, which alone knows how much memory the device has.
 _SHARE, _WHOLE = 1 << 63, 10**9
 
 
@@ -82,8 +83,8 @@ def limit_in_bytes(limit: int | None, index: int) -> int | None:
 
 _Place = tuple[str, int]  #: a kind, and the index of a device
 
-#: What `set_limit` set for a place since the driver was opened. A place without a call has
-#: its first limit here as soon as a block was entered.
+#: What `set_limit` set for a place since the driver was opened. If it was never called for
+#: a place, the first block notes here the limit that it replaces.
 _limits_set: dict[_Place, int | None] = {}
 #: The open blocks with their limits, in the order in which they were entered.
 _blocks: dict[_Place, list[tuple[object, int | None]]] = {}

@@ -132,7 +132,7 @@ def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
 
 @dataclasses.dataclass
 class _Numbers:
-    """The numbers of an error, which has all but the first three as attributes."""
+    """The numbers of an error; all but the first three are attributes of the error."""
 
     stats: PoolStats
     smallest_limit: int | None  #: the smallest limit, however much of each is in use

@@ -96,7 +96,7 @@ class Pool(_core._Pool[_B_co]):
         What forked children get of pinned and mapped memory. 'copy': a copy of what is
         live, which costs the fork time and memory. 'share': the same memory, at no cost;
         each side sees what the other writes, and a block that was live at a fork is only
-        reused when those children have ended. 'omit': nothing, at no cost; a child that
+        reused when its children have ended. 'omit': nothing, at no cost; a child that
         touches the memory is ended by a signal.
     idle_trim : float, optional
         The seconds, at most 1e9, after which cached memory that was not needed is given

@@ -484,7 +484,8 @@ def measure() -> Measure:
     return Measure()
 
 
-#: It is weak because Ctrl-C may keep a block from ending, which then ends with its object.
+#: The set is weak because Ctrl-C may keep a block from ending. Its measurement then leaves
+#: the set when the `Measure` object is dropped.
 _open: weakref.WeakSet[Measure] = weakref.WeakSet()
 _open_lock = make_lock()
 

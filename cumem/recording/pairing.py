@@ -69,8 +69,9 @@ class Lives(NamedTuple):
 def address_keys(rows: NDArray[Any]) -> NDArray[np.uint64]:
     """Return a number for each combination of address and kind.
 
-    Registered memory may lie in a pool's, so that an address alone can occur twice at
-    once. An address has at most 57 bits, which leaves room for the kind above them.
+    Registered memory may lie inside memory of a pool, so two allocations that are alive at
+    once can have the same address. An address has at most 57 bits, which leaves room for
+    the kind above them.
     """
     keys: NDArray[np.uint64] = rows["address"] | rows["kind"].astype("u8") << np.uint64(
         60

@@ -189,7 +189,7 @@ class Record:
 
     def _read(self) -> Log:
         now_ns = time.monotonic_ns()
-        alive = _read_alive()  # first, so that the events show what it is too early for
+        alive = _read_alive()  # before the events, which then show what came after it
         end = _core._recorder_count()
         first, events = _read_events(max(self._begin, end - self._max_entries), end)
         living = self._living if first == self._begin else _lived_before(events, alive)
@@ -391,7 +391,7 @@ class Record:
         Raises
         ------
         ValueError
-            If the file is not such a record or is damaged, which every part is checked for.
+            If the file is not such a record, or any part of it is damaged.
         OSError
             If the file cannot be read.
 
@@ -491,7 +491,7 @@ def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Rec
         number of bytes, such as ``65536`` or ``"64KiB"``, records it only for events of at
         least that size, and for all transfers.
     max_entries : int
-        The largest number of events to keep; each takes 72 bytes when it comes. If there
+        The largest number of events to keep; each takes 72 bytes once it has come. If there
         are more, the oldest are dropped, and their number is kept.
 
     Returns
@@ -555,8 +555,8 @@ class _Tag(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         inside = _blocks.get()
-        # A generator may end in another context than it began in. That one has no such
-        # block, so nothing is left there.
+        # A generator may end in another context than it began in. The block is not open in
+        # the context where it ends, so nothing is removed there.
         for i in reversed(range(len(inside))):
             if inside[i] is self:
                 _be_inside(inside[:i] + inside[i + 1 :])

@@ -299,8 +299,8 @@ class Peak(Answer):
     kinds : dict of str to int
         The bytes of each kind then.
     groups : tuple of Group
-        The lines that had allocations alive then, which `living_nbytes` counts; those with
-        the most bytes come first.
+        The lines that had allocations alive then, and in `living_nbytes` the bytes of
+        these; those with the most bytes come first.
     """
 
     seconds: float

@@ -9,9 +9,9 @@ prefetches.
 
 The format knows segments, which an allocator got from the driver, and blocks inside them.
 A record has both, as growth and as allocations, but pools may have grown before it began.
-So the record is read twice: `_reserved_before` finds the addresses at which blocks lie
-without growth that was seen, which must have been reserved before, and `snapshot` starts
-from these.
+So the record is read twice. `_reserved_before` finds the addresses at which blocks lie
+although the record shows no growth there: these must have been reserved before it began.
+`snapshot` starts from them.
 """
 
 from __future__ import annotations

@@ -403,9 +403,10 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
         not JSON in UTF-8, has a key twice, has more than 524,288 tensors or texts, or
         describes one of them in more than 65,536 characters; if a tensor has an unknown
         element type, a shape or offsets that are not whole numbers from 0 on, or a size
-        that does not fit in 63 bits, in its bytes or in the file; if tensors overlap; if
-        bytes belong to no tensor. If an index is wrong, or names a file that is missing or
-        outside its folder, or names a file for a tensor that is not in it.
+        that is more than 63 bits hold, is not that of its bytes, or goes beyond the file;
+        if tensors overlap; if bytes belong to no tensor. If an index is wrong, names a
+        file that is missing or outside the index's folder, or says that a file has a
+        tensor which that file lacks.
     ValueError
         If a folder holds no checkpoint or more than one.
     OSError
@@ -631,8 +632,8 @@ def _usual_header(
 
     Such a header has all entries in the order of their bytes and formatted in the same way.
     A regular expression finds the entries of one window of the text at a time, so that
-    the matches take little memory. They are accepted if they and the text between them are
-    exactly as long as the window; then the expression cannot have skipped anything.
+    the matches take little memory. They are accepted if all of them together are exactly
+    as long as the window; then the expression cannot have skipped anything.
 
     The answer is None for any other header, which may be good or damaged: `_Scan` reads it
     and says what is wrong with it.
