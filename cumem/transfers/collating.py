@@ -478,7 +478,7 @@ class PinnedCollate:
 
     A slot is free again when all tensors over it have died, the copies of `prefetch` are
     done, and the current streams (cumem's, and PyTorch's on its current device) have
-    finished the work that they had by then. So it is safe there to call
+    finished the work that they had by then. So on these streams it is safe to call
     ``.to("cuda", non_blocking=True)`` and drop the batch at once. A program that copies on
     another stream must keep the batch until that copy is done.
 

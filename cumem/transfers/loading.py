@@ -341,7 +341,7 @@ class _Mover:
     # -- batches that move themselves ----------------------------------------------------
 
     def note_work(self) -> None:
-        """Remember where the work ends that was queued; the batches' user calls this."""
+        """Remember how far the caller has queued work; `_Batch.record_use` calls this."""
         if self._lane is not None:
             stream = _module("torch").cuda.current_stream(self.index)
             self._work = stream.record_event()
@@ -738,8 +738,8 @@ def prefetch(
     depth : int
         The number of batches that may be on their way besides the one in use.
     framework : {"torch", "cupy"}, optional
-        The library whose arrays are made of arrays and buffers. By default, and for dtypes
-        that the library lacks, such as texts, times and records, these become
+        The library whose arrays the arrays and buffers of a batch become. By default, and
+        for dtypes that the library lacks, such as texts, times and records, they become
         `DeviceBuffer`. Tensors become tensors in any case. Arrays of the other byte order
         are converted for the library.
     fresh : bool, optional

@@ -239,8 +239,8 @@ def _tiles(
     evict: bool,
 ) -> Iterator[tuple[slice | tuple[slice, ...], _core.ManagedBuffer]]:
     # A driver begins a move at once only if the stream is idle. So each tile that moves in
-    # has its own stream, which is waited for before its next tile. A move back comes after
-    # work and begins late, so that another can run meanwhile.
+    # has its own stream, which is waited for before it gets another tile. A move back waits
+    # for the work on its tile, so it has no need of an idle stream: two streams take turns.
     inward: collections.deque[_core.Stream] = collections.deque()
     outward = collections.deque(_core.Stream(device=device) for _ in range(_LEAVING))
     coming: collections.deque[

@@ -83,7 +83,7 @@ class _End:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether only a device has the memory."""
+        """Whether only a device can reach the memory."""
         is_buffer = isinstance(self.memory, _core.Buffer)
         return is_buffer and is_on_device(self.memory.residency)
 
@@ -363,7 +363,7 @@ def _make(
 
 
 def _group(targets: Sequence[_End], source: _End) -> dict[int, list[int]]:
-    """Return which targets are best made by one copy, by the first of each group.
+    """Group targets, by their indexes, that one copy should make; keys are its first ones.
 
     Targets on one device are copied from the first one there. What the host packs is sent
     to all devices whose targets have the same strides.

@@ -203,7 +203,7 @@ class _Saved:
         self.count = 0  #: the number of saved tensors with these bytes
         self.pending = 0  #: how many of them backward has not asked for yet
         self.stream = link.current()
-        self.previous = _ref(previous)  #: what was saved before, which is needed next
+        self.previous = _ref(previous)  #: saved before these, so backward needs it next
 
     def copy_down(self) -> None:
         """Begin to copy the bytes to the host."""
@@ -561,8 +561,8 @@ def offload_activations(
 
 # -- modules and state dicts -----------------------------------------------------------
 
-#: The device of offloaded tensors by the address of their pinned memory, with the memory's
-#: owner: if Ctrl-C interrupts a finalizer, an entry may outlive its memory.
+#: The device of offloaded tensors by the address of their pinned memory. If Ctrl-C
+#: interrupts a finalizer, an entry may outlive its memory, which a dead owner then shows.
 _homes: dict[int, tuple[weakref.ref[_core.Buffer], Any]] = {}
 
 

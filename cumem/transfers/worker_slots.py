@@ -288,7 +288,8 @@ class SlotRing:
                 return
             del self._locked[slot]
             found.close()
-        # Sizes grow in few steps.
+        # There are four sizes between two powers of two, so that a slot whose batches grow
+        # a little is seldom locked anew.
         step = max(_PAGE, 1 << (nbytes.bit_length() - 3))
         size = min(self.slot_nbytes, -(-nbytes // step) * step)
         array = np.frombuffer(self._memory, np.uint8, size, self._begin(slot))

@@ -561,7 +561,7 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
             ("environment.NVTX_INJECTION64_PATH", "/no/tool.so"),
         ),
         "note",
-        "/no/tool.so, which NVTX_INJECTION64_PATH names, is none",
+        "/no/tool.so, which NVTX_INJECTION64_PATH names, is not one",
         "nsys profile",
     ),
     (

@@ -665,7 +665,7 @@ def _faster(fast: Result, slow: Result) -> str:
 def _simplest(usable: list[Result], top: Result, plain: Result | None) -> Result:
     """Return the first result that the fastest one does not clearly beat.
 
-    If the fastest one clearly beats ordinary memory, the first that also does so.
+    If the fastest one clearly beats ordinary memory, the result must do so as well.
     """
     equal = [result for result in usable if not _is_clear(top, result)]
     if plain is None or plain in equal:

@@ -413,7 +413,7 @@ def _link(gtps: float, lanes: int) -> str:
 
 
 def reported_link(device: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the link as the kernel reports it, or no numbers if copies are faster."""
+    """Return the link as the kernel reports it, without numbers if copies were faster."""
     link: Mapping[str, Any] = device["link"]
     measured, expected = device["bandwidth"], expected_gbps(link)
     if measured is not None and "error" not in measured and expected is not None:
@@ -915,7 +915,7 @@ def check_nvtx(facts: Facts) -> Findings:
         text = "CUMEM_NVTX: ranges go to the tool of NVTX_INJECTION64_PATH"
         yield Finding("fast paths", "nvtx", "ok", text)
         return
-    named = f": {path}, which NVTX_INJECTION64_PATH names, is none" if path else ""
+    named = f": {path}, which NVTX_INJECTION64_PATH names, is not one" if path else ""
     yield Finding(
         "fast paths",
         "nvtx",

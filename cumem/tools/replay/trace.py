@@ -134,7 +134,8 @@ def parse_late(text: str, events: int) -> Hold:
     Parameters
     ----------
     text : str
-        ``"500"`` for 500 events, ``"0.01"`` for a hundredth of all; at most all count.
+        ``"500"`` for 500 events, ``"0.01"`` for a hundredth of all. A number above that of
+        all events means all.
     events : int
         The number of events in the trace.
 
