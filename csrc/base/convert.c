@@ -28,7 +28,7 @@
 #endif
 
 enum {
-    /* Elements that one turn of a loop handles, where both ends are packed. */
+    /* Elements that one turn of a loop handles if source and target are packed. */
     LANES = 32,
     /* Elements in the middle type at a time, so that they stay in the nearest cache. */
     BLOCK = 1024,
@@ -113,11 +113,11 @@ f64_of_half(uint16_t half)
 /* A number below 2**-14 (0x38800000) becomes a subnormal half. 0.5, or 2**28 for a
  * double, is added to it: the last bit of the sum is worth 2**-24, as is that of the
  * half, so the addition does the rounding. Any other number loses its lowest 13 bits
- * (42 for a double). Before, 0xfff, which is one less than half the worth of the last
- * bit that stays, and that last bit itself (`odd`) are added, so that a tie goes to the
- * even neighbour. From 2**16 (0x47800000) on the result is infinity. NaN keeps the
- * upper bits of its payload, or gets 1 if those are all 0, since it would become
- * infinity. */
+ * (42 for a double). To round, two numbers are added first: 0xfff, which is just
+ * below half a unit of the last bit that stays, and `odd`, which is 1 if that bit is
+ * set. So a tie goes to the even neighbour. From 2**16 (0x47800000) on the result is
+ * infinity. NaN keeps the upper bits of its payload. If those are all 0, the payload
+ * becomes 1, because a payload of 0 would mean infinity. */
 static inline uint16_t
 half_of_f32(float x)
 {
@@ -207,8 +207,9 @@ DEFINE_SHORT(UINT16, uint16_t, 0, UINT16_MAX)
 #undef DEFINE_SHORT
 #undef DEFINE_SHORT_OF
 
-/* Converts to a long integer type. A middle type may not have its largest value `most`,
- * but it has `end`, which is one more and a power of two. */
+/* Converts to a long integer type. The largest value of the integer type, `most`, is
+ * not always exact in the middle type. `end`, which is one more, always is, since it is
+ * a power of two. */
 #define DEFINE_CUT(name, mid, mid_type, type, least, most, end)                        \
     static inline type cut_##name##_##mid(mid_type x)                                  \
     {                                                                                  \
@@ -322,9 +323,9 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
 
 typedef enum middle { F32, F64, MIDDLE_COUNT } middle;
 
-/* How an integer is stored: in 8, 16, 32 or 64 bits, for which the upper bits of a
- * longer integer are dropped and a shorter one is extended (by its sign if its type has
- * one); or as a bool, which is true unless the integer is 0. */
+/* How an integer is stored. W8 to W64: in that many bits; a longer integer loses its
+ * upper bits, and a shorter one is extended, with its sign if its type is signed.
+ * WBOOL: as a bool, which is true unless the integer is 0. */
 typedef enum int_width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } int_width;
 
 #define INTEGER_OF_BOOL(x) ((x) != 0)

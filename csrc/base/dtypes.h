@@ -9,16 +9,17 @@
  * the package: the types of safetensors files and the texts of errors.
  *
  * To add a dtype, add a row. If the copy threads are to convert it as well, put the row
- * among the numbers, and say in base/convert.c how one value of it is read and written
- * (`F32_…`, `F64_…` and `…_F32`, `…_F64`); such a dtype has as many bits as some type
- * of C. If its row says DEVICE, add a branch to strided.ptx: the build ends where that
- * file does not name the dtype, but only a run on a GPU shows whether it reads the
- * dtype correctly. If NumPy lacks the dtype, then without ml_dtypes its elements are
- * shown as integers of the same size, as those of bfloat16 are, and can_cast_meant() in
- * python/core/numpy_bridge.c needs the rules of its casts. A new rank shifts those of
- * other rows. The pages safetensors.md and casting.md list dtypes by hand, and the
- * docstring of copy() in cumem/_core.pyi lists the numbers. Buffers may have many other
- * dtypes, such as times and records, which NumPy handles by itself. */
+ * among the numbers, and say in base/convert.c how one value of it is read (`F32_…`,
+ * `F64_…`) and written (`…_F32`, `…_F64`). This needs a C type of exactly as many bits.
+ * If its row says DEVICE, add a branch to strided.ptx. The build fails if that file
+ * does not name the dtype, but only a run on a GPU shows whether the branch is correct.
+ * If NumPy lacks the dtype, add the rules of its casts to can_cast_meant() in
+ * python/core/numpy_bridge.c. Where ml_dtypes is not installed, its elements are shown
+ * as integers of the same size, like those of bfloat16. If the dtype stands between
+ * others in the order of safetensors files (`rank`, below), raise the ranks above it.
+ * The pages safetensors.md and casting.md list dtypes by hand, and the docstring of
+ * copy() in cumem/_core.pyi lists the numbers. Buffers may have many other dtypes, such
+ * as times and records, which NumPy handles by itself. */
 #pragma once
 
 #include <stdbool.h>
@@ -32,7 +33,7 @@
  * type      the C type of an element
  * reads     the converter that makes a float of an element (convert.c); for a complex
  *           number the id of its two parts, of which the real one comes first
- * on_device DEVICE if the kernel can make a float32 of it; HOST if only threads can
+ * on_device DEVICE if the kernel can make a float32 of it, else HOST
  * kind      numpy.dtype.kind; 0 for the dtypes of ml_dtypes
  * bits      of one element
  * code      DLPack's type code (DLDataTypeCode), or NO_CODE
@@ -72,8 +73,8 @@
     X(to, FLOAT8_E5M2FNUZ, "float8_e5m2fnuz", void, NONE, HOST, 0, 8, 13, "F8_E5M2FNUZ", 10, "float8_e5m2fnuz") \
     X(to, FLOAT8_E8M0FNU, "float8_e8m0fnu", void, NONE, HOST, 0, 8, 14, "F8_E8M0", 8, "float8_e8m0fnu")
 /* Files pack several of these elements into a byte, and a buffer holds such bytes. In
- * an array of ml_dtypes each element has a byte of its own. DLPack's codes for packed
- * elements are used for neither. */
+ * an array of ml_dtypes each element has a byte of its own. Neither layout is
+ * exported with DLPack's codes for packed elements. */
 #define CM_PACKED_DTYPES(X, to)                                                               \
     X(to, FLOAT4_E2M1FN, "float4_e2m1fn", void, NONE, HOST, 0, 4, NO_CODE, "F4", 1, "float4_e2m1fn_x2") \
     X(to, FLOAT6_E2M3FN, "float6_e2m3fn", void, NONE, HOST, 0, 6, NO_CODE, "F6_E2M3", 2, NULL) \
@@ -121,8 +122,9 @@ typedef enum cm_dtype {
 /* A dtype that the copy threads convert, or CM_NUMBER_NONE. */
 typedef cm_dtype cm_number;
 
-/* The classes are in this order because a number keeps its meaning when it is converted
- * to a type of its own class or of a later one. */
+/* The classes are in the order of NumPy's "same_kind" rule: a conversion within a class
+ * or to a later one may lose range or precision, but no fraction and no imaginary
+ * part. */
 typedef enum cm_number_class {
     CM_CLASS_INTEGER, /* bool as well */
     CM_CLASS_FLOAT,

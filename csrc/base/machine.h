@@ -81,9 +81,9 @@ int cm_numa_read_nearest(const char *root, const char *pci_bus_id);
  * none. */
 bool cm_numa_read_cpus(const char *root, int node, cm_cpus *out);
 
-/* Ask the kernel to take pages of [start, start + nbytes) that are populated from now
- * on from `node`, while it has room. Returns false if the kernel refuses, as it does in
- * many containers. */
+/* Ask the kernel to use memory of `node`, while it has room, for the pages of
+ * [start, start + nbytes) that are not populated yet. Returns false if the kernel
+ * refuses, as it does in many containers. */
 bool cm_numa_prefer(void *start, uint64_t nbytes, int node);
 
 /* Write the node of each page to `nodes`, or a number < 0 if it is not known. Tests

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of a source, and the source of segments, which makes each chunk by itself
+/* Chooses a source, and has the source of segments, which makes every chunk separately,
  * in one of two ways. One is an allocation of the runtime. The other is for host
  * memory: the source maps huge pages, lets several threads populate them, and then
  * registers them, which takes a fraction of the time of cudaHostAlloc. Each such chunk
@@ -151,8 +151,8 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
     cm_status status = populate(self, start, nbytes);
     bool registered = false;
     if (cm_is_ok(status)) {
-        /* Whatever the flags ask for, the memory is always portable and mapped, as
-         * memory that the registry locks is. */
+        /* The memory is always made portable and mapped, whatever the flags ask for.
+         * The registry does the same with memory that it locks. */
         status = cm_rt_host_register(rt, start, nbytes,
                                      CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED);
         registered = cm_is_ok(status);
@@ -222,7 +222,8 @@ destroy(cm_source *source)
 static const cm_source_ops segment_ops = {open_segment, close_segment, NULL, NULL,
                                           destroy};
 
-/* Choose the node of `nodes` that is nearest to the device for populated pages.
+/* For populated pages, choose the node to which the device is attached, if that is
+ * known and is one of `nodes`.
  * Fails: device_describe. */
 static cm_status
 find_nearest(segment_source *self, uint64_t nodes)
@@ -238,8 +239,8 @@ find_nearest(segment_source *self, uint64_t nodes)
 
 /* Choose how host memory is made.
  * Fails: CM_EINVALID if the node does not exist; CM_ENOTSUP if only the runtime could
- *        make the memory, but the user named one of several nodes, or children are to
- *        share the memory; as the calls that ask the device. */
+ *        make the memory, and either children are to share it or the user named one of
+ *        several nodes; and as the calls that ask the device. */
 static cm_status
 choose_way(segment_source *self)
 {
@@ -256,7 +257,7 @@ choose_way(segment_source *self)
     /* Ordinary memory cannot be made write-combined afterwards. */
     if (config->segments != CM_SEGMENTS_PLAIN
         && (config->flags & CM_HOST_ALLOC_WRITE_COMBINED) == 0) {
-        /* There is a choice of nodes. */
+        /* With more than one bit in `nodes` there is a choice of nodes. */
         if (!self->is_exact && !cm_is_power_of_two(nodes)) {
             CM_TRY(find_nearest(self, nodes));
         }

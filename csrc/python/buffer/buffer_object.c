@@ -221,8 +221,9 @@ cm_buffer_region(const cm_buffer *buffer, cm_region *out)
 
 /* -- in one piece with its storage -------------------------------------------------------- */
 
-/* Pieces that have ended are kept for the next buffer of their type: a freed object
- * whose type is still held, so that taking it again costs a few stores. */
+/* Pieces that have ended are kept in a list for the next buffer of their type. Such a
+ * piece keeps its memory and its reference to its type, so taking it again costs only a
+ * few stores. */
 
 /* Reset a buffer to the state of a new one, except for members that every use sets. */
 static inline void

@@ -29,7 +29,8 @@ find_ends(const cm_plan *plan, const cm_plan_ends *ends)
     if (plan->device != plan->src_device) {
         return CM_ENDS_DEVICES;
     }
-    /* A fill that no single call makes is a copy of a source that repeats itself. */
+    /* If none of the calls for fills suits, a fill is done as a copy on the device
+     * whose source repeats itself, so the rows for one device are tried too. */
     return ends->options->is_fill ? CM_ENDS_FILL | CM_ENDS_DEVICE : CM_ENDS_DEVICE;
 }
 
