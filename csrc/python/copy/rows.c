@@ -197,8 +197,8 @@ run_pass(const cm_row_copy *self, rows_pass *pass, cm_ticket **out)
     }
     if (pass->runs.count == 0) { /* else find_touch() has listed them */
         cm_status status = CM_WITHOUT_GIL(describe_rows(self, pass, engine));
-        if (!cm_is_ok(status)) {
-            return cm_py_raise_int(self->state, status, "while reading rows");
+        if (cm_py_check(self->state, status, "while reading rows") < 0) {
+            return -1;
         }
     }
     return cm_many_call_run(&pass->many, "while copying rows", out);
