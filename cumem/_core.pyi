@@ -1875,7 +1875,7 @@ class _DeviceBlocks:
     def __enter__(self) -> Self:
         """Make it the current device of this thread or task."""
     def __exit__(self, *raised: object) -> None:
-        """Make the device current again that was so before."""
+        """Make the device current again that was current before."""
 
 class _Pool(Generic[_B_co]):
     """The part of `Pool` that is C. Every pool is of the type `cumem.pools.pool.Pool`."""
@@ -2700,7 +2700,7 @@ def empty_like(
         else 'C', and 'K' keeps the order of its strides.
     device : Device, int or str, optional
         The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: cumem's current device.
+        ``"cuda:0"``; default: the prototype's, or cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
         `device`. Default: the current stream.
@@ -3800,8 +3800,8 @@ def copy_rows(
 
     Numbers in device memory stay there if one device reaches both ends: a kernel of it
     reads them, and the host waits for nothing before. Nobody knows then which rows will be
-    written, so arrays that touch each other count as rows that do, and a row that is named
-    twice in `dst_rows` has bytes of either. With ordinary memory or files, the call fetches
+    written. So if the arrays overlap, all rows are read first, and a row that `dst_rows`
+    names twice gets bytes of either source. With ordinary memory or files, the call fetches
     the numbers first.
 
     Examples
@@ -3910,7 +3910,8 @@ def take_rows(
         The numbers of the rows, as `src_rows` of `copy_rows`.
     out : buffer or array, optional
         The target, with one row for each number; default: a new buffer on the device that
-        has the source or, if none has, on that of `stream`, of `rows` or the current one.
+        has the source or, if none has, on that of `stream` or of `rows`, or else on the
+        current one.
     stream : stream, optional
         As for `copy_rows`.
     max_sms : int, optional
@@ -3993,9 +3994,9 @@ class RowPlan:
     BufferError until then. A plan may be used by several threads at once. It cannot be
     pickled or copied, and in a forked child its methods raise RuntimeError.
 
-    Work that another library has queued on its own arrays comes first if it was queued
-    before the plan was made. Later work comes first if its stream is `stream`, or one of
-    `after`.
+    Work that another library has queued on its own arrays comes before the copies if it
+    was queued before the plan was made. Work that was queued later does so if its stream
+    is `stream` or one of `after`.
 
     A graph can capture the copies where one device reaches both ends, by numbers in device
     memory and by others that the kernel reads. What the graph uses lives as long as the
@@ -4055,8 +4056,8 @@ class RowPlan:
         Raises
         ------
         IndexError
-            If there is no such layer, or if the device has met a number of no row. All
-            other rows have been copied then.
+            If there is no such layer, or if the device has met a number that names no row.
+            All other rows have been copied then.
         ValueError
             If the plan or a buffer is closed, or `stream` belongs to another device.
         BufferError
@@ -4099,7 +4100,7 @@ class RowPlan:
         ------
         IndexError
             If there is no such layer. `Transfer.wait` raises it if the device has met a
-            number of no row.
+            number that names no row.
         ValueError
             If the plan or a buffer is closed, or `stream` belongs to another device.
         BufferError
@@ -4172,7 +4173,7 @@ class RowPlan:
 
         Notes
         -----
-        Never blocks, so wait for the copies first: copies that still run are told of later.
+        Never blocks, so wait for the copies first: a later check tells of those that run.
 
         Examples
         --------
@@ -4659,7 +4660,7 @@ class _CopyFacts(structseq[Any]):
         """The index of the device whose stream does the work; -1 means the host."""
     @property
     def src_device(self) -> int:
-        """The index of the device that the bytes come from; else as `device`."""
+        """The index of the device that the bytes come from, or `device` if none has."""
     @property
     def pieces(self) -> int:
         """The number of pieces that the copy is cut into."""
@@ -4686,7 +4687,7 @@ class _CopyFacts(structseq[Any]):
         """Whether the calling thread makes the copy at once."""
     @property
     def is_bounced(self) -> bool:
-        """Whether that goes through a page-locked block of its own."""
+        """Whether a quick copy goes through a page-locked block of its own."""
     @property
     def is_broadcast(self) -> bool:
         """Whether elements of the source are repeated."""
