@@ -35,7 +35,7 @@ from cumem.units import format_nbytes
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run, times_of
 
-#: (dtype of the host, dtype of the device); the first is the one that a target is set for
+#: (dtype of the host, dtype of the device); goals are set for the first pair
 PAIRS = [
     ("float64", "float32"),
     ("float32", "float16"),
@@ -73,7 +73,7 @@ class Case:
         ``"before"`` has the source's side convert; ``"link"`` copies as many bytes as
         cumem sends, and converts nothing.
     spread : dict
-        The median over the best time, of each way.
+        The median time divided by the best one, for each way.
     by : dict
         Who converts, by way.
     """
@@ -326,8 +326,8 @@ def show_arrays(arguments: list[str]) -> None:
     """Compare `array(x, dtype)` with ``array(x.astype(dtype))`` for every pair of dtypes.
 
     The ratio is of the best times of both, which take turns; above 1 the call with a
-    dtype is slower. The pairs are printed in order, with those first for which it does
-    not pay.
+    dtype is slower. The pairs are printed in order, with those first for which this call
+    does not pay.
     """
     options = arrays_options(arguments)
     names = (*NUMBERS, *OTHERS)

@@ -78,7 +78,7 @@ class Case:
         The most device memory, and page-locked memory, that the pool held; 0 if it does not
         say that.
     against_cupy : float
-        The median over that of CuPy's own pool.
+        The median divided by that of CuPy's own pool.
     difference : float
         The largest difference between its results and those of CuPy's own pool.
     """

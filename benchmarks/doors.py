@@ -45,12 +45,13 @@ class Case:
         ``"copy"``; ``"in"``: `asbuffer`; ``"out"``: the function of another library.
     target, source : str
         The ends: ``"buffer"`` (of the device), ``"ndarray"``, ``"cpu tensor"``, ``"cuda
-        tensor"``, ``"cupy"``. Of a door the object that goes in, or the function.
+        tensor"``, ``"cupy"``. Of ``"in"`` and ``"out"`` the target is the function that
+        is called, and the source the object that it is given.
     seconds : dict
         The best time of a call by library, where a time is the mean of 200 calls in a
         row.
     spread : dict
-        The median over the best time, of each library.
+        The median time divided by the best one, for each library.
     """
 
     what: str

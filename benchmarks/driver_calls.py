@@ -326,7 +326,7 @@ def populate(start: int, threads: int, one: Callable[[int], object]) -> None:
 
 
 def measure_order(driver: Driver, times: Times) -> None:
-    """Measure what asking for the order of streams and keeping it takes."""
+    """Measure the calls that ask for the state of streams and put them in order."""
     streams = [c_void_p(), c_void_p()]
     event, context, memory = c_void_p(), c_void_p(), c_uint64()
     capturing, mode = c_int(), c_int(RELAXED)

@@ -59,7 +59,7 @@ class Case:
     seconds : dict
         Best time by library; those called ``raw ...`` are ceilings.
     spread : dict
-        The median over the best time, of each library.
+        The median time divided by the best one, for each library.
     errors : dict
         Why a library has no time.
     """
@@ -232,7 +232,7 @@ class Bench:
     # -- the cases -------------------------------------------------------------------------
 
     def cases(self) -> Iterator[Case]:
-        """All of them."""
+        """Measure all cases."""
         yield from self.to_device("page cache", None)
         yield from self.to_host("page cache", None)
         yield from self.mapped()
@@ -311,7 +311,7 @@ class Bench:
     def read_to(
         self, place: str, kind: str, target: Array
     ) -> dict[str, Callable[[], Call]]:
-        """By library."""
+        """Return, for each library, a function that makes the call to time."""
         source = self.source
 
         def into() -> None:

@@ -61,7 +61,8 @@ class Case:
     nbytes : int
         The bytes that are alive, or that are copied.
     fork_seconds, fork_spread : float
-        `os.fork()` in the parent: the best, and the median over it; of workers all four.
+        The best time of `os.fork()` in the parent, and the median divided by it; for
+        workers the time of all four forks together, and 1.
     subprocess_seconds : float
         ``subprocess.run(["true"])``: the best.
     child_nbytes : int

@@ -15,8 +15,8 @@
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files
-# reads in FILES (4 GiB there). versions measures against each wheel that
-# `make gpu OLD="COMMIT ..."` built, recording against the first of them.
+# reads in FILES (4 GiB there). `versions` compares this build with each wheel that
+# `make gpu OLD="COMMIT ..."` built, and `recording` with the first of them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-/tmp}

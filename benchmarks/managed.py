@@ -95,7 +95,7 @@ class Case:
     seconds : dict
         The best time of each way.
     spread : dict
-        The median over the best time, of each way.
+        The median time divided by the best one, for each way.
     errors : dict
         Why a way has no time.
     """

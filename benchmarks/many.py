@@ -29,7 +29,7 @@ from cumem.units import format_nbytes
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run, times_of
 
-#: (pieces, bytes of each); the first is the one that targets are set for
+#: (pieces, bytes of each); goals are set for the first shape
 SHAPES = [
     (4096, 4096),
     (16, 65536),

@@ -117,13 +117,13 @@ class Case:
     key : str
         ``"train"``, or ``"model"`` for a round to the host and back.
     way : str
-        Which.
+        A name of `Bench.ways`, or how the model is moved.
     seconds : list of float
         The time of each step, or each round, that counts.
     first_seconds : float
         The time of the very first one, which page-locks memory.
     tokens_per_second : float
-        By the median step.
+        The tokens of a step divided by the time of the median step.
     peak_nbytes, peak_reserved_nbytes : int
         The most device memory in tensors, and held by PyTorch, while training.
     pinned_nbytes : int

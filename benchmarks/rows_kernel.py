@@ -3,12 +3,12 @@
 
     python benchmarks/rows_kernel.py --json benchmarks/results/rows-kernel-h200.json
 
-Rows of one length in random order on both sides, between mapped memory and a GPU and within
-a GPU, each case verified, with the numbers of the rows on the GPU. A hook of the core for
-tests launches the kernel and times it by events, so no call of Python is in the figures. In
-the same run: a kernel of 32 blocks as one writes it by hand, compiled by CuPy's RawKernel,
-and a plain copy of as many bytes that lie together. On the emulated device it runs and says
-so: the figures are then not a GPU's.
+It copies rows of one length, in random order on both sides, between mapped memory and a GPU
+and within a GPU, and verifies each case. The numbers of the rows are on the GPU. A hook of
+the core for tests launches the kernel and times it by events, so no call of Python is in
+the figures. Two things are measured in the same run: a kernel of 32 blocks as one writes it
+by hand, compiled by CuPy's RawKernel, and a plain copy of as many bytes that lie together.
+On the emulated device it runs and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Case:
     seconds : dict
         The best time of ``"cumem"``, ``"anchor"`` and ``"link"``, a plain copy.
     spread : dict
-        The median over the best time.
+        The median time divided by the best one.
     errors : dict
         Why something has no time.
     """
@@ -196,7 +196,7 @@ class Bench:
         return max(3, min(500, int(0.05 * 40e9 / (case.count * case.nbytes))))
 
     def ours(self, case: Case, dst: Any, src: Any, numbers: list[Any]) -> list[float]:
-        """Return seconds a launch of cumem's kernel, of each round."""
+        """Return the seconds of one launch of cumem's kernel, for each round."""
         shape = (case.count, case.nbytes)
         repeat = self.repeats(case)
         times = []
@@ -216,7 +216,7 @@ class Bench:
         return times
 
     def theirs(self, case: Case, dst: Any, src: Any, numbers: list[Any]) -> list[float]:
-        """Return seconds a launch of the kernel in CUDA C, of each round."""
+        """Return the seconds of one launch of the kernel in CUDA C, for each round."""
         cupy = self.cupy
         arrays = [cupy.asarray(each) for each in (dst, src, *numbers)]
         sizes = np.int64(case.count), np.int64(case.nbytes // 16)

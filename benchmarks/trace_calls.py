@@ -48,7 +48,7 @@ EMULATED = "runtime/emulated/"
 CAPACITY = 4_000_000  # rows of a trace
 RUNS, WARM_RUNS = 15, 3
 RUNS_OF_LARGE = 2  # each has a million rows
-CORES = 2  # how many threads copy follows from it, so that it is the same everywhere
+CORES = 2  # to trace with, since the number of threads that copy follows from the cores
 #: For how long threads that a call has started are watched after the call.
 SETTLE_S = 0.02
 
@@ -458,7 +458,7 @@ def main() -> int:
     options = parser.parse_args()
     if not options.traced:
         build()
-        # Settings of whoever asks would be another way of the call.
+        # With the caller's settings the call might go another way, so they are left out.
         environment = {
             name: value
             for name, value in os.environ.items()

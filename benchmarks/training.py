@@ -58,11 +58,12 @@ class Case:
     shapes : list of (int, int)
         Batch and length of each step.
     losses : list of float
-        Of the steps, each time; the same in each process.
+        The loss of each step in each pass; the losses are the same in each process.
     first_seconds : list of list of float
-        Of each step, for each process the first time, when the allocator grows.
+        For each step, its time in the first pass of each process, when the allocator
+        grows.
     again_seconds : list of list of float
-        Of each step, for each process and each time after the first.
+        For each step, its time in each later pass of each process.
     reserved_nbytes, live_nbytes : int
         The most bytes that the allocator held, and that tensors had of it, as it says.
     used_nbytes : int
@@ -213,7 +214,8 @@ def measured(ways: tuple[str, ...], quick: bool) -> Iterator[Case]:
     for case, *others in zip(*turns, strict=True):
         for other in others:
             if other.losses != case.losses:
-                case.losses += other.losses  # what no other way has: main() says so
+                # No other way has as many losses, so main() reports a difference.
+                case.losses += other.losses
             case.first_seconds += other.first_seconds
             case.again_seconds += other.again_seconds
             for name in ("reserved_nbytes", "live_nbytes", "used_nbytes"):

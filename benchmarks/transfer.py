@@ -61,7 +61,7 @@ class Case:
     seconds : dict
         The best time of each library.
     spread : dict
-        The median over the best time, of each library.
+        The median time divided by the best one, for each library.
     errors : dict
         Why a library has no time.
     """

@@ -56,7 +56,7 @@ class Case:
     seconds : dict
         The best time of each library.
     spread : dict
-        The median over the best time, of each library.
+        The median time divided by the best one, for each library.
     errors : dict
         Why a library has no time.
     """
@@ -262,8 +262,8 @@ class Bench:
                     far, near
                 ),
             }
-            # This comes after cumem has enabled peer access, since cumem's is to be
-            # measured.
+            # cumem copies first, and enables peer access for it. If the driver had done so
+            # before, it would not be cumem's way that is measured.
             cumem.copy(plain_far, plain_near)
             if self.driver is not None:
                 self.driver.enable()

@@ -95,7 +95,7 @@ class Case:
     ns, numpy_ns : float
         The least time of a call, and of NumPy's, which is 0 if it has no such call.
     spread : float
-        The median over the least time.
+        The median time divided by the least one.
     ratio : float
         `ns` over `numpy_ns`.
     """
