@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Habits of users of NumPy, CuPy and PyTorch work, or the error says what works.
+"""What users of NumPy, CuPy and PyTorch type works here, or the error says what does.
 
 Constructors, methods and flags are called as users of these libraries would, and the
 answers are compared with NumPy's.

@@ -430,7 +430,7 @@ def test_empty_list_fits_every_dtype(runtime) -> None:
 
 
 class Reading:
-    """An array that reads what it is asked for and that NumPy does not know."""
+    """An array whose values are read only by indexing it, and that NumPy does not know."""
 
     shape, dtype = (2,), np.dtype("f4")
 

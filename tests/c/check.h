@@ -23,8 +23,8 @@
 
 static atomic_int check_failures;
 
-/* A step for loops in which a single thread repeats something, or a divisor for the
- * number of its rounds. It is `n` under ThreadSanitizer, where each round takes many
+/* Shortens what a single thread repeats: it is the step of the loop, or a divisor for
+ * the number of rounds. It is `n` under ThreadSanitizer, where each round takes many
  * times as long and more rounds of one thread show nothing new, and 1 in any other
  * build. */
 #define CHECK_EVERY(n) (CHECK_TSAN ? (n) : 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes buffers of arrays and reads them, whatever their kind."""
+"""Makes buffers of any kind from NumPy arrays, and reads their values back."""
 
 from __future__ import annotations
 

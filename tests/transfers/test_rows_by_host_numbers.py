@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy_rows by numbers of the host: which way rows go, and what the kernel is given."""
+"""copy_rows with row numbers in host memory: their route, and what the kernel is given."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class TestNumbers:
         assert (values.get(cumem.take_rows(src, rows)) == data[ORDER[::step]]).all()
 
     def test_numbers_of_a_long_list_are_read(self, emulated) -> None:
-        """More than are checked at a time, and than are looked through with the GIL."""
+        """The list is longer than a block of checks, and than lists that keep the GIL."""
         data, src = table(shape=(9_000, 4))
         dst = cumem.zeros((9_000, 4), "u1")
         order = np.random.default_rng(5).permutation(9_000) - 9_000
@@ -368,7 +368,7 @@ class TestOverlap:
 
     @pytest.mark.parametrize("shift", [0, 1])
     def test_layers_of_one_cache_are_compared(self, emulated, shift) -> None:
-        """Layers that are one array, or whose rows lie in each other's gaps."""
+        """Each layer is copied to itself, or to the other one, whose gaps it fills."""
         cache = cumem.array(numbers(16 * 2 * 8).reshape(16, 2, 8), kind="device")
         expected = values.get(cache)
         layers = [cache[:, 0], cache[:, 1]]
