@@ -462,7 +462,6 @@ enum {
     /* With this many pairs or more, the GIL is released while they are looked through.
      */
     MANY_PAIRS = 4096,
-    SHEET_ALIGNMENT = 128, /* the numbers of each side begin at a line of the caches */
 };
 
 /* Pairs as rows, with their numbers, which are not moved. */
@@ -477,24 +476,14 @@ static PyObject *
 allocate_numbers(const many_call *self, paired_call *paired)
 {
     cm_region region;
-    uint64_t begin[2];
-    uint64_t nbytes = 0;
     for (int side = CM_DST; side <= CM_SRC; side++) {
-        cm_kernel_numbers *numbers = &paired->numbers[side];
-        *numbers = (cm_kernel_numbers){.count = self->piece_count,
-                                       .nbytes = cm_kernel_numbers_nbytes(
-                                           cm_paired_rows_count(&paired->rows, side))};
-        begin[side] = nbytes;
-        nbytes += numbers->count * numbers->nbytes + SHEET_ALIGNMENT - 1;
-        nbytes -= nbytes % SHEET_ALIGNMENT;
+        paired->numbers[side] =
+            (cm_kernel_numbers){.count = self->piece_count,
+                                .nbytes = cm_kernel_numbers_nbytes(
+                                    cm_paired_rows_count(&paired->rows, side))};
     }
-    PyObject *sheet =
-        cm_many_allocate_mapped(self->state, paired->rows.device, 'B', nbytes, &region);
-    for (int side = CM_DST; sheet != NULL && side <= CM_SRC; side++) {
-        paired->numbers[side].at = (char *)region.host + begin[side];
-        paired->addresses[side] = region.address + begin[side];
-    }
-    return sheet;
+    return cm_many_allocate_sheet(self->state, paired->rows.device, paired->numbers,
+                                  paired->addresses, &region);
 }
 
 /* Write the numbers, and say whether the kernel is to copy the rows: no target may

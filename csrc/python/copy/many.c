@@ -250,3 +250,27 @@ cm_many_allocate_mapped(cm_state *state, int device, char letter, uint64_t count
     }
     return buffer;
 }
+
+PyObject *
+cm_many_allocate_sheet(cm_state *state, int device, cm_kernel_numbers numbers[2],
+                       cm_address addresses[2], cm_region *out)
+{
+    enum {
+        ALIGNMENT = 128
+    }; /* the numbers of each side begin at a line of the caches */
+    uint64_t begin[2];
+    uint64_t nbytes = 0;
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        begin[side] = nbytes;
+        nbytes += numbers[side].count * numbers[side].nbytes + ALIGNMENT - 1;
+        nbytes -= nbytes % ALIGNMENT;
+    }
+    PyObject *sheet = cm_many_allocate_mapped(state, device, 'B', nbytes, out);
+    for (int side = CM_DST; sheet != NULL && side <= CM_SRC; side++) {
+        if (numbers[side].nbytes > 0) {
+            numbers[side].at = (char *)out->host + begin[side];
+            addresses[side] = out->address + begin[side];
+        }
+    }
+    return sheet;
+}

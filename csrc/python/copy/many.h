@@ -22,6 +22,7 @@
 
 #include "python/copy/call.h"
 #include "transfer/batch/batch.h"
+#include "transfer/rows/kernel_numbers.h"
 
 /* A storage that is at an end of at least one run. */
 typedef struct cm_many_storage {
@@ -79,3 +80,10 @@ void cm_many_call_fini(cm_many_call *self);
  * reference, or NULL with an exception. */
 PyObject *cm_many_allocate_mapped(cm_state *state, int device, char letter,
                                   uint64_t count, cm_region *out);
+/* Make one buffer of that kind for the numbers of both sides, by cm_side, and set where
+ * each begins: `at` for the host and addresses[] for the device. A side whose numbers
+ * have 0 bytes each has none, and nothing of it is set. Returns a new reference, or
+ * NULL with an exception. */
+PyObject *cm_many_allocate_sheet(cm_state *state, int device,
+                                 cm_kernel_numbers numbers[2], cm_address addresses[2],
+                                 cm_region *out);

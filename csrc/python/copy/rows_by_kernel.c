@@ -252,9 +252,6 @@ typedef cm_rows_kernel kernel_call;
  * asking for it again may take longer than the look. */
 enum { MANY_NUMBERS = 4096, MANY_LAYERS = 16 };
 
-/* Numbers of either end begin at a line of the caches. */
-enum { SHEET_ALIGNMENT = 128 };
-
 /* Return the number of rows of the shortest array of an end. A number that is right for
  * this one is right for all of them. */
 static int64_t
@@ -280,36 +277,32 @@ static int
 begin_sheet(kernel_call *self, PyObject **sheet)
 {
     cm_region region;
-    uint64_t nbytes = 0;
-    uint64_t begin[2];
+    cm_address addresses[2] = {0, 0};
     *sheet = NULL;
     for (int side = CM_DST; side <= CM_SRC; side++) {
         cm_kernel_numbers *known = &self->known[side];
         *known = (cm_kernel_numbers){.count = self->copy->ends[side].numbers.count};
-        begin[side] = nbytes;
         if (are_of_host(self, side)) {
             known->nbytes = cm_kernel_numbers_nbytes(shortest_of(self, side));
-            nbytes += known->count * known->nbytes + SHEET_ALIGNMENT - 1;
-            nbytes -= nbytes % SHEET_ALIGNMENT;
         }
     }
-    if (nbytes == 0) {
+    if (self->known[CM_DST].count * self->known[CM_DST].nbytes == 0
+        && self->known[CM_SRC].count * self->known[CM_SRC].nbytes == 0) {
         return 0;
     }
-    *sheet =
-        cm_many_allocate_mapped(self->copy->state, self->device, 'B', nbytes, &region);
+    *sheet = cm_many_allocate_sheet(self->copy->state, self->device, self->known,
+                                    addresses, &region);
     if (*sheet == NULL) {
         return -1;
     }
     self->sheet = region.address;
-    self->sheet_nbytes = nbytes;
+    self->sheet_nbytes = (uint64_t)region.shape[0];
     for (int side = CM_DST; side <= CM_SRC; side++) {
+        uint32_t nbytes = self->known[side].nbytes;
         if (are_of_host(self, side)) {
-            cm_kernel_numbers *known = &self->known[side];
-            known->at = (char *)region.host + begin[side];
-            self->read[side] = (cm_row_numbers){.address = region.address + begin[side],
-                                                .stride = (int64_t)known->nbytes,
-                                                .nbytes = known->nbytes,
+            self->read[side] = (cm_row_numbers){.address = addresses[side],
+                                                .stride = (int64_t)nbytes,
+                                                .nbytes = nbytes,
                                                 .is_signed = true};
         }
     }
