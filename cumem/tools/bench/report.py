@@ -324,11 +324,22 @@ class Report:
             _line("size", COPY_KINDS),
         ]
         for nbytes in sizes:
-            cells = [self._copy_cell("copy", what, kind, nbytes) for kind in COPY_KINDS]
-            lines.append(_line(format_nbytes(nbytes), cells))
-            if self.advises:
-                lines.append(_advice(self.advise_copy(what, nbytes)))
+            advice = self.advise_copy(what, nbytes) if self.advises else None
+            lines += self._size_lines("copy", what, COPY_KINDS, nbytes, advice)
         return [*lines, ""]
+
+    def _size_lines(
+        self,
+        name: str,
+        what: str,
+        kinds: Iterable[str],
+        nbytes: int,
+        advice: str | None,
+    ) -> list[str]:
+        """Return the line of one size, with a cell for each kind, and its advice."""
+        cells = [self._copy_cell(name, what, kind, nbytes) for kind in kinds]
+        line = _line(format_nbytes(nbytes), cells)
+        return [line] if advice is None else [line, _advice(advice)]
 
     # -- the short report: one table of all kinds, and advice ---------------------------
 
@@ -472,10 +483,8 @@ class Report:
             _line("all rows", ROW_KINDS),
         ]
         for nbytes in sizes:
-            cells = [self._copy_cell("rows", what, kind, nbytes) for kind in ROW_KINDS]
-            lines.append(_line(format_nbytes(nbytes), cells))
-            if self.advises:
-                lines.append(_advice(self.advise_rows(what, nbytes)))
+            advice = self.advise_rows(what, nbytes) if self.advises else None
+            lines += self._size_lines("rows", what, ROW_KINDS, nbytes, advice)
         return [*lines, ""]
 
     def _both_table(self) -> list[str]:
