@@ -11,11 +11,11 @@
 #                            current | views |
 #                            interop | fork | notebooks | recording | epoch | doctor |
 #                            sanitizer | stress | stress_transfers | torture |
-#                            rows_random | corruption | pools | versions | all]...
+#                            rows_random | corruption | pools | versions | links | all]...
 #
 # Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
 # the allocation traces that pools replays in TRACES, the folder of the files that files
-# reads in FILES (4 GiB there). `versions` compares this build with each wheel that
+# reads in FILES (4 GiB there). `versions` and `links` compare this build with each wheel that
 # `make gpu OLD="COMMIT ..."` built, and `recording` with the first of them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -277,13 +277,22 @@ run_pools() {
         ${TRACES:+--traces "$TRACES"}
 }
 
-run_versions() {
+# compare NAME: the script of that name, for each of the older wheels and this build.
+compare() {
     local folder name
     for folder in .gpu/old/*/; do
         name=$(basename "$folder")
-        "$PYTHON" benchmarks/versions.py "$folder"cumem-*.whl .gpu/cumem-*.whl \
-            --names "$name" "$CUMEM_COMMIT" --json "$OUT/versions-$name.json" || return 1
+        "$PYTHON" "benchmarks/$1.py" "$folder"cumem-*.whl .gpu/cumem-*.whl \
+            --names "$name" "$CUMEM_COMMIT" --json "$OUT/$1-$name.json" || return 1
     done
+}
+
+run_versions() {
+    compare versions
+}
+
+run_links() {
+    compare links
 }
 
 install || {

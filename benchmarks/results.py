@@ -52,6 +52,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "csrc/python/copy/dlpack_export.c",
         *("cumem/buffers/views.py", "cumem/buffers/hints.py"),  # texts of errors
     ),
+    "links": ("csrc/transfer", "csrc/pool/source*", "cumem/files", "cumem/transfers"),
     "loading": (
         "cumem/transfers/loading.py",
         "cumem/transfers/collating.py",
