@@ -26,11 +26,6 @@ BY_HAND = {
     "plan-fuzz.json",
     "pools-model.json",
 }
-#: Scripts that write files of results.
-WRITERS = [
-    *("benchmarks/*.py", "benchmarks/*.c"),
-    *("tests/isolated/*.py", "tests/mutants/*.py", "cumem/*.py"),
-]
 
 
 @pytest.fixture(scope="module")
