@@ -183,33 +183,40 @@ test_shared_ticket_is_unread_when_all_have_let_go(void)
 }
 
 /* Each runtime call of a broadcast fails once. The failure must be reported, nothing
- * may stay behind, and the next broadcast must work. */
+ * may stay behind, and the next broadcast must work. The pieces are short, so that
+ * there are several of them in little memory. */
 static void
 test_broadcast_fault_sweep(void)
 {
+    enum { SWEPT_COUNT = COUNT / 32, PIECE_NBYTES = SWEPT_COUNT * 4 / 2 };
     uint64_t calls = 1;
+    cm_tuning tuning;
+    cm_tuning_init(&tuning);
+    tuning.chunk_nbytes = PIECE_NBYTES;
+    tuning.chunk_min_nbytes = PIECE_NBYTES;
     for (uint64_t nth = 0; nth <= calls; nth += nth == 0 ? 1 : CHECK_EVERY(16)) {
         world w;
         targets t;
         atomic_int drops = 0;
         open_world(&w);
-        take_targets(&w, &t, COUNT / 4, CM_KIND_PAGEABLE);
+        CHECK_OK(cm_engine_set_tuning(w.engine, &tuning));
+        take_targets(&w, &t, SWEPT_COUNT, CM_KIND_PAGEABLE);
         cm_faults_plan(w.rt, CM_OP_none, nth, 998, false);
-        cm_status status = broadcast(&w, &t, COUNT / 4, false, &drops);
+        cm_status status = broadcast(&w, &t, SWEPT_COUNT, false, &drops);
         calls = nth == 0 ? cm_faults_count(w.rt, CM_OP_none) : calls;
         CHECK_EQ(atomic_load(&drops), 1);
         cm_op injected = cm_faults_last_injected(w.rt);
         cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
         if (cm_is_ok(status)) {
-            check_targets(&t, COUNT / 4);
+            check_targets(&t, SWEPT_COUNT);
         }
         else {
             CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[injected].name);
             CHECK_EQ(status.code, 998);
         }
         CHECK_EQ(cm_engine_count_pending(w.engine), 0);
-        CHECK_OK(broadcast(&w, &t, COUNT / 4, false, &drops));
-        check_targets(&t, COUNT / 4);
+        CHECK_OK(broadcast(&w, &t, SWEPT_COUNT, false, &drops));
+        check_targets(&t, SWEPT_COUNT);
         give_targets(&w, &t);
         close_world(&w);
     }
