@@ -652,6 +652,17 @@ FAULTS = [
         ],
     ),
     Fault(
+        "failure raised by the source",
+        "csrc/python/buffer/storage_use.c",
+        "an export of the source raises the failure of a copy that only read it",
+        "bool writes = is_written_by(storage, ticket);",
+        "bool writes = is_written_by(storage, ticket) || ticket != NULL;",
+        [
+            "tests/transfers/test_transfer.py::"
+            "test_failure_of_a_dropped_handle_is_not_raised_by_an_export_of_its_source"
+        ],
+    ),
+    Fault(
         "nothing for the unraisable hook",
         "csrc/python/core/errors.c",
         "what cannot be raised is told to nobody",

@@ -294,6 +294,25 @@ def test_failure_of_a_dropped_handle_is_raised_by_numpy_of_its_target(
     assert not target.numpy().any()  # The error is raised once.
 
 
+@pytest.mark.parametrize("use", [cumem.PinnedBuffer.numpy, np.from_dlpack, memoryview])
+def test_failure_of_a_dropped_handle_is_not_raised_by_an_export_of_its_source(
+    emulated, monkeypatch, use
+) -> None:
+    seen: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda u: seen.append(u.exc_value))
+    source = cumem.full(64, 1, "u1", "pinned")
+    target = cumem.zeros(64, "u1", "device")
+    session.testing.plan_fault("copy_async", 1, 2)
+    cumem.copy_async(target, source)
+    session.wait_until(lambda: session.testing.pending_transfers() == 0)
+    session.testing.plan_fault(None, 0)
+    assert np.asarray(use(source)).all()  # The copy only read these bytes.
+    # The export has not kept the failure from being reported.
+    del target
+    session.wait_until(lambda: session.testing.poll() or seen)
+    assert [type(error) for error in seen] == [cumem.OutOfMemoryError]
+
+
 def test_failure_nobody_read_is_reported_after_shutdown(emulated, monkeypatch) -> None:
     seen: list[BaseException | None] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda u: seen.append(u.exc_value))

@@ -406,10 +406,11 @@ typedef struct cm_pending {
     cm_state *state; /* borrowed; NULL if nothing was taken */
     cm_stream **streams;
     uint32_t stream_count;
-    cm_ticket **tickets;
+    cm_ticket **tickets; /* first those that write to the storage */
     uint32_t ticket_count;
-    uint64_t use_calls; /* use_calls of the storage */
-    bool captured;      /* cm_pending_prune() found a stream that is being captured */
+    uint32_t writer_count; /* how many of them write */
+    uint64_t use_calls;    /* use_calls of the storage */
+    bool captured; /* cm_pending_prune() found a stream that is being captured */
 } cm_pending;
 
 /* Take a snapshot. Returns 0, or -1 with MemoryError. Until cm_pending_give()
@@ -429,7 +430,9 @@ CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending, int device,
 /* Make `consumer` wait, on the device, for everything that is left. Work on `consumer`
  * itself is left out.
  * Blocks: as cm_ticket_order().
- * Fails:  event_create, event_record, stream_wait_event; as a transfer that failed. */
+ * Fails:  event_create, event_record, stream_wait_event; as a transfer that failed and
+ *         writes to the storage. The failure of one that reads it is not that of its
+ *         bytes. */
 CM_NODISCARD cm_status cm_pending_order(const cm_pending *pending, cm_stream *consumer);
 
 /* Take a snapshot, prune it and order a consumer after it, with the GIL released.

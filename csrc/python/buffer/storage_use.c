@@ -381,7 +381,7 @@ uncover_all(cm_storage *storage)
 }
 
 static void
-remove_writer(cm_storage *storage, uint32_t index)
+remove_transfer(cm_storage *storage, uint32_t index)
 {
     cm_ticket *ticket = storage->transfers[index].ticket;
     storage->transfers[index] = storage->transfers[--storage->transfer_count];
@@ -397,7 +397,7 @@ forget_finished_pending(cm_storage *storage)
         cm_ticket_peek(storage->transfers[i - 1].ticket, &info);
         if (info.done) {
             failed = failed || !cm_is_ok(info.status);
-            remove_writer(storage, i - 1);
+            remove_transfer(storage, i - 1);
         }
     }
     if (failed) {
@@ -495,24 +495,44 @@ cm_storage_note_written(cm_storage *storage)
     }
 }
 
-/* Wait for a transfer, and forget it. Returns 0, or -1 with KeyboardInterrupt or the
- * transfer's failure. */
+/* True if the transfer writes to the storage. One within the storage, which also reads
+ * it, is in the list twice. */
+static bool
+is_written_by(const cm_storage *storage, const cm_ticket *ticket)
+{
+    for (uint32_t i = 0; i < storage->transfer_count; i++) {
+        const cm_storage_transfer *transfer = &storage->transfers[i];
+        if (transfer->ticket == ticket && transfer->extent.writes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Wait for a transfer, and forget it. If the transfer only reads the storage its
+ * failure is not raised here, since the bytes of the storage are whole; it stays to be
+ * read by whoever asks the target or the handle. Returns 0, or -1 with
+ * KeyboardInterrupt or the failure of a transfer that writes. */
 static int
-wait_for_writer(cm_storage *storage, cm_ticket *ticket)
+wait_for_transfer(cm_storage *storage, cm_ticket *ticket)
 {
     cm_status status;
+    bool writes = is_written_by(storage, ticket);
     CM_NVTX("wait for buffer", storage->nbytes);
-    if (!cm_wait_for_ticket(ticket, cm_ticket_wait, UINT64_MAX, NULL, 0, &status)) {
+    if (!cm_wait_for_ticket(ticket, writes ? cm_ticket_wait : cm_ticket_wait_ended,
+                            UINT64_MAX, NULL, 0, &status)) {
         return -1;
     }
     /* A child never learns how a transfer of its parent ended. */
     if (status.code != CM_EFORKED) {
         for (uint32_t i = storage->transfer_count; i > 0; i--) {
             if (storage->transfers[i - 1].ticket == ticket) {
-                remove_writer(storage, i - 1);
+                remove_transfer(storage, i - 1);
             }
         }
-        if (!cm_is_ok(status)) {
+        cm_ticket_info info;
+        cm_ticket_peek(ticket, &info);
+        if (!cm_is_ok(info.status)) {
             uncover_all(storage);
         }
     }
@@ -607,7 +627,7 @@ cm_storage_wait_pending(cm_storage *storage)
 {
     while (storage->transfer_count > 0) {
         cm_ticket *ticket = cm_ticket_hold(storage->transfers[0].ticket);
-        int result = wait_for_writer(storage, ticket);
+        int result = wait_for_transfer(storage, ticket);
         cm_ticket_release(ticket);
         if (result < 0) {
             return -1;
@@ -661,8 +681,11 @@ cm_pending_take(const cm_storage *storage, cm_pending *out)
     for (uint32_t i = 0; i < stream_count; i++) {
         out->streams[i] = cm_stream_hold(storage->uses[i]);
     }
+    uint32_t end = ticket_count;
     for (uint32_t i = 0; i < ticket_count; i++) {
-        out->tickets[i] = cm_ticket_hold(storage->transfers[i].ticket);
+        const cm_storage_transfer *transfer = &storage->transfers[i];
+        uint32_t place = transfer->extent.writes ? out->writer_count++ : --end;
+        out->tickets[place] = cm_ticket_hold(transfer->ticket);
     }
     cm_state_enter(out->state);
     return 0;
@@ -689,6 +712,7 @@ cm_status
 cm_pending_prune(cm_pending *pending, int device, uint64_t consumer)
 {
     uint32_t left = 0;
+    uint32_t writers_left = 0;
     for (uint32_t i = 0; i < pending->ticket_count; i++) {
         cm_ticket_info info;
         cm_ticket_query(pending->tickets[i], &info);
@@ -697,9 +721,11 @@ cm_pending_prune(cm_pending *pending, int device, uint64_t consumer)
         }
         else {
             pending->tickets[left++] = pending->tickets[i];
+            writers_left += i < pending->writer_count;
         }
     }
     pending->ticket_count = left;
+    pending->writer_count = writers_left;
     cm_status status = cm_ok();
     left = 0;
     for (uint32_t i = 0; i < pending->stream_count; i++) {
@@ -727,11 +753,14 @@ cm_pending_prune(cm_pending *pending, int device, uint64_t consumer)
 cm_status
 cm_pending_order(const cm_pending *pending, cm_stream *consumer)
 {
-    for (uint32_t i = 0; i < pending->ticket_count; i++) {
+    for (uint32_t i = 0; i < pending->writer_count; i++) {
         cm_status status = cm_ticket_order(pending->tickets[i], consumer);
         if (!cm_is_ok(status) && status.code != CM_ECANCELLED) {
             return status;
         }
+    }
+    for (uint32_t i = pending->writer_count; i < pending->ticket_count; i++) {
+        CM_TRY(cm_ticket_follow(pending->tickets[i], consumer));
     }
     for (uint32_t i = 0; i < pending->stream_count; i++) {
         CM_TRY(cm_stream_follow(consumer, pending->streams[i]));

@@ -60,6 +60,10 @@ CM_NODISCARD cm_status cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns);
  * once. Blocks for at most `timeout_ns`.
  * Fails: CM_ETIMEOUT, CM_EFORKED. */
 CM_NODISCARD cm_status cm_ticket_wait_submitted(cm_ticket *ticket, uint64_t timeout_ns);
+/* Wait until the ticket is done, however the transfer ended; its failure remains to be
+ * read. Blocks for at most `timeout_ns`.
+ * Fails: CM_ETIMEOUT, CM_EFORKED. */
+CM_NODISCARD cm_status cm_ticket_wait_ended(cm_ticket *ticket, uint64_t timeout_ns);
 /* Write the number 1, in 8 bytes, to the eventfd `fd` when the ticket is done, or at
  * once if it is. The descriptor is duplicated, so the caller may close its own.
  * Fails: CM_EFORKED, CM_ENOMEM, CM_ESYSTEM. */
@@ -69,3 +73,7 @@ CM_NODISCARD cm_status cm_ticket_notify(cm_ticket *ticket, int fd);
  * until it is done.
  * Fails: CM_EFORKED, stream_wait_event; with the transfer's own failure. */
 CM_NODISCARD cm_status cm_ticket_order(cm_ticket *ticket, cm_stream *stream);
+/* Do the same as cm_ticket_order(), but leave a failure of the transfer to be read by
+ * others.
+ * Fails: CM_EFORKED, stream_wait_event. */
+CM_NODISCARD cm_status cm_ticket_follow(cm_ticket *ticket, cm_stream *stream);

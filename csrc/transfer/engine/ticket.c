@@ -662,6 +662,15 @@ cm_ticket_wait(cm_ticket *ticket, uint64_t timeout_ns)
 }
 
 cm_status
+cm_ticket_wait_ended(cm_ticket *ticket, uint64_t timeout_ns)
+{
+    if (cm_engine_is_forked(ticket->engine) && ticket->state >= CM_TICKET_DONE) {
+        return cm_ok();
+    }
+    return reach(ticket, ENDED, timeout_ns);
+}
+
+cm_status
 cm_ticket_wait_submitted(cm_ticket *ticket, uint64_t timeout_ns)
 {
     return reach(ticket, SUBMITTED_OR_LATER, timeout_ns);
@@ -724,10 +733,16 @@ cm_ticket_drain(cm_ticket *ticket)
 }
 
 cm_status
-cm_ticket_order(cm_ticket *ticket, cm_stream *stream)
+cm_ticket_follow(cm_ticket *ticket, cm_stream *stream)
 {
     CM_TRY(reach(ticket, SUBMITTED_OR_LATER, UINT64_MAX));
-    CM_TRY(queue_wait(ticket, stream));
+    return queue_wait(ticket, stream);
+}
+
+cm_status
+cm_ticket_order(cm_ticket *ticket, cm_stream *stream)
+{
+    CM_TRY(cm_ticket_follow(ticket, stream));
     return cm_ticket_outcome(ticket, true);
 }
 
