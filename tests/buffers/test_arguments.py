@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -682,6 +683,7 @@ def is_made_by_cumem(kind: type) -> bool:
     )
 
 
+@functools.cache
 def public_callables() -> dict[str, Any]:
     """Return public functions, classes that users call, and methods of their objects."""
     found: dict[str, Any] = {}
