@@ -14,9 +14,15 @@ CUMEM_DEBUG=1               check invariants, do not optimise, keep symbols, use
 CUMEM_SANITIZE=address,undefined (or thread)  build with these sanitizers
 CUMEM_TRACE=1               do not optimise; functions report that they run (make trace)
 CUMEM_LIMITED_API=0         build for this version of Python alone
+CUMEM_BUILT=/folder         keep what is compiled and linked there, and take what an earlier
+                            build made of the same texts with the same switches and tools
 """
 
+import hashlib
 import os
+import shutil
+import subprocess
+import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -63,6 +69,51 @@ def find_cuda():
     raise SystemExit(report)
 
 
+class Built:
+    """The folder CUMEM_BUILT, in which each file has the digest of all that it is made of.
+
+    Several trees can share it, since a digest has no path outside the tree. Without a
+    folder everything is made anew.
+    """
+
+    def __init__(self, *given):
+        folder = os.environ.get("CUMEM_BUILT")
+        self.folder = folder and Path(folder)
+        if self.folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            compiler = sysconfig.get_config_var("CC").split()[0]
+            about = subprocess.check_output([compiler, "--version"])
+            headers = sorted([*Path("csrc").rglob("*.h"), *Path("build").glob("*.h")])
+            self.common = self.digest(about, sys.version.encode(), *given, *headers)
+
+    @staticmethod
+    def digest(*parts):
+        """Return the digest of bytes, and of the paths and contents of files."""
+        found = hashlib.sha256()
+        for part in parts:
+            texts = (
+                [part] if isinstance(part, bytes) else [bytes(part), part.read_bytes()]
+            )
+            for text in texts:
+                found.update(b"%d " % len(text) + text)
+        return found.digest()
+
+    def make(self, target, make, *parts):
+        """Copy the file `target` from the folder, or call `make` and keep what it made."""
+        if not self.folder:
+            make()
+            return
+        kept = self.folder / self.digest(self.common, *parts).hex()
+        if kept.exists():
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(kept, target)
+            return
+        make()
+        partial = f"{kept}-{os.getpid()}"
+        shutil.copyfile(target, partial)
+        os.replace(partial, kept)
+
+
 class BuildExt(build_ext):
     def run(self):
         # setuptools clears `inplace` while it builds, and copies the result afterwards.
@@ -74,6 +125,12 @@ class BuildExt(build_ext):
         for folder in (*includes, numpy.get_include()):
             core.extra_compile_args += ["-isystem", str(folder)]
         core.extra_objects.append(str(library))
+        headers = [Path(folder, file) for folder in includes for file in FILES[:2]]
+        built = Built(
+            repr((flags + sanitize, core.extra_link_args, core.define_macros)).encode(),
+            numpy.__version__.encode(),
+            *(file.read_bytes() for file in [*headers, library] if file.is_file()),
+        )
         compile_all, link = self.compiler.compile, self.compiler.link_shared_object
         own_folder = self.build_lib != self.get_finalized_command("build").build_lib
         test_core = TEST_CORE / Path(self.get_ext_filename("cumem._core")).name
@@ -83,17 +140,28 @@ class BuildExt(build_ext):
             self.is_in_place or "CUMEM_TESTING" in os.environ or test_core.exists()
         )
 
+        def compile_one(source, **options):
+            folder = options["output_dir"]
+            [target] = self.compiler.object_filenames([source], output_dir=folder)
+            built.make(target, lambda: compile_all([source], **options), Path(source))
+            return target
+
         def compile_each(sources, **options):
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                made = pool.map(lambda one: compile_all([one], **options), sources)
-                return [name for names in made for name in names]
+                return list(pool.map(lambda one: compile_one(one, **options), sources))
+
+        def link_one(objects, target, *rest, **options):
+            texts = [
+                Path(name).read_bytes() for name in objects if name != str(library)
+            ]
+            built.make(target, lambda: link(objects, target, *rest, **options), *texts)
 
         def link_each(objects, target, *rest, **options):
             hooks = [name for name in objects if Path(name).stem == "testing"]
             others = [name for name in objects if name not in hooks]
-            link(objects if own_folder else others, target, *rest, **options)
+            link_one(objects if own_folder else others, target, *rest, **options)
             if has_test_core:
-                link(objects, str(test_core), *rest, **options)
+                link_one(objects, str(test_core), *rest, **options)
 
         self.compiler.compile = compile_each
         self.compiler.link_shared_object = link_each

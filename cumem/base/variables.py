@@ -26,9 +26,9 @@ READ = frozenset(
 #: The variables of the build, of tests and of benchmarks, which run the package too.
 OTHERS = frozenset(
     {
-        *("CUMEM_COMMIT", "CUMEM_CUDA_HOME", "CUMEM_DEBUG", "CUMEM_HYPOTHESIS"),
-        *("CUMEM_LIMITED_API", "CUMEM_SANITIZE", "CUMEM_TESTING", "CUMEM_TESTS_CORE"),
-        *("CUMEM_TRACE", "CUMEM_TRAINING"),
+        *("CUMEM_BUILT", "CUMEM_COMMIT", "CUMEM_CUDA_HOME", "CUMEM_DEBUG"),
+        *("CUMEM_HYPOTHESIS", "CUMEM_LIMITED_API", "CUMEM_SANITIZE", "CUMEM_TESTING"),
+        *("CUMEM_TESTS_CORE", "CUMEM_TRACE", "CUMEM_TRAINING"),
     }
 )
 

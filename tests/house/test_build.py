@@ -38,8 +38,8 @@ def make_tree(root: Path, library: str = "lib", files: tuple[str, ...] = FILES) 
 def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """Run setup.py without setuptools, as on a machine without any CUDA.
 
-    Returns its `find_cuda` function, and the folders that it looks into for build
-    requirements and as the usual place.
+    Returns its function `find_cuda` and its class `Built`, and the folders that it looks
+    into for build requirements and as the usual place.
     """
     tools = ModuleType("setuptools")
     tools.Extension = lambda *args: SimpleNamespace()  # type: ignore[attr-defined]
@@ -67,7 +67,10 @@ def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     original: Callable[[], dict[str, list[Path]]] = names["cuda_places"]
     names["find_spec"], names["cuda_places"] = spec, places
     return SimpleNamespace(
-        find=names["find_cuda"], requirements=requirements, usual=tmp_path / "usual"
+        find=names["find_cuda"],
+        built=names["Built"],
+        requirements=requirements,
+        usual=tmp_path / "usual",
     )
 
 
@@ -156,3 +159,32 @@ def test_dtype_of_devices_that_the_kernel_does_not_read_ends_the_build() -> None
     row = '"float8_e5m2", void, NONE, '
     with pytest.raises(ValueError, match="DEVICE of FLOAT8_E5M2: "):
         check(kernel, listed.replace(f"{row}HOST", f"{row}DEVICE"))
+
+
+def test_what_was_built_is_taken_where_all_that_it_is_made_of_is_the_same(
+    build, monkeypatch, tmp_path
+) -> None:
+    source = tmp_path / "source.c"
+    target = tmp_path / "objects" / "source.o"
+    made: list[bytes] = []
+
+    def make_target(*given: bytes) -> bytes:
+        def make() -> None:
+            made.append(source.read_bytes())
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(b"made of " + made[-1])
+
+        target.unlink(missing_ok=True)
+        build.built(*given).make(target, make, source)
+        return target.read_bytes()
+
+    monkeypatch.setenv("CUMEM_BUILT", str(tmp_path / "built"))
+    for text in (b"one", b"two", b"one"):
+        source.write_bytes(text)
+        assert make_target(b"-O2") == b"made of " + text
+    assert made == [b"one", b"two"]
+    make_target(b"-O0")  # With other switches nothing is taken.
+    assert made == [b"one", b"two", b"one"]
+    monkeypatch.delenv("CUMEM_BUILT")
+    make_target(b"-O2")
+    assert made == [b"one", b"two", b"one", b"one"]
