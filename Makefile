@@ -47,13 +47,19 @@ check: lint types examples warnings check-cuda test ## all that a change must pa
 test: ## run the suite on the emulated device
 	$(PYTEST) $(PYTEST_ARGS)
 
+# The files with tests that have a marker. Collecting the tests of all files takes longer than
+# most of these runs.
+marked = $(shell grep -lw 'mark[.]$(1)' tests/*/test_*.py)
+
 test-all: $(DRIVERS:%=driver-%) ## run tests that depend on the driver, with each of DRIVERS emulated
 
 driver-%:
-	CUMEM_EMULATED_DRIVER=$* $(PYTEST) -q -m by_driver $(PYTEST_ARGS)
+	CUMEM_EMULATED_DRIVER=$* $(PYTEST) -q -m by_driver \
+	$(or $(PYTEST_ARGS),$(call marked,by_driver))
 
 debug: build/cuda12/.stamp ## run some of the suite on an extension with checks
-	CUMEM_DEBUG=1 .ci/beside build/debug -m pytest -q $(or $(PYTEST_ARGS),-m checked)
+	CUMEM_DEBUG=1 .ci/beside build/debug -m pytest -q \
+	$(or $(PYTEST_ARGS),-m checked $(call marked,checked))
 
 asan: build/cuda12/.stamp ## run the suite on an extension with AddressSanitizer
 	CUMEM_DEBUG=1 CUMEM_SANITIZE=address,undefined .ci/beside build/asan \
