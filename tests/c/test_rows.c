@@ -146,6 +146,36 @@ test_numbers_outside_are_found_at_their_position(void)
     CHECK_EQ(cm_chosen_rows_at(&numbers, 5), 5);
 }
 
+/* Long lists are looked at in blocks. A number that is outside must be found in each of
+ * them, and in what is left behind the last. */
+static void
+test_numbers_outside_are_found_in_long_lists(void)
+{
+    enum { COUNT = 600, STEP = 37 };
+    int64_t values[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        values[i] = i;
+    }
+    for (int at = 0; at < COUNT; at += STEP) {
+        const int64_t wrong[] = {COUNT, INT64_MAX, -COUNT - 1, INT64_MIN};
+        for (int i = 0; i < 4; i++) {
+            values[at] = wrong[i];
+            cm_chosen_rows numbers = make_numbers(values, COUNT);
+            cm_row_fault fault = settle(&numbers, COUNT, false);
+            CHECK_EQ(fault.kind, CM_ROWS_OUTSIDE);
+            CHECK_EQ(fault.position, at);
+            CHECK_EQ(fault.number, wrong[i]);
+            cm_chosen_rows_fini(&numbers);
+        }
+        values[at] = at - COUNT;
+        cm_chosen_rows numbers = make_numbers(values, COUNT);
+        CHECK_EQ(settle(&numbers, COUNT, true).kind, CM_ROWS_RIGHT);
+        CHECK_EQ(cm_chosen_rows_at(&numbers, (uint64_t)at), at);
+        cm_chosen_rows_fini(&numbers);
+        values[at] = at;
+    }
+}
+
 /* A row of a target that is named twice, once from the end, must be found at its second
  * position. In a source that is no fault. */
 static void
@@ -710,6 +740,7 @@ MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
      RUN(test_numbers_count_from_the_end_of_each_array)
      RUN(test_shared_numbers_are_settled_each_for_itself)
      RUN(test_numbers_outside_are_found_at_their_position)
+    RUN(test_numbers_outside_are_found_in_long_lists)
      RUN(test_numbers_of_a_target_that_repeat_are_found)
      RUN(test_marks_of_many_rows_are_told_apart)
      RUN(test_numbers_of_each_width_are_written_for_a_kernel)

@@ -125,8 +125,8 @@ FAULTS_OF_ROWS = [
         "numbers behind the first block",
         "csrc/transfer/rows/kernel_numbers.c",
         "a kernel is given numbers that nobody has checked",
-        "if (seen.outside >> 63 != 0) {",
-        "if (seen.outside >> 63 != 0 && at == 0) {",
+        "return !seen.has_outside;",
+        "return !seen.has_outside || self->count > BLOCK;",
         [
             "tests/transfers/test_rows_by_host_numbers.py::TestNumbers::"
             "test_wrong_number_among_many_is_found",

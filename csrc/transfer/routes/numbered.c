@@ -5,6 +5,7 @@
 
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
+#include "base/row_numbers.h"
 #include "base/simd_copy.h"
 #include "transfer/routes/routes.h"
 
@@ -279,24 +280,18 @@ cm_numbered_move_part(const void *context, const cm_layout *part, void *dst,
 
 /* -- a slot on the device ----------------------------------------------------------- */
 
-/* Write the numbers as so many bytes of each as they need. */
-static void
-write_numbers(void *out, const int64_t *numbers, uint64_t count, bool is_short)
+/* All layers share the numbers, and have as many rows. */
+static int64_t
+row_count_of(const cm_numbered_rows *rows, cm_side side)
 {
-    int32_t *narrow = out;
-    for (uint64_t i = 0; is_short && i < count; i++) {
-        narrow[i] = (int32_t)numbers[i];
-    }
-    if (!is_short) {
-        memcpy(out, numbers, (size_t)count * sizeof(*numbers));
-    }
+    return rows->layers[0].array[side].shape[0];
 }
 
-/* All layers share the numbers, and have as many rows. */
-static bool
-are_numbers_short(const cm_numbered_rows *rows, cm_side side)
+/* Return how many bytes each number takes, where a kernel reads it. */
+static uint32_t
+number_nbytes(const cm_numbered_rows *rows, cm_side side)
 {
-    return rows->layers[0].array[side].shape[0] <= INT32_MAX;
+    return row_count_of(rows, side) <= INT32_MAX ? sizeof(int32_t) : sizeof(int64_t);
 }
 
 /* Put the numbers of the device's side where a kernel reads them, once for all slots.
@@ -305,8 +300,9 @@ static bool
 take_numbers(cm_job *job, cm_side side)
 {
     const cm_numbered_rows *rows = job->many->rows;
-    bool is_short = are_numbers_short(rows, side);
-    uint64_t nbytes = rows->count * (is_short ? sizeof(int32_t) : sizeof(int64_t));
+    uint32_t width = number_nbytes(rows, side);
+    uint64_t nbytes = rows->count * width;
+    cm_numbers_seen seen = {.has_outside = false}; /* they have been checked before */
     if (job->row_numbers != NULL) {
         return true;
     }
@@ -315,7 +311,8 @@ take_numbers(cm_job *job, cm_side side)
         job->row_numbers = NULL;
         return false;
     }
-    write_numbers(job->row_numbers->host, rows->numbers[side], rows->count, is_short);
+    cm_numbers_write_64(rows->numbers[side], job->row_numbers->host, width, rows->count,
+                        row_count_of(rows, side), &seen);
     return true;
 }
 
@@ -358,8 +355,7 @@ launch_rows(cm_job *job, const cm_numbered_layer *layer, uint64_t first, uint64_
     rows.stride[other] = (int64_t)layer->row_nbytes;
     rows.row_count[other] = count;
     if (many->rows->numbers[side] != NULL) {
-        bool is_short = are_numbers_short(many->rows, side);
-        uint32_t width = is_short ? sizeof(int32_t) : sizeof(int64_t);
+        uint32_t width = number_nbytes(many->rows, side);
         move.numbers[side] =
             (cm_row_numbers){.address = job->row_numbers->address + first * width,
                              .stride = width,

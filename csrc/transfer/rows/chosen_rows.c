@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/row_numbers.h"
 #include "transfer/plan/shared_numbers.h"
 #include "transfer/rows/row_marks.h"
 
@@ -56,6 +57,10 @@ cm_chosen_rows_fini(cm_chosen_rows *self)
 void
 cm_integers_read(cm_integers from, uint64_t count, int64_t *out)
 {
+    if (from.nbytes == sizeof(*out) && from.is_signed && from.stride == from.nbytes) {
+        memcpy(out, from.first, (size_t)count * sizeof(*out));
+        return;
+    }
     switch (from.nbytes * 2 + from.is_signed) {
     case 3:
         READ_ALL(int8_t, AS_IT_IS);
@@ -92,22 +97,6 @@ cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from)
 
 /* -- checking ----------------------------------------------------------------------- */
 
-/* Look at all numbers, without a branch for any of them. Returns true if each is the
- * number of a row as it stands: neither it nor its distance to the last row is
- * negative. */
-static bool
-are_rows(const cm_chosen_rows *self, int64_t row_count)
-{
-    const uint64_t sign = UINT64_C(1) << 63;
-    uint64_t last = (uint64_t)row_count - 1;
-    uint64_t all = 0;
-    for (uint64_t i = 0; i < self->count; i++) {
-        uint64_t row = (uint64_t)self->given[i];
-        all |= row | (last - row);
-    }
-    return (all & sign) == 0;
-}
-
 /* True if each row lies behind the one before, so that none is named twice. */
 static bool
 do_rows_rise(const cm_chosen_rows *self)
@@ -140,10 +129,12 @@ count_from_end(cm_chosen_rows *self, int64_t row_count)
 static cm_status
 find_rows(cm_chosen_rows *self, int64_t row_count, uint64_t *position)
 {
+    cm_numbers_seen seen = {.has_outside = false};
     *position = self->count;
     cm_shared_numbers_release(self->rows);
     self->rows = NULL;
-    if (are_rows(self, row_count)) {
+    cm_numbers_look_64(self->given, self->count, row_count, &seen);
+    if (!seen.has_outside && !seen.has_negative) {
         self->rows = cm_shared_numbers_hold(self->given);
         return cm_ok();
     }
