@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import session, values
 from support.pieces import numbers
+from support.row_tables import draw_source_rows, draw_target_rows, draw_width
 from support.strategies import KINDS
 
 import cumem
@@ -68,13 +69,10 @@ def test_any_rows_of_any_layers_equal_numpys(backend: str) -> None:
 
         @given(st.data())
         def check(data: Any) -> None:
-            width = data.draw(st.one_of(st.integers(1, 40), st.integers(1, 4096)))
+            width = draw_width(data)
             dst_count, src_count = (data.draw(st.integers(1, 20)) for _ in range(2))
-            count = data.draw(st.integers(0, dst_count))
-            order = data.draw(st.permutations(range(dst_count)))[:count]
-            dst_rows = [r - data.draw(st.sampled_from([0, dst_count])) for r in order]
-            row = st.integers(-src_count, src_count - 1)
-            src_rows = data.draw(st.lists(row, min_size=count, max_size=count))
+            dst_rows = draw_target_rows(data, dst_count)
+            src_rows = draw_source_rows(data, src_count, len(dst_rows))
             wanted, targets, sources = [], [], []
             for layer in range(data.draw(st.integers(0, 3))):
                 before = numbers(dst_count * width, layer).reshape(dst_count, width)

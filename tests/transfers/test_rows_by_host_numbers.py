@@ -12,6 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import session, values
 from support.pieces import numbers
+from support.row_tables import (
+    ORDER,
+    SHAPE,
+    draw_dtypes,
+    draw_layers,
+    draw_source_rows,
+    draw_width,
+    table,
+)
 
 import cumem
 
@@ -23,15 +32,7 @@ pytestmark = [
 ]
 
 KIB = 1 << 10
-REACHED = ["device", "pinned", "mapped", "managed"]
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
-SHAPE = (100, 40)
-ORDER = np.random.default_rng(4).permutation(100)
-
-
-def table(kind: str = "pinned", shape: tuple[int, int] = SHAPE) -> tuple[Any, Any]:
-    data = numbers(shape[0] * shape[1]).reshape(shape)
-    return data, cumem.array(data, kind=kind)  # type: ignore[call-overload]
 
 
 def route_of(dst: Any, src: Any, **rows: Any) -> str | None:
@@ -177,34 +178,25 @@ def test_any_rows_of_any_layers_equal_numpys(backend: str) -> None:
 
         @given(st.data())
         def check(data: Any) -> None:
-            width = data.draw(st.one_of(st.integers(1, 40), st.integers(1, 4096)))
-            counts = data.draw(st.lists(st.integers(4, 20), min_size=1, max_size=3))
-            count = data.draw(st.integers(4, 20).filter(lambda n: n <= min(counts)))
-            order = data.draw(st.permutations(range(min(counts))))[:count]
-            row = st.integers(-min(counts), min(counts) - 1)
-            src_rows = data.draw(st.lists(row, min_size=count, max_size=count))
-            kinds = data.draw(st.tuples(*[st.sampled_from(REACHED)] * 2))
-            one_memory, gap = data.draw(st.booleans()), data.draw(st.integers(0, 3))
-            wholes, targets, sources, wanted = [], [], [], []
-            for layer, length in enumerate(counts):
-                whole = numbers(40 * (width + gap), layer).reshape(40, width + gap)
-                first = values.put(whole, kinds[0])
-                second = first if one_memory else values.put(whole, kinds[1])
-                start = data.draw(st.sampled_from([0, 0, 1, 20]))
-                targets.append(first[start : start + length, :width])
-                sources.append(second[:length, :width])
-                read = whole[:length, :width].copy()
-                whole = whole.copy()
-                whole[start : start + length, :width][order] = read[src_rows]
-                wanted.append(whole)
-                wholes.append(first)
-            dtypes = data.draw(st.tuples(*[st.sampled_from(["i1", "i4", "i8"])] * 2))
+            lengths = data.draw(st.lists(st.integers(4, 20), min_size=1, max_size=3))
+            least = min(lengths)
+            count = data.draw(st.integers(4, 20).filter(lambda n: n <= least))
+            order = data.draw(st.permutations(range(least)))[:count]
+            src_rows = draw_source_rows(data, least, count)
+            made = draw_layers(
+                data,
+                draw_width(data),
+                [(length, length) for length in lengths],
+                (order, src_rows),
+                st.sampled_from([0, 0, 1, 20]),
+            )
+            dtypes = draw_dtypes(data)
             step = data.draw(st.sampled_from([1, 2, -1]))
             strided = np.zeros(count * abs(step), dtypes[1])[::step]
             strided[:] = src_rows
-            cumem.copy_rows(targets, sources, np.array(order, dtypes[0]), strided)
-            for got, expected in zip(wholes, wanted, strict=True):
-                assert (values.get(got) == expected).all()
+            dst_rows = np.array(order, dtypes[0])
+            cumem.copy_rows(made.targets, made.sources, dst_rows, strided)
+            made.check()
 
         check()
 

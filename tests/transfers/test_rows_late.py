@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support import session
 from support.pieces import numbers
+from support.row_tables import ORDER
 from torture.boxes import Box, Raw
 
 import cumem
@@ -27,7 +28,6 @@ pytestmark = [
 
 SHAPE = (100, 40)
 DATA = numbers(SHAPE[0] * SHAPE[1]).reshape(SHAPE)
-ORDER = np.random.default_rng(4).permutation(100)
 #: Where the numbers of rows may be; those of a device are read when the stream gets there.
 PLACES = ["list", "numpy", "pinned", "managed", "device"]
 OF_HOST = ["numpy", "pinned", "mapped", "managed"]

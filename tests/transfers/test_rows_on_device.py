@@ -14,6 +14,18 @@ from hypothesis import strategies as st
 from support import session, values
 from support.exporters import FakeCAI, interface_of
 from support.pieces import numbers
+from support.row_tables import (
+    ORDER,
+    REACHED,
+    SHAPE,
+    draw_dtypes,
+    draw_layers,
+    draw_source_rows,
+    draw_target_rows,
+    draw_width,
+    on_device,
+    table,
+)
 
 import cumem
 
@@ -24,16 +36,9 @@ pytestmark = [
     pytest.mark.by_driver("context_record_event"),
 ]
 
-REACHED = ["device", "pinned", "mapped", "managed"]
 PLACES = [*REACHED, "numpy"]
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 WIDTHS = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
-SHAPE = (100, 40)
-ORDER = np.random.default_rng(4).permutation(100)
-
-
-def on_device(rows: Any, dtype: Any = None) -> cumem.Buffer:
-    return cumem.array(np.asarray(rows, dtype), kind="device")
 
 
 def copy_by(how: str, *ends: Any, **rows: Any) -> None:
@@ -42,11 +47,6 @@ def copy_by(how: str, *ends: Any, **rows: Any) -> None:
         return
     stream = cumem.Stream() if how == "stream" else None
     cumem.copy_rows_async(*ends, **rows, stream=stream).wait()
-
-
-def table(kind: str = "pinned") -> tuple[np.ndarray, cumem.Buffer]:
-    data = numbers(SHAPE[0] * SHAPE[1]).reshape(SHAPE)
-    return data, cumem.array(data, kind=kind)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("which", ["both", "dst_rows", "src_rows"])
@@ -78,38 +78,24 @@ def test_any_rows_of_any_layers_equal_numpys(backend: str) -> None:
 
         @given(st.data())
         def check(data: Any) -> None:
-            width = data.draw(st.one_of(st.integers(1, 40), st.integers(1, 4096)))
             dst_count, src_count = (data.draw(st.integers(1, 20)) for _ in range(2))
-            count = data.draw(st.integers(0, dst_count))
-            order = data.draw(st.permutations(range(dst_count)))[:count]
-            dst_rows = [r - data.draw(st.sampled_from([0, dst_count])) for r in order]
-            row = st.integers(-src_count, src_count - 1)
-            src_rows = data.draw(st.lists(row, min_size=count, max_size=count))
-            kinds = data.draw(st.tuples(*[st.sampled_from(REACHED)] * 2))
-            gap = data.draw(st.integers(0, 3))
-            one_memory = data.draw(st.booleans())
-            wholes, targets, sources, wanted = [], [], [], []
-            for layer in range(data.draw(st.integers(1, 3))):
-                whole = numbers(40 * (width + gap), layer).reshape(40, width + gap)
-                first = values.put(whole, kinds[0])
-                second = first if one_memory else values.put(whole, kinds[1])
-                start = data.draw(st.integers(0, 20))
-                targets.append(first[start : start + dst_count, :width])
-                sources.append(second[:src_count, :width])
-                read = whole[:src_count, :width].copy()
-                whole = whole.copy()
-                whole[start : start + dst_count, :width][order] = read[src_rows]
-                wanted.append(whole)
-                wholes.append(first)
-            dtypes = data.draw(st.tuples(*[st.sampled_from(["i1", "i4", "i8"])] * 2))
+            dst_rows = draw_target_rows(data, dst_count)
+            src_rows = draw_source_rows(data, src_count, len(dst_rows))
+            made = draw_layers(
+                data,
+                draw_width(data),
+                [(dst_count, src_count)] * data.draw(st.integers(1, 3)),
+                (dst_rows, src_rows),
+                st.integers(0, 20),
+            )
+            dtypes = draw_dtypes(data)
             cumem.copy_rows(
-                targets,
-                sources,
+                made.targets,
+                made.sources,
                 on_device(dst_rows, dtypes[0]),
                 on_device(src_rows, dtypes[1]),
             )
-            for got, expected in zip(wholes, wanted, strict=True):
-                assert (values.get(got) == expected).all()
+            made.check()
 
         check()
 

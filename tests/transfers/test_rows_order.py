@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 from support import session, values
-from support.pieces import numbers
+from support.row_tables import ORDER, table
 
 import cumem
 
@@ -20,13 +20,6 @@ pytestmark = [
     # A driver without the operation fences what others may use with the whole device.
     pytest.mark.by_driver("context_record_event"),
 ]
-
-ORDER = np.random.default_rng(4).permutation(100)
-
-
-def table(kind: str = "pinned") -> tuple[np.ndarray, cumem.Buffer]:
-    data = numbers(100 * 40).reshape(100, 40)
-    return data, cumem.array(data, kind=kind)  # type: ignore[call-overload]
 
 
 def test_rows_come_after_what_the_buffers_wait_for(emulated) -> None:
