@@ -123,16 +123,55 @@ def layout(
         rng.shuffle(axes)
         steps = [rng.choice((1, 1, 1, 1, -1, 2, 3)) for _ in shape]
         pads = [rng.choice((0, 0, 0, 1, 5)) for _ in shape]
+    make = placed(rng, dtype, shape, (axes, steps, pads), (0, nbytes), 16)
+    if make is None:
+        raise ValueError(f"{nbytes} bytes have no room for {shape} of {dtype}")
+    return make
+
+
+def placed(
+    rng: random.Random,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    order: tuple[list[int], list[int], list[int]],
+    span: tuple[int, int],
+    align: int,
+) -> Make | None:
+    """Choose where an array lies within a span of bytes.
+
+    Parameters
+    ----------
+    rng : random.Random
+        What chooses.
+    dtype, shape
+        Those of the array.
+    order : tuple
+        The axes from the slowest to the fastest, the step of each axis, which may be
+        negative, and how many items lie behind each. If there is no room for this, the
+        items lie in C order without gaps.
+    span : tuple of int
+        Where the span begins in the memory, and how many bytes it has.
+    align : int
+        Of how many bytes the distance from the begin of the span is a multiple.
+
+    Returns
+    -------
+    callable or None
+        A function that makes the array as a view of the bytes of some memory, or None if
+        there is no room for it.
+    """
+    axes, steps, pads = order
+    begin, room = span
     big = tuple(
         n * max(step, 1) + (0 if step < 0 else pad)
         for n, step, pad in zip(shape, steps, pads, strict=True)
     )
+    if math.prod(big) * dtype.itemsize > room:
+        axes, big, steps = list(range(len(shape))), shape, [1] * len(shape)
     total = math.prod(big) * dtype.itemsize
-    if total > nbytes:
-        axes, big = list(range(len(shape))), shape
-        steps = [1] * len(shape)
-        total = math.prod(big) * dtype.itemsize
-    begin = rng.randrange((nbytes - total) // 16 + 1) * 16
+    if total > room:
+        return None
+    first = begin + rng.randrange((room - total) // align + 1) * align
     inverse = tuple(axes.index(i) for i in range(len(axes)))
     index = tuple(
         slice(None, None, -1) if step < 0 else slice(0, n * step, step)
@@ -141,7 +180,7 @@ def layout(
     laid = tuple(big[axis] for axis in axes)
 
     def make(memory: Any) -> Any:
-        view = memory[begin : begin + total].view(dtype).reshape(laid)
+        view = memory[first : first + total].view(dtype).reshape(laid)
         return view.transpose(*inverse)[index]
 
     return make

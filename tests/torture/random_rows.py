@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from torture.boxes import Make
+from torture.boxes import Make, placed
 
 #: Rows are copied as they are, so only the sizes and the fields of dtypes matter.
 DTYPES = (
@@ -39,11 +39,7 @@ def lay(
 ) -> Make | None:
     """Choose how an array lies within `room` bytes: with gaps, turned, at any address.
 
-    Returns
-    -------
-    callable or None
-        A function that makes the array as a view of the bytes of some memory, or None if
-        there is no room for it.
+    Returns what `placed` returns.
     """
     axes = list(range(len(shape)))
     steps, pads = [1] * len(shape), [0] * len(shape)
@@ -54,29 +50,8 @@ def lay(
         steps[-1] = rng.choice((-1, 2))
     if rng.random() < 0.1:
         rng.shuffle(axes)
-    big = tuple(
-        n * max(step, 1) + (0 if step < 0 else pad)
-        for n, step, pad in zip(shape, steps, pads, strict=True)
-    )
-    if math.prod(big) * dtype.itemsize > room:
-        axes, big, steps = list(range(len(shape))), shape, [1] * len(shape)
-    total = math.prod(big) * dtype.itemsize
-    if total > room:
-        return None
     align = rng.choice((1, 16, dtype.itemsize))
-    first = begin + rng.randrange((room - total) // align + 1) * align
-    inverse = tuple(axes.index(i) for i in range(len(axes)))
-    index = tuple(
-        slice(None, None, -1) if step < 0 else slice(0, n * step, step)
-        for n, step in zip(shape, steps, strict=True)
-    )
-    laid = tuple(big[axis] for axis in axes)
-
-    def make(memory: Any) -> Any:
-        view = memory[first : first + total].view(dtype).reshape(laid)
-        return view.transpose(*inverse)[index]
-
-    return make
+    return placed(rng, dtype, shape, (axes, steps, pads), (begin, room), align)
 
 
 def halves(make: Make, layer: int) -> Make:
