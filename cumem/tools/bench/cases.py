@@ -255,6 +255,12 @@ class _Bench:
             case _:
                 return _core.empty_device(nbytes, np.uint8, device=device)
 
+    def two_ends(self, kind: str, nbytes: int) -> tuple[Any, Any]:
+        """Return memory of a kind and as much of the device, for copies between them."""
+        host = self.allocate(kind, nbytes)
+        _host_view(host)[:] = 0  # touches every page before the clock starts
+        return host, self.allocate("device", nbytes)
+
     def empty_pools(self) -> None:
         """Give back all dropped memory, so that the next allocation is a first one."""
         trim()  # queues what the dropped blocks still have to wait for
@@ -278,9 +284,7 @@ class _Bench:
         """Measure copies to and from the device through one pair of buffers."""
         sizes = self.plan.sizes
         try:
-            host = self.allocate(kind, sizes[-1])
-            _host_view(host)[:] = 0  # touches every page before the clock starts
-            target = self.allocate("device", sizes[-1])
+            host, target = self.two_ends(kind, sizes[-1])
         except REFUSALS as error:
             yield from self._skip("copy", kind, ("h2d", "d2h"), sizes, error)
             return
@@ -300,9 +304,7 @@ class _Bench:
         """Measure rows by random numbers on both sides, to and from the device."""
         sizes = self.plan.row_sizes
         try:
-            host = self.allocate(kind, sizes[-1])
-            _host_view(host)[:] = 0  # touches every page before the clock starts
-            target = self.allocate("device", sizes[-1])
+            host, target = self.two_ends(kind, sizes[-1])
         except REFUSALS as error:
             yield from self._skip("rows", kind, ("h2d", "d2h"), sizes, error)
             return
