@@ -2,8 +2,8 @@
 /* How long a thread pauses before it asks again whether the device is done. The pause
  * is in proportion to how long the work has taken already, so that a short copy does
  * not become long, and the device is not asked thousands of times during a long one.
- * Example: after 100 us the next look is 3.1 us later, and the answer is late by at
- * most 3 %; after 100 ms it is 300 us later. */
+ * Example: after 200 us the next look is 1.6 us later, and after 100 ms it is 300 us
+ * later, so the answer is late by less than 1 %. */
 #pragma once
 
 #include <sched.h>
@@ -11,6 +11,7 @@
 #include "base/thread.h"
 
 enum {
+    CM_BACKOFF_PART = 128, /* of the time that has passed is the pause */
     CM_BACKOFF_LEAST_NS = 500,
     CM_BACKOFF_MOST_NS = 300 * 1000,
     /* Shorter pauses are not slept, since timers are late. */
@@ -24,9 +25,7 @@ enum {
 static inline uint64_t
 cm_backoff_ns(uint64_t elapsed_ns)
 {
-    /* From a millisecond on the pause is a smaller part of the time that has passed, so
-     * that the answer is late by less than 1 %. */
-    uint64_t gap = elapsed_ns < 1000000 ? elapsed_ns / 32 : elapsed_ns / 128;
+    uint64_t gap = elapsed_ns / CM_BACKOFF_PART;
     if (gap < CM_BACKOFF_LEAST_NS) {
         return CM_BACKOFF_LEAST_NS;
     }

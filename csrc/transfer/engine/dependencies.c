@@ -53,17 +53,20 @@ cm_job_wait_stream(cm_job *job)
 {
     cm_engine *engine = job->engine;
     int device = job->stream->device;
+    /* A thread that does nothing else asks until the event is over. Others may sleep
+     * until then. */
+    cm_event_sort sort = job->in_background ? CM_WAITED : CM_POLLED;
     bool idle = false;
     cm_status status = cm_rt_stream_query(engine->rt, job->stream->handle, &idle);
     if (cm_is_ok(status) && !idle && job->idle_event == 0) {
-        CM_TRY(cm_cache_take_event(engine, device, CM_WAITED, &job->idle_event));
+        CM_TRY(cm_cache_take_event(engine, device, sort, &job->idle_event));
         status = cm_rt_event_record(engine->rt, job->idle_event, job->stream->handle);
     }
     if (cm_is_ok(status) && !idle) {
         status = cm_job_wait_event(job, device, job->idle_event);
     }
     if (job->wait == CM_WAIT_NONE) {
-        cm_cache_give_event(engine, device, CM_WAITED, job->idle_event);
+        cm_cache_give_event(engine, device, sort, job->idle_event);
         job->idle_event = 0;
     }
     return status;
