@@ -5,7 +5,8 @@
 # where packages can be had, bring .gpu/ along, then
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
-#                            cores | many | rows_kernel | casting | pipelines | managed |
+#                            cores | many | rows | rows_beside | rows_kernel |
+#                            casting | pipelines | managed |
 #                            loading | offloading | doors | cupy_pool | numpy_pinned |
 #                            numpy_tests | training | files | safetensors | two |
 #                            current | views |
@@ -98,6 +99,14 @@ run_cores() {
 
 run_many() {
     "$PYTHON" benchmarks/many.py --json "$OUT/many.json"
+}
+
+run_rows() {
+    "$PYTHON" benchmarks/rows.py --json "$OUT/rows.json"
+}
+
+run_rows_beside() {
+    "$PYTHON" benchmarks/rows_beside.py --json "$OUT/rows-beside.json"
 }
 
 run_rows_kernel() {
@@ -301,8 +310,9 @@ install || {
 }
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
-    steps=(ceilings calls views transfer threads cores many rows_kernel casting pipelines managed
-        loading offloading doors cupy_pool numpy_pinned numpy_tests training files safetensors bench tests
+    steps=(ceilings calls views transfer threads cores many rows rows_beside rows_kernel
+        casting pipelines managed loading offloading doors cupy_pool numpy_pinned numpy_tests
+        training files safetensors bench tests
         interop fork recording epoch doctor sanitizer stress stress_transfers torture rows_random
         corruption)
 fi

@@ -65,6 +65,18 @@ def test_benchmark_of_rows_runs_and_says_that_it_is_emulated(tmp_path: Path) -> 
         assert case["seconds"]["cumem"] > 0
 
 
+def test_benchmark_of_rows_beside_a_product_runs_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    results = run_quick("rows_beside.py", tmp_path)
+    assert results["missing"] == {"triton": "needs a GPU"}
+    ways = {(case["direction"], case["beside"]) for case in results["cases"]}
+    assert {("up", "cumem"), ("down", "cumem"), ("up", "copy engine")} <= ways
+    for case in results["cases"]:
+        assert not case["error"]
+        assert case["product_us"] > 0
+
+
 def test_benchmark_of_managed_memory_runs_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:

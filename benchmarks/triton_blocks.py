@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Triton kernel that copies blocks in the way of vLLM's offloading, for rows_beside.py.
+
+Few programs go over a list of jobs. A job is two addresses and a length. A program copies
+it in chunks of 8-byte words, one for each of its threads at a time. vLLM starts 12 programs
+for blocks that go to the GPU.
+"""
+
+import triton
+import triton.language as tl
+
+PROGRAMS = 12
+
+
+@triton.jit
+def copy_blocks(sources, targets, lengths, count, chunk: tl.constexpr):
+    """Copy `lengths[i]` bytes from `sources[i]` to `targets[i]`, for each job."""
+    job = tl.program_id(0)
+    lanes = tl.arange(0, chunk // 8)
+    while job < count:
+        source = tl.load(sources + job).to(tl.pointer_type(tl.int64))
+        target = tl.load(targets + job).to(tl.pointer_type(tl.int64))
+        words = tl.load(lengths + job) // 8
+        for begin in range(0, words, chunk // 8):
+            at = begin + lanes
+            inside = at < words
+            tl.store(target + at, tl.load(source + at, mask=inside), mask=inside)
+        job += tl.num_programs(0)
