@@ -8,8 +8,9 @@ Rows of one length in random order, with their numbers on the host when a call b
 of a table, ordinary or page-locked, to a GPU; and blocks of a cache, random on both sides,
 between page-locked memory and a GPU. Each case is verified. In the same run: one
 cudaMemcpyBatchAsync of the rows, a loop of copies by PyTorch, PyTorch's gather into
-page-locked memory with a copy from there, and the gather of the host's threads alone, which
-moves nothing to a GPU (by PyTorch, or by NumPy's one thread without it). The table has a
+page-locked memory with a copy from there, a kernel written by hand to which the numbers are
+copied first, and the gather of the host's threads alone, which moves nothing to a GPU (by
+PyTorch, or by NumPy's one thread without it). The table has a
 line for each case, with the fastest of the others that move the same bytes. On the emulated
 device the script runs and says so: the figures are then not a GPU's.
 """
@@ -31,6 +32,7 @@ from cumem.units import format_nbytes
 
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 import many
+import rows_by_hand
 from measure import Call, Run, times_of
 
 KIB = 1 << 10
@@ -41,8 +43,9 @@ CASES: list[tuple[str, tuple[str, ...], list[float], int]] = [
     ("pinned table", ("up",), [0.25, 0.5, 2, 4, 32, 256], 100_000),
     ("blocks", ("up", "down"), [4, 8, 16, 32, 64], 100_000),
     ("few blocks", ("up", "down"), [4, 8, 16, 32, 64], 2_000),
+    ("one block", ("up", "down"), [4], 1),
 ]
-LIBRARIES = ("cumem", "batch", "torch loop", "torch gather", "gather alone")
+LIBRARIES = ("cumem", "batch", "by hand", "torch loop", "torch gather", "gather alone")
 MOST_LOOPED = 2_000  # rows: a loop of more takes too long
 CHECKED_ROWS = 1_000  # of those that others than cumem have copied
 PATTERN_NBYTES = 67_108_859  # a prime number, so that no two rows are equal
@@ -192,6 +195,29 @@ class Bench:
             ]
             return self.peers["batch"].batch(*ends, case.nbytes)
 
+        def by_hand() -> Call:
+            cupy = self.peers["cupy"]
+            kernel, stream = rows_by_hand.kernel(cupy), cupy.cuda.Stream()
+            given = [np.ascontiguousarray(each, "i8") for each in (places, src_rows)]
+            sheet = cumem.empty_pinned((2, case.count), "i8")
+            numbers = cupy.empty(sheet.shape, "i8")
+            of_both = list(numbers)
+            ends = [np.uint64(end.ptr) for end in (dst, src)]
+            sizes = np.int64(case.count), np.int64(case.nbytes // 16)
+            launch = (rows_by_hand.BLOCKS,), (rows_by_hand.THREADS,)
+            rows = np.asarray(sheet)
+
+            def call() -> None:
+                rows[0], rows[1] = given
+                cupy.cuda.runtime.memcpyAsync(
+                    numbers.data.ptr, sheet.ptr, sheet.nbytes, 1, stream.ptr
+                )
+                with stream:
+                    kernel(*launch, (*ends, *of_both, *sizes))
+                stream.synchronize()
+
+            return call
+
         def tensor(end: Any) -> Any:
             torch = self.peers["torch"]
             if isinstance(end, cumem.DeviceBuffer):
@@ -233,6 +259,8 @@ class Bench:
         made: dict[str, Callable[[], Call]] = {"cumem": ours}
         if "batch" in self.peers and case.key != "ordinary table":
             made["batch"] = batch
+        if "cupy" in self.peers and case.key != "ordinary table":
+            made["by hand"] = by_hand
         if "torch" in self.peers and case.is_table:
             made["torch gather"] = torch_gather
         if "torch" in self.peers and case.count <= MOST_LOOPED:

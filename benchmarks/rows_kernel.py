@@ -27,6 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from support import testing  # before cumem, for the core that launches the kernel
 
 # isort: split
+import rows_by_hand
 from measure import Run, times_of
 
 import cumem
@@ -41,34 +42,6 @@ SMS_LENGTHS = [512, 4096, 65536]
 FEW_ROWS = [200, 2000]
 ODD_LENGTHS = [100, 132, 528, 656, 4095]
 ROUNDS = 3
-ANCHOR_BLOCKS, ANCHOR_THREADS = 32, 1024
-
-#: A warp copies a row, with four loads of 16 bytes under way in each thread.
-ANCHOR = r"""
-extern "C" __global__ void rows(char *dst, const char *src, const long long *dst_rows,
-                                const long long *src_rows, long long count,
-                                long long units)
-{
-    long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    long long warps = (long long)gridDim.x * blockDim.x / 32;
-    int lane = threadIdx.x % 32;
-    for (long long i = warp; i < count; i += warps) {
-        uint4 *to = (uint4 *)(dst + dst_rows[i] * units * 16);
-        const uint4 *from = (const uint4 *)(src + src_rows[i] * units * 16);
-        long long k = lane;
-        for (; k + 96 < units; k += 128) {
-            uint4 a = __ldcs(from + k), b = __ldcs(from + k + 32);
-            uint4 c = __ldcs(from + k + 64), d = __ldcs(from + k + 96);
-            to[k] = a;
-            to[k + 32] = b;
-            to[k + 64] = c;
-            to[k + 96] = d;
-        }
-        for (; k < units; k += 32)
-            to[k] = __ldcs(from + k);
-    }
-}
-"""
 
 
 @dataclass
@@ -128,7 +101,7 @@ class Bench:
         except ImportError as error:
             self.missing["anchor"] = f"needs CuPy: {error}"
             return None
-        self.anchor = cupy.RawKernel(ANCHOR, "rows")
+        self.anchor = rows_by_hand.kernel(cupy)
         return cupy
 
     def cases(self) -> Iterator[Case]:
@@ -220,7 +193,7 @@ class Bench:
         cupy = self.cupy
         arrays = [cupy.asarray(each) for each in (dst, src, *numbers)]
         sizes = np.int64(case.count), np.int64(case.nbytes // 16)
-        blocks = case.max_sms or ANCHOR_BLOCKS
+        blocks = case.max_sms or rows_by_hand.BLOCKS
         if case.direction == "within" and not case.max_sms:
             count = cupy.cuda.Device().attributes["MultiProcessorCount"]
             blocks = 2 * count
@@ -231,7 +204,7 @@ class Bench:
             for _ in range(ROUNDS):
                 start, end = cupy.cuda.Event(), cupy.cuda.Event()
                 for i in range(repeat + 1):
-                    self.anchor((blocks,), (ANCHOR_THREADS,), (*arrays, *sizes))
+                    self.anchor((blocks,), (rows_by_hand.THREADS,), (*arrays, *sizes))
                     if i == 0:
                         start.record(stream)
                 end.record(stream)
