@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support import session, values
 from support.pieces import numbers, shuffled
 from support.strategies import KINDS
+from support.tuning import tuned
 
 import cumem
 
@@ -177,31 +178,68 @@ def test_ordinary_memory_goes_in_few_pieces(emulated, down) -> None:
     handle.wait()
     assert handle.route == "staged-table"
     assert session.testing.fault_count("kernel_launch") <= 8
-    # On the way up there is one copy for each page-locked chunk, whose contents a
-    # kernel then distributes.
-    assert session.testing.fault_count("copy_async") == (0 if down else 2)
+    # There is one copy for each page-locked chunk, whose contents a kernel distributes
+    # on the way up, and has gathered on the way down.
+    assert session.testing.fault_count("copy_async") == 2
     expected = np.zeros_like(data)
     for d, s in places:
         expected[d] = data[s]
     assert (values.get(device if not down else host) == expected).all()
 
 
+@pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize("room", ["plenty", "little"])
-def test_long_runs_of_a_chunk_go_up_in_one_copy(emulated, room) -> None:
+def test_long_runs_of_a_chunk_go_in_one_copy(emulated, room, down) -> None:
     data = numbers(4 << 20)
     pieces = np.split(data, 32)  # Each piece has 128 KiB, and each chunk 512 KiB.
-    targets = [cumem.zeros(piece.size + 64, "u1")[64:] for piece in pieces]
+    there = [cumem.zeros(piece.size + 64, "u1")[64:] for piece in pieces]
+    here = [np.zeros_like(piece) for piece in pieces] if down else pieces
+    if down:
+        cumem.copy_many(list(zip(there, pieces, strict=True)))
+    ends = (here, there) if down else (there, here)
     if room == "little":
         cumem.set_limit("device", 10 << 20)
     try:
         session.testing.plan_fault(None, 0)
-        cumem.copy_many_async(list(zip(targets, pieces, strict=True))).wait()
+        cumem.copy_many_async(list(zip(*ends, strict=True))).wait()
         copies = session.testing.fault_count("copy_async")
     finally:
         cumem.set_limit("device", None)
     assert copies == (8 if room == "plenty" else 32)
-    for target, piece in zip(targets, pieces, strict=True):
+    for target, piece in zip(ends[0], pieces, strict=True):
         assert (values.get(target) == piece).all()
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_long_runs_are_copied_one_by_one_without_a_kernel(emulated, down) -> None:
+    data = numbers(4 << 20)
+    pieces = np.split(data, 32)
+    there = [values.put(piece, "device") for piece in pieces]
+    here = [piece + 1 for piece in pieces]
+    ends = (here, there) if down else (there, here)
+    lacks_compiler = 221  # CUDA_ERROR_JIT_COMPILER_NOT_FOUND
+    session.testing.plan_fault("module_load", 1, lacks_compiler, repeat=True)
+    cumem.copy_many(list(zip(*ends, strict=True)))
+    assert session.testing.fault_count("copy_async") == 32
+    session.testing.plan_fault(None, 0)
+    for one, other in zip(*ends, strict=True):
+        assert (values.get(one) == values.get(other)).all()
+
+
+def test_runs_that_fill_chunks_lie_among_shorter_ones(runtime) -> None:
+    """Test chunks of many runs, which go by a kernel, between chunks of a single run,
+    which do not, in both directions.
+    """
+    random = np.random.default_rng(3)
+    sizes = random.choice([700, 60_000, 1 << 20, (1 << 20) + 3], 60).tolist()
+    data = [numbers(size, i) for i, size in enumerate(sizes)]
+    there = [cumem.zeros(size, "u1") for size in sizes]
+    here = [np.zeros_like(piece) for piece in data]
+    with tuned(chunk_nbytes="256 KiB", chunk_min_nbytes="64 KiB"):
+        cumem.copy_many(list(zip(there, data, strict=True)))
+        cumem.copy_many(list(zip(here, there, strict=True)))
+    for got, piece in zip(here, data, strict=True):
+        assert (got == piece).all()
 
 
 def test_long_pieces_go_by_the_copy_engine(emulated) -> None:

@@ -186,7 +186,8 @@ cm_job_try_pair(cm_job *job)
 {
     enum { PLENTY = 8 }; /* the pool has plenty if as many such pairs would fit */
     cm_pool *pool = job->engine->device_pools[job->plan.device];
-    if (job->block != NULL || job->plan.is_download || job->plan.piece_count < 2
+    bool is_download = job->plan.is_download && job->many == NULL;
+    if (job->block != NULL || is_download || job->plan.piece_count < 2
         || job->targets != NULL) {
         return cm_ok();
     }

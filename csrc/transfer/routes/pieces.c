@@ -337,14 +337,16 @@ next_run(slot_walk *walk, device_run *out)
 /* Queue the copy of one run of a slot between the slot and the run's place. That place
  * is device memory, or host memory that only a kernel writes in the order of a stream.
  * If the slot is ordinary memory the runtime reads or writes it. `there` is the block
- * on the device in which the bytes already are, or 0. */
+ * on the device that stands in for the slot, or 0. */
 static cm_status
 move_slot_run(cm_job *job, const cm_slot *s, cm_address there, cm_table *table,
               const device_run *run)
 {
     bool up = job->many->way == CM_MANY_UP;
     if (there != 0) {
-        return cm_table_add(table, run->place, there + run->at, run->nbytes);
+        cm_address packed = there + run->at;
+        return up ? cm_table_add(table, run->place, packed, run->nbytes)
+                  : cm_table_add(table, packed, run->place, run->nbytes);
     }
     bool on_device = cm_piece_end_is_on_device(run->end);
     /* Rows that lie one behind the other are all of their slot, and need no kernel. */
@@ -384,19 +386,31 @@ cm_many_move_slot(cm_job *job, const cm_slot *s, cm_address block)
 }
 
 bool
-cm_many_can_go_by_block(const cm_many *many, const cm_slot *s)
+cm_many_can_load_kernel(cm_job *job)
+{
+    uint64_t function;
+    return !cm_kernels_lack_compiler(cm_kernels_find(
+        &job->engine->kernels, CM_KERNEL_TABLE, job->many->device, &function));
+}
+
+uint64_t
+cm_many_count_device_runs(const cm_many *many, const cm_slot *s, cm_address *whole)
 {
     slot_walk walk = walk_slot(many, s);
     uint64_t count = 0;
     device_run run;
+    *whole = 0;
     while (next_run(&walk, &run)) {
         if (!cm_piece_end_is_on_device(run.end)) {
-            return false;
+            return 0;
+        }
+        if (run.nbytes == s->piece.run_nbytes) {
+            *whole = run.place;
         }
         count++;
         if (many->rows != NULL && count > 1) {
-            return true; /* the ends of all layers are of one kind */
+            break; /* the ends of all layers are of one kind */
         }
     }
-    return count > 1;
+    return count;
 }

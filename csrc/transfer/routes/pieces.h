@@ -27,12 +27,17 @@ CM_NODISCARD cm_status cm_many_plan_rows(cm_job *job);
  * the host touches ordinary memory.
  * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_many_probe_pages(const cm_many *many);
-/* True if a slot on the way to the device holds several runs, all of them for memory of
- * the device. */
-bool cm_many_can_go_by_block(const cm_many *many, const cm_slot *s);
+/* Count the runs of a slot that lie in memory of the device. Returns 0 if one of them
+ * lies elsewhere. With rows by their numbers the count ends at 2. Sets *whole to where
+ * the run begins that fills the slot, or to 0 if none does. */
+uint64_t cm_many_count_device_runs(const cm_many *many, const cm_slot *s,
+                                   cm_address *whole);
+/* True unless the driver lacks the compiler for the kernel that moves a slot's runs.
+ * Without it each long run is copied by itself, and short ones fail. */
+bool cm_many_can_load_kernel(cm_job *job);
 /* Queue the device's half of a slot. On the way up the bytes go from the slot to where
- * they belong, or from `block` if they are in device memory already (else 0). On the
- * way down they go from their places to the slot.
+ * they belong, and on the way down from their places to the slot. If `block` is not 0,
+ * it is device memory that stands in for the slot.
  * Fails: copy_async, the launch of the kernel; with ring->refused, if a kernel would
  * have to reach a slot of ordinary memory. */
 CM_NODISCARD cm_status cm_many_move_slot(cm_job *job, const cm_slot *s,

@@ -181,6 +181,14 @@ send_piece(cm_job *job, const cm_slot *s)
     return cm_job_copy_layout(job, job->stream, &unpack, job->dst.address, from);
 }
 
+/* Take the pair of blocks through which the runs of slots pass on the device, if the
+ * driver has the kernel for that and memory allows it. */
+static cm_status
+try_pair_for_runs(cm_job *job)
+{
+    return cm_many_can_load_kernel(job) ? cm_job_try_pair(job) : cm_ok();
+}
+
 /* Queue the copies that bring the several runs of a slot to their places. The link
  * stands still for some microseconds between two copies, so all runs go to a block in
  * one copy if possible, and a kernel places them while the next slot is on its way. */
@@ -188,9 +196,11 @@ static cm_status
 send_runs(cm_job *job, const cm_slot *s)
 {
     cm_address block = 0;
-    bool together = s->pinned != NULL && cm_many_can_go_by_block(job->many, s);
+    cm_address whole;
+    bool together =
+        s->pinned != NULL && cm_many_count_device_runs(job->many, s, &whole) > 1;
     if (together) {
-        CM_TRY(cm_job_try_pair(job));
+        CM_TRY(try_pair_for_runs(job));
     }
     if (together && job->has_pair) {
         CM_TRY(cm_job_take_device_block(job, job->ring->passed, &block));
@@ -255,10 +265,57 @@ fetch_piece(cm_job *job, const cm_slot *s)
                            cm_layout_nbytes(&pack));
 }
 
+/* Let a kernel gather the runs of a slot in a half of the job's block, once the copy
+ * that read this half last is over. The side comes after the kernel. */
+static cm_status
+gather_runs(cm_job *job, const cm_slot *s, cm_address *out)
+{
+    cm_ring *ring = job->ring;
+    uint64_t number = ring->begun - 1;
+    CM_TRY(cm_job_take_device_block(job, number, out));
+    if (number >= 2) {
+        CM_TRY(cm_stream_wait_event(job->stream, cm_slot_at(ring, number - 2)->event));
+    }
+    CM_TRY(cm_many_move_slot(job, s, *out));
+    return cm_job_chain_streams(job, job->stream, job->sides[job->plan.device].stream);
+}
+
+/* Queue the copies that bring the runs of a slot into it, the reverse of send_runs().
+ * All that crosses the link is on the side, one copy for each slot, while a kernel on
+ * the job's own stream gathers the runs of the next slot. Where that is not possible,
+ * each long run is a copy of its own, and a kernel writes the short ones over the
+ * bus. */
+static cm_status
+fetch_runs(cm_job *job, cm_slot *s)
+{
+    cm_runtime *rt = job->engine->rt;
+    cm_address from;
+    uint64_t count = cm_many_count_device_runs(job->many, s, &from);
+    bool by_side = s->pinned != NULL && count > 0 && job->many->rows == NULL;
+    if (by_side) {
+        CM_TRY(try_pair_for_runs(job));
+    }
+    if (!by_side || !job->has_pair) {
+        CM_TRY(cm_job_join_sides(job));
+        CM_TRY(cm_many_move_slot(job, s, 0));
+        return cm_rt_event_record(rt, s->event, job->stream->handle);
+    }
+    CM_TRY(cm_job_open_side(job, job->plan.device, NULL));
+    if (from == 0) {
+        CM_TRY(gather_runs(job, s, &from));
+    }
+    cm_stream *side = cm_job_use_side(job, job->plan.device);
+    CM_TRY(cm_job_copy_run(job, side, (uintptr_t)s->host, from, s->piece.run_nbytes));
+    return cm_rt_event_record(rt, s->event, side->handle);
+}
+
 static cm_status
 fetch_slot(cm_job *job, cm_slot *s)
 {
-    CM_TRY(job->many != NULL ? cm_many_move_slot(job, s, 0) : fetch_piece(job, s));
+    if (job->many != NULL) {
+        return fetch_runs(job, s);
+    }
+    CM_TRY(fetch_piece(job, s));
     return cm_rt_event_record(job->engine->rt, s->event, job->stream->handle);
 }
 
@@ -302,7 +359,7 @@ convert_on_device_if_memory_allows(cm_job *job)
                         job->src_facts, options);
 }
 
-/* In a download the stream keeps everything in order, and no memory is taken ahead. */
+/* A download takes its memory on the device when it needs it. */
 cm_status
 cm_staged_reserve(cm_job *job)
 {
@@ -344,5 +401,6 @@ cm_job_copy_staged(cm_job *job)
         CM_TRY(cm_job_populate_ahead(job));
     }
     CM_TRY(cm_ring_create(job));
-    return cm_ring_run(job, way_of(job), false);
+    CM_TRY(cm_ring_run(job, way_of(job), false));
+    return cm_job_join_sides(job);
 }
