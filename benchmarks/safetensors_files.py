@@ -8,8 +8,10 @@ A file with the tensors of a language model and one of many small tensors, both 
 cache, are loaded into tensors on the GPU by cumem, by safetensors.torch, and by
 safetensors.numpy with a copy. Two shards of such a model are also loaded by
 InstantTensor, in each of its ways to read the page cache. All tensors are compared bit
-for bit. The link is the CUDA runtime's own copy from pinned memory in the same run. On
-the emulated device it runs and says so: the figures are then not a GPU's.
+for bit. `first_load.py` loads the model's files in processes of their own, because only
+the first load of a process makes the memory that later ones use again. The link is the
+CUDA runtime's own copy from pinned memory in the same run. On the emulated device it runs
+and says so: the figures are then not a GPU's.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ import argparse
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import math
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -40,6 +44,7 @@ sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 GIB = 1 << 30
+FIRST_LOAD = Path(__file__).parent / "first_load.py"
 LIBRARIES = ("torch", "safetensors.torch", "safetensors.numpy", "instanttensor")
 BUFFERED = ("MMAP", "URING_BUFFERED", "AIO_BUFFERED")  # InstantTensor's ways
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -63,6 +68,9 @@ class Case:
     first, seconds, spread : dict
         By library: seconds of the first call, best of the others, their median over
         their best.
+    fresh : dict
+        By library: for each of several fresh processes the seconds of ``"import"``,
+        ``"context"`` and ``"load"``, its first load of these files.
     errors : dict
         Why a library has no time.
     """
@@ -74,6 +82,7 @@ class Case:
     first: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
+    fresh: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
 
@@ -206,6 +215,14 @@ class Bench:
         case.spread[library] = statistics.median(times[1:]) / min(times[1:])
         return result
 
+    def time_fresh(self, case: Case, library: str, files: list[str]) -> None:
+        """Measure the first load of a library in processes of their own."""
+        command = [sys.executable, str(FIRST_LOAD), library, *files]
+        case.fresh[library] = [
+            json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+            for _ in range(1 if self.little else 3)
+        ]
+
     def cases(self, key: str, arrays: Arrays) -> list[Case]:
         """Load and save one file."""
         path = self.folder / f"{key}.safetensors"
@@ -217,6 +234,7 @@ class Bench:
         check(ours, arrays)
         self.save(save, "cumem", ours, path)
         del ours
+        self.time_fresh(load, "cumem", [str(path)])
         self.numpy(load, path, arrays)
         if "torch" in self.peers:
             self.torch(load, save, path, arrays)
@@ -301,6 +319,8 @@ class Bench:
         theirs = self.time(case, "safetensors.torch", load_all)
         compare(self.peers["torch"], ours, theirs)
         del theirs
+        for library in ("cumem", "cumem, torch", "safetensors.torch"):
+            self.time_fresh(case, library, files)
         for way in BUFFERED if "instanttensor" in self.peers else ():
             theirs = self.time(
                 case, f"instanttensor, {way}", lambda way=way: self.instant(files, way)
@@ -430,6 +450,14 @@ def line(case: Case, links: dict[str, float]) -> str:
             f"{100 * rate / links[case.direction]:>4.0f} % of the link, first call "
             f"{case.first[library] * 1e3:.0f} ms, "
             f"{seconds / case.tensors * 1e6:.1f} us a tensor"
+        )
+    for library, runs in case.fresh.items():
+        best = min(runs, key=lambda run: run["load"])
+        rate = case.nbytes / best["load"]
+        rows.append(
+            f"  {library:<20}{best['load'] * 1e3:>10.1f} ms {rate / 1e9:>7.1f} GB/s, the "
+            f"first load of a process, after {best['import'] * 1e3:.0f} ms of imports "
+            f"and {best['context'] * 1e3:.0f} for the context"
         )
     rows += [f"  {library:<20}{error}" for library, error in case.errors.items()]
     return "\n".join(rows)

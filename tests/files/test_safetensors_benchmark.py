@@ -56,6 +56,8 @@ def test_benchmark_of_safetensors_runs_and_says_that_it_is_emulated(
     for case in results["cases"]:
         assert case["errors"] == {}
         assert case["seconds"]["cumem"] > 0
+        if case["direction"] == "up":
+            assert all(run["load"] > 0 for run in case["fresh"]["cumem"])
     assert os.listdir(tmp_path) == ["results.json"]
 
 

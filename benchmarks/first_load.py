@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time the first load of safetensors files in this process, and print it as JSON.
+
+    python benchmarks/first_load.py "cumem, torch" a.safetensors b.safetensors
+
+`safetensors_files.py` starts this program several times, since a process has only one
+first load. The clock of the load begins once the libraries are imported and the driver has
+made its context, which every program pays, whatever it loads with; both are timed apart.
+Everything else is in the load: memory of the device, page-locked memory and threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import time
+from typing import Any
+
+LIBRARIES = ("cumem", "cumem, torch", "safetensors.torch")
+
+
+def main() -> None:
+    """Load the files once and print the seconds of each step."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", choices=LIBRARIES)
+    parser.add_argument("files", nargs="+")
+    options = parser.parse_args()
+    with_torch = "torch" in options.library
+    steps = [time.perf_counter()]
+    module = importlib.import_module(options.library.partition(",")[0])
+    torch: Any = importlib.import_module("torch") if with_torch else None
+    steps.append(time.perf_counter())
+    if with_torch:
+        torch.zeros(1, device="cuda")
+        wait = torch.cuda.synchronize
+    else:
+        module.empty(1)
+        wait = module.current_device().synchronize
+    wait()
+    steps.append(time.perf_counter())
+    if options.library == "safetensors.torch":
+        loaded = [module.load_file(file, device="cuda:0") for file in options.files]
+    else:
+        framework = "torch" if with_torch else None
+        loaded = module.load_safetensors(options.files, framework=framework)
+    wait()
+    steps.append(time.perf_counter())
+    names = ("import", "context", "load")
+    pairs = zip(names, steps, steps[1:], strict=False)
+    print(json.dumps({name: after - before for name, before, after in pairs}))
+    del loaded
+
+
+if __name__ == "__main__":
+    main()
