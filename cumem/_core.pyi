@@ -4556,6 +4556,13 @@ def _is_memory_in_flight(device: int, nbytes: int, /) -> bool:
     were given back to it on which work is still under way.
     """
 
+def _reserve(device: int, nbytes: int, /) -> None:
+    """Prepare a device's current pool for many buffers of this many bytes together.
+
+    If the pool has hardly any free memory, it grows by all of that at once. Nothing happens
+    if there is not enough memory.
+    """
+
 def _default_pool(kind: str, device: int, /) -> Pool:
     """Make a Pool object of the default pool of a device."""
 

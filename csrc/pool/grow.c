@@ -60,8 +60,7 @@
 #include "runtime/scope.h"
 
 enum {
-    CHUNK_SHARE = 500, /* a new chunk is at most 1/500 of what is held */
-    TIDY_TAKES = 300   /* takes after a growth that may prefer a hole (heap.c) */
+    TIDY_TAKES = 300 /* takes after a growth that may prefer a hole (heap.c) */
 };
 
 /* If every chunk is a segment, a growth takes at least a share of what is held, within
@@ -225,6 +224,7 @@ typedef struct place_plan {
     uint64_t made_nbytes;
     uint32_t tag; /* of the pending free spans at the place */
     uint64_t epoch;
+    uint32_t share; /* a new chunk is at most 1/share of what is held */
 } place_plan;
 
 static void
@@ -300,7 +300,7 @@ longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
 {
     uint64_t granule = pool->source->granule;
     uint64_t held = pool->counters.reserved_nbytes + plan->create_nbytes;
-    uint64_t most = (held + nbytes) / CHUNK_SHARE / granule * granule;
+    uint64_t most = (held + nbytes) / plan->share / granule * granule;
     return most < granule ? granule : most;
 }
 
@@ -409,11 +409,11 @@ finish_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
  * Fails: CM_ENOMEM; CM_ELIMIT or CM_CUDA_OUT_OF_MEMORY if no addresses are left. After
  *        a failure the plan holds nothing. */
 static cm_status
-plan_place_locked(cm_pool *pool, uint64_t size, const cm_heap_view *view,
-                  place_plan *plan)
+plan_place_locked(cm_pool *pool, uint64_t size, uint32_t share,
+                  const cm_heap_view *view, place_plan *plan)
 {
     uint64_t granule = pool->source->granule;
-    *plan = (place_plan){0};
+    *plan = (place_plan){.share = share};
     cm_heap_join_ready(&pool->heap, view);
     cm_heap_find_hole(&pool->heap, size, cm_pool_align_of(pool, size), view, true,
                       &plan->at);
@@ -560,12 +560,13 @@ fill(cm_pool *pool, place_plan *plan)
 }
 
 static cm_status
-grow_placed(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span **out)
+grow_placed(cm_pool *pool, uint64_t size, uint32_t share, const cm_stream *stream,
+            cm_heap_span **out)
 {
     place_plan plan;
     cm_spin_lock_take(&pool->lock);
     cm_heap_view view = cm_pool_view_for_locked(pool, stream);
-    cm_status status = plan_place_locked(pool, size, &view, &plan);
+    cm_status status = plan_place_locked(pool, size, share, &view, &plan);
     cm_spin_lock_give(&pool->lock);
     if (!cm_is_ok(status)) {
         fini_plan(&plan);
@@ -673,7 +674,8 @@ resolve_shares(const cm_pool *pool)
 }
 
 cm_status
-cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span **out)
+cm_pool_grow(cm_pool *pool, uint64_t size, uint32_t share, const cm_stream *stream,
+             cm_heap_span **out)
 {
     CM_NVTX("grow", size);
     if (pool->source == NULL) {
@@ -686,7 +688,7 @@ cm_pool_grow(cm_pool *pool, uint64_t size, const cm_stream *stream, cm_heap_span
         return cm_fail(CM_EOVERFLOW, size);
     }
     if (pool->source->is_placed) {
-        return grow_placed(pool, size, stream, out);
+        return grow_placed(pool, size, share, stream, out);
     }
     uint64_t least = cm_round_up_to(size, pool->source->granule);
     uint64_t step =

@@ -463,6 +463,21 @@ is_over(cm_pool *pool)
     return over;
 }
 
+/* Grow, and count the growth. Called by the grower. */
+static cm_status
+grow_now(cm_pool *pool, uint64_t size, uint32_t share, const cm_stream *stream,
+         cm_heap_span **out)
+{
+    uint64_t begin_ns = cm_now_ns();
+    cm_status status = CM_IN_SCOPE(pool->rt, pool->config.device,
+                                   cm_pool_grow(pool, size, share, stream, out));
+    cm_spin_lock_take(&pool->lock);
+    pool->counters.growth_ns += cm_now_ns() - begin_ns;
+    pool->counters.growth_count += cm_is_ok(status);
+    cm_spin_lock_give(&pool->lock);
+    return status;
+}
+
 /* Take a block from new memory, or from what another thread's growth has brought while
  * this one waited for its turn. */
 static cm_status
@@ -476,16 +491,12 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
         status = cm_fail(CM_ELIMIT, r->size);
     }
     else if (*out == NULL) {
-        uint64_t begin_ns = cm_now_ns();
-        status = CM_IN_SCOPE(pool->rt, pool->config.device,
-                             cm_pool_grow(pool, r->size, r->stream, out));
-        cm_spin_lock_take(&pool->lock);
-        pool->counters.growth_ns += cm_now_ns() - begin_ns;
+        status = grow_now(pool, r->size, CM_CHUNK_SHARE, r->stream, out);
         if (cm_is_ok(status)) {
-            pool->counters.growth_count++;
+            cm_spin_lock_take(&pool->lock);
             hand_out_locked(pool, *out, r->nbytes, false);
+            cm_spin_lock_give(&pool->lock);
         }
-        cm_spin_lock_give(&pool->lock);
     }
     cm_mutex_unlock(&pool->growing);
     return status;
@@ -610,6 +621,32 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     note_block(pool, CM_EVENT_ALLOCATE, span, stream);
     *out = &span->block;
     return cm_ok();
+}
+
+void
+cm_pool_reserve(cm_pool *pool, uint64_t nbytes)
+{
+    enum { FREE_SHARE = 8 };
+    uint64_t size;
+    if (cm_runtime_is_forked(pool->rt) || !round_size(pool, nbytes, &size)) {
+        return;
+    }
+    cm_mutex_lock(&pool->growing);
+    cm_spin_lock_take(&pool->lock);
+    bool grows =
+        pool->heap.free_nbytes + pool->counters.in_flight_nbytes < size / FREE_SHARE
+        && !cm_pool_is_over_locked(pool);
+    cm_spin_lock_give(&pool->lock);
+    cm_heap_span *span = NULL;
+    if (grows && cm_is_ok(grow_now(pool, size, CM_RESERVE_SHARE, NULL, &span))) {
+        cm_spin_lock_take(&pool->lock);
+        cm_heap_view view = cm_pool_view_locked(pool, 0);
+        (void)cm_heap_give(&pool->heap, span, span->tag, span->epoch, &view);
+        cm_pool_note_peaks_locked(pool);
+        cm_spin_lock_give(&pool->lock);
+    }
+    cm_mutex_unlock(&pool->growing);
+    CM_POOL_DEBUG_CHECK(pool);
 }
 
 cm_pool *

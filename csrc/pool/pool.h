@@ -215,6 +215,14 @@ cm_wait_check_interrupted(const cm_wait_hooks *hooks, uint64_t *asked_ns)
 CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
                                      const cm_wait_hooks *hooks, cm_block **out);
 
+/* Prepare the pool for many blocks of `nbytes` together, which the caller is about to
+ * allocate. If less than an eighth of that is free or in flight, the pool grows by all
+ * of it at once, which takes a fraction of the calls of the runtime that a growth for
+ * each block takes. Nothing happens if the runtime or a limit refuses: the caller finds
+ * out by its blocks. The call waits for no work of a device, but it may wait for a
+ * growth or a trim of another thread. */
+void cm_pool_reserve(cm_pool *pool, uint64_t nbytes);
+
 /* Hand out a block, usable on any stream, to a caller that has other memory to fall
  * back on. The block comes from memory that is free or whose work has ended. The pool
  * grows for it only if the limits leave room and no more memory is in flight than the

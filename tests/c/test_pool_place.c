@@ -564,6 +564,86 @@ test_pool_source_that_cannot_be_opened_is_tried_again(void)
     close_emulated(rt);
 }
 
+/* -- memory for many blocks ---------------------------------------------------------- */
+
+static void
+test_pool_memory_for_many_blocks_comes_in_one_growth(void)
+{
+    enum { COUNT = 10 };
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_block *blocks[COUNT];
+    cm_pool_reserve(pool, COUNT * 4 * MIB);
+    CHECK_EQ(read_counters(pool).growth_count, 1);
+    CHECK_EQ(read_counters(pool).cached_nbytes, COUNT * 4 * MIB);
+    CHECK_EQ(read_counters(pool).allocation_count, 0);
+    for (int i = 0; i < COUNT; i++) {
+        blocks[i] = take(pool, 4 * MIB, NULL);
+        check_usable(rt, blocks[i]);
+    }
+    CHECK_EQ(read_counters(pool).growth_count, 1);
+    /* A pool that has an eighth of the memory grows by what is missing, as usual. */
+    give(pool, blocks[0], NULL, 0);
+    cm_pool_reserve(pool, 32 * MIB);
+    CHECK_EQ(read_counters(pool).growth_count, 1);
+    cm_pool_reserve(pool, 40 * MIB);
+    CHECK_EQ(read_counters(pool).growth_count, 2);
+    for (int i = 1; i < COUNT; i++) {
+        give(pool, blocks[i], NULL, 0);
+    }
+    CHECK(cm_pool_check(pool));
+    cm_pool_release(pool);
+    check_nothing_live(rt);
+    close_emulated(rt);
+}
+
+/* Memory for many blocks is made in fewer chunks than that of one block. */
+static void
+test_pool_memory_for_many_blocks_has_long_chunks(void)
+{
+    uint64_t counts[2];
+    for (int together = 0; together < 2; together++) {
+        cm_runtime *rt = open_emulated(13000, 1, UINT64_C(2) << 30);
+        cm_pool *pool = open_pool(rt, DEVICE);
+        if (together) {
+            cm_pool_reserve(pool, UINT64_C(1) << 30);
+        }
+        give(pool, take(pool, UINT64_C(1) << 30, NULL), NULL, 0);
+        counts[together] = cm_faults_count(rt, CM_OP_physical_create);
+        cm_pool_release(pool);
+        close_emulated(rt);
+    }
+    CHECK_LE(counts[1], 1024 / 8);
+    CHECK_GE(counts[0], 3 * counts[1]);
+}
+
+/* Whatever call fails, the pool stays as it was, and its blocks find out by
+ * themselves. */
+static void
+test_pool_that_can_make_nothing_ahead_is_as_before(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 64 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    cm_pool_reserve(pool, 128 * MIB);
+    CHECK_EQ(read_counters(pool).reserved_nbytes, 0);
+    for (uint64_t nth = 1; nth <= 12; nth++) {
+        cm_faults_plan(rt, CM_OP_none, nth, 999, false);
+        cm_pool_reserve(pool, 16 * MIB);
+        cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+        CHECK(cm_pool_check(pool));
+        CHECK_EQ(read_counters(pool).growth_count, 0);
+        CHECK_EQ(read_counters(pool).reserved_nbytes, 0);
+    }
+    cm_block *block = take(pool, 16 * MIB, NULL);
+    check_usable(rt, block);
+    cm_pool_reserve(pool, 0);
+    cm_pool_reserve(pool, UINT64_MAX);
+    give(pool, block, NULL, 0);
+    cm_pool_release(pool);
+    check_nothing_live(rt);
+    close_emulated(rt);
+}
+
 /* clang-format off */
 MAIN(RUN(test_pool_grows_in_place)
      RUN(test_pool_moves_free_chunks_instead_of_reserving_more)
@@ -577,5 +657,8 @@ MAIN(RUN(test_pool_grows_in_place)
      RUN(test_pool_small_blocks_pin_their_chunks_only)
      RUN(test_pool_each_step_of_a_growth_may_fail)
      RUN(test_pool_each_step_of_a_growth_may_fail_for_good)
-     RUN(test_pool_source_that_cannot_be_opened_is_tried_again))
+     RUN(test_pool_source_that_cannot_be_opened_is_tried_again)
+     RUN(test_pool_memory_for_many_blocks_comes_in_one_growth)
+     RUN(test_pool_memory_for_many_blocks_has_long_chunks)
+     RUN(test_pool_that_can_make_nothing_ahead_is_as_before))
 /* clang-format on */

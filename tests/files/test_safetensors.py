@@ -347,6 +347,17 @@ def test_folder_with_an_index_and_a_file_of_its_name_is_refused(
 # -- failing ---------------------------------------------------------------------------
 
 
+def test_memory_of_all_tensors_is_made_in_one_growth(emulated, tmp_path) -> None:
+    arrays = {f"{i}": np.full(600_000, i, "f4") for i in range(12)}
+    path = cumem.save_safetensors(tmp_path / "many.safetensors", arrays)
+    with cumem.Pool("device") as pool:
+        loaded = cumem.load_safetensors(path)
+        assert pool.stats().growth_count == 1
+        for name, array in arrays.items():
+            assert (loaded[name].to_numpy() == array).all()
+        del loaded
+
+
 def test_nothing_stays_allocated_when_memory_runs_out(emulated, tmp_path) -> None:
     arrays = {str(i): np.zeros(1 << 20, "u1") for i in range(6)}
     path = cumem.save_safetensors(tmp_path / "a", arrays)

@@ -211,6 +211,29 @@ cm_is_memory_in_flight(PyObject *module, PyObject *args)
     return PyBool_FromLong(fits_after_flight);
 }
 
+PyObject *
+cm_reserve_memory(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    int device;
+    unsigned long long nbytes;
+    if (!PyArg_ParseTuple(args, "iK:_reserve", &device, &nbytes)
+        || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0) {
+        return NULL;
+    }
+    cm_pool *pool = cm_pool_choose(state, NULL, CM_KIND_DEVICE, 0, device);
+    if (pool == NULL) {
+        return NULL;
+    }
+    cm_state_enter(state);
+    PyThreadState *thread = cm_gil_give();
+    cm_pool_reserve(pool, nbytes);
+    cm_gil_take(thread);
+    cm_state_leave(state);
+    cm_pool_let_go(state, pool);
+    Py_RETURN_NONE;
+}
+
 int
 cm_state_trim(cm_state *state, cm_trim_request *r, bool wait)
 {

@@ -53,8 +53,10 @@ cm_pool *cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind,
 cm_pool *cm_pool_find_current(cm_state *state, cm_kind kind, unsigned flags,
                               int device);
 
-/* The Python function _is_memory_in_flight(device, nbytes). */
+/* The Python functions _is_memory_in_flight(device, nbytes) and _reserve(device,
+ * nbytes). */
 PyObject *cm_is_memory_in_flight(PyObject *module, PyObject *args);
+PyObject *cm_reserve_memory(PyObject *module, PyObject *args);
 
 /* Call cm_pools_trim(). With `wait`, this first waits for work on freed memory. Returns
  * 0, or -1 with the exception of a signal handler. */

@@ -694,6 +694,7 @@ PyMethodDef cm_pool_methods[] = {
     {"_retry", cm_shortage_retry, METH_VARARGS, CM_DOC__retry},
     {"_is_memory_in_flight", cm_is_memory_in_flight, METH_VARARGS,
      CM_DOC__is_memory_in_flight},
+    {"_reserve", cm_reserve_memory, METH_VARARGS, CM_DOC__reserve},
     {"_pools", CM_METHOD(pools), METH_FASTCALL, CM_DOC__pools},
     {"_living", living, METH_NOARGS, CM_DOC__living},
     {"_limit", cm_limit, METH_VARARGS, CM_DOC__limit},

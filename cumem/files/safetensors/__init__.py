@@ -338,6 +338,11 @@ def load_safetensors(
         try:
             total = sum(info.nbytes for info in loaded.infos.values())
             with Parts(progress, total, "read") as progress_parts:
+                if kind == "device" and not casts:
+                    place = _core._device(
+                        device, "device", framework == "torch" or None
+                    )
+                    _core._reserve(place.index, total)
                 for name, info in loaded.infos.items():
                     cast = casts.get(name)
                     buffers[name] = make(info, None if cast is None else cast.target)
