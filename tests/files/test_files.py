@@ -185,6 +185,16 @@ def test_long_strided_memory_is_taken_in_c_order(
     assert path.read_bytes() == part.tobytes()
 
 
+def test_memory_of_all_chunks_is_locked_by_one_call(
+    emulated, long_file, long_bytes
+) -> None:
+    target = cumem.empty(len(long_bytes), "u1")
+    session.testing.plan_fault(None, 0)
+    cumem.fromfile(long_file, out=target)
+    assert session.testing.fault_count("host_register") == 1
+    assert (values.get(target) == long_bytes).all()
+
+
 def test_many_ranges_of_all_sizes_go_in_one_call(
     runtime, long_file, long_bytes
 ) -> None:

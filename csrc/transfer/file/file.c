@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/checked_math.h"
 #include "transfer/file/job.h"
 #include "transfer/host/host_copy.h"
 #include "transfer/plan/ring_policy.h"
@@ -247,6 +248,22 @@ cut_chunk(cm_job *job, cm_slot *s)
     return cm_ok();
 }
 
+/* Make the memory of all slots together, where the pool has none yet: many threads
+ * populate one long segment in the time that one of them takes for a slot. A ring that
+ * finds no memory gets by with fewer slots. */
+static void
+reserve_slots(const cm_job *job)
+{
+    /* No lock is needed: a pool that was set once stays until the engine is closed. */
+    cm_pool *pool = job->engine->pinned_pool;
+    uint64_t nbytes = job->plan.slot_count * job->plan.piece_nbytes;
+    bool fills =
+        job->file->nbytes >= job->plan.slot_count * job->tuning.file_chunk_nbytes;
+    if (pool != NULL && job->ring->needs_host && fills) {
+        cm_pool_reserve(pool, cm_least(nbytes, job->tuning.ring_nbytes));
+    }
+}
+
 cm_status
 cm_job_copy_file(cm_job *job)
 {
@@ -258,5 +275,6 @@ cm_job_copy_file(cm_job *job)
         .host_is_slow = true, .begin = move_on_device, .pass = move_at_file};
     CM_TRY(cm_ring_create_for(job, cut_chunk));
     find_next_chunk(job);
+    reserve_slots(job);
     return cm_ring_run(job, job->file->request->writes ? &writes : &reads, true);
 }
