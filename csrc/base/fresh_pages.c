@@ -76,9 +76,9 @@ cm_pages_probe(const void *p, uint64_t nbytes, bool writes)
  * making page-locked memory takes, and the driver clears them with one thread. */
 
 /* How many bytes are worth starting a thread for. */
-#define NBYTES_PER_THREAD (UINT64_C(16) << 20)
+#define NBYTES_PER_THREAD (UINT64_C(4) << 20)
 
-enum { SLICE = 8 << 20, MAX_THREADS = 16 };
+enum { SLICE = 4 << 20, MAX_THREADS = 16 };
 
 /* Work that threads share. The slices in [0, next) have been taken. A thread that takes
  * a slice populates it. */
