@@ -4843,6 +4843,22 @@ def _transfer_file(
     behind it count as touched.
     """
 
+def _write_files(
+    fds: tuple[int, ...],
+    counts: tuple[int, ...],
+    offsets: tuple[int, ...],
+    memories: tuple[object, ...],
+    direct: int,
+    progress: _Progress,
+    /,
+) -> _FileFailure | None:
+    """Write several new files at the same time, at most 16.
+
+    The memories, with the offset of each, are those of the first file, then those of the
+    second and so on; `counts` says how many each file has. The answer is what was wrong
+    with one of the files, or None.
+    """
+
 def _maps_file(open: Callable[[], int], offset: int, memory: object, /) -> bool:
     """Say whether memory is a map of bytes of the file, from an offset on."""
 

@@ -3,7 +3,7 @@
 
 `fromfile`, `tofile`, `read_ranges` and `write_ranges` check their arguments here; one call
 of the extension, ``_core._transfer_file``, then moves all ranges at the speed of the link
-or of the disk.
+or of the disk. `write_files` is for formats that make several new files at the same time.
 
 The memory may be a map of the same file, as an ``np.memmap`` is. The copy moves pieces in
 any order, so such a map would change while it is being read. The extension notices this
@@ -295,6 +295,44 @@ def _move_as(
     if not writes:
         copy_as(item.memory, own, stream, casting)
     return nbytes
+
+
+#: The most files that `write_files` writes at the same time (`CM_FILE_MAX`).
+FILES_AT_ONCE = 16
+
+
+def write_files(
+    files: Sequence[tuple[io.BufferedWriter, list[tuple[int, _core.Buffer]]]],
+    progress: Progress = None,
+) -> None:
+    """Write buffers to several new files at the same time, at most `FILES_AT_ONCE`.
+
+    Each file comes with its ranges, which are pairs of an offset in the file and the
+    buffer that is written there. No buffer may be a map of one of the files. What the
+    caller has written to a file must be flushed. Errors have the name of the file that
+    they are about, as those of `write_ranges` do. After an error nothing more is written
+    to any file.
+    """
+    ranges = [pair for _, its in files for pair in its]
+    offsets = tuple(offset for offset, _ in ranges)
+    memories = tuple(memory for _, memory in ranges)
+    counts = tuple(len(its) for _, its in files)
+    fds = tuple(file.fileno() for file, _ in files)
+    failure = _core._write_files(
+        fds, counts, offsets, memories, _direct_number(None), progress
+    )
+    if failure is None:
+        return
+    names = [file.name for file, its in files for _ in its]
+    offset, memory = ranges[failure.index]
+    raise _failure(
+        failure.error,
+        names[failure.index],
+        failure.offset,
+        offset,
+        memory.nbytes,
+        writes=True,
+    )
 
 
 class _CutMapError(Exception):

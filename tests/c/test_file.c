@@ -104,7 +104,8 @@ make_plan(setup *s, plan *p)
 static cm_file_request
 request_for(setup *s, const plan *p, atomic_int *drops)
 {
-    return (cm_file_request){.fd = s->fd,
+    return (cm_file_request){.fds = {s->fd},
+                             .file_count = 1,
                              .ranges = p->ranges,
                              .range_count = RANGES,
                              .streams = {s->w.streams[0]},
@@ -217,6 +218,116 @@ test_file_without_a_page_locked_pool(void)
     close_setup(&s);
 }
 
+/* -- several files ----------------------------------------------------------------------- */
+
+enum { FILES = 3 };
+
+/* Open further files with the same content, and make a request of all of them. */
+static cm_file_request
+open_files(setup *s, plan *p, int fds[FILES])
+{
+    make_plan(s, p);
+    fds[0] = s->fd;
+    for (int i = 1; i < FILES; i++) {
+        open_file(&fds[i], s->content, NBYTES, 0);
+    }
+    p->ranges[1].file = 1;
+    p->ranges[2].file = 2;
+    p->ranges[3].file = 2;
+    cm_file_request request = request_for(s, p, NULL);
+    memcpy(request.fds, fds, FILES * sizeof(fds[0]));
+    request.file_count = FILES;
+    return request;
+}
+
+static void
+close_files(setup *s, const int fds[FILES])
+{
+    for (int i = 1; i < FILES; i++) {
+        (void)close(fds[i]);
+    }
+    close_setup(s);
+}
+
+/* Check that each range was written to its own file, and to no other: a file that had
+ * only zeros has the content there and nothing elsewhere. */
+static CHECK_UNWATCHED void
+check_files(const setup *s, const plan *p, const int fds[FILES])
+{
+    unsigned char *found = malloc(NBYTES);
+    uint64_t wrong = 0;
+    for (uint32_t file = 0; file < FILES; file++) {
+        CHECK_EQ(pread(fds[file], found, NBYTES, 0), NBYTES);
+        for (uint64_t at = 0; at < NBYTES; at++) {
+            bool is_written = false;
+            for (int i = 0; i < RANGES; i++) {
+                const cm_file_range *range = &p->ranges[i];
+                is_written = is_written
+                             || (range->file == file && at >= range->offset
+                                 && at < range->offset + range->nbytes);
+            }
+            wrong += found[at] != (is_written ? s->content[at] : 0);
+        }
+    }
+    CHECK_EQ(wrong, 0);
+    free(found);
+}
+
+/* Each range is read from its own file and written to it, through the page cache and
+ * past it. */
+static void
+test_file_several_files_at_once(void)
+{
+    unsigned char *zeros = calloc(1, NBYTES);
+    for (int i = 0; i < 2; i++) {
+        setup s;
+        plan p;
+        int fds[FILES];
+        cm_file_failure failure;
+        open_setup(&s, 0);
+        cm_file_request request = open_files(&s, &p, fds);
+        request.direct = i == 0 ? CM_FILE_DIRECT_NEVER : CM_FILE_DIRECT_ALWAYS;
+        CHECK_OK(cm_engine_transfer_file(s.w.engine, &request, &failure));
+        check_memory(&s, &p);
+        for (int k = 0; k < FILES; k++) {
+            CHECK_EQ(pwrite(fds[k], zeros, NBYTES, 0), NBYTES);
+        }
+        request.writes = true;
+        CHECK_OK(cm_engine_transfer_file(s.w.engine, &request, &failure));
+        check_files(&s, &p, fds);
+        close_files(&s, fds);
+    }
+    free(zeros);
+}
+
+/* A file that refuses, or that is too short, is the one that the failure names, though
+ * others before and after it are well. */
+static void
+test_file_failure_names_one_of_several_files(void)
+{
+    setup s;
+    plan p;
+    int fds[FILES];
+    cm_file_failure failure;
+    open_setup(&s, 0);
+    cm_file_request request = open_files(&s, &p, fds);
+    for (int i = 0; i < 2; i++) {
+        request.writes = i == 1;
+        request.fds[1] = -1;
+        CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure), CM_ESYSTEM);
+        CHECK_EQ(failure.error, EBADF);
+        CHECK_EQ(failure.range_index, 1);
+    }
+    request.writes = false;
+    request.fds[1] = fds[1];
+    CHECK_EQ(ftruncate(fds[2], 500001), 0);
+    CHECK_CODE(cm_engine_transfer_file(s.w.engine, &request, &failure), CM_ESYSTEM);
+    CHECK(failure.at_end);
+    CHECK_EQ(failure.range_index, 3);
+    CHECK_EQ(failure.offset, 500001);
+    close_files(&s, fds);
+}
+
 /* -- failures ---------------------------------------------------------------------------- */
 
 /* A range begins and ends within pages. A read past the page cache reads these pages
@@ -231,7 +342,8 @@ test_file_direct_read_stays_within_its_memory(void)
         cm_region region = row(&s.plain, 0, count, SPREAD, 1);
         cm_file_range range;
         MUST(cm_file_range_init(&range, 4095, &region));
-        cm_file_request request = {.fd = s.fd,
+        cm_file_request request = {.fds = {s.fd},
+                                   .file_count = 1,
                                    .direct = CM_FILE_DIRECT_ALWAYS,
                                    .ranges = &range,
                                    .range_count = 1};
@@ -476,7 +588,7 @@ read_often(void *argument)
         cm_file_failure failure;
         cm_file_request request = request_for(r->s, &r->p, NULL);
         request.faults = NULL;
-        request.fd = r->fails ? -1 : r->s->fd;
+        request.fds[0] = r->fails ? -1 : r->s->fd;
         cm_status status = cm_engine_transfer_file(r->s->w.engine, &request, &failure);
         r->wrong_count += status.code != (r->fails ? CM_ESYSTEM : CM_OK)
                           || failure.error != (r->fails ? EBADF : 0);
@@ -517,7 +629,8 @@ test_file_calls_of_several_threads(void)
     close_setup(&s);
 }
 
-MAIN(RUN(test_file_ranges_of_every_kind) RUN(test_file_without_a_page_locked_pool)
+MAIN(RUN(test_file_ranges_of_every_kind) RUN(test_file_without_a_page_locked_pool) RUN(
+    test_file_several_files_at_once) RUN(test_file_failure_names_one_of_several_files)
          RUN(test_file_direct_read_stays_within_its_memory)
              RUN(test_file_end_is_reported)
                  RUN(test_file_every_call_on_the_file_may_fail)

@@ -144,13 +144,13 @@ def test_new_files_have_the_rights_that_open_gives(
 def test_file_is_private_while_it_is_written(emulated, tmp_path, monkeypatch) -> None:
     os.umask(0)
     seen: list[tuple[str, int]] = []
-    write = save.write_ranges
+    write = save.write_files
 
-    def look(file: Any, *args: Any, **options: Any) -> None:
+    def look(*args: Any) -> None:
         seen.extend((path.name, mode(path)) for path in tmp_path.iterdir())
-        write(file, *args, **options)
+        write(*args)
 
-    monkeypatch.setattr(save, "write_ranges", look)
+    monkeypatch.setattr(save, "write_files", look)
     for _ in range(2):
         path = cumem.save_safetensors(tmp_path / "m.safetensors", ARRAYS)
     assert {rights for name, rights in seen if name != path.name} == {0o600}

@@ -218,6 +218,7 @@ PyMethodDef cm_copy_methods[] = {
     {"_flush_cache", cm_flush_cache, METH_O, CM_DOC__flush_cache},
     {"_raw_copy", cm_raw_copy, METH_VARARGS, CM_DOC__raw_copy},
     {"_transfer_file", cm_transfer_file, METH_VARARGS, CM_DOC__transfer_file},
+    {"_write_files", cm_write_files, METH_VARARGS, CM_DOC__write_files},
     {"_maps_file", cm_maps_file, METH_VARARGS, CM_DOC__maps_file},
     {NULL, NULL, 0, NULL},
 };

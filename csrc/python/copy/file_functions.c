@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* _transfer_file(): ranges of a file are read into objects in memory, or written from
- * them. As copy_objects.c does for a copy, this file reads the objects, makes the
- * request for the engine, lets it come after earlier work, and keeps the memory alive.
+ * them. _write_files() writes several new files at the same time. As copy_objects.c
+ * does for a copy, this file reads the objects, makes the request for the engine, lets
+ * it come after earlier work, and keeps the memory alive.
  *
  * An end may be a map of the very file, as a memmap is. Bytes that are read into a map
  * of the same bytes would change the file under the call, so such ends are found before
@@ -20,6 +21,8 @@
 typedef struct file_call {
     cm_call call;
     PyObject *open;   /* borrowed; called for the descriptor once all ends are good */
+    PyObject *fds;    /* borrowed; of _write_files(), in place of `open` */
+    PyObject *counts; /* borrowed; how many ends each of those has */
     cm_stream *given; /* borrowed; NULL for the current streams */
     uint64_t nbytes;  /* of all ends */
     uint64_t devices; /* the devices of all ends, as a set of indices */
@@ -133,6 +136,7 @@ init_call(file_call *call, PyObject *offsets, PyObject *memories)
         || take_ends(call) < 0) {
         return -1;
     }
+    call->request.file_count = 1;
     call->request.ranges = call->ranges;
     call->request.range_count = (uint64_t)call->count;
     return 0;
@@ -161,7 +165,7 @@ open_file(file_call *call)
     PyObject *number = PyObject_CallNoArgs(call->open);
     int result = number == NULL ? -1 : cm_arg_int64(number, "fd", &fd);
     Py_XDECREF(number);
-    call->request.fd = (int)fd;
+    call->request.fds[0] = (int)fd;
     return result;
 }
 
@@ -264,7 +268,7 @@ find_own_maps(file_call *call)
     }
     cm_file_maps maps;
     cm_status status;
-    int fd = call->request.fd;
+    int fd = call->request.fds[0];
     Py_BEGIN_ALLOW_THREADS
     status = is_few ? cm_file_maps_read(fd, spans, span_count, &maps)
                     : cm_file_maps_read_text(fd, &maps);
@@ -424,6 +428,79 @@ cm_transfer_file(PyObject *module, PyObject *args)
         call->request.direct = (cm_file_direct)direct;
         call->request.faults = &state->file_faults;
         result = run_call(call, offsets, memories, transfer);
+    }
+    PyMem_Free(call);
+    return cm_call_leave(&frame, result);
+}
+
+/* Read the descriptors, and say of each range whose it is: the first ones are those of
+ * the first file, then come those of the second and so on. */
+static int
+read_files(file_call *call)
+{
+    Py_ssize_t file_count = PyTuple_Size(call->fds);
+    Py_ssize_t at = 0;
+    if (file_count > CM_FILE_MAX || PyTuple_Size(call->counts) != file_count) {
+        PyErr_Format(PyExc_ValueError,
+                     "there must be at most %d files with a count each",
+                     (int)CM_FILE_MAX);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < file_count; i++) {
+        int64_t fd, range_count;
+        if (cm_arg_int64(PyTuple_GetItem(call->fds, i), "fd", &fd) < 0
+            || cm_arg_int64(PyTuple_GetItem(call->counts, i), "count", &range_count)
+                   < 0) {
+            return -1;
+        }
+        call->request.fds[i] = (int)fd;
+        for (int64_t k = 0; k < range_count && at < call->count; k++) {
+            call->ranges[at++].file = (uint32_t)i;
+        }
+    }
+    call->request.file_count = (uint32_t)file_count;
+    if (at != call->count) {
+        PyErr_SetString(PyExc_ValueError, "the counts must be those of all ranges");
+        return -1;
+    }
+    return 0;
+}
+
+/* The `run` of _write_files(). No memory can be a map of a new file. */
+static PyObject *
+write_files(file_call *call)
+{
+    cm_engine *engine =
+        read_files(call) < 0 ? NULL : cm_call_engine(call->call.state, call->devices);
+    return engine == NULL ? NULL : move_bytes(call, engine);
+}
+
+PyObject *
+cm_write_files(PyObject *module, PyObject *args)
+{
+    PyObject *fds, *counts, *offsets, *memories, *progress;
+    int direct;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!iO", &PyTuple_Type, &fds, &PyTuple_Type,
+                          &counts, &PyTuple_Type, &offsets, &PyTuple_Type, &memories,
+                          &direct, &progress)) {
+        return NULL;
+    }
+    file_call *call = PyMem_Calloc(1, sizeof(*call));
+    if (call == NULL) {
+        return PyErr_NoMemory();
+    }
+    cm_state *state = cm_state_of_module(module);
+    cm_call_frame frame;
+    PyObject *result = NULL;
+    if (cm_call_enter(&frame, state, Py_None, -1, progress, "write") == 0) {
+        call->call =
+            (cm_call){.state = state, .blocking = true, .progress = &frame.progress};
+        call->request.writes = true;
+        call->request.direct = (cm_file_direct)direct;
+        call->request.faults = &state->file_faults;
+        call->fds = fds;
+        call->counts = counts;
+        result = run_call(call, offsets, memories, write_files);
     }
     PyMem_Free(call);
     return cm_call_leave(&frame, result);

@@ -71,14 +71,14 @@ cm_file_size(int fd)
 /* The file is opened again by its descriptor. dup() would not do, as both descriptors
  * would share their flags. */
 int
-cm_file_open_direct(const cm_file_job *file)
+cm_file_open_direct(const cm_file_job *file, uint32_t index)
 {
     char path[64];
     const cm_file_faults *faults = faults_of(file);
     if (faults != NULL && faults->no_direct) {
         return -1;
     }
-    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", file->request->fd);
+    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", file->request->fds[index]);
     int access = file->request->writes ? O_WRONLY : O_RDONLY;
     return open(path, access | O_DIRECT | O_CLOEXEC);
 }
@@ -105,9 +105,10 @@ is_byte_cached(int fd, uint64_t offset)
 }
 
 bool
-cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes)
+cm_file_is_cached(const cm_file_job *file, uint32_t index, uint64_t offset,
+                  uint64_t nbytes)
 {
-    int fd = file->request->fd;
+    int fd = file->request->fds[index];
     cache_range range = {offset, nbytes};
     cache_counts counts;
     const cm_file_faults *faults = faults_of(file);
@@ -122,12 +123,22 @@ cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes)
 
 /* -- one part of a chunk ------------------------------------------------------------ */
 
-/* Record a failure. The one nearest to the beginning of the file is kept. */
+/* True if a place in a range comes before that of the failure which is kept. */
+static bool
+comes_first(const cm_file_job *file, uint64_t offset, uint64_t range_index)
+{
+    const cm_file_range *ranges = file->request->ranges;
+    uint32_t here = ranges[range_index].file;
+    uint32_t kept = ranges[file->failure.range_index].file;
+    return here != kept ? here < kept : offset < file->failure.offset;
+}
+
+/* Record a failure. The one nearest to the beginning of the first file is kept. */
 static void
 fail(cm_file_job *file, int error, uint64_t offset, uint64_t range_index)
 {
     cm_mutex_lock(&file->lock);
-    if (!cm_file_has_failed(file) || offset < file->failure.offset) {
+    if (!cm_file_has_failed(file) || comes_first(file, offset, range_index)) {
         file->failure = (cm_file_failure){.error = error,
                                           .at_end = error == 0,
                                           .offset = offset,
@@ -137,18 +148,19 @@ fail(cm_file_job *file, int error, uint64_t offset, uint64_t range_index)
     cm_mutex_unlock(&file->lock);
 }
 
-/* Read or write, and return what pread() or pwrite() returns. */
+/* Read or write `nbytes` at the beginning of a piece, and return what pread() or
+ * pwrite() returns. */
 static int64_t
-call(const cm_file_job *file, bool is_direct, char *memory, uint64_t nbytes,
-     uint64_t offset)
+call(const cm_file_job *file, bool is_direct, const cm_file_piece *p, uint64_t nbytes)
 {
     bool writes = file->request->writes;
-    int fd = is_direct ? file->direct_fd : file->request->fd;
+    uint32_t index = cm_file_of(file, p);
+    int fd = is_direct ? file->files[index].direct_fd : file->request->fds[index];
     if (!may_call(file, is_direct, &nbytes)) {
         return errno == 0 ? 0 : -1;
     }
-    return writes ? pwrite(fd, memory, (size_t)nbytes, (off_t)offset)
-                  : pread(fd, memory, (size_t)nbytes, (off_t)offset);
+    return writes ? pwrite(fd, p->host, (size_t)nbytes, (off_t)p->offset)
+                  : pread(fd, p->host, (size_t)nbytes, (off_t)p->offset);
 }
 
 /* Move the beginning of a piece past the `nbytes` that are done. */
@@ -166,7 +178,7 @@ static bool
 move_run(cm_file_job *file, cm_file_piece p)
 {
     while (p.nbytes > 0 && !cm_file_has_failed(file)) {
-        int64_t moved = call(file, false, p.host, p.nbytes, p.offset);
+        int64_t moved = call(file, false, &p, p.nbytes);
         if (moved < 0 && errno == EINTR) {
             continue;
         }
@@ -190,16 +202,16 @@ move_run(cm_file_job *file, cm_file_piece p)
 static cm_file_piece
 move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
 {
+    atomic_bool *refused = &file->files[cm_file_of(file, &p)].direct_refused;
     while (p.nbytes > 0 && reach > 0 && !cm_file_has_failed(file)
-           && p.offset % CM_FILE_PAGE_NBYTES == 0
-           && !atomic_load(&file->direct_refused)) {
-        int64_t moved = call(file, true, p.host, reach, p.offset);
+           && p.offset % CM_FILE_PAGE_NBYTES == 0 && !atomic_load(refused)) {
+        int64_t moved = call(file, true, &p, reach);
         if (moved < 0 && errno == EINTR) {
             continue;
         }
         if (moved <= 0) {
             if (moved < 0) {
-                atomic_store(&file->direct_refused, true);
+                atomic_store(refused, true);
             }
             break;
         }
@@ -349,8 +361,9 @@ advise(cm_file_chunk *chunk)
             if (faults != NULL) {
                 atomic_fetch_add(&faults->advised_count, 1);
             }
-            (void)posix_fadvise(file->request->fd, (off_t)(piece->offset + at),
-                                (off_t)nbytes, POSIX_FADV_WILLNEED);
+            (void)posix_fadvise(file->request->fds[cm_file_of(file, piece)],
+                                (off_t)(piece->offset + at), (off_t)nbytes,
+                                POSIX_FADV_WILLNEED);
         }
     }
 }
@@ -358,13 +371,20 @@ advise(cm_file_chunk *chunk)
 void
 cm_file_post(cm_file_chunk *chunk, cm_task_group *group, cm_copy_task *task)
 {
+    const cm_file_job *file = chunk->file;
     cm_layout bytes = {.run_nbytes = chunk->nbytes};
+    bool packs = chunk->device < 0 && chunk->is_strided;
+    bool is_whole = file->request->writes && !chunk->is_direct && !packs;
     advise(chunk);
     group->part_nbytes = chunk->is_direct ? CM_FILE_DIRECT_PART_NBYTES
-                                          : chunk->file->job->tuning.file_part_nbytes;
+                                          : file->job->tuning.file_part_nbytes;
+    group->crew = 0;
+    if (is_whole) { /* one thread for each file, as file.h explains */
+        group->part_nbytes = chunk->nbytes;
+        group->crew = file->request->file_count;
+    }
     group->move = move_part;
     group->context = chunk;
-    cm_task_group_post(group, task,
-                       chunk->device < 0 && chunk->is_strided ? &chunk->layout : &bytes,
-                       NULL, NULL, CM_COPY_PLAIN_ALL);
+    cm_task_group_post(group, task, packs ? &chunk->layout : &bytes, NULL, NULL,
+                       CM_COPY_PLAIN_ALL);
 }

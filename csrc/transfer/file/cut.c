@@ -34,36 +34,54 @@ place_of(uint64_t at, uint64_t offset)
     return at + ((offset - at) & mask);
 }
 
+/* Go on to the next range of a file that has bytes and whose memory is on a device, or
+ * with `at_host` the host's. */
+static bool
+find_in(const cm_file_job *file, cm_file_state *state)
+{
+    for (; state->cursor.range < state->end_range; state->cursor.range++) {
+        const cm_file_range *range = &file->request->ranges[state->cursor.range];
+        bool at_host = cm_file_range_device(range) < 0;
+        if (range->nbytes > 0 && at_host == file->at_host) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Ranges of devices come first: from the first chunk of the host on, no slot needs
  * memory. */
 bool
 cm_file_find_next(cm_file_job *file)
 {
-    const cm_file_request *request = file->request;
-    cm_file_cursor *cursor = &file->cursor;
+    uint32_t count = file->request->file_count;
     for (;;) {
-        for (; cursor->range < request->range_count; cursor->range++) {
-            const cm_file_range *range = &request->ranges[cursor->range];
-            bool at_host = cm_file_range_device(range) < 0;
-            if (range->nbytes > 0 && at_host == cursor->at_host) {
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t index = (file->turn + i) % count;
+            if (find_in(file, &file->files[index])) {
+                file->turn = index;
                 return true;
             }
         }
-        if (cursor->at_host) {
+        if (file->at_host) {
             return false;
         }
-        cursor->at_host = true;
-        cursor->range = 0;
+        file->at_host = true;
+        for (uint32_t i = 0; i < count; i++) {
+            file->files[i].cursor.range = file->files[i].first_range;
+        }
     }
 }
 
 /* Return the most bytes of a chunk whose memory is that of `device`, or the host's if
- * that is -1. */
+ * that is -1. Host memory that is moved in place costs no slot, and so its chunks may
+ * be long. But a chunk that is written is one part, and the call looks for Ctrl-C
+ * between parts. */
 static uint64_t
 limit_of(const cm_file_job *file, int device, bool is_strided)
 {
-    return device < 0 && !is_strided ? CM_FILE_SPAN_NBYTES
-                                     : file->job->tuning.file_chunk_nbytes;
+    bool is_long = device < 0 && !is_strided && !file->request->writes;
+    return is_long ? CM_FILE_SPAN_NBYTES : file->job->tuning.file_chunk_nbytes;
 }
 
 /* -- past the page cache or not ----------------------------------------------------- */
@@ -79,6 +97,7 @@ static void
 choose_direct(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t nbytes)
 {
     const cm_file_request *request = file->request;
+    cm_file_state *state = &file->files[file->turn];
     bool pays = request->direct == CM_FILE_DIRECT_ALWAYS;
     chunk->is_cold = false;
     if (!request->writes && !pays) {
@@ -86,16 +105,17 @@ choose_direct(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
          * ahead for the chunk before. */
         uint64_t length = cm_least(nbytes, limit_of(file, chunk->device, false));
         uint64_t probe = cm_least(length, PROBE_NBYTES);
-        chunk->is_cold = !cm_file_is_cached(file, offset + (length - probe) / 2, probe);
+        chunk->is_cold =
+            !cm_file_is_cached(file, file->turn, offset + (length - probe) / 2, probe);
         pays = chunk->is_cold && request->direct == CM_FILE_DIRECT_AUTO
                && file->nbytes >= file->job->tuning.direct_nbytes
                && nbytes >= DIRECT_LEAST_RUN;
     }
-    if (pays && file->direct_fd == CM_FILE_NOT_TRIED) {
-        file->direct_fd = cm_file_open_direct(file);
+    if (pays && state->direct_fd == CM_FILE_NOT_TRIED) {
+        state->direct_fd = cm_file_open_direct(file, file->turn);
     }
     chunk->is_direct =
-        pays && file->direct_fd >= 0 && !atomic_load(&file->direct_refused);
+        pays && state->direct_fd >= 0 && !atomic_load(&state->direct_refused);
 }
 
 /* -- chunks ------------------------------------------------------------------------------- */
@@ -105,7 +125,7 @@ choose_direct(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
 static cm_status
 begin_range(cm_file_job *file, const cm_file_range *range)
 {
-    cm_file_cursor *cursor = &file->cursor;
+    cm_file_cursor *cursor = &file->files[file->turn].cursor;
     cm_layout *layout = &cursor->layout;
     *layout = (cm_layout){.run_nbytes = range->nbytes};
     if (range->region != NULL) {
@@ -141,7 +161,7 @@ swap_sides(cm_layout *layout)
 static void
 take_piece(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
 {
-    cm_file_cursor *cursor = &file->cursor;
+    cm_file_cursor *cursor = &file->files[file->turn].cursor;
     cm_layout *layout = &chunk->layout;
     cm_file_piece *piece = &chunk->pieces[chunk->piece_count++];
     (void)cm_cut_next(&cursor->cut, layout);
@@ -168,16 +188,18 @@ take_piece(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
     }
 }
 
-/* Return the next range if all of it fits into the chunk as well, or NULL. */
+/* Return the next range of the same file if all of it fits into the chunk as well, or
+ * NULL. */
 static const cm_file_range *
 find_neighbour(cm_file_job *file, const cm_file_chunk *chunk)
 {
+    cm_file_state *state = &file->files[file->turn];
     if (chunk->is_strided || chunk->is_direct
-        || chunk->piece_count == CM_FILE_PIECE_COUNT || file->cursor.has_begun
-        || !cm_file_find_next(file)) {
+        || chunk->piece_count == CM_FILE_PIECE_COUNT || state->cursor.has_begun
+        || !find_in(file, state)) {
         return NULL;
     }
-    const cm_file_range *range = &file->request->ranges[file->cursor.range];
+    const cm_file_range *range = &file->request->ranges[state->cursor.range];
     uint64_t limit = limit_of(file, chunk->device, false);
     uint64_t at = place_of(chunk->nbytes, range->offset);
     bool fits = range->region == NULL && cm_file_range_device(range) == chunk->device
@@ -188,7 +210,7 @@ find_neighbour(cm_file_job *file, const cm_file_chunk *chunk)
 cm_status
 cm_file_cut_next(cm_file_job *file, cm_file_chunk *chunk)
 {
-    cm_file_cursor *cursor = &file->cursor;
+    cm_file_cursor *cursor = &file->files[file->turn].cursor;
     const cm_file_range *range = &file->request->ranges[cursor->range];
     if (!cursor->has_begun) {
         CM_TRY(begin_range(file, range));
@@ -207,5 +229,6 @@ cm_file_cut_next(cm_file_job *file, cm_file_chunk *chunk)
         CM_TRY(begin_range(file, range));
         take_piece(file, range, chunk);
     }
+    file->turn = (file->turn + 1) % file->request->file_count;
     return cm_ok();
 }

@@ -14,13 +14,32 @@
 
 /* -- before it begins -------------------------------------------------------------------- */
 
+/* Find out which ranges are those of which file, and count their bytes. */
+static void
+find_ranges(cm_file_job *file)
+{
+    const cm_file_request *request = file->request;
+    for (uint64_t i = 0; i < request->range_count; i++) {
+        cm_file_state *state = &file->files[request->ranges[i].file];
+        file->nbytes += request->ranges[i].nbytes;
+        if (state->end_range == 0) {
+            state->first_range = i;
+            state->cursor.range = i;
+        }
+        state->end_range = i + 1;
+    }
+}
+
 cm_status
 cm_file_job_create(const cm_file_request *request, cm_file_job **out)
 {
     cm_file_job *file = calloc(1, sizeof(*file));
     CM_TRY(cm_allocated(file != NULL, sizeof(*file)));
     file->request = request;
-    file->direct_fd = CM_FILE_NOT_TRIED;
+    for (uint32_t i = 0; i < request->file_count; i++) {
+        file->files[i].direct_fd = CM_FILE_NOT_TRIED;
+    }
+    find_ranges(file);
     *out = file;
     return cm_ok();
 }
@@ -36,19 +55,19 @@ cm_file_first_device(const cm_file_request *request)
     return device;
 }
 
-/* Check that the file is long enough before anything is read from it. */
+/* Check that a file is long enough for its ranges, before anything is read from it. */
 static cm_status
-check_size(cm_file_job *file)
+check_size_of(cm_file_job *file, uint32_t index)
 {
     const cm_file_request *request = file->request;
-    uint64_t size = request->writes ? UINT64_MAX : cm_file_size(request->fd);
-    if (!request->writes && size == UINT64_MAX && file->had_size) {
+    cm_file_state *state = &file->files[index];
+    uint64_t size = request->writes ? UINT64_MAX : cm_file_size(request->fds[index]);
+    if (!request->writes && size == UINT64_MAX && state->had_size) {
         size = 0; /* it had a size before, so it has become empty */
     }
-    file->had_size = size != UINT64_MAX;
-    for (uint64_t i = 0; i < request->range_count; i++) {
+    state->had_size = size != UINT64_MAX;
+    for (uint64_t i = state->first_range; i < state->end_range; i++) {
         const cm_file_range *range = &request->ranges[i];
-        file->nbytes += range->nbytes;
         if (range->nbytes > 0
             && (range->nbytes > size || range->offset > size - range->nbytes)) {
             file->failure =
@@ -59,15 +78,25 @@ check_size(cm_file_job *file)
     return cm_ok();
 }
 
-/* Set where the file ends. It is a matter of chance which part found the end first, so
- * the file is asked again. */
+static cm_status
+check_sizes(cm_file_job *file)
+{
+    for (uint32_t i = 0; i < file->request->file_count; i++) {
+        CM_TRY(check_size_of(file, i));
+    }
+    return cm_ok();
+}
+
+/* Set where a file ends. It is a matter of chance which part found the end first, so
+ * the files are asked again. */
 static void
 check_end_again(cm_file_job *file)
 {
     if (file->failure.at_end) {
         cm_file_failure found = file->failure;
-        file->nbytes = 0;
-        if (cm_is_ok(check_size(file)) || file->failure.offset > found.offset) {
+        uint32_t index = file->request->ranges[found.range_index].file;
+        if (cm_is_ok(check_size_of(file, index))
+            || file->failure.offset > found.offset) {
             file->failure = found;
         }
     }
@@ -76,8 +105,10 @@ check_end_again(cm_file_job *file)
 void
 cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure)
 {
-    if (file->direct_fd >= 0) {
-        (void)close(file->direct_fd);
+    for (uint32_t i = 0; i < file->request->file_count; i++) {
+        if (file->files[i].direct_fd >= 0) {
+            (void)close(file->files[i].direct_fd);
+        }
     }
     check_end_again(file);
     *failure = file->failure;
@@ -115,14 +146,16 @@ cm_file_plan(cm_job *job)
     cm_file_job *file = job->file;
     int device = cm_file_first_device(file->request);
     file->job = job;
-    CM_TRY(check_size(file));
+    CM_TRY(check_sizes(file));
     CM_TRY(check_ends(file));
     job->plan = (cm_plan){.row = file->nbytes > 0 ? &cm_routes[CM_ROUTE_FILE] : NULL,
                           .device = device,
                           .src_device = device,
                           .nbytes = file->nbytes,
                           .layout = {.run_nbytes = file->nbytes}};
-    cm_ring_policy_init_file(&job->plan, &job->tuning, CM_FILE_PAGE_NBYTES);
+    uint32_t writer_count = file->request->writes ? file->request->file_count : 0;
+    cm_ring_policy_init_file(&job->plan, &job->tuning, CM_FILE_PAGE_NBYTES,
+                             writer_count);
     return cm_ok();
 }
 
@@ -226,7 +259,7 @@ find_next_chunk(cm_job *job)
 {
     cm_file_job *file = job->file;
     job->ring->all_cut = !cm_file_find_next(file);
-    job->ring->needs_host = !file->cursor.at_host;
+    job->ring->needs_host = !file->at_host;
 }
 
 static cm_status
@@ -271,10 +304,18 @@ cm_job_copy_file(cm_job *job)
                                       .host_is_slow = true,
                                       .begin = move_at_file,
                                       .pass = move_on_device};
-    static const cm_ring_way writes = {
+    static const cm_ring_way writes_one = {
         .host_is_slow = true, .begin = move_on_device, .pass = move_at_file};
+    static const cm_ring_way writes_many = {.host_is_slow = true,
+                                            .device_comes_first = true,
+                                            .begin = move_on_device,
+                                            .pass = move_at_file};
+    const cm_file_request *request = job->file->request;
     CM_TRY(cm_ring_create_for(job, cut_chunk));
     find_next_chunk(job);
     reserve_slots(job);
-    return cm_ring_run(job, job->file->request->writes ? &writes : &reads, true);
+    if (!request->writes) {
+        return cm_ring_run(job, &reads, true);
+    }
+    return cm_ring_run(job, request->file_count > 1 ? &writes_many : &writes_one, true);
 }

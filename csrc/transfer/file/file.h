@@ -1,9 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Moves bytes between ranges of one file and memory of any kind. Reads and writes are
+/* Moves bytes between ranges of files and memory of any kind. Reads and writes are
  * shared out among the engine's threads. If the host may touch the memory they go
  * straight to it. Otherwise they go through page-locked chunks, while the device copies
  * other chunks. This file knows open descriptors, but no names of files. Locks: the
- * engine's, and one for each call that guards its first failure. */
+ * engine's, and one for each call that guards its first failure.
+ *
+ * Several files
+ * -------------
+ * Linux lets one thread at a time write to a file through the page cache: write() holds
+ * a lock of the file while it copies. More threads would not write one file faster, as
+ * all but one of them would spin until they get that lock, but each can write another
+ * file. So a call that writes has as many threads as files, and takes its chunks from
+ * the files in turn. Reads take no such lock, and all threads share them. So do writes
+ * past the page cache. */
 #pragma once
 
 #include <stdatomic.h>
@@ -32,8 +41,9 @@ typedef struct cm_file_faults {
     atomic_bool is_shut;
 } cm_file_faults;
 
-/* One run of bytes of the file, and the memory that it is read to or written from. */
+/* One run of bytes of a file, and the memory that it is read to or written from. */
 typedef struct cm_file_range {
+    uint32_t file;   /* the index of the file in its request */
     uint64_t offset; /* in the file */
     uint64_t nbytes;
     /* The addresses, as in cm_region, are those of the lowest byte. */
@@ -49,7 +59,7 @@ typedef struct cm_file_range {
     const cm_region *region;
 } cm_file_range;
 
-/* Set `range` to the run of the file that begins at `offset` and is as long as
+/* Set `range` to the run of the first file that begins at `offset` and is as long as
  * `region`. The range borrows the region unless it is a single run.
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_file_range_init(cm_file_range *range, uint64_t offset,
@@ -79,11 +89,15 @@ typedef enum cm_file_direct {
     CM_FILE_DIRECT_ALWAYS,
 } cm_file_direct;
 
+/* The most files of one request. More files than threads would not be faster. */
+enum { CM_FILE_MAX = CM_THREAD_MAX };
+
 typedef struct cm_file_request {
-    int fd;
+    int fds[CM_FILE_MAX]; /* borrowed */
+    uint32_t file_count;
     bool writes;
     cm_file_direct direct;
-    const cm_file_range *ranges; /* borrowed */
+    const cm_file_range *ranges; /* borrowed; those of a file follow each other */
     uint64_t range_count;
     /* For each device the stream that its work goes on; NULL for a stream of the
      * engine's own. Borrowed. */

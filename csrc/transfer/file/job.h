@@ -67,9 +67,8 @@ typedef struct cm_file_chunk {
     cm_layout layout; /* the user's memory on one side, packed bytes on the other */
 } cm_file_chunk;
 
-/* Where the next chunk begins. */
+/* Where the next chunk of a file begins. */
 typedef struct cm_file_cursor {
-    bool at_host; /* ranges of host memory come after those of devices */
     uint64_t range;
     /* The range has begun, and `cut` has the rest of it. */
     bool has_begun;
@@ -77,20 +76,37 @@ typedef struct cm_file_cursor {
     cm_cut cut;
 } cm_file_cursor;
 
-typedef struct cm_file_job {
-    const cm_file_request *request; /* borrowed */
-    cm_job *job;                    /* borrowed, set when the job is planned */
+/* What a job knows about one of its files. */
+typedef struct cm_file_state {
+    uint64_t first_range;
+    uint64_t end_range; /* one past its last range */
     cm_file_cursor cursor;
-    uint64_t nbytes;
-    bool has_host_end;          /* at least one range is of host memory */
     bool had_size;              /* the file had a size when it was last asked */
     int direct_fd;              /* owned; -1 if there is none; or CM_FILE_NOT_TRIED */
     atomic_bool direct_refused; /* the file system has refused a direct read or write */
+} cm_file_state;
+
+typedef struct cm_file_job {
+    const cm_file_request *request; /* borrowed */
+    cm_job *job;                    /* borrowed, set when the job is planned */
+    cm_file_state files[CM_FILE_MAX];
+    uint32_t turn;     /* the file of the next chunk */
+    bool at_host;      /* ranges of host memory come after those of devices */
+    bool has_host_end; /* at least one range is of host memory */
+    uint64_t nbytes;
     cm_mutex lock;
-    /* Under lock: the failure nearest to the beginning of the file. */
+    /* Under lock: the failure nearest to the beginning of the first file that failed.
+     */
     cm_file_failure failure;
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;
+
+/* Return the number of the file of a piece. */
+static inline uint32_t
+cm_file_of(const cm_file_job *file, const cm_file_piece *piece)
+{
+    return file->request->ranges[piece->range_index].file;
+}
 
 /* True if one of the ranges has failed. Then nothing more needs to be moved. */
 static inline bool
@@ -113,8 +129,8 @@ int cm_file_first_device(const cm_file_request *request);
  * Fails: CM_ESYSTEM, CM_EINVALID, CM_ECAPTURING. */
 CM_NODISCARD cm_status cm_file_plan(cm_job *job);
 
-/* cut.c: go on to the next range that has bytes. Returns false if there is none
- * left. */
+/* cut.c: go on to the next file in turn, and in it to the next range that has bytes.
+ * Returns false if there is none left in any file. */
 bool cm_file_find_next(cm_file_job *file);
 /* Describe the next chunk.
  * Fails: CM_EINVALID, CM_EOVERFLOW. */
@@ -125,11 +141,13 @@ void cm_file_post(cm_file_chunk *chunk, cm_task_group *group, cm_copy_task *task
 /* Return how many bytes the file has, or UINT64_MAX if it does not say, as a pipe does
  * not. */
 uint64_t cm_file_size(int fd);
-/* Open another descriptor of the file that goes past the page cache. Returns -1 if that
+/* Open another descriptor of a file that goes past the page cache. Returns -1 if that
  * fails. */
-int cm_file_open_direct(const cm_file_job *file);
-/* True if most pages of these bytes are in the page cache, or if that is not known. */
-bool cm_file_is_cached(const cm_file_job *file, uint64_t offset, uint64_t nbytes);
+int cm_file_open_direct(const cm_file_job *file, uint32_t index);
+/* True if most pages of these bytes of a file are in the page cache, or if that is not
+ * known. */
+bool cm_file_is_cached(const cm_file_job *file, uint32_t index, uint64_t offset,
+                       uint64_t nbytes);
 /* Find where a page begins in the memory of a slot, which has two more pages than its
  * bytes need. */
 static inline char *

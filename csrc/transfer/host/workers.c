@@ -388,6 +388,9 @@ cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
     if (task->limit >= all) {
         task->limit = all > few ? all : few;
     }
+    if (group->crew > 0 && group->crew - 1 < task->limit) {
+        task->limit = group->crew - 1;
+    }
     if (nbytes > least) {
         uint64_t parts = (nbytes + least - 1) / least;
         start_threads(group->workers,
@@ -444,7 +447,7 @@ cm_task_group_post(cm_task_group *group, cm_copy_task *task, const cm_layout *la
         atomic_store(&workers->spin_ns, group->tuning->spin_ns);
     }
     cut_task(group, task, nbytes);
-    bool is_shared = atomic_load(&task->part_count) > 1;
+    bool is_shared = atomic_load(&task->part_count) > 1 || group->crew > 1;
     /* Its turn comes after all that the group has posted. A group that has been idle
      * starts from the lowest turn that is open, or it would be served before all others
      * for long. */

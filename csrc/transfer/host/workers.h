@@ -123,6 +123,10 @@ typedef struct cm_task_group {
     /* How many threads more than usual may take parts, within the limits of the
      * tuning. */
     uint32_t more;
+    /* How many threads take the parts of its tasks, the poster included; 0 leaves that
+     * to the way of each task. It is for tasks of one part each, of which several are
+     * posted for as many threads. */
+    uint32_t crew;
     /* Posting wakes nobody. Either cm_task_group_wake() does so, or the tasks are over
      * before a sleeping thread would be awake. */
     bool lets_sleep;

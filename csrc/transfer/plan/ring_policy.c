@@ -80,14 +80,34 @@ cm_ring_policy_thread_count(const cm_plan *plan, const cm_tuning *tuning)
     return cm_tuning_piece_threads(&all, plan->piece_nbytes);
 }
 
-/* Even where there is little to read, the first piece should be on its way early, and
+/* Where several files are written, each of their threads has a chunk to itself. While
+ * these are written, others have to be on their way from the device or must have
+ * arrived. So there are up to twice as many slots, which have the same memory together,
+ * as chunks are shorter. */
+static void
+share_slots(cm_tuning *tuning)
+{
+    uint64_t nbytes = tuning->file_slot_count * tuning->file_chunk_nbytes;
+    uint64_t count = 2 * tuning->file_slot_count;
+    tuning->file_slot_count = count < CM_SLOT_MAX ? count : CM_SLOT_MAX;
+    tuning->file_chunk_nbytes = nbytes / tuning->file_slot_count;
+}
+
+/* Even where there is little to move, the first piece should be on its way early, and
  * each thread should have a part of it. So chunks and parts get shorter with the
  * transfer, down to a limit. */
 void
-cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nbytes)
+cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nbytes,
+                         uint32_t writer_count)
 {
     enum { CHUNKS = 16, PARTS = 8, LEAST_CHUNK = 1 << 20, LEAST_PART = 256 << 10 };
+    if (writer_count > 1) {
+        share_slots(tuning);
+    }
     uint64_t chunk = plan->nbytes / CHUNKS;
+    if (tuning->file_slot_count > CHUNKS) {
+        chunk = plan->nbytes / tuning->file_slot_count;
+    }
     chunk = chunk > LEAST_CHUNK ? chunk : LEAST_CHUNK;
     chunk = chunk < tuning->file_chunk_nbytes ? chunk : tuning->file_chunk_nbytes;
     chunk -= chunk % page_nbytes;

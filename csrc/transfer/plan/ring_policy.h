@@ -20,9 +20,12 @@ void cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning);
  * included; 0 if the host has no part in it. Only explain.c asks: a copy leaves it to
  * the workers, who count their threads when they cut the piece up. */
 uint32_t cm_ring_policy_thread_count(const cm_plan *plan, const cm_tuning *tuning);
-/* The same for the plan of a file whose pages have `page_nbytes` bytes. It also
- * shortens the chunks and parts of `tuning` where the transfer is short. */
-void cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nbytes);
+/* The same for the plan of files whose pages have `page_nbytes` bytes, and of which
+ * `writer_count` are written at the same time; 0 if files are read. It also shortens
+ * the chunks and parts of `tuning` where the transfer is short, or where the slots have
+ * to be enough for many files. */
+void cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nbytes,
+                              uint32_t writer_count);
 
 /* Set `out` to the way in which a plan cuts `core`, which is its layout without
  * repeats. */

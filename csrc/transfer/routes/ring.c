@@ -347,7 +347,8 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
         }
         cm_slot *at_host = oldest_in(ring, !way->host_first);
         if (!way->host_first || !ring->all_cut || drain) { /* else no slot is needed */
-            CM_TRY(end_oldest(job, way, way->host_first, at_host == NULL, &over));
+            bool waits = at_host == NULL || way->device_comes_first;
+            CM_TRY(end_oldest(job, way, way->host_first, waits, &over));
         }
         if (!over) {
             wait_for_tasks(ring, way, at_host);

@@ -88,6 +88,9 @@ typedef struct cm_ring_way {
     /* The host's half may take long. If nothing else is to be done, the thread that
      * runs the job then helps with parts of the tasks, and sleeps if there are none. */
     bool host_is_slow;
+    /* That thread is one of several that the tasks keep busy for long. It waits for the
+     * device's halves before it helps, so that the others always find tasks. */
+    bool device_comes_first;
     cm_status (*begin)(cm_job *job, cm_slot *s); /* starts the first half */
     cm_status (*pass)(cm_job *job, cm_slot *s);  /* starts the second half, once the
                                                     first is over */

@@ -18,7 +18,7 @@ from cumem.base.carried import Note, find
 from cumem.base.units import parse_nbytes
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.buffers.progress import Parts, Progress
-from cumem.files.raw import write_ranges
+from cumem.files.raw import FILES_AT_ONCE, write_files
 from cumem.files.replacing import Replacement, replacing, sync_folder
 from cumem.files.safetensors.format import (
     INDEX_SUFFIX,
@@ -133,8 +133,9 @@ def save_safetensors(
     Equal contents make equal files. The order within a file is that of the reference
     implementation: tensors with wide elements come first, and then they go by name.
 
-    Files are written under temporary names in the same folder, where only their owner can
-    read them. When all are written, they get their own names, the index last. If anything
+    Up to 16 files are written at the same time, by a thread each. They have temporary names
+    in the same folder until all are complete, and until then only their owner can read
+    them. When all are written, they get their own names, the index last. If anything
     fails before that, the new files are removed and an older checkpoint stays. A new file
     takes over the permissions, access list and, if the system allows it, owner and group
     of the file that it replaces. If a name is a link, the file that it leads to is
@@ -189,11 +190,11 @@ def save_safetensors(
     with contextlib.ExitStack() as stack:
         written = []
         with Parts(progress, total, "write") as progress_parts:
-            for part, members in zip(parts, shards, strict=True):
-                new = stack.enter_context(replacing(part))
-                nbytes = sum(source.data.nbytes for source in members)
-                _write(new, members, metadata, progress_parts.next(nbytes), fsync)
-                written.append(new)
+            for first in range(0, len(parts), FILES_AT_ONCE):
+                some = slice(first, first + FILES_AT_ONCE)
+                news = [stack.enter_context(replacing(part)) for part in parts[some]]
+                _write(news, shards[some], metadata, progress_parts, fsync)
+                written += news
         if len(shards) > 1:
             new = stack.enter_context(replacing(index))
             with new.open(fsync) as file:
@@ -488,22 +489,34 @@ def _index(parts: list[Path], shards: list[list[_Source]]) -> bytes:
 
 
 def _write(
-    new: Replacement,
-    sources: list[_Source],
+    news: list[Replacement],
+    shards: list[list[_Source]],
     metadata: Mapping[str, str] | None,
-    progress: Progress,
+    progress_parts: Parts,
     fsync: bool,
 ) -> None:
-    head, infos = header_bytes(
-        ((name, dtype, shape, data.nbytes) for name, dtype, shape, data in sources),
-        metadata,
-    )
-    data = {source.name: source.data for source in sources}
-    ranges = [(info.offset, data[name]) for name, info in infos.items()]
-    with new.open(fsync) as file:
-        file.write(head)
-        file.truncate(len(head) + sum(info.nbytes for info in infos.values()))
-        write_ranges(file, ranges, progress=progress)
+    """Write the files of some shards at the same time."""
+    nbytes = sum(source.data.nbytes for sources in shards for source in sources)
+    with contextlib.ExitStack() as stack:
+        files = []
+        for new, sources in zip(news, shards, strict=True):
+            head, infos = header_bytes(
+                (
+                    (name, dtype, shape, data.nbytes)
+                    for name, dtype, shape, data in sources
+                ),
+                metadata,
+            )
+            data = {source.name: source.data for source in sources}
+            file = stack.enter_context(new.open(fsync))
+            file.write(head)
+            # This flushes the header too. If there is no room for it the error has the
+            # name of the file that was opened last.
+            file.truncate(len(head) + sum(info.nbytes for info in infos.values()))
+            files.append(
+                (file, [(info.offset, data[name]) for name, info in infos.items()])
+            )
+        write_files(files, progress_parts.next(nbytes))
 
 
 def _from_torch(tensor: Any, torch: Any) -> tuple[_core.Buffer, ElementType]:
