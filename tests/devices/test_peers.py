@@ -223,6 +223,46 @@ def test_short_copies_between_devices_come_after_what_is_queued(emulated) -> Non
         assert (values.get(far) == value).all()
 
 
+@pytest.mark.parametrize("on", [0, 1])
+def test_copies_between_devices_on_a_stream_need_no_job(emulated, on: int) -> None:
+    data = np.arange(5000)
+    near = cumem.array(data, kind="device", device=0)
+    far = cumem.zeros(data.shape, data.dtype, "device", device=1)
+    stream = cumem.Stream(device=on)
+    send(far, near)  # This copy enables access between the two.
+    cumem.copy(near, data[::-1].copy())
+    testing.plan_fault(None, 0)  # This resets the counters.
+    with session.gate(stream):
+        transfer = cumem.copy_async(far, near, stream=stream)
+        assert not transfer.done
+    stream.synchronize()
+    assert transfer.route == "peer"
+    # The plan of a job asks whether the devices reach the memory.
+    assert testing.fault_count("pointer_access") == 0
+    assert (values.get(far) == data[::-1]).all()
+
+
+@pytest.mark.parametrize("on", [0, 1])
+def test_copies_between_devices_on_a_stream_come_after_what_is_queued(
+    emulated, on: int
+) -> None:
+    near = cumem.zeros(4096, "u1", "device", device=0)
+    far = cumem.zeros(4096, "u1", "device", device=1)
+    send(far, near)
+    stream = cumem.Stream(device=on)
+    others = [cumem.Stream(device=0), cumem.Stream(device=1)]
+    for other, buffer in zip(others, (near, far), strict=True):
+        with session.gate(other):
+            buffer.fill(7, stream=other)
+            transfer = cumem.copy_async(far, near, stream=stream)
+            # A copy that did not wait would have ended by then.
+            for _ in range(20):
+                session.let_workers_pass()
+            assert not transfer.done
+        transfer.wait()
+        assert (values.get(far) == 7).all()
+
+
 @pytest.mark.parametrize("shift", [1, 600, -600])
 def test_copies_within_a_device_that_overlap_are_no_short_ones(emulated, shift) -> None:
     data = np.arange(5000)

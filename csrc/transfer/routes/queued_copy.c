@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies that a stream takes as they are. Such a copy is one run of bytes to, from or
- * within the device of a stream that the caller has named, and its other end, if that
- * is host memory, is page-locked memory of a pool. One call of the runtime queues it
- * behind what the stream has, however long it is, and the host has no part in it. So
- * there is nothing to plan, and no job is needed that would wait or be kept: once the
- * copy is queued, only its ticket is left. A job would make the same copy by the route
- * DIRECT, and DIRECT is what users see.
+ * within the device of a stream that the caller has named. Its other end may be
+ * page-locked memory of a pool, or memory of another device that is known to reach this
+ * one. One call of the runtime queues it behind what the stream has, however long it
+ * is, and the host has no part in it. So there is nothing to plan, and no job is needed
+ * that would wait or be kept: once the copy is queued, only its ticket is left. A job
+ * would make the same copy by the route DIRECT or, between two devices, PEER, and that
+ * is what users see.
  *
  * A job is still needed if the host would have to wait for transfers that are not
  * submitted yet, and for whatever needs a closer look: streams that are captured,
@@ -19,14 +20,31 @@
 /* True if the device of the stream reaches this end at any time, and moves its bytes in
  * the order of the stream. */
 static bool
-is_within_reach(const cm_region *end, const cm_stream *stream)
+is_within_reach(const cm_engine *engine, const cm_region *end, const cm_stream *stream)
 {
     if (cm_kind_migrates(end->kind)) {
         return false;
     }
-    return cm_region_is_on_device(end)
-               ? end->device == stream->device
-               : end->host != NULL && !cm_kind_is_pageable(end->kind);
+    if (!cm_region_is_on_device(end)) {
+        return end->host != NULL && !cm_kind_is_pageable(end->kind);
+    }
+    return end->device == stream->device
+           || cm_peer_access_is_enabled(&engine->peers, end->device, stream->device);
+}
+
+static bool
+is_on_device_of(const cm_region *end, const cm_stream *stream)
+{
+    return cm_region_is_on_device(end) && end->device == stream->device;
+}
+
+static bool
+crosses_devices(const cm_copy_request *request)
+{
+    const cm_region *dst = &request->dst;
+    const cm_region *src = &request->src;
+    return cm_region_is_on_device(dst) && cm_region_is_on_device(src)
+           && dst->device != src->device;
 }
 
 /* Return the bytes of the copy, or 0 if it is not such a copy. Makes no runtime call;
@@ -39,19 +57,18 @@ queued_nbytes(const cm_engine *engine, const cm_copy_request *request)
     const cm_stream *stream = request->stream;
     bool is_plain = !request->blocking && stream != NULL && request->convert == NULL
                     && request->broadcast == NULL && !request->is_fill;
-    if (!is_plain || dst->itemsize != src->itemsize || !is_within_reach(dst, stream)
-        || !is_within_reach(src, stream) || !cm_request_is_run(request)
+    if (!is_plain || dst->itemsize != src->itemsize
+        || !(is_on_device_of(dst, stream) || is_on_device_of(src, stream))
+        || !is_within_reach(engine, dst, stream)
+        || !is_within_reach(engine, src, stream) || !cm_request_is_run(request)
         || cm_registry_has_pieces(engine->registry)) {
         return 0;
     }
     uint64_t nbytes =
         cm_request_run_nbytes(request, (uint64_t)dst->itemsize, INT64_MAX);
-    bool to_device = cm_region_is_on_device(dst);
-    bool from_device = cm_region_is_on_device(src);
-    if (to_device && from_device) {
-        return cm_runs_meet(dst->address, src->address, nbytes) ? 0 : nbytes;
-    }
-    return to_device || from_device ? nbytes : 0;
+    bool may_overlap = is_on_device_of(dst, stream) && is_on_device_of(src, stream)
+                       && cm_runs_meet(dst->address, src->address, nbytes);
+    return may_overlap ? 0 : nbytes;
 }
 
 /* -- what comes before it -------------------------------------------------------------- */
@@ -80,6 +97,18 @@ come_after(cm_engine *engine, const cm_copy_request *request)
 
 /* -- the copy -------------------------------------------------------------------------- */
 
+static cm_status
+queue(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes)
+{
+    const cm_stream *stream = request->stream;
+    cm_address to = cm_region_copy_address(&request->dst);
+    cm_address from = cm_region_copy_address(&request->src);
+    return crosses_devices(request)
+               ? cm_rt_copy_peer_async(engine->rt, to, request->dst.device, from,
+                                       request->src.device, nbytes, stream->handle)
+               : cm_rt_copy_async(engine->rt, to, from, nbytes, stream->handle);
+}
+
 /* Queue the copy between two events, of which the second decides when the ticket is
  * done. After a failure nothing of it is in flight. The stream's device is current. */
 static cm_status
@@ -93,9 +122,7 @@ submit(cm_engine *engine, const cm_copy_request *request, cm_ticket *ticket)
     CM_TRY(cm_cache_take_event(engine, stream->device, CM_WAITED, &start_event));
     cm_status status = cm_rt_event_record(rt, start_event, stream->handle);
     if (cm_is_ok(status)) {
-        status = cm_rt_copy_async(rt, cm_region_copy_address(&request->dst),
-                                  cm_region_copy_address(&request->src), ticket->nbytes,
-                                  stream->handle);
+        status = queue(engine, request, ticket->nbytes);
         is_queued = cm_is_ok(status);
     }
     if (is_queued) {
@@ -126,7 +153,8 @@ queue_behind_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t 
         *request->ticket_out = ticket;
     }
     ticket->nbytes = nbytes;
-    ticket->row = &cm_routes[CM_ROUTE_DIRECT];
+    ticket->row =
+        &cm_routes[crosses_devices(request) ? CM_ROUTE_PEER : CM_ROUTE_DIRECT];
     ticket->started = true;
     cm_status status = submit(engine, request, ticket);
     cm_engine_count_route(engine, ticket->row); /* failed copies count too */
