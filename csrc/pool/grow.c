@@ -33,6 +33,18 @@
  * that one block keeps in place. Moving a chunk takes as long as making one (about 35
  * us on an H200, whatever its size), but takes no more memory.
  *
+ * How long new chunks are
+ * -----------------------
+ * A chunk can move or go back only when all of it is free. So it is short in comparison
+ * with all that the pool holds: one small block that keeps a chunk in place then wastes
+ * little. But the copy engines of a device lose speed at each border of two chunks,
+ * though kernels do not. From one H200 to another they copy 373 GB/s if chunks have 2
+ * MiB, 388 at 4 MiB, 391 at 8 MiB, and 394 at 16 MiB and at any length above that. A
+ * long copy needs a long block, and where a long block was, memory is free in long
+ * stretches later. So chunks for a long block may be longer, in proportion to it, up to
+ * 16 MiB. Recorded programs then reserve 0.1 % more. With chunks of 1/48, 1/32 or 1/16
+ * of the block, one of them reserves 3 to 6 % more.
+ *
  * Only clean spans are moved: nothing in them is live, and the host has seen all work
  * on them end. The addresses that a chunk leaves become a gap.
  *
@@ -60,8 +72,12 @@
 #include "runtime/scope.h"
 
 enum {
+    GAP_SHARE = 64,  /* a new chunk may have 1/64 of the gap that it fills */
     TIDY_TAKES = 300 /* takes after a growth that may prefer a hole (heap.c) */
 };
+
+/* No chunk has more than this because of its gap. */
+#define GAP_CHUNK_MAX (UINT64_C(16) << 20)
 
 /* If every chunk is a segment, a growth takes at least a share of what is held, within
  * bounds. */
@@ -224,7 +240,7 @@ typedef struct place_plan {
     uint64_t made_nbytes;
     uint32_t tag; /* of the pending free spans at the place */
     uint64_t epoch;
-    uint32_t share; /* a new chunk is at most 1/share of what is held */
+    uint32_t share; /* a new chunk may have 1/share of what is held */
 } place_plan;
 
 static void
@@ -292,15 +308,15 @@ compare_lengths(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Return the length of the longest chunk to make. Long chunks need fewer calls, but a
- * chunk can go back only when all of it is free. So a chunk is short in comparison with
- * all that the pool holds. */
+/* Return the length of the longest chunk to make for a gap of `nbytes`. */
 static uint64_t
 longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
 {
     uint64_t granule = pool->source->granule;
     uint64_t held = pool->counters.reserved_nbytes + plan->create_nbytes;
-    uint64_t most = (held + nbytes) / plan->share / granule * granule;
+    uint64_t most = (held + nbytes) / plan->share;
+    cm_pool_raise(&most, cm_least(nbytes / GAP_SHARE, GAP_CHUNK_MAX));
+    most = most / granule * granule;
     return most < granule ? granule : most;
 }
 

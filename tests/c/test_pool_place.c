@@ -78,6 +78,29 @@ test_pool_moves_free_chunks_instead_of_reserving_more(void)
     close_emulated(rt);
 }
 
+/* Chunks for a long block have 1/64 of it, up to 16 MiB. Those for a short one have a
+ * granule. */
+static void
+test_pool_makes_longer_chunks_for_longer_blocks(void)
+{
+    static const struct {
+        uint64_t nbytes, chunk_count;
+    } blocks[] = {{2 * MIB, 1},     {64 * MIB, 32},    {256 * MIB, 64}, {512 * MIB, 64},
+                  {1024 * MIB, 64}, {2048 * MIB, 128}, {2 * MIB, 1},    {8 * MIB, 4}};
+    cm_runtime *rt = open_emulated(13000, 1, 4096 * MIB);
+    for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) {
+        cm_pool *pool = open_pool(rt, DEVICE);
+        uint64_t before = cm_faults_count(rt, CM_OP_physical_create);
+        cm_block *block = take(pool, blocks[i].nbytes, NULL);
+        CHECK_EQ(cm_faults_count(rt, CM_OP_physical_create) - before,
+                 blocks[i].chunk_count);
+        CHECK_EQ(read_counters(pool).reserved_nbytes, blocks[i].nbytes);
+        give(pool, block, NULL, 0);
+        cm_pool_release(pool);
+    }
+    close_emulated(rt);
+}
+
 /* The next two tests make HOLED blocks of one chunk each. Number 2 to 6 of these become
  * gaps or free memory. */
 enum { HOLED = 12 };
@@ -647,6 +670,7 @@ test_pool_that_can_make_nothing_ahead_is_as_before(void)
 /* clang-format off */
 MAIN(RUN(test_pool_grows_in_place)
      RUN(test_pool_moves_free_chunks_instead_of_reserving_more)
+     RUN(test_pool_makes_longer_chunks_for_longer_blocks)
      RUN(test_pool_places_over_several_gaps)
      RUN(test_pool_places_before_free_memory)
      RUN(test_pool_growth_takes_what_is_missing)
