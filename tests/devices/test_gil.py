@@ -8,6 +8,7 @@ call released it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import sys
@@ -160,6 +161,27 @@ def test_what_may_wait_gives_the_gil_up(prompt: session.Runtime, name: str) -> N
     host = np.ones(16 * MIB, "u1")
     GIVEN_UP[name](buffer, host)
     assert not MOVES & testing.calls_with_gil().keys()
+
+
+def test_long_copy_of_another_thread_needs_the_gil_only_at_its_end(
+    prompt: session.Runtime,
+) -> None:
+    """Only the main thread takes the GIL on the way, in order to notice Ctrl-C."""
+    source = np.ones(48 * MIB, "u1")
+    target = cumem.zeros(source.size, "u1", "device")
+    cumem.Device(0).synchronize()
+    address = testing.alias(target.ptr, target.nbytes)
+    arrived = (ctypes.c_ubyte * target.nbytes).from_address(address)
+    # The copy takes several times as long as the time after which a call looks for
+    # Ctrl-C.
+    testing.delay_op("copy_async", 30_000)
+    copy = threading.Thread(target=cumem.copy, args=(target, source))
+    copy.start()
+    session.wait_until(lambda: arrived[0] == 1, "the first piece")
+    try:
+        session.wait_with_the_gil(lambda: arrived[-1] == 1, "the last piece")
+    finally:
+        copy.join()
 
 
 def test_array_beside_a_thread_that_registers_is_asked_about_without_python(

@@ -89,6 +89,22 @@ def wait_until(condition: Callable[[], object], what: str = "") -> None:
         time.sleep(NAP)
 
 
+def wait_with_the_gil(condition: Callable[[], object], what: str) -> None:
+    """Let no other thread have the GIL until `condition()` is true; fail if it never is.
+
+    The switch interval is so long that this thread keeps it.
+    """
+    deadline = time.monotonic() + PATIENCE
+    interval = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1000)
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"this never came without the GIL: {what}")
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def _place_of(thread_id: int | None) -> tuple[int, int] | None:
     """Return where a thread is, or None if it has ended or is in a helper of this file."""
     frame = sys._current_frames().get(thread_id or 0)

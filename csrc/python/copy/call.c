@@ -8,6 +8,7 @@
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
 #include "python/device/objects.h"
+#include "python/device/wait.h"
 
 /* -- ends --------------------------------------------------------------------------------- */
 
@@ -552,11 +553,17 @@ report_progress(const cm_call *call)
                               info.nbytes);
 }
 
-/* The engine asks here, without the GIL, whether to go on waiting. */
+/* The engine asks here, without the GIL, whether to go on waiting. Signal handlers run
+ * in the main thread alone, so another thread that reports no progress has nothing to
+ * look for. Beside threads that compute in Python, taking the GIL would make it wait
+ * for many milliseconds. */
 bool
 cm_call_is_interrupted(void *argument)
 {
     cm_call *call = argument;
+    if (!cm_sees_signals() && !cm_call_reports_progress(call)) {
+        return false;
+    }
     cm_gil_take(call->thread); /* the engine has called let_go() before */
     bool interrupted = PyErr_CheckSignals() < 0 || report_progress(call) < 0;
     call->thread = cm_gil_give();

@@ -246,7 +246,8 @@ int cm_call_prepare(cm_call *call, cm_copy_request *request);
 void cm_call_let_go(void *call);
 void cm_call_take_back(cm_call *call);
 /* The request's hook `interrupted`, whose argument is the call: runs signal handlers
- * and reports progress. Called without the GIL, after cm_call_let_go(). */
+ * and reports progress. It takes the GIL only where there may be either. Called without
+ * the GIL, after cm_call_let_go(). */
 bool cm_call_is_interrupted(void *call);
 
 /* Find out whether a copy moves bytes. A copy of no elements does not, nor does one
