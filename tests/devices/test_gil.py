@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import programs, session
+from support import forks, programs, session
 from support.session import testing
 
 import cumem
@@ -182,6 +182,88 @@ def test_long_copy_of_another_thread_needs_the_gil_only_at_its_end(
         session.wait_with_the_gil(lambda: arrived[-1] == 1, "the last piece")
     finally:
         copy.join()
+
+
+def copy_and_compute(stream: cumem.Stream, buffer: cumem.Buffer) -> None:
+    """Copy in another thread, which has to wait for the GIL because this one computes."""
+    done = threading.Event()
+
+    def run() -> None:
+        cumem.copy(buffer, np.ones(buffer.nbytes, "u1"), stream=stream)
+        done.set()
+
+    with session.gate(stream):
+        copy = threading.Thread(target=run)
+        copy.start()
+        session.wait_until_waiting(copy)
+        session.testing.gate_open(stream)
+        while not done.is_set():
+            pass
+    copy.join()
+
+
+def test_copy_after_one_that_waited_for_the_gil_shortens_turns_until_its_end(
+    prompt: session.Runtime,
+) -> None:
+    stream, buffer = cumem.Stream(), cumem.empty_device(16 * MIB, "u1")
+    usual = sys.getswitchinterval()
+    copy_and_compute(stream, buffer)
+    assert sys.getswitchinterval() == usual
+    with session.gate(stream):
+        copy = threading.Thread(
+            target=lambda: cumem.copy(buffer, np.ones(16 * MIB, "u1"), stream=stream)
+        )
+        copy.start()
+        session.wait_until(lambda: sys.getswitchinterval() < usual, "short turns")
+    copy.join()
+    assert sys.getswitchinterval() == usual
+
+
+def test_child_that_is_forked_during_short_turns_gets_usual_ones(
+    prompt: session.Runtime,
+) -> None:
+    stream, buffer = cumem.Stream(), cumem.empty_device(16 * MIB, "u1")
+    usual = sys.getswitchinterval()
+    ordinary = np.ones(16 * MIB, "u1")
+    copy_and_compute(stream, buffer)
+
+    def copies_between_hosts() -> None:
+        assert sys.getswitchinterval() < usual
+        cumem.copy(np.empty_like(ordinary), ordinary)
+        assert sys.getswitchinterval() == usual
+
+    with session.gate(stream):
+        copy = threading.Thread(
+            target=lambda: cumem.copy(buffer, ordinary, stream=stream)
+        )
+        copy.start()
+        session.wait_until(lambda: sys.getswitchinterval() < usual, "short turns")
+        forks.fork_and_run(copies_between_hosts)
+    copy.join()
+
+
+@pytest.mark.parametrize("own", [0.004, 0.02])
+def test_turns_that_the_program_has_chosen_stay(
+    prompt: session.Runtime, own: float
+) -> None:
+    stream, buffer = cumem.Stream(), cumem.empty_device(16 * MIB, "u1")
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(own)
+    try:
+        copy_and_compute(stream, buffer)
+        with session.gate(stream):
+            copy = threading.Thread(
+                target=lambda: cumem.copy(
+                    buffer, np.ones(16 * MIB, "u1"), stream=stream
+                )
+            )
+            copy.start()
+            session.wait_until_waiting(copy)
+            assert sys.getswitchinterval() == own
+        copy.join()
+        assert sys.getswitchinterval() == own
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def test_array_beside_a_thread_that_registers_is_asked_about_without_python(

@@ -528,6 +528,7 @@ cm_call_let_go(void *argument)
 {
     cm_call *call = argument;
     if (call->thread == NULL) {
+        call->has_short_turns = cm_turns_shorten(&call->state->turns);
         call->thread = cm_gil_give();
     }
 }
@@ -536,8 +537,11 @@ void
 cm_call_take_back(cm_call *call)
 {
     if (call->thread != NULL) {
+        uint64_t begin_ns = cm_now_ns();
         cm_gil_take(call->thread);
         call->thread = NULL;
+        cm_turns_restore(&call->state->turns, call->has_short_turns,
+                         cm_now_ns() - begin_ns);
     }
 }
 

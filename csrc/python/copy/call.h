@@ -100,6 +100,7 @@ typedef struct cm_call {
     cm_copy_request *request; /* borrowed; gets those keeps */
     cm_ticket *ticket;     /* borrowed from the engine while it asks for interrupts */
     PyThreadState *thread; /* while the GIL is released; else NULL */
+    bool has_short_turns;  /* it has asked for them when it released the GIL */
     PyObject *watched; /* owned list, for the handle: memory of the ends that its owner
                           can move (memory_watch.h); NULL if there is none */
     /* The stream is a default one, which the module has until shutdown(). shutdown()

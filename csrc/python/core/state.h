@@ -22,6 +22,7 @@
 #include "pool/registry.h"
 #include "python/core/override.h"
 #include "python/core/structseq.h"
+#include "python/core/turns.h"
 #include "transfer/engine/engine.h"
 #include "transfer/file/file.h"
 #include "transfer/plan/tuning.h"
@@ -199,6 +200,7 @@ typedef struct cm_state {
     bool has_several;
     /* Owned memory that copy_objects.c keeps between two calls. */
     void *_Atomic spare_call;
+    cm_turns turns;        /* of the interpreter, which calls that wait may shorten */
     Py_ssize_t call_count; /* see cm_state_enter() */
     uint64_t many_count;   /* calls of copy_many() so far */
     uint64_t export_total; /* how many times memory has been exported */

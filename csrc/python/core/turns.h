@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shorter turns of the interpreter while a call waits that needs the GIL at its end.
+ *
+ * The idea
+ * --------
+ * A thread that wants the GIL back gets it only when another thread's turn is over,
+ * which Python lets last 5 ms (sys.setswitchinterval). Beside one computing thread that
+ * is one turn. Beside several, all of which want the GIL at the end of each turn,
+ * Python gives it to any of them, and a call waits for many turns: three computing
+ * threads can make a copy of 20 ms take 60. No call can ask for the GIL with more
+ * weight, but if the turns are shorter, so is the wait.
+ *
+ * So a call that gives the GIL up asks for short turns, and takes that back when it has
+ * the GIL again. This is done only where it helps:
+ *
+ *   - The last such call had to wait for the GIL, so there are threads that compute. If
+ *     there are none, nothing is changed.
+ *   - Turns have the length that Python gives them. A program that has chosen another
+ *     length keeps it.
+ *
+ * Example: a thread uploads arrays while three others compute. The first upload waits
+ * for the GIL as long as it takes. During the following ones the four threads take
+ * turns of 1 ms, and between them turns of 5 ms.
+ *
+ * Edges
+ * -----
+ * Several calls may wait at the same time; the last one to end restores the length,
+ * unless the program has set another one meanwhile. In a forked child the calls of the
+ * parent's other threads never end, so there the next call begins anew. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* Guarded by the GIL. */
+typedef struct cm_turns {
+    bool is_contested;   /* the last call had to wait for the GIL */
+    uint32_t call_count; /* the calls that wait now and have asked for short turns */
+    pid_t process;       /* the process of these calls */
+} cm_turns;
+
+enum {
+    /* A thread that gets the GIL later than this had to wait for another one's turn. */
+    CM_TURNS_CONTESTED_NS = 500 * 1000
+};
+
+/* The parts of the next two functions that are needed only beside threads that
+ * compute. */
+bool cm_turns_begin_short(cm_turns *turns);
+void cm_turns_end_short(cm_turns *turns);
+
+/* Ask for short turns, before the GIL is given up. Returns false if nothing was asked
+ * for. Keeps an exception that is set. */
+static inline bool
+cm_turns_shorten(cm_turns *turns)
+{
+    return (turns->is_contested || turns->call_count > 0)
+           && cm_turns_begin_short(turns);
+}
+
+/* Note how long a call has waited for the GIL, which it has again, and if it had asked
+ * for short turns, take that back. Keeps an exception that is set. */
+static inline void
+cm_turns_restore(cm_turns *turns, bool has_asked, uint64_t waited_ns)
+{
+    turns->is_contested = waited_ns >= CM_TURNS_CONTESTED_NS;
+    if (has_asked) {
+        cm_turns_end_short(turns);
+    }
+}
