@@ -306,15 +306,15 @@ CM_NODISCARD cm_status cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks,
 
 /* -- grow.c ------------------------------------------------------------------------------ */
 
-/* A new chunk is at most 1 / CM_CHUNK_SHARE of what the pool then holds, so that it can
+/* A new chunk may have 1 / CM_CHUNK_SHARE of what the pool then holds, so that it can
  * go back, or move, while most of the rest is live. Where the pool grows for many
- * blocks that come and go together it is at most 1 / CM_RESERVE_SHARE, since long
- * chunks take fewer calls of the runtime. */
+ * blocks that come and go together it may have 1 / CM_RESERVE_SHARE, since long chunks
+ * take fewer calls of the runtime. A chunk for a long block may be longer (grow.c). */
 enum { CM_CHUNK_SHARE = 500, CM_RESERVE_SHARE = 128 };
 
 /* Get memory from the runtime, and cut a BUSY span of `size` bytes for `stream` (NULL:
- * any) from it, perhaps together with free memory beside it. Placed memory gets chunks
- * of at most 1 / share of what the pool then holds. Called by the grower, inside a
+ * any) from it, perhaps together with free memory beside it. The chunks of placed
+ * memory may have 1 / share of what the pool then holds. Called by the grower, inside a
  * cm_scope.
  * Fails: CM_ELIMIT, CM_ENOMEM, CM_EOVERFLOW; as the source's calls. */
 CM_NODISCARD cm_status cm_pool_grow(cm_pool *pool, uint64_t size, uint32_t share,
