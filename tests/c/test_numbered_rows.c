@@ -4,6 +4,7 @@
 #include "base/numbered_copy.h"
 #include "many_world.h"
 #include "transfer/plan/shared_numbers.h"
+#include "transfer/routes/numbered.h"
 #include "transfer/rows/layers.h"
 
 /* -- rows in memory ----------------------------------------------------------------------- */
@@ -441,16 +442,46 @@ test_layers_of_several_ways_or_lengths_are_left_to_the_batch(void)
     close_world(&w);
 }
 
+/* Rows for a device take all threads if they are longer than those that a few gather
+ * faster than its link, and shorter than a page. On the host short rows do. */
+static void
+test_threads_for_rows_follow_from_their_length(void)
+{
+    static const struct {
+        cm_many_way way;
+        uint64_t row_nbytes;
+        bool takes_all;
+    } cases[] = {{CM_MANY_UP, 512, false},   {CM_MANY_UP, 1024, true},
+                 {CM_MANY_UP, 4095, true},   {CM_MANY_UP, 4096, false},
+                 {CM_MANY_HOST, 1023, true}, {CM_MANY_HOST, 1024, false},
+                 {CM_MANY_DOWN, 1023, true}, {CM_MANY_DOWN, 2048, false}};
+    cm_numbered_rows *rows = cm_numbered_rows_create(1, 1);
+    for (size_t k = 0; k < sizeof(cases) / sizeof(*cases); k++) {
+        cm_many many = {.rows = rows, .way = cases[k].way};
+        cm_job job = {.many = &many};
+        rows->layers[0].row_nbytes = cases[k].row_nbytes;
+        CHECK_EQ(cm_numbered_choose_way(&job, true),
+                 cases[k].takes_all ? CM_COPY_WIDE_ALL : CM_COPY_WIDE);
+        CHECK_EQ(cm_numbered_choose_way(&job, false),
+                 cases[k].takes_all ? CM_COPY_PLAIN_ALL : CM_COPY_PLAIN);
+        rows->layers[0].end[CM_SRC].is_file = true; /* pages are read meanwhile */
+        CHECK_EQ(cm_numbered_choose_way(&job, true), CM_COPY_WIDE_ALL);
+        rows->layers[0].end[CM_SRC].is_file = false;
+    }
+    cm_numbered_rows_destroy(rows);
+}
+
 MAIN(
-    RUN(test_rows_of_every_length_and_alignment_are_copied) RUN(
-        test_rows_from_a_later_one_on_are_the_same_rows)
-        RUN(test_run_is_found_at_each_byte_of_the_packed_space) RUN(
-            test_runs_are_counted_up_to_the_most)
-            RUN(test_rows_that_are_too_many_are_refused) RUN(
-                test_rows_go_up_down_and_over_the_host_in_slots)
-                RUN(test_rows_without_gaps_on_the_device_need_no_kernel) RUN(
-                    test_rows_apart_on_the_device_take_one_launch_a_slot)
-                    RUN(test_numbers_that_rise_by_one_are_dropped) RUN(
-                        test_numbers_without_page_locked_memory_go_by_the_table)
-                        RUN(test_batch_keeps_what_is_no_gain_by_numbers) RUN(
-                            test_layers_of_several_ways_or_lengths_are_left_to_the_batch))
+    RUN(test_threads_for_rows_follow_from_their_length)
+        RUN(test_rows_of_every_length_and_alignment_are_copied) RUN(
+            test_rows_from_a_later_one_on_are_the_same_rows)
+            RUN(test_run_is_found_at_each_byte_of_the_packed_space) RUN(
+                test_runs_are_counted_up_to_the_most)
+                RUN(test_rows_that_are_too_many_are_refused) RUN(
+                    test_rows_go_up_down_and_over_the_host_in_slots)
+                    RUN(test_rows_without_gaps_on_the_device_need_no_kernel) RUN(
+                        test_rows_apart_on_the_device_take_one_launch_a_slot)
+                        RUN(test_numbers_that_rise_by_one_are_dropped) RUN(
+                            test_numbers_without_page_locked_memory_go_by_the_table)
+                            RUN(test_batch_keeps_what_is_no_gain_by_numbers) RUN(
+                                test_layers_of_several_ways_or_lengths_are_left_to_the_batch))

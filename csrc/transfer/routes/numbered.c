@@ -14,6 +14,11 @@ enum {
      * memory, and more threads wait for more rows at the same time. Of longer rows a
      * few threads read as much as the memory delivers. */
     SHORT_NBYTES = 1024,
+    /* If the slots then go to a device, the threads only have to be faster than its
+     * link. With short rows, which are asked for ahead, a few threads are, and more
+     * would be in the way of the thread that queues the slots. Rows of a page or more
+     * the processor reads ahead by itself. The rows between these take all threads. */
+    PAGE_NBYTES = 4096,
     WIDE_NBYTES = 4096, /* a shorter part of a row is copied faster through the caches
                          */
     ROWS_AT_ONCE = 64,  /* rows of a file whose pages are brought in before a copy */
@@ -67,12 +72,24 @@ cm_numbered_probe_pages(const cm_numbered_rows *rows)
     return cm_ok();
 }
 
+/* True if rows of this length are copied faster the more threads copy them. */
+static bool
+needs_all_threads(const cm_many *many, uint64_t row_nbytes)
+{
+    bool is_short = row_nbytes < SHORT_NBYTES;
+    if (many->way != CM_MANY_UP) {
+        return is_short;
+    }
+    return !is_short && row_nbytes < PAGE_NBYTES;
+}
+
 cm_copy_way
 cm_numbered_choose_way(const cm_job *job, bool wide)
 {
-    const cm_numbered_layer *layer = &job->many->rows->layers[0];
+    const cm_many *many = job->many;
+    const cm_numbered_layer *layer = &many->rows->layers[0];
     bool is_file = layer->end[CM_DST].is_file || layer->end[CM_SRC].is_file;
-    if (layer->row_nbytes < SHORT_NBYTES || is_file) {
+    if (is_file || needs_all_threads(many, layer->row_nbytes)) {
         return wide ? CM_COPY_WIDE_ALL : CM_COPY_PLAIN_ALL;
     }
     return wide ? CM_COPY_WIDE : CM_COPY_PLAIN;
