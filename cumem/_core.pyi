@@ -3767,7 +3767,7 @@ def copy_rows(
         stream of the first such device.
     max_sms : int, optional
         How many multiprocessors the copy may keep busy, where one device reaches both
-        ends; default: the 32 that fill the bus, or all within device memory. Fewer leave
+        ends; default: the few that fill the bus, or all within device memory. Fewer leave
         more to the work beside it.
     progress : bool or callable, optional
         As for `copy`, for the bytes of all rows.

@@ -554,6 +554,13 @@ test_layer_of_whole_rows_is_one_for_the_kernel(void)
     CHECK_EQ(rows->span_count, 1);
     CHECK(rows->spans[0].begin == src);
     CHECK_EQ(rows->spans[0].nbytes, 20);
+    /* The kernel reads that memory, and would take fewer blocks to write it. */
+    CHECK(!rows->move.is_to_host);
+    cm_region read = layer.array[CM_SRC];
+    layer.array[CM_SRC] = layer.array[CM_DST];
+    layer.array[CM_DST] = read;
+    CHECK_OK(cm_kernel_rows_add(rows, &layer));
+    CHECK(rows->move.is_to_host);
     cm_kernel_rows_destroy(rows);
 }
 
@@ -659,6 +666,7 @@ test_pairs_of_one_size_are_rows(void)
     CHECK_EQ(rows.device, 1);
     CHECK(rows.has_sides_apart);
     CHECK(rows.is_over_bus);
+    CHECK(!rows.is_to_host);
     CHECK_EQ(rows.layer.array[CM_DST].address, 0x7f00);
     CHECK_EQ(rows.layer.array[CM_DST].strides[0], 64);
     CHECK_EQ(cm_paired_rows_count(&rows, CM_DST), 9);
@@ -677,6 +685,13 @@ test_pairs_of_one_size_are_rows(void)
     CHECK_OK(cm_paired_rows_find_touch(&rows, numbers, &touches, &is_known));
     CHECK(is_known);
     CHECK(touches);
+    for (int i = 0; i < 3; i++) {
+        cm_piece_end dst = pieces[i].dst;
+        pieces[i].dst = pieces[i].src;
+        pieces[i].src = dst;
+    }
+    CHECK(cm_paired_rows_init(&rows, pieces, 3));
+    CHECK(rows.is_to_host);
 }
 
 static void

@@ -557,6 +557,37 @@ test_multiprocessors_are_counted_only_within_a_device(void)
     world_close(&w);
 }
 
+/* Writes must have fewer bytes on their way than reads, or work beside the copy waits
+ * for them. Narrow units take more blocks for the same bytes, up to a limit. */
+static void
+test_blocks_over_the_bus_follow_from_the_bytes_on_their_way(void)
+{
+    static const struct {
+        uint64_t row_nbytes;
+        uint32_t blocks[3]; /* to a device, to the host, with numbers over the bus */
+    } cases[] = {{4096, {6, 6, 16}},
+                 {256, {6, 6, 16}},
+                 {72, {12, 12, 32}},
+                 {100, {24, 12, 32}},
+                 {7, {32, 32, 32}}};
+    for (size_t k = 0; k < sizeof(cases) / sizeof(*cases); k++) {
+        cm_rows_move move = {.count = 10, .is_over_bus = true};
+        cm_rows_layer layer = {.address = {1 << 20, 1 << 21},
+                               .row_nbytes = cases[k].row_nbytes,
+                               .row_count = {10, 10}};
+        cm_rows_job job;
+        layer.stride[CM_DST] = (int64_t)layer.row_nbytes;
+        layer.stride[CM_SRC] = (int64_t)layer.row_nbytes;
+        CHECK_OK(cm_rows_job_init(&job, &move, &layer));
+        CHECK_EQ(cm_rows_count_bus_blocks(&job, &move), cases[k].blocks[0]);
+        move.has_far_numbers = true;
+        CHECK_EQ(cm_rows_count_bus_blocks(&job, &move), cases[k].blocks[2]);
+        move.has_far_numbers = false;
+        move.is_to_host = true;
+        CHECK_EQ(cm_rows_count_bus_blocks(&job, &move), cases[k].blocks[1]);
+    }
+}
+
 /* -- failures
  * ----------------------------------------------------------------------------- */
 
@@ -678,6 +709,7 @@ MAIN(RUN(test_rows_of_any_shape_move_as_one_by_one)
      RUN(test_unit_and_team_follow_from_rows)
      RUN(test_sizes_that_no_kernel_counts_are_refused)
      RUN(test_multiprocessors_are_counted_only_within_a_device)
+    RUN(test_blocks_over_the_bus_follow_from_the_bytes_on_their_way)
      RUN(test_failed_calls_of_rows_are_reported)
      RUN(test_rows_jobs_without_sense_are_refused)
      RUN(test_rows_outside_of_memory_are_faults))

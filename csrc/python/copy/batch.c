@@ -523,6 +523,7 @@ set_rows(many_call *self, const paired_call *paired, PyObject *sheet)
     rows->device = paired->rows.device;
     rows->move.count = self->piece_count;
     rows->move.is_over_bus = paired->rows.is_over_bus;
+    rows->move.is_to_host = paired->rows.is_to_host;
     for (int side = CM_DST; side <= CM_SRC; side++) {
         const cm_kernel_numbers *numbers = &paired->numbers[side];
         rows->move.numbers[side] = (cm_row_numbers){.address = paired->addresses[side],

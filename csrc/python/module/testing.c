@@ -191,9 +191,6 @@ read_rows_end(PyObject *module, PyObject *object, rows_call *call, cm_region *re
     if (cm_kind_is_on_device(region->kind)) {
         call->device = region->device;
     }
-    else if (cm_kind_is_page_locked(region->kind)) {
-        call->move.is_over_bus = true;
-    }
     return true;
 }
 
@@ -206,6 +203,9 @@ read_layer_end(PyObject *module, PyObject *object, rows_call *call, int side,
     if (!read_rows_end(module, object, call, &region)) {
         return false;
     }
+    bool is_locked = cm_kind_is_page_locked(region.kind);
+    call->move.is_over_bus = call->move.is_over_bus || is_locked;
+    call->move.is_to_host = call->move.is_to_host || (is_locked && side == CM_DST);
     row = region;
     row.ndim--;
     memmove(row.shape, row.shape + 1, sizeof(row.shape) - sizeof(*row.shape));
@@ -229,11 +229,9 @@ read_numbers(PyObject *module, PyObject *object, rows_call *call, int side)
     if (object == Py_None) {
         return true;
     }
-    bool was_over_bus = call->move.is_over_bus;
     if (!read_rows_end(module, object, call, &region)) {
         return false;
     }
-    call->move.is_over_bus = was_over_bus; /* numbers are few bytes */
     call->move.count = (uint64_t)region.shape[0];
     PyObject *dtype = ((cm_buffer *)(void *)object)->dtype;
     call->move.numbers[side] =
@@ -332,11 +330,9 @@ read_rows_call(PyObject *module, PyObject *args, rows_call *call)
         || !read_numbers(module, src_rows, call, CM_SRC)) {
         return false;
     }
-    bool is_over_bus = call->move.is_over_bus;
     if (!read_rows_end(module, flag, call, &flagged)) {
         return false;
     }
-    call->move.is_over_bus = is_over_bus; /* the flag is one word */
     call->move.flag = flagged.address;
     call->device = call->device < 0 ? 0 : call->device;
     return true;

@@ -2,12 +2,19 @@
 /* How many threads share a row, how wide they copy, and how many blocks there are.
  *
  * A warp loads CM_ROWS_SLOTS units a thread before it stores any, 2 KiB in units of 16
- * bytes. So the BUS_BLOCKS blocks of a copy over the bus have up to 512 KiB on their
- * way. That is several times what the bus delivers in the time of one read of host
- * memory. It has to be so much, since a warp waits for the numbers of its rows before
- * it reads the rows. More blocks would only take multiprocessors from the work beside
- * the copy, and larger ones the registers that let other blocks run on the same
- * multiprocessor. */
+ * bytes. A copy over the bus has as many blocks as put a certain number of bytes on
+ * their way. Reads need READ_NBYTES: what the bus delivers in the time of one read of
+ * host memory, and as much again, since a warp waits for the numbers of its rows before
+ * it reads the rows. If it waits for the bus to bring it the numbers, they need
+ * FAR_NBYTES.
+ *
+ * Writes wait for nothing, and need only WRITE_NBYTES. If more of them are on their way
+ * than the bus takes, they fill the queues between all multiprocessors and memory, and
+ * whatever runs beside the copy waits in these: beside 512 KiB of writes, a matrix
+ * product on an H200 takes more than twice as long.
+ *
+ * The work beside a copy also loses the multiprocessors that the copy keeps busy. So
+ * reads have larger blocks, and fewer of them. */
 #include "transfer/device/rows_kernel.h"
 
 #include <string.h>
@@ -16,10 +23,14 @@
 
 enum {
     THREADS_PER_BLOCK = 256,
-    /* Narrow units put fewer bytes on their way, so there are more threads. */
-    NARROW_THREADS_PER_BLOCK = 512,
+    /* This is for reads over the bus, and for narrow units, which put fewer bytes on
+     * their way. */
+    LARGE_THREADS_PER_BLOCK = 512,
     MIN_WIDE_UNIT = 8,
-    BUS_BLOCKS = 32,
+    READ_NBYTES = 192 << 10,
+    WRITE_NBYTES = 96 << 10,
+    FAR_NBYTES = 512 << 10,
+    MAX_BUS_BLOCKS = 32,     /* of units so narrow that they would need more */
     BLOCKS_PER_SM = 2,       /* of a copy within a device, which its memory limits */
     MAX_UNIT = 16,           /* the widest load and store */
     MIN_LONG_TEAM_SHIFT = 3, /* 8 units of 16 bytes are one line of a device's caches */
@@ -126,8 +137,36 @@ are_alike(const cm_rows_layer *a, const cm_rows_layer *b)
            && memcmp(a->row_count, b->row_count, sizeof(a->row_count)) == 0;
 }
 
+static uint32_t
+threads_per_block(const cm_rows_job *job, const cm_rows_move *move)
+{
+    if (job->unit < MIN_WIDE_UNIT || (move->is_over_bus && !move->is_to_host)) {
+        return LARGE_THREADS_PER_BLOCK;
+    }
+    return THREADS_PER_BLOCK;
+}
+
+/* Return how many bytes a copy over the bus has on their way. */
+static uint32_t
+bytes_under_way(const cm_rows_move *move)
+{
+    if (move->has_far_numbers) {
+        return FAR_NBYTES;
+    }
+    return move->is_to_host ? WRITE_NBYTES : READ_NBYTES;
+}
+
+uint32_t
+cm_rows_count_bus_blocks(const cm_rows_job *job, const cm_rows_move *move)
+{
+    uint32_t nbytes = threads_per_block(job, move) * CM_ROWS_SLOTS * job->unit;
+    uint32_t blocks = bytes_under_way(move) / nbytes;
+    return blocks < MAX_BUS_BLOCKS ? blocks : MAX_BUS_BLOCKS;
+}
+
 static cm_status
-find_block_limit(cm_runtime *rt, int device, const cm_rows_move *move, uint32_t *limit)
+find_block_limit(cm_runtime *rt, int device, const cm_rows_move *move,
+                 const cm_rows_job *job, uint32_t *limit)
 {
     int sms;
     if (move->max_sms != 0) {
@@ -135,11 +174,11 @@ find_block_limit(cm_runtime *rt, int device, const cm_rows_move *move, uint32_t 
         return cm_ok();
     }
     if (move->is_over_bus) {
-        *limit = BUS_BLOCKS;
+        *limit = cm_rows_count_bus_blocks(job, move);
         return cm_ok();
     }
     CM_TRY(cm_rt_device_attribute(rt, CM_ATTRIBUTE_multiprocessor_count, device, &sms));
-    *limit = sms > 0 ? (uint32_t)sms * BLOCKS_PER_SM : BUS_BLOCKS;
+    *limit = sms > 0 ? (uint32_t)sms * BLOCKS_PER_SM : MAX_BUS_BLOCKS;
     return cm_ok();
 }
 
@@ -192,11 +231,10 @@ cm_rows_launch(cm_kernels *kernels, int device, const cm_rows_move *move,
         return cm_ok();
     }
     CM_TRY(cm_kernels_find(kernels, CM_KERNEL_ROWS, device, &function));
-    CM_TRY(find_block_limit(kernels->rt, device, move, &limit));
     for (uint64_t done = 0; done < layer_count; done += job.layer_count) {
         CM_TRY(collect_layers(&job, move, &layers[done], layer_count - done));
-        uint32_t threads =
-            job.unit < MIN_WIDE_UNIT ? NARROW_THREADS_PER_BLOCK : THREADS_PER_BLOCK;
+        uint32_t threads = threads_per_block(&job, move);
+        CM_TRY(find_block_limit(kernels->rt, device, move, &job, &limit));
         uint32_t blocks = choose_blocks(&job, threads, limit);
         CM_TRY(cm_rt_kernel_launch(kernels->rt, function, blocks, threads, &job,
                                    sizeof(job), stream));

@@ -46,6 +46,10 @@ typedef struct cm_rows_move {
     /* Bytes pass a bus, which a few blocks fill, so by default the kernel leaves the
      * other multiprocessors to the work beside it. */
     bool is_over_bus;
+    /* The target is memory of the host, which even fewer blocks fill. */
+    bool is_to_host;
+    /* The numbers pass the bus as well, behind the bytes that are under way. */
+    bool has_far_numbers;
     uint32_t max_sms; /* how many multiprocessors it may use; 0: as many as it takes */
     /* The device address of a 32-bit word, into which the kernel stores CM_ROWS_WRONG_…
      * if a number is wrong, visibly to the host as well. The kernel stores nothing else
@@ -73,3 +77,6 @@ CM_NODISCARD cm_status cm_rows_launch(cm_kernels *kernels, int device,
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_rows_job_init(cm_rows_job *job, const cm_rows_move *move,
                                         const cm_rows_layer *layer);
+/* Return how many blocks a copy over the bus takes at most, unless its caller says so:
+ * as many as keep the bus busy. This is pure. */
+uint32_t cm_rows_count_bus_blocks(const cm_rows_job *job, const cm_rows_move *move);

@@ -145,6 +145,7 @@ cm_job_copy_rows(cm_job *job)
     cm_rows_move move = rows->move;
     uint64_t at_once = rows->in_order ? 1 : rows->layer_count;
     CM_TRY(bring_numbers(job, &move));
+    move.has_far_numbers = rows->sheet_nbytes > 0 && job->row_numbers == NULL;
     for (uint64_t i = 0; i < rows->layer_count; i += at_once) {
         CM_TRY(cm_rows_launch(&job->engine->kernels, rows->device, &move,
                               &rows->layers[i], at_once, job->stream->handle));

@@ -363,7 +363,9 @@ launch_rows(cm_job *job, const cm_numbered_layer *layer, uint64_t first, uint64_
     const cm_many *many = job->many;
     cm_side side = device_side_of(many);
     cm_side other = side == CM_DST ? CM_SRC : CM_DST;
-    cm_rows_move move = {.count = count, .is_over_bus = is_over_bus};
+    cm_rows_move move = {.count = count,
+                         .is_over_bus = is_over_bus,
+                         .is_to_host = is_over_bus && side == CM_SRC};
     cm_rows_layer rows = {.row_nbytes = layer->row_nbytes};
     rows.address[side] = layer->end[side].address;
     rows.stride[side] = layer->stride[side];

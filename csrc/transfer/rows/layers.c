@@ -322,9 +322,10 @@ cm_numbered_many_create(cm_engine *engine, const cm_layer *layers, uint64_t laye
 
 /* Note what a kernel has to know about one end of a layer beyond its addresses. */
 static cm_status
-note_end(cm_kernel_rows *rows, const cm_region *array)
+note_end(cm_kernel_rows *rows, const cm_region *array, cm_side side)
 {
     int64_t low, high;
+    bool is_locked = cm_kind_is_page_locked(array->kind);
     if (cm_region_is_on_device(array)) {
         return cm_ok();
     }
@@ -332,8 +333,8 @@ note_end(cm_kernel_rows *rows, const cm_region *array)
     if (low == high) {
         return cm_ok();
     }
-    rows->move.is_over_bus =
-        rows->move.is_over_bus || cm_kind_is_page_locked(array->kind);
+    rows->move.is_over_bus = rows->move.is_over_bus || is_locked;
+    rows->move.is_to_host = rows->move.is_to_host || (is_locked && side == CM_DST);
     return cm_kernel_rows_add_span(rows, (const char *)array->host + low,
                                    (uint64_t)(high - low));
 }
@@ -349,8 +350,8 @@ cm_kernel_rows_add(cm_kernel_rows *rows, const cm_layer *layer)
     if (row.run_nbytes == 0 || rows->move.count == 0) {
         return cm_ok();
     }
-    CM_TRY(note_end(rows, &array[CM_DST]));
-    CM_TRY(note_end(rows, &array[CM_SRC]));
+    CM_TRY(note_end(rows, &array[CM_DST], CM_DST));
+    CM_TRY(note_end(rows, &array[CM_SRC], CM_SRC));
     int64_t offset[2] = {row.offset[CM_DST], row.offset[CM_SRC]};
     do {
         cm_rows_layer run = {.row_nbytes = row.run_nbytes};

@@ -108,6 +108,7 @@ cm_paired_rows_init(cm_paired_rows *self, const cm_piece *pieces, uint64_t count
     self->has_sides_apart = sides[CM_DST].has_device != sides[CM_SRC].has_device
                             && sides[CM_DST].has_host != sides[CM_SRC].has_host;
     self->is_over_bus = sides[CM_DST].has_locked || sides[CM_SRC].has_locked;
+    self->is_to_host = sides[CM_DST].has_locked;
     self->layer.array[CM_DST] = array_of(&sides[CM_DST], &first->dst, nbytes);
     self->layer.array[CM_SRC] = array_of(&sides[CM_SRC], &first->src, nbytes);
     self->layer.owner[CM_DST] = first->dst.owner;

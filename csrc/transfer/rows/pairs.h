@@ -28,6 +28,7 @@ typedef struct cm_paired_rows {
     /* No end of one side lies in memory of the kind of the other side. */
     bool has_sides_apart;
     bool is_over_bus; /* some of the memory is page-locked */
+    bool is_to_host;  /* some memory of the targets is */
 } cm_paired_rows;
 
 /* Find out whether pairs can be rows, of which at least one end of each lies in memory
