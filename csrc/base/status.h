@@ -44,6 +44,7 @@ enum {
      * whether they are the target's or the source's: it is a sum of CM_ROWS_WRONG_…
      * (runtime/kernel_jobs.h) and CM_ROWS_WRONG_TAKEN below. */
     CM_EROWS = -20,
+    CM_EASLEEP = -21, /* the memory's pool sleeps (pool/sleep.c) */
 };
 
 /* In the argument of CM_EROWS: the call was take_rows(), whose argument with the

@@ -170,10 +170,10 @@ set_chunk_of(const cm_heap_span *span, cm_chunk *chunk)
     }
 }
 
-/* Forget a chunk whose memory has gone back to the runtime. The BUSY `span` covers it
- * and ends here. */
+/* Forget a chunk whose memory has gone back to the runtime, just now or, if it `slept`,
+ * when the pool fell asleep. The BUSY `span` covers it and ends here. */
 static void
-forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk)
+forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk, bool slept)
 {
     uint64_t nbytes = span->block.nbytes;
     cm_block block = span->block; /* a copy, since the span ends here */
@@ -188,8 +188,12 @@ forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk)
         cm_heap_remove_arena(&pool->heap, span->arena);
     }
     pool->counters.reserved_nbytes -= nbytes;
+    pool->counters.asleep_nbytes -= slept ? nbytes : 0;
     uint64_t left_nbytes = pool->counters.reserved_nbytes;
     cm_spin_lock_give(&pool->lock);
+    if (slept) {
+        return; /* the refund was made and recorded when the pool fell asleep */
+    }
     cm_budget_refund(pool->config.budget, nbytes);
     if (cm_recorder_is_on()) {
         cm_pool_note(pool, CM_EVENT_TRIM, &block, nbytes, left_nbytes, NULL);
@@ -202,10 +206,11 @@ static cm_status
 close_chunk(cm_pool *pool, idle_chunk idle, uint64_t *released_nbytes)
 {
     uint64_t nbytes = idle.chunk->nbytes;
+    bool slept = !cm_chunk_has_memory(idle.chunk);
     cm_status status = pool->source->ops->close_chunk(pool->source, idle.chunk);
     if (cm_is_ok(status)) {
-        forget_chunk(pool, idle.span, idle.chunk);
-        *released_nbytes += nbytes;
+        forget_chunk(pool, idle.span, idle.chunk, slept);
+        *released_nbytes += slept ? 0 : nbytes;
         return status;
     }
     cm_spin_lock_take(&pool->lock);
@@ -491,7 +496,7 @@ move_chunk(cm_pool *pool, idle_chunk *idle)
         idle->span = NULL;
     }
     else if (chunk->address == 0) {
-        forget_chunk(pool, idle->span, chunk);
+        forget_chunk(pool, idle->span, chunk, false);
         idle->span = NULL;
     }
     return status;

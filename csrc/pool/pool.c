@@ -142,6 +142,13 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     return status;
 }
 
+/* Return what the budget was charged for. */
+static uint64_t
+charged_nbytes(const cm_pool *pool)
+{
+    return pool->counters.reserved_nbytes - pool->counters.asleep_nbytes;
+}
+
 /* Called once nobody holds the pool and no block is live. This is the last chance to
  * give memory back, so each call that does so is tried twice. There is no caller any
  * more to whom a failure could be reported. */
@@ -153,11 +160,14 @@ destroy(cm_pool *pool)
     /* Wait first, since giving memory back does not wait for its work in all kinds of
      * memory. */
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
+    if (pool->saved.forget != NULL) {
+        pool->saved.forget(pool);
+    }
     if (cm_pool_is_fence_due(pool) && cm_streams_capture(pool->rt)) {
         /* Unknown work may still run on some of the memory, and waiting for its device
          * would end the capture. So the memory is leaked, and no longer counts against
          * a limit. */
-        cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
+        cm_budget_refund(pool->config.budget, charged_nbytes(pool));
         return;
     }
     cm_scope scope;
@@ -173,7 +183,7 @@ destroy(cm_pool *pool)
         pool->source->ops->destroy(pool->source);
         cm_scope_leave(&scope);
     }
-    cm_budget_refund(pool->config.budget, pool->counters.reserved_nbytes);
+    cm_budget_refund(pool->config.budget, charged_nbytes(pool));
     free_pool(pool);
 }
 
@@ -302,7 +312,7 @@ cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
     cm_heap_span *span = NULL;
     cm_spin_lock_take(&pool->lock);
     if (!cm_pool_is_trim_due_locked(pool) && !must_fence_locked(pool, fence_limit)
-        && CM_LIKELY(!pool->is_over)) {
+        && CM_LIKELY(!pool->is_over && pool->phase == CM_POOL_AWAKE)) {
         cm_heap_view view = cm_pool_view_for_locked(pool, stream);
         span = cm_heap_take_ready(&pool->heap, size, &view);
         if (span == NULL && !must_ask_locked(pool, size, &view)) {
@@ -315,6 +325,15 @@ cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
     cm_spin_lock_give(&pool->lock);
     note_block(pool, CM_EVENT_ALLOCATE, span, stream);
     return span == NULL ? NULL : &span->block;
+}
+
+bool
+cm_pool_is_awake(cm_pool *pool)
+{
+    cm_spin_lock_take(&pool->lock);
+    bool is_awake = pool->phase == CM_POOL_AWAKE;
+    cm_spin_lock_give(&pool->lock);
+    return is_awake;
 }
 
 /* -- a miss ----------------------------------------------------------------------------- */
@@ -486,7 +505,10 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
     cm_mutex_lock(&pool->growing);
     cm_status status = cm_ok();
     *out = take_thoroughly(pool, r);
-    if (*out == NULL && is_over(pool)) {
+    if (*out == NULL && !cm_pool_is_awake(pool)) {
+        status = cm_fail(CM_EASLEEP, r->size);
+    }
+    else if (*out == NULL && is_over(pool)) {
         /* Moving chunks charges nothing, so the growth would get past the limit. */
         status = cm_fail(CM_ELIMIT, r->size);
     }
@@ -595,6 +617,9 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     alloc_request r = {.nbytes = nbytes, .stream = stream, .hooks = hooks};
     if (!round_size(pool, nbytes, &r.size)) {
         return cm_fail(nbytes == 0 ? CM_EINVALID : CM_EOVERFLOW, nbytes);
+    }
+    if (CM_UNLIKELY(!cm_pool_is_awake(pool))) {
+        return cm_fail(CM_EASLEEP, nbytes);
     }
     cm_pool_poll_children(pool);
     cm_pool_trim_idle(pool);
@@ -918,7 +943,8 @@ admit(cm_pool *pool)
     cm_status first = cm_ok();
     for (uint64_t i = 0; i < count; i++) {
         const cm_chunk *chunk = range->chunk_at[i];
-        if (chunk != NULL && (i == 0 || range->chunk_at[i - 1] != chunk)) {
+        if (chunk != NULL && !chunk->is_unmapped
+            && (i == 0 || range->chunk_at[i - 1] != chunk)) {
             first = cm_first_failure(
                 first, pool->source->ops->admit_peers(pool->source, chunk));
         }
@@ -979,6 +1005,7 @@ read_locked(cm_pool *pool, cm_pool_counters *out)
     cm_pool_raise(&pool->counters.peak_cached_nbytes, cached_nbytes(&pool->counters));
     *out = pool->counters;
     out->cached_nbytes = cached_nbytes(&pool->counters);
+    out->reserved_nbytes -= out->asleep_nbytes;
     cm_heap_view view = cm_pool_view_locked(pool, 0);
     cm_heap_pieces runs = cm_heap_count_pieces(&pool->heap, &view);
     out->cached_count = runs.count;

@@ -60,6 +60,10 @@ typedef struct cm_pool_config {
     /* After it was unused for this long, memory goes back to the runtime without being
      * asked for. With 0 it never does. */
     uint64_t idle_trim_ns;
+    /* Memory that is mapped on demand comes in chunks of at least this size, a power of
+     * 2, or of the driver's granule if that is longer; 0 stands for the granule. Long
+     * chunks cost less to unmap and map, and waste more. */
+    uint64_t granule_nbytes;
     /* Chosen by the caller, who never uses it for a second pool. (An address would not
      * do, since another pool may get it later.) */
     uint64_t serial;
@@ -96,7 +100,9 @@ typedef struct cm_block {
     X(in_flight_count)                                                                 \
     X(cached_nbytes)   /* free for reuse, or on its way from or to the runtime */      \
     X(cached_count)    /* free pieces, neighbours that could join counted once */      \
-    X(reserved_nbytes) /* held from the runtime = live + in flight + cached */         \
+    X(reserved_nbytes) /* held from the runtime = live + in flight + cached - asleep   \
+                        */                                                             \
+    X(asleep_nbytes)   /* lent back to the runtime until the pool wakes */             \
     CM_POOL_PEAKS(X)                                                                   \
     X(largest_free_nbytes) /* the longest of the free pieces */                        \
     X(segment_count)       /* ranges of addresses in which the memory lies */          \
@@ -362,6 +368,75 @@ uint64_t cm_pools_trim_idle(const cm_runtime *rt);
  * that no other thread is in this function or reads what cm_pool_get_config() returned.
  * Does nothing in a forked child. */
 void cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns);
+
+/* -- sleep and wake: see sleep.c ---------------------------------------------------------- */
+/* One thread at a time makes these calls for a pool; callers see to that. */
+
+/* A run of bytes of a pool that is going to sleep or waking, and its place in
+ * page-locked memory. */
+typedef struct cm_saved_run {
+    cm_address address;
+    uint64_t nbytes;
+    char *host;
+    cm_address host_address;
+    const cm_block *host_block; /* of which it is a part */
+} cm_saved_run;
+
+/* Shut an awake pool: from now on it hands out no memory. Blocks may still be given
+ * back. Makes no runtime call and does not wait.
+ * Fails: CM_EBUSY if the pool is not awake; CM_ENOTSUP if it is not one of device
+ *        memory; CM_EFORKED. */
+CM_NODISCARD cm_status cm_pool_shut(cm_pool *pool);
+/* Wait for growths under way, and for all work on the memory of a pool that was shut:
+ * on blocks that were given back, on the streams `uses`, and with CM_POOL_FREE_FENCE
+ * for everything that the devices are doing.
+ * Fails: CM_ECAPTURING while a capture is under way that a wait would end; CM_ENOTSUP if
+ *        its memory is not mapped on demand; CM_EBUSY if it cannot be told that all
+ * work has ended; as cm_pool_wait(). */
+CM_NODISCARD cm_status cm_pool_settle(cm_pool *pool, cm_stream *const *uses,
+                                      uint32_t use_count, unsigned flags,
+                                      const cm_wait_hooks *hooks);
+/* Find out which runs of bytes have to be saved: those of blocks that are live, or in
+ * flight because of a graph. Each gets a place in memory of `host_pool`, a pool of
+ * page-locked memory that the pool holds from then on. If it holds one already, as
+ * cm_pool_has_host() says, the argument is not used. cm_pool_saved_runs() returns the
+ * runs, borrowed.
+ * Fails: as cm_pool_alloc(); CM_ENOMEM. */
+CM_NODISCARD cm_status cm_pool_plan_save(cm_pool *pool, cm_pool *host_pool,
+                                         const cm_wait_hooks *hooks);
+bool cm_pool_has_host(const cm_pool *pool);
+const cm_saved_run *cm_pool_saved_runs(const cm_pool *pool, uint64_t *count);
+/* Give the memory of a pool that was shut back to the runtime. Its addresses, its
+ * blocks and the runs that were saved stay as they are. The pool is asleep then.
+ * Blocks: behind a growth or a trim, and in the runtime.
+ * Fails: address_unmap, and then all memory is where it was, with its contents, and the
+ *        pool is still shut; or, if *asleep is set, physical_release or an
+ * address_unmap that could not be undone, and then the pool sleeps with some of its
+ * memory. */
+CM_NODISCARD cm_status cm_pool_fall_asleep(cm_pool *pool, bool *asleep);
+/* Get memory for a pool that is asleep, at the same addresses. Chunks in which nothing
+ * lives any more get none. Their contents are undefined. Runs of blocks that were given
+ * back meanwhile are no longer among the saved ones. The pool is shut then.
+ * Blocks: as cm_pool_fall_asleep().
+ * Fails: physical_create, address_map, address_set_access; CM_ELIMIT; CM_ENOMEM; CM_EBUSY
+ *        if the pool is not asleep; CM_EFORKED. The pool is still asleep then. */
+CM_NODISCARD cm_status cm_pool_bring_back(cm_pool *pool);
+/* Give the memory of a pool that was shut back to the runtime, because bytes that were
+ * saved could not be copied to it. The pool is asleep then, even if the driver has not
+ * taken all of its memory.
+ * Fails: address_unmap, physical_release. */
+CM_NODISCARD cm_status cm_pool_fall_back(cm_pool *pool);
+/* Let a pool that was shut hand out memory again, and forget the saved runs. With
+ * `keep_host` their page-locked memory stays for the next time; otherwise it goes back
+ * to the runtime. */
+void cm_pool_reopen(cm_pool *pool, bool keep_host);
+/* Forget the saved runs of a pool that nobody will wake any more, and give their
+ * page-locked memory back. */
+void cm_pool_forget_saved(cm_pool *pool);
+/* True if the pool is asleep; false if it is awake or shut. */
+bool cm_pool_is_asleep(cm_pool *pool);
+/* True if the pool hands out memory. */
+bool cm_pool_is_awake(cm_pool *pool);
 
 /* Open the pool's memory to other devices that got a context since its chunks were
  * made. A new chunk is opened only to the devices that have a context at that time.

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The inside of the pool. Only the pool's own files include it: pool.c hands out and
  * takes back, in_flight.c finds out when freed memory is idle and waits for that,
- * grow.c gets memory from the runtime and gives it back, fork.c looks after forked
+ * grow.c gets memory from the runtime and gives it back, sleep.c lends all of it back
+ * for a time, fork.c looks after forked
  * children, noting.c writes events for the recorder, and pools.c works on all pools of
  * a runtime.
  * Locks: `lock` guards heap, lists, slots and counters, and is held for work on these
@@ -61,6 +62,24 @@ typedef struct cm_flight {
     cm_due dues[]; /* all of these must end before the block is idle */
 } cm_flight;
 
+typedef enum cm_pool_phase {
+    CM_POOL_AWAKE,
+    CM_POOL_SHUT,   /* hands nothing out; on its way to sleep or awake */
+    CM_POOL_ASLEEP, /* its chunks are unmapped, and their memory has gone back */
+} cm_pool_phase;
+
+/* Where the contents of a pool are while it sleeps. All of it is owned. */
+typedef struct cm_saved {
+    cm_pool *host_pool; /* held; NULL if nothing was ever saved */
+    /* Gives all of this back, when the pool ends; NULL if nothing was ever saved. */
+    void (*forget)(cm_pool *pool);
+    cm_block **blocks; /* of host_pool */
+    uint32_t block_count;
+    uint32_t block_room;
+    cm_saved_run *runs; /* in order of address */
+    uint64_t run_count;
+} cm_saved;
+
 /* These invariants hold whenever nobody has the lock. S(x) is the sum of nbytes over
  * the spans in state x.
  *
@@ -68,12 +87,13 @@ typedef struct cm_flight {
  *   heap.free_nbytes = S(FREE) + S(READY)
  *   reserved_nbytes = S(LIVE) + S(FLIGHT) + S(FREE) + S(READY) + S(BUSY with memory),
  *       but not the memory that a growth under way has made for BUSY spans
- *   in_flight_count = |in_flight| + |held_by_children| + the blocks without a node
- *   hit_count + miss_count = allocation_count
- *   each peak is at least as large as the present value of its counter
- *   each flight in in_flight waits for at least one epoch, or for a graph
- *   done[i] <= epochs[i].epoch, and done[0] = UINT64_MAX
- *   a free span's epoch is <= done[tag], or else <= epochs[tag].given_epoch, and then
+ *   asleep_nbytes = the chunks without memory; the budget has been charged for
+ *       reserved_nbytes - asleep_nbytes (readers of counters get this as
+ * reserved_nbytes) in_flight_count = |in_flight| + |held_by_children| + the blocks
+ * without a node hit_count + miss_count = allocation_count each peak is at least as
+ * large as the present value of its counter each flight in in_flight waits for at least
+ * one epoch, or for a graph done[i] <= epochs[i].epoch, and done[0] = UINT64_MAX a free
+ * span's epoch is <= done[tag], or else <= epochs[tag].given_epoch, and then
  *       epochs[tag] has a stream */
 struct cm_pool {
     cm_spin_lock lock;
@@ -104,6 +124,10 @@ struct cm_pool {
      * enough has gone back (cm_pool_obey_limits()). Memory that becomes free meanwhile
      * goes back at the next allocation. */
     bool is_over;
+    /* Changed under the lock, by the one thread that puts the pool to sleep or wakes
+     * it. */
+    cm_pool_phase phase;
+    cm_saved saved;          /* for that thread */
     uint64_t window_ns;      /* for the idle trim: when the present window began, */
     uint64_t window_cached;  /* and the least that was cached in it */
     bool waited_in_vain;     /* nobody waits for fences again until one passes */
@@ -122,11 +146,15 @@ struct cm_pool {
     bool is_copied;    /* a fork is under way that looks after the live blocks */
 };
 
-/* True while the pool may not hand out free memory because a limit is exceeded. If one
- * was, this looks at the limits again, since other pools may have given memory back. */
+/* True while the pool may not hand out free memory because it sleeps or because a limit
+ * is exceeded. If one was, this looks at the limits again, since other pools may have
+ * given memory back. */
 static inline bool
 cm_pool_is_over_locked(cm_pool *pool)
 {
+    if (CM_UNLIKELY(pool->phase != CM_POOL_AWAKE)) {
+        return true;
+    }
     if (CM_UNLIKELY(pool->is_over)) {
         pool->is_over = cm_budget_excess(pool->config.budget) > 0;
     }

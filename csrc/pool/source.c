@@ -80,7 +80,8 @@ open_plain_host(cm_source *source, uint64_t nbytes, cm_chunk *out)
         }
     }
     leave_out(source, host, nbytes);
-    *out = (cm_chunk){host, address, nbytes, MADE_BY_RUNTIME};
+    *out = (cm_chunk){
+        .host = host, .address = address, .nbytes = nbytes, .handle = MADE_BY_RUNTIME};
     return cm_ok();
 }
 
@@ -93,11 +94,15 @@ open_plain(cm_source *source, uint64_t nbytes, cm_chunk *out)
     }
     if (cm_kind_migrates(source->config.kind)) {
         CM_TRY(cm_rt_managed_alloc(source->rt, nbytes, source->config.flags, &address));
-        *out = (cm_chunk){(void *)(uintptr_t)address, address, nbytes, MADE_BY_RUNTIME};
+        *out = (cm_chunk){.host = (void *)(uintptr_t)address,
+                          .address = address,
+                          .nbytes = nbytes,
+                          .handle = MADE_BY_RUNTIME};
         return cm_ok();
     }
     CM_TRY(cm_rt_device_alloc(source->rt, nbytes, &address));
-    *out = (cm_chunk){NULL, address, nbytes, MADE_BY_RUNTIME};
+    *out = (cm_chunk){
+        .host = NULL, .address = address, .nbytes = nbytes, .handle = MADE_BY_RUNTIME};
     return cm_ok();
 }
 
@@ -161,7 +166,8 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
         status = cm_rt_host_device_address(rt, start, &address);
     }
     if (cm_is_ok(status)) {
-        *out = (cm_chunk){start, address, nbytes, MADE_BY_US};
+        *out = (cm_chunk){
+            .host = start, .address = address, .nbytes = nbytes, .handle = MADE_BY_US};
         return status;
     }
     /* If the driver refuses to unregister the memory, it stays mapped, so that no other
@@ -219,8 +225,8 @@ destroy(cm_source *source)
     free(source);
 }
 
-static const cm_source_ops segment_ops = {open_segment, close_segment, NULL, NULL,
-                                          destroy};
+static const cm_source_ops segment_ops = {
+    .open_chunk = open_segment, .close_chunk = close_segment, .destroy = destroy};
 
 /* For populated pages, choose the node to which the device is attached, if that is
  * known and is one of `nodes`.

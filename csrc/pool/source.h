@@ -18,7 +18,17 @@ typedef struct cm_chunk {
      * chunk whose closing failed half-way it is 0; such a chunk can be closed, but no
      * longer moved. */
     uint64_t handle;
+    /* Nothing is mapped at its addresses, because the pool sleeps (sleep.c). Such a
+     * chunk has memory only as long as it has a handle. */
+    bool is_unmapped;
 } cm_chunk;
+
+/* True if the chunk takes memory of the device, mapped or not. */
+static inline bool
+cm_chunk_has_memory(const cm_chunk *chunk)
+{
+    return !chunk->is_unmapped || chunk->handle != 0;
+}
 
 typedef struct cm_source cm_source;
 
@@ -39,6 +49,19 @@ typedef struct cm_source_ops {
      * Fails: the operation that failed. The chunk is still where it was and usable; or,
      * if its address is 0 now, it could not be put back and is closed. */
     cm_status (*move_chunk)(cm_source *source, cm_chunk *chunk, uint64_t offset);
+    /* Take the memory of a chunk away from the chunk's addresses, but keep it. The host
+     * has already seen all work on it end. This and the next two are NULL in a source
+     * that cannot do so.
+     * Fails: the operation that failed; then the chunk is still usable. */
+    cm_status (*unmap_chunk)(cm_source *source, cm_chunk *chunk);
+    /* Give the memory of an unmapped chunk back to the runtime. The chunk keeps its
+     * addresses. Does nothing if the memory has gone back already.
+     * Fails: the operation that failed; then the chunk still has its memory. */
+    cm_status (*drop_chunk)(cm_source *source, cm_chunk *chunk);
+    /* Make an unmapped chunk usable again, with the memory that it has kept or else
+     * with new memory, whose contents are undefined.
+     * Fails: the operation that failed; then the chunk is as it was. */
+    cm_status (*map_chunk)(cm_source *source, cm_chunk *chunk);
     /* Open a chunk to those other devices (peers) that have a context by now. The
      * pointer is NULL in a source that has nothing to do here.
      * Fails: the operation that failed. */

@@ -24,6 +24,10 @@ enum { RANGE_FACTOR = 8 };
 typedef struct vmm_source {
     cm_source base; /* first, so that a cm_source pointer is one to this */
     unsigned flags; /* flags for physical_create */
+    /* What was reserved. The range begins at the first multiple of the granule in it,
+     * because the driver aligns addresses to its own granule only. */
+    cm_address reserved;
+    uint64_t reserved_nbytes;
 } vmm_source;
 
 /* Open the chunk to the source's own device and to those peers that have a context by
@@ -83,10 +87,52 @@ close_chunk(cm_source *base, cm_chunk *chunk)
         CM_TRY(cm_scope_accept_gone(cm_rt_physical_release(base->rt, chunk->handle)));
         chunk->handle = 0;
     }
+    if (!chunk->is_unmapped) {
+        CM_TRY(cm_scope_accept_gone(
+            cm_rt_address_unmap(base->rt, chunk->address, chunk->nbytes)));
+    }
+    *chunk = (cm_chunk){.nbytes = 0};
+    return cm_ok();
+}
+
+static cm_status
+unmap_chunk(cm_source *base, cm_chunk *chunk)
+{
     CM_TRY(cm_scope_accept_gone(
         cm_rt_address_unmap(base->rt, chunk->address, chunk->nbytes)));
-    *chunk = (cm_chunk){NULL, 0, 0, 0};
+    chunk->is_unmapped = true;
     return cm_ok();
+}
+
+static cm_status
+drop_chunk(cm_source *base, cm_chunk *chunk)
+{
+    if (chunk->handle != 0) {
+        CM_TRY(cm_scope_accept_gone(cm_rt_physical_release(base->rt, chunk->handle)));
+        chunk->handle = 0;
+    }
+    return cm_ok();
+}
+
+static cm_status
+map_chunk(cm_source *base, cm_chunk *chunk)
+{
+    cm_chunk mapped = *chunk;
+    mapped.is_unmapped = false;
+    bool is_new = chunk->handle == 0;
+    if (is_new) {
+        CM_TRY(cm_rt_physical_create(base->rt, chunk->nbytes, base->config.device,
+                                     ((const vmm_source *)base)->flags,
+                                     &mapped.handle));
+    }
+    cm_status status = place(base, &mapped);
+    if (cm_is_ok(status)) {
+        *chunk = mapped;
+    }
+    else if (is_new) {
+        (void)CM_TRY_TWICE(cm_rt_physical_release(base->rt, mapped.handle));
+    }
+    return status;
 }
 
 /* Unmap before mapping, so that the memory is never mapped twice. Memory for RDMA that
@@ -107,7 +153,7 @@ move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
     }
     else if (!cm_is_ok(place(base, chunk))) {
         (void)CM_TRY_TWICE(cm_rt_physical_release(base->rt, chunk->handle));
-        *chunk = (cm_chunk){NULL, 0, chunk->nbytes, 0};
+        *chunk = (cm_chunk){.nbytes = chunk->nbytes};
     }
     return status;
 }
@@ -116,12 +162,22 @@ static void
 destroy(cm_source *base)
 {
     /* If the driver refuses twice, only addresses are lost. */
-    (void)CM_TRY_TWICE(cm_rt_address_free(base->rt, base->base, base->range_nbytes));
+    const vmm_source *source = (const vmm_source *)base;
+    (void)CM_TRY_TWICE(
+        cm_rt_address_free(base->rt, source->reserved, source->reserved_nbytes));
     free(base);
 }
 
-static const cm_source_ops vmm_ops = {open_chunk, close_chunk, move_chunk, grant,
-                                      destroy};
+static const cm_source_ops vmm_ops = {
+    .open_chunk = open_chunk,
+    .close_chunk = close_chunk,
+    .move_chunk = move_chunk,
+    .unmap_chunk = unmap_chunk,
+    .drop_chunk = drop_chunk,
+    .map_chunk = map_chunk,
+    .admit_peers = grant,
+    .destroy = destroy,
+};
 
 static cm_status
 find_peers(vmm_source *source)
@@ -141,9 +197,11 @@ find_peers(vmm_source *source)
 /* Reserve RANGE_FACTOR times as many addresses as the device has memory. If the driver
  * refuses, halve that, down to as many addresses as memory. */
 static cm_status
-reserve(cm_source *base)
+reserve(vmm_source *source, uint64_t driver_granule)
 {
+    cm_source *base = &source->base;
     uint64_t free_nbytes, total_nbytes, nbytes;
+    uint64_t slack = base->granule - driver_granule;
     CM_TRY(cm_rt_memory_info(base->rt, &free_nbytes, &total_nbytes));
     uint64_t least = total_nbytes & ~(base->granule - 1);
     base->most_nbytes = total_nbytes;
@@ -153,10 +211,13 @@ reserve(cm_source *base)
     }
     cm_status status = cm_fail(CM_EOVERFLOW, least);
     for (uint64_t factor = RANGE_FACTOR; factor >= 1; factor /= 2) {
-        if (cm_mul_u64(least, factor, &nbytes)) {
-            status = cm_rt_address_reserve(base->rt, nbytes, &base->base);
+        if (cm_mul_u64(least, factor, &nbytes)
+            && cm_add_u64(nbytes, slack, &source->reserved_nbytes)) {
+            status = cm_rt_address_reserve(base->rt, source->reserved_nbytes,
+                                           &source->reserved);
         }
         if (cm_is_ok(status)) {
+            base->base = cm_round_up_to(source->reserved, base->granule);
             base->range_nbytes = nbytes;
             break;
         }
@@ -180,12 +241,15 @@ init(vmm_source *source)
     CM_TRY(cm_rt_device_attribute(rt, CM_ATTRIBUTE_virtual_memory_rdma, device,
                                   &has_rdma));
     source->flags = has_rdma != 0 ? CM_PHYSICAL_RDMA : 0;
-    CM_TRY(cm_rt_physical_granularity(rt, device, source->flags, &base->granule));
-    if (!cm_is_power_of_two(base->granule)) {
-        return cm_fail(CM_ENOTSUP, base->granule);
+    uint64_t granule;
+    CM_TRY(cm_rt_physical_granularity(rt, device, source->flags, &granule));
+    if (!cm_is_power_of_two(granule)) {
+        return cm_fail(CM_ENOTSUP, granule);
     }
+    bool is_longer = base->config.granule_nbytes > granule;
+    base->granule = is_longer ? base->config.granule_nbytes : granule;
     CM_TRY(find_peers(source));
-    return reserve(base);
+    return reserve(source, granule);
 }
 
 cm_status

@@ -34,6 +34,7 @@ cut short, cannot be read or written, or has holes and no room is left on its di
 -19 CM_ECAST an element cannot be converted to the target's dtype
 -20 CM_EROWS numbers name rows that are not there, which the device found out as it read \
 them; such rows were left out
+-21 CM_EASLEEP the region is asleep, or on its way to sleep or awake; call its wake() first
 1 cudaErrorInvalidValue invalid argument
 2 cudaErrorMemoryAllocation out of memory
 3 cudaErrorInitializationError initialization error

@@ -219,6 +219,7 @@ _TYPES: dict[str, type[Exception]] = {
     "CM_ETIMEOUT": TimeoutError,
     "CM_ECANCELLED": CancelledError,
     "CM_EFORKED": RuntimeError,
+    "CM_EASLEEP": RuntimeError,
     "CM_ETHREAD": RuntimeError,
     "CM_ENUMA": RuntimeError,
 }

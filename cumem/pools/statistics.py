@@ -41,8 +41,8 @@ class Counters(Answer):
     """The counters of a pool, or their sums over several pools.
 
     Counters are in bytes unless the name says count or ns. At any moment
-    ``live + in_flight + cached = reserved``, where cached is everything that belongs to no
-    buffer, including memory that is just being given back to the driver.
+    ``live + in_flight + cached = reserved + asleep``, where cached is everything that
+    belongs to no buffer, including memory that is just being given back to the driver.
     ``live - requested`` is what rounding costs. Sums of peaks and of
     ``largest_free_nbytes`` add up the values of the pools, which need not peak together.
 
@@ -59,7 +59,9 @@ class Counters(Answer):
         one piece if an allocation may use both. Above 512 pieces, pieces that could still
         be joined are counted separately, so that reading delays no allocation.
     reserved_nbytes : int
-        Memory held from CUDA: live, in flight and cached.
+        Memory held from CUDA: live, in flight and cached, unless it is asleep.
+    asleep_nbytes : int
+        What a `Region` that sleeps holds in addresses only: CUDA has the memory.
     peak_live_nbytes, peak_requested_nbytes, peak_waste_nbytes : int
     peak_in_flight_nbytes, peak_cached_nbytes, peak_reserved_nbytes : int
         The largest value since the start or ``reset_peaks()``. Memory that is taken
@@ -109,6 +111,7 @@ class Counters(Answer):
     cached_nbytes: int = 0
     cached_count: int = 0
     reserved_nbytes: int = 0
+    asleep_nbytes: int = 0
     peak_live_nbytes: int = 0
     peak_requested_nbytes: int = 0
     peak_waste_nbytes: int = 0
@@ -287,6 +290,10 @@ def pool_stats(facts: _core._PoolFacts) -> PoolStats:
     )
 
 
+#: The names of the pools of regions, by their numbers.
+REGION_NAMES: dict[int, str] = {}
+
+
 def pool_name(of: _core._PoolFacts | _core._PoolConfig) -> str:
     """Return a name such as ``"default"`` or ``"pool 3"``; see `PoolStats`."""
     number, flags, kind = of.number, of.flags, of.kind
@@ -297,7 +304,7 @@ def pool_name(of: _core._PoolFacts | _core._PoolConfig) -> str:
     if number == 2**64 - 1:
         return "closed pool"
     if number != 0:
-        return f"pool {number}"
+        return REGION_NAMES.get(number, f"pool {number}")
     if KINDS[kind].migrates:
         return "default" if flags == ATTACH_GLOBAL else "default, attach host"
     if not KINDS[kind].page_locked:

@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a pool of device memory sleeps: it lends all its memory back to the runtime,
+ * keeps the addresses, and later gets memory at the same addresses again.
+ *
+ * The idea
+ * --------
+ * The addresses of such a pool are one reserved range, and memory is mapped into it
+ * chunk by chunk (source_vmm.c). A reservation costs nothing, so a pool that sleeps
+ * keeps it, together with its heap, its blocks and its chunks. Only what is behind the
+ * chunks goes. Pointers into the pool, in views, in captured graphs and in other
+ * libraries, are right again once the pool is awake. Until then the addresses fault.
+ *
+ * The pool knows nothing of streams that copy. Its caller copies the bytes, between
+ * these steps:
+ *
+ *      cm_pool_shut         the pool hands out nothing from now on
+ *      cm_pool_settle       all work on its memory has ended
+ *      cm_pool_plan_save    page-locked memory for the bytes that are worth saving
+ *      ... the caller copies the saved runs to the host
+ *      cm_pool_fall_asleep  the memory goes back
+ *
+ *      cm_pool_bring_back   memory comes, at the same addresses
+ *      ... the caller copies the saved runs to the device
+ *      cm_pool_reopen       the pool hands out memory again
+ *
+ * Whatever fails before cm_pool_fall_asleep() is undone by cm_pool_reopen(). A failure
+ * after cm_pool_bring_back() is undone by cm_pool_fall_back(), since the saved
+ * runs are still there.
+ *
+ * All or nothing
+ * --------------
+ * Unmapping and releasing are two calls, and the bytes live until the second. So
+ * cm_pool_fall_asleep() first unmaps all chunks. If one of these calls fails, the
+ * others are undone: the same memory is mapped again, with its contents, and the pool
+ * is as before. Only when nothing is mapped any more are the handles released. A handle
+ * that the driver refuses to take stays with its chunk, counts as lost, and is used
+ * again when the pool wakes.
+ *
+ * Example: a pool has 4 chunks of 32 MiB. 3 hold live blocks, and the last one is free.
+ *
+ *   asleep       4 chunks without memory. 128 MiB are refunded to the budget.
+ *   a free       The block of the third chunk is dropped. No call is made.
+ *   bring back   The third and the fourth chunk are wholly free and are forgotten.
+ *                64 MiB are charged, created, and mapped where they were.
+ *
+ * Edges
+ * -----
+ *   - A block in flight after cm_pool_settle() belongs to a graph, which may read it in
+ *     its next run, so its bytes are saved as well.
+ *   - A chunk whose closing has failed half-way has no handle, and unmapping it frees
+ * its memory. Such chunks are unmapped last.
+ *   - If memory can neither be unmapped nor be mapped back, the pool falls asleep all
+ * the same, because its bytes are safe on the host.
+ *   - The page-locked memory is that of a pool of its own, so giving all of it back
+ * takes nothing from anybody else. */
+#include <stdlib.h>
+
+#include "base/array.h"
+#include "base/checked_math.h"
+#include "pool/private.h"
+#include "runtime/scope.h"
+
+/* The page-locked memory of the saved bytes comes in blocks of this size. On an H200 4 GiB
+ * in blocks of 64 MiB take twice as long to page-lock as in blocks of 256 MiB, and blocks
+ * of 1 GiB gain little more. */
+#define HOST_BLOCK_NBYTES (UINT64_C(256) << 20)
+
+/* -- phases ----------------------------------------------------------------------------- */
+
+/* Go from one phase to another. Returns false if the pool is in a third one. */
+static bool
+try_change(cm_pool *pool, cm_pool_phase from, cm_pool_phase to)
+{
+    cm_spin_lock_take(&pool->lock);
+    bool is_there = pool->phase == from;
+    pool->phase = is_there ? to : pool->phase;
+    cm_spin_lock_give(&pool->lock);
+    return is_there;
+}
+
+bool
+cm_pool_has_host(const cm_pool *pool)
+{
+    return pool->saved.host_pool != NULL;
+}
+
+bool
+cm_pool_is_asleep(cm_pool *pool)
+{
+    cm_spin_lock_take(&pool->lock);
+    bool is_asleep = pool->phase == CM_POOL_ASLEEP;
+    cm_spin_lock_give(&pool->lock);
+    return is_asleep;
+}
+
+cm_status
+cm_pool_shut(cm_pool *pool)
+{
+    if (cm_runtime_is_forked(pool->rt)) {
+        return cm_fail(CM_EFORKED, 0);
+    }
+    if (!cm_kind_is_on_device(pool->config.kind)) {
+        return cm_fail(CM_ENOTSUP, (uint64_t)pool->config.kind);
+    }
+    bool was_awake = try_change(pool, CM_POOL_AWAKE, CM_POOL_SHUT);
+    return was_awake ? cm_ok() : cm_fail(CM_EBUSY, 0);
+}
+
+/* -- the end of all work ------------------------------------------------------------------ */
+
+/* Wait for growths under way, which may still hand out a block. */
+static cm_status
+await_growth(cm_pool *pool)
+{
+    cm_mutex_lock(&pool->growing);
+    bool can_sleep = pool->source == NULL || pool->source->is_placed;
+    cm_mutex_unlock(&pool->growing);
+    return can_sleep ? cm_ok() : cm_fail(CM_ENOTSUP, 0);
+}
+
+cm_status
+cm_pool_settle(cm_pool *pool, cm_stream *const *uses, uint32_t use_count,
+               unsigned flags, const cm_wait_hooks *hooks)
+{
+    CM_TRY(await_growth(pool));
+    if (cm_streams_capture(pool->rt) || cm_others_capture(hooks)) {
+        return cm_fail(CM_ECAPTURING, 0);
+    }
+    /* The flight is that of no block: making it records what has to be waited for. */
+    cm_flight *flight = cm_flight_create(pool, NULL, uses, use_count, flags);
+    CM_TRY(cm_allocated(flight != NULL, sizeof(*flight)));
+    bool captures = flight->captured;
+    free(flight);
+    if (captures) {
+        return cm_fail(CM_ECAPTURING, 0);
+    }
+    uint64_t goal[CM_EPOCHS_MAX];
+    cm_spin_lock_take(&pool->lock);
+    for (uint32_t i = 0; i < CM_EPOCHS_MAX; i++) {
+        goal[i] = pool->epochs[i].awaited_epoch;
+    }
+    cm_spin_lock_give(&pool->lock);
+    CM_TRY(cm_pool_wait(pool, hooks, false));
+    bool has_ended = true;
+    cm_spin_lock_take(&pool->lock);
+    for (uint32_t i = 0; i < CM_EPOCHS_MAX; i++) {
+        has_ended = has_ended && goal[i] <= pool->done[i];
+    }
+    cm_spin_lock_give(&pool->lock);
+    if (has_ended) {
+        return cm_ok();
+    }
+    /* A wait leaves work unfinished while it knows of a capture. */
+    captures = cm_streams_capture(pool->rt) || cm_others_capture(hooks);
+    return cm_fail(captures ? CM_ECAPTURING : CM_EBUSY, 0);
+}
+
+/* -- what is saved, and where ------------------------------------------------------------- */
+
+static bool
+is_worth_saving(const cm_block_row *row)
+{
+    return row->state == CM_BLOCK_LIVE || row->state == CM_BLOCK_IN_FLIGHT;
+}
+
+/* Let the pool have at least `nbytes` of page-locked memory. Blocks that are there from
+ * the last time are used again. */
+static cm_status
+reserve_host(cm_saved *saved, uint64_t nbytes, const cm_wait_hooks *hooks)
+{
+    for (uint32_t i = 0; i < saved->block_count; i++) {
+        nbytes -= cm_least(nbytes, saved->blocks[i]->nbytes);
+    }
+    while (nbytes > 0) {
+        uint64_t part = cm_least(nbytes, HOST_BLOCK_NBYTES);
+        uint32_t room = cm_array_reserve(&saved->blocks, sizeof(*saved->blocks), NULL,
+                                         saved->block_count, saved->block_room);
+        CM_TRY(cm_allocated(room > 0, sizeof(*saved->blocks)));
+        saved->block_room = room;
+        CM_TRY(cm_pool_alloc(saved->host_pool, part, NULL, hooks,
+                             &saved->blocks[saved->block_count]));
+        saved->block_count++;
+        nbytes -= part;
+    }
+    return cm_ok();
+}
+
+/* Give each byte that is worth saving a place, in order of address. A block of the pool
+ * may be cut where a block of page-locked memory ends. There is room for the runs. */
+static void
+place_runs(cm_saved *saved, const cm_block_row *rows, uint64_t row_count)
+{
+    uint32_t at = 0;
+    uint64_t used = 0; /* of blocks[at] */
+    for (uint64_t i = 0; i < row_count; i++) {
+        const cm_block_row *row = &rows[i];
+        uint64_t nbytes = is_worth_saving(row) ? row->nbytes : 0;
+        for (uint64_t done = 0, part; done < nbytes; done += part) {
+            if (used == saved->blocks[at]->nbytes) {
+                at++;
+                used = 0;
+            }
+            const cm_block *block = saved->blocks[at];
+            part = cm_least(nbytes - done, block->nbytes - used);
+            saved->runs[saved->run_count++] =
+                (cm_saved_run){.address = row->address + done,
+                               .nbytes = part,
+                               .host = (char *)block->host + used,
+                               .host_address = block->address + used,
+                               .host_block = block};
+            used += part;
+        }
+    }
+}
+
+cm_status
+cm_pool_plan_save(cm_pool *pool, cm_pool *host_pool, const cm_wait_hooks *hooks)
+{
+    cm_saved *saved = &pool->saved;
+    if (saved->host_pool == NULL) {
+        saved->host_pool = cm_pool_hold(host_pool);
+        saved->forget = cm_pool_forget_saved;
+    }
+    cm_block_row *rows;
+    uint64_t row_count;
+    CM_TRY(cm_pool_list(pool, &rows, &row_count));
+    uint64_t nbytes = 0;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < row_count; i++) {
+        nbytes += is_worth_saving(&rows[i]) ? rows[i].nbytes : 0;
+        count += is_worth_saving(&rows[i]);
+    }
+    cm_status status = reserve_host(saved, nbytes, hooks);
+    if (cm_is_ok(status)) {
+        size_t room = (count + saved->block_count + 1) * sizeof(*saved->runs);
+        free(saved->runs);
+        saved->run_count = 0;
+        saved->runs = malloc(room);
+        status = cm_allocated(saved->runs != NULL, room);
+    }
+    if (cm_is_ok(status)) {
+        place_runs(saved, rows, row_count);
+    }
+    free(rows);
+    return status;
+}
+
+const cm_saved_run *
+cm_pool_saved_runs(const cm_pool *pool, uint64_t *count)
+{
+    *count = pool->saved.run_count;
+    return pool->saved.runs;
+}
+
+/* Forget the saved runs of blocks that have been given back since. Nothing has been
+ * handed out meanwhile, so each run lies within a block or wholly outside. */
+static cm_status
+forget_dead_runs(cm_pool *pool)
+{
+    cm_saved *saved = &pool->saved;
+    cm_block_row *rows;
+    uint64_t row_count;
+    uint64_t left = 0;
+    uint64_t at = 0;
+    CM_TRY(cm_pool_list(pool, &rows, &row_count));
+    for (uint64_t i = 0; i < saved->run_count; i++) {
+        cm_saved_run run = saved->runs[i];
+        while (at < row_count && rows[at].address + rows[at].nbytes <= run.address) {
+            at++;
+        }
+        if (at < row_count && rows[at].address <= run.address
+            && is_worth_saving(&rows[at])) {
+            saved->runs[left++] = run;
+        }
+    }
+    saved->run_count = left;
+    free(rows);
+    return cm_ok();
+}
+
+static void
+forget_runs(cm_saved *saved)
+{
+    free(saved->runs);
+    saved->runs = NULL;
+    saved->run_count = 0;
+}
+
+/* Give the page-locked memory back, first to its pool, and then to the runtime. */
+static void
+release_host(cm_saved *saved)
+{
+    uint64_t released_nbytes;
+    while (saved->block_count > 0) {
+        cm_pool_free(saved->host_pool, saved->blocks[--saved->block_count], NULL, 0, 0);
+    }
+    if (saved->host_pool != NULL) {
+        /* If the runtime refuses a chunk, it counts as lost. */
+        cm_ignore(cm_pool_trim(saved->host_pool, 0, NULL, &released_nbytes));
+    }
+}
+
+void
+cm_pool_forget_saved(cm_pool *pool)
+{
+    cm_saved *saved = &pool->saved;
+    forget_runs(saved);
+    release_host(saved);
+    free(saved->blocks);
+    if (saved->host_pool != NULL) {
+        cm_pool_release(saved->host_pool);
+    }
+    *saved = (cm_saved){.host_pool = NULL};
+}
+
+void
+cm_pool_reopen(cm_pool *pool, bool keep_host)
+{
+    forget_runs(&pool->saved);
+    if (!keep_host) {
+        release_host(&pool->saved);
+    }
+    (void)try_change(pool, CM_POOL_SHUT, CM_POOL_AWAKE);
+}
+
+/* -- the memory --------------------------------------------------------------------------- */
+/* All of this is called by the grower, inside a cm_scope. */
+
+/* Return the first chunk, in order of address, that begins at or behind `from`, or NULL
+ * if there is none. */
+static cm_chunk *
+chunk_from(const cm_arena *range, cm_address from)
+{
+    uint64_t count = range->nbytes / range->granule;
+    for (uint64_t i = (from - range->base) / range->granule; i < count; i++) {
+        if (range->chunk_at[i] != NULL) {
+            return range->chunk_at[i];
+        }
+    }
+    return NULL;
+}
+
+static cm_chunk *
+first_chunk(const cm_pool *pool)
+{
+    return chunk_from(pool->range, pool->range->base);
+}
+
+static cm_chunk *
+next_chunk(const cm_pool *pool, const cm_chunk *chunk)
+{
+    return chunk_from(pool->range, chunk->address + chunk->nbytes);
+}
+
+/* Count the bytes without memory. Returns how many more they are now than they were, or
+ * 0 if they are not more. */
+static uint64_t
+count_asleep(cm_pool *pool)
+{
+    uint64_t nbytes = 0;
+    for (cm_chunk *c = first_chunk(pool); c != NULL; c = next_chunk(pool, c)) {
+        nbytes += cm_chunk_has_memory(c) ? 0 : c->nbytes;
+    }
+    cm_spin_lock_take(&pool->lock);
+    uint64_t before = pool->counters.asleep_nbytes;
+    pool->counters.asleep_nbytes = nbytes;
+    cm_spin_lock_give(&pool->lock);
+    return nbytes > before ? nbytes - before : 0;
+}
+
+static void
+note_memory(const cm_pool *pool, uint8_t op, uint64_t nbytes)
+{
+    if (cm_recorder_is_on() && nbytes > 0) {
+        const cm_pool_counters *c = &pool->counters;
+        cm_pool_note(pool, op, NULL, nbytes, c->reserved_nbytes - c->asleep_nbytes,
+                     NULL);
+    }
+}
+
+/* Unmap all chunks that can be mapped again with their contents. */
+static cm_status
+unmap_all(const cm_pool *pool)
+{
+    cm_source *source = pool->source;
+    for (cm_chunk *c = first_chunk(pool); c != NULL; c = next_chunk(pool, c)) {
+        if (c->handle != 0 && !c->is_unmapped) {
+            CM_TRY(source->ops->unmap_chunk(source, c));
+        }
+    }
+    return cm_ok();
+}
+
+/* Map what unmap_all() has unmapped. Returns false if a chunk stays unmapped. */
+static bool
+try_map_back(const cm_pool *pool)
+{
+    cm_source *source = pool->source;
+    bool is_back = true;
+    for (cm_chunk *c = first_chunk(pool); c != NULL; c = next_chunk(pool, c)) {
+        if (c->is_unmapped) {
+            is_back = CM_TRY_TWICE(source->ops->map_chunk(source, c)) && is_back;
+        }
+    }
+    return is_back;
+}
+
+/* Give one chunk's memory back. Each call is tried twice. */
+static cm_status
+drop_one(cm_source *source, cm_chunk *chunk)
+{
+    if (!chunk->is_unmapped && !cm_is_ok(source->ops->unmap_chunk(source, chunk))) {
+        CM_TRY(source->ops->unmap_chunk(source, chunk));
+    }
+    cm_status status = source->ops->drop_chunk(source, chunk);
+    return cm_is_ok(status) ? status : source->ops->drop_chunk(source, chunk);
+}
+
+/* Give the memory of all chunks back, even after one of them has failed.
+ * Fails: the first call that failed twice. */
+static cm_status
+drop_all(cm_pool *pool)
+{
+    cm_status first = cm_ok();
+    for (cm_chunk *c = first_chunk(pool); c != NULL; c = next_chunk(pool, c)) {
+        cm_status status = drop_one(pool->source, c);
+        first = cm_first_failure(first, status);
+        atomic_fetch_add(&pool->lost_count, !cm_is_ok(status));
+    }
+    return first;
+}
+
+/* Give all memory back that the driver takes. */
+static cm_status
+lend_memory(cm_pool *pool)
+{
+    cm_status status = drop_all(pool);
+    uint64_t gone = count_asleep(pool);
+    cm_budget_refund(pool->config.budget, gone);
+    note_memory(pool, CM_EVENT_TRIM, gone);
+    return status;
+}
+
+static cm_status
+give_memory(cm_pool *pool, bool *asleep)
+{
+    cm_status status = unmap_all(pool);
+    if (!cm_is_ok(status) && try_map_back(pool)) {
+        return status;
+    }
+    *asleep = true;
+    return cm_first_failure(status, lend_memory(pool));
+}
+
+cm_status
+cm_pool_fall_asleep(cm_pool *pool, bool *asleep)
+{
+    cm_status status = cm_ok();
+    cm_mutex_lock(&pool->growing);
+    *asleep = pool->range == NULL; /* then it has no memory */
+    if (!*asleep) {
+        status = CM_IN_SCOPE(pool->rt, pool->config.device, give_memory(pool, asleep));
+    }
+    if (*asleep) {
+        (void)try_change(pool, CM_POOL_SHUT, CM_POOL_ASLEEP);
+    }
+    cm_mutex_unlock(&pool->growing);
+    return status;
+}
+
+cm_status
+cm_pool_fall_back(cm_pool *pool)
+{
+    cm_status status = cm_ok();
+    cm_mutex_lock(&pool->growing);
+    if (pool->range != NULL) {
+        status = CM_IN_SCOPE(pool->rt, pool->config.device, lend_memory(pool));
+    }
+    (void)try_change(pool, CM_POOL_SHUT, CM_POOL_ASLEEP);
+    cm_mutex_unlock(&pool->growing);
+    return status;
+}
+
+static cm_status
+map_all(const cm_pool *pool)
+{
+    cm_source *source = pool->source;
+    for (cm_chunk *c = first_chunk(pool); c != NULL; c = next_chunk(pool, c)) {
+        if (c->is_unmapped) {
+            CM_TRY(source->ops->map_chunk(source, c));
+        }
+    }
+    return cm_ok();
+}
+
+static cm_status
+get_memory(cm_pool *pool)
+{
+    uint64_t released_nbytes = 0;
+    /* A chunk that cannot be forgotten is mapped. */
+    cm_ignore(cm_pool_release_chunks(pool, 0, &released_nbytes));
+    CM_TRY(forget_dead_runs(pool));
+    uint64_t nbytes = pool->counters.asleep_nbytes;
+    if (nbytes > 0 && !cm_budget_try_charge(pool->config.budget, nbytes)) {
+        return cm_fail(CM_ELIMIT, nbytes);
+    }
+    cm_status status = map_all(pool);
+    if (!cm_is_ok(status)) {
+        cm_ignore(drop_all(pool)); /* memory that stays is counted below */
+    }
+    (void)count_asleep(pool);
+    cm_budget_refund(pool->config.budget, pool->counters.asleep_nbytes);
+    note_memory(pool, CM_EVENT_GROW, nbytes - pool->counters.asleep_nbytes);
+    if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create) {
+        status.arg = nbytes; /* users know this size, not that of a chunk */
+    }
+    return status;
+}
+
+cm_status
+cm_pool_bring_back(cm_pool *pool)
+{
+    if (cm_runtime_is_forked(pool->rt)) {
+        return cm_fail(CM_EFORKED, 0);
+    }
+    cm_status status = cm_ok();
+    cm_mutex_lock(&pool->growing);
+    if (!cm_pool_is_asleep(pool)) {
+        status = cm_fail(CM_EBUSY, 0);
+    }
+    else if (pool->range != NULL) {
+        status = CM_IN_SCOPE(pool->rt, pool->config.device, get_memory(pool));
+    }
+    if (cm_is_ok(status)) {
+        (void)try_change(pool, CM_POOL_ASLEEP, CM_POOL_SHUT);
+    }
+    cm_mutex_unlock(&pool->growing);
+    return status;
+}
