@@ -1892,6 +1892,7 @@ class _Pool(Generic[_B_co]):
         fork: int,
         idle_trim_ns: int,
         limit: int | None,
+        granule_nbytes: int,
         /,
     ) -> Self: ...
     def __dir__(self) -> list[str]:
@@ -4568,6 +4569,24 @@ def _default_pool(kind: str, device: int, /) -> Pool:
 
 def _set_pool_type(cls: type[Pool], /) -> None:
     """Set the type that all Pool objects have from now on."""
+
+def _sleep(pool: _Pool, keep: bool, /) -> None:
+    """Put a pool of device memory to sleep, with or without the contents of its blocks.
+
+    If it fails, the pool is awake as before, unless `_is_asleep` says that it sleeps.
+    """
+
+def _wake(pool: _Pool, keep_host: bool, /) -> None:
+    """Wake a pool. If it fails, the pool sleeps as before.
+
+    With `keep_host` the page-locked memory of its contents is kept for the next time.
+    """
+
+def _is_asleep(pool: _Pool, /) -> bool:
+    """Return whether a pool sleeps."""
+
+def _forget_saved(pool: _Pool, /) -> None:
+    """Give up the contents of a pool that sleeps and that nobody will wake."""
 
 def _trim(
     pool: _Pool | None, kind: str | None, device: int, keep: int, wait: bool, /

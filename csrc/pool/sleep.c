@@ -60,9 +60,9 @@
 #include "pool/private.h"
 #include "runtime/scope.h"
 
-/* The page-locked memory of the saved bytes comes in blocks of this size. On an H200 4 GiB
- * in blocks of 64 MiB take twice as long to page-lock as in blocks of 256 MiB, and blocks
- * of 1 GiB gain little more. */
+/* The page-locked memory of the saved bytes comes in blocks of this size. On an H200 4
+ * GiB in blocks of 64 MiB take twice as long to page-lock as in blocks of 256 MiB, and
+ * blocks of 1 GiB gain little more. */
 #define HOST_BLOCK_NBYTES (UINT64_C(256) << 20)
 
 /* -- phases ----------------------------------------------------------------------------- */

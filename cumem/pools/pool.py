@@ -178,6 +178,7 @@ class Pool(_core._Pool[_B_co]):
             way,
             _idle_trim_ns(idle_trim),
             _limit_nbytes(kind, index, limit),
+            0,
         )
 
     @property

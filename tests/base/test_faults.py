@@ -569,6 +569,49 @@ def keep_pools_from_forked_children() -> None:
 
 
 @scenario
+def sleep_and_wake() -> None:
+    """Whatever fails, the region is awake with its bytes, or asleep and can be woken."""
+    region = cumem.Region("weights", host="release")
+    size = next(fresh_sizes)
+    stream = cumem.Stream()
+    kept, dropped = (cumem.empty_device(size, "u1", pool=region.pool) for _ in range(2))
+    kept.fill(7, stream=stream)
+    dropped.fill(8, stream=stream)
+    errors: list[cumem.CudaError] = []
+    for _ in range(2):  # a second try has to succeed
+        try:
+            region.sleep()
+        except cumem.CudaError as error:
+            errors.append(error)
+    assert region.is_asleep
+    dropped.free()
+    for _ in range(2):
+        try:
+            region.wake()
+        except cumem.CudaError as error:
+            errors.append(error)
+    assert not region.is_asleep
+    assert region.pool.stats().asleep_nbytes == 0
+    out = np.empty(size, "u1")
+    cumem.copy(out, kept)
+    assert (out == 7).all()
+    region.close()
+    if errors:
+        raise errors[0]
+
+
+@scenario
+def sleep_without_contents() -> None:
+    region = cumem.Region("cache", 1)
+    buffer = region.pool.allocate(next(fresh_sizes))
+    address = buffer.ptr
+    cumem.sleep("cache", keep=False)
+    cumem.wake("cache")
+    assert buffer.ptr == address
+    region.close()
+
+
+@scenario
 def trim_pools_to_a_limit() -> None:
     pool = cumem.Pool("pinned")
     kept, cached = pool.allocate(100_000), pool.allocate(1 << 20)

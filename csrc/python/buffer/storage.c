@@ -62,6 +62,7 @@ forget_block(cm_storage *storage)
         (void)cm_tracing.untrack(CM_TRACE_DOMAIN, cm_storage_place(storage));
         storage->is_traced = false;
     }
+    storage->is_asleep = false;
     storage->pool = NULL;
     storage->block = NULL;
     storage->host = NULL;
@@ -469,6 +470,12 @@ cm_storage_look_closer(const cm_storage *storage)
             "end of a with block or shutdown()");
         return -1;
     }
+    if (storage->is_asleep) {
+        return cm_package_refuse(
+            "pools.region", "refuse_use",
+            Py_BuildValue(
+                "(K)", (unsigned long long)cm_pool_get_config(storage->pool)->serial));
+    }
     return 0;
 }
 
@@ -504,11 +511,21 @@ drop_hold(cm_storage *storage, uint64_t hold)
 void
 cm_storage_keep_open(cm_storage *storage)
 {
+    CM_NEEDS_GIL();
+    storage->call_count++;
     add_hold(storage, CM_HOLD_EXPORT);
 }
 
 void
 cm_storage_allow_close(cm_storage *storage)
+{
+    CM_NEEDS_GIL();
+    storage->call_count--;
+    cm_storage_end_export(storage);
+}
+
+void
+cm_storage_end_export(cm_storage *storage)
 {
     if (CM_UNLIKELY(end_hold(storage, CM_HOLD_EXPORT))) {
         end_if_idle(storage);

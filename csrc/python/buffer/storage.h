@@ -17,6 +17,13 @@
  * sees it drops the hold. It does not have the GIL, so the storage is handed to the
  * deferred decrefs, and the next call into cumem gives the block back to its pool.
  *
+ * Sleep
+ * -----
+ * The pool of a storage may sleep (pool/sleep.c). Then the storage has its address but
+ * no bytes, and each use is a RuntimeError until the pool wakes. Exports stay as they
+ * are, since the addresses come back. Calls that work on it without the GIL are counted
+ * apart from exports (`call_count`), because a pool cannot go to sleep below them.
+ *
  * What works on it
  * ----------------
  * A storage remembers the streams that worked on it and the transfers of it that have
@@ -118,6 +125,10 @@ typedef struct cm_storage {
     /* __cuda_array_interface__ gave the address away. Its consumers may keep only the
      * object alive. */
     bool address_was_exported;
+    /* Its address was asked for. Whoever has it may work there, until the user says
+     * with record_stream() on which stream, or gives the buffer back after that work.
+     */
+    bool address_was_read;
     bool holds_locked_pages; /* made of foreign memory whose pages stay locked until it
                                 ends */
     /* Managed memory that was advised; the advice is taken back before the memory
@@ -125,6 +136,7 @@ typedef struct cm_storage {
     bool is_advised;
     /* A forked child does not have its bytes; it is closed then too. */
     bool was_not_inherited;
+    bool is_asleep;    /* its pool sleeps, or is on its way to sleep or awake */
     bool is_traced;    /* tracemalloc knows of the block */
     bool was_captured; /* a graph may use it at any time, so the pool keeps the block */
     /* These members are for thrashing.c, about managed memory. They say which side used
@@ -190,6 +202,8 @@ typedef struct cm_storage {
     uint32_t forget_transfers_at;
     /* The engine's count of failures when it was last looked at. */
     uint64_t failed_total;
+    /* Calls of ours that are counted as exports in `holds`. */
+    uint64_t call_count;
     uint64_t many_call; /* the last copy_many() that named it, and its index there */
     size_t many_index;
     cm_use_span first_span; /* spans points here while one is enough */
@@ -246,17 +260,17 @@ int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
  * bytes are ordinary memory from now on, and bytes that the child did not get are lost
  * to it. Needs the GIL. */
 void cm_storage_inherit(cm_storage *storage);
-/* The rest of cm_storage_check_open(), called if one of its two flags is set. */
+/* The rest of cm_storage_check_open(), called if one of its flags is set. */
 int cm_storage_look_closer(const cm_storage *storage);
 
 /* Check that the memory can be used. Returns 0, or -1 with an exception: ValueError "…
- * is closed", BufferError if the owner of foreign memory moved it, or RuntimeError in a
- * child that does not have it. This is inline because a batch calls it for both ends of
- * each of its thousands of pairs. */
+ * is closed", BufferError if the owner of foreign memory moved it, or RuntimeError if
+ * its pool sleeps or in a child that does not have it. This is inline because a batch
+ * calls it for both ends of each of its thousands of pairs. */
 static inline int
 cm_storage_check_open(const cm_storage *storage)
 {
-    if (CM_UNLIKELY(storage->closed || storage->is_watched)) {
+    if (CM_UNLIKELY(storage->closed || storage->is_watched || storage->is_asleep)) {
         return cm_storage_look_closer(storage);
     }
     return 0;
@@ -303,9 +317,18 @@ int cm_storage_wait_pending(cm_storage *storage);
  * ours works on it without the GIL. */
 void cm_storage_keep_open(cm_storage *storage);
 void cm_storage_allow_close(cm_storage *storage);
-/* Count an export, which cm_storage_allow_close() ends as well. was_exported is set for
- * good. */
+/* Say whether a call works on a storage (NULL: there is none) that something keeps open
+ * for longer than the call. */
+static inline void
+cm_storage_count_call(cm_storage *storage, bool begins)
+{
+    if (storage != NULL) {
+        storage->call_count += begins ? 1u : UINT64_MAX;
+    }
+}
+/* Count an export, until cm_storage_end_export(). was_exported is set for good. */
 void cm_storage_begin_export(cm_storage *storage);
+void cm_storage_end_export(cm_storage *storage);
 /* Called between the beginning and the end of an export: `view` is given to a
  * memoryview, and nothing was exported before. If NumPy asked for it and gives it back
  * within the same call (numpy_call.h), as in numpy.array(buf), and if nobody kept the

@@ -10,6 +10,7 @@ extern PyMethodDef cm_copy_methods[];
 extern PyMethodDef cm_constructor_methods[];  /* constructors.c */
 extern PyMethodDef cm_copy_many_methods[];    /* batch.c */
 extern PyMethodDef cm_row_methods[];          /* rows.c */
+extern PyMethodDef cm_sleeping_methods[];     /* sleeping.c */
 extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c; private, for
                                                cumem/transfers/multi_device.py */
 

@@ -66,6 +66,37 @@ typedef struct row_plan {
 
 /* -- life --------------------------------------------------------------------------- */
 
+/* Count the memory of the ends as used by a call, or no longer. */
+static void
+count_calls(const row_plan *self, bool begins)
+{
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        const cm_rows_end *end = &self->copy.ends[side];
+        for (Py_ssize_t i = 0; i < end->read_count; i++) {
+            cm_storage_count_call(end->operands[i].storage, begins);
+        }
+        cm_storage_count_call(self->kernel.memory[side].storage, begins);
+    }
+}
+
+/* A plan keeps its ends open between its copies too. Only while a copy is under way is
+ * their memory used by a call. */
+static void
+begin_use(row_plan *self)
+{
+    if (self->users++ == 0) {
+        count_calls(self, true);
+    }
+}
+
+static void
+end_use(row_plan *self)
+{
+    if (--self->users == 0) {
+        count_calls(self, false);
+    }
+}
+
 /* Drop everything that the plan keeps, unless a copy is under way. */
 static void
 drop_parts(row_plan *self)
@@ -73,6 +104,7 @@ drop_parts(row_plan *self)
     if (self->users > 0) {
         return;
     }
+    count_calls(self, true); /* which dropping the ends takes back */
     /* Dropping an array may run Python code, which must not find it here. */
     cm_row_copy copy = self->copy;
     cm_rows_kernel kernel = self->kernel;
@@ -258,11 +290,11 @@ plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->state = PyType_GetModuleState(type);
     /* Reading the arrays runs Python code, which may find the plan in gc.get_objects()
      * and close it. */
-    self->users++;
+    begin_use(self);
     cm_state_enter(self->state);
     int result = init_plan(self, values);
     cm_state_leave(self->state);
-    self->users--;
+    end_use(self);
     if (result < 0) {
         Py_CLEAR(op);
     }
@@ -397,7 +429,7 @@ static int
 enter(row_plan *self, cm_call_frame *frame, PyObject *stream, PyObject *progress)
 {
     const cm_rows_end *ends = self->copy.ends;
-    self->users++;
+    begin_use(self);
     *frame = (cm_call_frame){.state = self->state};
     cm_state_enter(self->state);
     if (check_open(self) < 0 || cm_state_runtime(self->state) == NULL) {
@@ -414,7 +446,7 @@ static PyObject *
 leave(row_plan *self, cm_call_frame *frame, PyObject *answer)
 {
     answer = cm_call_leave(frame, answer);
-    self->users--;
+    end_use(self);
     if (self->closed) {
         drop_parts(self);
     }
@@ -544,7 +576,7 @@ plan_check(PyObject *op, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     cm_state_enter(state);
-    self->users++;
+    begin_use(self);
     Py_BEGIN_ALLOW_THREADS
     cm_engine_poll(engine);
     Py_END_ALLOW_THREADS
@@ -553,7 +585,7 @@ plan_check(PyObject *op, PyObject *Py_UNUSED(unused))
         void *word = self->kernel.word->region.host;
         wrong = atomic_exchange((_Atomic uint32_t *)word, 0);
     }
-    self->users--;
+    end_use(self);
     if (self->closed) {
         drop_parts(self);
     }

@@ -39,6 +39,7 @@ get(PyObject *object, void *attribute)
         if (cm_buffer_check_open(self) < 0) {
             return NULL;
         }
+        self->storage->address_was_read = true;
         return (uintptr_t)attribute == AT_ptr
                        && !cm_kind_is_on_device(cm_buffer_kind(self))
                    ? PyLong_FromVoidPtr(cm_buffer_host(self))

@@ -48,7 +48,7 @@ add_functions(PyObject *module)
         cm_shutdown_methods,  cm_configure_methods,       cm_multi_device_methods,
         cm_copy_many_methods, cm_managed_methods,         cm_numpy_memory_methods,
         cm_recording_methods, cm_emulated_stream_methods, cm_dtype_methods,
-        cm_row_methods,
+        cm_row_methods,       cm_sleeping_methods,
     };
     for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {

@@ -274,6 +274,9 @@ fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *str
         if (block == NULL) {
             return -1;
         }
+        /* While this thread was without the GIL, another one may have begun to put the
+         * pool to sleep. */
+        storage->is_asleep = !cm_pool_is_awake(pool);
     }
     storage->pool = pool;
     storage->block = block;

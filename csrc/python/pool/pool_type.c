@@ -146,11 +146,12 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     int plain;
     int fork;
     unsigned long long idle_trim_ns;
+    unsigned long long granule_nbytes;
     uint64_t limit;
     if (module == NULL /* the base itself was called, and not a subclass */
-        || !PyArg_ParseTuple(args, "OiIipiKO", &kind, &config.device, &config.flags,
+        || !PyArg_ParseTuple(args, "OiIipiKOK", &kind, &config.device, &config.flags,
                              &config.numa_node, &plain, &fork, &idle_trim_ns,
-                             &limit_object)
+                             &limit_object, &granule_nbytes)
         || cm_arg_kind(kind, &config.kind) < 0
         || cm_arg_check_range(config.device, "device", 0, CM_MAX_DEVICES) < 0
         || cm_arg_check_range(fork, "fork", CM_FORK_COPY, CM_FORK_OMIT + 1) < 0
@@ -161,6 +162,7 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     config.segments = plain ? CM_SEGMENTS_PLAIN : CM_SEGMENTS_AUTO;
     config.fork = (cm_fork)fork;
     config.idle_trim_ns = idle_trim_ns;
+    config.granule_nbytes = granule_nbytes;
     config.serial = ++state->pool_serial;
     config.budget = cm_limits_budget(state, config.kind, config.device);
     cm_runtime *runtime = cm_state_runtime(state);

@@ -110,7 +110,7 @@ cm_buffer_getbuffer(PyObject *self, Py_buffer *view, int flags)
         || cm_buffer_note_side(buffer, false) < 0
         || cm_buffer_check_open(buffer) < 0) { /* it was closed meanwhile */
         buffer->storage->view_count--;
-        cm_storage_allow_close(buffer->storage);
+        cm_storage_end_export(buffer->storage);
         Py_XDECREF(format);
         return -1;
     }
@@ -132,7 +132,7 @@ cm_buffer_releasebuffer(PyObject *self, Py_buffer *view)
     if (cm_storage_unwatch_view(buffer->storage, view, Py_REFCNT(self) - 1)) {
         buffer->storage->view_count--;
     }
-    cm_storage_allow_close(buffer->storage);
+    cm_storage_end_export(buffer->storage);
 }
 
 /* -- pickles -------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
 static void
 drop_storage(void *argument)
 {
-    cm_storage_allow_close(argument);
+    cm_storage_end_export(argument);
     cm_storage_release(argument, true);
 }
 

@@ -49,6 +49,42 @@ def own_pool(worker: Worker) -> None:
         pool.close()
 
 
+@operation(2)
+def sleep_in_a_region(worker: Worker) -> None:
+    """Let buffers of a region sleep once or twice, behind work on streams.
+
+    Some of them are dropped while they are asleep. The others outlive the region.
+    """
+    rng, device = worker.rng, worker.device()
+    region = cumem.Region("torture", device, host=rng.choice(("keep", "release")))
+    boxes = []
+    for _ in range(rng.randrange(4)):
+        memory = region.pool.allocate(worker.size())
+        content = worker.world.content(rng, memory.nbytes)
+        if rng.random() < 0.5:
+            cumem.copy(memory, content)
+        else:
+            cumem.copy_async(memory, content, stream=cumem.Stream(device=device))
+        boxes.append(Box(memory, "device", device, content.copy()))
+        del memory
+    for _ in range(rng.choice((1, 2))):
+        try:
+            region.sleep()
+        except cumem.CudaError as error:  # another thread may be capturing
+            if error.name != "CM_ECAPTURING":
+                raise
+            continue
+        if boxes and rng.random() < 0.3:
+            boxes.pop(rng.randrange(len(boxes)))
+        repr(region), repr(region.pool.stats())
+        region.wake()
+    for box in boxes:
+        worker.verify(box, "after its region slept")
+    worker.give(*boxes)
+    if rng.random() < 0.5:
+        region.close()
+
+
 # Ctrl-C could come while the limit begins, so that it would never end.
 @operation(1, main=False)
 def with_limit(worker: Worker) -> None:

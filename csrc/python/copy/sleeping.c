@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Puts the pool of a Region to sleep and wakes it: what pool/sleep.c leaves to its
+ * caller.
+ *
+ * A pool knows its memory, but neither the buffers over it nor how bytes are copied. So
+ * sleep() here goes these steps:
+ *
+ *   1. With the GIL held, it refuses if a call of ours works on a buffer of the pool,
+ * and marks the storages of all its buffers as asleep. From then on nothing of ours
+ *      touches them: each use is an error.
+ *   2. It waits for transfers that were begun before that, and collects the streams
+ * that the storages remember. If anybody else may work on the memory, because it was
+ *      exported or because a block belongs to no buffer, the pool waits for whole
+ *      devices.
+ *   3. The pool settles and finds page-locked memory for its bytes, one batch of the
+ *      engine copies them, and the pool gives its memory back.
+ *
+ * wake() gets the memory, copies the bytes in one batch, and takes the marks away.
+ * Until that moment nobody can use the buffers, so whatever comes later sees the bytes.
+ *
+ * The page-locked memory is that of a pool which only this pool uses. It counts against
+ * the pinned limit as any other, forked children get no copy of it, and all of it can
+ * go back without a search for what belongs to whom.
+ *
+ * Locks: the GIL is held, and released for whatever waits. cumem/pools/region.py lets one
+ * thread at a time in for each pool. */
+#include <stdlib.h>
+
+#include "docstrings.h"
+#include "python/copy/call.h"
+#include "python/copy/copy_functions.h"
+#include "python/core/arguments.h"
+#include "python/core/errors.h"
+#include "python/device/wait.h"
+#include "python/pool/pool_object.h"
+#include "transfer/batch/batch.h"
+
+/* One call, for one pool. */
+typedef struct sleep_call {
+    cm_state *state;
+    cm_pool *pool; /* on loan */
+    /* Collects the streams of all storages, without duplicates, and holds them. No copy
+     * is made with it. */
+    cm_call streams;
+    unsigned flags; /* CM_POOL_FREE_FENCE if unknown work may run on the memory */
+} sleep_call;
+
+/* -- the storages of the pool --------------------------------------------------------- */
+
+/* Return the first storage with a block of the pool behind `node`, or NULL if there is
+ * none. */
+static cm_storage *
+next_storage(const sleep_call *self, const cm_list *node)
+{
+    for (const cm_list *n = node->next; n != &self->state->storages; n = n->next) {
+        cm_storage *storage = CM_LIST_ENTRY(n, cm_storage, node);
+        if (storage->pool == self->pool && storage->block != NULL) {
+            return storage;
+        }
+    }
+    return NULL;
+}
+
+static cm_storage *
+first_storage(const sleep_call *self)
+{
+    return next_storage(self, &self->state->storages);
+}
+
+static void
+mark_storages(const sleep_call *self, bool asleep)
+{
+    for (cm_storage *s = first_storage(self); s != NULL;
+         s = next_storage(self, &s->node)) {
+        s->is_asleep = asleep;
+    }
+}
+
+/* Shut the pool, unless a call is at work on it. Returns 0, or -1 with BufferError, or
+ * RuntimeError in a forked child. */
+static int
+shut(const sleep_call *self)
+{
+    for (cm_storage *s = first_storage(self); s != NULL;
+         s = next_storage(self, &s->node)) {
+        if (s->call_count > 0) {
+            return cm_package_refuse(
+                "pools.region", "refuse_call",
+                Py_BuildValue(
+                    "(KK)", (unsigned long long)cm_pool_get_config(self->pool)->serial,
+                    (unsigned long long)s->nbytes));
+        }
+    }
+    if (cm_py_check(self->state, cm_pool_shut(self->pool), "while going to sleep")
+        < 0) {
+        return -1;
+    }
+    mark_storages(self, true);
+    return 0;
+}
+
+/* Open the pool again, and let its buffers be used. */
+static void
+reopen(const sleep_call *self, bool keep_host)
+{
+    PyThreadState *thread = cm_gil_give();
+    cm_pool_reopen(self->pool, keep_host); /* giving memory back may wait */
+    cm_gil_take(thread);
+    if (cm_pool_is_awake(self->pool)) {
+        mark_storages(self, false);
+    }
+}
+
+/* -- work that comes first -------------------------------------------------------------- */
+
+/* Wait for all transfers of the pool's storages. No new ones begin. Returns 0, or -1
+ * with what a signal handler raised. */
+static int
+wait_for_transfers(const sleep_call *self)
+{
+    int result = 0;
+    cm_storage *s = first_storage(self);
+    while (result == 0 && s != NULL) {
+        if (!cm_storage_is_in_transfer(s)) {
+            s = next_storage(self, &s->node);
+            continue;
+        }
+        /* The GIL is released meanwhile, so the list is begun anew. */
+        cm_storage_hold(s);
+        result = cm_storage_wait_transfers(s);
+        cm_storage_release(s, true);
+        s = first_storage(self);
+    }
+    return result;
+}
+
+/* Collect the streams that worked on the pool, and find out whether others may have.
+ * Returns 0, or -1 with MemoryError. */
+static int
+collect_streams(sleep_call *self)
+{
+    uint64_t block_count = 0;
+    for (cm_storage *s = first_storage(self); s != NULL;
+         s = next_storage(self, &s->node)) {
+        block_count++;
+        if (s->was_exported || s->address_was_exported || s->address_was_read) {
+            self->flags = CM_POOL_FREE_FENCE;
+        }
+        for (uint32_t i = 0; i < s->use_count; i++) {
+            if (cm_call_come_after_stream(&self->streams, s->uses[i]) < 0) {
+                return -1;
+            }
+        }
+    }
+    cm_pool_counters counters;
+    cm_pool_read(self->pool, &counters);
+    if (counters.live_count != block_count) {
+        /* Some blocks were handed to the allocator of another library. */
+        self->flags = CM_POOL_FREE_FENCE;
+    }
+    return 0;
+}
+
+/* -- bytes ------------------------------------------------------------------------------ */
+
+/* Make the pool for the page-locked memory. Returns it, or NULL with an exception. */
+static cm_pool *
+make_host_pool(const sleep_call *self)
+{
+    cm_state *state = self->state;
+    const cm_pool_config config = {
+        .kind = CM_KIND_PINNED,
+        .device = cm_pool_get_config(self->pool)->device,
+        .flags = cm_kinds[CM_KIND_PINNED].flags,
+        .fork = CM_FORK_OMIT,
+        .numa_node = -1,
+        .fence_limit_nbytes = CM_FENCE_LIMIT_NBYTES,
+        .serial = ++state->pool_serial,
+        .number = ++state->pool_count,
+        .budget = cm_limits_budget(state, CM_KIND_PINNED, 0),
+    };
+    cm_pool *pool = NULL;
+    cm_status status = cm_pool_create(state->runtime, &config, &pool);
+    return cm_py_check(state, status, "while going to sleep") < 0 ? NULL : pool;
+}
+
+/* Wait for the pool's work and find room for its bytes. If the host has no room, other
+ * pools give back what they have cached, and it is tried once more. Called without the
+ * GIL. */
+static cm_status
+settle(const sleep_call *self, bool keep, cm_pool *host_pool,
+       const cm_wait_hooks *hooks)
+{
+    CM_TRY(cm_pool_settle(self->pool, self->streams.after, self->streams.after_count,
+                          self->flags, hooks));
+    if (!keep) {
+        return cm_ok();
+    }
+    cm_status status = cm_pool_plan_save(self->pool, host_pool, hooks);
+    if (cm_pool_is_short(status)) {
+        cm_trim_request r = {.kind = CM_KIND_PINNED, .device = -1};
+        CM_TRY(cm_pools_trim(self->state->runtime, &r, hooks));
+        status = cm_pool_plan_save(self->pool, host_pool, hooks);
+    }
+    return status;
+}
+
+/* Make a piece of each saved run, which goes to the host or comes back. Returns an
+ * array that the caller frees, or NULL if there is no memory. */
+static cm_piece *
+make_pieces(const sleep_call *self, bool to_host, uint64_t *count)
+{
+    const cm_saved_run *runs = cm_pool_saved_runs(self->pool, count);
+    cm_piece *pieces = calloc(*count + 1, sizeof(*pieces));
+    int16_t device = (int16_t)cm_pool_get_config(self->pool)->device;
+    for (uint64_t i = 0; pieces != NULL && i < *count; i++) {
+        const cm_saved_run *run = &runs[i];
+        const cm_piece_end far = {.address = run->address,
+                                  .owner = self->pool,
+                                  .kind = CM_KIND_DEVICE,
+                                  .device = device};
+        const cm_piece_end near = {.host = run->host,
+                                   .address = run->host_address,
+                                   .owner = run->host_block,
+                                   .kind = CM_KIND_PINNED,
+                                   .device = device};
+        pieces[i] = (cm_piece){.dst = to_host ? near : far,
+                               .src = to_host ? far : near,
+                               .nbytes = run->nbytes,
+                               .index = i};
+    }
+    return pieces;
+}
+
+/* Copy all saved runs in one batch, and return when they are copied. Even if the call
+ * is interrupted or fails, nothing is under way when it returns. Called without the
+ * GIL. */
+static cm_status
+copy_runs(const sleep_call *self, cm_engine *engine, bool to_host,
+          const cm_wait_hooks *hooks)
+{
+    uint64_t count;
+    cm_piece *pieces = make_pieces(self, to_host, &count);
+    CM_TRY(cm_allocated(pieces != NULL, (count + 1) * sizeof(*pieces)));
+    const cm_many_request request = {
+        .common = {.blocking = true,
+                   .interrupted = hooks->interrupted,
+                   .interrupted_argument = hooks->argument},
+        .pieces = pieces,
+        .piece_count = count,
+        .is_apart = true,
+    };
+    cm_ticket *ticket = NULL;
+    cm_status status = cm_ok();
+    if (count > 0) {
+        status = cm_engine_copy_many(engine, &request, &ticket);
+    }
+    if (ticket != NULL) {
+        /* What the device has begun must end before the memory changes hands. */
+        cm_ignore(cm_ticket_wait(ticket, UINT64_MAX));
+        cm_ticket_release(ticket);
+    }
+    free(pieces);
+    return status;
+}
+
+/* -- sleep -------------------------------------------------------------------------------- */
+
+/* Go to sleep, from the moment on at which all transfers have ended. *asleep says
+ * whether the pool sleeps, which it may do in spite of a failure. Called without the
+ * GIL. */
+static cm_status
+fall_asleep(const sleep_call *self, cm_engine *engine, bool keep, cm_pool *host_pool,
+            const cm_wait_hooks *hooks, bool *asleep)
+{
+    CM_TRY(settle(self, keep, host_pool, hooks));
+    if (keep) {
+        CM_TRY(copy_runs(self, engine, true, hooks));
+    }
+    return cm_pool_fall_asleep(self->pool, asleep);
+}
+
+/* Do the rest of sleep() after shut(). Returns 0, or -1 with an exception. */
+static int
+put_to_sleep(sleep_call *self, bool keep, bool *asleep)
+{
+    cm_state *state = self->state;
+    int device = cm_pool_get_config(self->pool)->device;
+    cm_engine *engine = cm_state_engine(state, device);
+    if (engine == NULL || wait_for_transfers(self) < 0 || collect_streams(self) < 0) {
+        return -1;
+    }
+    bool needs_host = keep && !cm_pool_has_host(self->pool);
+    cm_pool *host_pool = needs_host ? make_host_pool(self) : NULL;
+    if (needs_host && host_pool == NULL) {
+        return -1;
+    }
+    cm_pool_waiter waiter = {state, cm_gil_give()};
+    cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
+    cm_status status = fall_asleep(self, engine, keep, host_pool, &hooks, asleep);
+    if (host_pool != NULL) {
+        cm_pool_release(host_pool); /* the pool holds it from now on */
+    }
+    cm_pool_waiter_end(&waiter, status);
+    if (PyErr_Occurred() && status.code == CM_ECANCELLED) {
+        return -1;
+    }
+    return cm_py_check(state, status, "while going to sleep");
+}
+
+/* Read the arguments (pool, flag), and begin a call, which end_call() ends. Returns 0,
+ * or -1 with an exception. */
+static int
+begin_call(sleep_call *self, PyObject *module, PyObject *args, PyObject **op, int *flag)
+{
+    *self = (sleep_call){.state = cm_state_of_module(module)};
+    self->streams.state = self->state;
+    if (!PyArg_ParseTuple(args, "O!p", self->state->pool_base, op, flag)) {
+        return -1;
+    }
+    self->pool = cm_pool_object_take(*op);
+    return self->pool == NULL ? -1 : 0;
+}
+
+static void
+end_call(sleep_call *self, PyObject *op)
+{
+    cm_call_fini(&self->streams);
+    cm_pool_object_give(op, self->pool);
+}
+
+/* This is the Python function _sleep(pool, keep). */
+static PyObject *
+sleep_pool(PyObject *module, PyObject *args)
+{
+    PyObject *op;
+    int keep;
+    sleep_call self;
+    if (begin_call(&self, module, args, &op, &keep) < 0) {
+        return NULL;
+    }
+    int result = shut(&self);
+    if (result == 0) {
+        bool asleep = false;
+        result = put_to_sleep(&self, keep != 0, &asleep);
+        if (!asleep) {
+            cm_kept_error kept = cm_error_keep();
+            reopen(&self, false);
+            cm_error_restore(kept);
+        }
+    }
+    end_call(&self, op);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* -- wake --------------------------------------------------------------------------------- */
+
+/* Get memory. If there is none, other pools give back what they have cached, and it is
+ * tried once more. Called without the GIL. */
+static cm_status
+get_memory(const sleep_call *self, const cm_wait_hooks *hooks)
+{
+    cm_status status = cm_pool_bring_back(self->pool);
+    if (cm_pool_is_short(status)) {
+        cm_trim_request r = {0};
+        CM_TRY(cm_pool_trim_others(self->pool, status, hooks, &r));
+        status = r.released_nbytes > 0 ? cm_pool_bring_back(self->pool) : status;
+    }
+    return status;
+}
+
+/* Bring the memory and the bytes back. After a failure the pool is asleep. Called
+ * without the GIL. */
+static cm_status
+wake_up(const sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
+{
+    CM_TRY(get_memory(self, hooks));
+    cm_status status = copy_runs(self, engine, false, hooks);
+    if (!cm_is_ok(status)) {
+        /* Memory that the driver does not take back stays with the pool, which counts
+         * it as lost, and which wakes with it the next time. */
+        cm_ignore(cm_pool_fall_back(self->pool));
+    }
+    return status;
+}
+
+/* This is the Python function _wake(pool, keep_host). */
+static PyObject *
+wake_pool(PyObject *module, PyObject *args)
+{
+    PyObject *op;
+    int keep_host;
+    sleep_call self;
+    if (begin_call(&self, module, args, &op, &keep_host) < 0) {
+        return NULL;
+    }
+    int device = cm_pool_get_config(self.pool)->device;
+    cm_engine *engine = cm_state_engine(self.state, device);
+    int result = -1;
+    if (engine != NULL) {
+        cm_pool_waiter waiter = {self.state, cm_gil_give()};
+        cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
+        cm_status status = wake_up(&self, engine, &hooks);
+        cm_pool_waiter_end(&waiter, status);
+        bool is_raised = PyErr_Occurred() && status.code == CM_ECANCELLED;
+        result = is_raised ? -1 : cm_py_check(self.state, status, "while waking up");
+        if (cm_is_ok(status)) {
+            reopen(&self, keep_host != 0);
+        }
+    }
+    end_call(&self, op);
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* -- the rest ----------------------------------------------------------------------------- */
+
+/* This is the Python function _is_asleep(pool). */
+static PyObject *
+is_asleep(PyObject *module, PyObject *op)
+{
+    const cm_state *state = cm_state_of_module(module);
+    cm_pool_object *self;
+    if (cm_arg_pool(state, op, &self) < 0) {
+        return NULL;
+    }
+    return PyBool_FromLong(self != NULL && self->pool != NULL
+                           && cm_pool_is_asleep(self->pool));
+}
+
+/* This is the Python function _forget_saved(pool). */
+static PyObject *
+forget_saved(PyObject *module, PyObject *op)
+{
+    cm_state *state = cm_state_of_module(module);
+    cm_pool_object *self;
+    if (cm_arg_pool(state, op, &self) < 0) {
+        return NULL;
+    }
+    cm_pool *pool = self == NULL || self->pool == NULL ? NULL : cm_pool_object_take(op);
+    if (pool != NULL) {
+        PyThreadState *thread = cm_gil_give();
+        cm_pool_forget_saved(pool);
+        cm_gil_take(thread);
+        cm_pool_object_give(op, pool);
+    }
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+PyMethodDef cm_sleeping_methods[] = {
+    {"_sleep", sleep_pool, METH_VARARGS, CM_DOC__sleep},
+    {"_wake", wake_pool, METH_VARARGS, CM_DOC__wake},
+    {"_is_asleep", is_asleep, METH_O, CM_DOC__is_asleep},
+    {"_forget_saved", forget_saved, METH_O, CM_DOC__forget_saved},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Region`: device memory that can sleep, and `sleep` and `wake` by tags.
+
+A `Region` is a tag and a `Pool` of device memory in long chunks. The extension puts the
+pool to sleep and wakes it (``csrc/python/copy/sleeping.c``). This module has the words, and
+lets one thread at a time do so for each region.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, final
+
+from cumem import _core
+from cumem.base.locks import make_lock
+from cumem.base.units import fold, format_nbytes
+from cumem.buffers.arguments import hinting, read_flag, wrong_type
+from cumem.pools.pool import Pool
+from cumem.pools.statistics import REGION_NAMES
+
+if TYPE_CHECKING:  # importing it takes milliseconds
+    from cumem.devices.device import Device
+
+#: The least length of a chunk. Unmapping and mapping cost 14 and 30 us a chunk.
+_CHUNK_NBYTES = 32 << 20
+
+
+@final
+class Region:
+    """Device memory that can give its memory to the GPU's other users, and come back.
+
+    While a region sleeps, the driver has its memory. The addresses stay reserved, and the
+    contents wait in pinned memory or are given up. After waking, every buffer, view, tensor
+    and captured graph over the region is right again, because nothing has moved.
+
+    Parameters
+    ----------
+    tag : str
+        A name for `sleep` and `wake`, for messages and for statistics. Several regions may
+        share it.
+    device : Device, int or str, optional
+        The device of the memory; by default cumem's current one.
+    host : {'keep', 'release'}
+        What becomes of the pinned memory for the contents after waking. 'keep': the region
+        keeps it for the next time, which is then faster. 'release': it goes back to the
+        system.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong type.
+    ValueError
+        If `host` or the device does not exist.
+    CudaError
+        If the driver cannot be opened.
+
+    Notes
+    -----
+    Memory comes in chunks of 32 MiB or more. In a ``with`` block, constructors of device
+    memory take it from the region, in this thread or task only. `pool` is the region's pool
+    for everything that takes ``pool=``. Dropping the last reference to a region that sleeps
+    gives its contents up, as `close` does.
+
+    Examples
+    --------
+    >>> region = cumem.Region("weights")
+    >>> with region:
+    ...     weights = cumem.full(1000, 7, "f4", "device")
+    >>> address = weights.ptr
+    >>> region.sleep()
+    >>> region.is_asleep, region.pool.stats().reserved_nbytes
+    (True, 0)
+    >>> region.wake()
+    >>> weights.ptr == address, float(weights[999])
+    (True, 7.0)
+    """
+
+    __slots__ = ("__weakref__", "_finalizer", "_host", "_lock", "_pool", "_tag")
+    _tag: str
+    _pool: Pool[_core.DeviceBuffer]
+    _host: Literal["keep", "release"]
+    _lock: threading.RLock
+    _finalizer: weakref.finalize[[Pool[Any]], Self]
+
+    @hinting
+    def __new__(
+        cls,
+        tag: str,
+        device: object = None,
+        *,
+        host: Literal["keep", "release"] = "keep",
+    ) -> Self:
+        self = super().__new__(cls)
+        self._tag = _read_tag(tag)
+        if not isinstance(host, str):
+            raise wrong_type("host", "a str", host)
+        if host not in ("keep", "release"):
+            raise ValueError(f"host must be 'keep' or 'release', not {host!r}")
+        self._host = host
+        index = _core._device(device, "device").index
+        self._pool = _core._Pool.__new__(
+            Pool, "device", index, 0, -1, False, 0, 0, None, _CHUNK_NBYTES
+        )
+        self._lock = make_lock()
+        facts = self._pool._describe()
+        REGION_NAMES[facts.number] = f"region {tag}"
+        _TAGS[facts.serial] = tag
+        _REGIONS[facts.serial] = self
+        self._finalizer = weakref.finalize(self, _core._forget_saved, self._pool)
+        self._finalizer.atexit = False
+        return self
+
+    @property
+    def tag(self) -> str:
+        """The tag that it was made with."""
+        return self._tag
+
+    @property
+    def pool(self) -> Pool[_core.DeviceBuffer]:
+        """The pool of its memory, for everything that takes ``pool=``."""
+        return self._pool
+
+    @property
+    def device(self) -> Device:
+        """The device of its memory."""
+        return self._pool.device
+
+    @property
+    def host(self) -> Literal["keep", "release"]:
+        """What becomes of the pinned memory after waking: "keep" or "release"."""
+        return self._host
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the driver has its memory. A closed region is not asleep."""
+        return _core._is_asleep(self._pool)
+
+    @hinting
+    def sleep(self, keep: bool = True) -> None:
+        """Give the region's memory to the driver, and keep its addresses.
+
+        Parameters
+        ----------
+        keep : bool
+            Whether the contents of buffers are copied to pinned memory, from where `wake`
+            brings them back. Otherwise they are given up, and are undefined after waking.
+
+        Raises
+        ------
+        BufferError
+            If a call of cumem works on a buffer of the region, in another thread or below
+            this one.
+        CudaError
+            If a stream is being captured, the device cannot map memory, or the driver
+            fails.
+        OutOfMemoryError
+            If there is not enough pinned memory, or its limit is too small.
+        ValueError
+            If the region is closed.
+
+        Notes
+        -----
+        **Ordered after** everything that works on the region: transfers of cumem, and work
+        on all streams that its buffers know. If a buffer was exported or its address was
+        read, it waits for all work of the devices in use. Work that others begin later, on
+        the addresses of a sleeping region, ends with an error of the driver.
+
+        **Blocks** until the memory has gone back, with the GIL released. Ctrl-C ends the
+        wait.
+
+        It is all or nothing: before every byte is safe on the host no memory goes back, and
+        if anything fails until then, the region is awake as before. If the driver does not
+        take memory back after that, the error is raised and the region sleeps.
+
+        A region that sleeps stays as it is, whatever `keep` says.
+
+        Examples
+        --------
+        >>> region = cumem.Region("cache")
+        >>> cache = cumem.empty_device(1 << 20, "u1", pool=region.pool)
+        >>> region.sleep(keep=False)
+        >>> cumem.copy(numpy.empty(1 << 20, "u1"), cache)
+        Traceback (most recent call last):
+        ...
+        RuntimeError: the buffer is in region 'cache', which is asleep: call wake() first
+        >>> region.wake()
+        """
+        keep = read_flag(keep, "keep")
+        with self._lock:
+            if not self.is_asleep:
+                _core._sleep(self._pool, keep)
+
+    def wake(self) -> None:
+        """Get memory at the same addresses, and bring the contents back.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If the device has not enough memory, or a limit is too small. The region sleeps
+            on, and wake() can be called again.
+        CudaError
+            If the driver fails. The region sleeps on.
+        ValueError
+            If the region is closed.
+
+        Notes
+        -----
+        **Blocks** until all bytes are there, with the GIL released, so that work on any
+        stream sees them. Ctrl-C ends the wait, and the region sleeps on.
+
+        Chunks whose buffers were all dropped meanwhile get no memory. A region that is
+        awake stays as it is.
+        """
+        with self._lock:
+            if self._pool.closed or self.is_asleep:
+                _core._wake(self._pool, self._host == "keep")
+
+    def close(self) -> None:
+        """Stop allocating, and give back memory that is not in use.
+
+        Buffers stay valid if the region is awake. If it sleeps, its contents are given up,
+        and its buffers cannot be used any more. Closing a region twice does nothing.
+
+        Notes
+        -----
+        **Blocks** as `Pool.close` does.
+        """
+        with self._lock:
+            if not self._pool.closed:
+                _core._forget_saved(self._pool)
+                self._pool.close()
+
+    def __enter__(self) -> Self:
+        """Let constructors in the block take device memory from the region."""
+        self._pool.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        """End the block."""
+        self._pool.__exit__(exc_type, exc_value, traceback)
+
+    def __repr__(self) -> str:
+        where = f"{self._tag!r}, device {self._pool.device.index}"
+        if self._pool.closed:
+            return f"<cumem.Region {where}, closed>"
+        emulated = ", emulated" if _core._is_emulated() else ""
+        stats = self._pool.stats()
+        live = format_nbytes(stats.live_nbytes)
+        held = f"{format_nbytes(stats.reserved_nbytes)} reserved"
+        state = "asleep" if self.is_asleep else held
+        return fold(f"<cumem.Region {where}{emulated}: {live} live, {state}>")
+
+
+#: All regions that exist, by the serials of their pools, in the order of their making.
+_REGIONS: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
+#: The tags of all regions that there ever were, for messages about their buffers.
+_TAGS: dict[int, str] = {}
+
+
+def _read_tag(tag: Any) -> str:
+    if not isinstance(tag, str):
+        raise wrong_type("tag", "a str", tag)
+    return tag
+
+
+def _find(tags: tuple[Any, ...]) -> list[Region]:
+    """Return the open regions with any of the tags, or all open ones if there are none."""
+    regions = [each for each in list(_REGIONS.values()) if not each.pool.closed]
+    known = {each.tag for each in regions}
+    for tag in tags:
+        if _read_tag(tag) not in known:
+            names = ", ".join(sorted(map(repr, known))) or "none"
+            raise ValueError(f"no region has the tag {tag!r}; the tags are: {names}")
+    return [each for each in regions if not tags or each.tag in tags]
+
+
+@hinting
+def sleep(*tags: str, keep: bool = True) -> None:
+    """Put all regions with these tags to sleep.
+
+    Parameters
+    ----------
+    *tags : str
+        The tags; without any, all regions are meant.
+    keep : bool
+        Whether their contents are kept, as for `Region.sleep`.
+
+    Raises
+    ------
+    ValueError
+        If no region has one of the tags; then nothing was done.
+    BufferError, CudaError, OutOfMemoryError
+        As `Region.sleep`. The regions that were put to sleep before stay asleep.
+
+    Notes
+    -----
+    **Blocks** as `Region.sleep` does. The regions go to sleep one after the other, in the
+    order in which they were made.
+
+    Examples
+    --------
+    >>> weights = cumem.Region("weights")
+    >>> cache = cumem.Region("cache")
+    >>> cumem.sleep("weights")
+    >>> cumem.sleep("cache", keep=False)
+    >>> weights.is_asleep, cache.is_asleep
+    (True, True)
+    >>> cumem.wake("weights", "cache")
+    """
+    keep = read_flag(keep, "keep")
+    for region in _find(tags):
+        region.sleep(keep)
+
+
+@hinting
+def wake(*tags: str) -> None:
+    """Wake all regions with these tags.
+
+    Parameters
+    ----------
+    *tags : str
+        The tags; without any, all regions are meant.
+
+    Raises
+    ------
+    ValueError
+        If no region has one of the tags; then nothing was done.
+    CudaError, OutOfMemoryError
+        As `Region.wake`. The regions that were woken before stay awake.
+
+    Notes
+    -----
+    **Blocks** as `Region.wake` does. The regions wake one after the other, in the order in
+    which they were made.
+
+    Examples
+    --------
+    >>> region = cumem.Region("weights")
+    >>> cumem.sleep("weights")
+    >>> cumem.wake("weights")
+    >>> region.is_asleep
+    False
+    """
+    for region in _find(tags):
+        region.wake()
+
+
+# -- words for the extension -----------------------------------------------------------
+
+
+def refuse_use(serial: int) -> NoReturn:
+    """Raise a RuntimeError, because the region of a buffer sleeps."""
+    tag = _TAGS.get(serial)
+    region = _REGIONS.get(serial)
+    if region is None or region.pool.closed:
+        raise RuntimeError(
+            f"the buffer is in region {tag!r}, which was closed while it was asleep: its "
+            "contents are gone"
+        )
+    raise RuntimeError(
+        f"the buffer is in region {tag!r}, which is asleep: call wake() first"
+    )
+
+
+def refuse_call(serial: int, nbytes: int) -> NoReturn:
+    """Raise a BufferError, because a call works on a buffer of the region."""
+    raise BufferError(
+        f"region {_TAGS.get(serial)!r} cannot go to sleep: a call of cumem works on a "
+        f"buffer of {format_nbytes(nbytes)} in it, in another thread or below this one"
+    )

@@ -1,0 +1,629 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions: device memory that sleeps and wakes at the same addresses.
+
+tests/c/test_pool_sleep.c tests the pool below, with every call of the driver failing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from support import forks, session, testing, values
+
+import cumem
+
+MIB = 1 << 20
+CHUNK = 32 * MIB
+
+
+def free_nbytes(device: int = 0) -> int:
+    return cumem.memory_info(device).free
+
+
+def fill_region(region: cumem.Region) -> list[tuple[cumem.Buffer, np.ndarray]]:
+    """Make buffers of several sizes, and return them with their contents."""
+    made = []
+    for number, size in enumerate((3, 1000, 70_000, 3 * MIB, 40 * MIB, 1)):
+        content = np.full(size, number + 1, "u1")
+        buffer = cumem.empty_device(size, "u1", pool=region.pool, device=region.device)
+        cumem.copy(buffer, content)
+        made.append((buffer, content))
+    return made
+
+
+def check_contents(made: list[tuple[cumem.Buffer, np.ndarray]]) -> None:
+    for buffer, content in made:
+        assert (values.get(buffer) == content).all()
+
+
+# -- sleep and wake --------------------------------------------------------------------
+
+
+def test_region_wakes_with_the_same_bytes_at_the_same_addresses(runtime) -> None:
+    region = cumem.Region("weights")
+    with region:
+        first = cumem.array(np.arange(1000, dtype="f4"))
+    made = fill_region(region)
+    view = first[10:20]
+    addresses = [buffer.ptr for buffer, _ in made]
+    for _ in range(3):
+        region.sleep()
+        assert region.is_asleep
+        region.wake()
+        assert not region.is_asleep
+        assert [buffer.ptr for buffer, _ in made] == addresses
+        check_contents(made)
+        assert (values.get(view) == np.arange(10, 20)).all()
+
+
+def test_region_asleep_has_no_memory_on_the_device(emulated) -> None:
+    cumem.empty_device(1)  # so that everything else is there
+    cumem.trim()
+    before = free_nbytes()
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    assert free_nbytes() < before
+    region.sleep()
+    assert free_nbytes() == before
+    stats = region.pool.stats()
+    assert stats.reserved_nbytes == 0
+    assert stats.live_nbytes + stats.cached_nbytes == stats.asleep_nbytes > 40 * MIB
+    region.wake()
+    assert region.pool.stats().asleep_nbytes == 0
+    assert region.pool.stats().reserved_nbytes % CHUNK == 0
+    check_contents(made)
+
+
+def test_region_that_gives_contents_up_takes_no_pinned_memory(runtime) -> None:
+    region = cumem.Region("cache")
+    buffer = region.pool.allocate(10 * MIB)
+    address = buffer.ptr
+    before = cumem.stats()["pinned"].reserved_nbytes
+    region.sleep(keep=False)
+    assert cumem.stats()["pinned"].reserved_nbytes == before
+    region.wake()
+    assert buffer.ptr == address
+    buffer.fill(5)
+    assert (values.get(buffer) == 5).all()
+
+
+@pytest.mark.parametrize("host", ["keep", "release"])
+def test_region_keeps_or_releases_pinned_memory_after_waking(runtime, host) -> None:
+    region = cumem.Region("weights", host=host)
+    made = fill_region(region)
+    pinned = cumem.stats()["pinned"].reserved_nbytes
+    for _ in range(2):
+        region.sleep()
+        during = cumem.stats()["pinned"].reserved_nbytes
+        assert during >= pinned + 43 * MIB
+        region.wake()
+        after = cumem.stats()["pinned"].reserved_nbytes
+        assert after == (during if host == "keep" else pinned)
+        check_contents(made)
+    del made
+    region.close()
+    del region
+    assert cumem.stats()["pinned"].reserved_nbytes == pinned
+
+
+def test_region_counts_pinned_memory_under_its_limit(emulated) -> None:
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    with cumem.limit("pinned", 20 * MIB), pytest.raises(cumem.OutOfMemoryError):
+        region.sleep()
+    assert not region.is_asleep
+    check_contents(made)
+    region.sleep()
+    region.wake()
+    check_contents(made)
+
+
+def test_region_in_which_nothing_lives_sleeps_and_wakes(runtime) -> None:
+    region = cumem.Region("empty")
+    region.sleep()
+    assert region.is_asleep
+    region.wake()
+    region.pool.allocate(100)  # which ends at once
+    region.sleep()
+    region.wake()
+    assert region.pool.stats().reserved_nbytes == 0  # the free chunk got no memory
+
+
+def test_region_asleep_or_awake_already_stays_as_it_is(runtime) -> None:
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    region.wake()
+    region.sleep()
+    region.sleep(keep=False)
+    region.wake()
+    region.wake()
+    check_contents(made)
+
+
+# -- use while asleep ------------------------------------------------------------------
+
+USES: dict[str, Callable[[cumem.Buffer], object]] = {
+    "item": lambda buffer: buffer[0],
+    "view": lambda buffer: buffer[2:],
+    "reshape": lambda buffer: buffer.reshape(-1, 2),
+    "fill": lambda buffer: buffer.fill(0),
+    "assign": lambda buffer: buffer.__setitem__(0, 1),
+    "copy to": lambda buffer: cumem.copy(buffer, np.zeros(1000, "u1")),
+    "copy from": lambda buffer: cumem.copy(np.zeros(1000, "u1"), buffer),
+    "copy_async": lambda buffer: cumem.copy_async(np.zeros(1000, "u1"), buffer),
+    "copy_many": lambda buffer: cumem.copy_many([(np.zeros(1000, "u1"), buffer)]),
+    "copy()": lambda buffer: buffer.copy(),
+    "tolist": lambda buffer: buffer.tolist(),
+    "bytes": bytes,
+    "dlpack": lambda buffer: buffer.__dlpack__(),
+    "array interface": lambda buffer: buffer.__cuda_array_interface__,
+    "to_numpy": lambda buffer: buffer.to_numpy(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_region_asleep_refuses_the_use_of_its_buffers(emulated, use) -> None:
+    region = cumem.Region("weights")
+    buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    region.sleep()
+    with pytest.raises(RuntimeError, match=r"region 'weights', which is asleep.*wake"):
+        use(buffer)
+    region.wake()
+    assert (values.get(buffer) == 7).all()
+
+
+def test_region_asleep_refuses_a_row_plan_of_its_buffers(emulated) -> None:
+    region = cumem.Region("weights")
+    data = np.arange(12, dtype="u1").reshape(6, 2)
+    with region:
+        buffer = cumem.array(data, kind="device")
+    out = np.zeros((2, 2), "u1")
+    plan = cumem.RowPlan(out, buffer, None, [3, 1])
+    plan.copy()
+    region.sleep()  # a plan that does not copy is in nobody's way
+    with pytest.raises(RuntimeError, match="asleep"):
+        plan.copy()
+    region.wake()
+    out[:] = 0
+    plan.copy()
+    assert (out == data[[3, 1]]).all()
+    plan.close()
+    region.sleep()
+    region.wake()
+
+
+def test_region_asleep_refuses_allocations(emulated) -> None:
+    region = cumem.Region("weights")
+    region.pool.allocate(100)  # which ends at once
+    region.sleep()
+    with pytest.raises(RuntimeError, match="asleep"):
+        region.pool.allocate(100)
+    with region, pytest.raises(RuntimeError, match="asleep"):
+        cumem.empty_device(100)
+    region.wake()
+    region.pool.allocate(100)
+
+
+def test_region_asleep_frees_buffers(emulated) -> None:
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    region.sleep()
+    dropped, freed = made.pop(0), made.pop(3)
+    del dropped
+    freed[0].free()
+    assert freed[0].closed
+    with pytest.raises(ValueError, match="closed"):
+        freed[0].fill(1)
+    region.wake()
+    check_contents(made)
+    assert region.pool.stats().live_count == len(made)
+
+
+def test_region_keeps_exported_tensors_right(emulated) -> None:
+    """An export in this process does not keep the region awake, since nothing moves."""
+    region = cumem.Region("weights")
+    buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    capsule = buffer.__dlpack__()
+    region.sleep()
+    region.wake()
+    assert (values.get(buffer) == 7).all()
+    del capsule
+
+
+# -- what comes first ------------------------------------------------------------------
+
+
+def sleep_in_thread(region: cumem.Region) -> tuple[threading.Thread, list[object]]:
+    """Put a region to sleep in another thread, and return that with what came of it."""
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            region.sleep()
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def use_on_stream(buffer: cumem.Buffer, stream: cumem.Stream) -> None:
+    buffer.fill(9, stream=stream)
+
+
+def use_by_transfer(buffer: cumem.Buffer, stream: cumem.Stream) -> None:
+    cumem.copy_async(buffer, np.full(1000, 9, "u1"), stream=stream)
+
+
+def use_of_unknown_stream(buffer: cumem.Buffer, stream: cumem.Stream) -> None:
+    """Do as a library does that got the address and then uses any stream."""
+    other = cumem.full(1000, 9, "u1", "pinned")
+    memory = cumem.asbuffer(Exporter(buffer.ptr))
+    cumem.copy_async(memory, other, stream=stream)
+
+
+class Exporter:
+    def __init__(self, address: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (1000,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+EARLIER = {
+    "stream": use_on_stream,
+    "transfer": use_by_transfer,
+    "unknown stream": use_of_unknown_stream,
+}
+
+
+@pytest.mark.parametrize("use", EARLIER.values(), ids=EARLIER)
+def test_region_sleeps_after_earlier_work(emulated, use) -> None:
+    region = cumem.Region("weights")
+    buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    stream = cumem.Stream()
+    session.shut(stream)
+    use(buffer, stream)
+    thread, outcome = sleep_in_thread(region)
+    session.wait_until_waiting(thread)
+    assert outcome == []
+    assert not region.is_asleep
+    testing.gate_open(stream)
+    thread.join()
+    assert outcome == [None]
+    assert region.is_asleep
+    region.wake()
+    assert (values.get(buffer) == 9).all()
+
+
+def test_region_sleeps_after_work_on_memory_that_was_dropped(emulated) -> None:
+    region = cumem.Region("weights")
+    kept = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    buffer = region.pool.allocate(1000)
+    stream = cumem.Stream()
+    session.shut(stream)
+    buffer.fill(1, stream=stream)
+    del buffer
+    thread, outcome = sleep_in_thread(region)
+    session.wait_until_waiting(thread)
+    assert outcome == []
+    testing.gate_open(stream)
+    thread.join()
+    assert outcome == [None]
+    region.wake()
+    assert (values.get(kept) == 7).all()
+
+
+def test_region_refuses_to_sleep_during_a_capture(emulated) -> None:
+    region = cumem.Region("weights")
+    stream = cumem.Stream()
+    buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    buffer.fill(8, stream=stream)
+    stream.synchronize()
+    testing.set_capturing(stream, True)
+    try:
+        with pytest.raises(cumem.CudaError, match="captured"):
+            region.sleep()
+    finally:
+        testing.set_capturing(stream, False)
+    assert not region.is_asleep
+    assert (values.get(buffer) == 8).all()
+    region.sleep()
+    region.wake()
+    assert (values.get(buffer) == 8).all()
+
+
+def test_region_refuses_to_sleep_below_a_call(emulated) -> None:
+    region = cumem.Region("weights")
+    buffer = region.pool.allocate(10 * MIB)
+    errors: list[BaseException] = []
+
+    def report(*args: object) -> None:
+        if not errors:
+            with pytest.raises(
+                BufferError, match="'weights' cannot go to sleep"
+            ) as info:
+                region.sleep()
+            errors.append(info.value)
+
+    cumem.copy(buffer, np.ones(10 * MIB, "u1"), progress=report)
+    assert len(errors) == 1
+    assert not region.is_asleep
+    region.sleep()
+    region.wake()
+    assert (values.get(buffer) == 1).all()
+
+
+def test_region_stays_awake_when_a_signal_ends_the_wait(emulated) -> None:
+    region = cumem.Region("weights")
+    buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    stream = cumem.Stream()
+    with session.alarm(stream):
+        buffer.fill(9, stream=stream)
+        region.sleep()
+    assert not region.is_asleep
+    region.sleep()
+    region.wake()
+    assert (values.get(buffer) == 9).all()
+
+
+# -- memory that is not there ----------------------------------------------------------
+
+
+def test_region_stays_asleep_while_others_have_the_memory(emulated) -> None:
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    region.sleep()
+    taken = [cumem.empty_device(MIB, "u1")]
+    with contextlib.suppress(cumem.OutOfMemoryError):
+        while True:
+            taken.append(cumem.empty_device(64 * MIB, "u1"))
+    for _ in range(2):
+        with pytest.raises(cumem.OutOfMemoryError):
+            region.wake()
+        assert region.is_asleep
+    del taken
+    region.wake()  # what the default pool has cached goes back for it
+    check_contents(made)
+
+
+def test_region_asleep_counts_against_no_limit(emulated) -> None:
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    with cumem.limit("device", 128 * MIB):
+        region.sleep()
+        other = cumem.empty_device(100 * MIB, "u1")
+        with pytest.raises(cumem.OutOfMemoryError, match="limit"):
+            region.wake()
+        del other
+        region.wake()
+    check_contents(made)
+
+
+# -- several regions -------------------------------------------------------------------
+
+
+def test_sleep_and_wake_take_regions_by_their_tags(emulated) -> None:
+    regions = [cumem.Region(tag) for tag in ("a", "b", "a", "c")]
+    made = [fill_region(region) for region in regions]
+    cumem.sleep("a", "c")
+    assert [region.is_asleep for region in regions] == [True, False, True, True]
+    check_contents(made[1])
+    cumem.wake("c")
+    assert [region.is_asleep for region in regions] == [True, False, True, False]
+    cumem.sleep(keep=True)
+    assert all(region.is_asleep for region in regions)
+    cumem.wake()
+    for each in made:
+        check_contents(each)
+
+
+@pytest.mark.parametrize("function", [cumem.sleep, cumem.wake])
+def test_sleep_and_wake_refuse_tags_that_no_region_has(emulated, function) -> None:
+    region = cumem.Region("weights")
+    with pytest.raises(ValueError, match=r"no region has the tag 'cache'.*'weights'"):
+        function("weights", "cache")
+    assert not region.is_asleep
+    with pytest.raises(TypeError, match="tag must be a str, not int"):
+        function(3)
+
+
+def test_regions_of_two_devices_sleep_in_two_threads(emulated) -> None:
+    regions = [cumem.Region("weights", device) for device in (0, 1)]
+    made = [fill_region(region) for region in regions]
+
+    def sleep_and_wake(region: cumem.Region) -> None:
+        for _ in range(5):
+            region.sleep()
+            region.wake()
+
+    threads = [threading.Thread(target=sleep_and_wake, args=(r,)) for r in regions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in made:
+        check_contents(each)
+
+
+def test_region_is_put_to_sleep_and_woken_by_several_threads(emulated) -> None:
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(10):
+                region.sleep()
+                region.wake()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    region.wake()
+    check_contents(made)
+
+
+def test_region_of_a_device_is_reached_from_another_after_waking(emulated) -> None:
+    region = cumem.Region("weights")
+    buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    region.sleep()
+    other = cumem.empty_device(1000, "u1", device=1)  # which gets a context meanwhile
+    region.wake()
+    cumem.copy(other, buffer)
+    assert (values.get(other) == 7).all()
+
+
+# -- the end ---------------------------------------------------------------------------
+
+
+def test_region_dropped_while_asleep_gives_pinned_memory_back(emulated) -> None:
+    pinned = cumem.stats()["pinned"].reserved_nbytes
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    region.sleep()
+    assert cumem.stats()["pinned"].reserved_nbytes > pinned
+    del region
+    gc.collect()
+    assert cumem.stats()["pinned"].reserved_nbytes == pinned
+    with pytest.raises(RuntimeError, match="'weights', which was closed"):
+        made[0][0].fill(1)
+
+
+def test_region_closed_while_awake_leaves_buffers_valid(emulated) -> None:
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    region.close()
+    region.close()
+    check_contents(made)
+    assert repr(region) == "<cumem.Region 'weights', device 0, closed>"
+    assert not region.is_asleep
+    for call in (region.sleep, region.wake):
+        with pytest.raises(ValueError, match="the pool is closed"):
+            call()
+
+
+def test_region_closed_while_asleep_gives_contents_up(emulated) -> None:
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    region.sleep()
+    region.close()
+    with pytest.raises(RuntimeError, match="its contents are gone"):
+        made[0][0].fill(1)
+    del made
+    assert cumem.stats()["pinned"].reserved_nbytes == 0
+
+
+def test_shutdown_ends_a_region_that_is_asleep(emulated) -> None:
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    region.sleep()
+    cumem.shutdown()
+    assert not region.is_asleep
+    with pytest.raises(ValueError, match="closed"):
+        region.wake()
+    assert made[0][0].closed
+
+
+def test_forked_child_neither_wakes_a_region_nor_copies_its_bytes(emulated) -> None:
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    region.sleep()
+
+    def check() -> None:
+        with pytest.raises(RuntimeError, match="forked"):
+            region.wake()
+
+    forks.fork_and_run(check)
+    region.wake()
+    check_contents(made)
+
+    def check_awake() -> None:
+        with pytest.raises(RuntimeError, match="forked"):
+            region.sleep()
+
+    forks.fork_and_run(check_awake)
+
+
+def test_interpreter_exits_while_a_region_is_asleep() -> None:
+    text = (
+        "import cumem\n"
+        "region = cumem.Region('weights')\n"
+        "buffer = region.pool.allocate(1 << 20)\n"
+        "region.sleep()\n"
+        "print(region.is_asleep)\n"
+    )
+    environment = {**os.environ, "CUMEM_BACKEND": "emulated"}
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=environment, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
+
+
+# -- arguments and texts ---------------------------------------------------------------
+
+
+@pytest.fixture
+def region(emulated) -> Iterator[cumem.Region]:
+    made = cumem.Region("weights", 1, host="release")
+    yield made
+    made.close()
+
+
+def test_region_has_tag_device_pool_and_host(region: cumem.Region) -> None:
+    assert (region.tag, region.device.index, region.host) == ("weights", 1, "release")
+    assert region.pool.device is region.device
+    assert region.pool.stats().name == "region weights"
+
+
+def test_region_shows_what_it_holds(region: cumem.Region) -> None:
+    buffer = region.pool.allocate(1 << 20)
+    start = "<cumem.Region 'weights', device 1, emulated: 1 MiB live, "
+    assert repr(region) == f"{start}32 MiB reserved>"
+    region.sleep()
+    assert repr(region) == f"{start}asleep>"
+    region.wake()
+    del buffer
+
+
+def test_region_refuses_wrong_arguments(emulated) -> None:
+    with pytest.raises(TypeError, match="tag must be a str, not int"):
+        cumem.Region(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="host must be a str"):
+        cumem.Region("a", host=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="host must be 'keep' or 'release'"):
+        cumem.Region("a", host="file")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="device"):
+        cumem.Region("a", 99)
+    with pytest.raises(TypeError, match="keep"):
+        cumem.Region("a").sleep("no")  # type: ignore[arg-type]
+
+
+def test_region_block_is_that_of_its_pool(emulated) -> None:
+    region = cumem.Region("weights")
+    with region as entered:
+        assert entered is region
+        inside = cumem.empty_device(100)
+    outside = cumem.empty_device(100)
+    assert region.pool.stats().live_count == 1
+    del inside, outside
+    other = cumem.Region("other", 1)
+    with pytest.raises(ValueError, match="device 1"), other:
+        pass
