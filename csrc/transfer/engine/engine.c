@@ -27,6 +27,11 @@ cm_engine_create(cm_runtime *rt, cm_registry *registry, cm_relief *relief,
     cm_list_init(&engine->going_on);
     cm_list_init(&engine->short_jobs);
     cm_list_init(&engine->long_jobs);
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        for (int i = 0; i < CM_LANES_OF_LINK; i++) {
+            cm_list_init(&engine->lanes[device][i].waiting);
+        }
+    }
     engine->kernels.rt = rt;
     cm_cond_init(&engine->changed);
     cm_cond_init(&engine->work);

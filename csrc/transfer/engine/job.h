@@ -71,7 +71,7 @@ typedef struct cm_device_side {
 } cm_device_side;
 
 typedef struct cm_job {
-    cm_list node;      /* in engine->short_jobs or engine->long_jobs */
+    cm_list node;      /* in engine->short_jobs, engine->long_jobs or a lane */
     cm_engine *engine; /* borrowed: the ticket holds it */
     cm_ticket *ticket; /* held */
     cm_region dst;
@@ -102,7 +102,13 @@ typedef struct cm_job {
     cm_job_step step;
     cm_job_wait wait;
     cm_after awaited;      /* borrowed; the event of CM_WAIT_EVENT */
-    uint64_t turn_nbytes;  /* worked on since the last turn: see scheduler.c */
+    struct cm_lane *lane;  /* NULL for a job that needs none: see scheduler.c */
+    bool is_in_lane;       /* it is this job's turn there */
+    bool counts_slots;     /* its slots are in the account of the lane */
+    uint64_t slots_nbytes; /* the page-locked slots that the job has */
+    uint64_t train_nbytes; /* of the jobs that it follows in its lane, and of itself */
+    uint64_t lane_nbytes;  /* worked on since it is in its lane */
+    uint64_t turn_nbytes;  /* worked on since the last turn */
     uint64_t moved_nbytes; /* of pieces that are over, repeats counted each time */
     cm_wait_hooks hooks;   /* of the caller's thread, if it waits in the call */
     /* Borrowed; the request of a call that waits for the end of the copy and keeps the
@@ -141,6 +147,14 @@ CM_NODISCARD cm_status cm_job_begin(cm_job *job);
  * other jobs need the job thread more urgently this job is suspended until its next
  * turn, and the answer is CM_ETIMEOUT. */
 CM_NODISCARD cm_status cm_job_take_turn(cm_job *job, uint64_t nbytes);
+/* scheduler.c: let the next job into the lane. This does nothing for a job that is not
+ * in one. */
+void cm_job_leave_lane(cm_job *job);
+/* scheduler.c: ask whether the job may take one more page-locked slot now, or is to
+ * wait until another job of its lane has given one back. */
+bool cm_job_may_take_slot(const cm_job *job, uint64_t nbytes);
+/* scheduler.c: count the slots that the job takes (positive) and gives back. */
+void cm_job_count_slot(cm_job *job, int64_t nbytes);
 
 /* -- dependencies.c: what a job waits for, before it begins and between its pieces. All
  * of these are called by the thread that runs the job -- */

@@ -61,6 +61,19 @@ typedef struct cm_resource_cache {
     cm_side_stream sides[CM_CACHE_SLOTS];
 } cm_resource_cache;
 
+/* Where the jobs of one direction of one link take turns, the short ones or the long
+ * ones (see scheduler.c). */
+typedef struct cm_lane {
+    bool is_taken;
+    cm_list waiting;       /* jobs that wait until the lane is free, oldest first */
+    uint64_t train_nbytes; /* of the jobs that have followed one another so far */
+    /* The page-locked slots that its jobs use. Job threads change it without the
+     * lock. */
+    _Atomic uint64_t slots_nbytes;
+} cm_lane;
+
+enum { CM_LANES_OF_LINK = 4 }; /* up and down, for short jobs and for long ones */
+
 /* The engine is counted: its creator holds one reference until it is closed, and each
  * ticket holds one. These invariants hold under the lock:
  *
@@ -97,7 +110,8 @@ struct cm_engine {
                            what they waited for may be far enough */
     cm_list short_jobs; /* jobs that can go on, oldest first (see scheduler.c) */
     cm_list long_jobs;
-    uint64_t job_count;     /* of both lists together */
+    cm_lane lanes[CM_MAX_DEVICES][CM_LANES_OF_LINK];
+    uint64_t job_count;     /* of both lists and of all lanes together */
     uint64_t pick_count;    /* how often job threads have picked a job */
     uint64_t waiting_count; /* jobs that cannot go on yet */
     int thread_count;
@@ -183,7 +197,8 @@ cm_end_facts cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end,
 /* Take the job that a job thread is to run next out of its list. Returns NULL if there
  * is none. */
 struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
-/* Put a job that can go on into the list for its length, and wake a job thread. */
+/* Put a job that can go on into the list for its length, and wake a job thread. While
+ * another job is in the lane that this one needs, it waits there instead. */
 void cm_engine_queue_job_locked(cm_engine *engine, struct cm_job *job);
 /* Take a job out of its list. Returns false if it was in none. */
 bool cm_engine_unqueue_job_locked(cm_engine *engine, struct cm_job *job);

@@ -9,7 +9,39 @@
  *
  * A long job that already runs gives way as well: each time it has worked on more than
  * 16 MiB in the background it looks for short jobs, and if one waits it is suspended
- * until its next turn (cm_job_take_turn()). */
+ * until its next turn (cm_job_take_turn()).
+ *
+ * Lanes
+ * -----
+ * Jobs that go through rings of page-locked slots in the same direction of one link
+ * share what limits them, which is the link and the threads that pack. If several job
+ * threads worked on such jobs at once, none would be done sooner, and their slots would
+ * be too many to stay in the caches. So each direction of a link has a lane for short
+ * jobs and one for long jobs, and only one job is in a lane at a time. It leaves when
+ * its last piece is packed or, in a download, queued. While the last pieces are on the
+ * link the next job packs its first ones, so that the link goes on without a gap.
+ *
+ * Jobs that follow one another in this way are a train, and are cut as one long copy
+ * would be: in pieces of full length, which are written through the caches once the
+ * train is long enough. The slots of all its jobs together are then as many as those of
+ * one long copy. A job that has cut its last piece gives each slot back when the piece
+ * in it has ended, and the next job takes it.
+ *
+ * Example: four chunks of 64 MiB go up to one device. The first enters the lane and the
+ * others wait there. When it is packed it leaves, although four pieces of 8 MiB are
+ * still on the link. The second chunk enters, and another job thread packs its first
+ * piece. As soon as a piece of the first chunk has arrived, its slot goes to the second
+ * piece of the second chunk.
+ *
+ * Edges
+ * -----
+ *   - A job enters a lane when it is queued and not when a thread takes it, so that the
+ *     lists contain only jobs that can go on.
+ *   - A job that has to wait before it has a ring, as for the work of another stream,
+ *     leaves the lane and enters it again later.
+ *   - A copy of many gigabytes lets another job pass after each LANE_NBYTES. Its slots
+ *     do not count in the lane meanwhile, or the other job would lack them.
+ *   - A blocking call runs its job in its own thread and enters no lane. */
 #include "transfer/engine/job.h"
 
 enum {
@@ -17,16 +49,126 @@ enum {
      * much for one job before it looks whether a short one waits. */
     SHORT_NBYTES = 16 << 20,
     LONG_EVERY = 4, /* each fourth pick prefers the long jobs */
+    /* After as much a job lets the next one into its lane. */
+    LANE_NBYTES = 512 << 20,
 };
+
+static bool
+is_long(const cm_job *job)
+{
+    return job->plan.nbytes - atomic_load(&job->ticket->moved) > SHORT_NBYTES;
+}
+
+static void
+enter_list_locked(cm_engine *engine, cm_job *job)
+{
+    cm_list_push_back(is_long(job) ? &engine->long_jobs : &engine->short_jobs,
+                      &job->node);
+    cm_cond_signal_one(&engine->work);
+}
+
+/* -- lanes ---------------------------------------------------------------------------- */
+
+/* Return the lane of a job that fills a ring, or NULL for any other job. */
+static cm_lane *
+lane_of(const cm_job *job)
+{
+    const cm_plan *plan = &job->plan;
+    if (!plan->row->uses_ring || !plan->row->uses_host || plan->device < 0
+        || job->file != NULL) {
+        return NULL;
+    }
+    int number = 2 * plan->is_download + is_long(job);
+    return &job->engine->lanes[plan->device][number];
+}
+
+/* True if the job has to be in its lane before it can go on. All that is left of some
+ * jobs is to end. */
+static bool
+needs_lane(const cm_job *job)
+{
+    return job->lane != NULL && !job->is_in_lane && job->step <= CM_JOB_MOVE
+           && !cm_ticket_is_stopped(job->ticket);
+}
+
+static void
+enter_lane_locked(cm_job *job)
+{
+    cm_lane *lane = job->lane;
+    lane->is_taken = true;
+    job->is_in_lane = true;
+    job->lane_nbytes = 0;
+    if (job->train_nbytes == 0) {
+        bool follows = atomic_load(&lane->slots_nbytes) > 0;
+        lane->train_nbytes = job->plan.nbytes + (follows ? lane->train_nbytes : 0);
+        job->train_nbytes = lane->train_nbytes;
+    }
+    if (!job->counts_slots) {
+        job->counts_slots = true;
+        atomic_fetch_add(&lane->slots_nbytes, job->slots_nbytes);
+    }
+}
+
+static void
+leave_lane_locked(cm_job *job)
+{
+    cm_lane *lane = job->lane;
+    cm_list *node = cm_list_pop_front(&lane->waiting);
+    job->is_in_lane = false;
+    lane->is_taken = false;
+    if (node != NULL) {
+        cm_job *next = CM_LIST_ENTRY(node, cm_job, node);
+        enter_lane_locked(next);
+        enter_list_locked(job->engine, next);
+    }
+}
+
+void
+cm_job_leave_lane(cm_job *job)
+{
+    if (job->is_in_lane) {
+        cm_mutex_lock(&job->engine->lock);
+        leave_lane_locked(job);
+        cm_mutex_unlock(&job->engine->lock);
+    }
+}
+
+bool
+cm_job_may_take_slot(const cm_job *job, uint64_t nbytes)
+{
+    if (job->lane == NULL || !job->plan.is_cached) {
+        return true;
+    }
+    uint64_t used = atomic_load(&job->lane->slots_nbytes);
+    return used == job->slots_nbytes || used + nbytes <= job->tuning.cached_ring_nbytes;
+}
+
+void
+cm_job_count_slot(cm_job *job, int64_t nbytes)
+{
+    job->slots_nbytes += (uint64_t)nbytes;
+    if (job->counts_slots) {
+        atomic_fetch_add(&job->lane->slots_nbytes, (uint64_t)nbytes);
+    }
+}
+
+/* -- lists ---------------------------------------------------------------------------- */
 
 void
 cm_engine_queue_job_locked(cm_engine *engine, cm_job *job)
 {
-    uint64_t left = job->plan.nbytes - atomic_load(&job->ticket->moved);
-    cm_list_push_back(left > SHORT_NBYTES ? &engine->long_jobs : &engine->short_jobs,
-                      &job->node);
+    if (job->lane == NULL) {
+        job->lane = lane_of(job);
+    }
     engine->job_count++;
-    cm_cond_signal_one(&engine->work);
+    if (needs_lane(job) && job->lane->is_taken) {
+        cm_list_push_back(&job->lane->waiting, &job->node);
+        return;
+    }
+    if (needs_lane(job)) {
+        enter_lane_locked(job);
+    }
+    enter_list_locked(engine, job);
 }
 
 bool
@@ -41,13 +183,14 @@ cm_engine_unqueue_job_locked(cm_engine *engine, cm_job *job)
 cm_job *
 cm_engine_pick_job_locked(cm_engine *engine)
 {
-    if (engine->job_count == 0) {
+    bool takes_long = (engine->pick_count + 1) % LONG_EVERY == 0;
+    cm_list *first = takes_long ? &engine->long_jobs : &engine->short_jobs;
+    cm_list *other = takes_long ? &engine->short_jobs : &engine->long_jobs;
+    const cm_list *list = cm_list_is_empty(first) ? other : first;
+    if (cm_list_is_empty(list)) {
         return NULL;
     }
-    bool is_long = ++engine->pick_count % LONG_EVERY == 0;
-    cm_list *first = is_long ? &engine->long_jobs : &engine->short_jobs;
-    cm_list *other = is_long ? &engine->short_jobs : &engine->long_jobs;
-    const cm_list *list = cm_list_is_empty(first) ? other : first;
+    engine->pick_count++;
     cm_job *job = CM_LIST_ENTRY(list->next, cm_job, node);
     (void)cm_engine_unqueue_job_locked(engine, job);
     job->ticket->job = NULL;
@@ -59,12 +202,20 @@ cm_job_take_turn(cm_job *job, uint64_t nbytes)
 {
     cm_engine *engine = job->engine;
     job->turn_nbytes += nbytes;
+    job->lane_nbytes += nbytes;
     if (job->turn_nbytes <= SHORT_NBYTES) {
         return cm_ok();
     }
     job->turn_nbytes = 0;
     cm_mutex_lock(&engine->lock);
     bool yields = !cm_list_is_empty(&engine->short_jobs);
+    if (job->is_in_lane && job->lane_nbytes > LANE_NBYTES
+        && !cm_list_is_empty(&job->lane->waiting)) {
+        job->counts_slots = false;
+        atomic_fetch_sub(&job->lane->slots_nbytes, job->slots_nbytes);
+        leave_lane_locked(job);
+        yields = true;
+    }
     cm_mutex_unlock(&engine->lock);
     return yields ? cm_job_suspend(job, CM_WAIT_TURN) : cm_ok();
 }

@@ -62,6 +62,9 @@ typedef struct cm_plan {
     /* The bytes that the link carries, or that the host moves. Bytes that a broadcast
      * source repeats count once. */
     uint64_t nbytes;
+    /* The bytes of the copies that this one follows without a gap, and its own; 0 if it
+     * follows none (see engine/scheduler.c). */
+    uint64_t train_nbytes;
     uint64_t piece_nbytes; /* the size of the largest piece */
     uint64_t piece_count;  /* 1 if the copy goes as a whole */
     uint32_t slot_count;   /* the most pieces that are in flight at once */

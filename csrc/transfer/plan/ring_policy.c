@@ -6,13 +6,20 @@
 
 enum { PIPELINE = 3 }; /* one slot is packed, one is on the link, one has arrived */
 
+/* Copies that follow one another without a gap are cut as one long copy would be. */
+static uint64_t
+train_nbytes_of(const cm_plan *plan)
+{
+    return plan->train_nbytes > plan->nbytes ? plan->train_nbytes : plan->nbytes;
+}
+
 static uint64_t
 choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
 {
     /* Pieces begin at multiples of this among the packed bytes, so that a byte has the
      * same alignment there and in its slot. */
     enum { BLOCK_UNIT = 64 };
-    uint64_t share = plan->nbytes / tuning->chunk_share;
+    uint64_t share = train_nbytes_of(plan) / tuning->chunk_share;
     share = share < tuning->chunk_min_nbytes ? tuning->chunk_min_nbytes : share;
     share = share > tuning->chunk_nbytes ? tuning->chunk_nbytes : share;
     share = plan->nbytes < share ? plan->nbytes : share;
@@ -53,7 +60,7 @@ cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning)
 {
     const cm_route_row *row = plan->row;
     plan->is_cached = (row->packs || plan->gathers_rows) && !plan->is_download
-                      && plan->nbytes >= tuning->cached_nbytes
+                      && train_nbytes_of(plan) >= tuning->cached_nbytes
                       && tuning->thread_count >= tuning->cached_thread_count;
     plan->piece_nbytes = choose_piece_nbytes(plan, tuning);
     plan->piece_count = plan->nbytes > 0;
@@ -133,7 +140,9 @@ cm_ring_policy_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout
     if (plan->row->crosses) {
         return;
     }
-    out->least_nbytes = tuning->chunk_min_nbytes;
+    /* The link has no work before the first piece is packed, unless another copy was
+     * just before this one. */
+    out->least_nbytes = plan->train_nbytes == 0 ? tuning->chunk_min_nbytes : 0;
     if (plan->is_download && plan->piece_nbytes >= CM_HUGE_PAGE_NBYTES) {
         /* Two pieces never write into the same huge page, which may not exist yet. */
         cm_cut_align(out,

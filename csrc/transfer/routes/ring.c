@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "base/backoff.h"
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "base/machine.h"
@@ -72,12 +73,24 @@ cm_ring_stop(cm_job *job)
     }
 }
 
+/* Give back the page-locked block of a slot, if it has one, for other rings. */
+static void
+give_block_back(cm_job *job, cm_slot *s)
+{
+    if (s->pinned != NULL) {
+        cm_job_free_block(job, s->pinned);
+        s->pinned = NULL;
+        s->host = NULL;
+        cm_cache_leave_ring(job->engine, job->plan.piece_nbytes);
+        cm_job_count_slot(job, -(int64_t)job->plan.piece_nbytes);
+    }
+}
+
 void
 cm_ring_destroy(cm_job *job)
 {
     cm_engine *engine = job->engine;
     cm_ring *ring = job->ring;
-    uint64_t nbytes = 0;
     if (ring == NULL) {
         return;
     }
@@ -86,14 +99,12 @@ cm_ring_destroy(cm_job *job)
                               memory_order_relaxed);
     for (uint32_t i = 0; i < job->plan.slot_count; i++) {
         cm_slot *s = &ring->slots[i];
-        nbytes += s->pinned != NULL ? job->plan.piece_nbytes : 0;
-        cm_job_free_block(job, s->pinned);
+        give_block_back(job, s);
         cm_job_free_block(job, s->blocks[0]);
         cm_job_free_block(job, s->blocks[1]);
         free(s->plain); /* no stream uses it: the runtime copies such memory at once */
         cm_cache_give_event(engine, s->device, CM_WAITED, s->event);
     }
-    cm_cache_leave_ring(engine, nbytes);
     count_ring(job, -1);
     free(ring);
     job->ring = NULL;
@@ -160,6 +171,7 @@ equip_slot(cm_job *job, cm_slot *s)
         cm_cache_leave_ring(engine, nbytes);
         return go_without_block(job, s, status);
     }
+    cm_job_count_slot(job, (int64_t)nbytes);
     s->host = s->pinned->host;
     return cm_ok();
 }
@@ -187,6 +199,17 @@ ask_for_threads(cm_job *job)
     }
 }
 
+/* True if the slot has no memory yet, and has to wait for that of another job. A job
+ * with nothing under way does not wait, so that each job advances by itself. */
+static bool
+lacks_slot(const cm_job *job, const cm_slot *s)
+{
+    const cm_ring *ring = job->ring;
+    bool wants_block = s->host == NULL && ring->needs_host;
+    return wants_block && ring->ended < ring->begun
+           && !cm_job_may_take_slot(job, job->plan.piece_nbytes);
+}
+
 /* Cut the next piece, and store its slot in *out, or NULL if no slot is free at present
  * or all is cut. */
 static cm_status
@@ -200,6 +223,10 @@ begin_piece(cm_job *job, cm_slot **out)
             return cm_ok();
         }
         s = cm_slot_at(ring, ring->begun);
+        ring->lacks_slot = lacks_slot(job, s);
+        if (ring->lacks_slot) {
+            return cm_ok();
+        }
         CM_TRY(equip_slot(job, s));
     } while (s != cm_slot_at(ring, ring->begun));
     if (s->plain != NULL && ring->needs_host) {
@@ -293,6 +320,9 @@ end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *o
     if (second) {
         ring->ended++;
         cm_job_count_moved(job, cm_layout_nbytes(&s->piece));
+        if (ring->all_cut && job->lane != NULL) {
+            give_block_back(job, s);
+        }
         return cm_ok();
     }
     CM_TRY(way->pass(job, s));
@@ -347,10 +377,15 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
         }
         cm_slot *at_host = oldest_in(ring, !way->host_first);
         if (!way->host_first || !ring->all_cut || drain) { /* else no slot is needed */
-            bool waits = at_host == NULL || way->device_comes_first;
+            bool is_idle = at_host == NULL && !ring->lacks_slot;
+            bool waits = is_idle || way->device_comes_first;
             CM_TRY(end_oldest(job, way, way->host_first, waits, &over));
         }
-        if (!over) {
+        if (!over && at_host == NULL && ring->lacks_slot) {
+            /* Another job gives a slot back as soon as a piece has passed the link. */
+            cm_sleep_ns(CM_BACKOFF_NAP_NS);
+        }
+        else if (!over) {
             wait_for_tasks(ring, way, at_host);
         }
     }

@@ -35,6 +35,10 @@
  *   - The limit on the memory of all rings does not hold for the first slot of a copy,
  *     so that every copy advances. If a later slot gets no memory, the ring goes on
  *     with fewer slots.
+ *   - The slots of jobs that follow one another in a lane (engine/scheduler.c) are few
+ *     enough to stay in the caches, all of them together. So once a job has cut its
+ *     last piece it gives back each slot whose piece has ended, and the next job takes
+ *     it.
  *   - If not even the first slot gets page-locked memory, a copy that does not cross
  *     devices stages through one slot of ordinary memory.
  *   - If the cm_ring_way has no `pass`, no piece has a half at the host. A slot is then
@@ -75,6 +79,7 @@ typedef struct cm_ring {
     uint64_t ended;
     uint64_t asked_ns; /* when the caller was last asked whether to go on */
     cm_status refused; /* why there is no page-locked memory for the first slot */
+    bool lacks_slot;   /* the next piece waits for a slot of another job of the lane */
     bool needs_host;   /* the next piece goes by way of the host, so its slot needs host
                           memory */
     cm_slot slots[];

@@ -34,6 +34,11 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
          * ends. */
         job->lost_track = job->has_queued;
     }
+    /* A job that has begun stays in its lane while it waits, since it waits for the
+     * link. */
+    if (job->wait == CM_WAIT_NONE || job->ring == NULL) {
+        cm_job_leave_lane(job);
+    }
     if (job->wait != CM_WAIT_NONE) {
         cm_mutex_lock(&engine->lock);
         cm_order_put_job_locked(engine, job);

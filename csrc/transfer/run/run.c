@@ -26,6 +26,7 @@
 
 #include "transfer/file/job.h"
 #include "transfer/plan/batch_plan.h"
+#include "transfer/plan/ring_policy.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/kernel_rows.h"
@@ -103,6 +104,10 @@ drain(cm_job *job)
 static cm_status
 finalize_plan(cm_job *job)
 {
+    if (job->plan.row->packs && job->train_nbytes > job->plan.nbytes) {
+        job->plan.train_nbytes = job->train_nbytes;
+        cm_ring_policy_init(&job->plan, &job->tuning);
+    }
     if (!job->overlaps && job->plan.row->reserve == NULL) {
         return cm_ok();
     }
@@ -145,6 +150,7 @@ run_on_stream(cm_job *job)
             CM_TRY(cm_job_begin(job));
         }
         CM_TRY(row->move(job));
+        cm_job_leave_lane(job); /* its last pieces are on the link */
         if (job->targets != NULL) {
             CM_TRY(cm_targets_end(job));
         }
