@@ -18,6 +18,7 @@
 #include "base/backoff.h"
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
+#include "base/simd_copy.h"
 #include "runtime/scope.h"
 #include "transfer/engine/job.h"
 #include "transfer/routes/routes.h"
@@ -31,6 +32,10 @@ enum {
      * a job, nor that the GIL is given up. */
     CONVERTED_NBYTES = 256 << 10,
     HOST_NBYTES = 64 << 10,
+    /* The longest copy that the calling thread makes alone. A second processor would
+     * hardly make it shorter, and would keep spinning between two copies of a
+     * series. */
+    ALONE_NBYTES = 64 << 10,
     LOOK_NS = 30 * 1000,  /* most copies are over by then, so nobody pauses before */
     HELD_NS = 200 * 1000, /* how long the caller holds the GIL, which is long enough */
     HELD_NBYTES = 4 << 20 /* for how many bytes HELD_NS is long enough */
@@ -376,8 +381,11 @@ finish(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
         cm_convert_run(c->request->convert, c->to, c->request->dst.itemsize, c->from,
                        c->request->src.itemsize, c->converted_count);
     }
-    else {
+    else if (c->down) {
         memcpy(c->to + offset, c->from + offset, (size_t)nbytes);
+    }
+    else {
+        cm_wide_copy(c->to + offset, c->from + offset, (size_t)nbytes);
     }
 }
 
@@ -445,6 +453,9 @@ move_pieces(short_copy *c)
     /* How many threads help: each must get enough to do to be worth waking. */
     uint64_t shares = c->nbytes / tuning.part_min_nbytes / 2;
     uint64_t helpers = cm_least(shares > 0 ? shares - 1 : 0, tuning.quick_thread_count);
+    if (c->nbytes <= ALONE_NBYTES) {
+        helpers = 0;
+    }
     c->to = c->down ? user : block;
     c->from = c->down ? block : user;
     if (helpers > 0 && c->converted_count == 0) {
@@ -461,8 +472,8 @@ move_pieces(short_copy *c)
          * stay awake over a series of copies. */
         uint64_t end_ns =
             atomic_load_explicit(&c->engine->short_end_ns, memory_order_relaxed);
-        c->wakes = c->nbytes >= tuning.wake_nbytes
-                   || cm_now_ns() - end_ns < atomic_load(&c->engine->workers.spin_ns);
+        c->wakes =
+            c->nbytes >= tuning.wake_nbytes || cm_now_ns() - end_ns < tuning.spin_ns;
         for (unsigned i = 0; i < c->piece_count; i++) {
             tasks[i].node.next = NULL; /* it has not been posted before */
         }
