@@ -415,6 +415,35 @@ test_workers_single_part_is_copied_where_others_rest(void)
     free(dst);
 }
 
+/* Threads look for more work as long as the group wants that has posted last. */
+static void
+test_workers_spin_as_long_as_the_last_group_wants(void)
+{
+    enum { NBYTES = 100 };
+    cm_tuning tuning = tuned();
+    cm_workers workers;
+    cm_task_group groups[2];
+    cm_copy_task tasks[2] = {{.next = 0}, {.next = 0}};
+    unsigned char src[NBYTES], dst[2][NBYTES];
+    cm_layout layout = {.run_nbytes = NBYTES};
+    fill_bytes(src, NBYTES, 3);
+    cm_workers_init(&workers);
+    for (int i = 0; i < 2; i++) {
+        cm_task_group_open(&groups[i], &workers, &tuning);
+    }
+    groups[1].spin_ns = 1;
+    for (int i = 0; i < 2; i++) {
+        cm_task_group_post(&groups[i], &tasks[i], &layout, dst[i], src, CM_COPY_PLAIN);
+        CHECK_EQ(atomic_load(&workers.spin_ns), i == 0 ? tuning.spin_ns : 1);
+        cm_task_group_wait(&groups[i], &tasks[i]);
+        CHECK_BYTES_EQ(dst[i], src, NBYTES);
+    }
+    for (int i = 0; i < 2; i++) {
+        cm_task_group_close(&groups[i]);
+    }
+    cm_workers_fini(&workers);
+}
+
 /* A group that falls behind asks for more threads. Tasks posted from then on must have
  * a higher limit, up to the number of threads that there may be. Each row is what is
  * asked for and the limit that must follow. */
@@ -700,6 +729,7 @@ MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_workers_of_few_processors_starts_few_threads)
      RUN(test_workers_resting_poster_sees_every_task_done)
      RUN(test_workers_single_part_is_copied_where_others_rest)
+     RUN(test_workers_spin_as_long_as_the_last_group_wants)
      RUN(test_workers_gives_more_threads_to_a_group_that_asks)
      RUN(test_workers_keeps_the_limit_of_each_group)
      RUN(test_workers_short_copies_are_whole)

@@ -313,7 +313,8 @@ cm_workers_fini(cm_workers *workers)
 void
 cm_task_group_open(cm_task_group *group, cm_workers *workers, const cm_tuning *tuning)
 {
-    *group = (cm_task_group){.workers = workers, .tuning = tuning};
+    *group = (cm_task_group){
+        .workers = workers, .tuning = tuning, .spin_ns = tuning->spin_ns};
     cm_list_init(&group->tasks);
 }
 
@@ -443,8 +444,8 @@ cm_task_group_post(cm_task_group *group, cm_copy_task *task, const cm_layout *la
     if (nbytes == 0) {
         return;
     }
-    if (atomic_load(&workers->spin_ns) != group->tuning->spin_ns) {
-        atomic_store(&workers->spin_ns, group->tuning->spin_ns);
+    if (atomic_load(&workers->spin_ns) != group->spin_ns) {
+        atomic_store(&workers->spin_ns, group->spin_ns);
     }
     cut_task(group, task, nbytes);
     bool is_shared = atomic_load(&task->part_count) > 1 || group->crew > 1;

@@ -132,6 +132,9 @@ typedef struct cm_task_group {
     bool lets_sleep;
     /* Parts can only be taken after cm_copy_task_set_ready() has said so. */
     bool is_early;
+    /* How long threads look for more work after such tasks before they sleep. It is
+     * that of the tuning, or shorter if nobody waits for the threads to wake. */
+    uint64_t spin_ns;
     /* Parts begin at multiples of this; 0 leaves their size to the group. */
     uint64_t part_nbytes;
     cm_move_part move; /* NULL to copy as the layout says */

@@ -11,6 +11,11 @@
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
+/* As a rule the link is slower than the threads, so after each piece they wait for a
+ * slot. If pieces are long, those that are packed already keep the link busy while a
+ * thread wakes. So a thread soon sleeps, and leaves the processor to others. */
+enum { LONG_PIECE_NBYTES = 4 << 20, LONG_PIECE_SPIN_NS = 3 * 1000 };
+
 /* Count a ring that begins (1) or ends (-1) its work for a device. */
 static void
 count_ring(const cm_job *job, int change)
@@ -31,6 +36,9 @@ cm_ring_create_for(cm_job *job, cm_status (*cut_next)(cm_job *job, cm_slot *s))
     ring->slot_count = job->plan.slot_count;
     ring->asked_ns = cm_now_ns();
     cm_job_open_group(job, &ring->group);
+    if (job->plan.piece_nbytes >= LONG_PIECE_NBYTES) {
+        ring->group.spin_ns = cm_least(ring->group.spin_ns, LONG_PIECE_SPIN_NS);
+    }
     count_ring(job, 1);
     job->ring = ring;
     return cm_ok();
@@ -330,16 +338,22 @@ end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *o
     return cm_ok();
 }
 
-/* Help with the tasks or wait for the oldest of them, as there is nothing else to
- * do. */
+/* Help with the tasks or wait for the oldest of them, as there is nothing else to do.
+ * As long as the device has more than one piece to do, it can do without this thread
+ * for the time that a part takes. */
 static void
 wait_for_tasks(cm_ring *ring, const cm_ring_way *way, cm_slot *at_host)
 {
     cm_copy_task *task = at_host == NULL ? NULL : &at_host->task;
+    uint64_t on_device =
+        way->host_first ? ring->passed - ring->ended : ring->begun - ring->passed;
+    if ((way->host_is_slow || on_device > 1) && cm_task_group_help(&ring->group)) {
+        return;
+    }
     if (!way->host_is_slow) {
         cm_task_group_pause(&ring->group, task);
     }
-    else if (!cm_task_group_help(&ring->group) && task != NULL) {
+    else if (task != NULL) {
         cm_task_group_wait(&ring->group, task);
     }
 }

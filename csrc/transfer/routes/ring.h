@@ -77,11 +77,12 @@ typedef struct cm_ring {
     uint64_t begun;      /* these three are explained above */
     uint64_t passed;
     uint64_t ended;
-    uint64_t asked_ns; /* when the caller was last asked whether to go on */
-    cm_status refused; /* why there is no page-locked memory for the first slot */
-    bool lacks_slot;   /* the next piece waits for a slot of another job of the lane */
-    bool needs_host;   /* the next piece goes by way of the host, so its slot needs host
-                          memory */
+    uint32_t behind_count; /* how many pieces in a row the device has waited for */
+    uint64_t asked_ns;     /* when the caller was last asked whether to go on */
+    cm_status refused;     /* why there is no page-locked memory for the first slot */
+    bool lacks_slot; /* the next piece waits for a slot of another job of the lane */
+    bool needs_host; /* the next piece goes by way of the host, so its slot needs host
+                        memory */
     cm_slot slots[];
 } cm_ring;
 

@@ -209,21 +209,24 @@ send_runs(cm_job *job, const cm_slot *s)
     return cm_many_move_slot(job, s, block);
 }
 
-enum { MORE_THREADS = 4 };
-
-/* Ask for one more thread if the device had nothing left to do before this piece was
- * packed. The host is then the slower half, perhaps because other work takes a part of
- * the memory's speed. */
+/* Ask for one more thread if for several pieces in a row the device had nothing left to
+ * do before they were packed. The host is then the slower half, perhaps because other
+ * work takes a part of the memory's speed. One such piece means little: until the ring
+ * has been filled for the first time, and while a thread wakes, the device waits now
+ * and then, and a thread that is not needed costs processor time to the end. */
 static cm_status
 note_if_behind(cm_job *job)
 {
+    enum { PIECES_IN_A_ROW = 3, MORE_THREADS = 4 };
     cm_ring *ring = job->ring;
     bool behind = ring->passed > 0 && job->many == NULL && job->targets == NULL;
     if (behind && ring->ended < ring->passed) {
         CM_TRY(cm_slot_query(job, cm_slot_at(ring, ring->passed - 1), &behind));
     }
-    if (behind && ring->group.more < MORE_THREADS) {
-        ring->group.more++;
+    ring->behind_count = behind ? ring->behind_count + 1 : 0;
+    if (ring->behind_count == PIECES_IN_A_ROW) {
+        ring->behind_count = 0;
+        ring->group.more += ring->group.more < MORE_THREADS;
     }
     return cm_ok();
 }
