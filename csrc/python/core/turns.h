@@ -20,7 +20,7 @@
  *
  * Example: a thread uploads arrays while three others compute. The first upload waits
  * for the GIL as long as it takes. During the following ones the four threads take
- * turns of 1 ms, and between them turns of 5 ms.
+ * turns of half a millisecond, and between them turns of 5 ms.
  *
  * Edges
  * -----
@@ -42,7 +42,7 @@ typedef struct cm_turns {
 
 enum {
     /* A thread that gets the GIL later than this had to wait for another one's turn. */
-    CM_TURNS_CONTESTED_NS = 500 * 1000
+    CM_TURNS_CONTESTED_NS = 200 * 1000
 };
 
 /* The parts of the next two functions that are needed only beside threads that
