@@ -482,6 +482,48 @@ test_workers_gives_more_threads_to_a_group_that_asks(void)
     free(dst);
 }
 
+/* A group that has a crew gets as many threads for tasks of one part each, and no more
+ * than there may be. Each row is the crew and the limit that must follow. */
+static void
+test_workers_crew_shares_tasks_of_one_part(void)
+{
+    static const uint32_t crews[][2] = {{1, 0}, {2, 1}, {4, 3}, {9, 4}, {0, 4}};
+    enum { TASKS = 8, NBYTES = 256 << 10 };
+    cm_tuning tuning = tuned();
+    tuning.thread_count = 2;
+    tuning.fresh_thread_count = 5;
+    cm_workers workers;
+    cm_task_group group;
+    cm_copy_task *tasks = calloc(TASKS, sizeof(*tasks));
+    unsigned char *src = malloc((size_t)TASKS * NBYTES);
+    unsigned char *dst = malloc((size_t)TASKS * NBYTES);
+    cm_layout layout = {.run_nbytes = NBYTES};
+    fill_bytes(src, (size_t)TASKS * NBYTES, 13);
+    cm_workers_init(&workers);
+    cm_task_group_open(&group, &workers, &tuning);
+    group.part_nbytes = NBYTES;
+    for (size_t i = 0; i < sizeof(crews) / sizeof(crews[0]); i++) {
+        memset(dst, 0, (size_t)TASKS * NBYTES);
+        group.crew = crews[i][0];
+        for (size_t k = 0; k < TASKS; k++) {
+            cm_task_group_post(&group, &tasks[k], &layout, dst + k * NBYTES,
+                               src + k * NBYTES, CM_COPY_PLAIN_ALL);
+            CHECK_EQ(tasks[k].limit, crews[i][1]);
+            CHECK_EQ(cm_cut_count(&tasks[k].cut), 1);
+        }
+        for (size_t k = 0; k < TASKS; k++) {
+            cm_task_group_wait(&group, &tasks[k]);
+        }
+        CHECK_BYTES_EQ(dst, src, (size_t)TASKS * NBYTES);
+    }
+    cm_task_group_close(&group);
+    CHECK_EQ(workers.thread_count, 4);
+    cm_workers_fini(&workers);
+    free(tasks);
+    free(src);
+    free(dst);
+}
+
 /* -- limits of one group among others ------------------------------------------------------ */
 
 /* The threads that have moved parts of one group. Each part waits a while until there
@@ -731,6 +773,7 @@ MAIN(RUN(test_wide_copy_is_memcpy_at_any_place_and_length)
      RUN(test_workers_single_part_is_copied_where_others_rest)
      RUN(test_workers_spin_as_long_as_the_last_group_wants)
      RUN(test_workers_gives_more_threads_to_a_group_that_asks)
+     RUN(test_workers_crew_shares_tasks_of_one_part)
      RUN(test_workers_keeps_the_limit_of_each_group)
      RUN(test_workers_short_copies_are_whole)
      RUN(test_workers_tasks_without_a_place_are_done_too))
