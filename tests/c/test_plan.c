@@ -368,6 +368,27 @@ test_plan_long_uploads_of_rows_stay_in_the_caches(void)
     }
 }
 
+/* The ring of writers is small, so that it stays in the caches, and where several files
+ * are written it has two slots or more for each. That of reads is as the tuning says.
+ */
+static void
+test_plan_ring_of_writers_is_small(void)
+{
+    enum { PAGE = 4096, MOST = 32 << 20 };
+    for (uint32_t writers = 0; writers <= CM_THREAD_MAX; writers++) {
+        cm_tuning t = tuning;
+        cm_plan plan = {.row = &cm_routes[CM_ROUTE_FILE], .nbytes = UINT64_C(1) << 32};
+        cm_ring_policy_init_file(&plan, &t, PAGE, writers);
+        uint64_t ring = plan.slot_count * t.file_chunk_nbytes;
+        CHECK_EQ(plan.piece_nbytes, t.file_chunk_nbytes + 2 * PAGE);
+        CHECK_EQ(t.file_chunk_nbytes == tuning.file_chunk_nbytes, writers == 0);
+        CHECK(writers == 0 || ring <= MOST);
+        CHECK(writers != 1 || ring <= MOST / 8);
+        CHECK(plan.slot_count >= 2 * writers);
+        CHECK(plan.slot_count <= CM_SLOT_MAX);
+    }
+}
+
 /* Check the values that follow from the number of processors. No thread may spin if
  * that would keep others from working. */
 static void
@@ -750,7 +771,7 @@ MAIN(tune(); RUN(test_plan_route_table) RUN(test_plan_between_devices)
      RUN(test_plan_new_pages_are_filled_by_several_threads)
      RUN(test_plan_pieces_are_those_of_the_cut) RUN(test_plan_wrong_ends_are_refused)
      RUN(test_plan_long_uploads_stay_in_the_caches) RUN(test_plan_long_uploads_of_rows_stay_in_the_caches)
-     RUN(test_tuning_follows_the_processors)
+     RUN(test_plan_ring_of_writers_is_small) RUN(test_tuning_follows_the_processors)
      RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
      RUN(test_layout_joins_what_lies_together)
      RUN(test_layout_of_items_is_never_cut_within_one) RUN(test_layout_of_64_axes))

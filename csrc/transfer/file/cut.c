@@ -74,14 +74,16 @@ cm_file_find_next(cm_file_job *file)
 }
 
 /* Return the most bytes of a chunk whose memory is that of `device`, or the host's if
- * that is -1. Host memory that is moved in place costs no slot, and so its chunks may
- * be long. But a chunk that is written is one part, and the call looks for Ctrl-C
- * between parts. */
+ * that is -1. Host memory that is moved in place needs no page-locked memory, and so
+ * its chunks may be long. A chunk that is written is shorter, since it is a single
+ * part, and the call looks for Ctrl-C between parts. */
 static uint64_t
 limit_of(const cm_file_job *file, int device, bool is_strided)
 {
-    bool is_long = device < 0 && !is_strided && !file->request->writes;
-    return is_long ? CM_FILE_SPAN_NBYTES : file->job->tuning.file_chunk_nbytes;
+    if (device >= 0 || is_strided) {
+        return file->job->tuning.file_chunk_nbytes;
+    }
+    return file->request->writes ? CM_FILE_WRITE_NBYTES : CM_FILE_SPAN_NBYTES;
 }
 
 /* -- past the page cache or not ----------------------------------------------------- */

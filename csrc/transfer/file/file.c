@@ -153,7 +153,9 @@ cm_file_plan(cm_job *job)
                           .src_device = device,
                           .nbytes = file->nbytes,
                           .layout = {.run_nbytes = file->nbytes}};
-    uint32_t writer_count = file->request->writes ? file->request->file_count : 0;
+    bool goes_past = file->request->direct == CM_FILE_DIRECT_ALWAYS;
+    uint32_t writer_count =
+        file->request->writes && !goes_past ? file->request->file_count : 0;
     cm_ring_policy_init_file(&job->plan, &job->tuning, CM_FILE_PAGE_NBYTES,
                              writer_count);
     return cm_ok();

@@ -22,7 +22,9 @@
 
 /* Sizes of what is moved at a time. */
 enum {
-    CM_FILE_SPAN_NBYTES = 32 << 20, /* of a chunk that is host memory moved in place */
+    CM_FILE_SPAN_NBYTES = 32 << 20, /* of a chunk that is read to host memory in place
+                                     */
+    CM_FILE_WRITE_NBYTES = 4 << 20, /* of one that is written from host memory */
     CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* of one read or write past the page cache */
     CM_FILE_PIECE_COUNT = 64,
     CM_FILE_NOT_TRIED = -2,

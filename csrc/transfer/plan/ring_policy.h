@@ -21,9 +21,9 @@ void cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning);
  * the workers, who count their threads when they cut the piece up. */
 uint32_t cm_ring_policy_thread_count(const cm_plan *plan, const cm_tuning *tuning);
 /* The same for the plan of files whose pages have `page_nbytes` bytes, and of which
- * `writer_count` are written at the same time; 0 if files are read. It also shortens
- * the chunks and parts of `tuning` where the transfer is short, or where the slots have
- * to be enough for many files. */
+ * `writer_count` are written through the page cache at the same time; 0 if files are
+ * read, or written past it. It also shortens the chunks and parts of `tuning` where the
+ * transfer is short, and sets the chunks and slots of writers. */
 void cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nbytes,
                               uint32_t writer_count);
 
