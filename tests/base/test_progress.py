@@ -165,7 +165,8 @@ def test_callable_is_called_while_it_waits_and_at_the_end(
     assert reported[0] == (0, total)
     assert reported == sorted(reported)
     assert reported[-1] == (total, total)
-    assert call not in (load_safetensors, save_safetensors) or len(set(reported)) > 2
+    # Files are loaded one after the other, and written at the same time.
+    assert call is not load_safetensors or len(set(reported)) > 2
     if call in COPIES or call in (fromfile, read_ranges):
         assert (values.get(memory) == 5).all()
     if call in (tofile, write_ranges):

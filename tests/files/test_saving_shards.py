@@ -250,3 +250,6 @@ def test_progress_counts_the_bytes_of_all_shards(tmp_path) -> None:
     done = [both[0] for both in told]
     assert done == sorted(done)
     assert done[-1] == total
+    # The first shards are written together, and the others after them.
+    first = sum(array.nbytes for array in list(arrays.values())[:FILES_AT_ONCE])
+    assert first in done
