@@ -16,7 +16,6 @@ static const memory *targets[JOBS];
 static atomic_bool all_queued;
 static atomic_int furthest; /* the last job that has sent a piece */
 static atomic_int out_of_order_count;
-static _Atomic uint64_t most_nbytes; /* of the slots of all rings */
 
 /* Return which job copies to `dst`, or -1 if none of them does. */
 static int
@@ -45,12 +44,6 @@ note_order(cm_address dst, cm_address src CM_UNUSED, uint64_t nbytes CM_UNUSED)
         atomic_fetch_add(&out_of_order_count, 1);
     }
     atomic_store(&furthest, number);
-    cm_mutex_lock(&engine->lock);
-    uint64_t used = engine->ring_used_nbytes;
-    cm_mutex_unlock(&engine->lock);
-    if (used > atomic_load(&most_nbytes)) {
-        atomic_store(&most_nbytes, used);
-    }
 }
 
 /* Open a world in which uploads are cut into pieces of PIECE bytes, and in which long
@@ -72,7 +65,6 @@ open_lanes(world *w, uint64_t slot_count)
     atomic_store(&all_queued, false);
     atomic_store(&furthest, 0);
     atomic_store(&out_of_order_count, 0);
-    atomic_store(&most_nbytes, 0);
 }
 
 static cm_ticket *
@@ -113,9 +105,6 @@ test_uploads_of_one_link_follow_one_another(void)
     }
     CHECK_EQ(atomic_load(&furthest), JOBS - 1);
     CHECK_EQ(atomic_load(&out_of_order_count), 0);
-    /* The first copy is too short for the caches and has eight slots. Those after it
-     * have RING bytes together, and each may have a slot in any case. */
-    CHECK_LE(atomic_load(&most_nbytes), UINT64_C(8) * PIECE + PIECE);
     for (int i = 0; i < JOBS; i++) {
         targets[i] = NULL;
         give_memory(&w, &device[i]);
@@ -317,7 +306,13 @@ test_jobs_that_follow_each_other_count_as_one_long_copy(void)
     cm_job_leave_lane(&a); /* its last piece is on the link */
     CHECK(pick() == &b);
     CHECK_EQ(b.train_nbytes, UINT64_C(2) * NBYTES);
+    b.tuning.cached_ring_nbytes = RING;
+    CHECK(cm_job_may_take_slot(&b, RING)); /* it is not cut for the caches */
+    b.plan.is_cached = true;
+    CHECK(!cm_job_may_take_slot(&b, RING)); /* the other has a slot of the RING bytes */
+    CHECK(cm_job_may_take_slot(&b, RING - PIECE));
     cm_job_count_slot(&a, -PIECE);
+    CHECK(cm_job_may_take_slot(&b, RING));
     cm_job_leave_lane(&b); /* it had no ring, so nothing is on the link any more */
     queue(&c);
     CHECK(pick() == &c);
