@@ -237,26 +237,32 @@ test_job_waits_for_no_lane_but_its_own(void)
     cm_job b;
     cm_job c;
     cm_job d;
+    cm_job e;
     cm_copy_request request = {.dst.ndim = 0};
     open_lanes(&w, 8);
     make_job(&w, &a, &request, 0, false);
     make_job(&w, &b, &request, 0, true);
     make_job(&w, &c, &request, 1, false);
     make_job(&w, &d, &request, 0, false);
+    make_job(&w, &e, &request, 0, false);
     d.plan.nbytes = PIECE; /* short */
+    e.plan.row = &cm_routes[CM_ROUTE_STAGED_TABLE];
     queue(&a);
     queue(&b);
     queue(&c);
     queue(&d);
+    queue(&e);
     CHECK(pick() == &d);
     CHECK(pick() == &a);
     CHECK(pick() == &b);
     CHECK(pick() == &c);
+    CHECK(pick() == &e); /* a batch */
     CHECK_EQ(w.engine->job_count, 0);
     drop_job(&a);
     drop_job(&b);
     drop_job(&c);
     drop_job(&d);
+    drop_job(&e);
     close_world(&w);
 }
 
