@@ -354,6 +354,19 @@ cm_stream_query(const cm_stream *stream, bool *done)
                          : use_event(stream, NULL, done));
 }
 
+/* Nobody waits here, so the question is no concern of a capture in this thread. */
+bool
+cm_stream_is_idle(const cm_stream *stream)
+{
+    cm_runtime *rt = stream->rt;
+    bool done = false;
+    return !cm_stream_is_foreign(stream) && cm_device_was_entered(rt, stream->device)
+           && cm_is_ok(cm_stream_check_not_capturing(stream))
+           && cm_is_ok(CM_IN_SCOPE(rt, stream->device,
+                                   cm_rt_stream_query(rt, stream->handle, &done)))
+           && done;
+}
+
 cm_status
 cm_stream_follow(cm_stream *consumer, const cm_stream *producer)
 {

@@ -129,6 +129,11 @@ CM_NODISCARD cm_status cm_stream_record(const cm_stream *stream, uint64_t event)
  * Fails: stream_query, event_create; as cm_stream_record(). */
 CM_NODISCARD cm_status cm_stream_query(const cm_stream *stream, bool *done);
 
+/* True if all of the stream's work is known to have ended, so that nobody need wait for
+ * it. Streams that other code may have destroyed are not asked, nor those of a device
+ * that has no context, nor one that is captured. */
+bool cm_stream_is_idle(const cm_stream *stream);
+
 /* Set *out to whether the stream with that handle is capturing. *out is false for
  * default streams, which cannot be captured, and which may not be asked while another
  * stream captures.

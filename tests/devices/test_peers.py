@@ -8,6 +8,7 @@ of a copy, at the calls that enable access, and at the bytes that arrive.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -261,6 +262,46 @@ def test_copies_between_devices_on_a_stream_come_after_what_is_queued(
             assert not transfer.done
         transfer.wait()
         assert (values.get(far) == 7).all()
+
+
+@pytest.mark.parametrize("on", [0, 1, None])
+def test_copies_between_devices_wait_for_no_idle_stream(emulated, on) -> None:
+    """The buffers were allocated for the default streams of their devices."""
+    near = cumem.full(4096, 7, "u1", "device", device=0)
+    far = cumem.zeros(4096, "u1", "device", device=1)
+    send(far, near)
+    stream = None if on is None else cumem.Stream(device=on)
+    for device in range(2):
+        cumem.Device(device).synchronize()
+    testing.plan_fault(None, 0)  # This resets the counters.
+    cumem.copy_async(far, near, stream=stream).wait()
+    assert testing.fault_count("stream_wait_event") == 0
+    assert (values.get(far) == 7).all()
+
+
+def test_blocking_copies_that_cross_do_not_wait_for_each_other(emulated) -> None:
+    """All four buffers were allocated for the default streams of their devices. The copy
+    one way is held up. The copy the other way must end meanwhile.
+    """
+    near, back = (cumem.zeros(4096, "u1", "device", device=0) for _ in range(2))
+    far, other = (cumem.full(4096, 5, "u1", "device", device=1) for _ in range(2))
+    send(far, near)
+    late = cumem.Stream(device=0)
+    for device in range(2):
+        cumem.Device(device).synchronize()
+    with session.gate(late):
+        near.fill(7, stream=late)
+        held = threading.Thread(target=cumem.copy, args=(far, near))
+        held.start()
+        session.wait_until(testing.pending_transfers)
+        free = threading.Thread(target=cumem.copy, args=(back, other))
+        free.start()
+        session.wait_until(lambda: not free.is_alive())
+        assert held.is_alive()
+    for thread in (held, free):
+        thread.join()
+    assert (values.get(far) == 7).all()
+    assert (values.get(back) == 5).all()
 
 
 @pytest.mark.parametrize("shift", [1, 600, -600])

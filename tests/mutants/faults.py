@@ -455,7 +455,7 @@ FAULTS = [
         "other streams passed by",
         "csrc/transfer/routes/short_copy.c",
         "a short copy does not wait for the other streams that use its ends",
-        "&& !is_idle(stream)) {",
+        "&& !cm_stream_is_idle(stream)) {",
         "&& false) {",
         [
             "tests/devices/test_stream_semantics.py::"

@@ -97,6 +97,12 @@ cm_job_fits_stream(const cm_job *job)
         return false; /* a part may run in a job thread, where this handle means that
                          thread's stream */
     }
+    /* A copy between devices that somebody waits for gets a stream of the engine's. All
+     * that uses memory comes after the stream for which it was allocated. If the copy
+     * were on that stream, a copy the other way would come after it. */
+    if (row->crosses && job->blocking && !job->capturing) {
+        return false;
+    }
     int device = stream->device;
     bool is_plain_peer = job->plan.layout.ndim == 0 && row->crosses
                          && (!row->uses_ring || job->capturing);
@@ -104,12 +110,19 @@ cm_job_fits_stream(const cm_job *job)
            || (is_plain_peer && device == job->plan.src_device);
 }
 
-/* Record an event behind the work of a stream that must come first. */
+/* Record an event behind the work of a stream that must come first. A copy between
+ * devices waits for no stream that is idle: two copies that cross each other both come
+ * after the streams for which their memory was allocated, and with events on these the
+ * driver makes one after the other, though nothing else is queued there (391 GB/s both
+ * ways instead of 760 between two H200s, with memory of cudaMalloc). */
 static cm_status
 record_one(cm_job *job, const cm_stream *stream)
 {
     cm_engine *engine = job->engine;
     cm_after after = {.device = stream->device};
+    if (job->plan.row->crosses && cm_stream_is_idle(stream)) {
+        return cm_ok();
+    }
     /* An event that is recorded in a capture would make our stream a part of it. */
     CM_TRY(cm_stream_check_not_capturing(stream));
     CM_TRY(cm_cache_take_event(engine, stream->device, CM_WAITED, &after.event));

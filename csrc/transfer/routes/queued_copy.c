@@ -85,6 +85,9 @@ come_after(cm_engine *engine, const cm_copy_request *request)
     }
     for (uint32_t i = 0; i < request->after_count; i++) {
         const cm_stream *other = request->after[i];
+        if (crosses_devices(request) && cm_stream_is_idle(other)) {
+            continue; /* as in a job that crosses */
+        }
         if (!cm_stream_same(other, stream)) {
             /* An event that is recorded in a capture would make our stream a part of
              * it. */

@@ -41,26 +41,16 @@ enum {
     HELD_NBYTES = 4 << 20 /* for how many bytes HELD_NS is long enough */
 };
 
-/* True if nothing is queued on another stream, which may be of any device. Streams of
- * other libraries are left to a job, which records events on them. */
-static bool
-is_idle(const cm_stream *stream)
-{
-    bool done = false;
-    return !cm_stream_is_foreign(stream)
-           && cm_device_was_entered(stream->rt, stream->device)
-           && cm_is_ok(cm_stream_check_not_capturing(stream))
-           && cm_is_ok(cm_stream_query(stream, &done)) && done;
-}
-
-/* True if the copy need not wait for anything but its own stream. */
+/* True if the copy need not wait for anything but its own stream. If another stream
+ * cannot be asked, a job records an event on it. */
 static bool
 comes_first(const cm_copy_request *request)
 {
     const cm_stream *own = request->stream;
     for (uint32_t i = 0; i < request->after_count; i++) {
         const cm_stream *stream = request->after[i];
-        if ((own == NULL || !cm_stream_same(stream, own)) && !is_idle(stream)) {
+        if ((own == NULL || !cm_stream_same(stream, own))
+            && !cm_stream_is_idle(stream)) {
             return false;
         }
     }
