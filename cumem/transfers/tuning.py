@@ -174,8 +174,9 @@ def _install(new: list[dict[str, int]]) -> None:
 def _values_of(new: list[dict[str, int]]) -> dict[str, int]:
     """Return the values that the extension should use, according to these layers."""
     values = new[_ENVIRONMENT] | new[CHOSEN]
-    if "thread_count" in values:  # the limit applies to copies into new pages as well
+    if "thread_count" in values:  # the limit applies to all other copies as well
         values["fresh_thread_count"] = values["thread_count"]
+        values["links_thread_count"] = values["thread_count"]
     return values
 
 

@@ -400,6 +400,8 @@ test_tuning_follows_the_processors(void)
         cm_tuning_resolve(&t, cpus);
         CHECK_EQ(t.thread_count, cpus < 8 ? cpus : 8);
         CHECK_EQ(t.fresh_thread_count, cpus < CM_THREAD_MAX ? cpus : CM_THREAD_MAX);
+        CHECK_EQ(t.links_thread_count,
+                 cpus < CM_LINKS_THREAD_MAX ? cpus : CM_LINKS_THREAD_MAX);
         CHECK_EQ(t.spin_ns > 0, cpus > 2);
         CHECK_EQ(t.wait_spin_ns > 0, cpus > 2);
         t.thread_count = 3;
@@ -410,6 +412,7 @@ test_tuning_follows_the_processors(void)
         cm_tuning_resolve(&t, cpus);
         /* A user who asks for few threads gets few here too. */
         CHECK_EQ(t.fresh_thread_count, 3);
+        CHECK_EQ(t.links_thread_count, 3);
     }
 }
 

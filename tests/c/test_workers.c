@@ -454,7 +454,7 @@ test_workers_gives_more_threads_to_a_group_that_asks(void)
     enum { NBYTES = 1 << 20 };
     cm_tuning tuning = tuned();
     tuning.thread_count = 2;
-    tuning.fresh_thread_count = 5;
+    tuning.links_thread_count = 5;
     cm_workers workers;
     cm_task_group group;
     uint32_t there = 0;
@@ -531,7 +531,7 @@ test_workers_crew_shares_tasks_of_one_part(void)
 typedef struct crowd {
     uint32_t wanted;
     _Atomic uint32_t count;
-    _Atomic uint64_t seen[CM_THREAD_MAX];
+    _Atomic uint64_t seen[CM_LINKS_THREAD_MAX];
 } crowd;
 
 static _Thread_local char own_place; /* the address of this identifies the thread */
@@ -541,7 +541,7 @@ static bool
 is_new_in(crowd *c)
 {
     uint64_t me = (uintptr_t)&own_place;
-    for (int i = 0; i < CM_THREAD_MAX; i++) {
+    for (int i = 0; i < CM_LINKS_THREAD_MAX; i++) {
         uint64_t nobody = 0;
         if (atomic_compare_exchange_strong(&c->seen[i], &nobody, me)) {
             return true;

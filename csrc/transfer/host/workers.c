@@ -384,10 +384,12 @@ cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
     uint64_t longest = tuning->part_max_nbytes;
     uint32_t few = (uint32_t)tuning->thread_count - 1;
     uint32_t all = (uint32_t)tuning->fresh_thread_count - 1;
-    /* Fresh memory may be given fewer threads than everything else: few > all. */
+    uint32_t most = is_for_all(task) ? all : (uint32_t)tuning->links_thread_count - 1;
     task->limit = is_for_all(task) ? all : few + group->more;
-    if (task->limit >= all) {
-        task->limit = all > few ? all : few;
+    /* The tuning may say that fewer threads than `few` are for fresh memory or for
+     * several links. */
+    if (task->limit >= most) {
+        task->limit = most > few ? most : few;
     }
     if (group->crew > 0 && group->crew - 1 < task->limit) {
         task->limit = group->crew - 1;

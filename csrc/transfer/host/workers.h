@@ -21,7 +21,7 @@
 #include "transfer/plan/layout.h"
 #include "transfer/plan/tuning.h"
 
-enum { CM_WORKERS_MAX = CM_THREAD_MAX - 1, CM_OPEN_TASKS_MAX = 64 };
+enum { CM_WORKERS_MAX = CM_LINKS_THREAD_MAX - 1, CM_OPEN_TASKS_MAX = 64 };
 
 /* Moves one part of a task where a group does it in another way than its layout says.
  * Any thread may call it. */

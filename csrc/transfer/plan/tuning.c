@@ -41,6 +41,13 @@ void
 cm_tuning_resolve(cm_tuning *tuning, unsigned cpu_count)
 {
     uint64_t most = cpu_count < CM_THREAD_MAX ? cpu_count : CM_THREAD_MAX;
+    if (tuning->links_thread_count == 0 && tuning->thread_count == 0) {
+        tuning->links_thread_count =
+            cpu_count < CM_LINKS_THREAD_MAX ? cpu_count : CM_LINKS_THREAD_MAX;
+    }
+    else if (tuning->links_thread_count == 0) {
+        tuning->links_thread_count = tuning->thread_count;
+    }
     if (tuning->fresh_thread_count == 0) {
         tuning->fresh_thread_count =
             tuning->thread_count == 0 ? most : tuning->thread_count;

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
+enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16, CM_LINKS_THREAD_MAX = 20 };
 /* This value of staged_up_nbytes or staged_down_nbytes means that no run is long enough
  * to be staged. */
 #define CM_TUNING_NEVER (UINT64_C(1) << 40)
@@ -22,6 +22,10 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16 };
      * exist yet, or its elements are scattered. 0 means thread_count if that is set,    \
      * and otherwise as many as the process may use. */                                  \
     X(fresh_thread_count, 0, 0, CM_THREAD_MAX)                                           \
+    /* The same for copies to or from several devices at once, all links together. 0     \
+     * means thread_count if that is set, and otherwise as many as the process may use,  \
+     * up to 20. */                                                                      \
+    X(links_thread_count, 0, 0, CM_LINKS_THREAD_MAX)                                     \
     /* A copy through page-locked blocks goes in pieces. Each is 1 / chunk_share of the  \
      * copy, so that the first is on its way early, but at most chunk_nbytes and at      \
      * least chunk_min_nbytes, since smaller pieces cost more in calls than they gain    \

@@ -191,16 +191,20 @@ cm_ring_equip(cm_job *job)
 }
 
 /* Let the tasks use more threads if rings of other devices are at work. Each link that
- * is in use has its own rate, and the threads serve all of them. */
+ * is in use has its own rate, and the threads serve all of them. On the way up, where
+ * threads read ordinary memory, each is slower the more of them there are, so another
+ * link gets one and a half times the threads of one. */
 static void
 ask_for_threads(cm_job *job)
 {
     const cm_engine *engine = job->engine;
+    uint32_t threads = (uint32_t)job->tuning.thread_count;
+    uint32_t for_link = (job->plan.is_download ? threads : threads + threads / 2) - 1;
     uint32_t more = 0;
     for (int device = 0; device < engine->rt->device_count; device++) {
         bool is_other =
             device != job->plan.device && atomic_load(&engine->ring_counts[device]) > 0;
-        more += is_other ? (uint32_t)job->tuning.thread_count - 1 : 0;
+        more += is_other ? for_link : 0;
     }
     if (job->ring->group.more < more) {
         job->ring->group.more = more;
