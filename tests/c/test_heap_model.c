@@ -325,7 +325,9 @@ init_model(model *m, uint64_t seed)
     }
     for (uint64_t i = 0; i < ARENAS - 1; i++) {
         cm_address base = BASE + i * MIB;
-        cm_chunk chunk = {(void *)(uintptr_t)base, base, ARENA_UNITS * UNIT, 0};
+        cm_chunk chunk = {.host = (void *)(uintptr_t)base,
+                          .address = base,
+                          .nbytes = ARENA_UNITS * UNIT};
         CHECK(cm_heap_add_chunk(&m->heap, &chunk) != NULL);
     }
     CHECK(cm_heap_add_range(&m->heap, BASE + (ARENAS - 1) * MIB, ARENA_UNITS * UNIT,
