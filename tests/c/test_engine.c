@@ -280,6 +280,7 @@ test_engine_more_threads_pack_when_the_device_waits(void)
     cm_tuning_init(&tuning);
     tuning.thread_count = THREADS;
     tuning.fresh_thread_count = CM_THREAD_MAX;
+    tuning.links_thread_count = CM_LINKS_THREAD_MAX;
     tuning.quick_nbytes = 0;
     tuning.staged_up_nbytes = 0;
     tuning.chunk_nbytes = tuning.chunk_min_nbytes = 128 << 10;
