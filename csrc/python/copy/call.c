@@ -527,8 +527,10 @@ void
 cm_call_let_go(void *argument)
 {
     cm_call *call = argument;
+    cm_turns *turns = &call->state->turns;
     if (call->thread == NULL) {
-        call->has_short_turns = cm_turns_shorten(&call->state->turns);
+        bool may_shorten = turns->is_contested || turns->call_count > 0;
+        call->has_short_turns = may_shorten && cm_turns_shorten(turns);
         call->thread = cm_gil_give();
     }
 }
@@ -536,12 +538,15 @@ cm_call_let_go(void *argument)
 void
 cm_call_take_back(cm_call *call)
 {
+    cm_turns *turns = &call->state->turns;
     if (call->thread != NULL) {
         uint64_t begin_ns = cm_now_ns();
         cm_gil_take(call->thread);
         call->thread = NULL;
-        cm_turns_restore(&call->state->turns, call->has_short_turns,
-                         cm_now_ns() - begin_ns);
+        turns->is_contested = cm_now_ns() - begin_ns >= CM_TURNS_CONTESTED_NS;
+        if (call->has_short_turns) {
+            cm_turns_restore(turns);
+        }
     }
 }
 

@@ -36,7 +36,7 @@ change_turn_us(long from, long to)
 }
 
 bool
-cm_turns_begin_short(cm_turns *turns)
+cm_turns_shorten(cm_turns *turns)
 {
     if (turns->call_count > 0 && turns->process != getpid()) {
         turns->call_count = 0;
@@ -53,7 +53,7 @@ cm_turns_begin_short(cm_turns *turns)
 }
 
 void
-cm_turns_end_short(cm_turns *turns)
+cm_turns_restore(cm_turns *turns)
 {
     if (--turns->call_count == 0) {
         change_turn_us(SHORT_US, USUAL_US);

@@ -45,27 +45,9 @@ enum {
     CM_TURNS_CONTESTED_NS = 200 * 1000
 };
 
-/* The parts of the next two functions that are needed only beside threads that
- * compute. */
-bool cm_turns_begin_short(cm_turns *turns);
-void cm_turns_end_short(cm_turns *turns);
-
-/* Ask for short turns, before the GIL is given up. Returns false if nothing was asked
- * for. Keeps an exception that is set. */
-static inline bool
-cm_turns_shorten(cm_turns *turns)
-{
-    return (turns->is_contested || turns->call_count > 0)
-           && cm_turns_begin_short(turns);
-}
-
-/* Note how long a call has waited for the GIL, which it has again, and if it had asked
- * for short turns, take that back. Keeps an exception that is set. */
-static inline void
-cm_turns_restore(cm_turns *turns, bool has_asked, uint64_t waited_ns)
-{
-    turns->is_contested = waited_ns >= CM_TURNS_CONTESTED_NS;
-    if (has_asked) {
-        cm_turns_end_short(turns);
-    }
-}
+/* Ask for short turns, before the GIL is given up, if turns->is_contested. Returns
+ * false if nothing was asked for. With no contest and no calls that wait, this need not
+ * be called. Keeps an exception that is set. */
+bool cm_turns_shorten(cm_turns *turns);
+/* Take back what cm_turns_shorten() has asked for. Keeps an exception that is set. */
+void cm_turns_restore(cm_turns *turns);
