@@ -45,6 +45,7 @@ SKIPPED = {
 #: After a call of one of these functions, what it changed in the process is put back.
 CHANGES_THE_PROCESS = (
     *("_set_pool_type", "_recorder_open", "_numpy_enable", "_numpy_enter"),
+    "_hold_stream",
 )
 
 
@@ -304,6 +305,8 @@ def call(
                 _core._set_pool_type(cumem.Pool)
                 _core._recorder_close()
                 _core._numpy_enable(None)
+                with contextlib.suppress(Exception):
+                    _core._release_stream(*args)  # else what is queued there never ends
     return tried, good
 
 
