@@ -158,7 +158,7 @@ USES = {
     *("array", "asarray", "empty", "empty_device", "empty_like"),
     *("empty_managed", "empty_mapped", "empty_pinned", "full", "full_like", "zeros"),
     *("zeros_like", "take_rows", "register", "load_safetensors", "to_device"),
-    *("Workspace", "Pool"),
+    *("Workspace", "Region", "Pool", "sleep"),
     *("chunks", "pipeline", "prefetch", "prefetch_pages", "tiles"),
     *("PinnedCollate", "numpy_pinned", "Stream", "Event", "Device", "memory_info"),
     *("synchronize", "a thread registers", "assignment"),
