@@ -116,11 +116,18 @@ def _wrong_call_of(
         if name in ("__init__", "__new__", "__call__"):
             name = function.__qualname__.split(".")[-2]
         kinds = [each.kind for each in parameters]
-        if inspect.Parameter.VAR_POSITIONAL in kinds:
+        takes_any_number = inspect.Parameter.VAR_POSITIONAL in kinds
+        if takes_any_number and inspect.Parameter.VAR_KEYWORD in kinds:
             return None
         positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
         positional += kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        names = [each.name for each in parameters]
+        if takes_any_number:
+            positional = max(positional, given)
+        names = [
+            each.name
+            for each in parameters
+            if each.kind is not inspect.Parameter.VAR_POSITIONAL
+        ]
         return wrong_call(name, given, named, names, positional)
     return None
 

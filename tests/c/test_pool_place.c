@@ -624,14 +624,21 @@ test_pool_memory_for_many_blocks_comes_in_one_growth(void)
 static void
 test_pool_memory_for_many_blocks_has_long_chunks(void)
 {
+    enum { BLOCKS = 64 };
     uint64_t counts[2];
     for (int together = 0; together < 2; together++) {
         cm_runtime *rt = open_emulated(13000, 1, UINT64_C(2) << 30);
         cm_pool *pool = open_pool(rt, DEVICE);
+        cm_block *blocks[BLOCKS];
         if (together) {
             cm_pool_reserve(pool, UINT64_C(1) << 30);
         }
-        give(pool, take(pool, UINT64_C(1) << 30, NULL), NULL, 0);
+        for (int i = 0; i < BLOCKS; i++) {
+            blocks[i] = take(pool, 16 * MIB, NULL);
+        }
+        for (int i = 0; i < BLOCKS; i++) {
+            give(pool, blocks[i], NULL, 0);
+        }
         counts[together] = cm_faults_count(rt, CM_OP_physical_create);
         cm_pool_release(pool);
         close_emulated(rt);

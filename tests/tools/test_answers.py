@@ -31,7 +31,7 @@ OTHERS = {
     *("EmulationWarning", "Event", "HostBuffer", "LimitBlock", "ManagedBuffer"),
     *("ManagedThrashWarning", "MappedBuffer", "OutOfMemoryHook", "PinnedBuffer"),
     *("NpzDict", "PinnedCollate", "Pool", "Registration", "SafetensorsDict"),
-    *("Record", "RowPlan", "SafetensorsError", "numpy_pinned"),
+    *("Record", "Region", "RowPlan", "SafetensorsError", "numpy_pinned"),
     *("Stream", "Workspace"),
 }
 #: Units that a key of the dict may end in while the attribute's name does not.
