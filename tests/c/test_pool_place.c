@@ -624,19 +624,19 @@ test_pool_memory_for_many_blocks_comes_in_one_growth(void)
 static void
 test_pool_memory_for_many_blocks_has_long_chunks(void)
 {
-    enum { BLOCKS = 64 };
+    enum { LOADED = 64 };
     uint64_t counts[2];
     for (int together = 0; together < 2; together++) {
         cm_runtime *rt = open_emulated(13000, 1, UINT64_C(2) << 30);
         cm_pool *pool = open_pool(rt, DEVICE);
-        cm_block *blocks[BLOCKS];
+        cm_block *blocks[LOADED];
         if (together) {
             cm_pool_reserve(pool, UINT64_C(1) << 30);
         }
-        for (int i = 0; i < BLOCKS; i++) {
+        for (int i = 0; i < LOADED; i++) {
             blocks[i] = take(pool, 16 * MIB, NULL);
         }
-        for (int i = 0; i < BLOCKS; i++) {
+        for (int i = 0; i < LOADED; i++) {
             give(pool, blocks[i], NULL, 0);
         }
         counts[together] = cm_faults_count(rt, CM_OP_physical_create);
