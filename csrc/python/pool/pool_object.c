@@ -192,17 +192,27 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
     return pool == NULL ? NULL : cm_pool_hold(pool);
 }
 
+/* Read a device and a number of bytes, the arguments of a function whose `format` is
+ * given, and hold the device's current pool. Returns NULL with an exception. */
+static cm_pool *
+read_device_pool(cm_state *state, PyObject *args, const char *format, uint64_t *nbytes)
+{
+    int device;
+    unsigned long long given;
+    if (!PyArg_ParseTuple(args, format, &device, &given)
+        || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0) {
+        return NULL;
+    }
+    *nbytes = given;
+    return cm_pool_choose(state, NULL, CM_KIND_DEVICE, 0, device);
+}
+
 PyObject *
 cm_is_memory_in_flight(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
-    int device;
-    unsigned long long nbytes;
-    if (!PyArg_ParseTuple(args, "iK:_is_memory_in_flight", &device, &nbytes)
-        || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0) {
-        return NULL;
-    }
-    cm_pool *pool = cm_pool_choose(state, NULL, CM_KIND_DEVICE, 0, device);
+    uint64_t nbytes;
+    cm_pool *pool = read_device_pool(state, args, "iK:_is_memory_in_flight", &nbytes);
     if (pool == NULL) {
         return NULL;
     }
@@ -215,13 +225,8 @@ PyObject *
 cm_reserve_memory(PyObject *module, PyObject *args)
 {
     cm_state *state = cm_state_of_module(module);
-    int device;
-    unsigned long long nbytes;
-    if (!PyArg_ParseTuple(args, "iK:_reserve", &device, &nbytes)
-        || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0) {
-        return NULL;
-    }
-    cm_pool *pool = cm_pool_choose(state, NULL, CM_KIND_DEVICE, 0, device);
+    uint64_t nbytes;
+    cm_pool *pool = read_device_pool(state, args, "iK:_reserve", &nbytes);
     if (pool == NULL) {
         return NULL;
     }
