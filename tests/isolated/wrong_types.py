@@ -297,10 +297,6 @@ def call(
                 answer = contextvars.copy_context().run(bound[i], *args)
             if isinstance(answer, cumem.Buffer):
                 assert isinstance(answer.dtype, np.dtype), line
-            if name == "_hold_stream":
-                # The stream would stay shut, and whatever comes after it would wait.
-                with contextlib.suppress(Exception):
-                    _core._release_stream(*args)
             if name in CHANGES_THE_PROCESS:
                 _core._set_pool_type(cumem.Pool)
                 _core._recorder_close()
