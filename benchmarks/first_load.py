@@ -17,18 +17,18 @@ import json
 import time
 from typing import Any
 
-LIBRARIES = ("cumem", "cumem, torch", "safetensors.torch")
+LOADERS = ("cumem", "cumem, torch", "safetensors.torch")
 
 
 def main() -> None:
     """Load the files once and print the seconds of each step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library", choices=LIBRARIES)
+    parser.add_argument("loader", choices=LOADERS)
     parser.add_argument("files", nargs="+")
     options = parser.parse_args()
-    with_torch = "torch" in options.library
+    with_torch = "torch" in options.loader
     steps = [time.perf_counter()]
-    module = importlib.import_module(options.library.partition(",")[0])
+    module = importlib.import_module(options.loader.partition(",")[0])
     torch: Any = importlib.import_module("torch") if with_torch else None
     steps.append(time.perf_counter())
     if with_torch:
@@ -39,7 +39,7 @@ def main() -> None:
         wait = module.current_device().synchronize
     wait()
     steps.append(time.perf_counter())
-    if options.library == "safetensors.torch":
+    if options.loader == "safetensors.torch":
         loaded = [module.load_file(file, device="cuda:0") for file in options.files]
     else:
         framework = "torch" if with_torch else None

@@ -30,7 +30,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -538,28 +537,10 @@ def processor_seconds(call: Call, count: int) -> float:
     return (time.process_time() - start) / count * 1e3
 
 
-@contextlib.contextmanager
-def computing(count: int) -> Iterator[None]:
-    """Let so many threads of Python count."""
-    stop = threading.Event()
-
-    def compute() -> None:
-        while not stop.is_set():
-            pass
-
-    threads = [threading.Thread(target=compute) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-
-
 def beside(to: Options, nbytes: int, call: Call, count: int) -> float:
     """Return the rate of a call while so many threads compute."""
+    from threads import computing  # here, since it imports cumem
+
     with computing(count):
         return to.rate(nbytes, call)
 
