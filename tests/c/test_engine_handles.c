@@ -149,65 +149,65 @@ test_ticket_that_waits_for_a_cancelled_one_goes_on(void)
     close_world(&w);
 }
 
-static atomic_bool copy_begun;
-static atomic_bool copy_may_go;
+static atomic_int copies_begun;
+static atomic_bool copies_may_go;
 
 /* Called before each copy (hook_copies()): hold it until the test lets it go. */
 static void
 hold_copy(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes CM_UNUSED)
 {
-    atomic_store(&copy_begun, true);
-    wait_for_flag(&copy_may_go);
+    atomic_fetch_add(&copies_begun, 1);
+    wait_for_flag(&copies_may_go);
 }
 
-/* All job threads are held inside copies. Copies that wait for a thread can be
- * cancelled, or stopped, which means that they are not made when a thread comes to
- * them. A copy that has begun cannot be cancelled any more. */
+/* All job threads are held inside copies: one copy for each direction of each link,
+ * since copies of the same direction take turns in a lane. Copies that wait for their
+ * lane or for a thread can be cancelled, or stopped, which means that they are not made
+ * when a thread comes to them. A copy that has begun cannot be cancelled any more. */
 static void
 test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
 {
-    enum { COUNT = CM_MAX_JOB_THREADS + 3, STOPPED = COUNT - 1 };
+    enum { HELD = 2 * WORLD_DEVICES, IN_LANE = HELD, NO_THREAD, STOPPED, COUNT };
+    _Static_assert((int)HELD == (int)CM_MAX_JOB_THREADS,
+                   "a held copy for each job thread");
     world w;
+    memory src[COUNT];
+    memory dst[COUNT];
     cm_ticket *tickets[COUNT];
     open_world(&w);
     hook_copies(&w, hold_copy);
-    memory a = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
-    memory b = take_memory(&w, CM_KIND_DEVICE, 0, COUNT * NBYTES);
-    memory host = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
-    memset(host.bytes, 1, NBYTES);
-    memset(a.bytes, 9, NBYTES);
-    memset(b.bytes, 1, COUNT * NBYTES);
     for (int i = 0; i < COUNT; i++) {
-        cm_copy_request request = {
-            .dst = i == STOPPED ? row(&host, 0, NBYTES, 1, 1)
-                                : row(&b, (uint64_t)i * NBYTES, NBYTES, 1, 1),
-            .src = row(&a, 0, NBYTES, 1, 1),
-        };
+        bool is_download = i < HELD && i % 2 == 1;
+        bool is_upload = (i < HELD && i % 2 == 0) || i == IN_LANE;
+        int device = i < HELD ? i / 2 : 0;
+        src[i] = take_memory(&w, is_download ? CM_KIND_DEVICE : CM_KIND_PAGEABLE,
+                             device, NBYTES);
+        dst[i] = take_memory(&w, is_upload ? CM_KIND_DEVICE : CM_KIND_PAGEABLE, device,
+                             NBYTES);
+        memset(src[i].bytes, 9, NBYTES);
+        memset(dst[i].bytes, 1, NBYTES);
+        cm_copy_request request = {.dst = row(&dst[i], 0, NBYTES, 1, 1),
+                                   .src = row(&src[i], 0, NBYTES, 1, 1)};
         CHECK_OK(cm_engine_copy(w.engine, &request, &tickets[i]));
-        if (i == 0) {
-            wait_for_flag(&copy_begun);
-            CHECK(!cm_ticket_cancel(tickets[0]));
+        if (i < HELD) {
+            WAIT_UNTIL(atomic_load(&copies_begun) == i + 1);
         }
     }
-    int cancelled = 0;
-    bool was[COUNT] = {[STOPPED] = true};
+    CHECK(!cm_ticket_cancel(tickets[0]));
+    CHECK(!cm_ticket_cancel(tickets[HELD - 1]));
+    CHECK(cm_ticket_cancel(tickets[IN_LANE]));
+    CHECK(cm_ticket_cancel(tickets[NO_THREAD]));
     cm_ticket_stop(tickets[STOPPED]);
-    for (int i = STOPPED - 1; i > 0; i--) {
-        was[i] = cm_ticket_cancel(tickets[i]);
-        cancelled += was[i];
-    }
-    CHECK_GE(cancelled, STOPPED - CM_MAX_JOB_THREADS);
-    atomic_store(&copy_may_go, true);
+    atomic_store(&copies_may_go, true);
     for (int i = 0; i < COUNT; i++) {
-        CHECK_CODE(cm_ticket_wait(tickets[i], UINT64_MAX), was[i] ? CM_ECANCELLED : 0);
-        CHECK_FILLED(b.bytes + i * NBYTES, was[i] ? 1 : 9, NBYTES);
-        CHECK_EQ(cm_ticket_count_moved(tickets[i]), was[i] ? 0 : NBYTES);
+        bool is_made = i < HELD;
+        CHECK_CODE(cm_ticket_wait(tickets[i], UINT64_MAX), is_made ? 0 : CM_ECANCELLED);
+        CHECK_FILLED(dst[i].bytes, is_made ? 9 : 1, NBYTES);
+        CHECK_EQ(cm_ticket_count_moved(tickets[i]), is_made ? NBYTES : 0);
         cm_ticket_release(tickets[i]);
+        give_memory(&w, &src[i]);
+        give_memory(&w, &dst[i]);
     }
-    CHECK_FILLED(host.bytes, 1, NBYTES);
-    give_memory(&w, &host);
-    give_memory(&w, &a);
-    give_memory(&w, &b);
     close_world(&w);
 }
 

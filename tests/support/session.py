@@ -215,9 +215,10 @@ def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
     """Open cumem on one backend for the block, and fail if anything is left at its end.
 
     A collection takes a good part of the time of a short test, so a test that passes runs
-    only that of `leftovers`.
+    only that of `leftovers`. A core without hooks cannot say whether the runtime is open, so
+    with it a test runs one before the block and one after it.
     """
-    if testing.opened():  # by a test that took none of these fixtures
+    if testing.opened() or not testing.HAS_HOOKS:  # by a test without fixtures
         _drop_failure()
         _core._shutdown(False)
     settings: dict[str, object] = {"backend": name, "faults": True}
@@ -242,7 +243,7 @@ def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
         has_passed = True
     finally:
         _open_gates()
-        if not has_passed:
+        if not has_passed or not testing.HAS_HOOKS:
             _drop_failure()
         if testing.opened():
             testing.plan_fault(None, 0)
