@@ -215,8 +215,8 @@ def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
     """Open cumem on one backend for the block, and fail if anything is left at its end.
 
     A collection takes a good part of the time of a short test, so a test that passes runs
-    only that of `leftovers`. A core without hooks cannot say whether the runtime is open, so
-    with it a test runs one before the block and one after it.
+    only that of `leftovers`. A core without hooks cannot say whether the runtime is open,
+    so there a test runs one before the block and one after it.
     """
     if testing.opened() or not testing.HAS_HOOKS:  # by a test without fixtures
         _drop_failure()
