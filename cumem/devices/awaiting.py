@@ -3,8 +3,9 @@
 
 The engine writes to an eventfd when a transfer is done. Each event loop has one eventfd,
 which it reads to settle the futures of all transfers that are done. Callbacks have
-another, which is read by a thread that lives as long as there are callbacks. An event is
-awaited as a transfer of no bytes that ends with it.
+another, which is read by a thread that lives as long as there are callbacks. The engine
+has one duplicate of each, a *bell*, whatever the number of transfers. An event is awaited
+as a transfer of no bytes that ends with it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from cumem import _core
 from cumem.base.locks import make_lock
 from cumem.buffers.arguments import wrong_type
+
+if TYPE_CHECKING:
+    from typing_extensions import CapsuleType
 
 
 class _Notifier:
@@ -28,6 +33,7 @@ class _Notifier:
         self._waiting: dict[asyncio.Future[None], _core.Transfer] = {}
         self._is_read = False
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._bell: CapsuleType | None = None
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if hasattr(self, "_fd"):
@@ -43,15 +49,17 @@ class _Notifier:
             self._is_read = True
         self._waiting[future] = transfer
         try:
-            transfer._notify(self._fd)
-            future.add_done_callback(self._wake)
+            if self._bell is None:
+                self._bell = transfer._make_bell(self._fd)
+            transfer._notify(self._bell)
+            future.add_done_callback(self._forget)
         except BaseException:
             self._waiting.pop(future, None)
             raise
         return future
 
-    def _wake(self, *_: object) -> None:
-        """Settle futures, after the eventfd was written or a future was done otherwise.
+    def _wake(self) -> None:
+        """Settle the futures of transfers that are done, after the eventfd was written.
 
         The loop calls this. Settling a future may run code that calls this again, so only
         the call that removes a future from the dict settles it.
@@ -59,10 +67,19 @@ class _Notifier:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
         for future, transfer in list(self._waiting.items()):
-            if future.done():
-                self._waiting.pop(future, None)
-            elif transfer.done and self._waiting.pop(future, None) is not None:
+            is_over = future.done() or transfer.done
+            if not is_over or self._waiting.pop(future, None) is None:
+                continue
+            if not future.done():
                 _settle(future, transfer)
+        self._stop_reading()
+
+    def _forget(self, future: asyncio.Future[None]) -> None:
+        """Drop a future that is done, which it also is if its task was cancelled."""
+        self._waiting.pop(future, None)
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
         if self._is_read and not self._waiting:
             self._is_read = False
             asyncio.get_running_loop().remove_reader(self._fd)
@@ -115,6 +132,7 @@ class _Caller:
         """Start empty, also in a forked child, which has no thread and no transfers."""
         self._waiting: list[tuple[_core.Transfer, _Callback]] = []
         self._fd = -1
+        self._bell: CapsuleType | None = None
         self._is_running = False
 
     def add(self, transfer: _core.Transfer, fn: _Callback) -> None:
@@ -122,9 +140,11 @@ class _Caller:
         with self._lock:
             if self._fd < 0:
                 self._fd = os.eventfd(0, os.EFD_CLOEXEC)
+            if self._bell is None:
+                self._bell = transfer._make_bell(self._fd)
             self._waiting.append(entry)
             try:
-                transfer._notify(self._fd)
+                transfer._notify(self._bell)
                 if not self._is_running:
                     thread = threading.Thread(
                         target=self._run, name="cumem-done-callbacks", daemon=False

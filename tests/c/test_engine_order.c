@@ -7,6 +7,7 @@
 #include "route_of.h"
 #include "transfer/engine/private.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -131,8 +132,8 @@ test_engine_waits_for_streams_and_tickets_named(void)
 }
 
 /* One copy runs in the background, and cm_ticket_order() makes a stream wait for it. A
- * copy on that stream must find its bytes, and cm_ticket_notify() must write to an
- * eventfd when that copy is done. */
+ * copy on that stream must find its bytes, and cm_ticket_notify() must ring a bell when
+ * that copy is done. */
 static void
 test_ticket_order_and_notify(void)
 {
@@ -144,6 +145,8 @@ test_ticket_order_and_notify(void)
     memory c = take_memory(&w, CM_KIND_PINNED, 0, 4096);
     memset(a.bytes, 6, 4096);
     int fd = eventfd(0, EFD_CLOEXEC);
+    cm_bell *bell;
+    CHECK_OK(cm_bell_create(fd, &bell));
     cm_copy_request up = {.dst = row(&b, 0, 4096, 1, 1), .src = row(&a, 0, 4096, 1, 1)};
     cm_copy_request down = {.dst = row(&c, 0, 4096, 1, 1),
                             .src = row(&b, 0, 4096, 1, 1),
@@ -153,17 +156,20 @@ test_ticket_order_and_notify(void)
     CHECK_OK(cm_ticket_order(first, w.streams[0]));
     CHECK_OK(cm_engine_copy(w.engine, &down, &second));
     CHECK_OK(cm_ticket_order(second, w.streams[1]));
-    CHECK_OK(cm_ticket_notify(second, fd));
+    CHECK_OK(cm_ticket_notify(second, bell));
     CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
     CHECK_EQ(count, 1);
     /* The ticket is done before anybody is notified. */
     CHECK_OK(cm_ticket_wait(second, 0));
     CHECK_FILLED(c.bytes, 6, 4096);
     /* The ticket is done, so this writes at once. */
-    CHECK_OK(cm_ticket_notify(second, fd));
+    CHECK_OK(cm_ticket_notify(second, bell));
     CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
-    CHECK_CODE(cm_ticket_notify(second, -1), CM_ESYSTEM);
+    cm_bell_release(bell);
     (void)close(fd);
+    cm_status status = cm_bell_create(-1, &bell);
+    CHECK_CODE(status, CM_ESYSTEM);
+    CHECK_EQ(status.arg, EBADF);
     cm_ticket_release(first);
     cm_ticket_release(second);
     give_memory(&w, &a);

@@ -221,7 +221,7 @@ def callables() -> Iterator[tuple[str | None, str, Parameters]]:
             if isinstance(each, ast.FunctionDef):
                 yield node.name, each.name, parameters(each, True)
     # The stub leaves these methods out.
-    for name in ("_elapsed", "_notify", "_call_back", "_stop"):
+    for name in ("_elapsed", "_make_bell", "_notify", "_call_back", "_stop"):
         for kind in ("Event", "Transfer"):
             if hasattr(getattr(_core, kind), name):
                 yield kind, name, [("other", "")]

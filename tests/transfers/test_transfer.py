@@ -355,6 +355,30 @@ def test_await_wakes_the_loop(runtime, background) -> None:
     asyncio.run(main())
 
 
+def test_await_of_many_transfers_takes_no_descriptor_for_each(emulated) -> None:
+    async def main() -> None:
+        stream = cumem.Stream()
+        source, target = cumem.zeros(100, kind="pinned"), cumem.empty_device(100)
+
+        async def wait_for(transfer: cumem.Transfer) -> None:
+            await transfer
+
+        with session.gate(stream):
+            first = cumem.copy_async(target, source, stream=stream)
+            tasks = [asyncio.create_task(wait_for(first))]
+            await asyncio.sleep(0)
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(200):
+                transfer = cumem.copy_async(target, source, stream=stream)
+                tasks.append(asyncio.create_task(wait_for(transfer)))
+            await asyncio.sleep(0)
+            assert len(os.listdir("/proc/self/fd")) == before
+            assert not any(task.done() for task in tasks)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
 def test_await_raises_the_failure(emulated) -> None:
     async def main() -> None:
         # The source is pageable, so a worker moves it.

@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import os
 import sys
 import threading
 import types
@@ -623,6 +624,22 @@ def test_callback_of_a_transfer_under_way_is_called_once_when_it_is_done(
     end_of_callbacks()
     assert sorted(map(id, reported)) == sorted(map(id, [*transfers, transfers[0]]))
     assert states == {(True, THREAD)}
+
+
+def test_callbacks_of_many_transfers_take_no_descriptor_for_each(emulated) -> None:
+    stream = cumem.Stream()
+    source, target = cumem.zeros(100, kind="pinned"), cumem.empty_device(100)
+    reported: list[cumem.Transfer] = []
+    with session.gate(stream):
+        for i in range(200):
+            transfer = cumem.copy_async(target, source, stream=stream)
+            transfer.add_done_callback(reported.append)
+            if i == 0:
+                before = len(os.listdir("/proc/self/fd"))
+        assert len(os.listdir("/proc/self/fd")) == before
+    transfer.wait()
+    end_of_callbacks()
+    assert len(reported) == 200
 
 
 def test_callback_of_a_transfer_that_is_done_is_called_at_once(runtime) -> None:

@@ -230,16 +230,47 @@ transfer_await(PyObject *op)
     return cm_package_call("devices.awaiting", "await_transfer", PyTuple_Pack(1, op));
 }
 
-/* When the copy is done, write to an eventfd, for which `await` waits. */
-static PyObject *
-transfer_notify(PyObject *op, PyObject *object)
+static const char bell_name[] = "cumem.bell";
+
+static void
+bell_destroy(PyObject *capsule)
 {
-    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    cm_bell_release(PyCapsule_GetPointer(capsule, bell_name));
+}
+
+/* Make a bell of the eventfd whose number is given, as a capsule. Any transfer can ring
+ * it. */
+static PyObject *
+transfer_make_bell(PyObject *op, PyObject *object)
+{
+    cm_bell *bell = NULL;
     int64_t fd;
     if (cm_arg_int64(object, "fd", &fd) < 0) {
         return NULL;
     }
-    return cm_py_answer(self->state, cm_ticket_notify(self->ticket, (int)fd),
+    cm_status status = cm_bell_create((int)fd, &bell);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(((cm_transfer_object *)(void *)op)->state, status,
+                           "while awaiting a transfer");
+    }
+    PyObject *capsule = PyCapsule_New(bell, bell_name, bell_destroy);
+    if (capsule == NULL) {
+        cm_bell_release(bell);
+    }
+    return capsule;
+}
+
+/* Ring a bell of _make_bell() when the copy is done. `await` and callbacks wait for it.
+ */
+static PyObject *
+transfer_notify(PyObject *op, PyObject *object)
+{
+    cm_transfer_object *self = (cm_transfer_object *)(void *)op;
+    cm_bell *bell = PyCapsule_GetPointer(object, bell_name);
+    if (bell == NULL) {
+        return NULL;
+    }
+    return cm_py_answer(self->state, cm_ticket_notify(self->ticket, bell),
                         "while awaiting a transfer", Py_NewRef(Py_None));
 }
 
@@ -346,6 +377,7 @@ static PyMethodDef transfer_methods[] = {
     {"wait", CM_METHOD(transfer_wait), CM_KEYWORDS, CM_DOC_Transfer_wait},
     {"cancel", transfer_cancel, METH_NOARGS, CM_DOC_Transfer_cancel},
     {"order", transfer_order, METH_O, CM_DOC_Transfer_order},
+    {"_make_bell", transfer_make_bell, METH_O, NULL},
     {"_notify", transfer_notify, METH_O, NULL},
     {"_call_back", transfer_call_back, METH_O, NULL},
     {"_stop", transfer_stop, METH_NOARGS, NULL},

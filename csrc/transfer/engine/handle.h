@@ -4,6 +4,7 @@
  * Any thread may call these functions, without holding the engine's lock. */
 #pragma once
 
+#include "base/bell.h"
 #include "runtime/stream.h"
 #include "transfer/plan/route.h"
 
@@ -64,10 +65,10 @@ CM_NODISCARD cm_status cm_ticket_wait_submitted(cm_ticket *ticket, uint64_t time
  * read. Blocks for at most `timeout_ns`.
  * Fails: CM_ETIMEOUT, CM_EFORKED. */
 CM_NODISCARD cm_status cm_ticket_wait_ended(cm_ticket *ticket, uint64_t timeout_ns);
-/* Write the number 1, in 8 bytes, to the eventfd `fd` when the ticket is done, or at
- * once if it is. The descriptor is duplicated, so the caller may close its own.
- * Fails: CM_EFORKED, CM_ENOMEM, CM_ESYSTEM. */
-CM_NODISCARD cm_status cm_ticket_notify(cm_ticket *ticket, int fd);
+/* Ring the bell when the ticket is done, or at once if it is. The ticket holds the bell
+ * until then.
+ * Fails: CM_EFORKED, CM_ENOMEM. */
+CM_NODISCARD cm_status cm_ticket_notify(cm_ticket *ticket, cm_bell *bell);
 /* Make `stream` wait for the ticket. Blocks until the ticket is submitted; a copy to
  * the host is submitted only if the host has no part in it, and otherwise this blocks
  * until it is done.

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/engine/job.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/backoff.h"
 #include "runtime/scope.h"
@@ -272,17 +270,14 @@ cm_ticket_submit(cm_ticket *ticket, cm_stream *stream, cm_stream *follower,
     return cm_ok();
 }
 
-/* Write to all of the eventfds, close them, and free the list. */
+/* Ring and release all of the bells, and free the list. */
 static void
 send_notices(cm_notice *notice)
 {
     while (notice != NULL) {
         cm_notice *next = notice->next;
-        uint64_t one = 1;
-        ssize_t written = write(notice->fd, &one, sizeof(one));
-        (void)written; /* the write fails if the counter is full: its reader wakes
-                          anyway */
-        (void)close(notice->fd);
+        cm_bell_ring(notice->bell);
+        cm_bell_release(notice->bell);
         free(notice);
         notice = next;
     }
@@ -747,7 +742,7 @@ cm_ticket_order(cm_ticket *ticket, cm_stream *stream)
 }
 
 cm_status
-cm_ticket_notify(cm_ticket *ticket, int fd)
+cm_ticket_notify(cm_ticket *ticket, cm_bell *bell)
 {
     cm_engine *engine = ticket->engine;
     if (cm_engine_is_forked(engine)) {
@@ -755,11 +750,7 @@ cm_ticket_notify(cm_ticket *ticket, int fd)
     }
     cm_notice *notice = malloc(sizeof(*notice));
     CM_TRY(cm_allocated(notice != NULL, sizeof(*notice)));
-    *notice = (cm_notice){.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)};
-    if (notice->fd < 0) {
-        free(notice);
-        return cm_fail(CM_ESYSTEM, (uint64_t)(int64_t)fd);
-    }
+    *notice = (cm_notice){.bell = cm_bell_hold(bell)};
     cm_mutex_lock(&engine->lock);
     bool done = ticket->state >= CM_TICKET_DONE;
     if (!done) {

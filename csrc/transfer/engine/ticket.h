@@ -51,10 +51,10 @@ typedef enum cm_ticket_state {
     CM_TICKET_OVER = 4,
 } cm_ticket_state;
 
-/* An eventfd to write to when the ticket is done. */
+/* A bell to ring when the ticket is done. */
 typedef struct cm_notice {
     struct cm_notice *next;
-    int fd; /* owned */
+    cm_bell *bell; /* held */
 } cm_notice;
 
 /* What a ticket has borrowed from the engine's cache, and gives back when it is
