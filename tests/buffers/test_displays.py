@@ -167,6 +167,20 @@ def test_display_of_a_buffer_with_work_on_its_stream_makes_no_call(emulated) -> 
     assert "0%" not in page(handle).text
 
 
+def test_display_of_a_buffer_that_is_asleep_says_so(emulated) -> None:
+    region = cumem.Region("display")
+    with region:
+        buf = cumem.zeros((3, 4))
+    turned = buf.T
+    region.sleep()
+    for each, shape in ((buf, r"\(3, 4\)"), (turned, r"\(4, 3\)")):
+        shown = page(each).text
+        assert re.search(rf"shape\s+{shape}", shown)
+        assert "region 'display', which is asleep: call wake() first" in shown
+    region.close()
+    assert "was closed while it was asleep" in page(buf).text
+
+
 def test_names_that_others_choose_are_escaped(emulated) -> None:
     name = "<img src=x>&amp;"
     buffer = cumem.empty_pinned(3, np.dtype([(name, "f4")]))

@@ -89,7 +89,7 @@ def buffer(buf: _core.Buffer, is_emulated: bool) -> str:
     if device is not None:
         rows.append(("device", device.index))
     if buf.nbytes:
-        rows.append(("address", Raw(f"<code>0x{buf.ptr:x}</code>")))
+        rows.append(("address", _address(buf)))
     if buf.ndim and not buf.flags.c_contiguous:
         rows.append(("strides", f"{buf.strides}, in bytes"))
     if buf.readonly:
@@ -99,6 +99,14 @@ def buffer(buf: _core.Buffer, is_emulated: bool) -> str:
     if buf.base is not None:
         rows.append(("view of", f"a {type(buf.base).__name__}"))
     return page_of(is_emulated, title, facts(rows))
+
+
+def _address(buf: _core.Buffer) -> Raw | str:
+    """Return the address, or why nobody may have it now, as in a region that sleeps."""
+    try:
+        return Raw(f"<code>0x{buf.ptr:x}</code>")
+    except RuntimeError as error:
+        return str(error)
 
 
 def transfer(handle: _core.Transfer, is_emulated: bool) -> str:
