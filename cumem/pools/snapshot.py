@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cumem import _core
 from cumem.base.answer import Answer
@@ -17,7 +17,7 @@ from cumem.base.units import (
     fit,
     format_count,
     format_nbytes,
-    parse_nbytes,
+    read_size,
     terminal_width,
 )
 from cumem.pools.statistics import pool_name
@@ -153,7 +153,7 @@ class Snapshot(Answer):
         if isinstance(width, bool) or not hasattr(width, "__index__"):
             raise TypeError(f"width must be an int, not {type(width).__name__}")
         width = operator.index(width)
-        unit = None if unit is None else _read_unit(unit)
+        unit = None if unit is None else read_size(unit, "unit", False, None)
         if width < 1 or (unit is not None and unit < 1):
             raise ValueError("width and unit must be at least 1")
         reserved = sum(segment.reserved_nbytes for segment in self.segments)
@@ -184,15 +184,6 @@ class Snapshot(Answer):
         return fit(self.map(min(64, terminal_width())))
 
     __str__ = __repr__
-
-
-def _read_unit(unit: Any) -> int:
-    if isinstance(unit, bool) or not (
-        isinstance(unit, str) or hasattr(unit, "__index__")
-    ):
-        what = "a number of bytes, or a text such as '64KiB'"
-        raise TypeError(f"unit must be {what}, not {type(unit).__name__}")
-    return parse_nbytes(unit) if isinstance(unit, str) else operator.index(unit)
 
 
 def _marks(segment: Segment, unit: int) -> Iterator[str]:

@@ -40,7 +40,7 @@ from cumem.base.displays import show
 from cumem.base.driver import backend, device_count
 from cumem.base.errors import warn_caller
 from cumem.base.locks import make_lock
-from cumem.base.units import parse_nbytes
+from cumem.base.units import read_size
 from cumem.buffers.arguments import hinting
 from cumem.devices.device import Device
 from cumem.files.opening import open_regular
@@ -790,9 +790,7 @@ def _read_stacks(stacks: bool | int | str) -> int:
     if not isinstance(stacks, str) and not hasattr(stacks, "__index__"):
         what = "a bool, a number of bytes or a text such as '64KiB'"
         raise TypeError(f"stacks must be {what}, not {type(stacks).__name__}")
-    if not isinstance(stacks, str):
-        stacks = operator.index(stacks)
-    return min(parse_nbytes(stacks), _NEVER)
+    return min(read_size(stacks, "stacks", False, None), _NEVER)
 
 
 def _read_count(count: int) -> int:

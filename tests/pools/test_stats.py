@@ -355,7 +355,7 @@ def test_map_draws_one_character_a_unit() -> None:
     for wrong in ({"unit": 1.5}, {"unit": True}):
         with pytest.raises(TypeError, match="unit must be"):
             snapshot.map(**wrong)
-    with pytest.raises(ValueError, match="size must be"):
+    with pytest.raises(ValueError, match="unit must be a number of bytes"):
         snapshot.map(unit="wide")
     assert (
         f"live, {format_nbytes(snapshot.blocks[0].nbytes)} at" in snapshot._repr_html_()

@@ -252,7 +252,7 @@ def test_what_lived_before_is_told_apart(runtime) -> None:
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error) -> None:
-    with pytest.raises(error, match=next(iter(arguments)) + "|size|many"):
+    with pytest.raises(error, match=next(iter(arguments))):
         cumem.record(**arguments)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from cumem import _core
 from cumem.base.carried import Note, find
-from cumem.base.units import parse_nbytes
+from cumem.base.units import read_size
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.buffers.progress import Parts, Progress
 from cumem.files.raw import FILES_AT_ONCE, write_files
@@ -291,10 +291,7 @@ def _check_shape(name: str, shape: Any) -> None:
 def _limit(max_shard_nbytes: int | str | None) -> int | None:
     if max_shard_nbytes is None:
         return None
-    try:
-        limit = parse_nbytes(max_shard_nbytes)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"max_shard_nbytes: {error}") from None
+    limit = read_size(max_shard_nbytes, "max_shard_nbytes", False, None)
     if limit == 0:
         raise ValueError(
             f"max_shard_nbytes must be at least 1 byte, not {max_shard_nbytes!r}"
