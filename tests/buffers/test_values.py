@@ -422,6 +422,23 @@ def test_error_names_the_value_and_both_dtypes(runtime) -> None:
         cumem.full(2, "abc", "U2")
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i4", "f2", ">i4", "M8[s]"])
+def test_range_is_read_as_a_list_of_its_numbers(runtime, dtype: str) -> None:
+    expected = np.array([1, 3, 5], "i8").astype(dtype)
+    assert (cumem.array(range(1, 6, 2), dtype).to_numpy() == expected).all()
+    for write in (
+        lambda buffer: buffer.__setitem__(slice(None), range(1, 6, 2)),
+        lambda buffer: buffer.fill(range(1, 6, 2)),
+        lambda buffer: cumem.copy(buffer, range(1, 6, 2)),
+        lambda buffer: cumem.copy_many([(buffer, range(1, 6, 2))]),
+    ):
+        buffer = cumem.zeros(3, dtype)
+        write(buffer)
+        assert (buffer.to_numpy() == expected).all()
+    with pytest.raises(OverflowError, match=r"the value -1 .* does not fit"):
+        cumem.zeros(3, "u1")[:] = range(-1, 2)
+
+
 def test_empty_list_fits_every_dtype(runtime) -> None:
     for dtype in ("u1", "f4", "S3", "M8[s]", PAIR, ml_dtypes.int4):
         buffer = cumem.zeros(0, dtype)

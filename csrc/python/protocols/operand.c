@@ -336,13 +336,14 @@ init_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unask
     return result;
 }
 
-/* True for a scalar of Python's or NumPy's, and for a list or tuple of values. */
+/* True for a scalar of Python's or NumPy's, for a list or tuple of values, and for a
+ * range. */
 static bool
 is_plain_value(PyObject *object)
 {
     return PyLong_Check(object) || PyFloat_Check(object) || PyComplex_Check(object)
            || PyUnicode_Check(object) || PyList_Check(object) || PyTuple_Check(object)
-           || cm_numpy_is_scalar(object);
+           || PyRange_Check(object) || cm_numpy_is_scalar(object);
 }
 
 /* True if a bytes object is one value for the target. It is if the target's dtype is
