@@ -23,8 +23,15 @@ read_number(PyObject *item, const char *name, int64_t *out)
                      name);
         return -1;
     }
+    if (PyList_Check(item) || PyTuple_Check(item)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s must have one dimension, not lists within a list: pass "
+                     "numpy.ravel(%s)",
+                     name, name);
+        return -1;
+    }
     if (!PyIndex_Check(item)) {
-        return cm_arg_refuse(item, name, expected);
+        return cm_arg_refuse(item, name, "integers");
     }
     PyObject *number = PyNumber_Index(item);
     if (number == NULL) {
