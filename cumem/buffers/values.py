@@ -52,6 +52,11 @@ def _values_hint(value: object) -> str:
             "its dtype is object, whose elements are addresses of Python objects; "
             "convert it first, as by array.astype('f8')"
         )
+    if isinstance(value, np.ndarray) and value.dtype.kind == "T":
+        return (
+            "the text of a StringDType lies outside of the array; convert it first to "
+            "one of a fixed length, as by array.astype('U20')"
+        )
     if hasattr(type(value), "toarray"):  # sparse arrays of SciPy have it
         return "it is not a dense array; pass its toarray()"
     if all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")):

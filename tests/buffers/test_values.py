@@ -489,6 +489,14 @@ def test_what_holds_no_plain_values_says_what_to_pass(emulated, value, words) ->
             make(value)
 
 
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="needs NumPy 2")
+def test_text_of_any_length_says_what_to_pass(emulated) -> None:
+    array = np.array(["ab", "c"], np.dtypes.StringDType())
+    with pytest.raises(TypeError, match=r"StringDType .* array\.astype\('U20'\)"):
+        cumem.array(array)
+    assert cumem.array(array.astype("U20")).tolist() == ["ab", "c"]
+
+
 @pytest.mark.parametrize("value", [1 << 70, [1, -(1 << 64)], [[1 << 64, 2], [3, 4]]])
 def test_integers_that_no_dtype_of_numpys_holds_are_reported(runtime, value) -> None:
     with pytest.raises(OverflowError, match=r'more than 64 bits.*dtype="f8"'):
