@@ -334,7 +334,8 @@ def _advise_on_limit(numbers: _Numbers, piece: int) -> str:
         )
     return (
         f"buffers of this pool hold {_size(stats.live_nbytes)} and the limit is {limit}: "
-        f"drop buffers, or {raise_it} or the pool's limit"
+        "drop buffers, wait for the transfers that still use dropped ones, or "
+        f"{raise_it} or the pool's limit"
     )
 
 

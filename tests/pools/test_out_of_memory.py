@@ -54,7 +54,8 @@ def test_error_reports_all_that_is_known(small) -> None:
     assert error.available is None
     assert error.tried[0].startswith("waited for memory in flight")
     assert error.tried[-1] == "collected garbage"
-    assert "drop buffers, or raise it with cumem.set_limit" in error.advice
+    assert "drop buffers, wait for the transfers" in error.advice
+    assert "or raise it with cumem.set_limit" in error.advice
     for said in (
         "40 MiB",
         "41943040 bytes",
@@ -65,6 +66,20 @@ def test_error_reports_all_that_is_known(small) -> None:
         assert said in str(error)
     assert pool.stats().out_of_memory_count > 0
     del kept, outside
+
+
+def test_dropped_buffer_counts_as_live_until_its_transfer_is_done(emulated) -> None:
+    pool = cumem.Pool("pinned", limit=4 * MIB)
+    target, stream = cumem.empty_device(3 * MIB, "u1"), cumem.Stream()
+    with session.gate(stream):
+        transfer = cumem.copy_async(target, pool.allocate(3 * MIB), stream=stream)
+        with pytest.raises(cumem.OutOfMemoryError) as caught:
+            pool.allocate(3 * MIB)
+        assert (caught.value.live, caught.value.in_flight) == (3 * MIB, 0)
+        assert "transfers that still use dropped ones" in caught.value.advice
+    transfer.wait()
+    del transfer
+    assert pool.allocate(3 * MIB).nbytes == 3 * MIB
 
 
 def test_error_of_the_driver_keeps_its_call(small) -> None:
