@@ -221,7 +221,10 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
 }
 
 
-_LENGTHS = "the lengths are one argument, as in cumem.empty((2, 3))"
+_LENGTHS = (
+    "the lengths are one argument, as in cumem.empty((2, 3)), and order= and the like are "
+    "given by name"
+)
 _PAIRS = "the pairs are one argument, as in cumem.copy_many(zip(dsts, srcs))"
 #: Hints for calls with more arguments by position than a function takes.
 POSITIONAL: dict[str, str] = {

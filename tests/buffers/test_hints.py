@@ -349,6 +349,11 @@ def test_call_with_too_many_arguments_says_how_they_are_given(
     assert str(caught.value).startswith(f"{name}() takes ")
 
 
+def test_order_by_position_says_that_it_is_given_by_name(emulated) -> None:
+    with pytest.raises(TypeError, match="order= and the like are given by name"):
+        cumem.empty((2, 3), "f4", "pinned", "F")  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("library", ["torch", "numba"])
 def test_dtypes_of_others_say_which_one_of_numpy_to_type(emulated, library) -> None:
     class Dtype:
