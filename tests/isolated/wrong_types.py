@@ -38,7 +38,6 @@ Parameters = list[tuple[str, str]]  # name and annotation of each
 SKIPPED = {
     "_raw_copy": "copies between the addresses that it is given",
     "_at_exit": "nothing can be used after it",
-    "_notify": "writes into the file whose number it is given",
 }
 
 
