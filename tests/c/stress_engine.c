@@ -33,8 +33,7 @@ static atomic_bool over;
 static atomic_flag large_taken = ATOMIC_FLAG_INIT;
 static memory large[LARGE_KINDS];
 
-/* -- random numbers
- * ---------------------------------------------------------------------- */
+/* -- random numbers ---------------------------------------------------------------- */
 
 static _Thread_local uint64_t chance;
 /* Set while the test itself makes calls, which must not fail. */

@@ -179,8 +179,7 @@ make_case(fuzz_case *c)
         cm_plan_init(&c->plan, &c->dst, &c->src, facts[0], facts[1], options));
 }
 
-/* -- what the copy must do
- * --------------------------------------------------------------- */
+/* -- what the copy must do --------------------------------------------------------- */
 
 /* Make the copy with plain loops, and note which bytes may be read and written. */
 static void
@@ -243,8 +242,7 @@ check_written_once(const unsigned char *expected, uint64_t nbytes)
     }
 }
 
-/* -- what the plan does
- * ------------------------------------------------------------------ */
+/* -- what the plan does ------------------------------------------------------------ */
 
 /* Check that cm_cut_piece() finds by its number the same part that cm_cut_next() has
  * just returned. */

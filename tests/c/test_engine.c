@@ -18,8 +18,7 @@ next_random(uint64_t below)
     return (random_state >> 33) % below;
 }
 
-/* -- every pair of kinds against a plain loop
- * -------------------------------------------- */
+/* -- every pair of kinds against a plain loop -------------------------------------- */
 
 /* How a copy is made: in the call, on a stream whose order it takes, or in the
  * background. */
@@ -80,7 +79,7 @@ place(cm_region *region, const memory *m, int64_t at)
 }
 
 /* Make one random copy between these memories and compare all bytes of the target's
- * memory, also those between and around its elements. */
+ * memory, including those between and around its elements. */
 static void
 check_random_copy(world *w, memory *dst_memory, memory *src_memory, mode how)
 {
@@ -233,7 +232,7 @@ check_overlap(world *w, cm_kind kind, mode how)
     unsigned char wanted[4096], before[4096];
     memory m = take_memory(w, kind, 0, 4096);
     static const int64_t cases[][4] = {
-        /* Target offset, stride; source offset, stride. */
+        /* The offset and the stride of the target, and then those of the source. */
         {4, 4, 0, 4}, {0, 4, 4, 4}, {396, -4, 0, 4}, {0, 8, 400, 4}, {0, 4, 0, 8},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -203,8 +203,7 @@ test_shut_stream_holds_up_no_route_elsewhere(void)
     close_world(&w);
 }
 
-/* -- failures behind a shut stream
- * ------------------------------------------------------- */
+/* -- failures behind a shut stream ------------------------------------------------- */
 
 /* Return the way with this route and this stride of the source. */
 static const way *

@@ -417,8 +417,9 @@ test_ticket_seconds_are_of_the_copy_alone(void)
 }
 
 /* The engine keeps two sorts of events, since those that measure time keep the device
- * busy for longer. Brief events (CM_POLLED) must not measure time and waited ones must,
- * also when they were given back and are lent again. */
+ * busy for longer. Brief events (CM_POLLED) must not measure time, and the others
+ * (CM_WAITED) must. This holds as well for events that were given back and are lent
+ * again. */
 static void
 test_loan_of_a_brief_event_is_without_time(void)
 {

@@ -77,8 +77,8 @@ start(world *w, const memory *dst, const memory *src)
     return ticket;
 }
 
-/* Four job threads could work on all of the copies at once, and their pieces would mix.
- * Those of one copy follow those of the one before. */
+/* Four job threads could work on all copies at once, and then their pieces would mix.
+ * Instead the pieces of each copy must follow those of the copy before. */
 static void
 test_uploads_of_one_link_follow_one_another(void)
 {
@@ -281,7 +281,7 @@ test_job_that_is_stopped_waits_for_no_lane(void)
     atomic_store(&b.ticket->stopped, true);
     queue(&b);
     CHECK(pick() == &b);
-    cm_job_leave_lane(&b); /* it is in none, and the other stays in its own */
+    cm_job_leave_lane(&b); /* b is in no lane, and a stays in its own */
     CHECK(a.is_in_lane);
     CHECK(a.lane->is_taken);
     drop_job(&a);
@@ -289,8 +289,8 @@ test_job_that_is_stopped_waits_for_no_lane(void)
     close_world(&w);
 }
 
-/* A train is cut as the long copy that it makes up: in longer pieces, with full ones at
- * its ends, and for the caches. */
+/* A train must be cut as one long copy of its length would be: in longer pieces, with
+ * full ones at its ends, and for the caches. */
 static void
 test_jobs_that_follow_each_other_count_as_one_long_copy(void)
 {

@@ -74,7 +74,8 @@ race(world *w, const memory *source, memory *giants)
     give_memory(w, &c);
 }
 
-/* There are more giant downloads than job threads. */
+/* There are more giant downloads than job threads, and the small copies must be done
+ * first all the same. */
 static void
 test_small_copies_overtake_more_long_downloads_than_workers(void)
 {

@@ -312,8 +312,8 @@ test_file_several_files_at_once(void)
     free(zeros);
 }
 
-/* A file that refuses, or that is too short, is the one that the failure names, though
- * others before and after it are well. */
+/* One of several files refuses a call or is too short. The failure must name that file,
+ * although those before and after it are in order. */
 static void
 test_file_failure_names_one_of_several_files(void)
 {

@@ -2,7 +2,8 @@
 /* Tests of pool/heap against a model. The model knows for each unit of 64 bytes whether
  * it is free, live or a gap, and for which stream it was last given back late, that is
  * while its work might still run there. Random operations change both, and they must
- * agree. Addresses are made up. Argument: operations of the long run. */
+ * agree. Addresses are made up. The program's argument is the number of operations of
+ * the long run. */
 #include <stdlib.h>
 
 #include "check.h"

@@ -90,8 +90,7 @@ test_table_launches_when_it_is_full(void)
     close_world(&w);
 }
 
-/* -- copies that touch each other
- * ------------------------------------------------------ */
+/* -- copies that touch each other -------------------------------------------------- */
 
 static unsigned
 next_random(unsigned *state)

@@ -10,8 +10,7 @@
 
 enum { NBYTES = 4096 };
 
-/* -- progress
- * ----------------------------------------------------------------------------- */
+/* -- progress ---------------------------------------------------------------------- */
 
 static atomic_bool arrived, may_go;
 
@@ -28,7 +27,7 @@ stop_at_copy(cm_address dst, cm_address src, uint64_t nbytes)
 }
 
 /* The first part is over while the copy of the second one is held before it is queued.
- * The ticket must count the first part alone, and all at the end. */
+ * The ticket must count the first part alone, and at the end both. */
 static void
 test_whole_reports_what_its_parts_have_moved(void)
 {
@@ -78,8 +77,8 @@ look(void *argument)
     return false;
 }
 
-/* The host copies two runs together in pieces. Each piece that is over must count, also
- * one that ends inside a run. */
+/* The host copies two runs together in pieces. Each piece that is over must count, even
+ * if it ends inside a run. */
 static void
 test_runs_on_the_host_tell_their_pieces(void)
 {

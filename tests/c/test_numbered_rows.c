@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of rows by their numbers, which threads of the host copy: the runs that they
- * are, the copy of a part, and whole copies up, down and on the host. */
+/* Tests of rows that are chosen by numbers and that threads of the host copy. They
+ * check the runs that such rows consist of, the copy of a part, and whole copies to the
+ * device, from it and within the host. */
 #include "base/numbered_copy.h"
 #include "many_world.h"
 #include "transfer/plan/shared_numbers.h"
@@ -96,7 +97,7 @@ make_rows(char *dst, char *src)
     return rows;
 }
 
-/* Where byte `at` of the packed space is, counted from row 0 of its layer. */
+/* Return where byte `at` of the packed space is, counted from row 0 of its layer. */
 static int64_t
 place_of(const cm_numbered_rows *rows, cm_side side, uint64_t at)
 {
@@ -107,7 +108,7 @@ place_of(const cm_numbered_rows *rows, cm_side side, uint64_t at)
     return number * layer->stride[side] + (int64_t)(in % layer->row_nbytes);
 }
 
-/* A run goes on as long as the bytes lie together, and the layer has any. */
+/* A run must go on as long as the bytes lie together and the layer has more of them. */
 static void
 test_run_is_found_at_each_byte_of_the_packed_space(void)
 {
@@ -335,7 +336,8 @@ test_rows_apart_on_the_device_take_one_launch_a_slot(void)
     close_world(&w);
 }
 
-/* A slice of the target need not be looked up row by row. */
+/* If the numbers name a slice of the target, its rows need not be looked up one by
+ * one. */
 static void
 test_numbers_that_rise_by_one_are_dropped(void)
 {
@@ -361,7 +363,8 @@ test_numbers_that_rise_by_one_are_dropped(void)
     close_world(&w);
 }
 
-/* The limit leaves room for the slots, and none for as many numbers. */
+/* The limit on page-locked memory leaves room for the slots but not for so many
+ * numbers. */
 static void
 test_numbers_without_page_locked_memory_go_by_the_table(void)
 {
@@ -442,8 +445,9 @@ test_layers_of_several_ways_or_lengths_are_left_to_the_batch(void)
     close_world(&w);
 }
 
-/* Rows for a device take all threads if they are longer than those that a few gather
- * faster than its link, and shorter than a page. On the host short rows do. */
+/* A few threads gather very short rows faster than the link carries them, and rows of a
+ * page or more as well. So only rows between these go up with all threads. Every other
+ * copy takes all threads for its short rows. */
 static void
 test_threads_for_rows_follow_from_their_length(void)
 {
@@ -464,7 +468,7 @@ test_threads_for_rows_follow_from_their_length(void)
                  cases[k].takes_all ? CM_COPY_WIDE_ALL : CM_COPY_WIDE);
         CHECK_EQ(cm_numbered_choose_way(&job, false),
                  cases[k].takes_all ? CM_COPY_PLAIN_ALL : CM_COPY_PLAIN);
-        rows->layers[0].end[CM_SRC].is_file = true; /* pages are read meanwhile */
+        rows->layers[0].end[CM_SRC].is_file = true; /* its pages may have to be read */
         CHECK_EQ(cm_numbered_choose_way(&job, true), CM_COPY_WIDE_ALL);
         rows->layers[0].end[CM_SRC].is_file = false;
     }

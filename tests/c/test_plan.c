@@ -347,7 +347,8 @@ test_plan_long_uploads_stay_in_the_caches(void)
     CHECK_EQ(plan.slot_count, 1); /* or if the ring has no room for more */
 }
 
-/* So do long uploads of rows that threads gather by their numbers, but no other batch.
+/* Long uploads of rows that threads gather by their numbers must stay in the caches as
+ * well, but no other batch.
  */
 static void
 test_plan_long_uploads_of_rows_stay_in_the_caches(void)
@@ -369,7 +370,8 @@ test_plan_long_uploads_of_rows_stay_in_the_caches(void)
 }
 
 /* The ring of writers is small, so that it stays in the caches, and where several files
- * are written it has two slots or more for each. That of reads is as the tuning says.
+ * are written it has two slots or more for each. The ring of reads is as the tuning
+ * says.
  */
 static void
 test_plan_ring_of_writers_is_small(void)
@@ -447,8 +449,7 @@ test_plan_wrong_ends_are_refused(void)
     CHECK_EQ(route_of(plan.row), CM_ROUTE_NOTHING);
 }
 
-/* -- layouts against a plain loop
- * --------------------------------------------------------- */
+/* -- layouts against a plain loop -------------------------------------------------- */
 
 /* The bytes of the source, those that the target must get, those that it got, and a
  * slot. */

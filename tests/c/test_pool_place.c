@@ -78,8 +78,8 @@ test_pool_moves_free_chunks_instead_of_reserving_more(void)
     close_emulated(rt);
 }
 
-/* Chunks for a long block have 1/64 of it, up to 16 MiB. Those for a short one have a
- * granule. */
+/* A chunk for a long block has 1/64 of the block's length, up to 16 MiB. A chunk for a
+ * short block has one granule. */
 static void
 test_pool_makes_longer_chunks_for_longer_blocks(void)
 {
@@ -101,8 +101,8 @@ test_pool_makes_longer_chunks_for_longer_blocks(void)
     close_emulated(rt);
 }
 
-/* The next two tests make HOLED blocks of one chunk each. Number 2 to 6 of these become
- * gaps or free memory. */
+/* The next two tests make HOLED blocks of one chunk each. Blocks 2 to 6 become gaps or
+ * free memory. */
 enum { HOLED = 12 };
 
 /* Chunks 2 to 6 become gap, free, gap, free, gap, and chunk 9 is free too. A block of
@@ -547,7 +547,8 @@ test_pool_each_step_of_a_growth_may_fail(void)
     }
 }
 
-/* An operation of a growth fails, and goes on to fail. */
+/* Some call of an operation in a growth fails, and so do all later calls of that
+ * operation. */
 static void
 test_pool_each_step_of_a_growth_may_fail_for_good(void)
 {
@@ -620,7 +621,8 @@ test_pool_memory_for_many_blocks_comes_in_one_growth(void)
     close_emulated(rt);
 }
 
-/* Memory for many blocks is made in fewer chunks than that of one block. */
+/* Memory that is reserved for many blocks at once must consist of fewer chunks than
+ * memory that is made for one block after the other. */
 static void
 test_pool_memory_for_many_blocks_has_long_chunks(void)
 {
@@ -647,8 +649,8 @@ test_pool_memory_for_many_blocks_has_long_chunks(void)
     CHECK_GE(counts[0], 3 * counts[1]);
 }
 
-/* Whatever call fails, the pool stays as it was, and its blocks find out by
- * themselves. */
+/* Whichever call of the runtime fails, cm_pool_reserve() must leave the pool as it was.
+ * Later allocations then grow the pool themselves. */
 static void
 test_pool_that_can_make_nothing_ahead_is_as_before(void)
 {

@@ -330,8 +330,7 @@ test_registry_forked_child_touches_nothing(void)
     munmap(memory, 4 * page_nbytes());
 }
 
-/* -- shares of copies
- * --------------------------------------------------------------------- */
+/* -- shares of copies -------------------------------------------------------------- */
 
 /* A copy takes shares of the pieces that its memory touches. Those pieces must stay
  * locked after their registrations were released, until the copy gives its shares

@@ -95,8 +95,9 @@ test_numbers_count_from_the_end_of_each_array(void)
     cm_chosen_rows_fini(&numbers);
 }
 
-/* Numbers that are shared may be settled for another array, or go first, and the others
- * stay as they were, whether or not their rows are the given numbers themselves. */
+/* Two structs share numbers. If one of them is settled for another array, or ended
+ * first, the other must stay as it was. This must hold both for rows that are the given
+ * numbers themselves and for rows that were counted from the end. */
 static void
 test_shared_numbers_are_settled_each_for_itself(void)
 {
@@ -269,9 +270,9 @@ test_numbers_of_each_width_are_written_for_a_kernel(void)
 
 enum { TRIES = 8 };
 
-/* Say how often this number is taken for a row of an array of `row_count` rows. It is
- * tried TRIES times: at the beginning and the end of blocks, as an integer of 8 bytes
- * and, if it fits, of 4. */
+/* Return how often this number is taken for a row of an array of `row_count` rows. It
+ * is tried TRIES times: at the beginning and the end of blocks, as an integer of 8
+ * bytes and, if it fits, of 4. */
 static int
 times_of_row(int64_t number, int64_t row_count)
 {
@@ -413,7 +414,8 @@ test_runs_of_numbers_are_counted(void)
 
 /* -- runs -------------------------------------------------------------------------------- */
 
-/* Two arrays of 6 rows of 4 bytes, of which rows lie this far apart. */
+/* Make a layer of two arrays with 6 rows of 4 bytes each. The rows lie this far
+ * apart. */
 static cm_layer
 make_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
 {
@@ -516,7 +518,8 @@ test_runs_of_empty_rows_are_none(void)
 
 /* -- layers for a kernel ----------------------------------------------------------------- */
 
-/* A layer that a device reaches: page-locked memory to memory of the device. */
+/* Make a layer that a device reaches, from page-locked memory to memory of the
+ * device. */
 static cm_layer
 make_reached_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
 {
@@ -531,6 +534,8 @@ make_reached_layer(char *dst, int64_t dst_stride, char *src, int64_t src_stride)
     return layer;
 }
 
+/* A layer becomes one layer for the kernel, with its addresses, strides and numbers of
+ * rows. The target runs backwards. */
 static void
 test_layer_of_whole_rows_is_one_for_the_kernel(void)
 {
@@ -583,8 +588,7 @@ test_layer_of_rows_in_parts_is_one_for_each_part(void)
     cm_kernel_rows_destroy(rows);
 }
 
-/* A layer becomes one layer for the kernel, with its addresses, strides and numbers of
- * rows. The target runs backwards. */
+/* A layer without bytes, or of which no row is asked for, must not reach the kernel. */
 static void
 test_layer_of_no_bytes_is_none_for_the_kernel(void)
 {
@@ -631,14 +635,15 @@ test_rows_suit_the_engine_if_their_runs_are_few_or_long(void)
     CHECK(!cm_rows_suit_engine(&layer, 1, 64, numbers)); /* two more runs */
     numbers[CM_SRC] = numbers[CM_DST];
     layer.array[CM_SRC].strides[0] += 2;
-    CHECK(!cm_rows_suit_engine(&layer, 1, 64, numbers)); /* gaps are not copied yet */
+    CHECK(!cm_rows_suit_engine(&layer, 1, 64, numbers)); /* the rows have gaps between
+                                                            them, so none are joined */
     layer.array[CM_DST].shape[1] = layer.array[CM_SRC].shape[1] = 0;
     CHECK(cm_rows_suit_engine(&layer, 1, 64, NULL));
 }
 
 /* -- pairs ------------------------------------------------------------------------------- */
 
-/* A piece from page-locked memory to that of a device. */
+/* Make a piece that goes from page-locked memory to memory of a device. */
 static cm_piece
 make_pair(uint64_t dst, uint64_t src, uint64_t nbytes)
 {

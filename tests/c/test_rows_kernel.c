@@ -163,8 +163,7 @@ plain_layer(const world *w, uint64_t row_count, uint64_t row_nbytes)
                            .row_nbytes = row_nbytes};
 }
 
-/* -- copies of rows
- * ----------------------------------------------------------------------- */
+/* -- copies of rows ---------------------------------------------------------------- */
 
 /* Return a layer with rows of a random length, alignment and distance. It lies in the
  * lower half of the room. */
@@ -257,8 +256,8 @@ test_rows_of_any_shape_move_as_one_by_one(void)
     world_close(&w);
 }
 
-/* Copy a few very long rows, and then many rows. Everything must be moved once, and
- * nothing behind it. */
+/* Copy a few very long rows, and then many rows. Every byte must be moved once, and
+ * nothing behind the rows may change. */
 static void
 test_long_rows_and_many_slots_move_once_each(void)
 {
@@ -442,8 +441,7 @@ test_packed_rows_go_on_where_both_numbers_are_right(void)
     world_close(&w);
 }
 
-/* -- streams and captures
- * ----------------------------------------------------------------- */
+/* -- streams and captures ---------------------------------------------------------- */
 
 /* The number is changed while the launch waits behind a gate. The copy must use the new
  * one. */
@@ -481,8 +479,7 @@ test_rows_are_captured_without_a_call_that_waits(void)
     world_close(&w);
 }
 
-/* -- the kernel's parameters
- * -------------------------------------------------------------- */
+/* -- the kernel's parameters ------------------------------------------------------- */
 
 /* The kernel moves units of up to 16 bytes, as the alignment allows, and a team of
  * threads moves each row. Each case has the unit, the team's size and the number of
@@ -588,8 +585,7 @@ test_blocks_over_the_bus_follow_from_the_bytes_on_their_way(void)
     }
 }
 
-/* -- failures
- * ----------------------------------------------------------------------------- */
+/* -- failures ---------------------------------------------------------------------- */
 
 /* Each operation of a launch fails once. That must be reported, nothing may have moved,
  * and the next launch must work. */

@@ -350,8 +350,8 @@ test_workers_of_few_processors_starts_few_threads(void)
     }
 }
 
-/* The poster only pauses, as on a machine where threads spin, and takes no part itself.
- * Everything must still be copied. */
+/* The poster only pauses, as on a machine where threads spin, and copies no part
+ * itself. Everything must still be copied. */
 static void
 test_workers_resting_poster_sees_every_task_done(void)
 {
@@ -415,7 +415,8 @@ test_workers_single_part_is_copied_where_others_rest(void)
     free(dst);
 }
 
-/* Threads look for more work as long as the group wants that has posted last. */
+/* Threads must look for more work for as long as the group that has posted last
+ * asks. */
 static void
 test_workers_spin_as_long_as_the_last_group_wants(void)
 {
@@ -618,8 +619,8 @@ test_workers_keeps_the_limit_of_each_group(void)
     cm_thread posters[3];
     gathering *all = calloc(3, sizeof(*all));
     cm_workers_init(&workers);
-    /* Start all threads before. If several groups start threads at the same time, only
-     * one of them succeeds. */
+    /* Start all threads beforehand. If several groups start threads at the same time,
+     * only one of them succeeds. */
     all[0] = (gathering){.workers = &workers, .tuning = tuned()};
     all[0].tuning.thread_count = 5;
     (void)gather(&all[0]);
