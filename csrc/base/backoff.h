@@ -11,7 +11,7 @@
 #include "base/thread.h"
 
 enum {
-    CM_BACKOFF_PART = 128, /* of the time that has passed is the pause */
+    CM_BACKOFF_PART = 128, /* the pause is the time that has passed, divided by this */
     CM_BACKOFF_LEAST_NS = 500,
     CM_BACKOFF_MOST_NS = 300 * 1000,
     /* Shorter pauses are not slept, since timers are late. */

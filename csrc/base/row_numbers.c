@@ -9,7 +9,7 @@
 #    pragma GCC optimize("tree-vectorize")
 #endif
 
-/* The compiler makes vectors of a loop of a fixed length only. */
+/* The compiler vectorizes a loop only if its length is fixed. */
 enum { BLOCK = 256, WORD_BITS = 64 };
 
 /* Numbers as they lie in an array of the caller's, which need not be aligned. */
@@ -88,8 +88,9 @@ loop_look(const int64_t *numbers, uint64_t count, uint64_t row_count, found_64 *
     *out = found;
 }
 
-/* The bit of the sign is set in the answer unless each number, and the one before it,
- * rises. None is negative, so that no difference overflows. */
+/* The sign bit of the answer is set unless each number is larger than the one before,
+ * which for the first is numbers[-1]. No number is negative, so no difference
+ * overflows. */
 static CM_INLINE uint32_t
 loop_rise(const int32_t *numbers, uint64_t count)
 {
@@ -129,7 +130,7 @@ typedef struct number_loops {
     bool (*mark)(uint64_t *bits, const int32_t *numbers, uint64_t count);
 } number_loops;
 
-/* Each of these goes block by block, until a number is outside or falls. */
+/* Each of these goes block by block, until a number is outside or does not rise. */
 #define IS_SET(word) ((word) >> (sizeof(word) * 8 - 1) != 0) /* the bit of the sign */
 
 #define DEFINE_WRITE(isa, name, given, written, word, found_type)                      \

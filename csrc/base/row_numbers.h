@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays of row numbers, at the speed of the processor. This file knows the processor
- * and nothing else.
+/* Loops that check and copy arrays of row numbers, as fast as the processor can. This
+ * file knows the processor and nothing else.
  *
  * A kernel moves a short row in less time than a careful look at its number takes. So
  * the loops here have no branch for a number, and there is a copy of each for

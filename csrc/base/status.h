@@ -33,14 +33,14 @@ enum {
     CM_ESYSTEM = -11, /* a system call failed; the argument is its errno */
     CM_ECANCELLED = -12,
     CM_ETIMEOUT = -13,
-    CM_EHOSTMEMORY = -14, /* the request is more host memory than the process may use */
+    CM_EHOSTMEMORY = -14, /* more host memory is asked for than the process may use */
     CM_ENUMA = -15,       /* the memory came from another node */
     CM_EMANAGED = -16,    /* the device has no concurrent managed access */
     CM_ECAPTURING = -17,  /* a graph cannot hold what the host does or waits for */
     CM_EFAULT = -18, /* a mapped file was cut short, or cannot be read or written */
     /* An element cannot be converted; the argument is the cast's number. */
     CM_ECAST = -19,
-    /* Some of the row numbers that a kernel read are those of no row. The argument says
+    /* Some of the row numbers that a kernel read do not name a row. The argument says
      * whether they are the target's or the source's: it is a sum of CM_ROWS_WRONG_…
      * (runtime/kernel_jobs.h) and CM_ROWS_WRONG_TAKEN below. */
     CM_EROWS = -20,

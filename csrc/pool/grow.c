@@ -11,8 +11,8 @@
  *
  * Placed memory
  * -------------
- * If chunks can be mapped anywhere in one range of
- * addresses, a growth takes only the memory that is missing at one place:
+ * If chunks can be mapped anywhere in one range of addresses, a growth takes only the
+ * memory that is missing at one place:
  *
  *   1. The heap finds the place that lacks the fewest granules (cm_hole).
  *   2. Free chunks from elsewhere are moved there: unmapped, and mapped again.
@@ -50,13 +50,12 @@
  *
  * Plans
  * -----
- * Runtime calls are made without the pool's lock, so a growth has three
- * parts. Under the lock, plan_place_locked() chooses everything and makes its spans
- * BUSY, so that nobody else takes them. Without the lock, fill() makes the calls. Under
- * the lock again, finish_place_locked() turns spans that have memory into free ones and
- * the rest into gaps, whether the calls worked or not. So a failure half-way loses
- * nothing: chunks that were moved stay moved, new ones are closed again, and the
- * request fails.
+ * Runtime calls are made without the pool's lock, so a growth has three parts. Under
+ * the lock, plan_place_locked() chooses everything and makes its spans BUSY, so that
+ * nobody else takes them. Without the lock, fill() makes the calls. Under the lock
+ * again, finish_place_locked() turns spans that have memory into free ones and the rest
+ * into gaps, whether the calls worked or not. So a failure half-way loses nothing:
+ * chunks that were moved stay moved, new ones are closed again, and the request fails.
  *
  * Trimming
  * --------
@@ -102,8 +101,9 @@ typedef struct idle_chunks {
     uint32_t room;
     bool to_move;           /* the chunks are to be moved, else closed */
     uint64_t nbytes;        /* of all of them together */
-    uint64_t enough_nbytes; /* no chunk is taken once there are this many bytes, */
-    uint64_t most_nbytes;   /* nor one that would bring them above this */
+    uint64_t enough_nbytes; /* once the chunks have this many bytes, no more are
+                               taken */
+    uint64_t most_nbytes;   /* a chunk that would bring them above this is not taken */
 } idle_chunks;
 
 /* Take the chunks that lie wholly in `span`, a free span of the range, out of the heap.
@@ -233,8 +233,8 @@ typedef struct place_plan {
     cm_heap_span *first;
     uint32_t held_count;
     idle_chunks idle;
-    /* The first this many of the idle chunks have a place to go. The others are
-     * closed. */
+    /* How many of the idle chunks, counted from the first, have a place to go. The
+     * others are closed. */
     uint32_t moved_count;
     cm_heap_span **bare; /* owned; held spans without memory, each of which is to get a
                             new chunk */

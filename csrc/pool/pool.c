@@ -54,10 +54,11 @@
  * Example: a loop allocates 100 MB on stream A, launches a kernel on it, and frees it.
  * The first round misses and grows. The free tags the span with A and its epoch and
  * makes no runtime call. The second round finds the span free, sees A's tag, and is a
- * hit although the kernel still runs. If instead stream B asks, the span is not usable
- * for it: the miss asks the driver whether A is idle (rung 1); if so, B gets the same
- * 100 MB; if not, the pool grows, because memory is cheaper than a wait. The pool makes
- * B wait for A (rung 4) only once the budget or the device is exhausted.
+ * hit although the kernel still runs. If stream B asks instead, it cannot use that
+ * span, and the request is a miss. It asks the driver whether A is idle (rung 1). If A
+ * is, B gets the same 100 MB. If not, the pool grows, because memory is cheaper than a
+ * wait. The pool makes B wait for A (rung 4) only once the budget or the device is
+ * exhausted.
  *
  * Rungs 2, 4 and 5 need hooks, which say how the caller's wait can be interrupted.
  * Without hooks nothing waits for work of unknown length.
@@ -157,8 +158,8 @@ destroy(cm_pool *pool)
 {
     cm_pool_unwatch_forks(pool); /* no block is live, so the rest needs no lock */
     cm_pool_end_children(pool);
-    /* Wait first, since giving memory back does not wait for its work in all kinds of
-     * memory. */
+    /* Wait first, since not every kind of memory waits for its work when it is given
+     * back. */
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
     if (pool->saved.forget != NULL) {
         pool->saved.forget(pool);

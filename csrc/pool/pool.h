@@ -223,10 +223,10 @@ CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *
 
 /* Prepare the pool for many blocks of `nbytes` together, which the caller is about to
  * allocate. If less than an eighth of that is free or in flight, the pool grows by all
- * of it at once, which takes a fraction of the calls of the runtime that a growth for
- * each block takes. Nothing happens if the runtime or a limit refuses: the caller finds
- * out by its blocks. The call waits for no work of a device, but it may wait for a
- * growth or a trim of another thread. */
+ * of it at once. This takes far fewer calls of the runtime than one growth for each
+ * block. If the runtime or a limit refuses, nothing happens: the caller finds out when
+ * it allocates the blocks. The call waits for no work of a device, but it may wait for
+ * a growth or a trim of another thread. */
 void cm_pool_reserve(cm_pool *pool, uint64_t nbytes);
 
 /* Hand out a block, usable on any stream, to a caller that has other memory to fall
@@ -247,7 +247,7 @@ cm_block *cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_
  * Blocks: behind a growth or a trim of another thread, and in the runtime, but never
  *         for work of a device. */
 void cm_pool_obey_limits(cm_pool *pool, bool may_fence);
-/* Calls cm_pool_obey_limits() for each pool of a runtime. */
+/* Call cm_pool_obey_limits() for each pool of a runtime. */
 void cm_pools_obey_limits(const cm_runtime *rt, bool may_fence);
 
 /* Return how many more bytes the pool could hand out before it meets a limit. Its free
@@ -274,9 +274,9 @@ enum {
  * this was its last live block. Otherwise it just records events, which a later poll
  * looks at; a later poll also records the fence if the block needs one. The block waits
  * for a fence if recording an event fails, if nobody keeps a stream alive, or if more
- * than 255 streams are in use. A block that a capture used, or that a stream used which
- * is capturing now, belongs to the graph and becomes free only when the pool ends. In a
- * forked child the block is leaked. */
+ * than 255 streams are in use. If a capture used the block, or a stream that is
+ * capturing now, the block belongs to the graph and becomes free only when the pool
+ * ends. In a forked child the block is leaked. */
 void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                   uint32_t use_count, unsigned flags);
 /* True where cm_pool_free() with these arguments makes no runtime call. */
@@ -390,9 +390,9 @@ CM_NODISCARD cm_status cm_pool_shut(cm_pool *pool);
 /* Wait for growths under way, and for all work on the memory of a pool that was shut:
  * on blocks that were given back, on the streams `uses`, and with CM_POOL_FREE_FENCE
  * for everything that the devices are doing.
- * Fails: CM_ECAPTURING while a capture is under way that a wait would end; CM_ENOTSUP if
- *        its memory is not mapped on demand; CM_EBUSY if it cannot be told that all
- * work has ended; as cm_pool_wait(). */
+ * Fails: CM_ECAPTURING while a capture is under way that a wait would end; CM_ENOTSUP
+ *        if its memory is not mapped on demand; CM_EBUSY if nothing can tell whether
+ *        all work has ended; as cm_pool_wait(). */
 CM_NODISCARD cm_status cm_pool_settle(cm_pool *pool, cm_stream *const *uses,
                                       uint32_t use_count, unsigned flags,
                                       const cm_wait_hooks *hooks);
@@ -414,9 +414,10 @@ const cm_saved_run *cm_pool_saved_runs(const cm_pool *pool, uint64_t *count);
  * address_unmap that could not be undone, and then the pool sleeps with some of its
  * memory. */
 CM_NODISCARD cm_status cm_pool_fall_asleep(cm_pool *pool, bool *asleep);
-/* Get memory for a pool that is asleep, at the same addresses. Chunks in which nothing
- * lives any more get none. Their contents are undefined. Runs of blocks that were given
- * back meanwhile are no longer among the saved ones. The pool is shut then.
+/* Get memory for a pool that is asleep, at the same addresses. The contents of this
+ * memory are undefined. Chunks in which nothing lives any more get none. Runs of blocks
+ * that were given back meanwhile are no longer among the saved ones. The pool is shut
+ * then.
  * Blocks: as cm_pool_fall_asleep().
  * Fails: physical_create, address_map, address_set_access; CM_ELIMIT; CM_ENOMEM; CM_EBUSY
  *        if the pool is not asleep; CM_EFORKED. The pool is still asleep then. */

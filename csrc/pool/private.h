@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The inside of the pool. Only the pool's own files include it: pool.c hands out and
- * takes back, in_flight.c finds out when freed memory is idle and waits for that,
- * grow.c gets memory from the runtime and gives it back, sleep.c lends all of it back
- * for a time, fork.c looks after forked
- * children, noting.c writes events for the recorder, and pools.c works on all pools of
- * a runtime.
+/* The inside of the pool. Only the pool's own files include this header: pool.c hands
+ * out and takes back, in_flight.c finds out when freed memory is idle and waits for
+ * that, grow.c gets memory from the runtime and gives it back, sleep.c lends all of it
+ * back for a time, fork.c looks after forked children, noting.c writes events for the
+ * recorder, and pools.c works on all pools of a runtime.
  * Locks: `lock` guards heap, lists, slots and counters, and is held for work on these
  *        only. `growing` and `polling` are turns, which a thread keeps across runtime
  *        calls. The thread that has the turn `growing`, the grower, alone may change
@@ -25,7 +24,7 @@
  * has a slot as well, for work whose stream is unknown. */
 enum { CM_STREAMS_MAX = 256, CM_EPOCHS_MAX = CM_STREAMS_MAX + CM_MAX_DEVICES };
 
-/* What a block has to wait for: the work of a slot, up to and with an epoch. */
+/* What a block has to wait for: the work of a slot, up to and including an epoch. */
 typedef struct cm_due {
     uint32_t slot;
     uint64_t epoch;
@@ -88,12 +87,13 @@ typedef struct cm_saved {
  *   reserved_nbytes = S(LIVE) + S(FLIGHT) + S(FREE) + S(READY) + S(BUSY with memory),
  *       but not the memory that a growth under way has made for BUSY spans
  *   asleep_nbytes = the chunks without memory; the budget has been charged for
- *       reserved_nbytes - asleep_nbytes (readers of counters get this as
- * reserved_nbytes) in_flight_count = |in_flight| + |held_by_children| + the blocks
- * without a node hit_count + miss_count = allocation_count each peak is at least as
- * large as the present value of its counter each flight in in_flight waits for at least
- * one epoch, or for a graph done[i] <= epochs[i].epoch, and done[0] = UINT64_MAX a free
- * span's epoch is <= done[tag], or else <= epochs[tag].given_epoch, and then
+ *       reserved_nbytes - asleep_nbytes, which readers see as reserved_nbytes
+ *   in_flight_count = |in_flight| + |held_by_children| + the blocks without a node
+ *   hit_count + miss_count = allocation_count
+ *   each peak is at least as large as the present value of its counter
+ *   each flight in in_flight waits for at least one epoch, or for a graph
+ *   done[i] <= epochs[i].epoch, and done[0] = UINT64_MAX
+ *   a free span's epoch is <= done[tag], or else <= epochs[tag].given_epoch, and then
  *       epochs[tag] has a stream */
 struct cm_pool {
     cm_spin_lock lock;
@@ -128,8 +128,8 @@ struct cm_pool {
      * it. */
     cm_pool_phase phase;
     cm_saved saved;          /* for that thread */
-    uint64_t window_ns;      /* for the idle trim: when the present window began, */
-    uint64_t window_cached;  /* and the least that was cached in it */
+    uint64_t window_ns;      /* for the idle trim: when its present window began */
+    uint64_t window_cached;  /* the least that was cached in that window */
     bool waited_in_vain;     /* nobody waits for fences again until one passes */
     uint64_t unasked_nbytes; /* given back with a fence since a miss last polled */
     atomic_uint_fast64_t lost_count;
@@ -147,8 +147,8 @@ struct cm_pool {
 };
 
 /* True while the pool may not hand out free memory because it sleeps or because a limit
- * is exceeded. If one was, this looks at the limits again, since other pools may have
- * given memory back. */
+ * is exceeded. If a limit was exceeded before, this looks at the limits again, since
+ * other pools may have given memory back. */
 static inline bool
 cm_pool_is_over_locked(cm_pool *pool)
 {

@@ -354,7 +354,8 @@ cm_stream_query(const cm_stream *stream, bool *done)
                          : use_event(stream, NULL, done));
 }
 
-/* Nobody waits here, so the question is no concern of a capture in this thread. */
+/* The scope lets a thread that captures ask as well. That is safe, since nobody waits
+ * here. */
 bool
 cm_stream_is_idle(const cm_stream *stream)
 {

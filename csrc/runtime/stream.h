@@ -41,8 +41,8 @@ typedef struct cm_stream {
      * cm_stream_may_capture(). */
     atomic_uint capture_refs;
     uint64_t handle; /* other code gets it from cm_stream_export_handle() */
-    /* From cudaStreamGetId. That of the legacy stream is its handle, and that of a
-     * per-thread default stream belongs to its thread alone. */
+    /* From cudaStreamGetId. The id of the legacy stream is its handle, and the id of a
+     * per-thread default stream belongs to one thread alone. */
     uint64_t id;
     int device;       /* index */
     bool owns_handle; /* the handle is destroyed with the record */
