@@ -2,10 +2,10 @@
 /* How many threads share a row, how wide they copy, and how many blocks there are.
  *
  * A warp loads CM_ROWS_SLOTS units a thread before it stores any, 2 KiB in units of 16
- * bytes. A copy over the bus has as many blocks as put a certain number of bytes on
- * their way. Reads need READ_NBYTES: what the bus delivers in the time of one read of
- * host memory, and as much again, since a warp waits for the numbers of its rows before
- * it reads the rows. If it waits for the bus to bring it the numbers, they need
+ * bytes. A copy over the bus has just enough blocks to keep a certain number of bytes
+ * on their way. Reads need READ_NBYTES: what the bus delivers in the time of one read
+ * of host memory, and as much again, since a warp waits for the numbers of its rows
+ * before it reads the rows. If the numbers come over the bus too, reads need
  * FAR_NBYTES.
  *
  * Writes wait for nothing, and need only WRITE_NBYTES. If more of them are on their way
@@ -146,7 +146,7 @@ threads_per_block(const cm_rows_job *job, const cm_rows_move *move)
     return THREADS_PER_BLOCK;
 }
 
-/* Return how many bytes a copy over the bus has on their way. */
+/* Return how many bytes a copy over the bus keeps on their way. */
 static uint32_t
 bytes_under_way(const cm_rows_move *move)
 {
@@ -182,8 +182,8 @@ find_block_limit(cm_runtime *rt, int device, const cm_rows_move *move,
     return cm_ok();
 }
 
-/* Take as many blocks as have something to do, up to the limit, and tell the kernel by
- * how many slots its warps go on. */
+/* Take as many blocks as have something to do, up to the limit, and tell the kernel how
+ * many slots a warp goes on by after each one. */
 static uint32_t
 choose_blocks(cm_rows_job *job, uint32_t threads, uint32_t limit)
 {

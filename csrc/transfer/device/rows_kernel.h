@@ -41,10 +41,10 @@ typedef struct cm_rows_move {
     cm_row_numbers numbers[2]; /* by cm_side */
     /* Row i of the source lies at place i, and its number is only checked. This is for
      * the second of two calls, where the first has gathered the rows of the source into
-     * memory between the ends: rows with a wrong number are left out by both. */
+     * memory between the ends: both calls leave out rows with a wrong number. */
     bool is_packed;
-    /* Bytes pass a bus, which a few blocks fill, so by default the kernel leaves the
-     * other multiprocessors to the work beside it. */
+    /* The bytes pass a bus. A few blocks are enough to fill it, so by default the
+     * kernel leaves the other multiprocessors to the work beside it. */
     bool is_over_bus;
     /* The target is memory of the host, which even fewer blocks fill. */
     bool is_to_host;
@@ -60,7 +60,7 @@ typedef struct cm_rows_move {
 
 /* Queue the copy on `stream` of `device`, which is current. One launch takes up to
  * CM_ROWS_MAX_LAYERS neighbouring layers of the same strides, counts, row length and
- * alignment, so layers of one shape go best side by side.
+ * alignment, so layers of the same shape should stand next to each other.
  *
  * Layers must not write what another one reads or writes. A row that is written twice
  * has bytes of either.
@@ -77,6 +77,6 @@ CM_NODISCARD cm_status cm_rows_launch(cm_kernels *kernels, int device,
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_rows_job_init(cm_rows_job *job, const cm_rows_move *move,
                                         const cm_rows_layer *layer);
-/* Return how many blocks a copy over the bus takes at most, unless its caller says so:
- * as many as keep the bus busy. This is pure. */
+/* Return how many blocks keep the bus busy. A copy over the bus takes no more than
+ * these, unless its caller has set max_sms. This is pure. */
 uint32_t cm_rows_count_bus_blocks(const cm_rows_job *job, const cm_rows_move *move);

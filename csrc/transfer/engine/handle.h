@@ -16,10 +16,10 @@ cm_ticket *cm_ticket_hold(cm_ticket *ticket);
  * cm_ticket_abandon(). */
 cm_ticket *cm_ticket_share(cm_ticket *ticket);
 void cm_ticket_release(cm_ticket *ticket);
-/* Drop the reference of an owner that will not ask for the outcome. If no such owner is
- * left, whoever else may hold the ticket, a failure that nobody has read goes to
- * cm_engine_take_unread(). If the engine has ended, nobody will call that, so this
- * function returns the failure instead. Otherwise it returns CM_OK. */
+/* Drop the reference of an owner that will not ask for the outcome. If no owner is left
+ * that may still ask, a failure that nobody has read goes to cm_engine_take_unread(),
+ * even while others hold the ticket. If the engine has ended, nobody will call that
+ * function, so this one returns the failure instead. Otherwise it returns CM_OK. */
 CM_NODISCARD cm_status cm_ticket_abandon(cm_ticket *ticket);
 
 typedef struct cm_ticket_info {

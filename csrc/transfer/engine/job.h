@@ -104,10 +104,10 @@ typedef struct cm_job {
     cm_after awaited;      /* borrowed; the event of CM_WAIT_EVENT */
     struct cm_lane *lane;  /* NULL for a job that needs none: see scheduler.c */
     bool is_in_lane;       /* it is this job's turn there */
-    bool counts_slots;     /* its slots are in the account of the lane */
+    bool counts_slots;     /* the lane's sum of slots includes its slots */
     uint64_t slots_nbytes; /* the page-locked slots that the job has */
     uint64_t train_nbytes; /* of the jobs that it follows in its lane, and of itself */
-    uint64_t lane_nbytes;  /* worked on since it is in its lane */
+    uint64_t lane_nbytes;  /* worked on since it entered its lane */
     uint64_t turn_nbytes;  /* worked on since the last turn */
     uint64_t moved_nbytes; /* of pieces that are over, repeats counted each time */
     cm_wait_hooks hooks;   /* of the caller's thread, if it waits in the call */

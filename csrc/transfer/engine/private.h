@@ -46,8 +46,9 @@ typedef struct cm_side_stream {
 } cm_side_stream;
 
 /* What an event is used for. The end of an event that records no time is seen sooner.
- * Only threads that ask without a pause use such events: on an H200 a short copy gained
- * a microsecond less by them once the ring and the streams used them as well. */
+ * Only threads that ask without a pause use such events: on an H200 short copies lost a
+ * microsecond of what they gain by such events when the ring and the streams used them
+ * as well. */
 typedef enum cm_event_sort {
     CM_WAITED, /* streams and jobs wait for it, and some are asked for the time */
     CM_POLLED, /* a short copy, or a job that blocks, asks until it is over */

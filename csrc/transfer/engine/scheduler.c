@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decides which of the jobs that can go on a job thread takes next.
+/* Decides which job a job thread takes next, among those that can go on.
  *
  * There are few job threads, and a copy of gigabytes may keep one for a second, while
  * a copy of a few megabytes behind it would be over in a millisecond. The jobs
@@ -22,10 +22,10 @@
  * link the next job packs its first ones, so that the link goes on without a gap.
  *
  * Jobs that follow one another in this way are a train, and are cut as one long copy
- * would be: in pieces of full length, which are written through the caches once the
- * train is long enough. The slots of all its jobs together are then as many as those of
- * one long copy. A job that has cut its last piece gives each slot back when the piece
- * in it has ended, and the next job takes it.
+ * would be: in pieces of full length. Once the train is long enough, pieces are packed
+ * by ordinary stores into slots that stay in the caches. The slots of all its jobs
+ * together are then as many as those of one long copy. A job that has cut its last
+ * piece gives each slot back when the piece in it has ended, and the next job takes it.
  *
  * Example: four chunks of 64 MiB go up to one device. The first enters the lane and the
  * others wait there. When it is packed it leaves, although four pieces of 8 MiB are
@@ -37,8 +37,8 @@
  * -----
  *   - A job enters a lane when it is queued and not when a thread takes it, so that the
  *     lists contain only jobs that can go on.
- *   - A job that has to wait before it has a ring, as for the work of another stream,
- *     leaves the lane and enters it again later.
+ *   - A job that has to wait before it has a ring, for example for the work of another
+ *     stream, leaves the lane and enters it again later.
  *   - A copy of many gigabytes lets another job pass after each LANE_NBYTES. Its slots
  *     do not count in the lane meanwhile, or the other job would lack them.
  *   - Batches enter no lane. Their pieces are not cut for the caches, and batches of
@@ -47,11 +47,11 @@
 #include "transfer/engine/job.h"
 
 enum {
-    /* A job with no more than this left to move is short; and a job thread moves as
-     * much for one job before it looks whether a short one waits. */
+    /* A job with no more than this left to move is short. A job thread also moves this
+     * much for one job before it looks whether a short job waits. */
     SHORT_NBYTES = 16 << 20,
     LONG_EVERY = 4, /* each fourth pick prefers the long jobs */
-    /* After as much a job lets the next one into its lane. */
+    /* After it has moved this much, a job lets the next one into its lane. */
     LANE_NBYTES = 512 << 20,
 };
 
@@ -84,8 +84,8 @@ lane_of(const cm_job *job)
     return &job->engine->lanes[plan->device][number];
 }
 
-/* True if the job has to be in its lane before it can go on. All that is left of some
- * jobs is to end. */
+/* True if the job has to be in its lane before it can go on. A job that only has to end
+ * does not. */
 static bool
 needs_lane(const cm_job *job)
 {

@@ -342,8 +342,8 @@ outcome_of_parts(const cm_ticket *whole, cm_status status)
     return status;
 }
 
-/* Record that the ticket has ended. For a whole, each part is recorded in place of
- * it. */
+/* Record that the ticket has ended. A whole is not recorded itself: each of its parts
+ * is. */
 static void
 note_end(const cm_ticket *ticket, cm_status status, double seconds)
 {
@@ -382,7 +382,7 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     if (loan->start_event != 0 && loan->end_event != 0 && cm_is_ok(status)) {
         float milliseconds = 0;
         /* A thread without a context would make one on device 0, so the device is
-         * entered. If the question fails the copy is done all the same. */
+         * entered. If the time cannot be read, the copy is done all the same. */
         cm_status asked =
             CM_IN_SCOPE(engine->rt, loan->device,
                         cm_rt_event_elapsed(engine->rt, loan->start_event,
@@ -394,8 +394,9 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     status = cm_ticket_check_rows(ticket, status);
     note_end(ticket, status, seconds);
     /* Whoever sees that the copy is done may rely on nothing being kept alive any more,
-     * so shares and keeps are dropped before. The shares of page-locked memory go
-     * first, since the pages may be unmapped with the object that keeps them. */
+     * so shares and keeps are dropped before the ticket says so. The shares of
+     * page-locked memory go first, since the pages may be unmapped with the object that
+     * keeps them. */
     cm_registry_unshare(engine->registry, &ticket->locked);
     for (uint32_t i = 0; i < ticket->keep_count; i++) {
         ticket->keep[i].drop(ticket->keep[i].object);
@@ -593,7 +594,8 @@ cm_ticket_query(cm_ticket *ticket, cm_ticket_info *out)
 enum {
     SUBMITTED_OR_LATER = CM_TICKET_SUBMITTED | CM_TICKET_DONE | CM_TICKET_OVER,
     ENDED = CM_TICKET_DONE | CM_TICKET_OVER,
-    PASSED = CM_TICKET_SUBMITTED | CM_TICKET_OVER, /* a stream can come after it */
+    PASSED = CM_TICKET_SUBMITTED | CM_TICKET_OVER, /* a stream can be made to wait for
+                                                      it */
 };
 
 /* Wait until the ticket is in one of `states`.
@@ -613,7 +615,8 @@ reach(cm_ticket *ticket, unsigned states, uint64_t timeout_ns)
         (void)cm_ticket_update(ticket);
         cm_mutex_lock(&engine->lock);
         uint64_t now = cm_now_ns();
-        /* Until it is submitted another thread has to act, which signals `changed`. */
+        /* Until the ticket is submitted another thread has to act, and then signals
+         * `changed`. */
         uint64_t until = deadline;
         bool there = (ticket->state & states) != 0;
         if (there || now >= deadline) {

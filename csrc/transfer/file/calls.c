@@ -33,8 +33,8 @@ faults_of(const cm_file_job *file)
 }
 
 /* Tell whether this read or write may be made, and lower `nbytes` if a fault limits it.
- * If false, the caller acts as if the call had failed with errno, or had moved nothing
- * if errno is 0. */
+ * If it may not, the caller acts as if the call had failed with errno, or had moved
+ * nothing if errno is 0. */
 static bool
 may_call(const cm_file_job *file, bool is_direct, uint64_t *nbytes)
 {

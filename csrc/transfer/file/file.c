@@ -14,7 +14,7 @@
 
 /* -- before it begins -------------------------------------------------------------------- */
 
-/* Find out which ranges are those of which file, and count their bytes. */
+/* Find out which ranges belong to which file, and count their bytes. */
 static void
 find_ranges(cm_file_job *file)
 {

@@ -92,7 +92,8 @@ typedef struct cm_workers {
     _Atomic uint64_t spin_ns;
     /* Has a bit for each thread that sleeps because there is no work. */
     _Atomic uint32_t asleep;
-    _Atomic uint32_t called;       /* the last call was to threads below that number */
+    _Atomic uint32_t called;       /* the last call_threads() was to threads below that
+                                      number */
     _Atomic uint32_t waiter_count; /* how many threads sleep until a task ends */
     _Atomic uint32_t thread_count; /* changed by the thread that has set `starting` */
     atomic_bool starting;
@@ -127,8 +128,8 @@ typedef struct cm_task_group {
      * to the way of each task. It is for tasks of one part each, of which several are
      * posted for as many threads. */
     uint32_t crew;
-    /* Posting wakes nobody. Either cm_task_group_wake() does so, or the tasks are over
-     * before a sleeping thread would be awake. */
+    /* Posting wakes nobody. Either cm_task_group_wake() wakes threads, or the tasks are
+     * over before a sleeping thread would be awake. */
     bool lets_sleep;
     /* Parts can only be taken after cm_copy_task_set_ready() has said so. */
     bool is_early;

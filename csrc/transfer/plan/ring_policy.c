@@ -87,12 +87,12 @@ cm_ring_policy_thread_count(const cm_plan *plan, const cm_tuning *tuning)
     return cm_tuning_piece_threads(&all, plan->piece_nbytes);
 }
 
-/* A chunk that is still in the caches when a thread writes it is written faster: on an
- * H200 one file from a ring of 4 MiB 1.4 times as fast as from one of 128 MiB. So the
- * ring of writers is small. Several writers each have a chunk to themselves. While
- * these are written, others are on their way from the device or have arrived, and so
- * there are more slots. Each is longer, as the thread that runs the job has less time
- * for each chunk. */
+/* A chunk that is still in the caches when a thread writes it is written faster. On an
+ * H200 one file is written 1.4 times as fast from a ring of 4 MiB as from one of 128
+ * MiB. So the ring of writers is small. Several writers each have a chunk to
+ * themselves. While these are written, others are on their way from the device or have
+ * arrived, and so there are more slots. Their chunks are longer, as the thread that
+ * runs the job has less time for each of them. */
 static void
 keep_in_caches(cm_tuning *tuning, uint32_t writer_count)
 {
@@ -126,8 +126,8 @@ cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nbytes,
     if (part < tuning->file_part_nbytes) {
         tuning->file_part_nbytes = part;
     }
-    /* A chunk may begin anywhere within a page, but its memory begins with a page: at
-     * either end one more page is needed. */
+    /* A chunk may begin anywhere within a page, but its memory begins with a page. So
+     * one more page is needed at either end. */
     plan->piece_nbytes = chunk + 2 * page_nbytes;
     plan->piece_count = 1;
     plan->slot_count = (uint32_t)tuning->file_slot_count;

@@ -6,9 +6,9 @@
  *
  * Example: an upload of 1 GiB with the defaults and 16 processors. An eighth of it
  * would be 128 MiB, so pieces have the most that the tuning allows, 8 MiB. They begin
- * with 512 KiB, so that the link has work soon, and grow. Eight threads pack, and an
- * upload of this length keeps to blocks of 32 MiB together, which stay in the caches:
- * four slots. */
+ * with 512 KiB, so that the link has work soon, and grow. Eight threads pack, and the
+ * slots of an upload of this length have 32 MiB together, so that they stay in the
+ * caches. So there are four slots. */
 #pragma once
 
 #include "transfer/plan/plan.h"
@@ -20,10 +20,11 @@ void cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning);
  * included; 0 if the host has no part in it. Only explain.c asks: a copy leaves it to
  * the workers, who count their threads when they cut the piece up. */
 uint32_t cm_ring_policy_thread_count(const cm_plan *plan, const cm_tuning *tuning);
-/* The same for the plan of files whose pages have `page_nbytes` bytes, and of which
- * `writer_count` are written through the page cache at the same time; 0 if files are
- * read, or written past it. It also shortens the chunks and parts of `tuning` where the
- * transfer is short, and sets the chunks and slots of writers. */
+/* Do the same as cm_ring_policy_init() for the plan of a file transfer. Pages of the
+ * files have `page_nbytes` bytes. `writer_count` files are written through the page
+ * cache at the same time; it is 0 if files are read, or written past that cache. This
+ * also shortens the chunks and parts of `tuning` where the transfer is short, and sets
+ * the chunks and slots of writers. */
 void cm_ring_policy_init_file(cm_plan *plan, cm_tuning *tuning, uint64_t page_nbytes,
                               uint32_t writer_count);
 

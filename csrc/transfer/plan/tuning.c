@@ -33,8 +33,8 @@ cm_tuning_init_for(cm_tuning *tuning, unsigned cpu_count)
     }
 }
 
-/* On an H200 with 16 cores more threads get in each other's way, except where they make
- * pages. */
+/* Beside an H200, on 16 cores, more threads than this get in each other's way, except
+ * where they make pages. */
 enum { ENOUGH_THREADS = 8 };
 
 void

@@ -104,15 +104,15 @@ cm_kernel_rows_can_load(cm_engine *engine, int device)
 
 /* -- the route ---------------------------------------------------------------------- */
 
-/* Fewer bytes of numbers are read by the kernel over the bus sooner than a copy of them
- * has begun. */
+/* If the numbers have fewer bytes than this, the kernel has read them over the bus
+ * before a copy of them could begin. */
 enum { LEAST_SHEET_NBYTES = 1 << 10 };
 
 /* Bring the numbers that the host has written to the device, and let `move` read them
  * there. Over the bus each of them would come behind the rows that are under way, and
  * the blocks of the kernel would wait for it. If the device has no room for them, they
- * stay where they are; so do those of a graph, in which a copy could not give the room
- * back. */
+ * stay where they are. The numbers of a captured copy stay there as well, since a graph
+ * could not give the room back. */
 static cm_status
 bring_numbers(cm_job *job, cm_rows_move *move)
 {

@@ -10,14 +10,15 @@
 #include "transfer/routes/routes.h"
 
 enum {
-    /* The time to copy a shorter row is mostly that until its first bytes come from
-     * memory, and more threads wait for more rows at the same time. Of longer rows a
-     * few threads read as much as the memory delivers. */
+    /* Most of the time that a shorter row takes is the wait for its first bytes, and
+     * more threads wait for more rows at the same time. With longer rows a few threads
+     * read as much as the memory delivers. */
     SHORT_NBYTES = 1024,
     /* If the slots then go to a device, the threads only have to be faster than its
-     * link. With short rows, which are asked for ahead, a few threads are, and more
-     * would be in the way of the thread that queues the slots. Rows of a page or more
-     * the processor reads ahead by itself. The rows between these take all threads. */
+     * link. A few threads are fast enough with short rows, which are asked for ahead,
+     * and more would be in the way of the thread that queues the slots. A few are
+     * enough for rows of a page or more too, since the processor reads ahead in them by
+     * itself. The rows between these take all threads. */
     PAGE_NBYTES = 4096,
     WIDE_NBYTES = 4096, /* a shorter part of a row is copied faster through the caches
                          */

@@ -14,7 +14,8 @@
 
 enum {
     /* A run of this length or more is no slower by the copy engine than by the kernel.
-     * The second value is for runs in a slot, whose rest waits for the copy anyway. */
+     * The second value is for runs in a slot, the rest of which waits for the copy
+     * anyway. */
     LONG_NBYTES = 256 << 10,
     LONG_PACKED_NBYTES = CM_NUMBERED_LONG_NBYTES,
     WIDE_NBYTES = 4096, /* shorter runs are copied faster through the caches */
@@ -349,7 +350,8 @@ move_slot_run(cm_job *job, const cm_slot *s, cm_address there, cm_table *table,
                   : cm_table_add(table, packed, run->place, run->nbytes);
     }
     bool on_device = cm_piece_end_is_on_device(run->end);
-    /* Rows that lie one behind the other are all of their slot, and need no kernel. */
+    /* If rows lie one behind the other, one run fills the whole slot, and no kernel is
+     * needed. */
     bool is_slot = job->many->rows != NULL && run->nbytes == s->piece.run_nbytes;
     bool by_engine =
         on_device

@@ -308,9 +308,9 @@ oldest_in(cm_ring *ring, bool second)
     return at < end ? cm_slot_at(ring, at) : NULL;
 }
 
-/* End that half of the oldest piece if it is over, and store in *out whether it was.
- * With `waits` the call waits for a half that the device does; this is the only wait of
- * the ring that may suspend the job. */
+/* End the first half of the oldest piece, or with `second` the second half, if it is
+ * over, and store in *out whether it was. With `waits` the call waits for a half that
+ * the device does; this is the only wait of the ring that may suspend the job. */
 static cm_status
 end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *out)
 {

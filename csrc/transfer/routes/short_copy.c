@@ -26,10 +26,10 @@
 enum {
     PIECES_MAX = 8,
     PAGE_NBYTES = 4096,
-    /* The longest copies that are made here. CONVERTED_NBYTES is for those that
-     * convert, by the longer end: for more, a job with threads is worth its cost.
-     * HOST_NBYTES is for those between two ends of the host: longer ones hardly notice
-     * a job, nor that the GIL is given up. */
+    /* The longest copies that are made here. CONVERTED_NBYTES limits the longer end of
+     * copies that convert. For more bytes a job with threads is worth its cost.
+     * HOST_NBYTES limits copies between two ends of the host. Longer ones take so long
+     * that the cost of a job, and of giving the GIL up, hardly matters. */
     CONVERTED_NBYTES = 256 << 10,
     HOST_NBYTES = 64 << 10,
     /* The longest copy that the calling thread makes alone. A second processor would
@@ -37,8 +37,8 @@ enum {
      * series. */
     ALONE_NBYTES = 64 << 10,
     LOOK_NS = 30 * 1000,  /* most copies are over by then, so nobody pauses before */
-    HELD_NS = 200 * 1000, /* how long the caller holds the GIL, which is long enough */
-    HELD_NBYTES = 4 << 20 /* for how many bytes HELD_NS is long enough */
+    HELD_NS = 200 * 1000, /* how long the caller may hold the GIL */
+    HELD_NBYTES = 4 << 20 /* the longest copy that is usually over within HELD_NS */
 };
 
 /* True if the copy need not wait for anything but its own stream. If another stream
@@ -169,7 +169,7 @@ typedef struct short_copy {
     cm_copy_task *tasks;   /* up: one for each piece; down: one for all */
     bool wakes;            /* sleeping workers are woken to help as well */
     bool flying;           /* the copy may still be in flight at the end */
-    bool ticket_has_keeps; /* it may be, and a ticket keeps its ends */
+    bool ticket_has_keeps; /* the copy goes on behind a ticket, which keeps its ends */
 } short_copy;
 
 /* True if the runtime's own way is the best one for a copy between ends on devices:
@@ -671,7 +671,7 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
     }
     if (!cm_registry_try_unshare(engine->registry, &shares)) {
         /* One of them is the last of its piece, so giving it back calls the runtime. If
-         * the copy goes on behind a ticket, that has shares of its own. */
+         * the copy goes on behind a ticket, the ticket has shares of its own. */
         cm_request_let_go(request);
         cm_registry_unshare(engine->registry, &shares);
     }

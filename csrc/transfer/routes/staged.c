@@ -211,9 +211,10 @@ send_runs(cm_job *job, const cm_slot *s)
 
 /* Ask for one more thread if for several pieces in a row the device had nothing left to
  * do before they were packed. The host is then the slower half, perhaps because other
- * work takes a part of the memory's speed. One such piece means little: until the ring
- * has been filled for the first time, and while a thread wakes, the device waits now
- * and then, and a thread that is not needed costs processor time to the end. */
+ * work takes a part of the memory's speed. One such piece means little, since the
+ * device waits now and then until the ring has been filled for the first time, and
+ * while a thread wakes. A thread that is not needed would cost processor time to the
+ * end. */
 static cm_status
 note_if_behind(cm_job *job)
 {

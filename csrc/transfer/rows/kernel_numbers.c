@@ -6,8 +6,8 @@
 
 /* -- writing ------------------------------------------------------------------------ */
 
-/* Integers that the loops of row_numbers.h do not read are made 8 bytes long first, so
- * many at a time that they stay in the nearest cache. */
+/* The loops of row_numbers.h do not read integers of every type. The others are first
+ * made 8 bytes long, this many at a time, so that they stay in the nearest cache. */
 enum { BLOCK = 256 };
 
 /* True if the integers lie one behind the other and are what the loops read. */
@@ -145,8 +145,8 @@ cm_kernel_numbers_count_runs(const cm_kernel_numbers *dst, const cm_kernel_numbe
 {
     uint64_t runs = dst->count > 0 ? 1 : 0;
     for (uint64_t i = 1; i < dst->count && runs <= most; i++) {
-        /* A row count of 0 leaves negative numbers as they are, of which neighbours
-         * differ by 1 as well. */
+        /* With a row count of 0 negative numbers stay negative. Those of neighbouring
+         * rows differ by 1 as well. */
         int64_t to = cm_kernel_numbers_at(dst, i, 0);
         int64_t from = cm_kernel_numbers_at(src, i, 0);
         bool follows = to - cm_kernel_numbers_at(dst, i - 1, 0) == 1

@@ -9,11 +9,11 @@
 
 enum {
     FIRST_ROOM = 256,
-    /* So few runs are sooner queued one by one than described to a kernel, which has to
-     * read their numbers over the bus before it begins. */
+    /* To queue so few runs one by one takes less time than to describe them to a
+     * kernel, which has to read their numbers over the bus before it begins. */
     FEW_RUNS = 3,
-    /* A kernel fills 93 % of a link, and the copy engine all of it, but that rests for
-     * 3 us between two copies. So copies of this length are as fast by the engine, and
+    /* A kernel fills 93 % of a link. The copy engine fills all of it, but rests for 3
+     * us between two copies. So copies of this length are as fast by the engine, and
      * leave all multiprocessors to others (benchmarks/rows.py on an H200). */
     LONG_RUN_NBYTES = 2 << 20,
 };
@@ -148,7 +148,8 @@ cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
     cm_region one[2] = {row_of(&array[CM_DST]), row_of(&array[CM_SRC])};
     cm_status status = cm_layout_init(&one[CM_DST], &one[CM_SRC], &row);
     if (!cm_is_ok(status) || row.run_nbytes == 0) {
-        return true; /* which says what is wrong, or that there is nothing to copy */
+        return true; /* planning the copy says what is wrong, or that there is nothing
+                        to copy */
     }
     uint64_t runs, nbytes;
     if (!cm_mul_u64(count, cm_layout_nbytes(&row), &nbytes)) {
@@ -174,8 +175,8 @@ cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
 
 /* -- for the copy threads --------------------------------------------------------------- */
 
-/* A list of runs takes so many times as long for a run as the threads take for the
- * shortest of rows. So it is no loss if so many rows are joined to each run. */
+/* A list takes this many times as long for each run as the threads take for each of the
+ * shortest rows. So a list loses nothing if this many rows are joined to each run. */
 enum { ROWS_A_LISTED_RUN = 64 };
 
 /* Fill in a layer. *suits is false if its rows are no single runs, or if there are
@@ -200,8 +201,9 @@ init_numbered_layer(const cm_layer *layer, cm_numbered_layer *out, bool *suits)
     return cm_ok();
 }
 
-/* Choose the way of a layer. *many says which way those before it go. Returns false if
- * it goes another way than they, or one that takes no rows by their numbers. */
+/* Choose the way of a layer. *many says which way the layers before it go. Returns
+ * false if this layer goes another way, or if its way takes no rows by their
+ * numbers. */
 static bool
 goes_along(cm_engine *engine, const cm_numbered_layer *layer, bool on_stream,
            bool is_first, cm_many *many)

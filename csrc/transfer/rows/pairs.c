@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/rows/pairs.h"
 
-/* The kernel copies in units of 16 bytes at most. Rows that begin at shorter distances
- * may be copied in wider units one by one than all together. */
+/* The kernel copies in units of 16 bytes at most. If the distances between rows have a
+ * shorter unit, copying the rows one by one may use wider units than copying them all
+ * together. */
 enum { WIDEST_UNIT = 16 };
 
 /* What is found of one side of all pairs. */
@@ -145,7 +146,7 @@ cm_paired_rows_find_touch(const cm_paired_rows *self,
                           bool *is_known)
 {
     const cm_region *dst = &self->layer.array[CM_DST];
-    /* Longer rows than the unit touch others than those with their own number. */
+    /* A row that is longer than the unit also touches rows with other numbers. */
     *is_known = self->has_sides_apart && dst->strides[0] == dst->shape[1];
     return *is_known
                ? cm_kernel_numbers_find_twice(&numbers[CM_DST], dst->shape[0], touches)

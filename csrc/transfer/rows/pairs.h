@@ -31,9 +31,9 @@ typedef struct cm_paired_rows {
     bool is_to_host;  /* some memory of the targets is */
 } cm_paired_rows;
 
-/* Find out whether pairs can be rows, of which at least one end of each lies in memory
- * of a device, and describe their arrays. Pairs of two devices cannot, nor can those
- * with ordinary memory, which somebody may have page-locked. */
+/* Find out whether pairs can be rows, and describe their arrays. At least one end of
+ * each pair must lie in memory of a device. Pairs of two devices cannot be rows, nor
+ * can pairs with ordinary memory, which somebody may have page-locked. */
 bool cm_paired_rows_init(cm_paired_rows *self, const cm_piece *pieces, uint64_t count);
 /* Return how many rows the array of a side has. */
 static inline int64_t
