@@ -2,9 +2,10 @@
 /* A buffer as a C object: how it is made, where its bytes are, and how it ends. It is
  * allocated alone, or in one piece with its storage.
  *
- * Buffers take no part in garbage collection, as NumPy arrays do not: what a storage
- * keeps alive is shared by all its buffers, so no single buffer could visit it, and a
- * cycle needs a foreign owner that itself stores the buffer made of it. */
+ * Like NumPy arrays, buffers take no part in garbage collection. What a storage keeps
+ * alive is shared by all its buffers, so no single buffer could visit it. A cycle could
+ * only arise if the owner of foreign memory stored the buffer that was made of that
+ * memory. */
 #include <string.h>
 
 #include "python/buffer/buffer_object.h"
@@ -96,8 +97,8 @@ cm_buffer_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     PyObject *base = self->base;
     PyObject_Free(self);
-    /* The storage is released after the object is gone, since this may release the GIL,
-     * and other threads must not see the object then. */
+    /* Releasing the storage may release the GIL. The object is gone by then, so that no
+     * other thread sees it. */
     cm_storage_release(storage, true);
     Py_DECREF(dtype);
     Py_XDECREF(base);

@@ -12,7 +12,7 @@
  * the last hold.
  *
  * Example: `t = cumem.copy(dst, src, stream=s)`, `src.free()`. The transfer holds the
- * storage of `src`, so free() only closes it: each further use of `src` is a
+ * storage of `src`, so free() only closes it: each further use of `src` raises
  * ValueError, but the bytes stay. When the copy ends, the thread of the engine that
  * sees it drops the hold. It does not have the GIL, so the storage is handed to the
  * deferred decrefs, and the next call into cumem gives the block back to its pool.
@@ -20,9 +20,9 @@
  * Sleep
  * -----
  * The pool of a storage may sleep (pool/sleep.c). Then the storage has its address but
- * no bytes, and each use is a RuntimeError until the pool wakes. Exports stay as they
+ * no bytes, and each use raises RuntimeError until the pool wakes. Exports stay as they
  * are, since the addresses come back. Calls that work on it without the GIL are counted
- * apart from exports (`call_count`), because a pool cannot go to sleep below them.
+ * apart from exports (`call_count`), because a pool cannot go to sleep under them.
  *
  * What works on it
  * ----------------
@@ -256,17 +256,17 @@ int cm_storage_unlock(cm_storage *storage);
 /* Check that it is not exported. Returns 0, or -1 with BufferError "cannot <what> with
  * 2 live exports". */
 int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
-/* Called in a forked child before it leaves anything else of the parent's: the host's
- * bytes are ordinary memory from now on, and bytes that the child did not get are lost
- * to it. Needs the GIL. */
+/* Called in a forked child, before it forgets anything else of the parent's. Bytes of
+ * the host are ordinary memory from now on, and bytes that the child did not get are
+ * lost to it. Needs the GIL. */
 void cm_storage_inherit(cm_storage *storage);
 /* The rest of cm_storage_check_open(), called if one of its flags is set. */
 int cm_storage_look_closer(const cm_storage *storage);
 
 /* Check that the memory can be used. Returns 0, or -1 with an exception: ValueError "…
  * is closed", BufferError if the owner of foreign memory moved it, or RuntimeError if
- * its pool sleeps or in a child that does not have it. This is inline because a batch
- * calls it for both ends of each of its thousands of pairs. */
+ * its pool sleeps or if this is a forked child that does not have it. This is inline
+ * because a batch calls it for both ends of each of its thousands of pairs. */
 static inline int
 cm_storage_check_open(const cm_storage *storage)
 {
@@ -317,8 +317,8 @@ int cm_storage_wait_pending(cm_storage *storage);
  * ours works on it without the GIL. */
 void cm_storage_keep_open(cm_storage *storage);
 void cm_storage_allow_close(cm_storage *storage);
-/* Say whether a call works on a storage (NULL: there is none) that something keeps open
- * for longer than the call. */
+/* Count the beginning or the end of a call of ours that works on a storage which
+ * something else keeps open for longer than the call. `storage` may be NULL. */
 static inline void
 cm_storage_count_call(cm_storage *storage, bool begins)
 {
@@ -454,8 +454,8 @@ CM_NODISCARD cm_status cm_pending_prune(cm_pending *pending, int device,
  * itself is left out.
  * Blocks: as cm_ticket_order().
  * Fails:  event_create, event_record, stream_wait_event; as a transfer that failed and
- *         writes to the storage. The failure of one that reads it is not that of its
- *         bytes. */
+ *         writes to the storage. The failure of a transfer that only reads the storage
+ *         does not count, since the bytes are whole. */
 CM_NODISCARD cm_status cm_pending_order(const cm_pending *pending, cm_stream *consumer);
 
 /* Take a snapshot, prune it and order a consumer after it, with the GIL released.

@@ -12,7 +12,7 @@
  * Two kinds of work are remembered:
  *   uses       streams that were given work on the memory, each with the spans of bytes
  *              that it reads and writes (cm_use_span), since nobody else remembers them
- *   transfers  those of ours that have a ticket and have not ended
+ *   transfers  copies of ours that have a ticket and have not ended
  *              (cm_storage_transfer)
  *
  * Uses
@@ -105,7 +105,7 @@ span_of(const cm_storage *storage, uint32_t index)
     return index < storage->span_count ? &storage->spans[index] : NULL;
 }
 
-/* Make a span for each use that has none, of which nothing is known. Returns 0, or -1
+/* Give each use that has no span one that says that nothing is known. Returns 0, or -1
  * with MemoryError. */
 static int
 fill_spans(cm_storage *storage)

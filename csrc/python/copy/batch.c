@@ -31,7 +31,8 @@
 #include "transfer/routes/kernel_rows.h"
 #include "transfer/rows/pairs.h"
 
-/* One call, which is not moved. Its stream is given to exporters of DLPack. */
+/* The state of one call, which stays at one address. The stream of the call is given to
+ * exporters of DLPack. */
 typedef struct many_call {
     cm_many_call many;
     cm_state *state;  /* borrowed */
@@ -44,7 +45,7 @@ typedef struct many_call {
     bool asks;           /* the driver must be asked what memory some arrays have */
     PyObject *casting;   /* borrowed; NULL or None if dtypes must be equal */
     PyObject *dtypes[2]; /* owned; the dtypes of the last pair, if there is a casting */
-    bool may_convert;    /* there is a casting, without which no pair is converted */
+    bool may_convert;    /* there is a casting; without one no pair is converted */
     cm_convert last_convert; /* the conversion between those dtypes */
     cm_convert convert;      /* the conversion of the pair that is being read */
     cm_operand dst;          /* the ends of the pair being read */
@@ -136,9 +137,9 @@ is_usual(const many_call *self, PyObject *object)
     return cm_buffer_check(self->state, object) || cm_numpy_is_array(object);
 }
 
-/* Find out how the pair's elements are converted. Without casting= none ever are, as
- * self->convert says from the start. With it, most pairs have the dtypes of the pair
- * before, and what was found for that one is used again. */
+/* Find out how the pair's elements are converted. Without casting= no elements are
+ * converted, and self->convert says so from the start. With casting= most pairs have
+ * the same dtypes as the pair before, and then that pair's conversion is used again. */
 static int
 check_casting(many_call *self)
 {
@@ -269,8 +270,8 @@ add_any(many_call *self, uint64_t index)
     return add_piece(self, index, layout.run_nbytes);
 }
 
-/* Read a pair, which must be a tuple or a list of two, as a usual one or else as
- * any. */
+/* Read a pair, which must be a tuple or a list of two. Pairs that try_usual() does not
+ * take are read in the way that works for all. */
 static int
 read_pair(many_call *self, PyObject *pair, uint64_t index)
 {
@@ -464,7 +465,8 @@ enum {
     MANY_PAIRS = 4096,
 };
 
-/* Pairs as rows, with their numbers, which are not moved. */
+/* The pairs as rows, with the numbers of these rows. The struct stays at one
+ * address. */
 typedef struct paired_call {
     cm_paired_rows rows;
     cm_kernel_numbers numbers[2]; /* by cm_side */
@@ -554,8 +556,8 @@ try_rows(many_call *self)
     paired_call paired;
     bool suits = false;
     bool is_long = self->piece_count >= MANY_PAIRS;
-    /* Of the arrays that the driver was asked about some may be registered, and have to
-     * stay so. The batch sees to that. */
+    /* Some of the arrays that the driver was asked about may be registered, and must
+     * stay registered until the copy is over. Only a batch sees to that. */
     bool may_end = self->asks && cm_registry_has_pieces(self->state->registry);
     if (self->piece_count < FEWEST_PAIRS || self->other_count > 0 || may_end
         || !cm_paired_rows_init(&paired.rows, self->pieces, self->piece_count)

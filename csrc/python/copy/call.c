@@ -470,7 +470,7 @@ add_uses(cm_call *call)
 {
     for (uint32_t i = 0; i < call->use_count; i++) {
         cm_call_use *use = &call->uses[i];
-        /* for the moment, how many uses by others there were since */
+        /* until the loop below it is the number of uses by others since then */
         use->use_calls = use->storage->use_calls - use->use_calls;
     }
     for (uint32_t i = 0; i < call->use_count; i++) {

@@ -7,8 +7,8 @@
  * The engine copies bytes and knows nothing of Python. A cm_call stands between the two
  * for as long as one function runs. It collects the streams and unfinished transfers
  * that the copy must come after, keeps the memory of both ends alive until the engine
- * is done, releases the GIL, looks for signals, and afterwards
- * lets the storages remember how they were used.
+ * is done, releases the GIL, looks for signals, and afterwards lets the storages
+ * remember how they were used.
  *
  *     cm_call call = {.state = state, ...};
  *     ... for each end: cm_call_come_after(), cm_call_keep()
@@ -27,10 +27,10 @@
  * before. cm_call_come_after() puts B into `after` if B's use is in the way of the
  * bytes that are written. cm_call_prepare() notes on both storages that A uses them. If
  * the transfer is not finished yet, cm_call_remember() makes it a transfer of Y, but
- * not of X, because A's use of X already says that X is being read. If the caller
- * has set `is_ordered` and `moves_bytes`, cm_call_fini() asks the storages to forget B.
- * Y does so only if A now stands for all of B's use, if nobody else has used Y
- * meanwhile, and if no graph has captured it.
+ * not of X, because A's use of X already says that X is being read. If the caller has
+ * set `is_ordered` and `moves_bytes`, cm_call_fini() asks the storages to forget B. Y
+ * does so only if A now stands for all of B's use, if nobody else has used Y meanwhile,
+ * and if no graph has captured it.
  *
  * Edges
  * -----
@@ -152,9 +152,9 @@ cm_devices_of(const cm_region *region)
                    && region->device < CM_MAX_DEVICES;
     return has_one ? UINT64_C(1) << region->device : 0;
 }
-/* Guess the device of `stream`, an argument that may not say it itself, as the handle
- * of a default stream does not. It is the device of the first memory on a device that
- * is found in `object`, or in the items of a tuple or list or, with `depth` 2, in their
+/* Guess the device of `stream`, an argument that may not say it itself, such as the
+ * handle of a default stream. It is the device of the first memory on a device that is
+ * found in `object`, or in the items of a tuple or list or, with `depth` 2, in their
  * items. Returns -1 if there is none, or if `stream` is not given or is a Stream, which
  * needs no hint. */
 int cm_device_hint(const cm_state *state, PyObject *object, PyObject *stream,
@@ -206,9 +206,9 @@ int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
 /* Let the call come after a transfer, whatever becomes of it. Returns 0, or -1 with
  * MemoryError. */
 int cm_call_come_after_ticket(cm_call *call, cm_ticket *ticket);
-/* The same for the streams of the argument after=, which is a stream or a tuple or list
- * of them (NULL and None: there are none), in a call that copies `src` to `dst`, which
- * are memory or, with `depth` 1, may be lists of it. */
+/* Let the call come after the streams of the argument after=, which is a stream, or a
+ * tuple or list of streams, or NULL or None for no stream. The call copies `src` to
+ * `dst`. Each of these is memory or, if `depth` is 1, may be a list of memory. */
 int cm_call_come_after_given(cm_call *call, PyObject *after, PyObject *dst,
                              PyObject *src, int depth);
 /* Keep the memory of an end alive: a storage, counted as used by a transfer, or else an
@@ -242,8 +242,9 @@ void cm_call_fill_request(cm_call *call, cm_copy_request *request);
  * storages remember the call's stream from now on. Returns 0, or -1 with MemoryError.
  */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
-/* Release the GIL, unless the call has released it; and take it again, if it has. The
- * first is the request's hook `let_go`, whose argument is the call. */
+/* cm_call_let_go() releases the GIL, unless the call has released it already. It is the
+ * request's hook `let_go`, whose argument is the call. cm_call_take_back() takes the
+ * GIL again if the call has released it. */
 void cm_call_let_go(void *call);
 void cm_call_take_back(cm_call *call);
 /* The request's hook `interrupted`, whose argument is the call: runs signal handlers

@@ -18,7 +18,8 @@
 enum { DST, SRC, STREAM, PROGRESS, CASTING, SCALE, OFFSET, ARGUMENT_COUNT };
 enum { AFTER = PROGRESS };
 
-/* Make a copy with these arguments, of which NULL was not given. */
+/* Make a copy with these arguments, among which NULL stands for one that was not
+ * given. */
 static PyObject *
 copy_with(cm_state *state, PyObject *const *values, bool blocking)
 {

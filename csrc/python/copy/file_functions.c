@@ -169,8 +169,8 @@ open_file(file_call *call)
     return result;
 }
 
-/* The most ends for which the maps are asked about one by one; for more of them the
- * whole list of maps is read. */
+/* A call with at most this many ends asks for the maps of each end alone. A call with
+ * more ends reads the whole list of the process's maps. */
 enum { SPANS_MAX = 32 };
 
 /* -- maps of the file itself -------------------------------------------------------------- */
@@ -387,8 +387,8 @@ look_for_maps(file_call *call)
     return answer;
 }
 
-/* Read the ends, let `run` make the answer of them, and release everything that `call`
- * has. The frame of the call is entered. */
+/* Read the ends, let `run` make the answer from them, and release everything that
+ * `call` has. The frame of the call is entered. */
 static PyObject *
 run_call(file_call *call, PyObject *offsets, PyObject *memories,
          PyObject *(*run)(file_call *call))
@@ -433,8 +433,8 @@ cm_transfer_file(PyObject *module, PyObject *args)
     return cm_call_leave(&frame, result);
 }
 
-/* Read the descriptors, and say of each range whose it is: the first ones are those of
- * the first file, then come those of the second and so on. */
+/* Read the descriptors, and note for each range which file it belongs to. The ranges of
+ * the first file come first, then those of the second, and so on. */
 static int
 read_files(file_call *call)
 {
@@ -526,7 +526,7 @@ cm_maps_file(PyObject *module, PyObject *args)
     cm_state *state = cm_state_of_module(module);
     call->call = (cm_call){.state = state, .blocking = true};
     call->open = open;
-    call->cuts = true; /* every byte behind the offset counts */
+    call->cuts = true; /* every byte behind the lowest offset counts as touched */
     cm_state_enter(state);
     result = run_call(call, offsets, memories, look_for_maps);
     cm_state_leave(state);

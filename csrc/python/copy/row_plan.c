@@ -27,7 +27,7 @@
  *
  * Who keeps what
  * --------------
- * The plan keeps its arrays open, as an export does: free() of a buffer is a
+ * The plan keeps its arrays open, as an export does: free() of a buffer raises
  * BufferError until close(). Arrays of other libraries may move, though, so each copy
  * looks whether they have. A copy that is under way keeps its ends, the numbers and the
  * word as the engine keeps all memory, whatever becomes of the plan. A graph keeps them
@@ -505,11 +505,11 @@ plan_copy_async(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
     return leave(self, &frame, answer);
 }
 
-/* Start the copy of each layer, after that of the layer before. On a stream that is its
- * order anyway, and a layer in which the host has a part need not wait until the one
- * before is over. Only the first layer has to come after the streams that were given.
- * Returns a list of Transfers, or NULL with an exception; then some of the copies may
- * be under way. */
+/* Start the copy of each layer, after that of the layer before. On a stream the layers
+ * have this order anyway, and a layer in which the host has a part need not wait until
+ * the layer before is over. Only the first layer has to come after the streams that
+ * were given. Returns a list of Transfers, or NULL with an exception; then some of the
+ * copies may be under way. */
 static PyObject *
 start_layers(row_plan *self, const cm_row_copy *given)
 {
@@ -561,8 +561,9 @@ plan_copy_layers(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- wrong numbers ------------------------------------------------------------------ */
 
-/* Read the word for wrong numbers, and clear it. Tickets of copies that have ended put
- * what they know into it, so the engine looks which have. */
+/* Read the word for wrong numbers, and clear it. A ticket stores what it knows in that
+ * word when its copy is found to have ended, so the engine first looks which copies
+ * have ended. */
 static PyObject *
 plan_check(PyObject *op, PyObject *Py_UNUSED(unused))
 {

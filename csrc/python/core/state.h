@@ -120,8 +120,8 @@ typedef struct cm_state {
     /* Gives devices that now have a context access to the memory of all pools. A
      * failure goes to the unraisable hook. */
     void (*admit_peers)(struct cm_state *state);
-    /* This pointer and every other one down to `exchange_type` is owned, and module.c
-     * visits them all. */
+    /* The pointers from here down to `exchange_type` are owned, and module.c visits all
+     * of them. */
     /* Device objects, made when first needed. */
     PyObject *devices[CM_MAX_DEVICES];
     /* Stream objects of handle 0 or 1; made when first needed. */

@@ -7,7 +7,7 @@
 
 enum {
     USUAL_US = 5000, /* how long Python's turns are if nobody says otherwise */
-    SHORT_US = 499,  /* no program is likely to choose this one itself */
+    SHORT_US = 499,  /* no program is likely to choose this length itself */
 };
 
 /* Return the length of turns, or -1 if Python does not say. */

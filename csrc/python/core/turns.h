@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shorter turns of the interpreter while a call waits that needs the GIL at its end.
+/* Shorter turns of the interpreter's threads, while a call works without the GIL and
+ * will need it again at its end.
  *
  * The idea
  * --------
@@ -10,8 +11,8 @@
  * threads can make a copy of 20 ms take 60. No call can ask for the GIL with more
  * weight, but if the turns are shorter, so is the wait.
  *
- * So a call that gives the GIL up asks for short turns, and takes that back when it has
- * the GIL again. This is done only where it helps:
+ * So a call that gives the GIL up asks for short turns, and restores their length when
+ * it has the GIL again. This is done only where it helps:
  *
  *   - The last such call had to wait for the GIL, so there are threads that compute. If
  *     there are none, nothing is changed.
@@ -46,8 +47,9 @@ enum {
 };
 
 /* Ask for short turns, before the GIL is given up, if turns->is_contested. Returns
- * false if nothing was asked for. With no contest and no calls that wait, this need not
- * be called. Keeps an exception that is set. */
+ * false if nothing was asked for. The caller may leave this out if turns->is_contested
+ * is false and no call waits. Keeps an exception that is set. */
 bool cm_turns_shorten(cm_turns *turns);
-/* Take back what cm_turns_shorten() has asked for. Keeps an exception that is set. */
+/* End what cm_turns_shorten() has asked for. The last call that ends restores the
+ * length of turns. Keeps an exception that is set. */
 void cm_turns_restore(cm_turns *turns);

@@ -27,8 +27,8 @@ alloc_object(cm_state *state)
 PyObject *
 cm_pool_object_new(cm_state *state, cm_pool *pool)
 {
-    /* Loading a module and a garbage collection run Python code, which must not shut
-     * down meanwhile. */
+    /* Loading a module runs Python code, and so does a garbage collection. That code
+     * must not shut cumem down meanwhile. */
     cm_state_enter(state);
     PyObject *op = alloc_object(state);
     cm_state_leave(state);
@@ -192,8 +192,9 @@ cm_pool_choose(cm_state *state, cm_pool_object *wanted, cm_kind kind, unsigned f
     return pool == NULL ? NULL : cm_pool_hold(pool);
 }
 
-/* Read a device and a number of bytes, the arguments of a function whose `format` is
- * given, and hold the device's current pool. Returns NULL with an exception. */
+/* Parse the arguments of a function, which are a device and a number of bytes, by
+ * `format`, and hold the pool that is current for that device. Returns NULL with an
+ * exception. */
 static cm_pool *
 read_device_pool(cm_state *state, PyObject *args, const char *format, uint64_t *nbytes)
 {

@@ -543,8 +543,9 @@ trim(PyObject *module, PyObject *args)
                                      PyLong_FromUnsignedLongLong(r.released_nbytes));
 }
 
-/* Hold all pools until give_all(), since the last release of one may wait, without the
- * GIL. Returns false with an exception if not all could be held. */
+/* Hold all pools until give_all(). The release that ends a pool may wait, and
+ * give_all() makes it without the GIL. Returns false with an exception if not all could
+ * be held. */
 static bool
 hold_all(cm_state *state, cm_pool ***held, uint32_t *count)
 {
@@ -602,9 +603,9 @@ typedef struct locked_row {
     int device;
 } locked_row;
 
-/* List all of these ranges in C. Making Python objects on the way could run a garbage
- * collection, and with it the end of storages that the loop was about to visit. The
- * caller frees *out. Returns 0, or -1 with MemoryError. */
+/* List all of these ranges without making a Python object. That could run a garbage
+ * collection, which could end a storage that the loop was about to visit. The caller
+ * frees *out. Returns 0, or -1 with MemoryError. */
 static int
 list_registered(const cm_state *state, locked_row **out, size_t *count)
 {
