@@ -32,7 +32,8 @@ pages(size_t nbytes)
 }
 
 /* Touching device memory by its address must crash, and reading it through the host's
- * mapping must not. Behind the memory and after a free that mapping crashes too. */
+ * mapping must not. Touching that mapping behind the end of the memory, or after a
+ * free, must crash too. */
 static void
 test_device_memory_crashes_the_host(void)
 {

@@ -110,8 +110,8 @@ run_kernel(cm_runtime *rt, cm_address dst, cm_address src, uint64_t count)
 }
 
 /* Mapped memory must behave like an allocation of the device: fresh, seen by its
- * attributes, and closed to the host. Beside it and after it was unmapped nothing is
- * there. */
+ * attributes, and closed to the host. Beside the mapping, and once it is unmapped,
+ * there must be no memory. */
 static void
 test_mapped_memory_is_device_memory(void)
 {
@@ -379,8 +379,8 @@ put_a_neighbour(const world *w)
     open_at(w, 2, 1);
 }
 
-/* If the memory of a queued fill is unmapped, the fill must fail, also if other memory
- * is at its place by then, which must stay untouched. */
+/* If the memory of a queued fill is unmapped, the fill must fail, even if other memory
+ * is in its place by then. That memory must stay untouched. */
 static void
 test_work_queued_before_unmapping_fails(void)
 {

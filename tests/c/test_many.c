@@ -134,9 +134,9 @@ test_spans_touch_as_each_two_say(void)
 
 /* -- copies ------------------------------------------------------------------------------- */
 
-/* Make PIECES pieces. Piece i of the target gets the bytes of piece 7 * i, modulo their
- * number, of the source, and up to four bytes at its end are left out. The index of the
- * first one is `first`. Returns their number. */
+/* Make PIECES pieces. Place i of the target gets the bytes of place 7 * i modulo PIECES
+ * of the source, without up to four bytes at the end. The first piece has the index
+ * `first`. Returns the number of pieces. */
 static uint64_t
 make_pieces(cm_piece *pieces, const memory *to, const memory *from, uint64_t first)
 {

@@ -2,7 +2,7 @@
 /* Tests of the source that makes each chunk by itself (cm_source_segments_open()). It
  * populates and registers fresh pages for host memory, and makes everything else by an
  * allocation of the runtime. The tests check where the pages are, what remains if a
- * step fails, and which kind of memory is made how. */
+ * step fails, and in which way each kind of memory is made. */
 #include <sys/mman.h>
 
 #include "base/thread.h"

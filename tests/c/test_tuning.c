@@ -173,8 +173,8 @@ test_engine_keeps_to_the_bound_of_the_ring(void)
     close_world(&w);
 }
 
-/* A request for more than the ring has left gets nothing, and the last byte can be
- * had. */
+/* A request for more than the ring has left gets nothing, but a request for all that is
+ * left must succeed. */
 static void
 test_engine_ring_gives_what_is_left_and_no_more(void)
 {
