@@ -7,10 +7,10 @@
 
 enum {
     LINE_NBYTES = 64,
-    /* So many rows ahead memory is asked for. A processor has room for a dozen lines
+    /* Memory is asked for this many rows ahead. A processor has room for a dozen lines
      * that are on their way; more rows would only wait in line. */
     AHEAD_ROWS = 8,
-    /* So many bytes of each such row are asked for. The processor notices by itself
+    /* This many bytes of each such row are asked for. The processor notices by itself
      * that the rest of a longer row is read line by line. */
     AHEAD_NBYTES = 512,
     WIDE_NBYTES = 4096, /* shorter rows are copied faster through the caches, unless

@@ -2,9 +2,9 @@
 /* Copies rows of memory that are chosen by their numbers. This file knows the processor
  * and nothing else.
  *
- * Rows in random order come from memory as slowly as the processor asks for them one by
- * one, since its own prefetching cannot guess the next number. So rows that come soon
- * are asked for while earlier ones are copied. */
+ * A processor that asks for rows in random order one by one waits for each of them,
+ * since its own prefetching cannot guess the next number. So rows that come soon are
+ * asked for while earlier ones are copied. */
 #pragma once
 
 #include <stdbool.h>

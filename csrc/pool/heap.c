@@ -116,9 +116,9 @@ enum {
     UNIT_SHIFT = 6,    /* sizes are counted in units of 64 bytes */
     MANTISSA_BITS = 5, /* 32 bins for each power of two */
     /* How many spans to look at in the bin of the requested size, where some may be too
-     * short, */
+     * short. */
     LOOK_OWN_BIN = 24,
-    LOOK_LATER_BINS = 8, /* and in each bin of longer spans */
+    LOOK_LATER_BINS = 8, /* the same in each bin of longer spans */
     /* How many bins to look at before the search gives up. Their spans may all be
      * pending by other streams. */
     LOOK_BINS = 8,
@@ -656,10 +656,10 @@ is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
     if (nbytes >= TIDY_NBYTES && fit->touched > 0) {
         cm_heap_find_hole(heap, nbytes, align, view, false, &best);
     }
-    /* A hole that begins in the span `fit` itself does not count. If it does (that is,
-     * if `best.missing > 0` decides), the replay of traces (T13 of benchmarks/pools.py)
-     * reserves 0.9 % more for two_streams, 0.6 % less for unet_attention and the same
-     * for three more. */
+    /* A hole that begins in the span `fit` itself does not count. If it did, so that
+     * `best.missing > 0` decided, the replay of traces (T13 of benchmarks/pools.py)
+     * would reserve 0.9 % more for two_streams, 0.6 % less for unet_attention and the
+     * same for three others. */
     return best.first != fit->first;
 }
 

@@ -58,7 +58,7 @@
  *   - The owner of a foreign stream may destroy it at any time, so an event is recorded
  *     on it when a block is given back, and never later (cm_pool_try_mark_foreign()).
  *   - The pool records nothing on a stream that captures. Spans with its tag stay
- * pending until the capture has ended and a poll asks again.
+ *     pending until the capture has ended and a poll asks again.
  *   - A block that a graph may use is never idle before the pool ends.
  *   - If a stream gets no slot, since all CM_STREAMS_MAX are taken, its blocks wait for
  *     a fence.

@@ -349,8 +349,8 @@ cm_registry_read(cm_registry *registry, bool window, cm_registry_counters *out)
 
 /* -- pieces under work ------------------------------------------------------------------- */
 
-/* Mark a piece as busy or not, and wake those who wait, who look once the lock is given
- * back. */
+/* Mark a piece as busy or not, and wake the threads that wait for that. They look once
+ * the lock is given back. */
 static void
 set_busy_locked(cm_registry *registry, cm_page_piece *p, bool busy)
 {

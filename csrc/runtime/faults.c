@@ -85,7 +85,8 @@ cm_faults_open(cm_runtime *inner, int (*is_held)(void), cm_runtime **out)
     CM_TRY(cm_allocated(faults != NULL, sizeof(*faults)));
     faults->is_held = is_held;
     cm_runtime *base = &faults->base;
-    *base = *inner; /* not updated when `inner` wakes, so ask `inner` */
+    *base = *inner; /* this copy is not updated when `inner` wakes, so `inner` is asked
+                       instead */
     base->ops = &faults_ops;
     base->inner = inner;
     base->close = faults_close;

@@ -256,8 +256,8 @@ table_run(cm_emulated *emulated, cm_emulated_job *base)
 /* One of the two arrays of numbers, as it was when the kernel began. */
 typedef struct numbers {
     unsigned char *bytes; /* owned; NULL: the numbers are 0, 1, … */
-    int64_t first;        /* where number 0 is in it, and */
-    int64_t stride;       /* how far it is to the next one */
+    int64_t first;        /* where number 0 is in `bytes` */
+    int64_t stride;       /* from one number to the next, in bytes */
     uint32_t nbytes;
     bool is_signed;
     uint64_t row_count;
@@ -315,7 +315,8 @@ numbers_read(cm_emulated *emulated, launch *what, cm_address start, numbers *out
     return cm_emulated_touch(emulated, &what->base);
 }
 
-/* Find the row that the number at index i means. False if there is no such row. */
+/* Find the row that the number at index i means. Returns false if there is no such
+ * row. */
 static bool
 numbers_at(const numbers *from, uint64_t i, uint64_t *out)
 {
