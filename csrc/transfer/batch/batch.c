@@ -14,7 +14,7 @@
 
 enum {
     GROUP_MAX = 200,
-    AHEAD_MAX = 256, /* far more than are ever queued on a device and not begun */
+    AHEAD_MAX = 256, /* far more parts than are ever queued on a device and not begun */
 };
 
 /* One call. Piece i belongs to group groups[i], and is made alone if that is 0. Group g
@@ -41,7 +41,7 @@ typedef struct batch {
     cm_many shapes[GROUP_MAX];
 } batch;
 
-/* -- what touches what -------------------------------------------------------------------- */
+/* -- which ends touch ----------------------------------------------------------------- */
 
 static cm_byte_span
 span_of_end(cm_runtime *rt, const cm_piece_end *end, uint64_t nbytes)
@@ -217,9 +217,9 @@ wait_for_part(batch *b, uint64_t index)
     return cm_ok();
 }
 
-/* Make sure that no more is queued than is soon over if the caller is interrupted,
- * since queued work cannot be called back. This matters only to a caller that waits
- * anyway. */
+/* Wait until so little is queued that it would soon be over if the caller were
+ * interrupted, since queued work cannot be called back. This matters only to a caller
+ * that waits anyway. */
 static cm_status
 make_way(batch *b)
 {
@@ -406,8 +406,8 @@ start(batch *b, cm_ticket **out)
     if (b->request->other_count > 0) { /* pieces are never converted */
         CM_TRY(cm_via_host_expand(b->engine->rt, &b->whole, &b->expanded));
     }
-    /* Copies that touch each other are made one after the other, and each between two
-     * mappings of a file as one whose ends overlap. */
+    /* Copies that touch each other are made one after the other. A copy between two
+     * mappings of one file is made as one whose ends overlap. */
     if (!b->request->is_apart) {
         CM_TRY(cm_many_find_conflicts(b->engine->rt, b->request, &b->in_order));
     }

@@ -3,8 +3,7 @@
 
 #include <stdlib.h>
 
-/* This is large enough to keep the link from being idle between two pieces most of the
- * time. */
+/* Pieces of this size are so long that the link is rarely idle between two of them. */
 enum { STAGE_NBYTES = 32 << 20 };
 
 /* -- one copy, piece by piece ------------------------------------------------------------- */

@@ -190,7 +190,7 @@ cm_request_run_nbytes(const cm_copy_request *request, uint64_t itemsize, uint64_
     return request->run_nbytes <= most ? request->run_nbytes : 0;
 }
 
-/* Whether the call may make the caller's thread wait. */
+/* True if the call may make the caller's thread wait. */
 static inline bool
 cm_request_waits(const cm_copy_request *request)
 {

@@ -51,8 +51,8 @@ typedef struct cm_layout {
  * CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_layout_init(const cm_region *dst, const cm_region *src,
                                       cm_layout *out);
-/* The same for elements that are converted, whose sizes may differ on the two sides.
- * Each counts as a run of `run_nbytes`. */
+/* Do the same as cm_layout_init() for elements that are converted, whose sizes may
+ * differ on the two sides. Each counts as a run of `run_nbytes`. */
 CM_NODISCARD cm_status cm_layout_init_items(const cm_region *dst, const cm_region *src,
                                             int64_t run_nbytes, cm_layout *out);
 /* The elements are not converted any more: both sides now have the same bytes, and runs
@@ -150,7 +150,7 @@ void cm_cut_align(cm_cut *cut, const void *base, uintptr_t step);
 uint64_t cm_cut_count(const cm_cut *cut);
 /* Take the next piece. Returns false if there is none left. */
 bool cm_cut_next(cm_cut *cut, cm_layout *piece);
-/* Make the piece of that number, below cm_cut_count(), whichever were taken before. The
- * cut must not have a ramp (`least_nbytes`), and where it is aligned, the step of
- * cm_cut_align() has to be the length of a piece. */
+/* Make the piece with this number, which is below cm_cut_count(), whichever pieces were
+ * taken before. The cut must not have a ramp (`least_nbytes`), and where it is aligned,
+ * the step of cm_cut_align() has to be the length of a piece. */
 void cm_cut_piece(const cm_cut *cut, uint64_t number, cm_layout *piece);

@@ -3,13 +3,13 @@
  *
  * The idea
  * --------
- * A list of runs takes a hundred bytes and as many nanoseconds for each, and one thread
- * makes it before a byte moves. Rows of a few hundred bytes cost less to copy. So a
- * cm_many may have layers and row numbers in place of its list. Its packed space then
- * holds the rows of the first layer one behind the other, in the order of the numbers,
- * then those of the second one, and so on. Byte `at` of the space belongs to row
- * (at - start) / row_nbytes of a layer. So the space can be cut anywhere, and each
- * thread finds out by a division what its part is.
+ * A list of runs takes a hundred bytes and a hundred nanoseconds for each run, and one
+ * thread makes it before a byte moves. To copy a row of a few hundred bytes takes less
+ * time than that. So a cm_many may have layers and row numbers in place of its list.
+ * Its packed space then holds the rows of the first layer one behind the other, in the
+ * order of the numbers, then those of the second one, and so on. Byte `at` of the space
+ * belongs to row (at - start) / row_nbytes of a layer. So the space can be cut
+ * anywhere, and each thread finds out by a division what its part is.
  *
  * Example: rows of 100 bytes have the numbers 7, 2 and 3. The part of the space from
  * byte 150 to byte 300 is the second half of row 2 and all of row 3. On the side of an
@@ -72,7 +72,7 @@ CM_NODISCARD cm_status cm_numbered_layer_make_windows(cm_numbered_layer *layer,
                                                       cm_side side);
 
 /* Count the runs of a layer without gaps in a list: rows that follow on each other on
- * both sides are one. Ends with the first run that is more than `most`. */
+ * both sides are one. Stops as soon as there are more than `most`. */
 uint64_t cm_numbered_rows_count_runs(const cm_numbered_rows *rows, uint64_t most);
 /* True if both arrays of the layer have their rows without gaps. */
 bool cm_numbered_layer_is_dense(const cm_numbered_layer *layer);

@@ -45,9 +45,9 @@ cm_runs_meet(cm_address a, cm_address b, uint64_t nbytes)
                               (cm_byte_span){b, b + nbytes});
 }
 
-/* How many bytes the elements of two regions of one shape would have with `itemsize`
- * bytes each. It is 0 if the shapes differ, if they are empty, or if there are more
- * than `most` bytes. */
+/* Return how many bytes the elements of two regions of one shape would have with
+ * `itemsize` bytes each. It is 0 if the shapes differ, if they are empty, or if there
+ * are more than `most` bytes. */
 uint64_t cm_region_common_nbytes(const cm_region *a, const cm_region *b,
                                  uint64_t itemsize, uint64_t most);
 
@@ -71,7 +71,8 @@ bool cm_region_shares_bytes(const cm_region *region);
 bool cm_region_is_c_contiguous(const cm_region *region);
 bool cm_region_is_f_contiguous(const cm_region *region);
 
-/* C-contiguous strides for `region`'s shape and itemsize. Fails: CM_EOVERFLOW. */
+/* Set the strides of `region` to those of C order for its shape and itemsize. Fails:
+ * CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_region_set_c_strides(cm_region *region);
 
 /* Stretch `src` to the shape of `dst` as NumPy broadcasts: the new strides are 0.
@@ -84,7 +85,7 @@ CM_NODISCARD cm_status cm_region_broadcast(const cm_region *dst, cm_region *src)
  * host, and page-locked memory has addresses of the device's own. */
 uint64_t cm_overlap_place(cm_runtime *rt, cm_address address, const void *host,
                           uint64_t nbytes);
-/* The span of such numbers from the region's lowest byte to its highest. */
+/* Return the span of such numbers from the region's lowest byte to its highest. */
 cm_byte_span cm_overlap_span(cm_runtime *rt, const cm_region *region);
 
 /* True if the two regions may have bytes in common, even if they are views of the
@@ -99,6 +100,6 @@ bool cm_region_is_same(const cm_region *a, const cm_region *b);
 
 /* True if only a device may touch the bytes, or ought to. */
 bool cm_region_is_on_device(const cm_region *region);
-/* The address that the runtime's copies take: for host memory the one that the host
- * uses. */
+/* Return the address that the runtime's copies take. For host memory that is the
+ * address for the host. */
 cm_address cm_region_copy_address(const cm_region *region);

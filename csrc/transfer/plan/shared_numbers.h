@@ -11,5 +11,5 @@
 int64_t *cm_shared_numbers_create(uint64_t count);
 /* Add an owner, and return the array. Does nothing with NULL. */
 int64_t *cm_shared_numbers_hold(int64_t *numbers);
-/* End the part of an owner; the last one frees the array. Does nothing with NULL. */
+/* Remove an owner. The last one to go frees the array. Does nothing with NULL. */
 void cm_shared_numbers_release(int64_t *numbers);

@@ -53,7 +53,7 @@ CM_NODISCARD cm_status cm_job_open_stream_on(cm_job *job, int device, cm_stream 
 CM_NODISCARD cm_status cm_job_take_block_on(cm_job *job, int device, cm_address *out);
 /* Make the job's own stream wait for all that the sides were given. */
 CM_NODISCARD cm_status cm_job_join_sides(cm_job *job);
-/* The same, after the job has failed. If that fails too, the call waits for the sides
+/* Do the same after the job has failed. If that fails too, the call waits for the sides
  * instead.
  * Fails: stream_synchronize; then nobody knows what still runs. */
 CM_NODISCARD cm_status cm_job_abandon_sides(cm_job *job);

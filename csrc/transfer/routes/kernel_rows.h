@@ -4,13 +4,13 @@
  * there, so that neither the call nor a job thread waits for numbers that a device
  * computes, and a graph can hold the copy.
  *
- * Numbers that the host has were checked before. Of those that lie in memory of a
- * device, one that names no row shows only once the kernel has run. It moves nothing,
- * and the kernel notes it in a word of page-locked memory. The ticket reads that word
- * when the copy is done, and fails with CM_EROWS. In a graph nobody would read it for a
- * ticket, since a captured ticket is done before the graph runs. A RowPlan has a word
- * of its own, into which the kernel writes in a graph, and the tickets of all other
- * copies of the plan. Whoever owns the plan reads that one.
+ * Numbers that the host has were checked before. In memory of a device only the kernel
+ * finds a number that names no row. It moves nothing for that number, and notes the
+ * fault in a word of page-locked memory. The ticket reads the word when the copy is
+ * done, and fails with CM_EROWS. In a graph there is no such word, since a captured
+ * ticket is done before the graph runs. A RowPlan has a word of its own as well. In a
+ * graph the kernel writes into that one, and the tickets of all other copies of the
+ * plan do so too. Whoever owns the plan reads it.
  * Locks: none; these functions belong to the thread that runs the job. */
 #pragma once
 
@@ -23,7 +23,7 @@ typedef struct cm_locked_span {
     uint64_t nbytes;
 } cm_locked_span;
 
-/* All that is copied. All zero is empty. */
+/* All that is copied. A struct of zeros is empty. */
 typedef struct cm_kernel_rows {
     int device; /* whose kernel copies */
     cm_rows_move move;
@@ -60,16 +60,16 @@ CM_NODISCARD cm_status cm_kernel_rows_add_layer(cm_kernel_rows *rows,
 CM_NODISCARD cm_status cm_kernel_rows_add_span(cm_kernel_rows *rows, const char *begin,
                                                uint64_t nbytes);
 
-/* Can a kernel of `device` use all of the memory, in the order of its streams? `beside`
- * is memory of that device, by which the driver is asked about memory of another one.
- * If it is NULL, such memory counts as out of reach. Makes calls of the runtime only if
- * it asks the driver. */
+/* True if a kernel of `device` can use all of the memory, in the order of its streams.
+ * `beside` is memory of that device, by which the driver is asked about memory of
+ * another one. If it is NULL, such memory counts as out of reach. Makes calls of the
+ * runtime only if it asks the driver. */
 bool cm_kernel_reaches(cm_engine *engine, int device, const cm_region *region,
                        const cm_region *beside);
-/* Can the device have the kernel at all? If so, it is loaded there, unless that fails
- * for a reason which the copy itself will tell. */
+/* True if the device can have the kernel at all. If so, it is loaded there, unless that
+ * fails for a reason which the copy itself will tell. */
 bool cm_kernel_rows_can_load(cm_engine *engine, int device);
-/* True if it has been loaded, for which nobody has to ask. */
+/* True if the kernel has been loaded there. Makes no call of the runtime. */
 static inline bool
 cm_kernel_rows_are_loaded(const cm_engine *engine, int device)
 {

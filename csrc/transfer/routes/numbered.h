@@ -14,18 +14,18 @@
  * kernel, as the rest of the slot waits for the copy anyway. */
 enum { CM_NUMBERED_LONG_NBYTES = 64 << 10 };
 
-/* The same as cm_many_share_locked() and cm_many_probe_pages(). */
+/* Do the same as cm_many_share_locked() and cm_many_probe_pages(). */
 CM_NODISCARD cm_status cm_numbered_share_locked(cm_job *job);
 CM_NODISCARD cm_status cm_numbered_probe_pages(const cm_numbered_rows *rows);
 /* Choose how threads copy the parts of `nbytes` bytes. */
 cm_copy_way cm_numbered_choose_way(const cm_job *job, bool wide);
-/* A cm_move_part as cm_many_move_part(). */
+/* A cm_move_part that does the same as cm_many_move_part(). */
 void cm_numbered_move_part(const void *context, const cm_layout *part, void *dst,
                            const void *src, bool wide);
 
 /* True if the kernel of rows_kernel.h moves the rows of a slot between the slot and
- * their places on the device: if those lie apart, and are more than one launch of the
- * table takes. */
+ * their places on the device. It does so if these places lie apart and are more than
+ * one launch of the table kernel takes. */
 bool cm_numbered_goes_by_kernel(cm_job *job, const cm_slot *s);
 /* Queue the device's half of such a slot, whose bytes the device has at `there`.
  * Incomplete rows at the ends of the slot are added to the table.

@@ -6,10 +6,11 @@
  * are made in CM_JOB_FINALIZE, a step of run.c. Two of them change the plan, by the
  * functions of this file:
  *
- * - A source that overlaps its target is first read as a whole, into memory of our own.
- *   That memory is the source from then on, and the rest of the copy is planned for it.
- * - A row whose `reserve` gets no memory has the copy planned again, for a way that
- * needs none.
+ *   - A source that overlaps its target is first read as a whole, into memory of our
+ *     own. That memory is the source from then on, and the rest of the copy is planned
+ *     for it.
+ *   - If the `reserve` of a row gets no memory, the copy is planned again, for a way
+ *     that needs none.
  *
  * Most copies need neither, and never come here. */
 #include <stdlib.h>

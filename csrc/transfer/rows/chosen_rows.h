@@ -16,8 +16,9 @@
 
 typedef struct cm_chosen_rows {
     int64_t *given; /* held (shared_numbers.h); NULL if the numbers are 0, 1, … */
-    int64_t *rows;  /* held; those of cm_chosen_rows_settle(), none is negative. NULL as
-                       above; `given` itself if none of those is negative */
+    int64_t *rows;  /* held; set by cm_chosen_rows_settle(), none is negative. NULL as
+                       above. The same array as `given` if no number in that is
+                       negative */
     uint64_t count;
     int64_t row_count; /* for which `rows` are settled; -1 if they are not yet */
 } cm_chosen_rows;

@@ -19,7 +19,8 @@
 
 #include "transfer/rows/chosen_rows.h"
 
-/* Numbers that have been written. All zero but `count` stands for 0, 1, … */
+/* Numbers that have been written. A struct that is zero but for `count` stands for the
+ * numbers 0, 1, … */
 typedef struct cm_kernel_numbers {
     void *at; /* borrowed: room for `count` numbers, aligned to `nbytes` */
     uint64_t count;

@@ -4,9 +4,9 @@
  * be done with pairs can be done with rows.
  *
  * Example: the target has 8 rows of 100 bytes, 128 apart, and the source has rows of
- * 100 bytes without gaps. The rows 2, 3, 5 of the source for the rows 0, 1, 2 of the
- * target are three runs, since the target has gaps. If both had none, the first two
- * rows would be one run of 200 bytes.
+ * 100 bytes without gaps. To copy the rows 2, 3 and 5 of the source to the rows 0, 1
+ * and 2 of the target takes three runs, since the target has gaps. If neither had gaps,
+ * the first two rows would be one run of 200 bytes.
  *
  * Everything is pure, except that one function asks the engine what is page-locked.
  * There are no locks. */
@@ -22,10 +22,10 @@
  * are the same on both sides, as the itemsizes are. */
 typedef struct cm_layer {
     cm_region array[2];
-    const void *owner[2]; /* as that of a cm_piece_end */
+    const void *owner[2]; /* as the `owner` of a cm_piece_end */
 } cm_layer;
 
-/* Runs that are collected from any number of layers. All zero is empty. */
+/* Runs that are collected from any number of layers. A struct of zeros is empty. */
 typedef struct cm_row_runs {
     cm_piece *pieces; /* owned */
     uint64_t count;
@@ -39,7 +39,7 @@ CM_NODISCARD cm_status cm_row_runs_add(cm_row_runs *runs, const cm_layer *layer,
                                        const cm_chosen_rows numbers[2]);
 void cm_row_runs_fini(cm_row_runs *runs);
 
-/* Make a request of the engine's of rows by their numbers (numbered_rows.h), which the
+/* Make a request to the engine for rows by their numbers (numbered_rows.h), which the
  * copy threads turn into runs as they go. `numbers` are settled for the last layer; the
  * request shares them.
  *
@@ -55,12 +55,13 @@ CM_NODISCARD cm_status cm_numbered_many_create(cm_engine *engine,
                                                cm_chosen_rows *const numbers[2],
                                                bool on_stream, cm_many **out);
 
-/* Say whether the copy engine moves rows at least as fast as a kernel would that reads
- * their numbers, where a device reaches both ends: there are only a few runs, they are
- * long, or they lie at one distance, so that one pitched copy moves them. `layer`
- * stands for all of `layer_count` layers, of which `count` rows each are copied.
- * `numbers`, by cm_side, say which rows are neighbours, which become one run; if it is
- * NULL, the answer is true only if it does not depend on them. */
+/* Both ends are within reach of one device. True if its copy engine moves the rows at
+ * least as fast as a kernel that reads their numbers. That is so if there are only a
+ * few runs, if the runs are long, or if they lie at one distance, so that one pitched
+ * copy moves them. `layer` stands for all of `layer_count` layers, of which `count`
+ * rows each are copied. `numbers`, by cm_side, say which rows are neighbours, which
+ * become one run; if it is NULL, the answer is true only if it does not depend on
+ * them. */
 bool cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
                          const cm_kernel_numbers *numbers);
 

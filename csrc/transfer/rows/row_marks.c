@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-/* A bitmap of more bits than these for each mark, and some more, takes longer to clear
- * than a hash table. */
+/* A bitmap of more than BITS_BESIDES bits, and BITS_A_MARK more for each mark, takes
+ * longer to clear than a hash table. */
 enum { BITS_A_MARK = 256, BITS_BESIDES = 1 << 16 };
 
 enum { HASH_BITS = 64 };

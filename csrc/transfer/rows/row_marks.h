@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A set of rows of one array, by which it is found out whether a row is named twice.
  *
- * If the array has not many times the rows that are marked, the set is a bitmap with a
- * bit for each row of the array. A bitmap of a much longer array would take more time
- * to clear than the numbers take to look up. So there it is a hash table of the rows
- * that are marked, of which each lies in the first free slot from its hash on.
+ * Unless the array has many times as many rows as are marked, the set is a bitmap with
+ * a bit for each row of the array. The bitmap of a much longer array would take more
+ * time to clear than the numbers take to look up. So for such an array the set is a
+ * hash table of the marked rows, each of which lies in the first free slot from its
+ * hash on.
  *
  * Everything is pure. There are no locks. */
 #pragma once
 
 #include "base/status.h"
 
-/* Either sort has `words`, which are bits or slots. A slot has 1 more than its row, so
- * that 0 is a free one. */
+/* Either sort has `words`, which are bits or slots. A slot holds the number of its row
+ * plus 1, so that 0 means a free slot. */
 typedef struct cm_row_marks {
     uint64_t *words;    /* owned */
     uint64_t slot_mask; /* the number of slots less 1; 0: the set is a bitmap */
