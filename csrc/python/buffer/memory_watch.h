@@ -34,7 +34,7 @@ PyObject *cm_memory_under(cm_state *state, PyObject *array);
 /* Let each use of `storage` compare, from now on, where its memory is. Returns 0, or -1
  * with an exception. */
 int cm_memory_watch(cm_storage *storage);
-/* Let `storage` keep and watch what `other` does. */
+/* Let `storage` keep and watch what `other` keeps and watches. */
 void cm_memory_share(cm_storage *storage, const cm_storage *other);
 /* Check that the memory is still where it was. Returns 0, or -1 with BufferError. */
 int cm_memory_check(const cm_storage *storage);

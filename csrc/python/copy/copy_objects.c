@@ -404,9 +404,9 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
     memset(call, 0, sizeof(*call));
     call->call.state = state;
     call->call.blocking = how.blocking;
-    /* A short copy has no ticket. One of several that begin together does not come
-     * after all transfers, and a transfer that covers others may be among those that it
-     * ignores, so it has to name the covered ones too. */
+    /* A short copy has no ticket. A copy that begins together with others ignores some
+     * transfers. One of these may cover a transfer that the copy has to come after, so
+     * the copy names covered transfers too. */
     call->call.has_ticket = !how.blocking && how.before == 0;
     call->call.progress = how.progress;
     call->call.before = how.before;

@@ -166,7 +166,7 @@ take_tensor(cm_dl_versioned *managed, void **out)
     return buffer == NULL ? -1 : 0;
 }
 
-/* Tell the handle of the current stream of a device, or 0 if no stream orders the
+/* Store the handle of the current stream of a device, or 0 if no stream orders the
  * memory. */
 static int
 get_current_stream(int32_t type, int32_t id, void **out)

@@ -37,8 +37,9 @@ enum { CM_MANY_STORAGES = 4 };
  * into it. */
 typedef struct cm_many_call {
     cm_call call;
-    /* The caller fills in the arrays, which it owns; or common.rows, with the two
-     * regions that go with them; or common.many. Both are the call's from then on. */
+    /* The caller fills in the arrays, which it owns, or common.rows with the two
+     * regions that go with them, or common.many. The call owns common.rows and
+     * common.many from then on. */
     cm_many_request request;
     cm_state *state;           /* borrowed */
     cm_stream *stream;         /* borrowed: the one that was asked for; may be NULL */
@@ -82,8 +83,8 @@ PyObject *cm_many_allocate_mapped(cm_state *state, int device, char letter,
                                   uint64_t count, cm_region *out);
 /* Make one buffer of that kind for the numbers of both sides, by cm_side, and set where
  * each begins: `at` for the host and addresses[] for the device. A side whose numbers
- * have 0 bytes each has none, and nothing of it is set. Returns a new reference, or
- * NULL with an exception. */
+ * have 0 bytes each takes no memory, and nothing is set for it. Returns a new
+ * reference, or NULL with an exception. */
 PyObject *cm_many_allocate_sheet(cm_state *state, int device,
                                  cm_kernel_numbers numbers[2], cm_address addresses[2],
                                  cm_region *out);

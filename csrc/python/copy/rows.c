@@ -37,7 +37,7 @@
 
 /* -- a pass ------------------------------------------------------------------------- */
 
-/* One request of the engine's, which is not moved. */
+/* One request to the engine. The struct stays at one address. */
 typedef struct rows_pass {
     cm_many_call many;
     cm_rows_end *ends[2]; /* borrowed, by cm_side */
@@ -112,7 +112,8 @@ list_runs(const cm_row_copy *self, rows_pass *pass)
     return cm_ok();
 }
 
-/* Leave the runs to the copy threads, if these take the rows. Needs no GIL. */
+/* Leave the making of runs to the copy threads, if they can take these rows. Needs no
+ * GIL. */
 static cm_status
 number_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
 {
@@ -268,7 +269,7 @@ copy_through_memory(cm_row_copy *self)
         answer = unpack(self, &passes[1], packed);
     }
     if (packed != NULL) {
-        cm_ticket_release(packed); /* whoever has the second asks about both */
+        cm_ticket_release(packed); /* whoever has the second ticket learns of both */
     }
     fini_pass(&passes[0]);
     fini_pass(&passes[1]);
@@ -319,9 +320,9 @@ cm_rows_copy_by_runs(cm_row_copy *self)
     return touches ? copy_through_memory(self) : answer;
 }
 
-/* True if it may be left to a kernel to read the numbers, which the host has. Between
- * memory of the host the processor copies, unless a stream is to order the copy. Few
- * runs and long ones go by the copy engine. */
+/* True if a kernel may read the numbers, which the host has. Between memory of the host
+ * the processor copies, unless a stream is to order the copy. Few runs and long ones go
+ * by the copy engine. */
 static bool
 may_suit_kernel(const cm_row_copy *self)
 {
@@ -343,8 +344,9 @@ may_suit_kernel(const cm_row_copy *self)
 }
 
 /* If a device reaches all of the rows, its kernel reads the numbers, wherever they lie.
- * Otherwise the host gets them and makes runs of them, and the same if runs go faster
- * another way. A limit of multiprocessors is kept by that kernel only. */
+ * Otherwise, or if runs are faster, the host gets the numbers and makes runs of them.
+ * With max_sms the kernel copies even then, since only the kernel keeps such a
+ * limit. */
 int
 cm_rows_choose(cm_row_copy *self, int *device)
 {

@@ -11,22 +11,25 @@
  * (rows/kernel_numbers.h). That memory is an end of the call, too, so it stays until
  * the copy is done, and belongs to the graph that captures it.
  *
- * Whether a number on a device names a row is seen by the kernel alone. It leaves such
- * a row out and says so in a word of page-locked memory, which the ticket of the copy
- * reads. A graph has no such word, since its ticket is done before it runs.
+ * Only the kernel sees whether a number on a device names a row. If it does not, the
+ * kernel leaves that row out and says so in a word of page-locked memory, which the
+ * ticket of the copy reads. A graph has no such word, since its ticket is done before
+ * it runs.
  *
- * By such numbers nobody knows which rows will be written, so ends whose arrays touch
- * count as ends that overlap. They are copied by two kernels, through packed memory.
- * The first one reads the rows of the source. The second one is given the numbers of
- * the source again, so that it leaves out the rows that the first one could not read.
+ * As long as the numbers lie on a device, nobody knows which rows will be written. So
+ * ends whose arrays touch count as ends that overlap. They are copied by two kernels,
+ * through packed memory. The first one reads the rows of the source. The second one is
+ * given the numbers of the source again, so that it leaves out the rows that the first
+ * one could not read.
  *
- * By numbers of the host it is known. Within one array they say whether a row is read
- * and written. Arrays that touch in another way are left to the runs of rows.c.
+ * Numbers that the host has tell which rows are written. Within one array they say
+ * whether a row is both read and written. Arrays that touch in another way are left to
+ * the runs of rows.c.
  *
- * If no device reaches all ends, as where ordinary memory is one of them, the host
- * fetches the numbers and waits for them (cm_rows_fetch_numbers()). The same happens if
- * the target touches the numbers themselves, or if the kernel cannot read them because
- * they are not aligned or in the other byte order. */
+ * If no device reaches all ends, for example because one of them is ordinary memory,
+ * the host fetches the numbers and waits for them (cm_rows_fetch_numbers()). The same
+ * happens if the target touches the numbers themselves, or if the kernel cannot read
+ * them because they are not aligned or in the other byte order. */
 #include <string.h>
 
 #include "python/buffer/buffer_object.h"
@@ -63,8 +66,8 @@ are_readable(const cm_rows_end *end)
            && region.strides[0] % region.itemsize == 0;
 }
 
-/* The region `index` of the call: first the arrays of the target, then those of the
- * source, then the numbers. False if there is none. */
+/* Set *out to region `index` of the call. First come the arrays of the target, then
+ * those of the source, then the numbers. Returns false if there is no such region. */
 static bool
 region_at(const cm_row_copy *self, Py_ssize_t index, cm_region *out)
 {
@@ -81,7 +84,7 @@ region_at(const cm_row_copy *self, Py_ssize_t index, cm_region *out)
     return end->given.on_device != NULL;
 }
 
-/* Does a kernel of the device reach everything? Needs no GIL. */
+/* True if a kernel of the device reaches everything. Needs no GIL. */
 static bool
 reaches_all(const cm_row_copy *self, cm_engine *engine, int device)
 {
@@ -102,7 +105,7 @@ reaches_all(const cm_row_copy *self, cm_engine *engine, int device)
     return true;
 }
 
-/* May a row that is written touch the numbers? Needs no GIL. */
+/* True if a row that is written may touch the numbers. Needs no GIL. */
 static bool
 writes_numbers(const cm_row_copy *self)
 {
@@ -148,8 +151,9 @@ find_reaching(const cm_row_copy *self, cm_engine *engine)
     return -1;
 }
 
-/* The same for a device that can have the kernel. Without it, rows by numbers of the
- * host go by the copy engine. Needs no GIL. */
+/* Do the same as find_reaching(), but only for a device that can load the kernel.
+ * Without the kernel, rows by numbers of the host go by the copy engine. Needs no
+ * GIL. */
 static int
 find_able(const cm_row_copy *self, cm_engine *engine)
 {
@@ -248,8 +252,8 @@ cm_rows_fetch_numbers(cm_row_copy *self)
 /* One copy and, before it, what is prepared for it. */
 typedef cm_rows_kernel kernel_call;
 
-/* More numbers and layers than these are looked through without the GIL. Before that,
- * asking for it again may take longer than the look. */
+/* More numbers and layers than these are looked through without the GIL. With fewer,
+ * getting the GIL back may take longer than the look. */
 enum { MANY_NUMBERS = 4096, MANY_LAYERS = 16 };
 
 /* Return the number of rows of the shortest array of an end. A number that is right for
@@ -337,8 +341,8 @@ write_numbers(kernel_call *self)
         const cm_rows_end *end = &self->copy->ends[side];
         int64_t shortest = shortest_of(self, side);
         if (!are_of_host(self, side)) {
-            /* 0, 1, … have to be checked, too, but the kernel checks those of a
-             * device. */
+            /* The numbers 0, 1, … are checked here too. Numbers on a device are left to
+             * the kernel. */
             if (end->given.on_device == NULL
                 && end->numbers.count > (uint64_t)shortest) {
                 return 0;
@@ -369,8 +373,8 @@ write_numbers(kernel_call *self)
 }
 
 /* Look for the number that is wrong, layer by layer, and refuse it. The numbers are
- * copied first. If none of the copy is wrong, since somebody has changed them
- * meanwhile, it is written in their place. */
+ * copied first. If no number of that copy is wrong, because somebody has changed the
+ * numbers meanwhile, the copy is written to the sheet instead. */
 static int
 refuse_numbers(kernel_call *self)
 {
@@ -389,7 +393,8 @@ refuse_numbers(kernel_call *self)
     return write_numbers(self) < 0 ? -1 : 0;
 }
 
-/* Let the call have the memory in which the numbers of an end lie. */
+/* Read the memory in which the kernel finds the numbers of an end, so that the call can
+ * have it as an end. */
 static int
 add_memory(kernel_call *self, cm_side side, PyObject *sheet)
 {
@@ -511,7 +516,7 @@ begin_flag(kernel_call *self)
 
 /* -- a pass ------------------------------------------------------------------------- */
 
-/* One launch of the kernel for all layers, which is not moved. */
+/* One launch of the kernel for all layers. The struct stays at one address. */
 typedef struct kernel_pass {
     cm_many_call many;
     cm_rows_end *ends[2]; /* borrowed, by cm_side */
@@ -534,8 +539,8 @@ add_numbers(const kernel_call *self, kernel_pass *pass, cm_side side)
     return cm_many_call_add_end(&pass->many, memory, &memory->region, false);
 }
 
-/* Let the word of a plan learn of wrong numbers: from the ticket or, in a graph, from
- * the kernel. The word is an end of the copy, so a graph keeps it. */
+/* Arrange for wrong numbers to be noted in the word of a plan. The ticket does so or,
+ * in a graph, the kernel. The word is an end of the copy, so a graph keeps it. */
 static int
 add_word(const kernel_call *self, kernel_pass *pass)
 {
@@ -648,8 +653,8 @@ run_pass(const kernel_call *self, kernel_pass *pass, cm_ticket **out)
     return cm_many_call_run(&pass->many, "while copying rows", out);
 }
 
-/* Gather the rows of the source into the packed memory. *out is the ticket of that,
- * which the caller owns, or NULL if all is there. */
+/* Gather the rows of the source into the packed memory. *out is the ticket of that
+ * copy, which the caller owns, or NULL if the rows are there already. */
 static int
 gather(const kernel_call *self, kernel_pass *pass, cm_ticket **out)
 {
@@ -704,7 +709,7 @@ copy_in_passes(const kernel_call *self, kernel_pass passes[2], bool touches)
     passes[1].many.request.common.chained_to = gathered;
     PyObject *answer = finish(self, &passes[1], &self->copy->between);
     if (gathered != NULL) {
-        cm_ticket_release(gathered); /* whoever has the second asks about both */
+        cm_ticket_release(gathered); /* whoever has the second ticket learns of both */
     }
     return answer;
 }
@@ -723,8 +728,9 @@ differ_by_layer(const kernel_call *self)
            && (self->known[CM_DST].has_negative || self->known[CM_SRC].has_negative);
 }
 
-/* Compare the rows that are read with those that are written, where arrays meet. If
- * nothing but their bytes could tell, *out is false. Needs no GIL. */
+/* Compare the numbers of rows that are read with those of rows that are written, where
+ * arrays meet, and set *touches. *out is false if the numbers cannot tell. Needs no
+ * GIL. */
 static cm_status
 compare_rows(const kernel_call *self, cm_rows_end *const ends[2], bool *touches,
              bool *out)

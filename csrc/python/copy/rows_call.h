@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A call of copy_rows() and those named after it, as its three files see it:
- * rows_ends.c reads and checks the ends, rows_by_kernel.c lets a kernel copy, which
- * reads the numbers, and rows.c has the functions, and copies by runs that the host
+/* A call of copy_rows(), or of a function like it, as three files see it. rows_ends.c
+ * reads and checks the ends. rows_by_kernel.c lets a kernel copy, which reads the
+ * numbers itself. rows.c has the Python functions, and copies by runs that the host
  * makes of the numbers.
  *
- * A RowPlan (row_plan.c) reads and checks the same once, and copies as often as it is
- * asked to. It keeps a cm_row_copy and, if a kernel copies, a cm_rows_kernel. Each of
- * its copies works on a cm_row_copy of its own, which borrows the ends of some layers.
+ * A RowPlan (row_plan.c) reads and checks all of this once, and copies as often as it
+ * is asked to. It keeps a cm_row_copy and, if a kernel copies, a cm_rows_kernel. Each
+ * of its copies works on a cm_row_copy of its own, which borrows the ends of some
+ * layers.
  *
  * Locks: none; the GIL is held, except where a function says otherwise. */
 #pragma once
@@ -28,12 +29,13 @@ typedef struct cm_rows_end {
     cm_chosen_rows numbers; /* only their count until cm_rows_keep_numbers() */
 } cm_rows_end;
 
-/* One copy. What comes first in the struct is read and checked once for all copies of a
- * plan. */
+/* One copy. The copies of a plan share what was read and checked once, and each has a
+ * struct of its own. */
 typedef struct cm_row_copy {
     cm_state *state; /* borrowed */
     const char *function;
-    bool is_plan; /* the ends outlive the call, so it is watched whether they move */
+    bool is_plan; /* the ends outlive the call, and each copy checks whether their
+                     memory has moved */
     Py_ssize_t first_layer; /* of the whole plan, for errors */
     bool blocking;
     cm_stream *stream;           /* borrowed; may be NULL */
@@ -49,8 +51,9 @@ typedef struct cm_row_copy {
     cm_rows_end between;
 } cm_row_copy;
 
-/* What a kernel needs to copy the rows of a cm_row_copy. A plan prepares one, of which
- * each of its copies gets a copy, with the members that are its own. */
+/* What a kernel needs to copy the rows of a cm_row_copy. A plan prepares one of these
+ * structs. Each copy by the plan copies the struct and sets the members that are its
+ * own. */
 typedef struct cm_rows_kernel {
     cm_row_copy *copy; /* borrowed: each copy has its own, with some of the layers */
     int device;        /* whose kernel it is */
@@ -65,8 +68,8 @@ typedef struct cm_rows_kernel {
      * there is none. */
     cm_operand *word;
     PyObject *flag; /* owned by each copy: a buffer of one uint32, which its ticket
-                       reads; NULL: wrong numbers are not noted, or in the word of the
-                       plan */
+                       reads; NULL if wrong numbers are noted in the word of the plan,
+                       or nowhere */
 } cm_rows_kernel;
 
 /* -- rows_ends.c ------------------------------------------------------------------------- */
@@ -77,13 +80,14 @@ int cm_rows_end_begin(cm_rows_end *end, PyObject *object);
 void cm_rows_end_fini(cm_rows_end *end);
 /* Read the arrays of an end, which has begun. Returns 0, or -1 with an exception. */
 int cm_rows_read_end(cm_row_copy *self, cm_side side);
-/* Check that both ends have as many layers, and that these pair. 0, or -1 with
- * TypeError or ValueError. */
+/* Check that both ends have the same number of layers, and that each pair of arrays
+ * fits together. Returns 0, or -1 with TypeError or ValueError. */
 int cm_rows_check_layers(cm_row_copy *self);
-/* Take the numbers of an end, which are not None. 0, or -1 with an exception. */
+/* Take the numbers of an end, which are not None. Returns 0, or -1 with an
+ * exception. */
 int cm_rows_take_numbers(cm_row_copy *self, cm_side side, PyObject *argument);
-/* Take the arguments dst_rows and src_rows, of which one at most is None. 0, or -1 with
- * an exception. */
+/* Take the arguments dst_rows and src_rows, of which one at most is None. Returns 0, or
+ * -1 with an exception. */
 int cm_rows_read_numbers(cm_row_copy *self, PyObject *const given[2]);
 /* Copy the numbers that the host has into `numbers` of each end, unless they are there
  * already. Returns 0, or -1 with MemoryError. */
@@ -106,11 +110,12 @@ CM_NODISCARD cm_status cm_rows_find_meeting_arrays(cm_runtime *rt,
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_rows_are_in_place(cm_runtime *rt, cm_rows_end *const ends[2],
                                             Py_ssize_t count, bool *out);
-/* Let a call come after the streams and the transfer that were given. 0, or -1 with an
- * exception. */
+/* Let a call come after the streams and the transfer that were given. Returns 0, or -1
+ * with an exception. */
 int cm_rows_come_after_given(const cm_row_copy *self, cm_call *call);
-/* Make and describe the packed memory of all layers. What lies on a device gets it on
- * `device`, or on its own device if that is -1. 0, or -1 with an exception. */
+/* Make and describe the packed memory of all layers. Rows that lie on a device get it
+ * on `device`, or on their own device if that is -1. Returns 0, or -1 with an
+ * exception. */
 int cm_rows_begin_between(cm_row_copy *self, int device);
 
 /* Return the arrays of a layer. */
@@ -133,7 +138,7 @@ cm_rows_are_on_device(const cm_row_copy *self)
 
 /* -- rows_by_kernel.c --------------------------------------------------------------- */
 
-/* The device that has the numbers of an end, which are on one. */
+/* Return the device that has the numbers of an end. They must be on a device. */
 int cm_rows_device_of_numbers(const cm_rows_end *end);
 /* Find a device whose kernel can copy all rows by numbers that it reads itself. Returns
  * 1, 0 if there is none, or -1 with an exception. */
@@ -149,22 +154,22 @@ int cm_rows_kernel_add_word(cm_rows_kernel *self);
 /* Copy the rows of self->copy, by what was prepared for them or for more layers.
  * Returns 1 with *answer, which is None or a Transfer, or -1 with an exception. Returns
  * 0 if only the host knows the numbers, and they say that the rows had better go
- * another way: they are few or long runs, or arrays touch in a way in which the numbers
- * do not say whether their rows do. */
+ * another way: they are few or long runs, or arrays touch in such a way that the
+ * numbers do not tell whether rows touch. */
 int cm_rows_copy_by_kernel(cm_rows_kernel *self, PyObject **answer);
 /* Fetch numbers from a device, in the order of the call, and wait for them. Returns 0,
- * or -1 with an exception, for one if the call's stream captures. */
+ * or -1 with an exception, for example if the call's stream captures. */
 int cm_rows_fetch_numbers(cm_row_copy *self);
 
 /* -- rows.c ------------------------------------------------------------------------- */
 
 /* Set what errors call the arguments: dst and src, or dsts and srcs. */
 void cm_rows_name_ends(cm_row_copy *self, const char *dst, const char *src);
-/* Read the argument max_sms=, which may be NULL. 0, or -1 with TypeError or
+/* Read the argument max_sms=, which may be NULL. Returns 0, or -1 with TypeError or
  * ValueError. */
 int cm_rows_read_max_sms(cm_row_copy *self, PyObject *given);
-/* Look who may copy what was read. Returns 1 if the kernel of *device may, 0 if runs
- * are made of the numbers, or -1 with an exception. */
+/* Find out who may copy what was read. Returns 1 if the kernel of *device may, 0 if
+ * runs are made of the numbers, or -1 with an exception. */
 int cm_rows_choose(cm_row_copy *self, int *device);
 /* Copy runs that are made of the numbers, after fetching those that lie on a device.
  * Returns None or a Transfer, or NULL with an exception. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Row numbers as arguments: lists, ranges, arrays and buffers of integers. Those that
- * the host reaches are read once it is known which way the rows go, which is before the
- * call returns, so the caller may change them then. Those in memory of a device stay
- * there, and the copy reads them in its own order. The GIL is held, and released for as
- * long as unfinished work is still writing the numbers. */
+/* Row numbers as arguments: lists, ranges, arrays and buffers of integers. Numbers that
+ * the host reaches are read once it is known which way the rows go. That is before the
+ * call returns, so the caller may change them afterwards. Numbers in memory of a device
+ * stay there, and the copy reads them in its own order. The GIL is held, and released
+ * for as long as unfinished work is still writing the numbers. */
 #pragma once
 
 #include "python/core/state.h"

@@ -57,8 +57,9 @@ place_of(const cm_row_copy *self, Py_ssize_t layer, char text[PLACE_NBYTES])
     return text;
 }
 
-/* Read memory that a plan keeps. Its owner may move it between two copies, so what can
- * move becomes a buffer, which each copy asks whether it has (memory_watch.h). */
+/* Read memory that a plan keeps. Its owner may move it between two copies. So memory
+ * that can move becomes a buffer, and each copy checks whether it has moved
+ * (memory_watch.h). */
 static int
 read_kept_array(cm_row_copy *self, cm_operand *operand, PyObject *array)
 {
@@ -305,9 +306,10 @@ cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
     return -1;
 }
 
-/* -- what touches what -------------------------------------------------------------- */
+/* -- which ends touch ----------------------------------------------------------------- */
 
-/* So many layers of arrays that lie in each other's gaps are compared one by one. */
+/* At most this many layers, whose arrays lie in each other's gaps, are compared one by
+ * one. */
 enum { MOST_COMPARED = 256 };
 
 /* The bytes of an array as rows of `length` bytes, each `step` bytes behind the one
@@ -334,8 +336,8 @@ pattern_of(cm_runtime *rt, const cm_region *array)
     return pattern;
 }
 
-/* Do two arrays have bytes in common? They have none if the rows of one lie in the gaps
- * of the other, as the keys and the values of one cache may. */
+/* True if two arrays have bytes in common. They have none if the rows of one lie in the
+ * gaps of the other, as the keys and the values of one cache may. */
 static bool
 patterns_meet(const row_pattern *a, const row_pattern *b)
 {
@@ -352,8 +354,8 @@ patterns_meet(const row_pattern *a, const row_pattern *b)
     return distance < a->length || distance + b->length > a->step;
 }
 
-/* Does any array of `dst` have bytes in common with another one of `dst`, or with one
- * of `src`? */
+/* True if any array of `dst` has bytes in common with another one of `dst`, or with one
+ * of `src`. */
 static bool
 any_patterns_meet(const row_pattern *dst, const row_pattern *src, Py_ssize_t count)
 {

@@ -118,10 +118,10 @@ int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
 /* Read how long to wait at most, and convert it to nanoseconds. The argument is a
  * number of seconds, of any type that Python reads as a float. UINT64_MAX means for
  * ever; NULL, None, and any time longer than about 30 years give that. A negative
- * number and nan are a ValueError. */
+ * number and nan raise ValueError. */
 int cm_arg_timeout(PyObject *object, const char *name, uint64_t *out);
 /* Read a flag by its truth, as Python does. If it is not given, the answer is
- * `fallback`. A str is a TypeError, since even "no" would be true. */
+ * `fallback`. A str raises TypeError, since even "no" would be true. */
 int cm_arg_flag(PyObject *object, const char *name, bool fallback, bool *out);
 /* Check a plain number that the package passes and that C uses as an index. Returns
  * 0, or -1 with ValueError unless least <= value < end. */

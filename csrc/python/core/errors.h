@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes exceptions of statuses. This is the only place that makes CudaError and
+/* Makes exceptions from statuses. This is the only place that makes CudaError and
  * OutOfMemoryError. All functions need the GIL. */
 #pragma once
 

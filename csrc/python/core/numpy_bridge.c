@@ -387,8 +387,8 @@ cm_numpy_format(PyObject *dtype)
 {
     const PyArray_Descr *descr = (const PyArray_Descr *)dtype;
     if ((descr->type_num == NPY_LONGLONG || descr->type_num == NPY_ULONGLONG)
-        /* The cache takes equal dtypes for the same, and these equal NPY_LONG and
-         * NPY_ULONG, whose formats are others. */
+        /* The cache takes equal dtypes for the same. These dtypes equal NPY_LONG and
+         * NPY_ULONG, but have other formats. */
         && PyArray_ISNBO(descr->byteorder)) {
         return PyUnicode_InternFromString(descr->type_num == NPY_LONGLONG ? "q" : "Q");
     }

@@ -15,7 +15,8 @@ typedef struct with_block {
     PyObject_HEAD
     cm_list node;     /* in override->entered, until the block is over everywhere */
     PyObject *object; /* owned; NULL if the block is over in all contexts */
-    PyObject *frame;  /* owned; NULL if no frame entered it, or it was left at home */
+    PyObject *frame;  /* owned; NULL if no frame entered it, or if it was left in its
+                         own context */
     PyObject *token;  /* owned; NULL if the block was left */
     bool is_relinked; /* its link was made anew, so its token belongs to an old chain */
     uint32_t *count; /* borrowed: the counter of blocks in the list, while this block is
@@ -397,7 +398,8 @@ leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
     }
     Py_INCREF((PyObject *)(void *)self);
     int is_home = is_here ? take_out(override, chain, self) : 0;
-    /* A block that was left at home goes on in contexts copied inside of it. */
+    /* A block that was left in its own context goes on in contexts that were copied
+     * inside of it. */
     if (is_home >= 0) {
         block_end(self, is_home == 0);
     }

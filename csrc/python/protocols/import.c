@@ -128,9 +128,9 @@ is_inside_emulated(const cm_runtime *rt, const cm_import *import)
 }
 
 /* Set *out to whether the memory is certainly ordinary, so that the driver need not be
- * asked. Host memory is, as long as no context exists that could have page-locked it,
- * and no context should be created only to ask. About an address of a device the driver
- * always has to be asked. */
+ * asked. Host memory is ordinary as long as no context exists that could have
+ * page-locked it, and no context should be created only to ask. The driver always has
+ * to be asked about an address of a device. */
 static cm_status
 is_surely_ordinary(cm_runtime *rt, const cm_import *import, bool *out)
 {

@@ -141,7 +141,7 @@ explain_tensor(cm_state *state, PyObject *object)
 /* Make a new Buffer of any exporter, without a copy. This tries, in this order, a
  * Buffer itself, DLPack (with `stream`, which may be NULL), the CUDA array interface,
  * and the buffer protocol. The driver is not asked about host memory of up to `unasked`
- * bytes that comes by DLPack's C functions. An object that has none of these is a
+ * bytes that comes by DLPack's C functions. An object that has none of these raises a
  * TypeError, which names its type. */
 static PyObject *
 import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)

@@ -13,8 +13,8 @@
  * is, and makes a buffer of it.
  *
  * Descriptions that come in are not trusted: each size, stride, offset and pointer is
- * checked before it is used, and a value that cannot be true is a ValueError, TypeError
- * or BufferError that names the field. The GIL is held throughout. */
+ * checked before it is used, and a value that cannot be true raises a ValueError,
+ * TypeError or BufferError that names the field. The GIL is held throughout. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"
