@@ -22,7 +22,7 @@ get_turn_us(void)
     return value < 0 ? -1 : (long)(value * 1e6 + 0.5);
 }
 
-/* Change the length of turns from one value to another, if it has the first. */
+/* Change the length of turns to `to`, but only if it is `from` now. */
 static void
 change_turn_us(long from, long to)
 {

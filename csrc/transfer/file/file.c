@@ -88,7 +88,7 @@ check_sizes(cm_file_job *file)
 }
 
 /* Set where a file ends. It is a matter of chance which part found the end first, so
- * the files are asked again. */
+ * that file is asked again. */
 static void
 check_end_again(cm_file_job *file)
 {
@@ -283,9 +283,9 @@ cut_chunk(cm_job *job, cm_slot *s)
     return cm_ok();
 }
 
-/* Make the memory of all slots together, where the pool has none yet: many threads
- * populate one long segment in the time that one of them takes for a slot. A ring that
- * finds no memory gets by with fewer slots. */
+/* Make the memory of all slots together, if the transfer fills them and the pool has
+ * none yet. Many threads populate one long segment in the time that one of them takes
+ * for a slot. A ring that finds no memory gets by with fewer slots. */
 static void
 reserve_slots(const cm_job *job)
 {

@@ -211,8 +211,9 @@ ask_for_threads(cm_job *job)
     }
 }
 
-/* True if the slot has no memory yet, and has to wait for that of another job. A job
- * with nothing under way does not wait, so that each job advances by itself. */
+/* True if the slot has no memory yet, and has to wait until another job gives some
+ * back. A job with nothing under way does not wait, so that each job advances by
+ * itself. */
 static bool
 lacks_slot(const cm_job *job, const cm_slot *s)
 {
