@@ -15,7 +15,7 @@
 typedef struct cm_numbered_end {
     char *base;
     int64_t stride;
-    const int64_t *numbers; /* NULL: they are 0, 1, … */
+    const int64_t *numbers; /* NULL if they are 0, 1, … */
 } cm_numbered_end;
 
 /* Return the same end from row `first` on. */

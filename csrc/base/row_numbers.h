@@ -13,7 +13,8 @@
 
 /* What has been found of the numbers of an array, so far. */
 typedef struct cm_numbers_seen {
-    bool has_outside; /* one of them is no row: it is not in [-row_count, row_count) */
+    bool has_outside; /* one of them names no row, since it is not in [-row_count,
+                         row_count) */
     bool has_negative;
 } cm_numbers_seen;
 

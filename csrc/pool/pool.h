@@ -411,8 +411,8 @@ const cm_saved_run *cm_pool_saved_runs(const cm_pool *pool, uint64_t *count);
  * Blocks: behind a growth or a trim, and in the runtime.
  * Fails: address_unmap, and then all memory is where it was, with its contents, and the
  *        pool is still shut; or, if *asleep is set, physical_release or an
- * address_unmap that could not be undone, and then the pool sleeps with some of its
- * memory. */
+ *        address_unmap that could not be undone, and then the pool sleeps with some of
+ *        its memory. */
 CM_NODISCARD cm_status cm_pool_fall_asleep(cm_pool *pool, bool *asleep);
 /* Get memory for a pool that is asleep, at the same addresses. The contents of this
  * memory are undefined. Chunks in which nothing lives any more get none. Runs of blocks
@@ -471,7 +471,7 @@ typedef enum cm_block_state {
 typedef struct cm_block_row {
     uint32_t segment; /* the segment's number in the listing */
     cm_address address;
-    const void *host; /* NULL: the host cannot use it */
+    const void *host; /* NULL if the host cannot use it */
     uint64_t nbytes;
     uint64_t requested_nbytes;
     cm_block_state state;

@@ -18,7 +18,7 @@
 
 enum {
     /* The driver maps device and managed memory in pages of 2 MiB, so a smaller request
-     * occupies as much. */
+     * occupies a whole page. */
     DEVICE_GRANULE = 2 << 20,
     /* A multiple of every page size (4 to 64 KiB), since the driver locks whole
      * pages. */

@@ -106,7 +106,7 @@ enum {
  * of a row hold its units (part_count << team_shift >= row_units); the groups hold
  * `count` rows. */
 typedef struct cm_rows_job {
-    cm_address dst_rows;     /* the array of the target's numbers; 0: there is none */
+    cm_address dst_rows;     /* the array of the target's numbers; 0 if there is none */
     cm_address src_rows;     /* the same for the source */
     int64_t dst_rows_stride; /* bytes from one number to the next */
     int64_t src_rows_stride;
@@ -116,21 +116,21 @@ typedef struct cm_rows_job {
     int64_t dst_stride; /* bytes from one row to the next */
     int64_t src_stride;
     uint64_t row_units;      /* the length of a row */
-    cm_address flag;         /* of a 32-bit word; 0: wrong numbers are not reported */
+    cm_address flag;         /* of a 32-bit word; 0 if wrong numbers are not reported */
     uint64_t group_count;    /* of a layer */
-    uint64_t step_groups;    /* the step of a warp: so many layers, groups and parts */
+    uint64_t step_groups;    /* the step of a warp, in layers, groups and parts */
     uint32_t step_parts;     /* < part_count */
     uint32_t step_layers;    /* step_groups < group_count */
     uint32_t part_count;     /* of a row; at least 1 */
     uint32_t layer_count;    /* at most CM_ROWS_MAX_LAYERS */
     uint32_t unit;           /* 1, 2, 4, 8 or 16 bytes */
     uint32_t team_shift;     /* 1 << team_shift threads share a row */
-    uint32_t dst_row_nbytes; /* of one number: 1, 2, 4 or 8; 0: there is no array */
+    uint32_t dst_row_nbytes; /* of one number: 1, 2, 4 or 8; 0 if there is no array */
     uint32_t src_row_nbytes;
     uint32_t dst_row_is_signed;
     uint32_t src_row_is_signed;
-    /* 1: row i of the source lies at place i, and its number is only checked. Rows that
-     * were gathered into memory of their own are copied on in this way. */
+    /* 1 if row i of the source lies at place i, and its number is only checked. Rows
+     * that were gathered into memory of their own are copied on in this way. */
     uint32_t src_is_packed;
     uint32_t spare[3];                  /* always 0 */
     cm_address dst[CM_ROWS_MAX_LAYERS]; /* row 0 of each layer */

@@ -4,7 +4,7 @@
 #include "engine_world.h"
 #include "transfer/engine/private.h"
 
-/* Copy so many bytes up and down again, and wait for both copies. */
+/* Copy this many bytes up and down again, and wait for both copies. */
 static void
 copy_both_ways(world *w, uint64_t nbytes)
 {

@@ -194,7 +194,8 @@ test_memory_keys_stand_at_the_beginning_of_a_line(void)
     root_remove(&root);
 }
 
-/* A very long file is read to its end, and a folder in place of a file is no error. */
+/* A very long file is read to its end, and a folder in place of a file is not an
+ * error. */
 static void
 test_memory_file_of_any_length_is_read(void)
 {

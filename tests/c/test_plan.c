@@ -634,8 +634,8 @@ check_random_pair(void)
         memset(got, 0xCC, sizeof(got));
         copy_in_pieces(&layout, got + dst_at, source + src_at, 1 + next_random(200),
                        staged != 0, &written);
-        /* The bytes are equal and as many were written, so each was written exactly
-         * once. */
+        /* The bytes are equal, and as many were written as there are, so each was
+         * written exactly once. */
         CHECK_EQ(written, nbytes);
         CHECK_BYTES_EQ(got, wanted, sizeof(wanted));
     }

@@ -76,7 +76,7 @@ test_pool_unfinished_block_holds_up_no_other(void)
     close_emulated(rt);
 }
 
-/* So many blocks that a miss would not ask about each of them. */
+/* There are so many blocks that a miss would not ask about each of them. */
 enum { MANY = 600 };
 
 /* Allocate MANY blocks of 16 KiB. */

@@ -178,7 +178,7 @@ test_numbers_outside_are_found_in_long_lists(void)
 }
 
 /* A row of a target that is named twice, once from the end, must be found at its second
- * position. In a source that is no fault. */
+ * position. In a source that is not a fault. */
 static void
 test_numbers_of_a_target_that_repeat_are_found(void)
 {

@@ -396,7 +396,7 @@ test_numa_pages_on_the_wrong_node_fail_the_check(void)
 }
 
 /* Without a node in its config, a pool prefers the node nearest to its device. If its
- * pages come from elsewhere that is no error. */
+ * pages come from elsewhere, that is not an error. */
 static void
 test_numa_nearest_node_is_a_wish_and_not_a_condition(void)
 {

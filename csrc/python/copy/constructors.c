@@ -32,7 +32,7 @@ typedef struct request {
     unsigned flags;
 } request;
 
-/* Read the shape, or else the shape and the strides of `like`, of which nothing else
+/* Read the shape, or else the shape and the strides of `like`. Nothing else of `like`
  * matters here. Returns 0, or -1 with an exception. */
 static int
 read_layout(const cm_state *state, const request *asked, cm_region *out)

@@ -14,7 +14,7 @@
  * time.
  *
  * Example: 32 layers of a cache are loaded while the model computes. copy_layers()
- * makes 32 copies, of which each comes after the one before, and returns their
+ * makes 32 copies, each of which comes after the one before, and returns their
  * Transfers. The stream of the model waits for each by Transfer.order() before it
  * computes that layer.
  *

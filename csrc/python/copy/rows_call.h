@@ -41,7 +41,7 @@ typedef struct cm_row_copy {
     cm_stream *stream;           /* borrowed; may be NULL */
     const cm_progress *progress; /* borrowed; NULL if there is none */
     PyObject *stream_argument;   /* borrowed: that of `stream`; NULL or None */
-    uint32_t max_sms;            /* 0: as many as the kernel takes */
+    uint32_t max_sms;            /* 0 for as many as the kernel takes */
     PyObject *after;             /* borrowed; NULL or None if there is none */
     cm_ticket *after_ticket;     /* borrowed; comes first as well; may be NULL */
     cm_rows_end ends[2];         /* by cm_side */

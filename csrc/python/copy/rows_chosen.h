@@ -20,7 +20,7 @@ typedef struct cm_given_rows {
 
 /* Take the argument `name`, which is not None. cm_given_rows_fini() may be called in
  * any case. A buffer in memory of a device is ready on `stream` (NULL: on the current
- * stream of its device). Returns 0; or -1 with TypeError (these are no integers),
+ * stream of its device). Returns 0; or -1 with TypeError (these are not integers),
  * ValueError (they do not have exactly one dimension), IndexError (an int that no array
  * has as a row), or the failure of a transfer that was to write them. */
 int cm_given_rows_init(cm_given_rows *self, cm_state *state, PyObject *object,

@@ -313,7 +313,7 @@ cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
 enum { MOST_COMPARED = 256 };
 
 /* The bytes of an array as rows of `length` bytes, each `step` bytes behind the one
- * before, of which the lowest one begins at span.begin. */
+ * before. The lowest row begins at span.begin. */
 typedef struct row_pattern {
     cm_byte_span span;
     uint64_t length; /* with the gaps within a row */

@@ -100,8 +100,8 @@ bool cm_arg_try_kind(PyObject *object, cm_kind *out);
  * type. */
 int cm_arg_kind(PyObject *object, cm_kind *out);
 /* Read a device. NULL, None and "cuda" mean cumem's current device; else it is an int,
- * a Device, "cuda:N" or a torch.device. Checks the range, for which it opens the
- * runtime. */
+ * a Device, "cuda:N" or a torch.device. Opens the runtime, in order to check the
+ * range. */
 int cm_arg_device(cm_state *state, PyObject *object, const char *name, int *out);
 /* Do the same as cm_arg_device() for work on memory of other libraries. If `about` is a
  * tensor of PyTorch's, or True (as for batches that do not exist yet), None and "cuda"

@@ -233,7 +233,8 @@ named_device(const cm_runtime *rt, PyObject *object)
             return -2;
         }
         if (found == 1) {
-            int overflow; /* a number that is too large is no index of a device either
+            int overflow; /* a number that is too large is not the index of a device
+                             either
                            */
             long long index = PyLong_Check(value)
                                   ? PyLong_AsLongLongAndOverflow(value, &overflow)

@@ -360,7 +360,7 @@ is_bytes_value(PyObject *object, PyObject *target_dtype)
 
 /* Read an object that is neither memory nor a scalar nor a list. If only NumPy can read
  * it, it counts as an array, whose dtype is compared and not converted. Bytes count as
- * a value here, and so do Python's dates and spans, of which NumPy would make
+ * a value here, and so do Python's dates and spans of time, which NumPy would read as
  * objects. */
 static PyObject *
 read_other(PyObject *object, PyObject *target_dtype)

@@ -107,7 +107,7 @@ cm_storage *cm_operand_storage_of(const cm_state *state, PyObject *array);
  * TypeError. */
 int cm_check_unmasked(PyObject *array);
 /* True if the object has memory of its own, as a Buffer, an array or another exporter
- * does. False if it is a value, of which copy() would make an array. */
+ * does. False if it is a value, from which copy() would make an array. */
 bool cm_operand_is_memory(const cm_state *state, PyObject *object);
 /* Says when the driver is asked about the kind of host memory. Asking takes longer than
  * everything else that comes before a short copy. */

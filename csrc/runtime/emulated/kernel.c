@@ -255,7 +255,7 @@ table_run(cm_emulated *emulated, cm_emulated_job *base)
 
 /* One of the two arrays of numbers, as it was when the kernel began. */
 typedef struct numbers {
-    unsigned char *bytes; /* owned; NULL: the numbers are 0, 1, … */
+    unsigned char *bytes; /* owned; NULL if the numbers are 0, 1, … */
     int64_t first;        /* where number 0 is in `bytes` */
     int64_t stride;       /* from one number to the next, in bytes */
     uint32_t nbytes;
@@ -402,7 +402,7 @@ copy_slot(cm_emulated *emulated, launch *what, const numbers *ends, const slot *
     return 0;
 }
 
-/* Go on by so many parts, groups and layers, as the kernel does. */
+/* Go on by this many parts, groups and layers, as the kernel does. */
 static void
 slot_advance(slot *at, const cm_rows_job *job, uint32_t parts, uint64_t groups,
              uint32_t layers)

@@ -20,7 +20,8 @@
 
 /* An array of whole numbers that the device reads. */
 typedef struct cm_row_numbers {
-    cm_address address; /* of number 0, aligned to `nbytes`; 0: the numbers are 0, 1, …
+    cm_address address; /* of number 0, aligned to `nbytes`; 0 if the numbers are 0, 1,
+                           …
                          */
     int64_t stride;     /* bytes from one number to the next; may be negative or 0 */
     uint32_t nbytes;    /* of one number: 1, 2, 4 or 8 */
@@ -50,11 +51,12 @@ typedef struct cm_rows_move {
     bool is_to_host;
     /* The numbers pass the bus as well, behind the bytes that are under way. */
     bool has_far_numbers;
-    uint32_t max_sms; /* how many multiprocessors it may use; 0: as many as it takes */
+    uint32_t max_sms; /* how many multiprocessors it may use; 0 for as many as it
+                         takes */
     /* The device address of a 32-bit word, into which the kernel stores CM_ROWS_WRONG_…
      * if a number is wrong, visibly to the host as well. The kernel stores nothing else
-     * there, so whoever has read the word clears it. 0: wrong numbers are not
-     * reported. */
+     * there, so whoever has read the word clears it. If the address is 0, wrong numbers
+     * are not reported. */
     cm_address flag;
 } cm_rows_move;
 

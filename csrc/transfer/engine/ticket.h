@@ -61,7 +61,7 @@ typedef struct cm_notice {
  * done. */
 typedef struct cm_loan {
     int device;           /* of the events and the stream */
-    uint64_t start_event; /* 0: none */
+    uint64_t start_event; /* 0 if there is none */
     uint64_t end_event;
     cm_stream *stream; /* that worked for the copy; NULL if it was the caller's own */
     cm_stream *side;   /* that worked beside it; may be NULL */
@@ -75,8 +75,8 @@ struct cm_ticket {
     uint64_t nbytes;        /* payload; set before anybody else sees the ticket */
     _Atomic uint64_t moved; /* see cm_ticket_count_moved() */
     _Atomic uint64_t parts_moved; /* the same, of all parts together */
-    cm_ticket *part_of; /* borrowed, as the whole is done later; NULL if this is no part
-                           of a whole */
+    cm_ticket *part_of; /* borrowed, as the whole is done later; NULL if this is not a
+                           part of a whole */
     /* The tickets that come first or, for a whole, its parts. Owned array of held
      * tickets, set before anybody else sees this one. */
     cm_ticket **after;
@@ -84,8 +84,8 @@ struct cm_ticket {
     bool is_whole;
     atomic_uint refs; /* the order has one of them until the ticket is over */
     /* A word that a kernel sets if numbers of rows are wrong, and what else the failure
-     * is to say. Borrowed: a keep has the word. NULL: there is none. Set by the thread
-     * that runs the job, before the ticket is submitted. */
+     * is to say. Borrowed: a keep has the word. NULL if there is none. Set by the
+     * thread that runs the job, before the ticket is submitted. */
     const uint32_t *wrong_rows;
     uint32_t wrong_rows_bits;
     /* Another word, in which several copies gather what was wrong; kept in the same

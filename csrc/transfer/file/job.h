@@ -93,7 +93,8 @@ typedef struct cm_file_job {
     cm_job *job;                    /* borrowed, set when the job is planned */
     cm_file_state files[CM_FILE_MAX];
     uint32_t turn;     /* the file of the next chunk */
-    bool at_host;      /* ranges of host memory come after those of devices */
+    bool at_host;      /* the next chunk is of host memory, whose ranges come after
+                          those of devices */
     bool has_host_end; /* at least one range is of host memory */
     uint64_t nbytes;
     cm_mutex lock;

@@ -125,8 +125,8 @@ typedef struct cm_task_group {
      * tuning. */
     uint32_t more;
     /* How many threads take the parts of its tasks, the poster included; 0 leaves that
-     * to the way of each task. It is for tasks of one part each, of which several are
-     * posted for as many threads. */
+     * to the way of each task. This is for several tasks of one part each, which as
+     * many threads copy at the same time. */
     uint32_t crew;
     /* Posting wakes nobody. Either cm_task_group_wake() wakes threads, or the tasks are
      * over before a sleeping thread would be awake. */

@@ -65,7 +65,7 @@ typedef struct cm_many {
     cm_piece *pieces; /* owned */
     uint64_t *starts; /* owned; for HOST, UP and DOWN, otherwise NULL */
     /* Owned; rows from which HOST, UP and DOWN make runs as they go, and then there are
-     * no pieces (numbered_rows.h). NULL: the pieces are the runs. */
+     * no pieces (numbered_rows.h). NULL if the pieces are the runs. */
     struct cm_numbered_rows *rows;
 } cm_many;
 

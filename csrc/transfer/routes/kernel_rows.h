@@ -42,10 +42,11 @@ typedef struct cm_kernel_rows {
     cm_address sheet;
     uint64_t sheet_nbytes;
     const uint32_t *flag; /* where the host reads the word of move.flag; borrowed, and
-                             kept alive by a keep of the request; NULL: there is none */
+                             kept alive by a keep of the request; NULL if there is
+                             none */
     uint32_t flag_bits;   /* are set in the argument of CM_EROWS as well */
     /* A word to which the ticket adds what it has found in `flag`; kept alive in the
-     * same way. NULL: there is none. */
+     * same way. NULL if there is none. */
     _Atomic uint32_t *flag_of_all;
 } cm_kernel_rows;
 

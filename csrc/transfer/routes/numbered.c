@@ -298,7 +298,7 @@ cm_numbered_move_part(const void *context, const cm_layout *part, void *dst,
 
 /* -- a slot on the device ----------------------------------------------------------- */
 
-/* All layers share the numbers, and have as many rows. */
+/* All layers share the numbers, and have the same number of rows. */
 static int64_t
 row_count_of(const cm_numbered_rows *rows, cm_side side)
 {

@@ -37,9 +37,9 @@ cm_kernel_numbers_nbytes(int64_t row_count)
 
 /* Write `self->count` integers to self->at, as numbers of self->nbytes, which is at
  * least what cm_kernel_numbers_nbytes() says, and set self->has_negative. Returns false
- * if one of them is no row of an array of `row_count` rows; what has been written is of
- * no use then. Each integer is read once, so that what is written has been checked even
- * if another thread changes the integers meanwhile. */
+ * if one of them names no row of an array of `row_count` rows; what has been written is
+ * of no use then. Each integer is read once, so that what is written has been checked
+ * even if another thread changes the integers meanwhile. */
 bool cm_kernel_numbers_write(cm_kernel_numbers *self, cm_integers from,
                              int64_t row_count);
 

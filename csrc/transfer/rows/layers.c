@@ -179,8 +179,8 @@ cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
  * shortest rows. So a list loses nothing if this many rows are joined to each run. */
 enum { ROWS_A_LISTED_RUN = 64 };
 
-/* Fill in a layer. *suits is false if its rows are no single runs, or if there are
- * none. */
+/* Fill in a layer. *suits is false if its rows are not single runs, or if they have no
+ * bytes. */
 static cm_status
 init_numbered_layer(const cm_layer *layer, cm_numbered_layer *out, bool *suits)
 {

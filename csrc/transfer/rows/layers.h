@@ -46,7 +46,7 @@ void cm_row_runs_fini(cm_row_runs *runs);
  * *out is NULL if the batch makes the copy as well or better. It does so if a device
  * alone copies some rows, if layers go different ways, have different numbers of rows,
  * or rows whose bytes lie apart, if a registration begins or ends in an array, and if
- * so many rows follow on each other that a list of runs is short. No layer may write
+ * enough rows follow on each other for a list of runs to be short. No layer may write
  * what another one touches. `on_stream` has the meaning that it has in cm_plan_options.
  * Fails: CM_ENOMEM, CM_ESHAPE, CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_numbered_many_create(cm_engine *engine,
@@ -58,10 +58,9 @@ CM_NODISCARD cm_status cm_numbered_many_create(cm_engine *engine,
 /* Both ends are within reach of one device. True if its copy engine moves the rows at
  * least as fast as a kernel that reads their numbers. That is so if there are only a
  * few runs, if the runs are long, or if they lie at one distance, so that one pitched
- * copy moves them. `layer` stands for all of `layer_count` layers, of which `count`
- * rows each are copied. `numbers`, by cm_side, say which rows are neighbours, which
- * become one run; if it is NULL, the answer is true only if it does not depend on
- * them. */
+ * copy moves them. `layer` stands for all of `layer_count` layers, and `count` rows of
+ * each are copied. `numbers`, by cm_side, say which rows are neighbours, which become
+ * one run; if it is NULL, the answer is true only if it does not depend on them. */
 bool cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
                          const cm_kernel_numbers *numbers);
 
