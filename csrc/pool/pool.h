@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pool holds memory of one kind on one device and hands it out in blocks. Its users
- * may give a block back while work still runs on it, and the pool makes sure that the
- * next user of the memory never collides with that work: it reuses a device block in
- * stream order, and a block that the host may write only once the host has seen the
- * work end. A request that fits into free memory (a hit) makes no runtime call. Any
- * other request (a miss) first looks at which work has ended meanwhile, and then grows
- * the pool. The page at the top of pool.c explains all of this. A pool knows nothing of
- * Python.
+ * may give a block back while work still runs on it. The pool makes sure that the next
+ * user of the memory never collides with that work. It reuses a device block in stream
+ * order, and a block that the host may write only once the host has seen the work end.
+ * A request that fits into free memory (a hit) makes no runtime call. Any other request
+ * (a miss) first looks at which work has ended meanwhile, and then grows the pool. The
+ * page at the top of pool.c explains all of this. A pool knows nothing of Python.
  * Locks: one short spin lock guards the lists and is never held across a runtime call.
  *        Growing and polling are turns, which one thread at a time has, and which it
  *        keeps across runtime calls. */

@@ -10,8 +10,8 @@
  *
  * Writes wait for nothing, and need only WRITE_NBYTES. If more of them are on their way
  * than the bus takes, they fill the queues between all multiprocessors and memory, and
- * whatever runs beside the copy waits in these: beside 512 KiB of writes, a matrix
- * product on an H200 takes more than twice as long.
+ * whatever runs beside the copy waits in these queues. Beside 512 KiB of writes, a
+ * matrix product on an H200 takes more than twice as long.
  *
  * The work beside a copy also loses the multiprocessors that the copy keeps busy. So
  * reads have larger blocks, and fewer of them. */
@@ -63,9 +63,9 @@ parts_of(uint64_t units, uint32_t team_shift)
 }
 
 /* Choose the team that leaves the fewest threads without a unit, and the largest of
- * these: rows of 33 units go better as 5 parts of 8 threads than as 2 of 32, while a
- * row of 16 units leaves room for another one in the same warp. A team of fewer than 8
- * threads is only for rows that it copies in one part. */
+ * these. Rows of 33 units go better as 5 parts of 8 threads than as 2 of 32. A row of
+ * 16 units leaves room for another one in the same warp. A team of fewer than 8 threads
+ * is only for rows that it copies in one part. */
 static uint32_t
 choose_team(uint64_t units)
 {

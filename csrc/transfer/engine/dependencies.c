@@ -111,10 +111,10 @@ cm_job_fits_stream(const cm_job *job)
 }
 
 /* Record an event behind the work of a stream that must come first. A copy between
- * devices waits for no stream that is idle: two copies that cross each other both come
- * after the streams for which their memory was allocated, and with events on these the
- * driver makes one after the other, though nothing else is queued there (391 GB/s both
- * ways instead of 760 between two H200s, with memory of cudaMalloc). */
+ * devices waits for no stream that is idle. Two copies that cross each other both come
+ * after the streams for which their memory was allocated. With events on these streams
+ * the driver makes one copy after the other, though nothing else is queued there (391
+ * GB/s both ways instead of 760 between two H200s, with memory of cudaMalloc). */
 static cm_status
 record_one(cm_job *job, const cm_stream *stream)
 {

@@ -27,11 +27,11 @@
  * name their row themselves. Nobody searches for such a row, so it has no `suits`.
  *
  * Some things that look like routes have no row. A short copy (routes/short_copy.c) is
- * made by its caller before there is a plan, since planning takes longer than the copy,
- * and a copy that its stream takes as it is (routes/queued_copy.c) leaves nothing to be
- * planned; users see them as "host" or "direct". A broadcast (routes/broadcast.c) is
- * not a way but more targets of one: it goes by the rows that pack, and sends each slot
- * to each device. */
+ * made by its caller before there is a plan, since planning takes longer than the copy.
+ * A copy that its stream takes as it is (routes/queued_copy.c) leaves nothing to be
+ * planned. Users see these two as "host" or "direct". A broadcast (routes/broadcast.c)
+ * is not a way but more targets of one: it goes by the rows that pack, and sends each
+ * slot to each device. */
 #pragma once
 
 #include <stdatomic.h>

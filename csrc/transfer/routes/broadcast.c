@@ -12,10 +12,10 @@ typedef struct target {
     uint32_t from; /* for a replica: the index of the target that it is copied from */
 } target;
 
-/* The targets of a job, in this order: the job's own; then one for each other device,
- * which is sent what the job packs on the host, on a stream of its own; then the
- * replicas, each of which is copied from one of those on its device once that has been
- * queued. */
+/* The targets of a job, in this order. The first is the job's own. Then comes one for
+ * each other device, to which what the job packs on the host is sent, on a stream of
+ * its own. The last are the replicas: each is copied from one of the targets before it,
+ * on the same device, once the copy to that one has been queued. */
 struct cm_targets {
     uint32_t sent_count; /* targets that are sent to; the job's own is one of them */
     uint32_t count;
