@@ -2,11 +2,12 @@
 /* The one list of the dtypes that cumem knows by name.
  *
  * Everything else that has to tell one dtype from another is made from this list, or is
- * checked against it: the loops that convert numbers (base/convert.c), the kernel that
- * converts them on a device (transfer/device/strided.ptx, whose numbers csrc/headers.py
- * puts in) and its emulation, the element types of DLPack (python/protocols/dlpack.c),
- * NumPy's type numbers (python/core/numpy_bridge.c), and, by way of `_core._DTYPES`,
- * the package: the types of safetensors files and the texts of errors.
+ * checked against it. In C these are the loops that convert numbers (base/convert.c),
+ * the kernel that converts them on a device (transfer/device/strided.ptx, into which
+ * csrc/headers.py puts the numbers) and its emulation, the element types of DLPack
+ * (python/protocols/dlpack.c) and NumPy's type numbers (python/core/numpy_bridge.c).
+ * The package takes the types of safetensors files and the texts of errors from it, by
+ * way of `_core._DTYPES`.
  *
  * To add a dtype, add a row. If the copy threads are to convert it as well, put the row
  * among the numbers, and say in base/convert.c how one value of it is read (`F32_…`,

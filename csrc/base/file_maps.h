@@ -43,9 +43,9 @@ typedef struct cm_file_maps {
 /* List the mappings of the file that `fd` is open for, at least those that lie in one
  * of the `count` spans of `memory`. If `fd` is not a regular file, or the file is
  * empty, the list is empty.
- * Blocks: from Linux 6.11 on for some microseconds where there are few spans, since the
- * kernel is asked only about those (PROCMAP_QUERY); else, since the list is then read
- * as text, for about a microsecond for each mapping of the process.
+ * Blocks: for about a microsecond for each mapping of the process, since the list is
+ *         read as text. From Linux 6.11 on, with few spans, the kernel is asked about
+ *         these alone (PROCMAP_QUERY), which takes some microseconds in all.
  * Fails:  CM_ENOMEM. */
 CM_NODISCARD cm_status cm_file_maps_read(int fd, const cm_file_span *memory,
                                          size_t count, cm_file_maps *out);

@@ -272,8 +272,8 @@ cm_pick_init(cm_pick *pick, size_t itemsize, int64_t step)
     int64_t items = VECTOR_NBYTES / size;
     int64_t span = (items - 1) * distance + size;
     int64_t loads = (span + VECTOR_NBYTES - 1) / VECTOR_NBYTES;
-    /* If more vectors must be read than they hold elements, copying the elements one by
-     * one is as quick. */
+    /* If filling one vector with elements takes more loads than it has elements,
+     * copying them one by one is as quick. */
     if (distance < size || loads > CM_PICK_MAX_LOADS || loads > items) {
         return false;
     }

@@ -7,8 +7,9 @@
  * and a piece is unregistered as a whole when its last share is given back. Copies hold
  * shares too, so that nobody unlocks a piece while a copy relies on it. Memory that
  * somebody else locked is left alone and counts as locked. The pages of a piece are
- * charged to a budget before they are locked, once, however many share the piece, and
- * refunded when they are unlocked. The registry knows nothing of Python.
+ * charged to a budget before they are locked, and refunded when they are unlocked. They
+ * are charged once, however many requests share the piece. The registry knows nothing
+ * of Python.
  *
  * Example with pages of 4 KiB: A locks [0, 12 KiB), then B locks [8 KiB, 20 KiB).
  *
@@ -135,7 +136,6 @@ typedef struct cm_registry_counters {
     uint64_t locked_count;
 } cm_registry_counters;
 
-/* Read all counters at one moment. With `window` the peak is the one since the last
- * call with `window`; this does not change the peak that calls without `window`
- * read. */
+/* Read all counters at one moment. Without `window` the peak is that of the registry's
+ * whole life. With `window` it is the peak since the last call with `window`. */
 void cm_registry_read(cm_registry *registry, bool window, cm_registry_counters *out);

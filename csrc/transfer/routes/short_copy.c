@@ -196,8 +196,8 @@ is_converted_here(const cm_copy_request *request)
            && cm_region_is_on_device(dst) != cm_region_is_on_device(src);
 }
 
-/* True if this is such a copy: short, each end a single run, and at least one end on
- * the stream's device. Fills in *out. */
+/* True if the copy is short, each of its ends is a single run, and at least one end is
+ * on the stream's device. Fills in *out. */
 static bool
 is_short(const cm_engine *engine, const cm_copy_request *request,
          const cm_tuning *tuning, short_copy *out)
@@ -608,8 +608,7 @@ share_ends(cm_engine *engine, const cm_copy_request *request, cm_page_shares *sh
            && cm_is_ok(cm_engine_share_locked(engine, &request->src, shares));
 }
 
-/* Count a copy that was made, and record it if it has a time at which it began (not
- * 0). */
+/* Count a copy that was made, and note it for the recorder unless `begin_ns` is 0. */
 static void
 note_short_copy(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
                 uint64_t begin_ns)

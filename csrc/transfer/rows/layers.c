@@ -175,8 +175,8 @@ cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
 
 /* -- for the copy threads --------------------------------------------------------------- */
 
-/* A list takes this many times as long for each run as the threads take for each of the
- * shortest rows. So a list loses nothing if this many rows are joined to each run. */
+/* A run in a list costs as much time as this many of the shortest rows cost the copy
+ * threads. So a list loses nothing if each of its runs joins this many rows. */
 enum { ROWS_A_LISTED_RUN = 64 };
 
 /* Fill in a layer. *suits is false if its rows are not single runs, or if they have no
