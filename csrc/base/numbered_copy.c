@@ -95,7 +95,8 @@ DEFINE_ROWS(any)
 DEFINE_ROWS(long)
 #undef DEFINE_ROWS
 
-/* Copy rows of whole lines past the caches, into lines of the target. */
+/* Copy rows past the caches. Each row of the target begins and ends at the edge of a
+ * cache line. */
 static void
 rows_of_lines(const cm_numbered_end *dst, const cm_numbered_end *src, uint64_t count,
               size_t nbytes)

@@ -719,9 +719,9 @@ is_pending(cm_pool *pool, bool can_interrupt, bool may_fence, const uint64_t *go
 
 /* Return the devices for which the host has to wait so that the rest of the goal is
  * reached: those for which blocks wait as a whole and, unless `fences_only`, those of
- * streams whose work no event covered. In the goal only epochs of these devices are
- * left, and in each such slot the present epoch is closed and becomes the goal. Called
- * by the poller. */
+ * streams whose work no event covered. For each slot of these devices that has to be
+ * waited for, the present epoch is closed and becomes the goal. All other slots are
+ * taken out of the goal. Called by the poller. */
 static uint64_t
 find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
 {
@@ -741,7 +741,8 @@ find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
 
 /* Wait for everything that each of these devices is doing. Adds to *idle the bits of
  * the devices for which that succeeded.
- * Fails: CM_ECANCELLED at once, by the hooks; else the first failure. */
+ * Fails: CM_ECANCELLED, at once, if the hooks say so; else the first failure, after all
+ *        devices were tried. */
 static cm_status
 wait_devices(cm_pool *pool, const cm_wait_hooks *hooks, uint64_t devices,
              uint64_t *idle)

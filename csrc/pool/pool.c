@@ -241,9 +241,9 @@ note_block(const cm_pool *pool, uint8_t op, cm_heap_span *span, const cm_stream 
 }
 
 /* -- handing out ---------------------------------------------------------------------------- */
-/* A block comes from memory that is free; failing that, from memory that has become
- * free since; failing that, from new memory; and failing that, from memory that the
- * call waits for. */
+/* A block comes from memory that is known to be free, if it fits there. Otherwise it
+ * comes from memory that has become free since, or else from new memory. If none of
+ * these suffices, the call waits for memory. */
 
 static bool
 round_size(const cm_pool *pool, uint64_t nbytes, uint64_t *out)
@@ -445,7 +445,7 @@ is_piled_up(cm_pool *pool)
 
 /* If is_piled_up(), wait until a block fits, no recorded fence is left, or a second has
  * passed. If no block fits, *out stays NULL.
- * Fails: CM_ECANCELLED by the hooks. */
+ * Fails: CM_ECANCELLED if the hooks say so. */
 static cm_status
 await_fences(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
 {
@@ -1026,8 +1026,8 @@ raise_peaks(cm_pool_counters *peaks, const cm_pool_counters *others)
 }
 
 /* Begin the peaks in `counters` anew, from the present values. There are two sets of
- * older peaks (private.h). The peaks so far are merged into `other`, the set of the
- * other reader; `own`, the set of the reader that begins anew, is cleared. */
+ * older peaks (private.h). `own` is the set of the reader that begins anew, and is
+ * cleared. The peaks so far are merged into `other`, the set of the other reader. */
 static void
 begin_peaks_locked(cm_pool *pool, cm_pool_counters *other, cm_pool_counters *own)
 {

@@ -214,9 +214,9 @@ cm_wait_check_interrupted(const cm_wait_hooks *hooks, uint64_t *asked_ns)
  * Owns:   the caller owns *out until cm_pool_free().
  * Blocks: on a miss, in the runtime; the lock is not held meanwhile.
  * Fails:  as the allocating operation; CM_ELIMIT (the budget); CM_EFORKED;
- *         CM_EOVERFLOW; CM_ECANCELLED by the hooks. A call with hooks fails for lack of
- *         memory only after it has waited for all blocks in flight, given free memory
- *         back and tried once more. */
+ *         CM_EOVERFLOW; CM_ECANCELLED if the hooks say so. A call with hooks fails for
+ *         lack of memory only after it has waited for all blocks in flight, given free
+ *         memory back and tried once more. */
 CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
                                      const cm_wait_hooks *hooks, cm_block **out);
 
@@ -299,8 +299,8 @@ bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
  * `keep_nbytes` stay cached. With `hooks` the call first waits for everything in
  * flight; without them it only asks which work has ended. While the pool knows of a
  * capture the call waits neither for fences nor for whole devices.
- * Fails: CM_ECANCELLED by the hooks, and then it gave nothing back; else the first
- *        operation that failed, after it has tried the rest. */
+ * Fails: CM_ECANCELLED if the hooks say so, and then it gave nothing back; else the
+ *        first operation that failed, after it has tried the rest. */
 CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes,
                                     const cm_wait_hooks *hooks,
                                     uint64_t *released_nbytes);

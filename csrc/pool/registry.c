@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pieces of page-locked memory, sorted by address, and the shares of them. A request
- * walks from its first page to its last. If a piece is there it takes a share of the
- * piece; if there is a gap, it makes a new piece that fills the gap. registry.h has an
- * example. */
+ * walks from its first page to its last. It takes a share of each piece that is there,
+ * and fills each gap with a new piece. registry.h has an example. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>

@@ -15,7 +15,7 @@
 #include "transfer/engine/ticket.h"
 #include "transfer/routes/routes.h"
 
-/* -- which copies are such ------------------------------------------------------------- */
+/* -- which copies a stream takes ------------------------------------------------------- */
 
 /* True if the device of the stream reaches this end at any time, and moves its bytes in
  * the order of the stream. */
@@ -47,8 +47,8 @@ crosses_devices(const cm_copy_request *request)
            && dst->device != src->device;
 }
 
-/* Return the bytes of the copy, or 0 if it is not such a copy. Makes no runtime call;
- * only the registry is asked. */
+/* Return the bytes of the copy, or 0 if its stream cannot take it as it is. Asks the
+ * registry, but makes no runtime call. */
 static uint64_t
 queued_nbytes(const cm_engine *engine, const cm_copy_request *request)
 {
