@@ -81,8 +81,8 @@ uint64_t random_size(void);
 void random_make_pool(int index);
 /* Return a pool that has not been released. There must be one. */
 model_pool *random_pool(void);
-/* Return a place that has a block (`taken`) or none; RANDOM_BLOCKS if there is no such
- * place. */
+/* Return a place that has a block (with `taken`) or that has none, or RANDOM_BLOCKS if
+ * there is no such place. */
 uint32_t random_place(bool taken);
 /* Queue work on the block on this stream, and report it to the oracle. */
 void random_use(model_block *block, cm_stream *stream);

@@ -198,7 +198,8 @@ check_target(const copy *c, bool all, bool none)
     }
 }
 
-/* A cm_copy_request.interrupted that interrupts after a number of calls. */
+/* This is the hook cm_copy_request.interrupted. It interrupts after a number of
+ * calls. */
 static bool
 is_interrupted(void *argument)
 {
@@ -206,8 +207,8 @@ is_interrupted(void *argument)
     return c->asks-- <= 0;
 }
 
-/* A cm_copy_request.take_keeps. Now and then it has no memory for the keep, and the
- * engine has to wait until the copy is over. */
+/* This is the hook cm_copy_request.take_keeps. Now and then it has no memory for the
+ * keep, and the engine has to wait until the copy is over. */
 static bool
 take_keep(void *argument)
 {

@@ -73,8 +73,8 @@ test_rows_from_a_later_one_on_are_the_same_rows(void)
 enum { COUNT = 5 };
 
 /* Two layers: the first has rows of 4 bytes without gaps on both sides, the second has
- * rows of 3 bytes, 7 apart in the target. The numbers of the source are 6, 2, 3, 4, 0.
- */
+ * rows of 3 bytes, 7 apart in the target. The numbers of the source are 6, 2, 3, 4,
+ * 0. */
 static cm_numbered_rows *
 make_rows(char *dst, char *src)
 {

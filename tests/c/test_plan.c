@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of plans and layouts. A plan chooses the route of a copy and cuts it into
- * pieces; tables say which route is expected for which ends. A layout is the copy as
- * loops; random ones are compared with a plain loop. Nothing here calls a runtime. */
+ * pieces; tables say which route is expected for which ends. A layout describes a copy
+ * as nested loops; random layouts are compared with a plain loop. Nothing here calls a
+ * runtime. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -347,9 +348,8 @@ test_plan_long_uploads_stay_in_the_caches(void)
     CHECK_EQ(plan.slot_count, 1); /* or if the ring has no room for more */
 }
 
-/* Long uploads of rows that threads gather by their numbers must stay in the caches as
- * well, but no other batch.
- */
+/* Of all batches, only long uploads of rows that threads gather by their numbers must
+ * stay in the caches too. */
 static void
 test_plan_long_uploads_of_rows_stay_in_the_caches(void)
 {
@@ -369,10 +369,10 @@ test_plan_long_uploads_of_rows_stay_in_the_caches(void)
     }
 }
 
-/* The ring of writers is small, so that it stays in the caches, and where several files
- * are written it has two slots or more for each. The ring of reads is as the tuning
- * says.
- */
+/* The ring of a transfer that writes files must be small, so that it stays in the
+ * caches, and even smaller for a single file. It must have at least two slots for each
+ * file. The ring of a transfer that reads must keep the chunks that the tuning asks
+ * for. */
 static void
 test_plan_ring_of_writers_is_small(void)
 {

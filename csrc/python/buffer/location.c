@@ -98,7 +98,8 @@ cm_arg_location(cm_state *state, PyObject *object, const char *name, int *out)
     if (is_of_devices || !PyErr_ExceptionMatches(PyExc_TypeError)) {
         return -1;
     }
-    PyErr_Clear(); /* that error offers only devices, but more is possible here */
+    PyErr_Clear(); /* its message names only devices, but other places are allowed
+                      here */
     bool takes_nodes = strcmp(name, "accessed_by") != 0;
     return cm_arg_refuse(object, name,
                          takes_nodes ? "a device, \"cpu\" or \"numa:N\""

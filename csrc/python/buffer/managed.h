@@ -10,8 +10,8 @@
 
 /* Read an argument that names a place for memory: "cpu", "host", "numa:N", or a device
  * in any form that cm_arg_device() takes. Returns 0, or -1 with TypeError, ValueError
- * or CudaError, which is raised if the driver is too old for NUMA nodes, for instance.
- */
+ * or CudaError, which is raised if the driver is too old for NUMA nodes, for
+ * instance. */
 int cm_arg_location(cm_state *state, PyObject *object, const char *name, int *out);
 /* Make a location as users see it: a Device, "host", "numa:N", or None for
  * CM_NO_LOCATION. Returns a new reference, or NULL with an exception. */

@@ -245,7 +245,8 @@ add_buffer(const cm_page_call *call, cm_buffer *buffer, span_list *spans)
     }
     if (call->work == CM_PAGES_ADVISE) {
         storage->is_advised = true;
-        storage->side_turns = 0; /* the driver may now answer thrashing.c otherwise */
+        storage->side_turns = 0; /* what thrashing.c asks the driver may now have
+                                    another answer */
     }
     return 0;
 }

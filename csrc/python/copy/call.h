@@ -239,8 +239,8 @@ cm_engine *cm_call_engine(cm_state *state, uint64_t devices);
 void cm_call_fill_request(cm_call *call, cm_copy_request *request);
 /* Fill in the request with its keeps. These belong to the engine from now on, except
  * those that were left for later, so the request must now be given to the engine. The
- * storages remember the call's stream from now on. Returns 0, or -1 with MemoryError.
- */
+ * storages remember the call's stream from now on. Returns 0, or -1 with
+ * MemoryError. */
 int cm_call_prepare(cm_call *call, cm_copy_request *request);
 /* cm_call_let_go() releases the GIL, unless the call has released it already. It is the
  * request's hook `let_go`, whose argument is the call. cm_call_take_back() takes the

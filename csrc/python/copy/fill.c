@@ -15,8 +15,8 @@
  * request to the engine for a copy whose source is one element (queue_fill()).
  *
  * fill_by() keeps the buffer's storage open for as long as a fill takes, so that no
- * other thread frees the memory while this one waits. Most functions here rely on it.
- */
+ * other thread frees the memory while this one waits. Most functions here rely on
+ * it. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
@@ -55,8 +55,8 @@ choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
 
 /* Note that the fill is done or, unless it was `blocking`, queued on `stream`. The fill
  * came after all earlier work on the storage, so the storage forgets the other streams
- * of that work, unless the storage was used again after `use_calls` was read from it.
- */
+ * of that work, unless the storage was used again after `use_calls` was read from
+ * it. */
 static void
 note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
             uint64_t use_calls)

@@ -423,8 +423,8 @@ end:
 }
 
 /* Begin a call that copies: read stream= and progress=, and keep close() from dropping
- * the ends. leave() has to be called in any case. Returns 0, or -1 with an exception.
- */
+ * the ends. leave() has to be called in any case. Returns 0, or -1 with an
+ * exception. */
 static int
 enter(row_plan *self, cm_call_frame *frame, PyObject *stream, PyObject *progress)
 {

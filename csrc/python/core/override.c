@@ -291,8 +291,8 @@ find_here(PyObject *chain, PyObject *object, PyObject *frame)
 }
 
 /* Find, in all contexts, the last block that has `object`, that `frame` entered and
- * that nobody has left. Without a frame (NULL) it is found only if it is the only one.
- */
+ * that nobody has left. Without a frame (NULL) it is found only if it is the only
+ * one. */
 static with_block *
 find_anywhere(cm_override *override, PyObject *object, PyObject *frame)
 {

@@ -41,8 +41,7 @@ bool cm_wait_for(cm_runtime *rt, int device, cm_wait_query query,
 /* Wait for a transfer by `wait`, which is cm_ticket_wait or cm_ticket_wait_submitted,
  * and report its progress unless `progress` is NULL. Returns false if a signal handler
  * or the progress callback has raised an exception. Needs the GIL, and releases it
- * meanwhile.
- */
+ * meanwhile. */
 bool cm_wait_for_ticket(cm_ticket *ticket,
                         cm_status (*wait)(cm_ticket *ticket, uint64_t timeout_ns),
                         uint64_t timeout_ns, const cm_progress *progress,

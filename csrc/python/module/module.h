@@ -23,6 +23,6 @@ extern PyMethodDef cm_dtype_methods[]; /* dtype_rows.c */
 int cm_add_dtypes(PyObject *module);
 
 /* testing.c: the hooks of the tests. Only the extension that is built for tests
- * contains that file. In the extension of a wheel the address of this symbol is NULL.
- */
+ * contains that file. In the extension of a wheel the address of this symbol is
+ * NULL. */
 extern PyMethodDef cm_testing_methods[] __attribute__((weak));

@@ -14,8 +14,8 @@
 #include "transfer/run/run.h"
 
 /* Run the job in this thread. If the host still has to unpack something, a job thread
- * goes on with it. With `is_reported` this call reports a failure to the user itself.
- */
+ * goes on with it. With `is_reported` this call reports a failure to the user
+ * itself. */
 static cm_status
 run_here(cm_job *job, bool is_reported)
 {
