@@ -216,8 +216,8 @@ cm_host_unmap(char *start, uint64_t nbytes)
 {
     if (munmap(start, nbytes) != 0) {
         /* Unmapping can split a mapping in two, and the process may have as many
-         * mappings as the kernel allows. Give the memory back and keep the addresses.
-         */
+         * mappings as the kernel allows. Give the memory back and keep the
+         * addresses. */
         (void)madvise(start, nbytes, MADV_DONTNEED);
     }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views with another shape: reshape(), and what ravel() asks: can all elements be in
- * one row without a copy?
+/* Makes views with another shape, for reshape(). Also tells ravel() whether one row can
+ * hold all elements without a copy.
  *
  * A shape is a way of counting: the fastest index runs over its whole length before the
  * next one moves. So the axes of the old and of the new shape are compared, the fastest

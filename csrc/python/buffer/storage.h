@@ -126,8 +126,8 @@ typedef struct cm_storage {
      * object alive. */
     bool address_was_exported;
     /* Its address was asked for. Whoever has it may work there, until the user says
-     * with record_stream() on which stream, or gives the buffer back after that work.
-     */
+     * with record_stream() on which stream, or gives the buffer back after that
+     * work. */
     bool address_was_read;
     bool holds_locked_pages; /* made of foreign memory whose pages stay locked until it
                                 ends */

@@ -460,8 +460,8 @@ enum {
     /* With fewer pairs, listing them in one table takes less time than the kernel needs
      * to read their numbers over the bus. */
     FEWEST_PAIRS = 64,
-    /* With this many pairs or more, the GIL is released while they are looked through.
-     */
+    /* With this many pairs or more, the GIL is released while they are looked
+     * through. */
     MANY_PAIRS = 4096,
 };
 

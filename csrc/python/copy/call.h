@@ -269,6 +269,7 @@ void cm_call_mark_captured(const cm_call *call);
  * NULL with an exception. */
 PyObject *cm_call_report_end(const cm_call *call, cm_ticket *ticket);
 /* Release everything that the call has. If it went well (is_ordered) its storages
- * forget the streams that came before it. Otherwise a buffer would remember every
- * stream that it ever met, and each copy would wait for all of them. */
+ * forget the streams that came before it. If storages never forgot, a buffer would
+ * remember every stream that has ever used it, and each copy would wait for all of
+ * these. */
 void cm_call_fini(cm_call *call);

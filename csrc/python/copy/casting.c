@@ -216,9 +216,10 @@ warn_of_imaginary(const plan *found)
 /* -- plans that were made before ---------------------------------------------------------- */
 
 /* The copies of a loop need the same plan again and again, so plans are kept, each in
- * the place that its dtypes give. An entry owns its objects, so that their addresses
- * stay theirs, and the next plan with the same place replaces it. Dtypes with metadata
- * are not kept, as they may keep anything alive. The GIL guards the table. */
+ * the place that its dtypes give. An entry owns its objects, so that no other object
+ * can get their addresses. The next plan with the same place replaces the entry. Dtypes
+ * with metadata are not kept, as they may keep anything alive. The GIL guards the
+ * table. */
 enum { KNOWN_PLANS = 64 };
 static struct known_plan {
     PyObject *from;

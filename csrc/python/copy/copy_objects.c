@@ -352,8 +352,8 @@ run(copy_call *call)
     if (engine == NULL || cm_call_prepare(&call->call, &call->request) < 0) {
         return NULL;
     }
-    if (call->how.on_engine_stream) { /* a job thread runs the copy, without this call
-                                       */
+    if (call->how.on_engine_stream) { /* a job thread runs the copy, without this
+                                         call */
         call->request.stream = NULL;
         call->request.interrupted = NULL;
     }

@@ -16,8 +16,8 @@ typedef struct cm_copy_how {
     PyObject *after; /* a stream that must come first, or a tuple or list of streams;
                         NULL or None if there is none */
     cm_casting casting;
-    const cm_progress *progress; /* for a blocking copy; NULL if there is no progress=
-                                  */
+    const cm_progress *progress; /* for a blocking copy; NULL if there is no
+                                    progress= */
     PyObject *targets; /* for a copy in the background: a tuple of dst and of further
                           targets of its shape (see cm_broadcast); NULL if dst is the
                           only target */

@@ -342,8 +342,8 @@ read_place(const cm_buffer *buffer, PyObject *object, cm_dl_device *out)
     }
     int overflow;
     long device_type = PyLong_AsLongAndOverflow(type, &overflow);
-    long device_id = PyLong_AsLongAndOverflow(id, &overflow); /* -1 if it is too large
-                                                               */
+    long device_id = PyLong_AsLongAndOverflow(id, &overflow); /* -1 if it is too
+                                                                 large */
     const cm_runtime *rt =
         cm_buffer_check_open(buffer) < 0 ? NULL : cm_state_runtime(buffer->state);
     if (rt == NULL) {

@@ -135,8 +135,8 @@ wait_for_end(cm_transfer_object *self, PyObject *timeout_object,
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(self->state, status, "while copying");
     }
-    cm_state_drop_own(self->state); /* frees now the objects that were dropped meanwhile
-                                     */
+    cm_state_drop_own(self->state); /* frees now the objects that were dropped
+                                       meanwhile */
     return check_memory(self);
 }
 

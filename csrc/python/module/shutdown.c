@@ -266,8 +266,8 @@ reset_used_devices(cm_runtime *runtime)
     cm_status first = cm_ok();
     for (int device = 0; device < runtime->device_count; device++) {
         if (atomic_load(&runtime->primary[device]) == 0) {
-            continue; /* it was never entered, and a reset would first create a context
-                       */
+            continue; /* it was never entered, and a reset would first create a
+                         context */
         }
         first = cm_first_failure(
             first, CM_ON_DEVICE(runtime, device, cm_rt_device_reset(runtime)));

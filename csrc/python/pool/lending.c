@@ -10,9 +10,9 @@
 #include "python/core/recording.h"
 
 enum {
-    USES_MAX = 4, /* streams that a loan can note; with more it goes back behind a fence
-                   */
-    CLOSED = 1 << 30,     /* added to the callers when nobody is let in */
+    USES_MAX = 4,     /* streams that a loan can note; with more it goes back behind a
+                         fence */
+    CLOSED = 1 << 30, /* added to the callers when nobody is let in */
     GRACE_NS = 100 * 1000 /* a call that does not wait takes less */
 };
 

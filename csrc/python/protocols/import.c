@@ -166,7 +166,8 @@ probe(cm_state *state, cm_runtime *rt, cm_import *import, const char *what,
     }
     int device = cm_state_device(state); /* this needs the GIL */
     /* The GIL is kept while the driver is asked, unless that may take long. The answer
-     * comes sooner than another thread, which computes, would give the GIL back. */
+     * comes before another thread that is busy with Python code would give the GIL
+     * back. */
     bool waits = state->context_count == 0 || cm_registry_is_busy(registry);
     PyThreadState *thread = waits ? cm_gil_give() : NULL;
     /* The driver knows no pointers on a thread without a context. */

@@ -505,8 +505,8 @@ set_capture(cm_stream_thread *queue, bool on)
     }
     bool was_broken = queue->is_broken;
     uint64_t capture = queue->capture;
-    for (EACH_QUEUE(emulated, each)) { /* including the streams that joined the capture
-                                        */
+    for (EACH_QUEUE(emulated, each)) { /* including the streams that joined the
+                                          capture */
         if (each->capture == capture) {
             each->capture = 0;
             each->is_broken = false;

@@ -57,8 +57,8 @@ enum { CM_LOST_CAST = -1 };
 typedef struct cm_host_run {
     cm_cut cut; /* the pieces that are left */
     cm_copy_way way;
-    uint64_t asked_ns; /* when the caller was last asked whether to go on; 0 if not yet
-                        */
+    uint64_t asked_ns; /* when the caller was last asked whether to go on; 0 if not
+                          yet */
 } cm_host_run;
 
 /* The stream and the block that a job uses on a device besides the ends of the copy and

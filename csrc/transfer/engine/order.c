@@ -76,8 +76,8 @@ go_on(cm_engine *engine, cm_list *advanced)
             engine->waiting_count--;
             cm_engine_queue_job_locked(engine, next->job);
         }
-        else if (next->state == CM_TICKET_SUBMITTED) { /* a whole whose parts are over
-                                                        */
+        else if (next->state == CM_TICKET_SUBMITTED) { /* a whole whose parts are
+                                                          over */
             next->busy = true;
             cm_list_push_back(advanced, &next->order_node);
         }

@@ -22,9 +22,9 @@
 
 /* Sizes of what is moved at a time. */
 enum {
-    CM_FILE_SPAN_NBYTES = 32 << 20, /* of a chunk that is read to host memory in place
-                                     */
-    CM_FILE_WRITE_NBYTES = 4 << 20, /* of one that is written from host memory */
+    CM_FILE_SPAN_NBYTES = 32 << 20,       /* of a chunk that is read to host memory in
+                                             place */
+    CM_FILE_WRITE_NBYTES = 4 << 20,       /* of one that is written from host memory */
     CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* of one read or write past the page cache */
     CM_FILE_PIECE_COUNT = 64,
     CM_FILE_NOT_TRIED = -2,
@@ -98,8 +98,8 @@ typedef struct cm_file_job {
     bool has_host_end; /* at least one range is of host memory */
     uint64_t nbytes;
     cm_mutex lock;
-    /* Under lock: the failure nearest to the beginning of the first file that failed.
-     */
+    /* Under lock: the failure nearest to the beginning of the first file that
+     * failed. */
     cm_file_failure failure;
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;

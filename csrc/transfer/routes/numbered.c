@@ -20,8 +20,8 @@ enum {
      * enough for rows of a page or more too, since the processor reads ahead in them by
      * itself. The rows between these take all threads. */
     PAGE_NBYTES = 4096,
-    WIDE_NBYTES = 4096, /* a shorter part of a row is copied faster through the caches
-                         */
+    WIDE_NBYTES = 4096, /* a shorter part of a row is copied faster through the
+                           caches */
     ROWS_AT_ONCE = 64,  /* rows of a file whose pages are brought in before a copy */
 };
 
@@ -102,8 +102,8 @@ cm_numbered_choose_way(const cm_job *job, bool wide)
  * the slot. There the rows lie one behind the other. */
 typedef struct part_of_layer {
     const cm_numbered_layer *layer;
-    cm_numbered_end end[2]; /* by cm_side; their rows begin with the first of the part
-                             */
+    cm_numbered_end end[2]; /* by cm_side; their rows begin with the first of the
+                               part */
     uint64_t row_count;     /* rows of which the part has bytes */
     uint64_t skipped;       /* bytes of the first row that belong to another part */
     uint64_t nbytes;

@@ -25,8 +25,8 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
         job->has_queued = false; /* what it has queued is only waits for others */
         status = cm_fail(CM_ECANCELLED, 0);
     }
-    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* the caller has returned
-                                                               */
+    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* the caller has
+                                                                 returned */
         status = cm_first_failure(status, cm_job_run(job));
     }
     else {

@@ -156,7 +156,8 @@ run_on_stream(cm_job *job)
         }
         job->step = CM_JOB_END;
     }
-    if (job->capturing || job->file != NULL) { /* nothing of these is under way here */
+    if (job->capturing || job->file != NULL) { /* neither of these leaves work under way
+                                                  here */
         return cm_ok();
     }
     if (!job->blocking) {
