@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of pool/heap against a model. The model knows for each unit of 64 bytes whether
- * it is free, live or a gap, and for which stream it was last given back late, that is
- * while its work might still run there. Random operations change both, and they must
- * agree. Addresses are made up. The program's argument is the number of operations of
- * the long run. */
+ * it is free, live or a gap. It also knows which stream it was last given back for
+ * late, that is while work of the stream might still run there. Random operations
+ * change both, and they must agree. Addresses are made up. The program's argument is
+ * the number of operations of the long run. */
 #include <stdlib.h>
 
 #include "check.h"

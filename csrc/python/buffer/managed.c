@@ -182,7 +182,8 @@ discard_between(cm_buffer *self, cm_stream *legacy, cm_stream *side)
 
 /* Discard on a stream of our own, since the driver takes no discard on the legacy
  * default stream. Until `legacy` comes after that stream, nobody else knows of its
- * work, so the storage is kept open, which keeps free() and shutdown() away. */
+ * work. So the storage is kept open meanwhile, and neither free() nor shutdown() can
+ * end it. */
 static int
 discard_beside(cm_buffer *self, cm_stream *legacy)
 {

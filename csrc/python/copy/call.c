@@ -470,7 +470,8 @@ add_uses(cm_call *call)
 {
     for (uint32_t i = 0; i < call->use_count; i++) {
         cm_call_use *use = &call->uses[i];
-        /* until the loop below it is the number of uses by others since then */
+        /* For now this is the number of uses by others since cm_call_come_after(). The
+         * last loop turns it into the count. */
         use->use_calls = use->storage->use_calls - use->use_calls;
     }
     for (uint32_t i = 0; i < call->use_count; i++) {

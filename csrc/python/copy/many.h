@@ -76,9 +76,9 @@ PyObject *cm_many_call_answer(cm_many_call *self, cm_ticket *ticket, PyObject *d
                               PyObject *src);
 void cm_many_call_fini(cm_many_call *self);
 
-/* Make a buffer of page-locked memory, of `count` elements of the dtype that NumPy
- * calls by `letter`, which `device` reaches too, and describe it. Returns a new
- * reference, or NULL with an exception. */
+/* Make a buffer of `count` elements in page-locked memory that `device` reaches too,
+ * and describe it. `letter` is NumPy's character for the dtype of the elements. Returns
+ * a new reference, or NULL with an exception. */
 PyObject *cm_many_allocate_mapped(cm_state *state, int device, char letter,
                                   uint64_t count, cm_region *out);
 /* Make one buffer of that kind for the numbers of both sides, by cm_side, and set where

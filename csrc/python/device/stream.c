@@ -234,8 +234,7 @@ named_device(const cm_runtime *rt, PyObject *object)
         }
         if (found == 1) {
             int overflow; /* a number that is too large is not the index of a device
-                             either
-                           */
+                             either */
             long long index = PyLong_Check(value)
                                   ? PyLong_AsLongLongAndOverflow(value, &overflow)
                                   : -1;

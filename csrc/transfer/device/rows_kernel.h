@@ -20,9 +20,8 @@
 
 /* An array of whole numbers that the device reads. */
 typedef struct cm_row_numbers {
-    cm_address address; /* of number 0, aligned to `nbytes`; 0 if the numbers are 0, 1,
-                           …
-                         */
+    cm_address address; /* of number 0, aligned to `nbytes`; 0 if the numbers are
+                           0, 1, … */
     int64_t stride;     /* bytes from one number to the next; may be negative or 0 */
     uint32_t nbytes;    /* of one number: 1, 2, 4 or 8 */
     bool is_signed;     /* then negative numbers count from the end */
