@@ -29,8 +29,8 @@ const cm_op_fact cm_op_facts[CM_OP_COUNT] = {
 
 /* Linux itself wipes such a page in the child (MADV_WIPEONFORK), however the process
  * forks. Sandboxes such as gVisor refuse that advice. There a handler of
- * pthread_atfork() writes the zero in the child, but it does not run in children that
- * were made by the bare system call. */
+ * pthread_atfork() writes zero to the page in the child. It does not run in children
+ * that were made by the bare system call. */
 enum { PAGES_BY_HAND = 64 };
 
 static struct {

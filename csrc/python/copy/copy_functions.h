@@ -32,9 +32,9 @@ int cm_copy_behind(cm_state *state, PyObject *dst, PyObject *src, PyObject *afte
 int cm_buffer_fill_new(PyObject *buffer, PyObject *value, PyObject *stream,
                        PyObject *casting);
 int cm_buffer_zero(PyObject *buffer, PyObject *stream);
-/* True for memory of another library that NumPy cannot read, or whose place NumPy would
- * not see. Such memory is asked for by protocol, and reading it comes after its
- * exporter's work. */
+/* True if the value is memory of another library that NumPy cannot read, or that NumPy
+ * would take for ordinary memory. Such memory is read by a protocol, and reading it
+ * comes after its exporter's work. */
 bool cm_is_exporter(const cm_state *state, PyObject *value);
 
 /* Private functions, for the package; METH_VARARGS, except _flush_cache(), which is

@@ -11,11 +11,11 @@
 PyObject *cm_py_raise(cm_state *state, cm_status status, const char *doing);
 /* Do the same as cm_py_raise(), but return -1. */
 int cm_py_raise_int(cm_state *state, cm_status status, const char *doing);
-/* Return `answer`, which this takes over; or, if the status is a failure, NULL with its
- * exception. */
+/* Take over `answer`, and return it. If the status is a failure, return NULL with its
+ * exception instead. */
 PyObject *cm_py_answer(cm_state *state, cm_status status, const char *doing,
                        PyObject *answer);
-/* Return 0; or, if the status is a failure, -1 with its exception. */
+/* Return 0, or -1 with its exception if the status is a failure. */
 static inline int
 cm_py_check(cm_state *state, cm_status status, const char *doing)
 {
