@@ -9,7 +9,7 @@ Large arrays are copied from the host to the device and back, with another dtype
 side, and each case is verified bit by bit. In the same run three other ways are measured: a
 copy of the wider dtype that the device converts afterwards (with torch or CuPy, whichever
 is installed), NumPy's astype before the copy, and the bare copy of the bytes that cross the
-link. On the emulated device it runs and says so: the figures are then not a GPU's.
+link. It also runs on the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     python benchmarks/current_device.py --json benchmarks/results/current-device-h200.json
 
 Where several devices are visible and cumem's current device was not chosen, each call that
-names no device asks the driver for CUDA's current one. Beside it are the same pool hit with
-a device that was chosen for the thread, for a block, or in the call, and the floor:
+names no device asks the driver for CUDA's current one. The same pool hit is measured with a
+device that was chosen for the thread, for a block, or in the call. The floor is
 `numpy.empty` in the same run. Run it again with CUDA_VISIBLE_DEVICES=0, where nothing is
-asked. On emulated devices (CUMEM_EMULATED_DEVICES=4) it runs and says so.
+asked. It also runs on emulated devices (CUMEM_EMULATED_DEVICES=4), and then says so.
 """
 
 from __future__ import annotations

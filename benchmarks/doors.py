@@ -6,8 +6,8 @@
 It copies between every pair of a buffer of the GPU, a NumPy array, and PyTorch's tensors on
 the CPU and the GPU, and verifies each copy. In the same run it measures PyTorch's copy_ and
 synchronize between the same places, how long `asbuffer` takes for an object of another
-library, and how long another library takes for a buffer. On the emulated device it runs and
-says so: the figures are then not a GPU's.
+library, and how long another library takes for a buffer. It also runs on the emulated
+device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 
     python benchmarks/driver_calls.py --json benchmarks/results/driver-calls-h200.json
 
-Needs a GPU; takes some seconds, at most 2 GiB of the device and 1 GiB of the host.
-Each call is made through ctypes and timed alone, less the time of a function that does
-nothing. The page-locked memory that cumem makes (huge pages that threads touch, then
-registered) stands beside the driver's own.
+It needs a GPU, some seconds, and at most 2 GiB of the device and 1 GiB of the host. Each
+call is made through ctypes and timed alone, less the time of a function that does nothing.
+The page-locked memory that cumem makes (huge pages that threads touch before they are
+registered) is compared with the driver's own.
 """
 
 from __future__ import annotations

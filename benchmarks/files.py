@@ -7,8 +7,8 @@ It reads a file from the page cache to the device, to page-locked and to ordinar
 reads the same file from the disk, with its pages dropped before each call, writes memory of
 the device to a file, reads many short ranges, and copies a mapped file. Each case is
 verified. The link is a pinned copy, the ceilings are the system's own calls by several
-threads, and the peers are the libraries that are installed, all in the same run. On the
-emulated device it runs and says so: the figures are then not a GPU's.
+threads, and the peers are the libraries that are installed, all in the same run. It also
+runs on the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations

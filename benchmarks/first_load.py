@@ -5,8 +5,9 @@
 
 `safetensors_files.py` starts this program several times, since a process has only one
 first load. The clock of the load begins once the libraries are imported and the driver has
-made its context, which every program pays, whatever it loads with; both are timed apart.
-Everything else is in the load: memory of the device, page-locked memory and threads.
+made its context. Every program pays for these two steps, whatever it loads with, so they
+are timed separately. The time of the load includes everything else, such as making memory
+of the device, page-locked memory and threads.
 """
 
 from __future__ import annotations

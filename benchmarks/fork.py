@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what fork() costs a process with page-locked memory, and that it costs no byte.
+"""Measure what fork() costs a process with page-locked memory, and check every byte.
 
     python benchmarks/fork.py --json benchmarks/results/fork-h200.json
 
@@ -7,8 +7,8 @@ The child gets a copy of every living block. So this measures the seconds and th
 `os.fork()` with none, 1 and 16 GiB alive, beside ordinary memory of the same size, and the
 seconds of `subprocess.run`, which copies nothing. Then it measures what 1.5 GiB cost in
 pools of each `fork=`, with four children that live at the same time. Last it forks while
-copies run both ways, and checks every byte in the parent and in the child. On the
-emulated device it runs and says so.
+copies run both ways, and checks every byte in the parent and in the child. It also runs on
+the emulated device, and then says so.
 """
 
 from __future__ import annotations

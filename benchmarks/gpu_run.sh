@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that needs a real GPU, on a machine where nothing can be downloaded: it has a
-# driver, Python, NumPy, pytest and hypothesis, and what else it has is used. Run `make gpu`
-# where packages can be had, bring .gpu/ along, then
+# Runs everything that needs a real GPU, on a machine where nothing can be downloaded. It needs a
+# driver, Python, NumPy, pytest and hypothesis, and uses other libraries if they are installed.
+# Run `make gpu` where packages can be downloaded, bring .gpu/ along, and then run
 #
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
 #                            cores | many | rows | rows_beside | rows_kernel |
@@ -14,10 +14,10 @@
 #                            sanitizer | stress | stress_transfers | torture |
 #                            rows_random | corruption | pools | versions | links | all]...
 #
-# Results go to ${OUT:-/tmp}. Arguments of pytest can be given in PYTEST_ARGS, the folder of
-# the allocation traces that pools replays in TRACES, the folder of the files that files
-# reads in FILES (4 GiB there). `versions` and `links` compare this build with each wheel that
-# `make gpu OLD="COMMIT ..."` built, and `recording` with the first of them.
+# Results go to ${OUT:-/tmp}. PYTEST_ARGS can have arguments of pytest. TRACES names the folder of
+# the allocation traces that `pools` replays, and FILES the folder for the files that `files`
+# reads, which need 4 GiB. `versions` and `links` compare this build with each wheel that
+# `make gpu OLD="COMMIT ..."` built, and `recording` compares it with the first of them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-/tmp}
@@ -26,9 +26,9 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 failed=()
 
-# The wheel, and a copy of the suite away from cumem/, which would hide the wheel. The core for
-# tests, which has hooks, lies in the suite (tests/support/core.py); benchmarks meet the wheel's
-# own, unless they need a hook.
+# Installs the wheel, and copies the suite to a folder without cumem/, which would hide the wheel.
+# The core for tests, which has hooks, lies in the suite (tests/support/core.py). Benchmarks use
+# the wheel's own core, unless they need a hook.
 install() {
     local wheel
     wheel=$(echo .gpu/cumem-*.whl)
@@ -151,7 +151,8 @@ run_numpy_pinned() {
     "$PYTHON" benchmarks/numpy_pinned.py --json "$OUT/numpy-pinned.json"
 }
 
-# NumPy's own tests of making, copying, resizing, pickling and reading, every array pinned.
+# Runs NumPy's own tests of making, copying, resizing, pickling and reading arrays, all of which
+# are in pinned memory.
 run_numpy_tests() {
     local modules=()
     mapfile -t modules < <(printf 'numpy._core.tests.test_%s\n' multiarray numeric \
@@ -204,8 +205,8 @@ run_epoch() {
     "$PYTHON" tests/isolated/record_epoch.py "$OUT/epoch"
 }
 
-# doctor NAME COMMAND...: what it says under that command goes to a file, its troubles are
-# shown. They are no failure.
+# doctor NAME COMMAND...: runs the doctor under that command. What it says goes to a file. The
+# troubles that it names are shown, and do not count as a failure.
 doctor() {
     local said=$OUT/doctor-$1.txt
     printf -- '-- %s: ' "$1"
@@ -213,7 +214,7 @@ doctor() {
     (($? < 2)) && tail -n 1 "$said" && grep -E '^ *(problem|note) ' "$said"
 }
 
-# As the machine is, and with trouble that must be named.
+# Runs the doctor on the machine as it is, and with troubles that it must name.
 run_doctor() {
     local no_huge_pages='import ctypes, os, sys
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)
@@ -233,7 +234,7 @@ run_fork() {
 
 # Jupyter's parts are wheels in .gpu/jupyter, made for the Python of this machine by
 #     pip download --only-binary :all: -d .gpu/jupyter nbclient nbformat ipykernel matplotlib
-# NumPy's may be left out.
+# The wheel of NumPy may be left out.
 run_notebooks() {
     "$PYTHON" -m pip install -q --no-index --no-deps --target "$work/jupyter" \
         .gpu/jupyter/*.whl && cp -r notebooks "$OUT/notebooks" || return 1
@@ -286,7 +287,7 @@ run_pools() {
         ${TRACES:+--traces "$TRACES"}
 }
 
-# compare NAME: the script of that name, for each of the older wheels and this build.
+# compare NAME: runs the script of that name for each of the older wheels and this build.
 compare() {
     local folder name
     for folder in .gpu/old/*/; do

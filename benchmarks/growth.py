@@ -3,9 +3,9 @@
 
     python benchmarks/growth.py --traces FOLDER --json FILE
 
-FOLDER holds `.npz` files, recorded or those of `made_traces.py`. Each is replayed twice on
-one pool of the emulated device, where memory and calls are those of a GPU and times are
-not: the time of the calls is modelled from what each takes on an H200
+FOLDER holds `.npz` files, which were recorded or made by `made_traces.py`. Each is replayed
+twice on one pool of the emulated device. Memory and calls are then those of a GPU, but
+times are not, so the time of the calls is modelled from what each takes on an H200
 (`results/driver-calls-h200.json`).
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show how full the links are: two builds of cumem, peers and raw calls, by turns.
+"""Measure how full two builds of cumem, other libraries and raw calls keep the links.
 
     python benchmarks/links.py OLD.whl NEW.whl [--rounds 5] [--only TEXT] [--json FILE]
 
@@ -11,8 +11,8 @@ raw calls of CUDA and of the system, PyTorch, safetensors and NumPy, as far as t
 installed.
 
 A figure is the median over the rounds of the medians within them. It is a rate in GB/s, or
-a time in ms where the name of the case ends in "processor" or "seconds". Writing of files
-does not count the removal of old files, nor `sync`.
+a time in ms where the name of the case ends in "processor" or "seconds". The time of
+writing files includes neither the removal of old files nor `sync`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Options:
     long : int
         Bytes of what is longer than one array: files and sources of pipelines.
     folder : Path
-        Where files are written, beside /dev/shm.
+        Where files are written, besides /dev/shm.
     repeats : int
         Calls of each case, after one that is not counted.
     """
@@ -103,7 +103,7 @@ def has(name: str) -> bool:
     return available
 
 
-# -- two GPUs (T23, T24) -------------------------------------------------------------------
+# -- two GPUs ------------------------------------------------------------------------------
 
 
 class RawPeers:
@@ -255,7 +255,7 @@ def torch_peers(to: Options, nbytes: int) -> Iterator[Measured]:
         )
 
 
-# -- pipelines (T25) -----------------------------------------------------------------------
+# -- pipelines -----------------------------------------------------------------------------
 
 
 def pipelines(to: Options) -> Iterator[Measured]:
@@ -329,7 +329,7 @@ def pipelines(to: Options) -> Iterator[Measured]:
     )
 
 
-# -- saving (T26) --------------------------------------------------------------------------
+# -- saving --------------------------------------------------------------------------------
 
 SHARDS = 8
 
@@ -385,7 +385,7 @@ def rate_of_writing(to: Options, parent: Path, save: Callable[[Path], object]) -
 def write_by_threads(
     folder: Path, source: np.ndarray, files: int, threads: int
 ) -> None:
-    """Write an array by pwrite in pieces of 16 MiB: each file, by so many threads."""
+    """Write an array to some files by pwrite, in pieces of 16 MiB that threads share."""
     step = 16 * MIB
     view = source.data
     length = source.nbytes // files
@@ -449,11 +449,11 @@ def saving_of_torch(to: Options, where: str, parent: Path) -> Iterator[Measured]
         )
 
 
-# -- the first load of a process (T30) -----------------------------------------------------
+# -- the first load of a process -----------------------------------------------------------
 
 
 def model(to: Options) -> Path:
-    """Return the index of a file in two shards, which is made if it is not there."""
+    """Return the index of a checkpoint in two shards, which is made if it is not there."""
     import cumem
 
     folder = to.folder / "links-model"
@@ -525,11 +525,11 @@ def loading_others(to: Options) -> Iterator[Measured]:
     )
 
 
-# -- processor time, and other threads (T27, T28) ------------------------------------------
+# -- processor time, and other threads -----------------------------------------------------
 
 
 def processor_seconds(call: Call, count: int) -> float:
-    """Return the processor time of one call, of all threads of the process, in ms."""
+    """Return the processor time that all threads spend on one call, in ms."""
     call()
     start = time.process_time()
     for _ in range(count):
@@ -538,7 +538,7 @@ def processor_seconds(call: Call, count: int) -> float:
 
 
 def beside(to: Options, nbytes: int, call: Call, count: int) -> float:
-    """Return the rate of a call while so many threads compute."""
+    """Return the rate of a call while `count` other threads compute."""
     from threads import computing  # here, since it imports cumem
 
     with computing(count):
@@ -604,7 +604,7 @@ def processor_others(to: Options) -> Iterator[Measured]:
     yield from of_one_array(to, size, up, down, ": torch")
 
 
-# -- many arrays (T9b) ---------------------------------------------------------------------
+# -- many arrays ---------------------------------------------------------------------------
 
 
 def mixed_sizes() -> list[int]:

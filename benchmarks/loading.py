@@ -9,8 +9,8 @@ are plain ``.cuda()``; ``pin_memory=True`` with ``non_blocking=True``; `cumem.pr
 ``fresh=False`` is for loaders that reuse the memory of a batch: the loader is asked for the
 next batch only when the last one has been read. All ways must see the same bytes and have
 the same losses. Cases without the model measure the rate of the loader alone. On the
-emulated device the batches stay on the CPU: the benchmark runs and says so, and its figures
-are then not a GPU's.
+emulated device the batches stay on the CPU, and the benchmark says that its figures are not
+a GPU's.
 """
 
 from __future__ import annotations

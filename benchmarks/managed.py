@@ -6,8 +6,8 @@
 The ceilings are the driver's prefetches of memory of its own, in the same run. One kernel
 uses the memory: it reads every word, and adds to the words if they are written. After each
 way its sum and the words are checked. At most 4 GiB of managed memory are alive at a
-time. On the emulated device it runs and says so: copies and fills then stand in for the
-kernel, and the figures are not a GPU's.
+time. It also runs on the emulated device, where copies and fills stand in for the kernel,
+and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations

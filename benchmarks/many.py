@@ -5,8 +5,8 @@
 
 It copies pieces of one size in random order between page-locked or ordinary memory and a
 GPU, and verifies each case. In the same run it measures a loop of cudaMemcpyAsync, one
-cudaMemcpyBatchAsync (if libcudart has it), and torch and CuPy if they are installed. On the
-emulated device it runs and says so: the figures are then not a GPU's.
+cudaMemcpyBatchAsync (if libcudart has it), and torch and CuPy if they are installed. It
+also runs on the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ A model of GPT-2's size (12 layers, 768 wide, 1,024 tokens, bfloat16 by autocast
 from the same start on the same data: without offloading, with PyTorch's
 `save_on_cpu(pin_memory=True)`, and with `offload_activations()`. The losses must be the
 same, except for what two runs without offloading differ by. Then the model goes to the host
-and back, by `offload` and `restore`, and tensor by tensor. On the emulated device it runs
-and says so: the figures are then not a GPU's.
+and back, by `offload` and `restore`, and tensor by tensor. It also runs on the emulated
+device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 Three stages that run at once (copy in, work and copy out) are measured beside each stage
 alone. Then a file that is larger than the memory that the device may use is read through
 numpy.memmap and summed row by row, beside the same work by hand with CuPy and PyTorch, if
-they are installed, and with cumem's streams. Results are verified. On the emulated device
-it runs and says so: the figures are then not a GPU's.
+they are installed, and with cumem's streams. Results are verified. It also runs on the
+emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@
 
 T1   one allocation and its free from a warm pool, by kind and form of the arguments
 T2   the first pinned allocation of a process
-T13  traces replayed: reserved over live, and time per event; as they are and late
+T13  replays of traces, as they are and with late frees: reserved over live memory, and time
+     per event
 T14  cost with few and many live blocks, and with one and many threads
 
 Libraries that are not installed are left out and named. Cases that must begin afresh are
-measured in processes of their own. On the emulated device everything runs and says so.
+measured in processes of their own. Everything also runs on the emulated device, and then
+says so.
 """
 
 from __future__ import annotations

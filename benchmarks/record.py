@@ -3,8 +3,8 @@
 
     python benchmarks/record.py --json FILE [--limit SECONDS] -- COMMAND [ARGUMENT ...]
 
-This runs the command, shows its output, and adds to FILE how it ended, how long it took and
-its last lines, with commit, date and machine. The exit status is the command's.
+This runs the command and shows its output. It adds to FILE how the command ended, how long
+it took and its last lines, with commit, date and machine. The exit status is the command's.
 """
 
 from __future__ import annotations

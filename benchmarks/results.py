@@ -4,10 +4,10 @@
     python benchmarks/results.py            # list, exit status 1 if any is older
     python benchmarks/results.py --write    # put the table of its figures on each page
 
-Every file of benchmarks/results/ says the commit, the date and the machine of its run, as
-`commit`, `started` and `machine` (a text, or what `python -m cumem info` reads, with
-`devices`). Files that are older than this rule have `added` instead: the commit that
-brought them and its date, from the history.
+Every file of benchmarks/results/ names the commit, the date and the machine of its run, as
+`commit`, `started` and `machine`. The machine is a text, or a dict with `devices` such as
+`python -m cumem info` prints. Files that are older than this rule have `added` instead,
+which names the commit that brought them, and its date.
 """
 
 from __future__ import annotations

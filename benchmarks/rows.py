@@ -4,15 +4,16 @@
     python benchmarks/rows.py --json benchmarks/results/rows-h200.json
     python benchmarks/rows.py --only 'ordinary table.*KiB'
 
-Rows of one length in random order, with their numbers on the host when a call begins: rows
-of a table, ordinary or page-locked, to a GPU; and blocks of a cache, random on both sides,
-between page-locked memory and a GPU. Each case is verified. In the same run: one
+The rows of a case have one length and a random order, and their numbers are on the host
+when a call begins. Either they are rows of a table, in ordinary or page-locked memory, that
+go to a GPU, or they are blocks of a cache, random on both sides, that go between
+page-locked memory and a GPU. Each case is verified. The same run measures one
 cudaMemcpyBatchAsync of the rows, a loop of copies by PyTorch, PyTorch's gather into
-page-locked memory with a copy from there, a kernel written by hand to which the numbers are
-copied first, and the gather of the host's threads alone, which moves nothing to a GPU (by
-PyTorch, or by NumPy's one thread without it). The table has a
-line for each case, with the fastest of the others that move the same bytes. On the emulated
-device the script runs and says so: the figures are then not a GPU's.
+page-locked memory with a copy from there, and a kernel written by hand to which the numbers
+are copied first. It also measures the gather of the host's threads alone, which moves
+nothing to a GPU (by PyTorch or, if that is not installed, by NumPy in one thread). The
+table has a line for each case, with the fastest of the others that move the same bytes. The
+script also runs on the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ CASES: list[tuple[str, tuple[str, ...], list[float], int]] = [
 ]
 LIBRARIES = ("cumem", "batch", "by hand", "torch loop", "torch gather", "gather alone")
 MOST_LOOPED = 2_000  # rows: a loop of more takes too long
-CHECKED_ROWS = 1_000  # of those that others than cumem have copied
+CHECKED_ROWS = 1_000  # how many rows are checked if another library copied them
 PATTERN_NBYTES = 67_108_859  # a prime number, so that no two rows are equal
 
 
@@ -99,13 +100,13 @@ class Bench:
 
     @property
     def device(self) -> Any:
-        """As much memory of the GPU."""
+        """Memory of the GPU with as many bytes as `ordinary`."""
         if self._device is None:
             self._device = cumem.empty(self.ordinary.shape, "u1", "device")
         return self._device
 
     def cases(self) -> Iterator[Case]:
-        """Go through every shape and direction."""
+        """Measure every shape and direction."""
         for key, directions, lengths, most in CASES:
             for length in lengths:
                 nbytes = int(length * KIB)
@@ -135,7 +136,7 @@ class Bench:
         return case
 
     def verify(self, case: Case, work: Work, name: str) -> None:
-        """Compare what was copied, and clear it: all rows of cumem, and many of others."""
+        """Compare copied rows, and clear them: all if cumem copied them, or else many."""
         step = 1 if name == "cumem" else -(-case.count // CHECKED_ROWS)
         chosen = work.src_rows[::step]
         places = np.arange(case.count) if work.dst_rows is None else work.dst_rows
@@ -147,7 +148,7 @@ class Bench:
         work.dst.fill(0)
 
     def rows_of(self, case: Case) -> int:
-        """Return the rows of the source: of a table, more than any cache holds."""
+        """Return how many rows the source has. A table has more than any cache holds."""
         return self.ordinary.size // case.nbytes if case.is_table else 2 * case.count
 
     def work_of(self, case: Case) -> Work:

@@ -4,13 +4,14 @@
     python benchmarks/rows_beside.py --json benchmarks/results/rows-beside-h200.json
 
 Random rows go between mapped memory and a GPU on one stream, with their numbers on the GPU,
-while PyTorch multiplies matrices of bfloat16 on another. Beside the product run: nothing,
-one plain copy by the copy engine, cumem's kernel, also with `max_sms`, and a Triton kernel
-in the way of vLLM's offloading (triton_blocks.py), with chunks of several lengths. The copy
-begins first, and a case says whether it ended last, so that it was beside all of the
-product. The table has the time of a product, also as a multiple of that without a copy, and
-the speed of the copy beside it and alone. On the emulated device the script runs and says
-so, with NumPy's product in place of PyTorch's: the figures are then not a GPU's.
+while PyTorch multiplies matrices of bfloat16 on another. What runs beside the product is
+nothing, one plain copy by the copy engine, cumem's kernel with or without `max_sms`, or a
+Triton kernel that works as vLLM's offloading does (triton_blocks.py), with chunks of
+several lengths. The copy begins first. Each case says whether the copy also ended last,
+because only then did it run beside the whole product. The table has the time of a product,
+the same as a multiple of the time without a copy, and the speed of the copy beside it and
+alone. The script also runs on the emulated device, with NumPy's product in place of
+PyTorch's, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PRODUCTS = [4096, 8192]  # rows and columns of the matrices
 MAX_SMS = [4, 8]
 CHUNKS = [4096, 16384]
 ROUNDS = 6
-SHARE = 0.5  # of the time of the copy, which the products take without it
+SHARE = 0.5  # the time of all products without a copy, as a share of the copy's
 
 Begin = Callable[[], None]
 
@@ -58,9 +59,9 @@ class Case:
     product_us : float
         The median microseconds of a product beside the copy.
     slowed : float
-        That over the same without a copy.
+        `product_us` as a multiple of the time of a product without a copy.
     copied, copied_alone : float
-        Bytes in a second of the copy, beside the product and without it.
+        Bytes per second of the copy, beside the product and without it.
     is_covered : bool
         Whether each copy ended after the products did.
     error : str
@@ -125,7 +126,7 @@ class OnGpu:
 
 
 class Emulated:
-    """The same by the host, one after the other."""
+    """The part of `OnGpu` on the emulated device: the host copies, and then multiplies."""
 
     def stream(self) -> Any:
         return cumem.current_stream()
@@ -189,7 +190,7 @@ class Bench:
         return triton_blocks
 
     def cases(self) -> Iterator[Case]:
-        """Go through all copies and products."""
+        """Measure all copies beside all products."""
         for nbytes in LENGTHS[:1] if self.quick else LENGTHS:
             for direction in ("up", "down"):
                 copy = self.copy_of(direction, nbytes)

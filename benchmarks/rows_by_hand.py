@@ -39,9 +39,10 @@ extern "C" __global__ void rows(char *dst, const char *src, const long long *dst
 
 
 def kernel(cupy: Any) -> Any:
-    """Compile it by CuPy.
+    """Return the kernel, which CuPy compiles at its first launch.
 
-    Its arguments are the address of the target and of the source, those of the numbers of
-    both, which are int64, how many rows there are, and how many times 16 bytes each has.
+    Its arguments are the addresses of the target, the source, the numbers of the target's
+    rows and those of the source's rows, which are int64, then the number of rows, and how
+    many units of 16 bytes a row has.
     """
     return cupy.RawKernel(_SOURCE, "rows")

@@ -8,7 +8,7 @@ and within a GPU, and verifies each case. The numbers of the rows are on the GPU
 the core for tests launches the kernel and times it by events, so no call of Python is in
 the figures. Two things are measured in the same run: a kernel of 32 blocks as one writes it
 by hand, compiled by CuPy's RawKernel, and a plain copy of as many bytes that lie together.
-On the emulated device it runs and says so: the figures are then not a GPU's.
+The script also runs on the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ safetensors.numpy with a copy. Two shards of such a model are also loaded by
 InstantTensor, in each of its ways to read the page cache. All tensors are compared bit
 for bit. `first_load.py` loads the model's files in processes of their own, because only
 the first load of a process makes the memory that later ones use again. The link is the
-CUDA runtime's own copy from pinned memory in the same run. On the emulated device it runs
-and says so: the figures are then not a GPU's.
+CUDA runtime's own copy from pinned memory in the same run. The script also runs on the
+emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Case:
     nbytes : int
         The bytes of all tensors.
     tensors : int
-        How many there are.
+        The number of tensors.
     first, seconds, spread : dict
-        By library: seconds of the first call, best of the others, their median over
-        their best.
+        For each library the seconds of the first call, the best time of the other calls,
+        and their median time divided by the best.
     fresh : dict
-        By library: for each of several fresh processes the seconds of ``"import"``,
-        ``"context"`` and ``"load"``, its first load of these files.
+        For each library and each of several fresh processes the seconds of ``"import"``,
+        ``"context"`` and ``"load"``, which is its first load of these files.
     errors : dict
         Why a library has no time.
     """
@@ -200,7 +200,7 @@ class Bench:
         result = None
         try:
             for _ in range(1 + self.rounds):
-                result = None  # the memory of the call before is there to be used again
+                result = None  # gives the memory back, so that the next call finds it
                 self.wait()
                 start = time.perf_counter()
                 result = call()
@@ -290,7 +290,7 @@ class Bench:
         torch.cuda.empty_cache()
 
     def shards(self, arrays: Arrays) -> list[Case]:
-        """Load a model of two such files into PyTorch tensors."""
+        """Load a model that lies in two files into PyTorch tensors."""
         folder = self.folder / "shards"
         folder.mkdir()
         both = {
@@ -339,7 +339,7 @@ class Bench:
             return dict(file.tensors())
 
     def types(self) -> int | None:
-        """Compare a tensor of every type with the reference, and return how many."""
+        """Compare a tensor of every type with the reference, and count the tensors."""
         peer = self.peers.get("safetensors.torch")
         if peer is None:
             return None
@@ -399,8 +399,8 @@ def same_files(one: Path, two: Path) -> bool:
 def headers(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     """Return the best seconds of reading names, types and shapes of many tensors.
 
-    They are read by cumem, and by ``safe_open``, which gives them one by one; the time of
-    its names alone stands beside it.
+    cumem reads them all at once, and ``safe_open`` reads them one by one. For ``safe_open``
+    the time to read the names alone is returned too.
     """
     path = cumem.save_safetensors(
         folder / "header.safetensors",

@@ -5,9 +5,9 @@
 
 A call that gives the GIL up gets it back only when a computing thread's turn ends, after
 5 ms with Python's defaults. This measures blocking copies from and to ordinary memory,
-alone and beside one and three threads that count; those of PyTorch if it is installed;
-and a sleep, which shows what giving the GIL up once costs. On the emulated device it runs
-and says so.
+alone and beside one and three threads that count. It also measures those of PyTorch, if it
+is installed, and a sleep, which shows what giving the GIL up once costs. It also runs on
+the emulated device, and then says so.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Case:
     nbytes : int
         Payload; 0 of a sleep.
     seconds : dict
-        Median time by the number of computing threads beside.
+        The median time, by the number of threads that compute meanwhile.
     longest : dict
-        Longest time, likewise.
+        The longest time, by the same number.
     """
 
     who: str

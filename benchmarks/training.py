@@ -8,8 +8,8 @@ their own for each allocator, which take turns: PyTorch's own; the same with exp
 segments; cumem's pools under PyTorch's cache (`cumem.integrations.torch.enable`); and
 cumem's pools in place of the cache (`replace_allocator`). The losses must be the same,
 bit for bit. A step waits for the processor between kernels, so its time is the best of
-all its repetitions. Without a GPU a little model is trained on the CPU, by PyTorch's own
-allocator alone: it runs and says so.
+all its repetitions. Without a GPU a little model is trained on the CPU, with PyTorch's own
+allocator alone, and the benchmark says so.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ by size, copies to arrays that are new each time, and copies of strided arrays t
 device. Every library's bytes are compared after its last call. The link is a pinned copy
 in the same run, and the peers are the libraries that are installed. `driver` is cuMemcpy,
 which for short copies to the device returns before the bytes are there, and `driver-wait`
-is the same with a wait for the device. On the emulated device it runs and says so: the
-figures are then not a GPU's.
+is the same with a wait for the device. It also runs on the emulated device, and then says
+that the figures are not a GPU's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Triton kernel that copies blocks in the way of vLLM's offloading, for rows_beside.py.
+"""A Triton kernel that copies blocks as vLLM's offloading does, for rows_beside.py.
 
-Few programs go over a list of jobs. A job is two addresses and a length. A program copies
-it in chunks of 8-byte words, one for each of its threads at a time. vLLM starts 12 programs
-for blocks that go to the GPU.
+A few programs, as Triton calls blocks of threads, go through a list of jobs. A job is two
+addresses and a length. A program copies the bytes of a job in chunks of 8-byte words, which
+its threads share. vLLM starts 12 programs for blocks that go to the GPU.
 """
 
 import triton

@@ -4,9 +4,10 @@
     python benchmarks/two_gpus.py --json benchmarks/results/two-gpus-h200.json
 
 The ceilings are the driver's own copies in the same run: between the devices without and
-with peer access, and from page-locked memory to both at once. The peers are what is
-installed. After each library's turn every byte it has written is looked at. On emulated
-devices (CUMEM_EMULATED_DEVICES=2) it runs and says so: the figures are then not a GPU's.
+with peer access, and from page-locked memory to both at once. The peers are the libraries
+that are installed. After each library's turn every byte that it has written is checked. It
+also runs on emulated devices (CUMEM_EMULATED_DEVICES=2), and then says that the figures are
+not a GPU's.
 """
 
 from __future__ import annotations

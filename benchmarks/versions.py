@@ -4,10 +4,10 @@
     python benchmarks/versions.py OLD.whl NEW.whl [--rounds 5] [--only TEXT] [--json FILE]
 
 Each round runs every case in a fresh process of each build. A case's figure is the median
-over the rounds of the medians within them. The ratio is new to old, so that below 1 the new
-build is faster. The least of the rounds stands beside it, and shows whether the clock or
-the neighbours of the host have changed. Processor time is that of all threads of the
-process.
+over the rounds of the medians within them. The ratio is that of the new build to the old
+one, so below 1 the new build is faster. Beside it stands the ratio of the least figures of
+all rounds, which shows whether the clock or the load of the host has changed. Processor
+time is that of all threads of the process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def name_of(nbytes: int) -> str:
 
 
 def copies(largest: int) -> Iterator[Case]:
-    """Copy one array up and down (T3 to T6, T8)."""
+    """Copy one array up and down."""
     import numpy as np
 
     import cumem
@@ -83,7 +83,7 @@ def copies(largest: int) -> Iterator[Case]:
 
 
 def shapes(largest: int) -> Iterator[Case]:
-    """Copy rows, planes, pieces and a long new array (T5b, T6b, T7, T9)."""
+    """Copy rows, planes, pieces and a long new array."""
     import numpy as np
 
     import cumem
@@ -110,7 +110,7 @@ def shapes(largest: int) -> Iterator[Case]:
 
 
 def files(largest: int) -> Iterator[Case]:
-    """Read a file in the page cache (T10)."""
+    """Read a file in the page cache."""
     import numpy as np
 
     import cumem
@@ -129,7 +129,7 @@ def three_calls() -> None:
 
 
 def pools(largest: int) -> Iterator[Case]:
-    """Allocate from warm and cold pools, with many blocks or threads (T1, T2, T14)."""
+    """Allocate from warm and cold pools, with many blocks or threads."""
     import cumem
 
     def allocate(kind: str, empty: Callable = cumem.empty) -> None:
@@ -169,7 +169,7 @@ def pools(largest: int) -> Iterator[Case]:
 
 
 def beside(largest: int) -> Iterator[Case]:
-    """Copy beside a thread that computes in Python (T18)."""
+    """Copy beside a thread that computes in Python."""
     import numpy as np
 
     import cumem
@@ -196,7 +196,7 @@ def beside(largest: int) -> Iterator[Case]:
 
 
 def two_gpus(largest: int) -> Iterator[Case]:
-    """Copy between two GPUs, and one array to both (T16), where there are two."""
+    """Copy between two GPUs, and one array to both, where there are two."""
     import numpy as np
 
     import cumem
@@ -235,7 +235,7 @@ def two_gpus(largest: int) -> Iterator[Case]:
 
 
 def tensors(largest: int) -> Iterator[Case]:
-    """Copy 256 B between PyTorch's tensors, buffers and arrays (T17)."""
+    """Copy 256 B between PyTorch's tensors, buffers and arrays."""
     import numpy as np
 
     import cumem
@@ -313,7 +313,7 @@ def measure(largest: int, only: str) -> dict[str, float]:
 
 
 def import_seconds(environment: dict[str, str]) -> float:
-    """Return what ``import cumem`` takes beyond NumPy's, the least of nine (T15)."""
+    """Return what ``import cumem`` takes beyond NumPy's, the least of nine."""
     code = "import time, numpy; s = time.perf_counter(); import cumem"
     code += "; print(time.perf_counter() - s)"
     command = [sys.executable, "-c", code]

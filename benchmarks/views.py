@@ -5,10 +5,10 @@
 
 These are views, shapes, slices, flags, rows and copies of small buffers of page-locked
 memory, allocations whose shapes are NumPy's integers, and allocations of device memory
-with values. Each takes turns with NumPy's own call on an array of that shape. Last come
-calls that NumPy does not have as such: `fill(0)` of 256 B of each kind of memory, beside
-that of an array, and `stats()`. On the emulated device, calls that use no device take as
-long as with a GPU; it says so.
+with values. Each takes turns with NumPy's own call on an array of that shape. Last come two
+calls that NumPy does not have as such: `fill(0)` of 256 B of each kind of memory, which
+takes turns with that of an array, and `stats()`. It also runs on the emulated device, where
+calls that use no device take as long as with a GPU, and then says so.
 """
 
 from __future__ import annotations
