@@ -68,7 +68,7 @@ asan: build/cuda12/.stamp ## run the suite on an extension with AddressSanitizer
 pythons: ## test one wheel on each CPython >= 3.11 on PATH or of pyenv
 	PYTHON='$(PYTHON)' .ci/pythons build/pythons $(PYTEST_ARGS)
 
-mutants: build/cuda12/.stamp ## put faults into the C sources: the tests must see each
+mutants: build/cuda12/.stamp ## put faults into the C sources, each of which tests must notice
 	$(PYTHON) tests/mutants/run.py --json benchmarks/results/mutants.json
 
 # ---- C tests under sanitizers -----------------------------------------------------------
@@ -98,8 +98,8 @@ ruff:
 mypy:
 	$(PYTHON) -m mypy
 
-# With more than max-nodes the analysis takes ten times as long, and finds only paths that
-# cannot happen.
+# With a larger max-nodes the analysis takes ten times as long, and all that it finds in addition
+# are paths that cannot happen.
 tidy: build/cuda12/.stamp $(MADE)
 	@printf '%s\n' $(SOURCES) | xargs -P 2 -n 8 sh -c 'clang-tidy --quiet \
 	--warnings-as-errors="*" "$$@" -- $(C_FLAGS) $(CUDA12) $(PYTHON_FLAGS) $(LIMITED) \
@@ -141,13 +141,13 @@ build/cuda%/.stamp:
 stale: ## list figures of the docs that are older than the code that they are about
 	$(PYTHON) benchmarks/results.py
 
-# The variable stops a message of Material, at each build, that MkDocs 2 will be another
-# program. Do not add -q, with which warnings would not be errors.
+# The variable silences a message of Material about MkDocs 2, which appears at each build. Do not
+# add -q, because MkDocs would then no longer treat warnings as errors.
 docs: ## build the documentation site into build/site, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 # TRACE_ARGS="--call fill" lists the functions of one call, TRACE_ARGS="--json FILE" keeps all.
-trace: build/cuda12/.stamp ## count the files that users' calls go through, on an own build
+trace: build/cuda12/.stamp ## count the files that users' calls go through, in a special build
 	$(PYTHON) benchmarks/trace_calls.py $(TRACE_ARGS)
 
 bench: ## measure this machine

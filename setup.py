@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds cumem._core. Everything else about the package is in pyproject.toml.
 
-For developers who build in place, and wherever CUMEM_TESTING asks for it, this links a
-second core from the same objects and csrc/python/module/testing.c: the core for tests,
-which has their hooks and lies in tests/core/. No wheel contains it. A build with a folder
-of its own (.ci/beside) is for tests alone, so its only core has the hooks.
+A build in place, or one with CUMEM_TESTING set, also links a second core, which is for the
+tests. It has the same objects, and the hooks that the tests call, which are in
+csrc/python/module/testing.c. It lies in tests/core/, and no wheel contains it. A build into
+a folder of its own, which .ci/beside makes, is for tests alone, so its only core has the
+hooks.
 
 These variables change how it is built:
 
@@ -14,8 +15,9 @@ CUMEM_DEBUG=1               check invariants, do not optimise, keep symbols, use
 CUMEM_SANITIZE=address,undefined (or thread)  build with these sanitizers
 CUMEM_TRACE=1               do not optimise; functions report that they run (make trace)
 CUMEM_LIMITED_API=0         build for this version of Python alone
-CUMEM_BUILT=/folder         keep what is compiled and linked there, and take what an earlier
-                            build made of the same texts with the same switches and tools
+CUMEM_BUILT=/folder         keep compiled and linked files there, and take those that an
+                            earlier build made from the same sources with the same switches
+                            and tools
 """
 
 import hashlib
@@ -43,7 +45,10 @@ LIMITED &= not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def cuda_places():
-    """Return {name: roots} of CUDA in order of preference; a root has include/ and lib/."""
+    """Return the places of CUDA as {name: roots}, the preferred ones first.
+
+    A root is a folder that has include/ and lib/.
+    """
     spec = find_spec("nvidia")
     trees = [Path(p) for p in (spec and spec.submodule_search_locations) or ()]
     # CUDA 12's own headers come first: only crt/ may come from the CUDA 13 tree.
@@ -70,10 +75,10 @@ def find_cuda():
 
 
 class Built:
-    """The folder CUMEM_BUILT, in which each file has the digest of all that it is made of.
+    """The folder CUMEM_BUILT, where the name of a file is the digest of its ingredients.
 
-    Several trees can share it, since a digest has no path outside the tree. Without a
-    folder everything is made anew.
+    Several checkouts can share the folder, because no digest depends on where a checkout
+    lies. If the variable is not set, everything is made anew.
     """
 
     def __init__(self, *given):

@@ -37,8 +37,8 @@ from cumem.transfers.managed import Residency
 
 _T = TypeVar("_T")
 _B = TypeVar("_B", bound=Buffer)
-#: The type of a pool's buffers, which all have the same one; a plain `Pool` is one of any
-#: type.
+#: The type of a pool's buffers, which is the same for all of them. A plain `Pool` may have
+#: buffers of any type.
 _B_co = TypeVar("_B_co", bound=Buffer, default=Buffer, covariant=True)
 _Kind = Literal["pinned", "mapped", "managed", "device"]
 _Order = Literal["C", "F"]
@@ -3777,14 +3777,14 @@ def copy_rows(
     Raises
     ------
     IndexError
-        If there is no row of such a number. Nothing has been copied then, but where a
-        device has read the numbers, all other rows have been.
+        If a number names no row. Nothing has been copied then or, if a device has read
+        the numbers, all other rows have been.
     TypeError
         If `dst` or `src` is not memory or only one of them is a list, the numbers are not
         integers (bools are not), or both are None.
     ValueError
-        If the dtypes or the shapes of rows differ, there are not as many numbers of one as
-        of the other, `dst_rows` in memory of the host has a row twice, the target is
+        If the dtypes or the shapes of rows differ, `dst_rows` and `src_rows` have different
+        lengths, `dst_rows` in memory of the host has a row twice, the target is
         read-only or elements of it share memory, a buffer is closed, `max_sms` is below 1
         or `stream` belongs to another device. Nothing has been copied then.
     ImportError
@@ -3853,15 +3853,15 @@ def copy_rows_async(
     Raises
     ------
     IndexError
-        If there is no row of such a number. Nothing is copied then. `Transfer.wait` raises
-        it if a device has read the numbers; all other rows are copied then. A graph leaves
-        such rows out and tells nobody.
+        If a number names no row. Nothing is copied then. If a device has read the numbers,
+        `Transfer.wait` raises it, and all other rows are copied. A graph leaves such rows
+        out and tells nobody.
     TypeError
         If `dst` or `src` is not memory or only one of them is a list, the numbers are not
         integers (bools are not), or both are None.
     ValueError
-        If the dtypes or the shapes of rows differ, there are not as many numbers of one as
-        of the other, `dst_rows` in memory of the host has a row twice, the target is
+        If the dtypes or the shapes of rows differ, `dst_rows` and `src_rows` have different
+        lengths, `dst_rows` in memory of the host has a row twice, the target is
         read-only or elements of it share memory, a buffer is closed, `max_sms` is below 1
         or `stream` belongs to another device. Nothing is copied then.
     CudaError
@@ -3929,7 +3929,7 @@ def take_rows(
     Raises
     ------
     IndexError
-        If there is no row of such a number.
+        If a number names no row.
     TypeError
         If `src` or `out` is not memory, or `rows` are not integers.
     ValueError
@@ -3975,13 +3975,13 @@ class RowPlan:
     Raises
     ------
     IndexError
-        If there is no row of such a number in memory of the host.
+        If a number in memory of the host names no row.
     TypeError
         If `dsts` or `srcs` is not memory or only one of them is a list, the numbers are not
         integers (bools are not), or both are None.
     ValueError
-        If the dtypes or the shapes of rows differ, there are not as many numbers of one as
-        of the other, `dst_rows` in memory of the host has a row twice, a target is
+        If the dtypes or the shapes of rows differ, `dst_rows` and `src_rows` have different
+        lengths, `dst_rows` in memory of the host has a row twice, a target is
         read-only or elements of it share memory, a buffer is closed or `max_sms` is below
         1.
     OutOfMemoryError
@@ -4000,9 +4000,9 @@ class RowPlan:
     was queued before the plan was made. Work that was queued later does so if its stream
     is `stream` or one of `after`.
 
-    A graph can capture the copies where one device reaches both ends, by numbers in device
-    memory and by others that the kernel reads. What the graph uses lives as long as the
-    process, even if the plan is gone.
+    A graph can capture the copies if one device reaches both ends and its kernel reads the
+    numbers, in device memory or where the plan has put them. What the graph uses lives as
+    long as the process, even if the plan is gone.
 
     Examples
     --------
@@ -4162,9 +4162,9 @@ class RowPlan:
     def check(self) -> None:
         """Raise IndexError if a number in device memory has named no row.
 
-        This tells of all copies of the plan that have run since the last check: of those
-        in a graph, which nobody else tells of, and of those that have raised the error
-        already.
+        This covers all copies of the plan that have run since the last check. Among them
+        are copies in a graph, whose errors nothing else reports, and copies that have
+        raised the error already.
 
         Raises
         ------
@@ -4192,12 +4192,12 @@ class RowPlan:
         ... except IndexError as error:
         ...     print(str(error)[:15])
         cumem: src_rows
-        >>> plan.check()  # It is told of once.
+        >>> plan.check()  # The error is told once.
         """
     def close(self) -> None:
         """Drop the arrays and the numbers. Copies that were started go on.
 
-        A second call does nothing. The next use of the plan is a ValueError.
+        A second call does nothing. Copies and checks that come later raise ValueError.
         """
     def __enter__(self) -> Self:
         """Return the plan itself.
@@ -4874,9 +4874,9 @@ def _write_files(
 ) -> _FileFailure | None:
     """Write several new files at the same time, at most 16.
 
-    The memories, with the offset of each, are those of the first file, then those of the
-    second and so on; `counts` says how many each file has. The answer is what was wrong
-    with one of the files, or None.
+    `memories` and `offsets` have those of the first file, then those of the second, and so
+    on. `counts` says how many each file has. Returns what was wrong with one of the files,
+    or None.
     """
 
 def _maps_file(open: Callable[[], int], offset: int, memory: object, /) -> bool:

@@ -225,8 +225,8 @@ _TYPES: dict[str, type[Exception]] = {
 }
 
 
-#: Exceptions of NumPy in the conversion of a copy's elements, by the number of the
-#: conversion: their types and texts, which wait here until somebody reads how the copy
+#: The types and texts of exceptions that NumPy raised when it converted the elements of a
+#: copy, by the number of the conversion. They wait here until somebody reads how the copy
 #: ended. The exceptions themselves would keep arrays over memory that may be gone.
 _cast_failures: dict[int, tuple[type[BaseException], str]] = {}
 _MOST_CAST_FAILURES = 64
@@ -244,7 +244,7 @@ def is_of_fork(error: BaseException) -> bool:
     return getattr(error, "name", None) == "CM_EFORKED"
 
 
-#: The parameters whose row numbers were wrong, by what a failure with CM_EROWS carries.
+#: The parameters whose row numbers were wrong, by the argument of a failure with CM_EROWS.
 _WRONG_ROWS = {1: "dst_rows", 2: "src_rows", 3: "dst_rows and src_rows", 6: "rows"}
 
 #: How messages show the argument of a failed operation. If the argument is signed, the

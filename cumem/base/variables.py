@@ -40,15 +40,16 @@ SWITCH_WORDS = "1, true, yes or on, or 0, false, no or off"
 
 
 def read_switch(text: str) -> bool:
-    """Return whether a variable switches something on; all switches know the same words.
+    """Return whether a variable switches something on.
 
-    Case and blanks around the word do not matter. An empty variable means the same as one
-    that is not set; the caller checks for that first.
+    All switches take the same words. Case and blanks around the word do not matter. The
+    caller treats an empty variable as one that is not set, before it calls this.
 
     Raises
     ------
     ValueError
-        If it is another word. The caller's message has the variable and `SWITCH_WORDS`.
+        If `text` is any other word. The caller turns this into a message that names the
+        variable and lists `SWITCH_WORDS`.
     """
     word = text.strip().lower()
     if word not in _YES | _NO:

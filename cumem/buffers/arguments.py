@@ -79,10 +79,10 @@ def unexpected(function: str, keyword: str, names: Iterable[str] = ()) -> TypeEr
 
 
 def hinting(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that wrong calls raise the errors that the extension's raise.
+    """Decorate a function so that wrong calls raise the errors that the extension raises.
 
-    These say what to type for an argument that the function does not have. If the function
-    is a constructor, they name its class.
+    These errors say what to type in place of an argument that the function does not have.
+    If the function is a constructor, they name its class.
     """
 
     @functools.wraps(function)

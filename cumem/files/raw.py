@@ -127,8 +127,8 @@ class _Opened:
     def nbytes(self) -> int | None:
         """Return the size of the file, or None if the file does not know it.
 
-        Devices have no size, and files as in ``/proc``, whose contents are made when they
-        are read, claim to have 0 bytes.
+        Devices have no size. Files such as those in ``/proc`` claim to have 0 bytes,
+        because their contents are made only when they are read.
         """
         fd = self.descriptor()
         info = os.fstat(fd)
@@ -268,9 +268,9 @@ def _move_as(
 ) -> int:
     """Read or write an item whose elements are converted; return its bytes in the file.
 
-    If the memory is a map of the file itself, all of it is converted at once, by way of an
-    array of its own: written piece by piece, the file would change elements of the map
-    that have not been converted yet.
+    If the memory is a map of the file itself, all of it is first converted into an array
+    of its own. Otherwise each piece that is written to the file would change elements of
+    the map that have not been converted yet.
     """
     nbytes = int(item.memory.size) * item.dtype.itemsize
     size = None if writes else opened.nbytes()
@@ -308,10 +308,10 @@ def write_files(
     """Write buffers to several new files at the same time, at most `FILES_AT_ONCE`.
 
     Each file comes with its ranges, which are pairs of an offset in the file and the
-    buffer that is written there. No buffer may be a map of one of the files. What the
-    caller has written to a file must be flushed. Errors have the name of the file that
-    they are about, as those of `write_ranges` do. After an error nothing more is written
-    to any file.
+    buffer that is written there. No buffer may be a map of one of the files. The caller
+    must have flushed what it wrote to a file itself. An error names the file that it is
+    about, as an error of `write_ranges` does. After an error nothing more is written to
+    any file.
     """
     ranges = [pair for _, its in files for pair in its]
     offsets = tuple(offset for offset, _ in ranges)
@@ -732,9 +732,10 @@ def fromfile(
     TypeError, ValueError
         If an argument makes no sense or contradicts `out`, if elements of `out` share
         memory, or if the file does not hold a whole number of items, or of rows of
-        `shape`. Without `offset`: if the file is an ``.npy`` or ``.npz`` file, which
-        `load` reads, or a Git LFS pointer; if `dtype` is longer than a byte, also if it is
-        a safetensors file, which `load_safetensors` reads, or has another known format.
+        `shape`. If `offset` is not given, files with a format of their own are refused too:
+        an ``.npy`` or ``.npz`` file, which `load` reads, a Git LFS pointer and, unless
+        `dtype` has a single byte, a safetensors file, which `load_safetensors` reads, or a
+        file of another known format.
     OutOfMemoryError
         If there is not enough memory for the array.
     ImportError

@@ -93,11 +93,12 @@ class Pool(_core._Pool[_B_co]):
         ``cudaIpc`` and older MPI libraries need. 'auto' may map memory piece by piece,
         which wastes less.
     fork : {'copy', 'share', 'omit'}
-        What forked children get of pinned and mapped memory. 'copy': a copy of what is
-        live, which costs the fork time and memory. 'share': the same memory, at no cost;
-        each side sees what the other writes, and a block that was live at a fork is only
-        reused when its children have ended. 'omit': nothing, at no cost; a child that
-        touches the memory is ended by a signal.
+        What forked children get of pinned and mapped memory. With 'copy' they get a copy
+        of what is live, which costs the fork time and memory. With 'share' they get the
+        same memory at no cost. Each side then sees what the other writes, and a block that
+        was live at a fork is reused only when the children have ended. With 'omit' they
+        get nothing, also at no cost, and a child that touches the memory is ended by a
+        signal.
     idle_trim : float, optional
         The seconds, at most 1e9, after which cached memory that was not needed is given
         back, even if nobody allocates; by default it never is. A background thread, which

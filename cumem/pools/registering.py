@@ -99,8 +99,8 @@ class Registration(Generic[_R_co]):
         **Blocks** until the transfers and streams that use the memory are done with it,
         and if it was exported, also until the device is idle, with the GIL released.
         Ctrl-C ends the wait for transfers and streams, and the memory stays locked. This
-        does not wait for copies that were given the array itself, or a neighbour on its
-        pages: such pages are unlocked when the last of those copies is done.
+        does not wait for copies that were given the array itself, or an array that shares
+        a page with it. Such pages are unlocked when the last of those copies is done.
         """
         self._end(False)
 

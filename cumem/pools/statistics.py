@@ -61,7 +61,7 @@ class Counters(Answer):
     reserved_nbytes : int
         Memory held from CUDA: live, in flight and cached, unless it is asleep.
     asleep_nbytes : int
-        What a `Region` that sleeps holds in addresses only: CUDA has the memory.
+        The bytes of regions that sleep, which keep their addresses but no memory.
     peak_live_nbytes, peak_requested_nbytes, peak_waste_nbytes : int
     peak_in_flight_nbytes, peak_cached_nbytes, peak_reserved_nbytes : int
         The largest value since the start or ``reset_peaks()``. Memory that is taken

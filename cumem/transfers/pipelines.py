@@ -131,8 +131,8 @@ def chunk_size(
 def _check_takes_chunks(func: Work) -> None:
     """Raise TypeError now if a call with a chunk, its output and a stream cannot work.
 
-    Later, in the first chunk, the error would only count the arguments. A callable whose
-    signature nobody knows, as of some in C, is called as it is.
+    Later, in the first chunk, the error would only count the arguments. A callable without
+    a known signature, such as some that are written in C, is not checked.
     """
     try:
         signature = inspect.signature(func)
@@ -481,9 +481,8 @@ def _target(out: Any) -> Any:
     return found
 
 
-# Whether there is an output decides with what the function is called and what is returned.
-# If the type of `out` is Any, nothing is known, and the later two overloads would say too
-# much.
+# The function's arguments and the result depend on whether there is an output. If the type
+# of `out` is Any, nobody knows that, and the later two overloads would promise too much.
 @overload
 def pipeline(
     func: Work,

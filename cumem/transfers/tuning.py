@@ -28,7 +28,7 @@ _SETTINGS = {
     "ring_nbytes": ("ring_nbytes", "CUMEM_TRANSFER_RING"),
 }
 #: Values from the environment, and values that were set in this process, which take
-#: precedence. Both are by the extension's names.
+#: precedence. The keys are the extension's names.
 layers: list[dict[str, int]] = [{}, {}]
 _ENVIRONMENT, CHOSEN = range(2)
 _lock = make_lock()
@@ -158,7 +158,10 @@ def _source(field: str) -> str:
 
 
 def change(layer: int, changes: Mapping[str, int | None]) -> None:
-    """Change all these values of a layer, or none if one is wrong; None removes a value."""
+    """Change all of these values of a layer, or none of them if one is wrong.
+
+    None removes a value.
+    """
     with _lock:
         changed = layers.copy()
         values = {**layers[layer], **changes}

@@ -89,9 +89,9 @@ def save_safetensors(
         ``model.safetensors`` the files are called ``model-00001-of-00003.safetensors`` and
         so on, and the index ``model.safetensors.index.json``. Tensors keep the given order,
         and each file has at most this many bytes of tensors, unless a single tensor is
-        larger. Files of an earlier checkpoint of the same name are removed if the new one
-        does not replace them: those that its index names, in the same folder, with such
-        names, and that are not links.
+        larger. Files of an earlier checkpoint of the same name that the new one does not
+        replace are removed, but only if the earlier index names them, they lie in the same
+        folder, have such names, and are not links.
     fsync : bool, optional
         If True, return only when the files and their names are on the disk. Files that are
         replaced stay until then, and an index is put in place after the files that it
@@ -109,10 +109,10 @@ def save_safetensors(
     Raises
     ------
     TypeError
-        If an argument is not a mapping, a name or text is not a str, a value of `dtypes` is
-        neither a str nor a `SafetensorsInfo`, a value of `tensors` is not an array, its
-        dtype is none of the format's, or if its integers stood for another type and its new
-        shape does not tell whether they still do.
+        If an argument is not a mapping, a name or text is not a str, or a value of `dtypes`
+        is neither a str nor a `SafetensorsInfo`. If a value of `tensors` is not an array,
+        or the format has no type for its dtype. If a loaded tensor has integers that stand
+        for another type, and a new shape from which nobody can tell whether they still do.
     ValueError
         If a tensor is called ``__metadata__``, has more than 64 dimensions or a size that
         does not fit in 63 bits; if `dtypes` does not fit a tensor; if `max_shard_nbytes`
