@@ -303,7 +303,7 @@ def copy_rows_in_every_way() -> None:
 
 @scenario
 def copy_rows_of_ordinary_memory() -> None:
-    """A kernel reads numbers of more rows than one launch of the table takes."""
+    """Copy so many rows that they would take more than one launch of the table kernel."""
     data = np.arange(1200, dtype="i4").reshape(300, 4)
     rows = np.random.default_rng(0).permutation(300)
     device, out = cumem.empty_device((300, 4), "i4"), np.zeros((300, 4), "i4")
@@ -821,7 +821,7 @@ def test_shutdown_may_fail_at_every_call() -> None:
 
 
 def test_sweep_reached_every_operation(emulated) -> None:
-    """Each operation was reached in its succeeding and in its failing call."""
+    """Each operation must have succeeded in one call and failed in another."""
     if len(swept) != len(SCENARIOS):
         pytest.skip("this test needs the other tests of the file: run without -k")
     available = {

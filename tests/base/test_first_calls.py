@@ -22,8 +22,8 @@ import cumem
 pytestmark = pytest.mark.any_python
 
 #: A call of each public function, and of each type that users make. In these calls `a` is
-#: an
-#: array of 1,000 floats, `n()` makes another one, and `t` is a folder that has the files.
+#: an array of 1,000 floats, `n()` makes another one, and `t` is a folder that has the
+#: files.
 CALLS = {
     "array": "cumem.array(a, kind='pinned')",
     "asarray": "cumem.asarray(a)",

@@ -194,7 +194,7 @@ def test_callable_that_raises_ends_it_as_ctrl_c_does(emulated, call, tmp_path) -
 
 @pytest.fixture
 def bars(monkeypatch) -> list[Any]:
-    """Put bars that record what they show in the place of real ones, and list them."""
+    """Replace real bars with ones that record what they show, and return their list."""
     made: list[Any] = []
 
     class Recorder:

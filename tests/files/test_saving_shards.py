@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards that are written at the same time: their bytes, and what a failure leaves.
+"""Tests of shards that are written at the same time: their bytes, and failures.
 
 A hook holds writes, so that a test can look at a checkpoint of which several files are
 half written.
@@ -33,14 +33,17 @@ COUNT = 4
 
 @pytest.fixture(autouse=True)
 def with_threads(runtime) -> Iterator[None]:
-    """Let a call have a thread for each file, and end a plan of faults after the test."""
+    """Allow a call eight threads, and end the plan of faults after the test."""
     with tuning.tuned(threads=8):
         yield
     testing.file_plan()
 
 
 def tensors(kind: str, count: int = COUNT, nbytes: int = NBYTES) -> dict[str, Any]:
-    """Make tensors of random bytes, the first ones longer, each for a shard of its own."""
+    """Make tensors of random bytes, each one byte longer than the next.
+
+    If the last length is the limit for a shard, each tensor gets a shard of its own.
+    """
     rng = np.random.default_rng(7)
     made = {}
     for i in range(count):
@@ -174,7 +177,7 @@ def test_only_the_shard_that_fails_is_named(emulated, tmp_path) -> None:
     session.wait_until(
         lambda: testing.file_counts()[0] == COUNT, "a write to each of the files"
     )
-    # A descriptor that is open for reading alone takes the place of one file's.
+    # The descriptor of the third file is replaced by one that can only read.
     third = sorted(open_files(tmp_path))[2]
     reads = os.open(f"/proc/self/fd/{third}", os.O_RDONLY)
     os.dup2(reads, third)

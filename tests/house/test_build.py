@@ -183,7 +183,7 @@ def test_what_was_built_is_taken_where_all_that_it_is_made_of_is_the_same(
         source.write_bytes(text)
         assert make_target(b"-O2") == b"made of " + text
     assert made == [b"one", b"two"]
-    make_target(b"-O0")  # With other switches nothing is taken.
+    make_target(b"-O0")  # A file that was made with other switches is not reused.
     assert made == [b"one", b"two", b"one"]
     monkeypatch.delenv("CUMEM_BUILT")
     make_target(b"-O2")

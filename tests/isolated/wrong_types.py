@@ -3,13 +3,13 @@
 
     python tests/isolated/wrong_types.py PART PARTS FILE FOLDER
 
-C casts its arguments to a Buffer, a Pool or a stream. If it does so without a look at the
-type, it reads memory that is something else, and a number that is not an index makes it
+C casts its arguments to a Buffer, a Pool or a stream. If it does so without checking the
+type, it reads memory that holds something else, and a number that is not an index makes it
 read beyond an array. Private functions are called as well, because the package may pass
 them other arguments one day. Each call is written into FILE before it is made, since after
 a crash nothing can be written. Files are made in FOLDER.
 
-The callables are cut into PARTS parts, of which the process tries the one of number PART.
+The callables are divided into PARTS parts, and this process tries part number PART.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
 `old` must be in the file exactly once, where white space does not count. Choose the
 shortest text that is unique, so that changes around it leave the fault in its place. `how`
-says how the tests end with the fault: "fails", or "crashes" or "hangs" if they cannot do
-better. To find the tests of a new fault:
+says how the tests end with the fault. This is "fails", or "crashes" or "hangs" if the tests
+cannot fail in the usual way. To find the tests of a new fault:
 
     python tests/mutants/run.py NAME --find tests/pools/test_pool.py tests/c/test_pool.c
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in copies of rows by their numbers, which faults.py has among its own."""
+"""Faults in copies of rows by their numbers, which faults.py adds to its own list."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables, and layers of a random shape, for tests of copies by the numbers of rows."""
+"""Tables, and random layers, for tests of calls that copy rows by their numbers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import cumem
 from support import values
 from support.pieces import numbers
 
-#: Memory that a kernel of a device reaches.
+#: The kinds of memory that a kernel of a device can reach.
 REACHED = ["device", "pinned", "mapped", "managed"]
 SHAPE = (100, 40)
 ORDER = np.random.default_rng(4).permutation(SHAPE[0])
 
 
 def table(kind: str = "pinned", shape: tuple[int, int] = SHAPE) -> tuple[Any, Any]:
-    """Return random rows of bytes, and memory of that kind which has them."""
+    """Return random rows of bytes as an array, and a buffer of `kind` with the same."""
     data = numbers(shape[0] * shape[1]).reshape(shape)
     return data, cumem.array(data, kind=kind)  # type: ignore[call-overload]
 
@@ -60,9 +60,11 @@ def draw_dtypes(data: Any) -> tuple[str, str]:
 
 @dataclass
 class Layers:
-    """Arrays that are views of whole memories, in which rows have gaps.
+    """The targets and sources of a copy by rows, which are views of larger arrays.
 
-    Source and target of a layer may lie in one memory and share rows there.
+    `wholes` has the arrays in which the targets lie, and `wanted` what these must hold
+    after the copy. Rows have gaps between them. Source and target of a layer may lie in
+    one array and share rows there.
     """
 
     targets: list[Any] = field(default_factory=list)
@@ -83,10 +85,10 @@ def draw_layers(
     rows: tuple[Any, Any],
     starts: st.SearchStrategy[int],
 ) -> Layers:
-    """Make layers for a copy of these rows of the target from these of the source.
+    """Make layers for a copy to the rows `rows[0]` of each target from `rows[1]`.
 
-    Each of `counts` has the rows of the target and of the source of a layer. `starts`
-    says where a target begins in its memory, which has 40 rows.
+    Each of `counts` says how many rows the target and the source of a layer have. The
+    array of a target has 40 rows, and `starts` draws the row with which the target begins.
     """
     made = Layers()
     kinds = data.draw(st.tuples(*[st.sampled_from(REACHED)] * 2))

@@ -178,8 +178,8 @@ def let_workers_pass() -> None:
 def _drop_failure() -> None:
     """Drop the exception that Python keeps for a debugger after a failed test.
 
-    It holds the frames of that test and so its buffers, with which no later test could open
-    the runtime.
+    It holds the frames of that test, and so its buffers. While these live, no later test
+    can open the runtime.
     """
     for name in ("last_exc", "last_value", "last_traceback"):
         vars(sys).pop(name, None)
@@ -214,9 +214,9 @@ def leftovers(held: int = 0) -> dict[str, int]:
 def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
     """Open cumem on one backend for the block, and fail if anything is left at its end.
 
-    A collection takes a good part of the time of a short test, so a test that passes runs
-    only that of `leftovers`. A core without hooks cannot say whether the runtime is open,
-    so there a test runs one before the block and one after it.
+    Collecting garbage takes a good part of the time of a short test, so a test that passes
+    collects only in `leftovers`. A core without hooks cannot say whether the runtime is
+    open, so with such a core a test collects before the block and after it.
     """
     if testing.opened() or not testing.HAS_HOOKS:  # by a test without fixtures
         _drop_failure()
@@ -261,7 +261,7 @@ def shut(stream: object) -> None:
 
 
 def _open_gates() -> None:
-    """Open the streams that a failed test left shut, or closing would never end."""
+    """Open the streams that a failed test left shut, so that closing can end."""
     while _shut:
         stream = _shut.pop()
         if testing.opened():

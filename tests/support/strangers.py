@@ -60,7 +60,7 @@ class Stranger:
         if not self.is_emulated:
             copy_by_driver(dst, src, nbytes, self.stream)
             return
-        # This call waits for the end of the copy, so that it is made in a thread.
+        # This call waits for the end of the copy, so it is made in a thread.
         ends = dst, src, nbytes, self.stream
         thread = threading.Thread(target=_core._raw_copy, args=ends, daemon=True)
         thread.start()

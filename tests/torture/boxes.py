@@ -47,7 +47,8 @@ class Raw:
         if emulated:
             return
         self.lib = ctypes.CDLL("libcuda.so.1")
-        self.check(self.lib.cuInit(0))  # which cumem does at its first copy
+        # cumem starts the driver only at its first copy, which may come later.
+        self.check(self.lib.cuInit(0))
         for index in range(cumem.device_count()):
             context = ctypes.c_void_p()
             self.check(self.lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), index))
@@ -142,17 +143,17 @@ def placed(
     Parameters
     ----------
     rng : random.Random
-        What chooses.
+        The source of random choices.
     dtype, shape
-        Those of the array.
+        The dtype and the shape of the array.
     order : tuple
         The axes from the slowest to the fastest, the step of each axis, which may be
-        negative, and how many items lie behind each. If there is no room for this, the
-        items lie in C order without gaps.
+        negative, and how many unused items follow at the end of each axis. If there is no
+        room for this, the items lie in C order without gaps.
     span : tuple of int
         Where the span begins in the memory, and how many bytes it has.
     align : int
-        Of how many bytes the distance from the begin of the span is a multiple.
+        The array begins at a multiple of this many bytes from the start of the span.
 
     Returns
     -------
@@ -189,7 +190,7 @@ def placed(
 def registered(
     memory: np.ndarray, device: int, mapped: bool
 ) -> cumem.types.Registration:
-    """Register memory, mapped if its pages are not page-locked already for a neighbour."""
+    """Register memory. It is mapped only if no registration beside it locks its pages."""
     try:
         return cumem.register(memory, mapped=mapped, device=device)
     except cumem.CudaError as error:

@@ -216,7 +216,7 @@ class Case:
     def write(
         self, target: np.ndarray, source: np.ndarray, by_layer: bool = False
     ) -> None:
-        """Do what the copy does, to arrays of the contents that both ends have.
+        """Do what the copy does, to arrays that have the contents of both ends.
 
         All rows, or with `by_layer` those of a layer, are read before one is written.
         Numbers that name no row are left out, as a device leaves them out.
@@ -255,8 +255,8 @@ class Case:
         target, source : numpy.ndarray
             The contents of both ends before, which may be one and the same array.
         found : numpy.ndarray
-            What the target has. It only decides about rows that a device has written
-            twice, which have bytes of either of their sources.
+            What the target has. It matters only for rows that a device has written twice,
+            which may have the bytes of either source.
         by_layer : bool, optional
             Whether the layers are copied one after the other.
         """

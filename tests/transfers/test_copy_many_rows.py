@@ -18,7 +18,7 @@ import cumem
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -76,7 +76,7 @@ def test_pairs_of_one_size_take_one_launch(emulated) -> None:
     target = cumem.zeros((4000, WIDTH), "u1")
     order = np.random.default_rng(7).permutation(4000)
     pairs = pairs_of(target, source, order, order[::-1])
-    cumem.copy_many(pairs)  # the kernel is loaded
+    cumem.copy_many(pairs)  # this loads the kernel
     session.testing.plan_fault("kernel_launch", 0)
     cumem.copy_many(pairs)
     assert session.testing.fault_count("kernel_launch") == 1
@@ -249,7 +249,7 @@ def test_numbers_of_captured_pairs_belong_to_the_graph(emulated) -> None:
     source = cumem.empty_device((2 * COUNT, WIDTH), "u1", stream=stream)
     target = cumem.zeros((2 * COUNT, WIDTH), "u1", "pinned")
     pairs = pairs_of(target, source)
-    cumem.copy_many(pairs, stream=stream)  # the kernel is loaded
+    cumem.copy_many(pairs, stream=stream)  # this loads the kernel
     pool = cumem.default_pool("mapped")
     before = pool.stats().in_flight_nbytes
     session.testing.set_capturing(stream, True)

@@ -24,7 +24,7 @@ import cumem
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 

@@ -19,7 +19,7 @@ import cumem
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -119,7 +119,7 @@ def test_overlapping_rows_are_read_before_they_are_written(backend: str) -> None
             if place == "numpy":
                 read = np.lib.stride_tricks.sliding_window_view(memory, width)  # type: ignore[call-overload]
                 read = read[start::step]
-            else:  # buffers have no windows, so the rows are those of another start
+            else:  # a buffer has no windows, so its rows begin at another element instead
                 source = expected[start : start + 19 * width].reshape(19, width)
                 read = memory[start : start + 19 * width].reshape(19, width)  # type: ignore[index]
             dst_rows = data.draw(st.permutations(range(20)))[:count]
@@ -149,7 +149,7 @@ def test_rows_of_one_array_are_permuted_in_place(runtime, place) -> None:
 
 
 def test_layers_that_are_views_of_one_cache_stay_apart(runtime) -> None:
-    """Keys and values lie one behind the other in each block, so whole arrays meet."""
+    """Keys and values alternate in memory, so the two layers overlap as a whole."""
     cache = cumem.array(numbers(2 * 16 * 8).reshape(16, 2, 8))
     expected = values.get(cache)
     layers = [cache[:, 0], cache[:, 1]]
@@ -212,7 +212,7 @@ def test_rows_between_two_mappings_of_a_file_are_read_first(emulated, tmp_path) 
 
 
 class TestNumbers:
-    """What names the rows."""
+    """Tests of the numbers that name the rows."""
 
     @pytest.mark.parametrize("dtype", [*WIDTHS, ">i2", ">u8"])
     @pytest.mark.parametrize("step", [1, 3, -2])
@@ -316,7 +316,7 @@ class TestRefusals:
             assert not values.get(target).any()
 
     def test_a_row_twice_among_many_is_found(self, emulated) -> None:
-        """By a bitmap in a short array, and by a hash table in a very long one."""
+        """A short array is checked by a bitmap, and a very long one by a hash table."""
         for length in (10**4, 10**8):
             target = np.lib.stride_tricks.as_strided(np.zeros(1, "V1"), (length, 0))
             rows = np.random.default_rng(0).permutation(10**4)

@@ -27,7 +27,7 @@ import cumem
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -42,7 +42,7 @@ def route_of(dst: Any, src: Any, **rows: Any) -> str | None:
 
 
 def launches_of(*ends: Any, **rows: Any) -> int:
-    cumem.copy_rows(*ends, **rows)  # the kernels are loaded
+    cumem.copy_rows(*ends, **rows)  # this loads the kernels
     session.testing.plan_fault("kernel_launch", 0)
     cumem.copy_rows(*ends, **rows)
     return session.testing.fault_count("kernel_launch")
@@ -173,7 +173,7 @@ class TestRoute:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_rows_of_any_layers_equal_numpys(backend: str) -> None:
-    """Numbers of every dtype, layers of different lengths, arrays that touch."""
+    """Numbers have every dtype, layers have different lengths, and some arrays touch."""
     with session.opened(backend):
 
         @given(st.data())
@@ -242,8 +242,8 @@ class TestNumbers:
         with session.gate(stream):
             cumem.copy_rows_async(dst, src, ORDER, ORDER, stream=stream)
             gc.collect()
-            # Memory that was freed too early would be given out again here, since that
-            # of the numbers has this size.
+            # These buffers have the size of the memory of the numbers, so one of them
+            # would get that memory if it had been freed too early.
             others = [cumem.array(np.full(256, 9, "i4"), kind="mapped") for _ in "abcd"]
         stream.synchronize()
         assert others
@@ -399,7 +399,7 @@ class TestCapture:
         torch = pytest.importorskip("torch")
         data, source = table()
         target, rows = cumem.zeros(SHAPE, "u1"), ORDER.copy()
-        cumem.copy_rows(target, source, src_rows=rows)  # the kernel is loaded
+        cumem.copy_rows(target, source, src_rows=rows)  # this loads the kernel
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             stream = torch.cuda.current_stream()

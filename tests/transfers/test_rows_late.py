@@ -22,7 +22,7 @@ import cumem
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -54,7 +54,7 @@ def bytes_at(buffer: cumem.Buffer) -> np.ndarray:
 def test_source_that_is_freed_behind_the_call_stays_until_rows_are_there(
     emulated, place, kind, how
 ) -> None:
-    """Memory of its size is wanted at once, and nothing else has used the stream."""
+    """Memory of the same size is asked for at once, and nothing else uses the stream."""
     stream = cumem.Stream()
     source, target = cumem.array(DATA, kind=kind), cumem.zeros(SHAPE, "u1")
     rows = put(ORDER, place)
@@ -160,7 +160,7 @@ def test_numbers_of_a_device_that_are_dropped_stay_until_they_are_read(
 
 @pytest.mark.parametrize("which", ["dst_rows", "src_rows"])
 def test_numbers_of_a_device_change_in_the_order_of_the_stream(emulated, which) -> None:
-    """They arrive late, are read, and are overwritten by the same stream."""
+    """The numbers arrive late, are read, and are overwritten, all on the same stream."""
     stream = cumem.Stream()
     source, target = cumem.array(DATA, kind="pinned"), cumem.zeros(SHAPE, "u1")
     rows = put(np.zeros(100, "i8"), "device")
@@ -183,7 +183,7 @@ def test_numbers_of_a_device_change_in_the_order_of_the_stream(emulated, which) 
 def test_layers_that_are_freed_behind_the_call_stay_until_rows_are_there(
     emulated, place
 ) -> None:
-    """Of four layers each, one behind the other in one memory and in memory of its own."""
+    """The four sources are views of one buffer, and each target has a buffer of its own."""
     stream = cumem.Stream()
     whole = np.stack([DATA + layer for layer in range(4)], axis=1)
     cache = cumem.array(whole, kind="device")
@@ -209,9 +209,9 @@ def test_layers_that_are_freed_behind_the_call_stay_until_rows_are_there(
 def test_rows_of_ordinary_memory_have_been_read_when_the_call_returns(
     emulated, place
 ) -> None:
-    """What a call on a stream has read may change, though the bytes are still on their way.
+    """The source may change after the call, though its bytes are still on their way.
 
-    Only numbers in device memory have to be fetched first, from a stream of their own.
+    Numbers in device memory have to be fetched before the rows can be read.
     """
     stream = cumem.Stream()
     source, target = DATA.copy(), cumem.zeros(SHAPE, "u1")

@@ -32,7 +32,7 @@ import cumem
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -73,7 +73,7 @@ def test_rows_between_every_two_kinds_equal_numpys(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_rows_of_any_layers_equal_numpys(backend: str) -> None:
-    """Rows of any width with gaps, negative numbers of every dtype, ends that overlap."""
+    """Rows have any width and gaps, numbers may be negative, and ends may overlap."""
     with session.opened(backend):
 
         @given(st.data())
@@ -450,7 +450,7 @@ def test_graph_reads_the_numbers_anew_at_each_replay(cuda) -> None:
     data, source = table()
     target, rows = cumem.zeros(SHAPE, "u1"), on_device(ORDER)
     both = cumem.array(data, kind="device")
-    cumem.copy_rows(target, source, src_rows=rows)  # the kernel is loaded
+    cumem.copy_rows(target, source, src_rows=rows)  # this loads the kernel
     cumem.copy_rows(both, both, src_rows=rows)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -495,12 +495,12 @@ def test_progress_counts_the_bytes_of_all_rows(emulated) -> None:
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("how", ["blocking", "background"])
 def test_failure_of_either_pass_is_told_once(emulated, nth, how, monkeypatch) -> None:
-    """Of rows that overlap: the first pass reads them, the second writes them."""
+    """The rows overlap, so a first pass reads them, and a second one writes them."""
     unraisable: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     _, memory = table("device")
     rows = {"dst_rows": on_device(ORDER), "src_rows": on_device(ORDER[::-1])}
-    cumem.copy_rows(memory, memory, **rows)  # the kernel is loaded
+    cumem.copy_rows(memory, memory, **rows)  # this loads the kernel
     session.testing.plan_fault("kernel_launch", nth, code=999)
 
     def copy() -> None:

@@ -17,7 +17,7 @@ import cumem
 pytestmark = [
     # The C core alone decides what is tested here; Python only calls it.
     pytest.mark.any_python,
-    # A driver without the operation fences what others may use with the whole device.
+    # Without this call of the driver, cumem waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 
@@ -125,7 +125,7 @@ def test_failure_of_either_pass_is_told_once(
     order = ORDER[last > ORDER]
     rows = {"dst_rows": order, "src_rows": order[::-1]}
     target, source = memory[shift:], memory[: len(memory) - shift]
-    cumem.copy_rows(target, source, **rows)  # the kernel is loaded
+    cumem.copy_rows(target, source, **rows)  # this loads the kernel
     session.testing.plan_fault("kernel_launch", nth, code=999)
 
     def copy() -> None:

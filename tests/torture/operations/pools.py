@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @operation(2)
 def own_pool(worker: Worker) -> None:
-    """Make a pool with random options, use it, and maybe close it before its memory."""
+    """Make a pool with random options, use it, and maybe close it while a buffer lives."""
     rng = worker.rng
     kind, device = worker.kind(), worker.device()
     options: dict[str, Any] = {"limit": rng.choice((None, "4MiB", "50%"))}
