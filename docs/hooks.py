@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What MkDocs does with these pages besides rendering them; `mkdocs.yml` names this file.
 
-The pages are written to be read in the repository as well. So some of the site is made of
-what stands elsewhere, and nothing is written twice:
+The pages are written to be read in the repository as well. So some parts of the site are
+made from other files of the repository, and nothing is written twice:
 
 - the start page is README.md, and notebooks/ become pages;
 - the reference has a page for each section of docs/api.md that names public objects;
@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DECISIONS = ROOT / "docs" / "decisions"
-#: Pages of the site that stand elsewhere in the repository.
+#: Files outside docs/ that become pages of the site, and the places of these pages.
 ELSEWHERE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -31,9 +31,10 @@ ELSEWHERE = {
     "docs/decisions": "decisions/index.md",
     "notebooks": "notebooks/index.md",
 }
-#: Of entries of the reference; a pool has members of a base that is nobody's business.
+#: Options of entries of the reference. The page of `Pool` shows the members of its base,
+#: which is private and has no page.
 OPTIONS = {"Pool": "\n    options:\n      inherited_members: true"}
-#: What the search puts first, and last; else 1.
+#: By how much the search raises or lowers pages. For all other pages the factor is 1.
 BOOST = {"how-to": 8.0, "tutorial": 2.0, "which-memory": 4.0, "synchronise": 3.0}
 BOOST |= {"checkpoints": 3.0, "workers": 3.0, "training": 2.0, "memory-kinds": 2.0}
 BOOST |= {"managed": 2.0, "pipelines": 2.0, "files": 2.0, "rows": 2.0}
@@ -53,7 +54,7 @@ def read(path: str) -> str:
 
 
 def place_on_site(path: str) -> str:
-    """Where the site has a file or folder of the repository."""
+    """Return the place on the site of a file or folder of the repository."""
     if path in ELSEWHERE:
         return ELSEWHERE[path]
     if path.startswith("notebooks/") and path.endswith((".ipynb", ".png")):
@@ -64,7 +65,7 @@ def place_on_site(path: str) -> str:
 
 
 def outside_fences(text: str) -> list[tuple[bool, str]]:
-    """The text in pieces, each with whether it is Markdown."""
+    """Cut a text at its fences, and return each piece with whether it is Markdown."""
     pieces, end = [], 0
     for fence in FENCE.finditer(text):
         pieces += [(True, text[end : fence.start()]), (False, fence[0])]
@@ -73,7 +74,10 @@ def outside_fences(text: str) -> list[tuple[bool, str]]:
 
 
 def targets(text: str, origin: str) -> dict[str, str]:
-    """Files and folders of the repository by the links to them, of a page at `origin`."""
+    """Return the links of a page at `origin` to files and folders of the repository.
+
+    The keys are the links as they are written, and the values are paths from the root.
+    """
     found = {}
     for is_markdown, piece in outside_fences(text):
         for link in LINK.findall(piece) if is_markdown else ():
@@ -85,7 +89,7 @@ def targets(text: str, origin: str) -> dict[str, str]:
 
 
 def with_links_of_site(text: str, origin: str, page: str) -> str:
-    """The text of the repository's `origin` with links as `page` of the site needs them."""
+    """Return the text of the file `origin` with the links that `page` of the site needs."""
     places = {
         link: posixpath.relpath(place_on_site(path), posixpath.dirname(page) or ".")
         for link, path in targets(text, origin).items()
@@ -104,7 +108,7 @@ def with_links_of_site(text: str, origin: str, page: str) -> str:
 
 
 def with_titles(text: str) -> str:
-    """Links that show the name of a page's file show its title."""
+    """Replace file names of pages, where links show them, by the titles of the pages."""
 
     def title(match: re.Match[str]) -> str:
         return f"[{read(f'docs/{match[1]}').partition(chr(10))[0].removeprefix('# ')}]("
@@ -116,21 +120,21 @@ def with_titles(text: str) -> str:
 
 
 def sections(text: str) -> list[tuple[str, str]]:
-    """Second headings of a page, each with the text below it."""
+    """Return the second-level headings of a page, each with the text below it."""
     parts = re.split(r"^## (.*)$", text, flags=re.M)
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def slug(title: str) -> str:
-    """Of a title that may be code."""
+    """Return the name of a file for a title, which may be code."""
     return re.sub(r"[^\w\- ]", "", title.lower().replace(".", "-")).replace(" ", "-")
 
 
 def reference() -> dict[str, tuple[str, str, list[str]]]:
-    """Pages of the reference: title, text above, and the names that are explained there.
+    """Return the title, the introduction and the names of each page of the reference.
 
-    A row of a table of docs/api.md that begins with a name explains it; a row of members
-    does not.
+    A row of a table in docs/api.md explains the name with which it begins, unless it is a
+    row of members.
     """
     pages = {}
     for title, text in sections(read("docs/api.md")):
@@ -148,7 +152,7 @@ def reference() -> dict[str, tuple[str, str, list[str]]]:
 
 
 def uses() -> dict[str, str]:
-    """When to use each name, as the last column of its table in docs/api.md says."""
+    """Return when to use each name, as the last column of its table in docs/api.md says."""
     found = {}
     for table in re.findall(r"(?:^\|.*\n)+", read("docs/api.md"), re.M):
         head, _, *rows = [
@@ -173,7 +177,7 @@ def reference_page(title: str, above: str, names: list[str]) -> str:
 
 
 def tables() -> str:
-    """Tables and pictures of all sections "Measured", with the paragraph before each."""
+    """Collect tables and pictures of all sections "Measured", with their introductions."""
     lines = []
     for path in sorted((ROOT / "docs").glob("*.md")):
         text = path.read_text(encoding="utf-8")
@@ -202,7 +206,7 @@ def decisions() -> str:
 
 
 def notebooks() -> dict[str, Any]:
-    """Of each notebook its name and content."""
+    """Return the content of each notebook by its name."""
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
@@ -216,7 +220,7 @@ def list_of_notebooks() -> str:
 
 
 def notebook_page(name: str, notebook: Any) -> tuple[str, dict[str, bytes]]:
-    """A notebook as Markdown, and the pictures in it by their place on the site."""
+    """Return a notebook as Markdown, and its pictures by their places on the site."""
     parts, pictures = [], {}
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -243,7 +247,10 @@ def notebook_page(name: str, notebook: Any) -> tuple[str, dict[str, bytes]]:
 
 
 def made() -> dict[str, tuple[str, str]]:
-    """Pages that are not in docs/: where links in them begin, and their Markdown."""
+    """Return the pages that are not in docs/, by their place on the site.
+
+    For each there is the path from which its links count, and its Markdown.
+    """
     pages = {"decisions/index.md": ("docs/decisions/index.md", decisions())}
     pages["notebooks/index.md"] = ("notebooks/index.md", list_of_notebooks())
     for path, place in ELSEWHERE.items():
@@ -258,7 +265,7 @@ def made() -> dict[str, tuple[str, str]]:
 
 
 def expanded(nav: list[Any]) -> list[Any]:
-    """`nav` of mkdocs.yml with `folder/*` as the pages that are in that folder."""
+    """Replace each `folder/*` in the `nav` of mkdocs.yml by the pages of that folder."""
     pages = [*made(), *(f"decisions/{p.name}" for p in DECISIONS.glob("*.md"))]
     new: list[Any] = []
     for item in nav:
@@ -281,7 +288,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are made, the pictures of notebooks, and files linked to."""
+    """Add the pages that are made, the pictures of notebooks, and files that are linked."""
     from mkdocs.structure.files import File
 
     pages = made()
@@ -306,7 +313,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links that fit the repository become those that fit the site."""
+    """Turn links that fit the repository into links that fit the site."""
     place = page.file.src_uri
     first = place.partition("/")[0].removesuffix(".md")
     page.meta.setdefault("search", {})["boost"] = BOOST.get(first, 1.0)
@@ -317,7 +324,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """In tables long calls may be broken at dots, brackets and underscores."""
+    """Let long calls in tables be broken at dots, brackets and underscores."""
     return CELL.sub(lambda cell: LONG.sub(broken, cell[0]), html)
 
 
@@ -327,7 +334,10 @@ def broken(code: re.Match[str]) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """The index of the search as a script too: from a folder nothing else can be read."""
+    """Write the index of the search as a script too.
+
+    A browser that shows the site from a folder can read no other form of it.
+    """
     folder = Path(config.site_dir, "search")
     index = (folder / "search_index.json").read_text(encoding="utf-8")
     (folder / "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")
