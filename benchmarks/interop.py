@@ -48,15 +48,17 @@ class Consumer:
     version : str
         The version of the library.
     entrances : dict
-        By spelling: a function from a buffer to the library's array.
+        The functions that make an array of the library from a buffer, by how one writes
+        the call.
     address : callable
-        Address of an array's first element.
+        A function that returns the address of an array's first element.
     read : callable
-        An array's values as a fresh NumPy array.
+        A function that returns an array's values as a fresh NumPy array.
     write : callable or None
-        Write values into an array; None where the library's arrays cannot be written.
+        A function that writes values into an array, or None if the library's arrays cannot
+        be written.
     wait : callable
-        Wait for all of the library's work.
+        A function that waits for all of the library's work.
     """
 
     version: str
@@ -211,7 +213,7 @@ CONSUMERS = {
 
 
 def own_pages(nbytes: int) -> Any:
-    """Bytes on pages that nothing else lies on.
+    """Return bytes on pages of their own.
 
     Another library's copy from or to an array that reaches over the edge of locked pages
     is refused, so what is registered here must have no neighbours on its pages.
@@ -425,7 +427,7 @@ def measure(names: list[str]) -> dict[str, Any]:
 
 
 def cell(row: dict[str, Any], notes: list[str]) -> str:
-    """One outcome as a table cell; what needs words becomes a numbered note."""
+    """Return one outcome as a table cell. What needs words becomes a numbered note."""
 
     def note(text: str) -> str:
         if text not in notes:

@@ -128,7 +128,7 @@ class Driver:
         self._call("cuMemAlloc_v2", ctypes.byref(self.total), size(4))
         self.stream = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(self.stream), 1)
-        ctypes.memset(self.memory.value or 0, 1, nbytes)  # there are pages, on the host
+        ctypes.memset(self.memory.value or 0, 1, nbytes)  # makes the pages, on the host
         module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), PTX)
         self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"use")

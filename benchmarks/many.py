@@ -187,7 +187,7 @@ class Bench:
         return {"up": nbytes / up, "down": nbytes / down}
 
     def cases(self) -> Iterator[Case]:
-        """Go through every shape, memory and direction."""
+        """Measure every shape, memory and direction."""
         for count, nbytes in self.shapes:
             for key in ("pinned", "numpy"):
                 for direction in ("up", "down"):

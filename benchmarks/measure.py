@@ -53,8 +53,8 @@ class Run:
     description : str
         The script's text; the first line is that of its ``--help``.
     **options : dict
-        Further options, beside ``--json`` and ``--quick``: the arguments of
-        ``add_argument`` by name.
+        Further options, besides ``--json`` and ``--quick``: for the name of each the
+        arguments of ``add_argument``.
     """
 
     def __init__(self, description: str, **options: dict[str, Any]) -> None:

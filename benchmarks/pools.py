@@ -109,7 +109,7 @@ class Case:
         try:
             self.sample(names, 3)
             once = min(self.sample(names, 10) for _ in range(3)) * self.count
-        except Exception as error:  # of any library; it is a result
+        except Exception as error:  # whatever a library raises is a result
             self.error = f"{type(error).__name__}: {error}".splitlines()[0]
             return
         self.number = max(10, min(20_000, int(1e6 / max(once, 1.0))))
@@ -423,7 +423,7 @@ def child_replay(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def measure_t13(options: argparse.Namespace) -> dict[str, Any]:
-    """Replay on cumem and on each peer, one process an allocator."""
+    """Replay on cumem and on each peer, with a process for each allocator."""
     if options.traces is None:
         return {"error": "no --traces"}
     paths = sorted(

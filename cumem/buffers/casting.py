@@ -17,8 +17,8 @@ from cumem.base.errors import warn_caller
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 _RULES: tuple[Casting, ...] = get_args(Casting)
-#: The names of the dtypes that the copy threads convert themselves, and, of these, of the
-#: dtypes for which they also take ``scale=`` and ``offset=``.
+#: The names of the dtypes that the copy threads convert themselves, and the names of those
+#: among them for which ``scale=`` and ``offset=`` may be given.
 NUMBERS = tuple(row.name for row in _core._DTYPES.values() if row.converts)
 REALS = tuple(row.name for row in _core._DTYPES.values() if row.scales)
 

@@ -106,8 +106,7 @@ class ItemSource(Protocol[T_co]):
         """Begin the copies of the item that was taken."""
 
     def split(self) -> bool:
-        """Cut the taken item, to begin its first half; return False if that cannot
-        be."""
+        """Cut the taken item, to begin its first half; return False if it cannot be cut."""
 
     def close(self) -> None:
         """Let go of the source, because nobody will ask for more items."""
@@ -155,7 +154,7 @@ class Room:
         return True
 
     def _look(self, nbytes: int) -> bool:
-        """Let the pools take back memory whose work has ended; return if it is enough."""
+        """Let pools take back memory whose work has ended; return whether it is enough."""
         trim("device", device=self._device, keep=1 << 62, wait=False)
         return not self._is_short(nbytes)
 

@@ -153,7 +153,7 @@ class Run:
         self.rounds = 2 if is_planned and not self.case.wrong else 1
 
     def drawn(self) -> Case:
-        """Draw cases until one fits into the memory, of which later tries take more."""
+        """Draw cases until one fits into its memory, which is larger in later tries."""
         rng = self.rng
         for attempt in range(100):
             rooms = [
