@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how much page-locked memory one array at a time takes beside a busy device.
+"""Measure how much page-locked memory arrays take one after the other, on a busy device.
 
     python benchmarks/exports.py --json benchmarks/results/exports-h200.json
 
 Each round allocates an array of 2.56 MB, uses it once in one of the ways below and drops
 it. A thread of PyTorch keeps the device busy with products of matrices meanwhile, so that
 no fence over the device passes at once. Exported blocks are set aside until a fence has
-passed, and the size of the pool at the end shows how much it has grown because of that. It
-needs PyTorch and a GPU.
+passed, and the size of the pool at the end shows how much it has grown because of that. The
+script needs PyTorch and a GPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Case:
     key : str
         The way.
     rounds : int
-        Arrays, one after the other.
+        How many arrays were used, one after the other.
     reserved_nbytes : int
         Bytes that the pool held at the end.
     us : float

@@ -473,7 +473,8 @@ def render(results: dict[str, Any]) -> str:
         for number, text in enumerate(notes, start=1)
     ]
     if results["is_pinned"]:
-        lines += ["", "PyTorch's `is_pinned()`, by the page asked:", ""]
+        asked = "the first, a middle and the last page of a buffer"
+        lines += ["", f"PyTorch's `is_pinned()` for {asked}:", ""]
         lines += ["| buffer | first | middle | last |", "| --- | --- | --- | --- |"]
         for row in results["is_pinned"]:
             answers = " | ".join(

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make traces of allocations that nobody has recorded, to try growth of pools on.
+"""Make up traces of allocations, on which ways for pools to grow can be tried.
 
     python benchmarks/made_traces.py FOLDER
 
-It imitates five programs, whose sizes and lifetimes have different distributions, each from
-a seed of its own, and writes `.npz` files that `python -m cumem replay` reads.
+The script imitates five programs, whose sizes and lifetimes have different distributions.
+Each program has a seed of its own. The traces are `.npz` files, which
+`python -m cumem replay` reads.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def ragged_training(trace: Writer, random: np.random.Generator) -> None:
 
 
 def growing_caches(trace: Writer, random: np.random.Generator) -> None:
-    """Grow caches of many sequences, each made anew a quarter longer when it is full."""
+    """Grow caches of many sequences. A full cache is replaced by one a quarter larger."""
     caches: dict[int, tuple[int, float]] = {}
     for step in range(6_000):
         if len(caches) < 24:

@@ -4,11 +4,11 @@
     python benchmarks/recording.py --json benchmarks/results/recording-h200.json
 
 An allocation from a warm pool and its free are two events. The figure is how many
-nanoseconds one event adds, for shallow and deep stacks, with a tag, and from four
-threads. A short copy is measured too, which takes microseconds to a device and varies by
-more than an event takes. With `--before DIR`, a checkout that was built before there were
-records, the pair is also measured there and here with no record running, in processes
-that take turns.
+nanoseconds one event adds, for shallow and deep stacks, with a tag, and from four threads.
+A short copy is measured too, but a copy to a device takes microseconds, and its time varies
+by more than an event takes. `--before DIR` names a checkout that was built before there
+were records. Then the pair is also measured in that build and in this one, with no record
+running, in processes that take turns.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def measured(run: Run) -> Iterator[Case]:
     for key, act, options, tag, events in ways:
         count = few if act is upload else many
         off, on = [], []
-        for _ in range(TURNS):  # what else changes with time, changes for both
+        for _ in range(TURNS):  # so that other changes of the machine meet both
             off += timed(act, count, rounds)
             with ExitStack() as stack:
                 stack.enter_context(cumem.record(max_entries=1 << 14, **options))

@@ -5,10 +5,11 @@
 
 This writes the page of a record that was saved as .npz, or of a made-up one that is like a
 training loop's, and opens it in a headless Chromium, which draws with the processor. By the
-page's clock it measures when the page was first drawn after it began to load, what a
-frame of zooming and of hovering costs, and how far frames are apart while real wheel and
-mouse events come. `processor_ms` is time of the processor, which does not grow with other
-work of the machine; the seconds of the exports are such time too. Pictures need Pillow.
+page's clock it measures how long the page takes from the beginning of its loading until it
+is first drawn, what a frame of zooming and of hovering costs, and how far frames are apart
+while real wheel and mouse events come. `processor_ms` is time of the processor, which does
+not grow with other work of the machine. The seconds of the exports are such time too.
+Pictures need Pillow.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ defaults and with one value changed, whether users can set it or not. The ratio 
 is the median of the ratios of all pairs of turns. If it is below 1, the other value
 gains. The cases named "nothing" compare the defaults with themselves and show the noise.
 A value that gains nowhere needs no setting: its default is right on this machine. Files
-of commit e4ada78 also have the figures of `calibrate()`, which was removed for what they
-show.
+of commit e4ada78 also have the figures of `calibrate()`, which was removed because of them.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Case:
 
 
 def copies() -> Iterator[tuple[str, Callable[[], object], int]]:
-    """Go through the copies, with how often each is made in a row."""
+    """Yield the copies, each with how often it is made in a row."""
     for nbytes in SIZES:
         host = np.ones(nbytes, "u1")
         device = cumem.full(nbytes, 1, "u1", "device")

@@ -210,8 +210,8 @@ class Tracer:
                 continue
             room, function = self._named(kind, what)
             caller, in_driver = stack[-1] if stack else ("", thread in drivers)
-            # What the emulated device uses of base/ is its own affair. Calls of ours that
-            # it makes, as CUDA calls back, are not.
+            # Functions of base/ that the emulated device calls count as part of it. Other
+            # functions of ours that it calls, as CUDA calls back, do not.
             in_driver = room.startswith(EMULATED) or (
                 in_driver and room.startswith("base/")
             )

@@ -131,7 +131,7 @@ def refuse_moved(
 ) -> NoReturn:
     """Raise a BufferError, because the owner of a buffer's memory has replaced it.
 
-    With `in_copy` this happened before anybody saw that a copy was done.
+    `in_copy` says that a copy may have used the memory in the meantime.
     """
     if isinstance(memory, np.ndarray):
         what, how = "array", "ndarray.resize()"
