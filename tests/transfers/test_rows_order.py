@@ -103,7 +103,8 @@ def test_overlapping_rows_leave_no_memory_in_use(emulated, kind) -> None:
     before = len(cumem.live())
     cumem.copy_rows(memory, memory, src_rows=ORDER)
     cumem.copy_rows_async(memory, memory, src_rows=ORDER).wait()
-    session.testing.poll()  # The first of the two passes may not be known to be done.
+    # Overlapping rows take two passes, and cumem may not know yet that the first is done.
+    session.testing.poll()
     assert len(cumem.live()) == before
 
 
