@@ -4629,6 +4629,16 @@ def _numpy_enable(handler: CapsuleType | None, /) -> None:
 def _lend(pool: _Pool, /) -> None:
     """Lend a pool of device memory to functions that others call."""
 
+def _open_desk(pool: _Pool, /) -> int | None:
+    """Lend a pool of device memory to one function that others call.
+
+    Returns the function's number, which the pool keeps until each call of this has had its
+    `_close_desk`, or None if all functions are taken.
+    """
+
+def _close_desk(number: int, /) -> None:
+    """End what a call of `_open_desk` began, once all memory is back."""
+
 def _retry(attempt: object, callback: object, /) -> bool:
     """Allocate once more, after calling `callback` unless that is None.
 

@@ -7,13 +7,17 @@ and `offload` and `restore` move whole modules and state dicts there and back.
 PyTorch's CUDA memory may come from cumem's pools, so that both share limits and statistics.
 There are three ways, none of which changes what PyTorch computes:
 
-- `using` serves what one thread allocates in a ``with`` block. It uses a
-  ``torch.cuda.MemPool`` (`mem_pool`) whose segments are cumem's blocks; PyTorch cuts and
-  caches them.
+- `using` serves what one thread allocates in a ``with`` block, from a pool or from a
+  region that can sleep. It uses a ``torch.cuda.MemPool`` (`mem_pool`) whose segments are
+  cumem's blocks; PyTorch cuts and caches them.
 - `enable` does the same for all threads of the process, including those of autograd, until
   `disable`.
 - `replace_allocator` makes every tensor's memory a block of a cumem pool, from the
   beginning of the process to its end.
+
+Any number of pools serve PyTorch at once by the first two ways. For each of them there is a
+`_Lender`, which has the MemPools over the pool. The extension gives each pool a function of
+its own that PyTorch calls for segments, a desk (``csrc/python/pool/lending.c``).
 """
 
 from __future__ import annotations
@@ -30,14 +34,16 @@ import subprocess
 import sysconfig
 import tempfile
 import threading
+import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cumem import _core
 from cumem.base.errors import OutOfMemoryError
 from cumem.integrations.serving import check_pool, need_gpu
 from cumem.pools.memory import memory_info, set_limit
 from cumem.pools.pool import Pool, default_pool, trim
+from cumem.pools.region import Region, region_of
 from cumem.transfers.offloading import (
     ActivationOffload,
     offload,
@@ -66,21 +72,59 @@ __all__ = [
 _NESTING: Final = (2, 11)
 
 _lock = threading.RLock()
-_served: dict[int, Pool] = {}  # the pool that is lent, by device
-_enabled: dict[int, Any] = {}  # the torch.cuda.MemPool of enable(), by device
-_idle: dict[int, list[Any]] = {}  # MemPools of using() outside any block, by device
+_served: dict[int, Pool] = {}  # the pool that serves if none is given, by device
+_lenders: list[_Lender] = []
+_enabled: dict[int, _Enabled] = {}  # what enable() began, by device
 _kept: list[Any] = []  # objects whose addresses C++ code has
 
 
-def mem_pool(pool: Pool | None = None, *, device: object = None) -> Any:
+class _Lender:
+    """A pool that lends segments to PyTorch, and the MemPools over it.
+
+    Parameters
+    ----------
+    pool : Pool
+        The pool, which may end before the lender does.
+    """
+
+    __slots__ = ("idle", "index", "pool", "region")
+
+    def __init__(self, pool: Pool) -> None:
+        region = region_of(pool)
+        self.pool = weakref.ref(pool)
+        self.region = None if region is None else weakref.ref(region)
+        self.index = pool.device.index
+        #: MemPools of `using` outside any block.
+        self.idle: list[Any] = []
+
+    def has_ended(self) -> bool:
+        """Return whether its pool was closed or dropped."""
+        pool = self.pool()
+        return pool is None or pool.closed
+
+    def find_region(self) -> Region | None:
+        """Return the region that its pool belongs to, or None."""
+        return None if self.region is None else self.region()
+
+
+#: The lenders of MemPools that exist.
+_lender_of: weakref.WeakKeyDictionary[Any, _Lender] = weakref.WeakKeyDictionary()
+
+
+class _Enabled(NamedTuple):
+    mem_pool: Any
+    pool: Pool
+    region: Region | None
+
+
+def mem_pool(pool: Pool | Region | None = None, *, device: object = None) -> Any:
     """Return a ``torch.cuda.MemPool`` whose segments are blocks of a cumem pool.
 
     Parameters
     ----------
-    pool : Pool, optional
-        A pool of device memory; by default the one that serves the device already, or at
-        first its default pool. One pool serves a device at a time: from now on, new
-        segments of earlier ``MemPool`` objects come from this one too.
+    pool : Pool or Region, optional
+        A pool of device memory, or a region; by default the pool that was given last for
+        the device, or at first its default pool.
     device : torch.device, Device, int or str, optional
         The device; by default the pool's device, or else PyTorch's current one.
 
@@ -92,8 +136,8 @@ def mem_pool(pool: Pool | None = None, *, device: object = None) -> Any:
     Raises
     ------
     RuntimeError
-        If there is no GPU, if PyTorch has no CUDA or cannot take allocators, or if its
-        allocator was replaced.
+        If there is no GPU, if PyTorch has no CUDA or cannot take allocators, if its
+        allocator was replaced, or if 64 pools serve PyTorch already.
     TypeError
         If an argument has the wrong type.
     ValueError
@@ -105,6 +149,9 @@ def mem_pool(pool: Pool | None = None, *, device: object = None) -> Any:
     If memory is short, PyTorch raises its own ``torch.OutOfMemoryError``. Callbacks of
     `on_out_of_memory` are not called, because PyTorch holds a lock that a callback may
     need. Segments go back to cumem when the ``MemPool`` ends.
+
+    Enter the ``MemPool`` of a region by `using`, which keeps the region awake meanwhile.
+    `Region.sleep` does not know of ``torch.cuda.use_mem_pool``.
 
     Examples
     --------
@@ -121,8 +168,7 @@ def mem_pool(pool: Pool | None = None, *, device: object = None) -> Any:
             f"PyTorch {torch.__version__} has no pools of one thread: it is too old for "
             "all but replace_allocator()"
         )
-    is_known = pool is None and _is_served(index)
-    chosen = _served[index] if is_known else _check(pool, index)
+    chosen = _choose(pool, index)
     if not chosen.device.attributes().get("virtual_memory_management"):
         raise RuntimeError(
             f"device {index} cannot map memory piece by piece, and for memory of "
@@ -130,9 +176,8 @@ def mem_pool(pool: Pool | None = None, *, device: object = None) -> Any:
             "replace_allocator()"
         )
     with _lock:
-        _lend(torch, index, chosen)
-    with torch.cuda.device(index):
-        return torch.cuda.MemPool(_segment_allocator(torch))
+        _notice_devices(torch)
+        return _make(torch, _find_lender(torch, chosen), chosen)
 
 
 @contextlib.contextmanager
@@ -144,9 +189,9 @@ def using(pool: Any = None, *, device: object = None) -> Iterator[Any]:
 
     Parameters
     ----------
-    pool : Pool or torch.cuda.MemPool, optional
-        A pool as for `mem_pool`, or a ``MemPool`` that it returned. The ``MemPool`` of a
-        Pool is kept for the next block.
+    pool : Region, Pool or torch.cuda.MemPool, optional
+        A region or a pool as for `mem_pool`, or a ``MemPool`` that it returned. The
+        ``MemPool`` of a region or a pool is kept for the next block.
     device : torch.device, Device, int or str, optional
         The device; by default the pool's device, or else PyTorch's current one.
 
@@ -156,46 +201,59 @@ def using(pool: Any = None, *, device: object = None) -> Iterator[Any]:
 
     Raises
     ------
-    RuntimeError, TypeError, ValueError
+    RuntimeError
+        As for `mem_pool`; also if the region sleeps.
+    TypeError, ValueError
         As for `mem_pool`.
+
+    Notes
+    -----
+    Blocks may be nested, and several threads may be in blocks of one region. As long as one
+    of them is, `Region.sleep` raises a `BufferError`.
 
     Examples
     --------
     >>> import cumem.integrations.torch  # doctest: +SKIP
-    >>> with cumem.integrations.torch.using():  # doctest: +SKIP
+    >>> region = cumem.Region("weights")  # doctest: +SKIP
+    >>> with cumem.integrations.torch.using(region):  # doctest: +SKIP
     ...     x = torch.empty(1 << 20, device="cuda")
+    >>> region.sleep()  # doctest: +SKIP
     """
     torch = _torch()
     _refuse_replaced()
-    index = _index(torch, device, pool)
     is_kept = not isinstance(pool, torch.cuda.MemPool)
-    used = pool
-    if is_kept:  # PyTorch refuses a MemPool that is in use, also in another thread
-        with _lock:
-            if pool is not None or not _is_served(index):
-                _drop_idle(torch, index)
-            idle = _idle.setdefault(index, [])
-            used = idle.pop() if idle else mem_pool(pool, device=index)
-    try:
-        with torch.cuda.use_mem_pool(used, index):
-            yield used
-    except torch.OutOfMemoryError as error:
-        if _is_served(index):
-            error.add_note(f"Of cumem's pool {_describe(_served[index])}.")
-        raise
-    finally:
+    lender = None if is_kept else _lender_of.get(pool)
+    if lender is not None and device is None:
+        index = lender.index
+    else:
+        index = _index(torch, device, pool)
+    chosen = _choose(pool, index) if is_kept else None
+    region = _region(chosen) if lender is None else lender.find_region()
+    with _inside(region):
         if is_kept:
-            with _lock:
-                _idle.setdefault(index, []).append(used)
+            lender, used = _take_idle(torch, chosen)
+        else:
+            used = pool
+        try:
+            with torch.cuda.use_mem_pool(used, index):
+                yield used
+        except torch.OutOfMemoryError as error:
+            source = None if lender is None else lender.pool()
+            if source is not None and not source.closed:
+                error.add_note(f"Of cumem's pool {_describe(source)}.")
+            raise
+        finally:
+            if is_kept:
+                _give_idle(lender, used)
 
 
-def enable(pool: Pool | None = None, *, device: object = None) -> None:
+def enable(pool: Pool | Region | None = None, *, device: object = None) -> None:
     """Serve what all threads allocate for CUDA tensors on a device, until `disable`.
 
     Parameters
     ----------
-    pool : Pool, optional
-        As for `mem_pool`.
+    pool : Pool or Region, optional
+        As for `mem_pool`. A region cannot sleep until `disable`.
     device : torch.device, Device, int or str, optional
         The device; by default the pool's device, or else PyTorch's current one. Other
         devices stay as they are.
@@ -203,7 +261,8 @@ def enable(pool: Pool | None = None, *, device: object = None) -> None:
     Raises
     ------
     RuntimeError
-        As for `mem_pool`; also if PyTorch is older than 2.11, or a stream is capturing.
+        As for `mem_pool`; also if PyTorch is older than 2.11, a stream is capturing, or the
+        region sleeps.
     TypeError, ValueError
         As for `mem_pool`.
 
@@ -235,11 +294,18 @@ def enable(pool: Pool | None = None, *, device: object = None) -> None:
         )
     with _lock:
         _refuse_capture(torch)
-        if index in _enabled and pool is None and _is_served(index):
+        current = _enabled.get(index)
+        if current is not None and pool is None and not current.pool.closed:
             return
-        fresh = mem_pool(pool, device=index)
-        _stop(torch, index)
-        _start(torch, index, fresh)
+        del current  # which has the MemPool that _stop() ends
+        chosen = _choose(pool, index)
+        region = _region(chosen)
+        with _inside(region):
+            fresh = _Enabled(mem_pool(chosen, device=index), chosen, region)
+            _disable(torch, index)
+            _start(torch, index, fresh)
+            if region is not None:
+                region._enter_guest()  # until _disable()
 
 
 def disable(device: object = None) -> None:
@@ -266,7 +332,7 @@ def disable(device: object = None) -> None:
     with _lock:
         _refuse_capture(torch)
         for index in which:
-            _stop(torch, index)
+            _disable(torch, index)
 
 
 def empty_cache() -> None:
@@ -287,15 +353,16 @@ def empty_cache() -> None:
     torch = _torch()
     with _lock:
         _refuse_capture(torch)
-        for index in [*_idle]:
-            _drop_idle(torch, index)
-        enabled = [*_enabled]
+        _sweep(torch)
+        for lender in _lenders:
+            _drop_idle(torch, lender)
+        enabled = {index: each[1:] for index, each in _enabled.items()}
         for index in enabled:
             _stop(torch, index)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        for index in enabled:
-            _start(torch, index, mem_pool(_served.get(index), device=index))
+        for index, (pool, region) in enabled.items():
+            _start(torch, index, _Enabled(mem_pool(pool, device=index), pool, region))
 
 
 def replace_allocator() -> None:
@@ -368,8 +435,9 @@ def _at_exit() -> None:
     A MemPool that ends while another is in use would end the process.
     """
     disable()
-    for index in [*_idle]:
-        _drop_idle(_torch(), index)
+    for lender in _lenders:
+        if lender.idle:
+            _drop_idle(_torch(), lender)
 
 
 _TOO_LATE: Final = (
@@ -405,7 +473,7 @@ def _refuse_replaced() -> None:
 
 def _index(torch: Any, device: Any, pool: object = None) -> int:
     """Return the index of a device; PyTorch and cumem number devices in the same way."""
-    if device is None and isinstance(pool, Pool):
+    if device is None and isinstance(pool, (Pool, Region)):
         return pool.device.index
     if isinstance(device, torch.device) and device.type != "cuda":
         raise ValueError(f"device must be a CUDA device, not {device}")
@@ -413,11 +481,38 @@ def _index(torch: Any, device: Any, pool: object = None) -> int:
     return _core._device(device, "device", True).index
 
 
+def _choose(pool: Any, index: int) -> Pool:
+    """Return the pool that is meant for a device, and let it serve if none is given."""
+    if pool is None and _is_served(index):
+        return _served[index]
+    chosen = _check(pool.pool if isinstance(pool, Region) else pool, index)
+    if _region(chosen) is None:
+        _served[index] = chosen
+    return chosen
+
+
+def _region(pool: Pool | None) -> Region | None:
+    return None if pool is None else region_of(pool)
+
+
+@contextlib.contextmanager
+def _inside(region: Region | None) -> Iterator[None]:
+    """Keep a region awake in the block, or refuse it if it sleeps."""
+    if region is None:
+        yield
+        return
+    region._enter_guest()
+    try:
+        yield
+    finally:
+        region._leave_guest()
+
+
 def _check(pool: Any, index: int) -> Pool:
     if pool is None:
         found: Pool = default_pool("device", index)
         return found
-    chosen = check_pool(pool, "a Pool or None", "device")
+    chosen = check_pool(pool, "a Pool, a Region or None", "device")
     if chosen.device.index != index:
         raise ValueError(
             f"pool is of device {chosen.device.index}, not of device {index}"
@@ -437,11 +532,8 @@ def _refuse_capture(torch: Any) -> None:
         )
 
 
-def _lend(torch: Any, index: int, pool: Pool) -> None:
-    """Lend a pool, and let all devices that PyTorch uses by now reach its memory."""
-    if _served.get(index) is not pool:
-        _core._lend(pool)
-        _served[index] = pool
+def _notice_devices(torch: Any) -> None:
+    """Let all devices that PyTorch uses by now reach memory of cumem's."""
     for other in range(torch.cuda.device_count()):
         if other not in _served and torch._C._cuda_hasPrimaryContext(other):
             memory_info(other)  # makes cumem notice the context
@@ -459,33 +551,100 @@ def _address(function: Any) -> int:
 # -- segments for PyTorch's own allocator -------------------------------------------------
 
 
-def _segment_allocator(torch: Any) -> Any:
-    """Return the allocator through which PyTorch calls the extension, without the GIL."""
-    if not _segment_allocators:
+def _segment_allocator(torch: Any, desk: int) -> Any:
+    """Return the allocator through which PyTorch calls the extension, without the GIL.
+
+    It stays for the next pool with this desk, because segments of a MemPool that has ended
+    go back through it.
+    """
+    if desk not in _segment_allocators:
         plug = torch.cuda.memory.CUDAPluggableAllocator
-        found = plug(_core.__file__, "cumem_lend_segment", "cumem_take_back")
-        _segment_allocators.append(found)
-    return _segment_allocators[0].allocator()
+        found = plug(_core.__file__, f"cumem_desk_{desk:02o}", "cumem_take_back")
+        _segment_allocators[desk] = found
+    return _segment_allocators[desk].allocator()
 
 
-_segment_allocators: list[Any] = []
+_segment_allocators: dict[int, Any] = {}
 
 
-def _start(torch: Any, index: int, fresh: Any) -> None:
-    torch._C._cuda_beginAllocateToPool(index, fresh.id)
+def _make(torch: Any, lender: _Lender, pool: Pool) -> Any:
+    """Make a MemPool whose segments come from the lender's pool."""
+    desk = _core._open_desk(pool)
+    if desk is None:
+        raise RuntimeError(
+            "64 pools serve PyTorch, which is the most: drop regions, pools and MemPools "
+            "that are not needed, and call empty_cache()"
+        )
+    try:
+        with torch.cuda.device(lender.index):
+            made = torch.cuda.MemPool(_segment_allocator(torch, desk))
+    except BaseException:
+        _core._close_desk(desk)
+        raise
+    weakref.finalize(made, _core._close_desk, desk).atexit = False
+    _lender_of[made] = lender
+    return made
+
+
+def _find_lender(torch: Any, pool: Pool) -> _Lender:
+    _sweep(torch)
+    for lender in _lenders:
+        if lender.pool() is pool:
+            return lender
+    made = _Lender(pool)
+    _lenders.append(made)
+    return made
+
+
+def _take_idle(torch: Any, pool: Any) -> tuple[_Lender, Any]:
+    """Return a MemPool over a pool that no block uses, and its lender.
+
+    PyTorch refuses a MemPool that is in use, also in another thread.
+    """
+    with _lock:
+        lender = _find_lender(torch, pool)
+        used = lender.idle.pop() if lender.idle else None
+        if used is None:
+            used = mem_pool(pool, device=lender.index)
+        return lender, used
+
+
+def _give_idle(lender: Any, used: Any) -> None:
+    with _lock:
+        lender.idle.append(used)
+        if lender not in _lenders:  # its pool has ended meanwhile
+            _lenders.append(lender)
+
+
+def _sweep(torch: Any) -> None:
+    """Drop the idle MemPools of pools that have ended."""
+    for lender in [each for each in _lenders if each.has_ended()]:
+        _drop_idle(torch, lender)
+        _lenders.remove(lender)
+
+
+def _start(torch: Any, index: int, fresh: _Enabled) -> None:
+    torch._C._cuda_beginAllocateToPool(index, fresh.mem_pool.id)
     _enabled[index] = fresh
 
 
 def _stop(torch: Any, index: int) -> None:
     ended = _enabled.pop(index, None)
     if ended is not None:
-        name = ended.id
+        name = ended.mem_pool.id
         torch._C._cuda_endAllocateToPool(index, name)
         del ended  # PyTorch must forget it before its use ends: see _drop_idle()
         torch._C._cuda_releasePool(index, name)
 
 
-def _drop_idle(torch: Any, index: int) -> None:
+def _disable(torch: Any, index: int) -> None:
+    region = _enabled[index].region if index in _enabled else None
+    _stop(torch, index)
+    if region is not None:
+        region._leave_guest()
+
+
+def _drop_idle(torch: Any, lender: _Lender) -> None:
     """Drop MemPools that no block uses, although others may be in use at this time.
 
     If a MemPool object is the last user of its memory, its end makes PyTorch wait for
@@ -494,12 +653,12 @@ def _drop_idle(torch: Any, index: int) -> None:
     the count afterwards. ``torch.cuda.empty_cache()`` frees the memory later, when PyTorch
     allows it.
     """
-    idle = _idle.pop(index, [])
-    while idle:
-        name = idle[-1].id
+    index = lender.index
+    while lender.idle:
+        name = lender.idle[-1].id
         torch._C._cuda_beginAllocateCurrentThreadToPool(index, name)
         torch._C._cuda_endAllocateToPool(index, name)
-        idle.pop()  # this ends the object, unless the program holds it too
+        lender.idle.pop()  # this ends the object, unless the program holds it too
         torch._C._cuda_releasePool(index, name)
 
 
@@ -540,7 +699,10 @@ def _relieve(nbytes: int, index: int, captures: int, text: int, room: int) -> in
     try:
         if not _is_served(index):
             # This is not done earlier, because it would make a context on every device.
-            _lend(_torch(), index, _check(None, index))
+            pool = _check(None, index)
+            _core._lend(pool)
+            _served[index] = pool
+            _notice_devices(_torch())
             return 1
         if captures:  # a capture must not wait for anything
             if trim("device", device=index, wait=False):

@@ -77,11 +77,16 @@ class Region:
     (True, 7.0)
     """
 
-    __slots__ = ("__weakref__", "_finalizer", "_host", "_lock", "_pool", "_tag")
+    __slots__ = (
+        *("__weakref__", "_finalizer", "_guest_count", "_host", "_lock", "_pool"),
+        "_tag",
+    )
     _tag: str
     _pool: Pool[_core.DeviceBuffer]
     _host: Literal["keep", "release"]
     _lock: threading.RLock
+    #: How many blocks are open in which another library allocates from the region.
+    _guest_count: int
     _finalizer: weakref.finalize[[Pool[Any]], Self]
 
     @hinting
@@ -104,6 +109,7 @@ class Region:
             Pool, "device", index, 0, -1, False, 0, 0, None, _CHUNK_NBYTES
         )
         self._lock = make_lock()
+        self._guest_count = 0
         facts = self._pool._describe()
         REGION_NAMES[facts.number] = f"region {tag}"
         _TAGS[facts.serial] = tag
@@ -151,7 +157,7 @@ class Region:
         ------
         BufferError
             If a call of cumem works on a buffer of the region, in another thread or below
-            this one.
+            this one, or if a thread is in a block in which PyTorch allocates from it.
         CudaError
             If a stream is being captured, the device cannot map memory, or the driver
             fails.
@@ -190,6 +196,7 @@ class Region:
         keep = read_flag(keep, "keep")
         with self._lock:
             if not self.is_asleep:
+                self._refuse_guests()
                 _core._sleep(self._pool, keep)
 
     def wake(self) -> None:
@@ -247,6 +254,30 @@ class Region:
         """End the block."""
         self._pool.__exit__(exc_type, exc_value, traceback)
 
+    # An integration calls the next two, in pairs.
+
+    def _enter_guest(self) -> None:
+        """Begin a block in which another library allocates from the region."""
+        with self._lock:
+            if self.is_asleep:
+                raise RuntimeError(
+                    f"region {self._tag!r} is asleep, and nothing can be allocated from it:"
+                    " call wake() first"
+                )
+            self._guest_count += 1
+
+    def _leave_guest(self) -> None:
+        """End such a block."""
+        with self._lock:
+            self._guest_count -= 1
+
+    def _refuse_guests(self) -> None:
+        if self._guest_count > 0:
+            raise BufferError(
+                f"region {self._tag!r} cannot go to sleep: PyTorch allocates from it, in a "
+                "block of using() in this thread or another one, or since enable()"
+            )
+
     def __repr__(self) -> str:
         where = f"{self._tag!r}, device {self._pool.device.index}"
         if self._pool.closed:
@@ -263,6 +294,11 @@ class Region:
 _REGIONS: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
 #: The tags of all regions that there ever were, for messages about their buffers.
 _TAGS: dict[int, str] = {}
+
+
+def region_of(pool: Pool[Any]) -> Region | None:
+    """Return the region that a pool belongs to, or None."""
+    return next((each for each in list(_REGIONS.values()) if each.pool is pool), None)
 
 
 def _read_tag(tag: Any) -> str:

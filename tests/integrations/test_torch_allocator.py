@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import random
 import threading
@@ -19,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import faults, programs, session
+from support import faults, programs, session, torch_stand_in
 from support.session import testing
+from support.torch_stand_in import FREE, MALLOC, StandIn, ask, live
 
 import cumem
 from cumem import _core
@@ -30,12 +30,6 @@ from cumem.integrations import torch as integration
 pytestmark = pytest.mark.any_python
 
 MIB = 1 << 20
-MALLOC = ctypes.CFUNCTYPE(
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
-)
-FREE = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
-)
 NOTE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 _library = ctypes.CDLL(_core.__file__)
@@ -652,175 +646,10 @@ def test_failing_growth_is_null_and_then_succeeds(emulated) -> None:
 # -- what the package makes of them, with a stand-in for PyTorch ---------------------------
 
 
-class Tensor:
-    """A tensor with a segment of its own, which PyTorch keeps for reuse when the tensor
-    ends.
-    """
-
-    def __init__(self, torch: StandIn, pool: int, address: int) -> None:
-        self.torch, self.pool, self.address = torch, pool, address
-
-    def end(self) -> None:
-        self.torch.cached.setdefault(self.pool, []).append(self.address)
-
-
-# ruff: noqa: N802  names of PyTorch's
-class StandIn:
-    """PyTorch 2.11 as far as MemPools go: c10/cuda/CUDACachingAllocator.cpp."""
-
-    __version__ = "2.11.0+stand-in"
-
-    class OutOfMemoryError(RuntimeError):
-        pass
-
-    class device:  # noqa: N801  torch.device
-        def __init__(self, name: str) -> None:
-            self.type, _, index = name.partition(":")
-            self.index = int(index) if index else None
-
-    def __init__(self) -> None:
-        # This counts the uses of each pool, by its id.
-        self.uses: dict[int, int] = {}
-        self.captures: list[tuple[int, Callable[[], bool]]] = []
-        self.cached: dict[int, list[int]] = {}
-        self.freeable: set[int] = set()
-        self.aborted = False
-        self.capturing = False
-        self.cuda = self._C = self.memory = self
-        outer = self
-
-        class MemPool:
-            def __init__(self, allocator: object) -> None:
-                self.id = len(outer.uses) + 1
-                outer.uses[self.id] = 1
-
-            def __del__(self) -> None:
-                outer._cuda_releasePool(0, self.id)
-                if self.id in outer.freeable:
-                    outer.aborted |= bool(outer.captures)
-                    outer.give_back(self.id)
-
-        self.MemPool = MemPool
-
-    def init(self) -> None:
-        """Stand for torch.cuda.init()."""
-
-    def begin(self, pool: int, applies: Callable[[], bool]) -> None:
-        if any(pool == each for each, _ in self.captures):
-            raise RuntimeError("already recording to mempool_id")
-        self.uses[pool] += 1
-        self.captures.append((pool, applies))
-
-    def _cuda_beginAllocateToPool(self, device: int, pool: int) -> None:
-        self.begin(pool, lambda: True)
-
-    def _cuda_beginAllocateCurrentThreadToPool(self, device: int, pool: int) -> None:
-        own = threading.get_ident()
-        self.begin(pool, lambda: threading.get_ident() == own)
-
-    def _cuda_endAllocateToPool(self, device: int, pool: int) -> None:
-        (found,) = [each for each in self.captures if each[0] == pool]
-        self.captures.remove(found)
-
-    def _cuda_releasePool(self, device: int, pool: int) -> None:
-        self.uses[pool] -= 1
-        assert self.uses[pool] >= 0
-        if self.uses[pool] == 0:
-            self.freeable.add(pool)
-
-    def _cuda_hasPrimaryContext(self, device: int) -> bool:
-        return device == 0
-
-    def give_back(self, pool: int) -> None:
-        for address in self.cached.pop(pool, []):
-            give(address)
-
-    def empty_cache(self) -> None:
-        for pool in self.freeable:
-            self.give_back(pool)
-
-    @contextlib.contextmanager
-    def use_mem_pool(self, pool: Any, device: int) -> Iterator[None]:
-        self._cuda_beginAllocateCurrentThreadToPool(device, pool.id)
-        try:
-            yield
-        finally:
-            self._cuda_endAllocateToPool(device, pool.id)
-            self._cuda_releasePool(device, pool.id)
-
-    def empty(self, nbytes: int) -> Tensor | None:
-        """Return a tensor, or None if PyTorch would use memory of its own."""
-        for pool, applies in reversed(self.captures):
-            if applies():
-                if self.cached.get(pool):
-                    return Tensor(self, pool, self.cached[pool].pop())
-                address = lend_segment(nbytes, 0, None)
-                if address is None:
-                    raise self.OutOfMemoryError("CUDA out of memory.")
-                return Tensor(self, pool, address)
-        return None
-
-    def CUDAPluggableAllocator(self, *names: str) -> StandIn:
-        assert all(hasattr(_library, name) for name in names[1:])
-        return self
-
-    def allocator(self) -> None:
-        pass
-
-    def current_device(self) -> int:
-        return 0
-
-    def device_count(self) -> int:
-        return 2
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.capturing
-
-
 @pytest.fixture
 def torch(emulated, monkeypatch) -> Iterator[StandIn]:
-    found = StandIn()
-    place = StandIn.device
-    monkeypatch.setattr(integration, "_torch", lambda: found)
-    # In PyTorch, torch.cuda.device is a context manager and torch.device a class.
-    monkeypatch.setattr(found, "cuda", Cuda(found), raising=True)
-    assert found.device is place
-    yield found
-    integration.disable()
-    integration.empty_cache()
-    gc.collect()
-    assert not found.aborted
-    assert found.captures == []
-    assert sum(found.uses.values()) == 0
-    settle(cumem.default_pool("device"))
-    assert live() == 0
-
-
-class Cuda:
-    """The module torch.cuda, whose `device` is not the `device` of torch."""
-
-    def __init__(self, torch: StandIn) -> None:
-        self.torch = torch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.torch, name)
-
-    def device(self, index: int) -> Any:
-        return contextlib.nullcontext(index)
-
-
-def live() -> int:
-    return sum(p.live_count for p in cumem.stats().pools if p.kind == "device")
-
-
-def ask(torch: StandIn, nbytes: int = 2 * MIB) -> Tensor:
-    """Allocate by the stand-in for PyTorch, which must find memory."""
-    found = torch.empty(nbytes)
-    assert found is not None
-    return found
+    with torch_stand_in.opened(monkeypatch) as found:
+        yield found
 
 
 def test_block_serves_its_thread_and_keeps_its_pool(torch) -> None:

@@ -200,8 +200,8 @@ detached_create(const cm_state *state)
     size_t storages = cm_list_count(&state->storages);
     size_t events = cm_list_count(&state->events);
     size_t streams = cm_list_count(&state->streams) + 2 * CM_MAX_DEVICES;
-    size_t pools =
-        cm_list_count(&state->pool_objects) + CM_DEFAULT_POOL_COUNT + CM_MAX_DEVICES;
+    size_t pools = cm_list_count(&state->pool_objects) + CM_DEFAULT_POOL_COUNT
+                   + CM_LENT_POOL_COUNT;
     detached_state *old =
         calloc(1, sizeof(*old) + storages * sizeof(*old->storages)
                       + events * sizeof(*old->events) + streams * sizeof(*old->streams)

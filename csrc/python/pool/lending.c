@@ -1,5 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loans, the exported functions, and the count of threads that are inside them. */
+/* The loans, the exported functions, and the count of threads that are inside them.
+ *
+ * Desks
+ * -----
+ * PyTorch may take segments from several pools of one device at once: from one region
+ * for weights, and from another one for a cache. Each torch.cuda.MemPool takes them
+ * from one pool only. But what it calls is a plain function of a size, a device and a
+ * stream, which cannot say on whose behalf it is called. So each pool that lends to
+ * MemPools gets a function of its own. There is a fixed number of such functions, the
+ * desks, which the macro CM_DESKS makes. They differ only in the number that they pass
+ * on.
+ *
+ * Example: using(weights) opens desk 0 for that region, and the new MemPool has the
+ * address of cumem_desk_00. using(cache) opens desk 1. A second thread in
+ * using(weights) has a MemPool of its own, which shares desk 0.
+ *
+ * Edges
+ * -----
+ *   - A desk closes once all its MemPools have ended and all its segments are back. A
+ *     MemPool object may end before its segments do, since tensors keep them, and CUDA
+ *     graphs that were captured into it may ask for more.
+ *   - After shutdown() a desk lends nothing. It opens for no other pool before its
+ *     MemPools have ended, so an old MemPool never takes memory of a new region. */
 #include "python/pool/lending.h"
 
 #include <stdlib.h>
@@ -12,6 +34,7 @@
 enum {
     USES_MAX = 4,     /* streams that a loan can note; with more it goes back behind a
                          fence */
+    NO_DESK = -1,     /* stands for the pool that was lent for the whole device */
     CLOSED = 1 << 30, /* added to the callers when nobody is let in */
     GRACE_NS = 100 * 1000 /* a call that does not wait takes less */
 };
@@ -19,10 +42,17 @@ enum {
 typedef struct loan {
     cm_pool *pool; /* kept alive by the block */
     cm_block *block;
+    int desk;       /* that lent it, or NO_DESK */
     unsigned flags; /* flags for cm_pool_free() */
     uint32_t use_count;
     cm_stream *uses[USES_MAX]; /* held; a segment has none */
 } loan;
+
+typedef struct desk {
+    cm_pool *pool;       /* held; NULL if the desk is closed */
+    uint32_t user_count; /* MemPools that know its function */
+    uint64_t loan_count; /* segments that are on loan, or about to be */
+} desk;
 
 /* There is one for the process, since a function that another library calls gets no
  * argument by which it could find another. */
@@ -30,8 +60,10 @@ static struct lending {
     cm_runtime *_Atomic rt;
     atomic_int callers; /* threads inside, plus CLOSED if nobody is let in */
     atomic_bool leaks;
-    cm_spin_lock lock;              /* guards the pools, and what is noted in loans */
+    cm_spin_lock lock; /* guards the pools, the desks, and what is noted in loans */
     cm_pool *pools[CM_MAX_DEVICES]; /* held; NULL if none is lent for that device */
+    desk desks[CM_DESK_COUNT];
+    int next_desk; /* where the search for a free desk begins */
     cm_address_map loans;
 } lending = {.callers = CLOSED};
 
@@ -53,6 +85,54 @@ enter(void)
         return NULL;
     }
     return rt;
+}
+
+/* Begin a loan from a desk or, with NO_DESK, from the pool of the whole device. Returns
+ * the pool, held, or NULL if nothing is lent there. Unless it is NULL, end_counted()
+ * must be called. */
+static cm_pool *
+begin_counted(int at, int device)
+{
+    cm_spin_lock_take(&lending.lock);
+    cm_pool *pool = at == NO_DESK ? lending.pools[device] : lending.desks[at].pool;
+    if (pool != NULL && cm_pool_get_config(pool)->device != device) {
+        pool = NULL;
+    }
+    if (pool != NULL && at != NO_DESK) {
+        lending.desks[at].loan_count++;
+    }
+    pool = pool == NULL ? NULL : cm_pool_hold(pool);
+    cm_spin_lock_give(&lending.lock);
+    return pool;
+}
+
+/* Close a desk that nobody can ask any more. Returns its pool, which the caller
+ * releases without the lock, or NULL. */
+static cm_pool *
+close_unused_locked(desk *left)
+{
+    if (left->user_count > 0 || left->loan_count > 0) {
+        return NULL;
+    }
+    cm_pool *pool = left->pool;
+    left->pool = NULL;
+    return pool;
+}
+
+/* End a loan that begin_counted() began. */
+static void
+end_counted(int at)
+{
+    if (at == NO_DESK) {
+        return;
+    }
+    cm_spin_lock_take(&lending.lock);
+    lending.desks[at].loan_count--;
+    cm_pool *pool = close_unused_locked(&lending.desks[at]);
+    cm_spin_lock_give(&lending.lock);
+    if (pool != NULL) {
+        cm_pool_release(pool);
+    }
 }
 
 static void
@@ -117,7 +197,7 @@ fill_loan(cm_runtime *rt, loan *new, uint64_t nbytes, void *stream, bool is_segm
 }
 
 static void *
-lend(uint64_t nbytes, int device, void *stream, bool is_segment)
+lend(uint64_t nbytes, int device, void *stream, bool is_segment, int at)
 {
     cm_address address = 0;
     bool possible = nbytes > 0 && device >= 0 && device < CM_MAX_DEVICES;
@@ -130,13 +210,10 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment)
         (void)cm_recorder_lend_origin(before);
         return NULL;
     }
-    cm_spin_lock_take(&lending.lock);
-    cm_pool *pool = lending.pools[device];
-    pool = pool == NULL ? NULL : cm_pool_hold(pool);
-    cm_spin_lock_give(&lending.lock);
+    cm_pool *pool = begin_counted(at, device);
     loan *new = pool == NULL ? NULL : calloc(1, sizeof(*new));
     if (new != NULL) {
-        *new = (loan){.pool = pool};
+        *new = (loan){.pool = pool, .desk = at};
         if (cm_is_ok(fill_loan(rt, new, nbytes, stream, is_segment))) {
             address = new->block->address;
         }
@@ -145,6 +222,9 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment)
         }
     }
     if (pool != NULL) {
+        if (address == 0) {
+            end_counted(at);
+        }
         cm_pool_release(pool);
     }
     leave();
@@ -155,14 +235,22 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment)
 void *
 cumem_lend(size_t nbytes, int device, void *stream)
 {
-    return lend(nbytes, device, stream, false);
+    return lend(nbytes, device, stream, false, NO_DESK);
 }
 
 void *
 cumem_lend_segment(size_t nbytes, int device, void *stream)
 {
-    return lend(nbytes, device, stream, true);
+    return lend(nbytes, device, stream, true, NO_DESK);
 }
+
+#define CM_DESK(tens, ones)                                                            \
+    void *cumem_desk_##tens##ones(size_t nbytes, int device, void *stream)             \
+    {                                                                                  \
+        return lend(nbytes, device, stream, true, tens * 8 + ones);                    \
+    }
+CM_DESKS(CM_DESK)
+#undef CM_DESK
 
 void
 cumem_note_stream(void *address, void *stream)
@@ -209,9 +297,11 @@ cumem_take_back(void *address, size_t nbytes, int device, void *stream)
     }
     loan *ended = cm_address_map_find(&lending.loans, (uintptr_t)address, true);
     if (ended != NULL) { /* otherwise the loan belongs to a generation that is gone */
+        int at = ended->desk;
         cm_pool_free(ended->pool, ended->block, ended->uses, ended->use_count,
                      ended->flags);
         end_loan(ended);
+        end_counted(at);
     }
     leave();
 }
@@ -228,31 +318,122 @@ exchange_pool(int device, cm_pool *pool)
     return old;
 }
 
-PyObject *
-cm_lend_pool(PyObject *module, PyObject *op)
+/* Read a pool that is to be lent. Its device is entered, so that the context is known
+ * from now on and other pools open their memory to it. Returns the pool, which the
+ * caller gives back by cm_pool_object_give(), or NULL with an exception or, in a core
+ * that is only half open, without one. */
+static cm_pool *
+take_lendable(cm_state *state, PyObject *op)
 {
-    cm_state *state = cm_state_of_module(module);
     cm_pool_object *self;
     int result = cm_arg_pool(state, op, &self);
     cm_pool *pool = result < 0 || self == NULL ? NULL : cm_pool_object_take(op);
     if (pool == NULL) {
-        return self == NULL && result == 0 ? Py_NewRef(Py_None) : NULL;
+        return NULL;
     }
-    /* Enter the device, so that its context is known from now on and other pools open
-     * their memory to it. */
     cm_runtime *rt = state->runtime;
     int device = self->config.device;
     cm_status status = CM_WITHOUT_GIL(CM_ON_DEVICE(rt, device, cm_ok()));
-    if (cm_is_ok(status)) {
+    if (cm_py_check(state, status, "while lending a pool") < 0) {
+        cm_pool_object_give(op, pool);
+        return NULL;
+    }
+    return pool;
+}
+
+static void
+let_callers_in(cm_state *state)
+{
+    atomic_store(&lending.rt, cm_state_runtime(state));
+    (void)atomic_fetch_and(&lending.callers, ~CLOSED);
+}
+
+PyObject *
+cm_lend_pool(PyObject *module, PyObject *op)
+{
+    cm_state *state = cm_state_of_module(module);
+    cm_pool *pool = take_lendable(state, op);
+    if (pool != NULL) {
+        int device = cm_pool_get_config(pool)->device;
         cm_pool *old = exchange_pool(device, cm_pool_hold(pool));
-        atomic_store(&lending.rt, cm_state_runtime(state));
-        (void)atomic_fetch_and(&lending.callers, ~CLOSED);
+        let_callers_in(state);
         if (old != NULL) {
             cm_pool_let_go(state, old);
         }
+        cm_pool_object_give(op, pool);
     }
-    cm_pool_object_give(op, pool);
-    return cm_py_answer(state, status, "while lending a pool", Py_NewRef(Py_None));
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+/* Find the desk of a pool, or open one for it. Returns its number, or NO_DESK if all
+ * are taken. */
+static int
+open_desk(cm_pool *pool)
+{
+    int found = NO_DESK;
+    cm_spin_lock_take(&lending.lock);
+    for (int i = 0; i < CM_DESK_COUNT && found == NO_DESK; i++) {
+        found = lending.desks[i].pool == pool ? i : NO_DESK;
+    }
+    for (int i = 0; i < CM_DESK_COUNT && found == NO_DESK; i++) {
+        int at = (lending.next_desk + i) % CM_DESK_COUNT;
+        desk *free_one = &lending.desks[at];
+        if (free_one->pool == NULL && free_one->user_count == 0) {
+            free_one->pool = cm_pool_hold(pool);
+            lending.next_desk = at + 1;
+            found = at;
+        }
+    }
+    if (found != NO_DESK) {
+        lending.desks[found].user_count++;
+    }
+    cm_spin_lock_give(&lending.lock);
+    return found;
+}
+
+PyObject *
+cm_open_desk(PyObject *module, PyObject *op)
+{
+    cm_state *state = cm_state_of_module(module);
+    cm_pool *pool = take_lendable(state, op);
+    int at = NO_DESK;
+    if (pool != NULL) {
+        at = open_desk(pool);
+        let_callers_in(state);
+        cm_pool_object_give(op, pool);
+    }
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    return at == NO_DESK ? Py_NewRef(Py_None) : PyLong_FromLong(at);
+}
+
+PyObject *
+cm_close_desk(PyObject *module, PyObject *number)
+{
+    cm_state *state = cm_state_of_module(module);
+    long at = PyLong_AsLong(number);
+    if (at == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (at < 0 || at >= CM_DESK_COUNT) {
+        PyErr_SetString(PyExc_ValueError, "there is no such desk");
+        return NULL;
+    }
+    cm_runtime *rt = atomic_load(&lending.rt);
+    if (rt != NULL && cm_runtime_is_forked(rt)) {
+        return Py_NewRef(Py_None); /* another thread may have had the lock at the fork
+                                    */
+    }
+    cm_spin_lock_take(&lending.lock);
+    desk *left = &lending.desks[at];
+    left->user_count -= left->user_count > 0;
+    cm_pool *pool = close_unused_locked(left);
+    cm_spin_lock_give(&lending.lock);
+    if (pool != NULL) {
+        cm_pool_let_go(state, pool);
+    }
+    return Py_NewRef(Py_None);
 }
 
 bool
@@ -265,6 +446,24 @@ cm_lending_wait(uint64_t most_ns)
         elapsed = cm_now_ns() - start;
     }
     return elapsed < most_ns;
+}
+
+/* Let no desk lend any more, and forget what is on loan. The pools, still held, move to
+ * `out`. Returns how many they are. */
+static size_t
+take_desks(cm_pool **out)
+{
+    size_t count = 0;
+    cm_spin_lock_take(&lending.lock);
+    for (int i = 0; i < CM_DESK_COUNT; i++) {
+        desk *ended = &lending.desks[i];
+        if (ended->pool != NULL) {
+            out[count++] = ended->pool;
+        }
+        *ended = (desk){.user_count = ended->user_count};
+    }
+    cm_spin_lock_give(&lending.lock);
+    return count;
 }
 
 bool
@@ -285,6 +484,7 @@ cm_lending_try_end(cm_pool **out, size_t *count)
             out[(*count)++] = old;
         }
     }
+    *count += take_desks(out + *count);
     for (uint64_t i = 0; i < lending.loans.room; i++) {
         loan *ended = lending.loans.entries[i].value;
         if (ended != NULL) {

@@ -694,6 +694,8 @@ PyMethodDef cm_pool_methods[] = {
     {"_set_pool_type", set_pool_type, METH_O, CM_DOC__set_pool_type},
     {"_trim", trim, METH_VARARGS, CM_DOC__trim},
     {"_lend", cm_lend_pool, METH_O, CM_DOC__lend},
+    {"_open_desk", cm_open_desk, METH_O, CM_DOC__open_desk},
+    {"_close_desk", cm_close_desk, METH_O, CM_DOC__close_desk},
     {"_retry", cm_shortage_retry, METH_VARARGS, CM_DOC__retry},
     {"_is_memory_in_flight", cm_is_memory_in_flight, METH_VARARGS,
      CM_DOC__is_memory_in_flight},
