@@ -4577,6 +4577,12 @@ def _sleep(pool: _Pool, keep: bool, /) -> None:
     If it fails, the pool is awake as before, unless `_is_asleep` says that it sleeps.
     """
 
+def _set_spare(pool: _Pool, parts: list[int], /) -> None:
+    """Say which bytes `_sleep` need not copy: address and length of each part by turns.
+
+    The parts are in order of address, and hold until the pool wakes or `_sleep` fails.
+    """
+
 def _wake(pool: _Pool, keep_host: bool, /) -> None:
     """Wake a pool. If it fails, the pool sleeps as before.
 

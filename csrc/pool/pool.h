@@ -381,6 +381,18 @@ typedef struct cm_saved_run {
     const cm_block *host_block; /* of which it is a part */
 } cm_saved_run;
 
+/* A part of a block that another library has, has cut up, and uses for nothing now. */
+typedef struct cm_spare_part {
+    cm_address address;
+    uint64_t nbytes;
+} cm_spare_part;
+
+/* Say which bytes of live blocks need not be saved: cm_pool_plan_save() leaves them out
+ * until the pool is open again. The parts, which are copied, are in order of address
+ * and do not overlap. They may lie anywhere, and replace those of an earlier call.
+ * Fails: CM_ENOMEM. */
+CM_NODISCARD cm_status cm_pool_set_spare(cm_pool *pool, const cm_spare_part *parts,
+                                         uint64_t count);
 /* Shut an awake pool: from now on it hands out no memory. Blocks may still be given
  * back. Makes no runtime call and does not wait.
  * Fails: CM_EBUSY if the pool is not awake; CM_ENOTSUP if it is not one of device
@@ -396,10 +408,10 @@ CM_NODISCARD cm_status cm_pool_settle(cm_pool *pool, cm_stream *const *uses,
                                       uint32_t use_count, unsigned flags,
                                       const cm_wait_hooks *hooks);
 /* Find out which runs of bytes have to be saved: those of blocks that are live, or in
- * flight because of a graph. Each gets a place in memory of `host_pool`, a pool of
- * page-locked memory that the pool holds from then on. If it holds one already, as
- * cm_pool_has_host() says, the argument is not used. cm_pool_saved_runs() returns the
- * runs, borrowed.
+ * flight because of a graph, without the spare parts. Each gets a place in memory of
+ * `host_pool`, a pool of page-locked memory that the pool holds from then on. If it
+ * holds one already, as cm_pool_has_host() says, the argument is not used.
+ * cm_pool_saved_runs() returns the runs, borrowed.
  * Fails: as cm_pool_alloc(); CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_plan_save(cm_pool *pool, cm_pool *host_pool,
                                          const cm_wait_hooks *hooks);

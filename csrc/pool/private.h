@@ -77,6 +77,8 @@ typedef struct cm_saved {
     uint32_t block_room;
     cm_saved_run *runs; /* in order of address */
     uint64_t run_count;
+    cm_spare_part *spare; /* in order of address; NULL if there is none */
+    uint64_t spare_count;
 } cm_saved;
 
 /* These invariants hold whenever nobody has the lock. S(x) is the sum of nbytes over

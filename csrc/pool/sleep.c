@@ -51,9 +51,12 @@
  * its memory. Such chunks are unmapped last.
  *   - If memory can neither be unmapped nor be mapped back, the pool falls asleep all
  * the same, because its bytes are safe on the host.
+ *   - A block may be lent to another library, which has cut it up and needs only some
+ * of its bytes. Its caller names the others, the spare parts, and these are not saved.
  *   - The page-locked memory is that of a pool of its own, so giving all of it back
  * takes nothing from anybody else. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/array.h"
 #include "base/checked_math.h"
@@ -185,6 +188,14 @@ reserve_host(cm_saved *saved, uint64_t nbytes, const cm_wait_hooks *hooks)
     return cm_ok();
 }
 
+static void
+forget_spare(cm_saved *saved)
+{
+    free(saved->spare);
+    saved->spare = NULL;
+    saved->spare_count = 0;
+}
+
 /* Give each byte that is worth saving a place, in order of address. A block of the pool
  * may be cut where a block of page-locked memory ends. There is room for the runs. */
 static void
@@ -214,6 +225,82 @@ place_runs(cm_saved *saved, const cm_block_row *rows, uint64_t row_count)
 }
 
 cm_status
+cm_pool_set_spare(cm_pool *pool, const cm_spare_part *parts, uint64_t count)
+{
+    cm_saved *saved = &pool->saved;
+    forget_spare(saved);
+    if (count == 0) {
+        return cm_ok();
+    }
+    size_t nbytes = count * sizeof(*parts);
+    saved->spare = malloc(nbytes);
+    CM_TRY(cm_allocated(saved->spare != NULL, nbytes));
+    memcpy(saved->spare, parts, nbytes);
+    saved->spare_count = count;
+    saved->forget = cm_pool_forget_saved;
+    return cm_ok();
+}
+
+/* Append what is left of a row without the spare parts. The first `*at` parts end
+ * before the row, and later calls are about later rows. */
+static void
+append_without_spare(const cm_saved *saved, cm_block_row row, uint64_t *at,
+                     cm_block_row *out, uint64_t *count)
+{
+    const cm_spare_part *parts = saved->spare;
+    cm_address end = row.address + row.nbytes;
+    while (*at < saved->spare_count
+           && parts[*at].address + parts[*at].nbytes <= row.address) {
+        (*at)++;
+    }
+    for (uint64_t i = *at; i < saved->spare_count && parts[i].address < end; i++) {
+        if (parts[i].address > row.address) {
+            out[*count] = row;
+            out[(*count)++].nbytes = parts[i].address - row.address;
+        }
+        row.address = cm_least(parts[i].address + parts[i].nbytes, end);
+        row.nbytes = end - row.address;
+    }
+    if (row.nbytes > 0) {
+        out[(*count)++] = row;
+    }
+}
+
+/* Replace a listing by one in which blocks are cut, so that no row has a spare part. */
+static cm_status
+leave_out_spare(const cm_saved *saved, cm_block_row **rows, uint64_t *row_count)
+{
+    if (saved->spare_count == 0) {
+        return cm_ok();
+    }
+    /* Each part cuts at most one row into two. */
+    size_t room = (*row_count + saved->spare_count) * sizeof(**rows);
+    cm_block_row *left = malloc(room);
+    CM_TRY(cm_allocated(left != NULL, room));
+    uint64_t at = 0;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < *row_count; i++) {
+        append_without_spare(saved, (*rows)[i], &at, left, &count);
+    }
+    free(*rows);
+    *rows = left;
+    *row_count = count;
+    return cm_ok();
+}
+
+/* List the blocks, without their spare parts. The caller frees *rows. */
+static cm_status
+list_needed(cm_pool *pool, cm_block_row **rows, uint64_t *row_count)
+{
+    CM_TRY(cm_pool_list(pool, rows, row_count));
+    cm_status status = leave_out_spare(&pool->saved, rows, row_count);
+    if (!cm_is_ok(status)) {
+        free(*rows);
+    }
+    return status;
+}
+
+cm_status
 cm_pool_plan_save(cm_pool *pool, cm_pool *host_pool, const cm_wait_hooks *hooks)
 {
     cm_saved *saved = &pool->saved;
@@ -223,7 +310,7 @@ cm_pool_plan_save(cm_pool *pool, cm_pool *host_pool, const cm_wait_hooks *hooks)
     }
     cm_block_row *rows;
     uint64_t row_count;
-    CM_TRY(cm_pool_list(pool, &rows, &row_count));
+    CM_TRY(list_needed(pool, &rows, &row_count));
     uint64_t nbytes = 0;
     uint64_t count = 0;
     for (uint64_t i = 0; i < row_count; i++) {
@@ -305,6 +392,7 @@ cm_pool_forget_saved(cm_pool *pool)
 {
     cm_saved *saved = &pool->saved;
     forget_runs(saved);
+    forget_spare(saved);
     release_host(saved);
     free(saved->blocks);
     if (saved->host_pool != NULL) {
@@ -317,6 +405,7 @@ void
 cm_pool_reopen(cm_pool *pool, bool keep_host)
 {
     forget_runs(&pool->saved);
+    forget_spare(&pool->saved);
     if (!keep_host) {
         release_host(&pool->saved);
     }

@@ -26,8 +26,10 @@ import _thread
 import atexit
 import contextlib
 import ctypes
+import functools
 import hashlib
 import importlib
+import inspect
 import os
 import shutil
 import subprocess
@@ -87,7 +89,7 @@ class _Lender:
         The pool, which may end before the lender does.
     """
 
-    __slots__ = ("idle", "index", "pool", "region")
+    __slots__ = ("idle", "index", "pool", "pools_by_id", "region")
 
     def __init__(self, pool: Pool) -> None:
         region = region_of(pool)
@@ -96,6 +98,9 @@ class _Lender:
         self.index = pool.device.index
         #: MemPools of `using` outside any block.
         self.idle: list[Any] = []
+        #: Weak references to all MemPools over the pool, by their ids. A MemPool may end
+        #: before its segments do.
+        self.pools_by_id: dict[Any, weakref.ref[Any]] = {}
 
     def has_ended(self) -> bool:
         """Return whether its pool was closed or dropped."""
@@ -583,7 +588,41 @@ def _make(torch: Any, lender: _Lender, pool: Pool) -> Any:
         raise
     weakref.finalize(made, _core._close_desk, desk).atexit = False
     _lender_of[made] = lender
+    lender.pools_by_id[made.id] = weakref.ref(made)
+    region = lender.find_region()
+    if region is not None:
+        region._find_spare = functools.partial(_find_spare, torch, lender)
     return made
+
+
+def _find_spare(torch: Any, lender: _Lender) -> list[tuple[int, int]]:
+    """Return the parts of a pool's segments that PyTorch uses for nothing now.
+
+    These lie between tensors. A tensor that has ended counts as used as long as a stream
+    works on it for which it was recorded. No lock is taken, because `Region.sleep` has one.
+    """
+    spare = []
+    for name, mem_pool in [*lender.pools_by_id.items()]:
+        segments = _snapshot(torch, name)
+        if not segments and mem_pool() is None:
+            lender.pools_by_id.pop(name, None)
+        for segment in segments:
+            address = segment["address"]
+            for block in segment["blocks"]:
+                if block["state"] == "inactive":
+                    spare.append((address, block["size"]))
+                address += block["size"]
+    return sorted(set(spare))
+
+
+def _snapshot(torch: Any, name: Any) -> list[Any]:
+    """Return the segments of a MemPool, or of all where PyTorch cannot tell them apart."""
+    known = inspect.signature(torch.cuda.memory_snapshot).parameters
+    wanted = {"mempool_id": name, "include_traces": False}
+    found: list[Any] = torch.cuda.memory_snapshot(
+        **{key: value for key, value in wanted.items() if key in known}
+    )
+    return found
 
 
 def _find_lender(torch: Any, pool: Pool) -> _Lender:

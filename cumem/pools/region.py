@@ -8,8 +8,10 @@ lets one thread at a time do so for each region.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, final
 
@@ -78,8 +80,8 @@ class Region:
     """
 
     __slots__ = (
-        *("__weakref__", "_finalizer", "_guest_count", "_host", "_lock", "_pool"),
-        "_tag",
+        *("__weakref__", "_find_spare", "_finalizer", "_guest_count", "_host", "_lock"),
+        *("_pool", "_tag"),
     )
     _tag: str
     _pool: Pool[_core.DeviceBuffer]
@@ -87,6 +89,9 @@ class Region:
     _lock: threading.RLock
     #: How many blocks are open in which another library allocates from the region.
     _guest_count: int
+    #: Asks such a library for the parts of its memory that it does not use, in order of
+    #: address. An integration sets it.
+    _find_spare: Callable[[], list[tuple[int, int]]] | None
     _finalizer: weakref.finalize[[Pool[Any]], Self]
 
     @hinting
@@ -110,6 +115,7 @@ class Region:
         )
         self._lock = make_lock()
         self._guest_count = 0
+        self._find_spare = None
         facts = self._pool._describe()
         REGION_NAMES[facts.number] = f"region {tag}"
         _TAGS[facts.serial] = tag
@@ -197,6 +203,9 @@ class Region:
         with self._lock:
             if not self.is_asleep:
                 self._refuse_guests()
+                if keep and self._find_spare is not None:
+                    spare = itertools.chain.from_iterable(self._find_spare())
+                    _core._set_spare(self._pool, [*spare])
                 _core._sleep(self._pool, keep)
 
     def wake(self) -> None:

@@ -600,6 +600,62 @@ test_sleep_survives_an_operation_that_goes_on_failing(void)
     close_pools(&p);
 }
 
+/* -- blocks that another library has cut up ------------------------------------------------ */
+
+/* The parts that are spare are not saved: at the beginning, in the middle and at the
+ * end of a block, across two blocks, a whole block, and where nothing is. */
+static void
+test_sleep_leaves_spare_parts_out(void)
+{
+    pools p = open_pools(1, 512 * MIB);
+    cm_block *blocks[3];
+    for (unsigned i = 0; i < 3; i++) {
+        blocks[i] = take(p.device, 4 * MIB, NULL);
+        write_block(&p, blocks[i], i);
+    }
+    cm_address a = blocks[0]->address;
+    CHECK(blocks[1]->address == a + 4 * MIB && blocks[2]->address == a + 8 * MIB);
+    const cm_spare_part parts[] = {
+        {a - MIB, 512 * KIB},
+        {a - 64 * KIB, 128 * KIB},
+        {a + 1 * MIB, 512 * KIB},
+        {a + 1 * MIB + 512 * KIB, 0},
+        {a + 4 * MIB - 4 * KIB, 8 * KIB},
+        {a + 8 * MIB, 5 * MIB},
+    };
+    MUST(cm_pool_set_spare(p.device, parts, 3));
+    MUST(cm_pool_set_spare(p.device, parts, sizeof(parts) / sizeof(*parts)));
+    MUST(put_to_sleep(&p, true));
+    uint64_t count;
+    const cm_saved_run *runs = cm_pool_saved_runs(p.device, &count);
+    CHECK(count >= 3);
+    uint64_t nbytes = 0;
+    cm_address end = a + 64 * KIB;
+    for (uint64_t i = 0; i < count; i++) {
+        CHECK(runs[i].address >= end);
+        end = runs[i].address + runs[i].nbytes;
+        nbytes += runs[i].nbytes;
+    }
+    CHECK(runs[0].address == a + 64 * KIB && end == a + 8 * MIB);
+    CHECK(nbytes == 8 * MIB - (64 + 512 + 8) * KIB);
+    give(p.device, blocks[0], NULL, 0);
+    MUST(wake(&p, true));
+    unsigned char *at =
+        cm_runtime_host_alias(p.rt, blocks[1]->address + 4 * KIB, 4 * MIB - 4 * KIB);
+    CHECK(at[0] == 1 + 4 * KIB / 256 && at[4 * MIB - 4 * KIB - 1] == 1);
+    /* The next sleep saves all again. */
+    write_block(&p, blocks[1], 8);
+    write_block(&p, blocks[2], 9);
+    MUST(put_to_sleep(&p, true));
+    MUST(wake(&p, false));
+    CHECK(has_pattern(&p, blocks[1], 8) && has_pattern(&p, blocks[2], 9));
+    MUST(cm_pool_set_spare(p.device, parts, 2)); /* forgotten when the pool ends */
+    for (unsigned i = 1; i < 3; i++) {
+        give(p.device, blocks[i], NULL, 0);
+    }
+    close_pools(&p);
+}
+
 /* clang-format off */
 MAIN(RUN(test_sleep_keeps_addresses_and_bytes)
      RUN(test_sleep_without_contents_takes_no_host_memory)
@@ -615,6 +671,7 @@ MAIN(RUN(test_sleep_keeps_addresses_and_bytes)
      RUN(test_sleep_and_wake_count_against_limits)
      RUN(test_sleep_without_room_on_the_host_changes_nothing)
      RUN(test_granule_of_a_pool_may_be_longer_than_the_drivers)
+     RUN(test_sleep_leaves_spare_parts_out)
      RUN(test_sleep_any_call_may_fail_and_no_byte_is_lost)
      RUN(test_sleep_survives_an_operation_that_goes_on_failing))
 /* clang-format on */

@@ -164,6 +164,134 @@ def test_limit_of_a_region_is_told_in_pytorchs_error(torch) -> None:
     region.sleep()  # the block has ended
 
 
+# -- what sleep copies -------------------------------------------------------------------
+
+
+def saved_nbytes(region: cumem.Region) -> int:
+    """Put the region to sleep, and return the bytes that were copied."""
+    before = cumem.stats()["pinned"].live_nbytes
+    region.sleep()
+    return cumem.stats()["pinned"].live_nbytes - before
+
+
+def test_only_parts_that_pytorch_uses_are_copied(torch) -> None:
+    region = cumem.Region("weights", host="release")
+    with integration.using(region) as one:
+        tensors = [fill(ask(torch, 100_000), n) for n in range(40)]
+        with integration.using(region) as other:
+            tensors.append(fill(ask(torch, 30 * MIB), 40))
+            tensors.append(fill(ask(torch, 60 * MIB), 41))
+    buffer = cumem.full(50_000, 77, "u1", "device", pool=region.pool)
+    kept = [n for n in range(41) if n % 3 != 1 or n == 40]
+    for n in {*range(42)} - {*kept}:
+        tensors[n].end()
+    tensors[0].end(awaiting=True)  # a stream works on it
+    live = sum(tensors[n].block.nbytes for n in kept) + buffer.nbytes
+    assert live <= saved_nbytes(region) <= live + 4096
+    assert sorted(torch.snapshots) == [(one.id, False), (other.id, False)]
+    region.wake()
+    assert all(holds(tensors[n], n) for n in kept)
+    assert (cumem.asarray(buffer, kind="pinned").numpy() == 77).all()
+    assert torch_stand_in.live() == 5
+    region.sleep(keep=False)
+    assert len(torch.snapshots) == 2  # nothing is asked if nothing is copied
+    region.wake()
+    for n in kept:
+        tensors[n].end()
+
+
+def test_segments_of_a_mem_pool_that_has_ended_are_looked_into(torch) -> None:
+    region = cumem.Region("weights", host="release")
+    own = integration.mem_pool(region)
+    with integration.using(own):
+        kept, dropped = fill(ask(torch, MIB), 7), ask(torch, 20 * MIB)
+        ask(torch, MIB)
+    dropped.end()
+    del own
+    for _ in range(2):
+        assert saved_nbytes(region) < 3 * MIB
+        region.wake()
+        assert holds(kept, 7)
+        torch.empty_cache()
+    kept.end()
+    torch.segments[0, 1][0].blocks[1].state = "inactive"
+    torch.empty_cache()
+    region.sleep()
+    region.wake()
+    asked = len(torch.snapshots)
+    region.sleep()
+    assert len(torch.snapshots) == asked  # nothing is there to ask for any more
+
+
+def test_pytorch_that_cannot_say_what_a_mem_pool_has_is_asked_for_all(
+    torch, monkeypatch
+) -> None:
+    """In old versions memory_snapshot() has no arguments."""
+    whole = torch.memory_snapshot
+    monkeypatch.setattr(torch, "memory_snapshot", lambda: whole())
+    region, other = cumem.Region("weights", host="release"), cumem.Region("cache")
+    with integration.using(region), integration.using(region):
+        kept = fill(ask(torch, MIB), 7)
+        ask(torch, 40 * MIB).end()
+    with integration.using(other):
+        ask(torch, 40 * MIB).end()
+    assert saved_nbytes(region) <= 2 * MIB
+    region.wake()
+    assert holds(kept, 7)
+    kept.end()
+
+
+def test_tensors_that_are_made_after_waking_are_copied_the_next_time(torch) -> None:
+    region = cumem.Region("weights")
+    with integration.using(region):
+        old = fill(ask(torch, MIB), 7)
+    region.sleep()
+    region.wake()
+    with integration.using(region):
+        new = fill(ask(torch, MIB), 8)
+    assert new.address - old.address == MIB  # it was spare while the region slept
+    region.sleep()
+    region.wake()
+    assert holds(old, 7)
+    assert holds(new, 8)
+    for tensor in (old, new):
+        tensor.end()
+
+
+def test_spare_parts_are_forgotten_when_sleep_fails(torch) -> None:
+    region = cumem.Region("weights")
+    with integration.using(region):
+        tensor, rest = fill(ask(torch, 10 * MIB), 7), ask(torch, 30 * MIB)
+    rest.end()
+    with cumem.limit("pinned", 5 * MIB), pytest.raises(cumem.OutOfMemoryError):
+        region.sleep()
+    with integration.using(region):
+        again = fill(ask(torch, 30 * MIB), 8)
+    region.sleep()
+    region.wake()
+    assert holds(tensor, 7)
+    assert holds(again, 8)
+    for each in (tensor, again):
+        each.end()
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [
+        ([10, 5, 12, 5], ValueError),
+        ([20, 5, 10, 5], ValueError),
+        ([(1 << 64) - 1, 2], ValueError),
+        ([10, -1], OverflowError),
+        (["10", 5], TypeError),
+        ([10, None], TypeError),
+        ((10, 5), TypeError),
+    ],
+)
+def test_wrong_spare_parts_are_refused(emulated, parts, error) -> None:
+    with pytest.raises(error):
+        _core._set_spare(cumem.Pool("device"), parts)
+
+
 # -- refusals ------------------------------------------------------------------------------
 
 
@@ -360,7 +488,7 @@ def test_mem_pool_of_before_a_shutdown_gets_nothing_of_later_pools(torch) -> Non
         ask(torch).end()
 
 
-def test_desk_that_is_none_is_refused(emulated) -> None:
+def test_number_of_no_desk_is_refused(emulated) -> None:
     for number in (-1, 64):
         with pytest.raises(ValueError, match="no such desk"):
             _core._close_desk(number)

@@ -353,6 +353,67 @@ sleep_pool(PyObject *module, PyObject *args)
     return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
+/* Read a list that has the address of each part and then its length, in order of
+ * address. Returns an array that the caller frees, or NULL with an exception. */
+static cm_spare_part *
+read_spare(PyObject *list, uint64_t *count)
+{
+    Py_ssize_t length = PyList_Size(list);
+    cm_spare_part *parts = calloc((size_t)length / 2 + 1, sizeof(*parts));
+    if (parts == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    uint64_t end = 0;
+    for (Py_ssize_t i = 0; i + 1 < length; i += 2) {
+        uint64_t address = PyLong_AsUnsignedLongLong(PyList_GetItem(list, i));
+        uint64_t nbytes = PyErr_Occurred()
+                              ? 0
+                              : PyLong_AsUnsignedLongLong(PyList_GetItem(list, i + 1));
+        if (PyErr_Occurred()) {
+            goto fail;
+        }
+        if (address < end || nbytes > UINT64_MAX - address) {
+            PyErr_SetString(PyExc_ValueError, "spare parts are not in order");
+            goto fail;
+        }
+        parts[i / 2] = (cm_spare_part){address, nbytes};
+        end = address + nbytes;
+    }
+    *count = (uint64_t)length / 2;
+    return parts;
+fail:
+    free(parts);
+    return NULL;
+}
+
+/* This is the Python function _set_spare(pool, parts). */
+static PyObject *
+set_spare(PyObject *module, PyObject *args)
+{
+    cm_state *state = cm_state_of_module(module);
+    PyObject *op, *list;
+    if (!PyArg_ParseTuple(args, "O!O!", state->pool_base, &op, &PyList_Type, &list)) {
+        return NULL;
+    }
+    uint64_t count;
+    cm_spare_part *parts = read_spare(list, &count);
+    if (parts == NULL) {
+        return NULL;
+    }
+    cm_pool *pool = cm_pool_object_take(op);
+    cm_status status = cm_ok();
+    if (pool != NULL) {
+        status = cm_pool_set_spare(pool, parts, count);
+        cm_pool_object_give(op, pool);
+    }
+    free(parts);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    return cm_py_answer(state, status, "while going to sleep", Py_NewRef(Py_None));
+}
+
 /* -- wake --------------------------------------------------------------------------------- */
 
 /* Get memory. If there is none, other pools give back what they have cached, and it is
@@ -448,6 +509,7 @@ forget_saved(PyObject *module, PyObject *op)
 
 PyMethodDef cm_sleeping_methods[] = {
     {"_sleep", sleep_pool, METH_VARARGS, CM_DOC__sleep},
+    {"_set_spare", set_spare, METH_VARARGS, CM_DOC__set_spare},
     {"_wake", wake_pool, METH_VARARGS, CM_DOC__wake},
     {"_is_asleep", is_asleep, METH_O, CM_DOC__is_asleep},
     {"_forget_saved", forget_saved, METH_O, CM_DOC__forget_saved},
