@@ -4571,10 +4571,12 @@ def _default_pool(kind: str, device: int, /) -> Pool:
 def _set_pool_type(cls: type[Pool], /) -> None:
     """Set the type that all Pool objects have from now on."""
 
-def _sleep(pool: _Pool, keep: bool, /) -> None:
+def _sleep(pool: _Pool, keep: bool, fds: tuple[int, ...], /) -> _FileFailure | None:
     """Put a pool of device memory to sleep, with or without the contents of its blocks.
 
-    If it fails, the pool is awake as before, unless `_is_asleep` says that it sleeps.
+    The contents go to empty files, or to page-locked memory if there are no files. If a
+    file is at fault, the answer says so. After that, and after an exception, the pool is
+    awake as before, unless `_is_asleep` says that it sleeps.
     """
 
 def _set_spare(pool: _Pool, parts: list[int], /) -> None:
@@ -4583,10 +4585,12 @@ def _set_spare(pool: _Pool, parts: list[int], /) -> None:
     The parts are in order of address, and hold until the pool wakes or `_sleep` fails.
     """
 
-def _wake(pool: _Pool, keep_host: bool, /) -> None:
-    """Wake a pool. If it fails, the pool sleeps as before.
+def _wake(pool: _Pool, keep_host: bool, fds: tuple[int, ...], /) -> _FileFailure | None:
+    """Wake a pool, with the contents that `_sleep` has written to the same files.
 
-    With `keep_host` the page-locked memory of its contents is kept for the next time.
+    With `keep_host` the page-locked memory of its contents is kept for the next time. If a
+    file is at fault, the answer says so. After that, and after an exception, the pool
+    sleeps as before.
     """
 
 def _is_asleep(pool: _Pool, /) -> bool:

@@ -72,7 +72,7 @@ typedef struct cm_saved {
     cm_pool *host_pool; /* held; NULL if nothing was ever saved */
     /* Gives all of this back, when the pool ends; NULL if nothing was ever saved. */
     void (*forget)(cm_pool *pool);
-    cm_block **blocks; /* of host_pool */
+    cm_block **blocks; /* of host_pool; the page-locked memory of each part */
     uint32_t block_count;
     uint32_t block_room;
     cm_saved_run *runs; /* in order of address */

@@ -15,8 +15,10 @@
  *
  *      cm_pool_shut         the pool hands out nothing from now on
  *      cm_pool_settle       all work on its memory has ended
- *      cm_pool_plan_save    page-locked memory for the bytes that are worth saving
- *      ... the caller copies the saved runs to the host
+ *      cm_pool_plan_save    the bytes that are worth saving become runs with places
+ *      cm_pool_take_part    page-locked memory for a part of them, unless a file has
+ * them
+ *      ... the caller copies the saved runs
  *      cm_pool_fall_asleep  the memory goes back
  *
  *      cm_pool_bring_back   memory comes, at the same addresses
@@ -62,11 +64,6 @@
 #include "base/checked_math.h"
 #include "pool/private.h"
 #include "runtime/scope.h"
-
-/* The page-locked memory of the saved bytes comes in blocks of this size. On an H200 4
- * GiB in blocks of 64 MiB take twice as long to page-lock as in blocks of 256 MiB, and
- * blocks of 1 GiB gain little more. */
-#define HOST_BLOCK_NBYTES (UINT64_C(256) << 20)
 
 /* -- phases ----------------------------------------------------------------------------- */
 
@@ -166,26 +163,13 @@ is_worth_saving(const cm_block_row *row)
     return row->state == CM_BLOCK_LIVE || row->state == CM_BLOCK_IN_FLIGHT;
 }
 
-/* Let the pool have at least `nbytes` of page-locked memory. Blocks that are there from
- * the last time are used again. */
-static cm_status
-reserve_host(cm_saved *saved, uint64_t nbytes, const cm_wait_hooks *hooks)
+/* Return the length of a part: that of its page-locked memory, if that is there from
+ * the last time. */
+static uint64_t
+part_length(const cm_saved *saved, uint32_t part, bool to_host)
 {
-    for (uint32_t i = 0; i < saved->block_count; i++) {
-        nbytes -= cm_least(nbytes, saved->blocks[i]->nbytes);
-    }
-    while (nbytes > 0) {
-        uint64_t part = cm_least(nbytes, HOST_BLOCK_NBYTES);
-        uint32_t room = cm_array_reserve(&saved->blocks, sizeof(*saved->blocks), NULL,
-                                         saved->block_count, saved->block_room);
-        CM_TRY(cm_allocated(room > 0, sizeof(*saved->blocks)));
-        saved->block_room = room;
-        CM_TRY(cm_pool_alloc(saved->host_pool, part, NULL, hooks,
-                             &saved->blocks[saved->block_count]));
-        saved->block_count++;
-        nbytes -= part;
-    }
-    return cm_ok();
+    return to_host && part < saved->block_count ? saved->blocks[part]->nbytes
+                                                : CM_SAVED_PART_NBYTES;
 }
 
 static void
@@ -197,29 +181,27 @@ forget_spare(cm_saved *saved)
 }
 
 /* Give each byte that is worth saving a place, in order of address. A block of the pool
- * may be cut where a block of page-locked memory ends. There is room for the runs. */
+ * is cut where a part ends. There is room for the runs. */
 static void
-place_runs(cm_saved *saved, const cm_block_row *rows, uint64_t row_count)
+place_runs(cm_saved *saved, const cm_block_row *rows, uint64_t row_count, bool to_host)
 {
-    uint32_t at = 0;
-    uint64_t used = 0; /* of blocks[at] */
+    uint32_t part = 0;
+    uint64_t used = 0; /* of the part */
     for (uint64_t i = 0; i < row_count; i++) {
         const cm_block_row *row = &rows[i];
         uint64_t nbytes = is_worth_saving(row) ? row->nbytes : 0;
-        for (uint64_t done = 0, part; done < nbytes; done += part) {
-            if (used == saved->blocks[at]->nbytes) {
-                at++;
+        for (uint64_t done = 0, length; done < nbytes; done += length) {
+            if (used == part_length(saved, part, to_host)) {
+                part++;
                 used = 0;
             }
-            const cm_block *block = saved->blocks[at];
-            part = cm_least(nbytes - done, block->nbytes - used);
+            length = cm_least(nbytes - done, part_length(saved, part, to_host) - used);
             saved->runs[saved->run_count++] =
                 (cm_saved_run){.address = row->address + done,
-                               .nbytes = part,
-                               .host = (char *)block->host + used,
-                               .host_address = block->address + used,
-                               .host_block = block};
-            used += part;
+                               .nbytes = length,
+                               .at = used,
+                               .part = part};
+            used += length;
         }
     }
 }
@@ -301,35 +283,30 @@ list_needed(cm_pool *pool, cm_block_row **rows, uint64_t *row_count)
 }
 
 cm_status
-cm_pool_plan_save(cm_pool *pool, cm_pool *host_pool, const cm_wait_hooks *hooks)
+cm_pool_plan_save(cm_pool *pool, bool to_host)
 {
     cm_saved *saved = &pool->saved;
-    if (saved->host_pool == NULL) {
-        saved->host_pool = cm_pool_hold(host_pool);
-        saved->forget = cm_pool_forget_saved;
-    }
     cm_block_row *rows;
     uint64_t row_count;
     CM_TRY(list_needed(pool, &rows, &row_count));
-    uint64_t nbytes = 0;
     uint64_t count = 0;
+    uint64_t nbytes = 0;
     for (uint64_t i = 0; i < row_count; i++) {
         nbytes += is_worth_saving(&rows[i]) ? rows[i].nbytes : 0;
         count += is_worth_saving(&rows[i]);
     }
-    cm_status status = reserve_host(saved, nbytes, hooks);
-    if (cm_is_ok(status)) {
-        size_t room = (count + saved->block_count + 1) * sizeof(*saved->runs);
+    uint64_t part_count = saved->block_count + nbytes / CM_SAVED_PART_NBYTES + 1;
+    size_t room = (count + part_count) * sizeof(*saved->runs);
+    cm_saved_run *runs = malloc(room);
+    if (runs != NULL) {
         free(saved->runs);
+        saved->runs = runs;
         saved->run_count = 0;
-        saved->runs = malloc(room);
-        status = cm_allocated(saved->runs != NULL, room);
-    }
-    if (cm_is_ok(status)) {
-        place_runs(saved, rows, row_count);
+        saved->forget = cm_pool_forget_saved;
+        place_runs(saved, rows, row_count, to_host);
     }
     free(rows);
-    return status;
+    return cm_allocated(runs != NULL, room);
 }
 
 const cm_saved_run *
@@ -337,6 +314,64 @@ cm_pool_saved_runs(const cm_pool *pool, uint64_t *count)
 {
     *count = pool->saved.run_count;
     return pool->saved.runs;
+}
+
+/* -- page-locked memory ------------------------------------------------------------------- */
+
+void
+cm_pool_set_host(cm_pool *pool, cm_pool *host_pool)
+{
+    pool->saved.host_pool = cm_pool_hold(host_pool);
+    pool->saved.forget = cm_pool_forget_saved;
+}
+
+/* Return how many bytes of a part the saved runs take. */
+static uint64_t
+used_length(const cm_saved *saved, uint32_t part)
+{
+    uint64_t nbytes = 0;
+    for (uint64_t i = 0; i < saved->run_count && saved->runs[i].part <= part; i++) {
+        const cm_saved_run *run = &saved->runs[i];
+        nbytes = run->part == part ? run->at + run->nbytes : 0;
+    }
+    return nbytes;
+}
+
+cm_status
+cm_pool_check_host(cm_pool *pool)
+{
+    const cm_saved *saved = &pool->saved;
+    uint64_t nbytes = 0;
+    for (uint64_t i = 0; i < saved->run_count; i++) {
+        bool is_there = saved->runs[i].part < saved->block_count;
+        nbytes += is_there ? 0 : saved->runs[i].nbytes;
+    }
+    const cm_budget *budget = saved->host_pool->config.budget;
+    return nbytes <= cm_budget_room(budget) ? cm_ok() : cm_fail(CM_ELIMIT, nbytes);
+}
+
+/* Parts get their memory in order, so a part without memory is the next one. */
+cm_status
+cm_pool_take_part(cm_pool *pool, uint32_t part, const cm_wait_hooks *hooks)
+{
+    cm_saved *saved = &pool->saved;
+    if (part < saved->block_count) {
+        return cm_ok();
+    }
+    uint32_t room = cm_array_reserve(&saved->blocks, sizeof(*saved->blocks), NULL,
+                                     saved->block_count, saved->block_room);
+    CM_TRY(cm_allocated(room > 0, sizeof(*saved->blocks)));
+    saved->block_room = room;
+    CM_TRY(cm_pool_alloc(saved->host_pool, used_length(saved, part), NULL, hooks,
+                         &saved->blocks[saved->block_count]));
+    saved->block_count++;
+    return cm_ok();
+}
+
+const cm_block *
+cm_pool_part_block(const cm_pool *pool, uint32_t part)
+{
+    return pool->saved.blocks[part];
 }
 
 /* Forget the saved runs of blocks that have been given back since. Nothing has been

@@ -9,6 +9,7 @@ lets one thread at a time do so for each region.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,10 +17,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, final
 
 from cumem import _core
+from cumem.base.errors import OutOfMemoryError
 from cumem.base.locks import make_lock
 from cumem.base.units import fold, format_nbytes
 from cumem.buffers.arguments import hinting, read_flag, wrong_type
 from cumem.pools.pool import Pool
+from cumem.pools.sleep_files import SleepFiles
 from cumem.pools.statistics import REGION_NAMES
 
 if TYPE_CHECKING:  # importing it takes milliseconds
@@ -80,10 +83,11 @@ class Region:
     """
 
     __slots__ = (
-        *("__weakref__", "_find_spare", "_finalizer", "_guest_count", "_host", "_lock"),
-        *("_pool", "_tag"),
+        *("__weakref__", "_files", "_find_spare", "_finalizer", "_guest_count"),
+        *("_host", "_lock", "_pool", "_tag"),
     )
     _tag: str
+    _files: SleepFiles | None
     _pool: Pool[_core.DeviceBuffer]
     _host: Literal["keep", "release"]
     _lock: threading.RLock
@@ -104,6 +108,7 @@ class Region:
     ) -> Self:
         self = super().__new__(cls)
         self._tag = _read_tag(tag)
+        self._files = None
         if not isinstance(host, str):
             raise wrong_type("host", "a str", host)
         if host not in ("keep", "release"):
@@ -150,14 +155,23 @@ class Region:
         return _core._is_asleep(self._pool)
 
     @hinting
-    def sleep(self, keep: bool = True) -> None:
+    def sleep(
+        self,
+        keep: bool | Literal["file"] = True,
+        *,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Give the region's memory to the driver, and keep its addresses.
 
         Parameters
         ----------
-        keep : bool
-            Whether the contents of buffers are copied to pinned memory, from where `wake`
-            brings them back. Otherwise they are given up, and are undefined after waking.
+        keep : bool or 'file'
+            Where the contents of buffers go, from where `wake` brings them back. True: to
+            pinned memory. 'file': to files without names, by way of a few blocks of pinned
+            memory. False: they are given up, and are undefined after waking.
+        path : path-like, optional
+            With keep='file' the folder in whose file system the files lie; not given
+            otherwise.
 
         Raises
         ------
@@ -167,10 +181,15 @@ class Region:
         CudaError
             If a stream is being captured, the device cannot map memory, or the driver
             fails.
+        OSError
+            If there is no such folder, or the files cannot be made or written, for instance
+            because the disk is full.
         OutOfMemoryError
             If there is not enough pinned memory, or its limit is too small.
         ValueError
-            If the region is closed.
+            If the region is closed, or `keep` is another word.
+        TypeError
+            If `path` is missing with keep='file', or given without it.
 
         Notes
         -----
@@ -182,9 +201,12 @@ class Region:
         **Blocks** until the memory has gone back, with the GIL released. Ctrl-C ends the
         wait.
 
-        It is all or nothing: before every byte is safe on the host no memory goes back, and
-        if anything fails until then, the region is awake as before. If the driver does not
-        take memory back after that, the error is raised and the region sleeps.
+        It is all or nothing: before every byte is safe on the host or in the files no
+        memory goes back, and if anything fails until then, the region is awake as before,
+        and there are no files. If the driver does not take memory back after that, the
+        error is raised and the region sleeps.
+
+        Nothing is left of the files when the process ends, however it ends.
 
         A region that sleeps stays as it is, whatever `keep` says.
 
@@ -199,14 +221,30 @@ class Region:
         RuntimeError: the buffer is in region 'cache', which is asleep: call wake() first
         >>> region.wake()
         """
-        keep = read_flag(keep, "keep")
+        keep, folder = _read_keep(keep, path)
         with self._lock:
-            if not self.is_asleep:
-                self._refuse_guests()
-                if keep and self._find_spare is not None:
-                    spare = itertools.chain.from_iterable(self._find_spare())
-                    _core._set_spare(self._pool, [*spare])
-                _core._sleep(self._pool, keep)
+            if self.is_asleep:
+                return
+            self._refuse_guests()
+            if keep and self._find_spare is not None:
+                spare = itertools.chain.from_iterable(self._find_spare())
+                _core._set_spare(self._pool, [*spare])
+            files = None if folder is None else SleepFiles(folder, self._tag)
+            self._files = files
+            try:
+                failure = _core._sleep(self._pool, bool(keep), _fds_of(files))
+            except OutOfMemoryError as error:
+                if keep is True:
+                    error.add_note(f"Advice: {_FILE_ADVICE}")
+                raise
+            finally:
+                if files is not None and self.is_asleep:
+                    files.note()
+                elif files is not None:
+                    self._files = None
+                    files.close()
+            if files is not None and failure is not None:
+                raise files.failure(failure, writes=True)
 
     def wake(self) -> None:
         """Get memory at the same addresses, and bring the contents back.
@@ -218,6 +256,9 @@ class Region:
             on, and wake() can be called again.
         CudaError
             If the driver fails. The region sleeps on.
+        OSError
+            If the files with the contents cannot be read, or were changed. The region
+            sleeps on.
         ValueError
             If the region is closed.
 
@@ -230,8 +271,19 @@ class Region:
         awake stays as it is.
         """
         with self._lock:
-            if self._pool.closed or self.is_asleep:
-                _core._wake(self._pool, self._host == "keep")
+            if not self._pool.closed and not self.is_asleep:
+                return
+            files = self._files
+            if files is not None:
+                files.check()
+            keep_host = self._host == "keep"
+            failure = _core._wake(self._pool, keep_host, _fds_of(files))
+            if files is None:
+                return
+            if failure is not None:
+                raise files.failure(failure, writes=False)
+            self._files = None
+            files.close()
 
     def close(self) -> None:
         """Stop allocating, and give back memory that is not in use.
@@ -247,6 +299,8 @@ class Region:
             if not self._pool.closed:
                 _core._forget_saved(self._pool)
                 self._pool.close()
+            if self._files is not None:
+                self._files.close()
 
     def __enter__(self) -> Self:
         """Let constructors in the block take device memory from the region."""
@@ -316,6 +370,31 @@ def _read_tag(tag: Any) -> str:
     return tag
 
 
+_FILE_ADVICE = (
+    "sleep(keep='file', path=folder) needs no more pinned memory than other transfers of "
+    "files"
+)
+
+
+def _fds_of(files: SleepFiles | None) -> tuple[int, ...]:
+    return () if files is None else files.fds
+
+
+def _read_keep(keep: Any, path: Any) -> tuple[bool, None] | tuple[Literal["file"], str]:
+    """Return what becomes of the contents, and the folder of the files for them."""
+    if isinstance(keep, str) and keep != "file":
+        raise ValueError(f"keep must be True, False or 'file', not {keep!r}")
+    if isinstance(keep, str):
+        if path is None:
+            raise TypeError("keep='file' needs path=, a folder for the files")
+        if not isinstance(path, str | os.PathLike):
+            raise wrong_type("path", "a str or a path", path)
+        return "file", os.fsdecode(path)
+    if path is not None:
+        raise TypeError("path is only for keep='file'")
+    return read_flag(keep, "keep"), None
+
+
 def _find(tags: tuple[Any, ...]) -> list[Region]:
     """Return the open regions with any of the tags, or all open ones if there are none."""
     regions = [each for each in list(_REGIONS.values()) if not each.pool.closed]
@@ -328,21 +407,29 @@ def _find(tags: tuple[Any, ...]) -> list[Region]:
 
 
 @hinting
-def sleep(*tags: str, keep: bool = True) -> None:
+def sleep(
+    *tags: str,
+    keep: bool | Literal["file"] = True,
+    path: str | os.PathLike[str] | None = None,
+) -> None:
     """Put all regions with these tags to sleep.
 
     Parameters
     ----------
     *tags : str
         The tags; without any, all regions are meant.
-    keep : bool
-        Whether their contents are kept, as for `Region.sleep`.
+    keep : bool or 'file'
+        Where their contents go, as for `Region.sleep`.
+    path : path-like, optional
+        With keep='file' the folder for the files of all these regions.
 
     Raises
     ------
     ValueError
-        If no region has one of the tags; then nothing was done.
-    BufferError, CudaError, OutOfMemoryError
+        If no region has one of the tags, or `keep` is another word; then nothing was done.
+    TypeError
+        If `path` is missing with keep='file', or given without it; then nothing was done.
+    BufferError, CudaError, OSError, OutOfMemoryError
         As `Region.sleep`. The regions that were put to sleep before stay asleep.
 
     Notes
@@ -360,9 +447,9 @@ def sleep(*tags: str, keep: bool = True) -> None:
     (True, True)
     >>> cumem.wake("weights", "cache")
     """
-    keep = read_flag(keep, "keep")
+    keep, path = _read_keep(keep, path)
     for region in _find(tags):
-        region.sleep(keep)
+        region.sleep(keep, path=path)
 
 
 @hinting
@@ -378,7 +465,7 @@ def wake(*tags: str) -> None:
     ------
     ValueError
         If no region has one of the tags; then nothing was done.
-    CudaError, OutOfMemoryError
+    CudaError, OSError, OutOfMemoryError
         As `Region.wake`. The regions that were woken before stay awake.
 
     Notes

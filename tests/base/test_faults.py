@@ -20,6 +20,7 @@ import pickle
 import tempfile
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -568,8 +569,7 @@ def keep_pools_from_forked_children() -> None:
         pool.close()
 
 
-@scenario
-def sleep_and_wake() -> None:
+def sleep_and_wake_with(**how: Any) -> None:
     """Whatever fails, the region is awake with its bytes, or asleep and can be woken."""
     region = cumem.Region("weights", host="release")
     size = next(fresh_sizes)
@@ -580,7 +580,7 @@ def sleep_and_wake() -> None:
     errors: list[cumem.CudaError] = []
     for _ in range(2):  # a second try has to succeed
         try:
-            region.sleep()
+            region.sleep(**how)
         except cumem.CudaError as error:
             errors.append(error)
     assert region.is_asleep
@@ -598,6 +598,18 @@ def sleep_and_wake() -> None:
     region.close()
     if errors:
         raise errors[0]
+
+
+@scenario
+def sleep_and_wake() -> None:
+    sleep_and_wake_with(keep=True)
+
+
+@scenario
+def sleep_in_files_and_wake() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        sleep_and_wake_with(keep="file", path=folder)
+        assert os.listdir(folder) == []
 
 
 @scenario

@@ -68,9 +68,27 @@ copy_runs(const pools *p, bool to_host)
     const cm_saved_run *runs = cm_pool_saved_runs(p->device, &count);
     for (uint64_t i = 0; i < count; i++) {
         void *at = cm_runtime_host_alias(p->rt, runs[i].address, runs[i].nbytes);
-        memcpy(to_host ? runs[i].host : at, to_host ? at : runs[i].host,
+        char *host = cm_pool_part_block(p->device, runs[i].part)->host;
+        memcpy(to_host ? host + runs[i].at : at, to_host ? at : host + runs[i].at,
                runs[i].nbytes);
     }
+}
+
+/* Find page-locked memory for all bytes. */
+static cm_status
+plan_save(const pools *p)
+{
+    uint64_t count;
+    if (!cm_pool_has_host(p->device)) {
+        cm_pool_set_host(p->device, p->host);
+    }
+    CM_TRY(cm_pool_plan_save(p->device, true));
+    CM_TRY(cm_pool_check_host(p->device));
+    const cm_saved_run *runs = cm_pool_saved_runs(p->device, &count);
+    for (uint64_t i = 0; i < count; i++) {
+        CM_TRY(cm_pool_take_part(p->device, runs[i].part, &uninterrupted));
+    }
+    return cm_ok();
 }
 
 /* Take all steps to sleep, after the work of `stream` (NULL: nothing to wait for).
@@ -83,7 +101,7 @@ put_to_sleep_after(const pools *p, cm_stream *stream, bool keep)
     cm_status status =
         cm_pool_settle(p->device, &stream, stream != NULL, 0, &uninterrupted);
     if (cm_is_ok(status) && keep) {
-        status = cm_pool_plan_save(p->device, p->host, &uninterrupted);
+        status = plan_save(p);
     }
     if (cm_is_ok(status)) {
         copy_runs(p, true);

@@ -612,7 +612,7 @@ def test_region_refuses_wrong_arguments(emulated) -> None:
         cumem.Region("a", host="file")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="device"):
         cumem.Region("a", 99)
-    with pytest.raises(TypeError, match="keep"):
+    with pytest.raises(ValueError, match="keep must be True, False or 'file'"):
         cumem.Region("a").sleep("no")  # type: ignore[arg-type]
 
 

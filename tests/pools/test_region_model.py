@@ -8,7 +8,9 @@ shut until their region goes to sleep.
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 from hypothesis import strategies as st
@@ -92,9 +94,10 @@ class RegionMachine(RuleBasedStateMachine):
         if frees:
             held.buffer.free()
 
-    @rule(index=REGIONS, keep=st.booleans())
-    def sleep(self, index: int, keep: bool) -> None:
-        self.regions[index].sleep(keep)
+    @rule(index=REGIONS, keep=st.sampled_from([True, "file", False]))
+    def sleep(self, index: int, keep: bool | Literal["file"]) -> None:
+        folder = tempfile.gettempdir() if keep == "file" else None
+        self.regions[index].sleep(keep, path=folder)
         for held in self.held:
             if held.region == index and not keep and not self.asleep[index]:
                 held.value = None

@@ -6,6 +6,8 @@
 
 #include "python/buffer/buffer_object.h"
 
+struct cm_file_failure;
+
 extern PyMethodDef cm_copy_methods[];
 extern PyMethodDef cm_constructor_methods[];  /* constructors.c */
 extern PyMethodDef cm_copy_many_methods[];    /* batch.c */
@@ -36,6 +38,10 @@ int cm_buffer_zero(PyObject *buffer, PyObject *stream);
  * would take for ordinary memory. Such memory is read by a protocol, and reading it
  * comes after its exporter's work. */
 bool cm_is_exporter(const cm_state *state, PyObject *value);
+
+/* Make a _FileFailure, which says what was wrong with a file (file_functions.c).
+ * Returns NULL with an exception if it fails. */
+PyObject *cm_file_failure_new(cm_state *state, const struct cm_file_failure *failure);
 
 /* Private functions, for the package; METH_VARARGS, except _flush_cache(), which is
  * METH_O. */

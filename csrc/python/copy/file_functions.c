@@ -296,9 +296,8 @@ open_call(file_call *call)
     return engine == NULL || open_file(call) < 0 ? NULL : engine;
 }
 
-/* Make a _FileFailure, which says what was wrong with the file. */
-static PyObject *
-make_failure(cm_state *state, const cm_file_failure *failure)
+PyObject *
+cm_file_failure_new(cm_state *state, const cm_file_failure *failure)
 {
     PyObject *members[CM_FileFailure_COUNT] = {
         [CM_FileFailure_error] = PyLong_FromLong(failure->at_end ? 0 : failure->error),
@@ -327,7 +326,7 @@ move_bytes(file_call *call, cm_engine *engine)
         return NULL; /* the exception is that of Ctrl-C or of the progress callback */
     }
     if (failure.at_end || failure.error != 0) {
-        return make_failure(state, &failure);
+        return cm_file_failure_new(state, &failure);
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status,

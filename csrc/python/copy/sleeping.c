@@ -12,10 +12,10 @@
  * that the storages remember. If anybody else may work on the memory, because it was
  *      exported or because a block belongs to no buffer, the pool waits for whole
  *      devices.
- *   3. The pool settles and finds page-locked memory for its bytes, one batch of the
- *      engine copies them, and the pool gives its memory back.
+ *   3. The pool settles, sleep_bytes.c moves its bytes to page-locked memory or to
+ *      files, and the pool gives its memory back.
  *
- * wake() gets the memory, copies the bytes in one batch, and takes the marks away.
+ * wake() gets the memory, moves the bytes back, and takes the marks away.
  * Until that moment nobody can use the buffers, so whatever comes later sees the bytes.
  *
  * The page-locked memory is that of a pool which only this pool uses. It counts against
@@ -29,11 +29,11 @@
 #include "docstrings.h"
 #include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
+#include "python/copy/sleep_bytes.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/device/wait.h"
 #include "python/pool/pool_object.h"
-#include "transfer/batch/batch.h"
 
 /* One call, for one pool. */
 typedef struct sleep_call {
@@ -43,6 +43,7 @@ typedef struct sleep_call {
      * is made with it. */
     cm_call streams;
     unsigned flags; /* CM_POOL_FREE_FENCE if unknown work may run on the memory */
+    cm_sleep_files files;
 } sleep_call;
 
 /* -- the storages of the pool --------------------------------------------------------- */
@@ -161,7 +162,7 @@ collect_streams(sleep_call *self)
     return 0;
 }
 
-/* -- bytes ------------------------------------------------------------------------------ */
+/* -- room for the bytes ----------------------------------------------------------------- */
 
 /* Make the pool for the page-locked memory. Returns it, or NULL with an exception. */
 static cm_pool *
@@ -184,83 +185,55 @@ make_host_pool(const sleep_call *self)
     return cm_py_check(state, status, "while going to sleep") < 0 ? NULL : pool;
 }
 
-/* Wait for the pool's work and find room for its bytes. If the host has no room, other
- * pools give back what they have cached, and it is tried once more. Called without the
- * GIL. */
-static cm_status
-settle(const sleep_call *self, bool keep, cm_pool *host_pool,
-       const cm_wait_hooks *hooks)
+/* Let the pool have a pool of page-locked memory. Returns 0, or -1 with an exception.
+ */
+static int
+see_to_host_pool(const sleep_call *self)
 {
-    CM_TRY(cm_pool_settle(self->pool, self->streams.after, self->streams.after_count,
-                          self->flags, hooks));
-    if (!keep) {
-        return cm_ok();
+    if (cm_pool_has_host(self->pool)) {
+        return 0;
     }
-    cm_status status = cm_pool_plan_save(self->pool, host_pool, hooks);
+    cm_pool *host_pool = make_host_pool(self);
+    if (host_pool == NULL) {
+        return -1;
+    }
+    cm_pool_set_host(self->pool, host_pool);
+    cm_pool_release(host_pool); /* the pool holds it from now on */
+    return 0;
+}
+
+/* Give back what other pools have cached for the host. Called without the GIL. */
+static cm_status
+trim_host(const sleep_call *self, const cm_wait_hooks *hooks)
+{
+    cm_trim_request r = {.kind = CM_KIND_PINNED, .device = -1};
+    return cm_pools_trim(self->state->runtime, &r, hooks);
+}
+
+/* Refuse before anything is copied if the limits have no room for the bytes, even after
+ * other pools have given back what they cache. Called without the GIL. */
+static cm_status
+check_host(const sleep_call *self, const cm_wait_hooks *hooks)
+{
+    cm_status status = cm_pool_check_host(self->pool);
     if (cm_pool_is_short(status)) {
-        cm_trim_request r = {.kind = CM_KIND_PINNED, .device = -1};
-        CM_TRY(cm_pools_trim(self->state->runtime, &r, hooks));
-        status = cm_pool_plan_save(self->pool, host_pool, hooks);
+        CM_TRY(trim_host(self, hooks));
+        status = cm_pool_check_host(self->pool);
     }
     return status;
 }
 
-/* Make a piece of each saved run, which goes to the host or comes back. Returns an
- * array that the caller frees, or NULL if there is no memory. */
-static cm_piece *
-make_pieces(const sleep_call *self, bool to_host, uint64_t *count)
-{
-    const cm_saved_run *runs = cm_pool_saved_runs(self->pool, count);
-    cm_piece *pieces = calloc(*count + 1, sizeof(*pieces));
-    int16_t device = (int16_t)cm_pool_get_config(self->pool)->device;
-    for (uint64_t i = 0; pieces != NULL && i < *count; i++) {
-        const cm_saved_run *run = &runs[i];
-        const cm_piece_end far = {.address = run->address,
-                                  .owner = self->pool,
-                                  .kind = CM_KIND_DEVICE,
-                                  .device = device};
-        const cm_piece_end near = {.host = run->host,
-                                   .address = run->host_address,
-                                   .owner = run->host_block,
-                                   .kind = CM_KIND_PINNED,
-                                   .device = device};
-        pieces[i] = (cm_piece){.dst = to_host ? near : far,
-                               .src = to_host ? far : near,
-                               .nbytes = run->nbytes,
-                               .index = i};
-    }
-    return pieces;
-}
-
-/* Copy all saved runs in one batch, and return when they are copied. Even if the call
- * is interrupted or fails, nothing is under way when it returns. Called without the
- * GIL. */
+/* Copy the bytes to page-locked memory. If the host has no room, other pools give back
+ * what they have cached, and it is tried once more. Called without the GIL. */
 static cm_status
-copy_runs(const sleep_call *self, cm_engine *engine, bool to_host,
-          const cm_wait_hooks *hooks)
+save_to_host(const sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
 {
-    uint64_t count;
-    cm_piece *pieces = make_pieces(self, to_host, &count);
-    CM_TRY(cm_allocated(pieces != NULL, (count + 1) * sizeof(*pieces)));
-    const cm_many_request request = {
-        .common = {.blocking = true,
-                   .interrupted = hooks->interrupted,
-                   .interrupted_argument = hooks->argument},
-        .pieces = pieces,
-        .piece_count = count,
-        .is_apart = true,
-    };
-    cm_ticket *ticket = NULL;
-    cm_status status = cm_ok();
-    if (count > 0) {
-        status = cm_engine_copy_many(engine, &request, &ticket);
+    CM_TRY(check_host(self, hooks));
+    cm_status status = cm_sleep_save(engine, self->pool, hooks);
+    if (cm_pool_is_short(status)) {
+        CM_TRY(trim_host(self, hooks));
+        status = cm_sleep_save(engine, self->pool, hooks);
     }
-    if (ticket != NULL) {
-        /* What the device has begun must end before the memory changes hands. */
-        cm_ignore(cm_ticket_wait(ticket, UINT64_MAX));
-        cm_ticket_release(ticket);
-    }
-    free(pieces);
     return status;
 }
 
@@ -270,14 +243,46 @@ copy_runs(const sleep_call *self, cm_engine *engine, bool to_host,
  * whether the pool sleeps, which it may do in spite of a failure. Called without the
  * GIL. */
 static cm_status
-fall_asleep(const sleep_call *self, cm_engine *engine, bool keep, cm_pool *host_pool,
-            const cm_wait_hooks *hooks, bool *asleep)
+fall_asleep(sleep_call *self, cm_engine *engine, bool keep, const cm_wait_hooks *hooks,
+            bool *asleep)
 {
-    CM_TRY(settle(self, keep, host_pool, hooks));
+    cm_pool *pool = self->pool;
+    bool to_host = self->files.count == 0;
+    CM_TRY(cm_pool_settle(pool, self->streams.after, self->streams.after_count,
+                          self->flags, hooks));
     if (keep) {
-        CM_TRY(copy_runs(self, engine, true, hooks));
+        CM_TRY(cm_pool_plan_save(pool, to_host));
     }
-    return cm_pool_fall_asleep(self->pool, asleep);
+    if (keep && to_host) {
+        CM_TRY(save_to_host(self, engine, hooks));
+    }
+    if (keep && !to_host) {
+        CM_TRY(cm_sleep_transfer_files(self->state, engine, pool, &self->files, true,
+                                       hooks));
+    }
+    return cm_pool_fall_asleep(pool, asleep);
+}
+
+/* True if a file was at fault. */
+static bool
+has_file_failed(const sleep_call *self, cm_status status)
+{
+    const cm_file_failure *failure = &self->files.failure;
+    return status.code == CM_ESYSTEM && (failure->at_end || failure->error != 0);
+}
+
+/* End the part of a call without the GIL, which returned `status`. Returns 0, or -1
+ * with an exception. A file that is at fault raises none, since end_call() tells it. */
+static int
+end_wait(const sleep_call *self, const cm_pool_waiter *waiter, cm_status status,
+         const char *doing)
+{
+    cm_pool_waiter_end(waiter, status);
+    bool is_raised = PyErr_Occurred() && status.code == CM_ECANCELLED;
+    if (is_raised || has_file_failed(self, status)) {
+        return -1;
+    }
+    return cm_py_check(self->state, status, doing);
 }
 
 /* Do the rest of sleep() after shut(). Returns 0, or -1 with an exception. */
@@ -290,46 +295,67 @@ put_to_sleep(sleep_call *self, bool keep, bool *asleep)
     if (engine == NULL || wait_for_transfers(self) < 0 || collect_streams(self) < 0) {
         return -1;
     }
-    bool needs_host = keep && !cm_pool_has_host(self->pool);
-    cm_pool *host_pool = needs_host ? make_host_pool(self) : NULL;
-    if (needs_host && host_pool == NULL) {
+    if (keep && self->files.count == 0 && see_to_host_pool(self) < 0) {
         return -1;
     }
     cm_pool_waiter waiter = {state, cm_gil_give()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
-    cm_status status = fall_asleep(self, engine, keep, host_pool, &hooks, asleep);
-    if (host_pool != NULL) {
-        cm_pool_release(host_pool); /* the pool holds it from now on */
-    }
-    cm_pool_waiter_end(&waiter, status);
-    if (PyErr_Occurred() && status.code == CM_ECANCELLED) {
-        return -1;
-    }
-    return cm_py_check(state, status, "while going to sleep");
+    cm_status status = fall_asleep(self, engine, keep, &hooks, asleep);
+    return end_wait(self, &waiter, status, "while going to sleep");
 }
 
-/* Read the arguments (pool, flag), and begin a call, which end_call() ends. Returns 0,
- * or -1 with an exception. */
+/* Read the descriptors of the files. Returns 0, or -1 with an exception. */
+static int
+read_files(sleep_call *self, PyObject *fds)
+{
+    Py_ssize_t count = PyTuple_Size(fds);
+    if (count > CM_FILE_MAX) {
+        PyErr_Format(PyExc_ValueError, "there must be at most %d files",
+                     (int)CM_FILE_MAX);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t fd;
+        if (cm_arg_int64(PyTuple_GetItem(fds, i), "fd", &fd) < 0) {
+            return -1;
+        }
+        self->files.fds[i] = (int)fd;
+    }
+    self->files.count = (uint32_t)count;
+    return 0;
+}
+
+/* Read the arguments (pool, flag, fds), and begin a call, which end_call() ends.
+ * Returns 0, or -1 with an exception. */
 static int
 begin_call(sleep_call *self, PyObject *module, PyObject *args, PyObject **op, int *flag)
 {
     *self = (sleep_call){.state = cm_state_of_module(module)};
     self->streams.state = self->state;
-    if (!PyArg_ParseTuple(args, "O!p", self->state->pool_base, op, flag)) {
+    PyObject *fds;
+    if (!PyArg_ParseTuple(args, "O!pO!", self->state->pool_base, op, flag,
+                          &PyTuple_Type, &fds)
+        || read_files(self, fds) < 0) {
         return -1;
     }
     self->pool = cm_pool_object_take(*op);
     return self->pool == NULL ? -1 : 0;
 }
 
-static void
-end_call(sleep_call *self, PyObject *op)
+/* End a call. Returns None, a _FileFailure if a file was at fault, or NULL with an
+ * exception. */
+static PyObject *
+end_call(sleep_call *self, PyObject *op, int result)
 {
     cm_call_fini(&self->streams);
     cm_pool_object_give(op, self->pool);
+    if (result < 0 && !PyErr_Occurred()) {
+        return cm_file_failure_new(self->state, &self->files.failure);
+    }
+    return result < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* This is the Python function _sleep(pool, keep). */
+/* This is the Python function _sleep(pool, keep, fds). */
 static PyObject *
 sleep_pool(PyObject *module, PyObject *args)
 {
@@ -349,8 +375,7 @@ sleep_pool(PyObject *module, PyObject *args)
             cm_error_restore(kept);
         }
     }
-    end_call(&self, op);
-    return result < 0 ? NULL : Py_NewRef(Py_None);
+    return end_call(&self, op, result);
 }
 
 /* Read a list that has the address of each part and then its length, in order of
@@ -433,10 +458,13 @@ get_memory(const sleep_call *self, const cm_wait_hooks *hooks)
 /* Bring the memory and the bytes back. After a failure the pool is asleep. Called
  * without the GIL. */
 static cm_status
-wake_up(const sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
+wake_up(sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
 {
     CM_TRY(get_memory(self, hooks));
-    cm_status status = copy_runs(self, engine, false, hooks);
+    cm_status status = self->files.count == 0
+                           ? cm_sleep_restore(engine, self->pool, hooks)
+                           : cm_sleep_transfer_files(self->state, engine, self->pool,
+                                                     &self->files, false, hooks);
     if (!cm_is_ok(status)) {
         /* Memory that the driver does not take back stays with the pool, which counts
          * it as lost, and which wakes with it the next time. */
@@ -445,7 +473,7 @@ wake_up(const sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
     return status;
 }
 
-/* This is the Python function _wake(pool, keep_host). */
+/* This is the Python function _wake(pool, keep_host, fds). */
 static PyObject *
 wake_pool(PyObject *module, PyObject *args)
 {
@@ -462,15 +490,12 @@ wake_pool(PyObject *module, PyObject *args)
         cm_pool_waiter waiter = {self.state, cm_gil_give()};
         cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
         cm_status status = wake_up(&self, engine, &hooks);
-        cm_pool_waiter_end(&waiter, status);
-        bool is_raised = PyErr_Occurred() && status.code == CM_ECANCELLED;
-        result = is_raised ? -1 : cm_py_check(self.state, status, "while waking up");
+        result = end_wait(&self, &waiter, status, "while waking up");
         if (cm_is_ok(status)) {
             reopen(&self, keep_host != 0);
         }
     }
-    end_call(&self, op);
-    return result < 0 ? NULL : Py_NewRef(Py_None);
+    return end_call(&self, op, result);
 }
 
 /* -- the rest ----------------------------------------------------------------------------- */
