@@ -797,12 +797,16 @@ cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_n
     return first;
 }
 
+/* A pool that is shut gives nothing back, since its bytes are being copied. */
 static cm_status
 trim(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
 {
     cm_status status = cm_ok();
     cm_mutex_lock(&pool->growing);
-    if (pool->source != NULL) {
+    cm_spin_lock_take(&pool->lock);
+    bool is_shut = pool->phase == CM_POOL_SHUT;
+    cm_spin_lock_give(&pool->lock);
+    if (pool->source != NULL && !is_shut) {
         status =
             CM_IN_SCOPE(pool->rt, pool->config.device,
                         cm_pool_release_chunks(pool, keep_nbytes, released_nbytes));

@@ -432,6 +432,15 @@ CM_NODISCARD cm_status cm_pool_check_host(cm_pool *pool);
 CM_NODISCARD cm_status cm_pool_take_part(cm_pool *pool, uint32_t part,
                                          const cm_wait_hooks *hooks);
 const cm_block *cm_pool_part_block(const cm_pool *pool, uint32_t part);
+/* Unmap the chunks that end at or below `end`, because the host has all of their bytes.
+ * They keep their memory.
+ * Blocks: behind a growth or a trim, and in the runtime.
+ * Fails: address_unmap; then the chunks before it are unmapped. */
+CM_NODISCARD cm_status cm_pool_unmap_until(cm_pool *pool, cm_address end);
+/* Map what cm_pool_unmap_until() has unmapped, because the bytes of other chunks could
+ * not be saved. The pool is still shut then. If the runtime refuses twice, *asleep is
+ * set: the pool sleeps with all of its memory, and nothing counts as saved. */
+void cm_pool_map_back(cm_pool *pool, bool *asleep);
 /* Give the memory of a pool that was shut back to the runtime. Its addresses, its
  * blocks and the runs that were saved stay as they are. The pool is asleep then.
  * Blocks: behind a growth or a trim, and in the runtime.

@@ -79,6 +79,8 @@ typedef struct cm_saved {
     uint64_t run_count;
     cm_spare_part *spare; /* in order of address; NULL if there is none */
     uint64_t spare_count;
+    /* The pool sleeps, and yet all chunks have their memory and their bytes. */
+    bool is_in_place;
 } cm_saved;
 
 /* These invariants hold whenever nobody has the lock. S(x) is the sum of nbytes over

@@ -50,13 +50,17 @@
  *   - A block in flight after cm_pool_settle() belongs to a graph, which may read it in
  *     its next run, so its bytes are saved as well.
  *   - A chunk whose closing has failed half-way has no handle, and unmapping it frees
- * its memory. Such chunks are unmapped last.
+ *     its memory. Such chunks are unmapped last.
  *   - If memory can neither be unmapped nor be mapped back, the pool falls asleep all
- * the same, because its bytes are safe on the host.
+ *     the same, because its bytes are safe on the host.
  *   - A block may be lent to another library, which has cut it up and needs only some
- * of its bytes. Its caller names the others, the spare parts, and these are not saved.
+ *     of its bytes. Its caller names the others, the spare parts, and these are not
+ *     saved.
+ *   - If memory cannot be mapped back before all bytes are safe, the pool falls asleep
+ *     with all of its memory, which has the bytes. It is mapped when the pool wakes,
+ *     and nothing is copied then.
  *   - The page-locked memory is that of a pool of its own, so giving all of it back
- * takes nothing from anybody else. */
+ *     takes nothing from anybody else. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -441,6 +445,7 @@ cm_pool_reopen(cm_pool *pool, bool keep_host)
 {
     forget_runs(&pool->saved);
     forget_spare(&pool->saved);
+    pool->saved.is_in_place = false;
     if (!keep_host) {
         release_host(&pool->saved);
     }
@@ -502,12 +507,13 @@ note_memory(const cm_pool *pool, uint8_t op, uint64_t nbytes)
     }
 }
 
-/* Unmap all chunks that can be mapped again with their contents. */
+/* Unmap all chunks up to `end` that can be mapped again with their contents. */
 static cm_status
-unmap_all(const cm_pool *pool)
+unmap_chunks(const cm_pool *pool, cm_address end)
 {
     cm_source *source = pool->source;
-    for (cm_chunk *c = first_chunk(pool); c != NULL; c = next_chunk(pool, c)) {
+    for (cm_chunk *c = first_chunk(pool); c != NULL && c->address + c->nbytes <= end;
+         c = next_chunk(pool, c)) {
         if (c->handle != 0 && !c->is_unmapped) {
             CM_TRY(source->ops->unmap_chunk(source, c));
         }
@@ -515,7 +521,7 @@ unmap_all(const cm_pool *pool)
     return cm_ok();
 }
 
-/* Map what unmap_all() has unmapped. Returns false if a chunk stays unmapped. */
+/* Map what unmap_chunks() has unmapped. Returns false if a chunk stays unmapped. */
 static bool
 try_map_back(const cm_pool *pool)
 {
@@ -568,12 +574,47 @@ lend_memory(cm_pool *pool)
 static cm_status
 give_memory(cm_pool *pool, bool *asleep)
 {
-    cm_status status = unmap_all(pool);
+    cm_status status = unmap_chunks(pool, UINT64_MAX);
     if (!cm_is_ok(status) && try_map_back(pool)) {
         return status;
     }
     *asleep = true;
     return cm_first_failure(status, lend_memory(pool));
+}
+
+cm_status
+cm_pool_unmap_until(cm_pool *pool, cm_address end)
+{
+    cm_status status = cm_ok();
+    cm_mutex_lock(&pool->growing);
+    if (pool->range != NULL) {
+        status = CM_IN_SCOPE(pool->rt, pool->config.device, unmap_chunks(pool, end));
+    }
+    cm_mutex_unlock(&pool->growing);
+    return status;
+}
+
+static cm_status
+map_back(cm_pool *pool)
+{
+    return try_map_back(pool) ? cm_ok() : cm_fail(CM_EBUSY, 0);
+}
+
+void
+cm_pool_map_back(cm_pool *pool, bool *asleep)
+{
+    cm_status status = cm_ok();
+    cm_mutex_lock(&pool->growing);
+    if (pool->range != NULL) {
+        status = CM_IN_SCOPE(pool->rt, pool->config.device, map_back(pool));
+    }
+    *asleep = !cm_is_ok(status);
+    if (*asleep) {
+        pool->saved.is_in_place = true;
+        forget_runs(&pool->saved);
+        (void)try_change(pool, CM_POOL_SHUT, CM_POOL_ASLEEP);
+    }
+    cm_mutex_unlock(&pool->growing);
 }
 
 cm_status
@@ -629,7 +670,7 @@ get_memory(cm_pool *pool)
         return cm_fail(CM_ELIMIT, nbytes);
     }
     cm_status status = map_all(pool);
-    if (!cm_is_ok(status)) {
+    if (!cm_is_ok(status) && !pool->saved.is_in_place) {
         cm_ignore(drop_all(pool)); /* memory that stays is counted below */
     }
     (void)count_asleep(pool);

@@ -674,6 +674,61 @@ test_sleep_leaves_spare_parts_out(void)
     close_pools(&p);
 }
 
+/* Some chunks were unmapped while others were copied, and then a copy fails and nothing
+ * can be mapped. The pool sleeps with all of its memory, and wakes with the bytes, of
+ * which none are on the host. */
+static void
+test_sleep_that_cannot_be_undone_keeps_the_memory(void)
+{
+    pools p = open_pools(1, 256 * MIB);
+    cm_block *blocks[3];
+    bool asleep = false;
+    for (unsigned i = 0; i < 3; i++) {
+        blocks[i] = take(p.device, CHUNK, NULL);
+        write_block(&p, blocks[i], i);
+    }
+    uint64_t before = free_nbytes(&p);
+    MUST(cm_pool_shut(p.device));
+    MUST(plan_save(&p));
+    MUST(cm_pool_unmap_until(p.device, blocks[1]->address + CHUNK));
+    cm_faults_plan(p.rt, CM_OP_address_map, 1, 999, true);
+    cm_pool_map_back(p.device, &asleep);
+    CHECK(asleep && cm_pool_is_asleep(p.device));
+    CHECK_EQ(free_nbytes(&p), before);
+    CHECK_CODE(cm_pool_bring_back(p.device), 999);
+    CHECK(cm_pool_is_asleep(p.device));
+    CHECK_EQ(free_nbytes(&p), before);
+    cm_faults_plan(p.rt, CM_OP_none, 0, 0, false);
+    MUST(wake(&p, true));
+    for (unsigned i = 0; i < 3; i++) {
+        CHECK(has_pattern(&p, blocks[i], i));
+    }
+    MUST(put_to_sleep(&p, true)); /* as any other pool */
+    CHECK_GT(free_nbytes(&p), before);
+    MUST(wake(&p, false));
+    for (unsigned i = 0; i < 3; i++) {
+        CHECK(has_pattern(&p, blocks[i], i));
+        give(p.device, blocks[i], NULL, 0);
+    }
+    close_pools(&p);
+}
+
+/* While bytes are copied, a trim by another thread takes no chunk away. */
+static void
+test_trim_leaves_a_pool_alone_that_is_shut(void)
+{
+    pools p = open_pools(1, 256 * MIB);
+    give(p.device, take(p.device, CHUNK, NULL), NULL, 0);
+    uint64_t released;
+    MUST(cm_pool_shut(p.device));
+    MUST(pool_trim(p.device, 0, true, &released));
+    CHECK_EQ(released, 0);
+    cm_pool_reopen(p.device, false);
+    MUST(pool_trim(p.device, 0, true, &released));
+    CHECK_EQ(released, CHUNK);
+    close_pools(&p);
+}
+
 /* clang-format off */
 MAIN(RUN(test_sleep_keeps_addresses_and_bytes)
      RUN(test_sleep_without_contents_takes_no_host_memory)
@@ -691,5 +746,7 @@ MAIN(RUN(test_sleep_keeps_addresses_and_bytes)
      RUN(test_granule_of_a_pool_may_be_longer_than_the_drivers)
      RUN(test_sleep_leaves_spare_parts_out)
      RUN(test_sleep_any_call_may_fail_and_no_byte_is_lost)
-     RUN(test_sleep_survives_an_operation_that_goes_on_failing))
+     RUN(test_sleep_survives_an_operation_that_goes_on_failing)
+     RUN(test_sleep_that_cannot_be_undone_keeps_the_memory)
+     RUN(test_trim_leaves_a_pool_alone_that_is_shut))
 /* clang-format on */

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +115,19 @@ def test_region_keeps_or_releases_pinned_memory_after_waking(runtime, host) -> N
     assert cumem.stats()["pinned"].reserved_nbytes == pinned
 
 
+def test_region_that_releases_leaves_nothing_page_locked(emulated) -> None:
+    region = cumem.Region("weights", host="release")
+    made = fill_region(region)
+    cumem.trim()
+    names = ("host_allocs", "registrations")
+    before = [testing.counts()[name] for name in names]
+    region.sleep()
+    assert [testing.counts()[name] for name in names] != before
+    region.wake()
+    assert [testing.counts()[name] for name in names] == before
+    check_contents(made)
+
+
 def test_region_counts_pinned_memory_under_its_limit(emulated) -> None:
     region = cumem.Region("weights")
     made = fill_region(region)
@@ -146,6 +160,96 @@ def test_region_asleep_or_awake_already_stays_as_it_is(runtime) -> None:
     region.wake()
     region.wake()
     check_contents(made)
+
+
+# -- one part after the other ------------------------------------------------------------
+
+
+def region_of_parts(*sizes: int) -> tuple[cumem.Region, list[Any]]:
+    """Make a region whose contents are saved in parts of these sizes.
+
+    The region keeps the pinned memory of each sleep, which is a part of the next.
+    """
+    region = cumem.Region("weights")
+    made: list[Any] = []
+    for number, size in enumerate(sizes):
+        if number:
+            region.sleep()
+            region.wake()
+        content = np.full(size, number + 1, "u1")
+        buffer = region.pool.allocate(size)
+        cumem.copy(buffer, content)
+        made.append((buffer, content))
+    return region, made
+
+
+def test_region_copies_while_it_takes_pinned_memory(emulated) -> None:
+    """A part is on its way to the host before the next one has memory there."""
+    region, made = region_of_parts(40 * MIB, 40 * MIB)
+    testing.plan_fault("host_register", 1, 999)
+    with pytest.raises(cumem.CudaError):
+        region.sleep()
+    copied = testing.fault_count("copy_async")
+    unmapped = testing.fault_count("address_unmap")
+    testing.plan_fault(None, 0)
+    assert copied == 1
+    assert unmapped == 0
+    assert not region.is_asleep
+    check_contents(made)
+    region.sleep()
+    region.wake()
+    check_contents(made)
+
+
+def test_region_unmaps_chunks_while_it_copies_others(emulated) -> None:
+    """If a later copy fails, the chunks that were unmapped are mapped again."""
+    region, made = region_of_parts(70 * MIB, 40 * MIB, 40 * MIB)
+    testing.plan_fault("copy_async", 3)
+    with pytest.raises(cumem.CudaError):
+        region.sleep()
+    counts = {
+        name: testing.fault_count(name)
+        for name in ("address_unmap", "address_map", "physical_release")
+    }
+    testing.plan_fault(None, 0)
+    assert counts["address_unmap"] >= 1
+    assert counts["address_map"] == counts["address_unmap"]
+    assert counts["physical_release"] == 0
+    check_contents(made)
+    region.sleep()
+    region.wake()
+    check_contents(made)
+
+
+@pytest.mark.parametrize(
+    ("op", "nth"),
+    [("stream_create", 1), ("copy_async", 2), ("address_unmap", 1), ("address_map", 1)],
+)
+def test_region_of_parts_survives_a_call_that_fails(emulated, op, nth) -> None:
+    """test_faults.py has every call for a region of one part."""
+    region, made = region_of_parts(40 * MIB, 40 * MIB)
+    testing.plan_fault(op, nth, 999)
+    codes = []
+    for call in (region.sleep, region.sleep, region.wake, region.wake):
+        try:
+            call()
+        except cumem.CudaError as error:
+            codes.append(error.code)
+    testing.plan_fault(None, 0)
+    assert codes == [999]
+    check_contents(made)
+
+
+def test_region_stays_awake_if_a_chunk_cannot_be_unmapped(emulated) -> None:
+    region, made = region_of_parts(70 * MIB, 40 * MIB, 40 * MIB)
+    reserved = region.pool.stats().reserved_nbytes
+    testing.plan_fault("address_unmap", 2, 999, repeat=True)
+    with pytest.raises(cumem.CudaError):
+        region.sleep()
+    testing.plan_fault(None, 0)
+    assert not region.is_asleep
+    check_contents(made)
+    assert region.pool.stats().reserved_nbytes == reserved
 
 
 # -- use while asleep ------------------------------------------------------------------

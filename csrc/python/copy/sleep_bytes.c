@@ -7,81 +7,195 @@
 #include "runtime/stream.h"
 #include "transfer/batch/batch.h"
 
-/* -- page-locked memory ----------------------------------------------------------------- */
-
-/* Make a piece of each saved run, which goes to the host or comes back. Returns an
- * array that the caller frees, or NULL if there is no memory. */
-static cm_piece *
-make_pieces(const cm_pool *pool, bool to_host, uint64_t *count)
+/* Wait until a copy is over, and ask every 50 ms whether to go on. */
+static cm_status
+wait_for(cm_ticket *ticket, const cm_wait_hooks *hooks)
 {
-    const cm_saved_run *runs = cm_pool_saved_runs(pool, count);
-    cm_piece *pieces = calloc(*count + 1, sizeof(*pieces));
-    int16_t device = (int16_t)cm_pool_get_config(pool)->device;
-    for (uint64_t i = 0; pieces != NULL && i < *count; i++) {
-        const cm_saved_run *run = &runs[i];
-        const cm_block *block = cm_pool_part_block(pool, run->part);
-        const cm_piece_end far = {.address = run->address,
-                                  .owner = pool,
-                                  .kind = CM_KIND_DEVICE,
-                                  .device = device};
-        const cm_piece_end near = {.host = (char *)block->host + run->at,
-                                   .address = block->address + run->at,
-                                   .owner = block,
-                                   .kind = CM_KIND_PINNED,
-                                   .device = device};
-        pieces[i] = (cm_piece){.dst = to_host ? near : far,
-                               .src = to_host ? far : near,
-                               .nbytes = run->nbytes,
-                               .index = i};
+    uint64_t asked_ns = cm_now_ns();
+    cm_status status = cm_ticket_wait(ticket, CM_ASK_NS);
+    while (status.code == CM_ETIMEOUT) {
+        CM_TRY(cm_wait_check_interrupted(hooks, &asked_ns));
+        status = cm_ticket_wait(ticket, CM_ASK_NS);
     }
-    return pieces;
+    return status;
 }
 
-/* Copy all saved runs in one batch. */
-static cm_status
-copy_runs(cm_engine *engine, const cm_pool *pool, bool to_host,
-          const cm_wait_hooks *hooks)
+/* What the device has begun must end before memory changes hands. */
+static void
+wait_for_stream(const cm_stream *stream)
 {
-    uint64_t count;
-    cm_piece *pieces = make_pieces(pool, to_host, &count);
-    CM_TRY(cm_allocated(pieces != NULL, (count + 1) * sizeof(*pieces)));
+    cm_ignore(CM_ON_DEVICE(stream->rt, stream->device,
+                           cm_rt_stream_synchronize(stream->rt, stream->handle)));
+}
+
+/* -- page-locked memory ----------------------------------------------------------------- */
+
+/* Bytes that are on their way between the device and page-locked memory. */
+typedef struct cm_sleep_copy {
+    cm_engine *engine;
+    cm_pool *pool;
+    const cm_wait_hooks *hooks;
+    bool to_host;
+    cm_stream *stream;        /* of its own */
+    const cm_saved_run *runs; /* borrowed from the pool */
+    uint64_t run_count;
+    cm_ticket *ticket; /* of the last part that was begun; NULL before that */
+    cm_address end;    /* where the last run of that part ends */
+} cm_sleep_copy;
+
+/* Return the number of the first run behind the part of run `first`. */
+static uint64_t
+end_of_part(const cm_sleep_copy *self, uint64_t first)
+{
+    uint64_t i = first;
+    while (i < self->run_count && self->runs[i].part == self->runs[first].part) {
+        i++;
+    }
+    return i;
+}
+
+static cm_piece
+make_piece(const cm_sleep_copy *self, const cm_saved_run *run)
+{
+    const cm_block *block = cm_pool_part_block(self->pool, run->part);
+    int16_t device = (int16_t)self->stream->device;
+    const cm_piece_end far = {.address = run->address,
+                              .owner = self->pool,
+                              .kind = CM_KIND_DEVICE,
+                              .device = device};
+    const cm_piece_end near = {.host = (char *)block->host + run->at,
+                               .address = block->address + run->at,
+                               .owner = block,
+                               .kind = CM_KIND_PINNED,
+                               .device = device};
+    return (cm_piece){.dst = self->to_host ? near : far,
+                      .src = self->to_host ? far : near,
+                      .nbytes = run->nbytes};
+}
+
+/* Begin the copies of some runs, in one batch. */
+static cm_status
+begin_copies(const cm_sleep_copy *self, uint64_t first, uint64_t end, cm_ticket **out)
+{
+    uint64_t count = end - first;
+    cm_piece *pieces = calloc(count, sizeof(*pieces));
+    CM_TRY(cm_allocated(pieces != NULL, count * sizeof(*pieces)));
+    for (uint64_t i = 0; i < count; i++) {
+        pieces[i] = make_piece(self, &self->runs[first + i]);
+        pieces[i].index = i;
+    }
     const cm_many_request request = {
-        .common = {.blocking = true,
-                   .interrupted = hooks->interrupted,
-                   .interrupted_argument = hooks->argument},
+        .common = {.stream = self->stream,
+                   .interrupted = self->hooks->interrupted,
+                   .interrupted_argument = self->hooks->argument},
         .pieces = pieces,
         .piece_count = count,
         .is_apart = true,
     };
-    cm_ticket *ticket = NULL;
-    cm_status status = cm_ok();
-    if (count > 0) {
-        status = cm_engine_copy_many(engine, &request, &ticket);
-    }
-    if (ticket != NULL) {
-        /* What the device has begun must end before the memory changes hands. */
-        cm_ignore(cm_ticket_wait(ticket, UINT64_MAX));
-        cm_ticket_release(ticket);
-    }
+    cm_status status = cm_engine_copy_many(self->engine, &request, out);
     free(pieces);
     return status;
 }
 
-cm_status
-cm_sleep_save(cm_engine *engine, cm_pool *pool, const cm_wait_hooks *hooks)
+/* Wait for the part that was begun last. */
+static cm_status
+end_part(cm_sleep_copy *self)
 {
-    uint64_t count;
-    const cm_saved_run *runs = cm_pool_saved_runs(pool, &count);
-    for (uint64_t i = 0; i < count; i++) {
-        CM_TRY(cm_pool_take_part(pool, runs[i].part, hooks));
+    cm_ticket *ticket = self->ticket;
+    if (ticket == NULL) {
+        return cm_ok();
     }
-    return copy_runs(engine, pool, true, hooks);
+    self->ticket = NULL;
+    cm_status status = wait_for(ticket, self->hooks);
+    cm_ticket_release(ticket);
+    return status;
+}
+
+/* Begin to copy the part of the runs from `first` to `end`, and then end the one
+ * before. So the device always has work. The chunks of the part before are unmapped
+ * meanwhile. */
+static cm_status
+save_part(cm_sleep_copy *self, uint64_t first, uint64_t end)
+{
+    cm_ticket *ticket = NULL;
+    cm_address copied = self->end;
+    CM_TRY(begin_copies(self, first, end, &ticket));
+    cm_status status = end_part(self);
+    self->ticket = ticket;
+    self->end = self->runs[end - 1].address + self->runs[end - 1].nbytes;
+    CM_TRY(status);
+    return copied == 0 ? status : cm_pool_unmap_until(self->pool, copied);
+}
+
+/* Find page-locked memory for a part. If there is none, other pools give back what they
+ * have cached, and it is tried once more. */
+static cm_status
+take_part(const cm_sleep_copy *self, uint32_t part)
+{
+    cm_status status = cm_pool_take_part(self->pool, part, self->hooks);
+    if (cm_pool_is_short(status)) {
+        cm_trim_request r = {.kind = CM_KIND_PINNED, .device = -1};
+        CM_TRY(cm_pools_trim(self->stream->rt, &r, self->hooks));
+        status = cm_pool_take_part(self->pool, part, self->hooks);
+    }
+    return status;
+}
+
+static cm_status
+save_all(cm_sleep_copy *self)
+{
+    uint64_t end;
+    for (uint64_t first = 0; first < self->run_count; first = end) {
+        end = end_of_part(self, first);
+        CM_TRY(take_part(self, self->runs[first].part));
+        CM_TRY(save_part(self, first, end));
+    }
+    return end_part(self);
+}
+
+static cm_status
+restore_all(cm_sleep_copy *self)
+{
+    if (self->run_count > 0) {
+        CM_TRY(begin_copies(self, 0, self->run_count, &self->ticket));
+    }
+    return end_part(self);
+}
+
+/* Copy all saved runs, and return when nothing is under way any more. */
+static cm_status
+copy_all(cm_engine *engine, cm_runtime *rt, cm_pool *pool, bool to_host,
+         const cm_wait_hooks *hooks)
+{
+    cm_sleep_copy self = {
+        .engine = engine, .pool = pool, .hooks = hooks, .to_host = to_host};
+    self.runs = cm_pool_saved_runs(pool, &self.run_count);
+    CM_TRY(cm_stream_create(rt, cm_pool_get_config(pool)->device,
+                            CM_STREAM_NON_BLOCKING, 0, &self.stream));
+    cm_status status = to_host ? save_all(&self) : restore_all(&self);
+    if (!cm_is_ok(status)) {
+        wait_for_stream(self.stream);
+    }
+    if (self.ticket != NULL) {
+        cm_ignore(cm_ticket_wait(self.ticket, UINT64_MAX));
+        cm_ticket_release(self.ticket);
+    }
+    cm_stream_release(self.stream);
+    return status;
 }
 
 cm_status
-cm_sleep_restore(cm_engine *engine, cm_pool *pool, const cm_wait_hooks *hooks)
+cm_sleep_save(cm_state *state, cm_engine *engine, cm_pool *pool,
+              const cm_wait_hooks *hooks)
 {
-    return copy_runs(engine, pool, false, hooks);
+    return copy_all(engine, state->runtime, pool, true, hooks);
+}
+
+cm_status
+cm_sleep_restore(cm_state *state, cm_engine *engine, cm_pool *pool,
+                 const cm_wait_hooks *hooks)
+{
+    return copy_all(engine, state->runtime, pool, false, hooks);
 }
 
 /* -- files -------------------------------------------------------------------------------- */
@@ -136,10 +250,7 @@ transfer_ranges(cm_state *state, cm_engine *engine, const cm_file_range *ranges,
     }
     cm_status status = cm_engine_transfer_file(engine, &request, &files->failure);
     if (!cm_is_ok(status)) {
-        /* What the device has begun must end before the memory changes hands. */
-        cm_ignore(
-            CM_ON_DEVICE(state->runtime, stream->device,
-                         cm_rt_stream_synchronize(state->runtime, stream->handle)));
+        wait_for_stream(stream);
     }
     return status;
 }

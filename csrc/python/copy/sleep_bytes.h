@@ -2,6 +2,17 @@
 /* Moves the bytes of a pool that goes to sleep or wakes (sleeping.c): to page-locked
  * memory or to files, and back.
  *
+ * Page-locked memory
+ * ------------------
+ * Page-locking memory takes longer than copying to it, and a copy of the device needs
+ * no thread. So the bytes go part by part: while the device copies one part, the thread
+ * page-locks the memory of the next, and unmaps the chunks of the part before.
+ *
+ * Example: the first sleep of 600 MiB, in parts of 256, 256 and 88 MiB.
+ *
+ *   the thread   lock 0   lock 1   unmap 0   lock 2   unmap 1   wait   unmap 2, release
+ *   the device            copy 0             copy 1             copy 2
+ *
  * Files
  * -----
  * The caller has opened the files, which have no names, so that nothing is left of them
@@ -29,13 +40,15 @@ typedef struct cm_sleep_files {
 } cm_sleep_files;
 
 /* Copy all saved runs to page-locked memory, and return when they are copied. Even if
- * the call is interrupted or fails, nothing is under way when it returns.
- * Fails: as cm_pool_take_part() and cm_engine_copy_many(). */
-CM_NODISCARD cm_status cm_sleep_save(cm_engine *engine, cm_pool *pool,
+ * the call is interrupted or fails, nothing is under way when it returns. Chunks may be
+ * unmapped then, which cm_pool_map_back() undoes.
+ * Fails: as cm_pool_take_part(), cm_engine_copy_many() and cm_pool_unmap_until();
+ *        stream_create. */
+CM_NODISCARD cm_status cm_sleep_save(cm_state *state, cm_engine *engine, cm_pool *pool,
                                      const cm_wait_hooks *hooks);
 /* Copy all saved runs from page-locked memory to the device, in the same way. */
-CM_NODISCARD cm_status cm_sleep_restore(cm_engine *engine, cm_pool *pool,
-                                        const cm_wait_hooks *hooks);
+CM_NODISCARD cm_status cm_sleep_restore(cm_state *state, cm_engine *engine,
+                                        cm_pool *pool, const cm_wait_hooks *hooks);
 /* Write all saved runs to the files, or read them. Even if the call is interrupted or
  * fails, nothing is under way when it returns.
  * Fails: as cm_engine_transfer_file(), with files->failure set if a file is at fault;

@@ -202,14 +202,6 @@ see_to_host_pool(const sleep_call *self)
     return 0;
 }
 
-/* Give back what other pools have cached for the host. Called without the GIL. */
-static cm_status
-trim_host(const sleep_call *self, const cm_wait_hooks *hooks)
-{
-    cm_trim_request r = {.kind = CM_KIND_PINNED, .device = -1};
-    return cm_pools_trim(self->state->runtime, &r, hooks);
-}
-
 /* Refuse before anything is copied if the limits have no room for the bytes, even after
  * other pools have given back what they cache. Called without the GIL. */
 static cm_status
@@ -217,22 +209,9 @@ check_host(const sleep_call *self, const cm_wait_hooks *hooks)
 {
     cm_status status = cm_pool_check_host(self->pool);
     if (cm_pool_is_short(status)) {
-        CM_TRY(trim_host(self, hooks));
+        cm_trim_request r = {.kind = CM_KIND_PINNED, .device = -1};
+        CM_TRY(cm_pools_trim(self->state->runtime, &r, hooks));
         status = cm_pool_check_host(self->pool);
-    }
-    return status;
-}
-
-/* Copy the bytes to page-locked memory. If the host has no room, other pools give back
- * what they have cached, and it is tried once more. Called without the GIL. */
-static cm_status
-save_to_host(const sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
-{
-    CM_TRY(check_host(self, hooks));
-    cm_status status = cm_sleep_save(engine, self->pool, hooks);
-    if (cm_pool_is_short(status)) {
-        CM_TRY(trim_host(self, hooks));
-        status = cm_sleep_save(engine, self->pool, hooks);
     }
     return status;
 }
@@ -254,7 +233,12 @@ fall_asleep(sleep_call *self, cm_engine *engine, bool keep, const cm_wait_hooks 
         CM_TRY(cm_pool_plan_save(pool, to_host));
     }
     if (keep && to_host) {
-        CM_TRY(save_to_host(self, engine, hooks));
+        CM_TRY(check_host(self, hooks));
+        cm_status status = cm_sleep_save(self->state, engine, pool, hooks);
+        if (!cm_is_ok(status)) {
+            cm_pool_map_back(pool, asleep);
+            return status;
+        }
     }
     if (keep && !to_host) {
         CM_TRY(cm_sleep_transfer_files(self->state, engine, pool, &self->files, true,
@@ -462,7 +446,7 @@ wake_up(sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
 {
     CM_TRY(get_memory(self, hooks));
     cm_status status = self->files.count == 0
-                           ? cm_sleep_restore(engine, self->pool, hooks)
+                           ? cm_sleep_restore(self->state, engine, self->pool, hooks)
                            : cm_sleep_transfer_files(self->state, engine, self->pool,
                                                      &self->files, false, hooks);
     if (!cm_is_ok(status)) {
