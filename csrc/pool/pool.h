@@ -449,19 +449,20 @@ void cm_pool_map_back(cm_pool *pool, bool *asleep);
  *        address_unmap that could not be undone, and then the pool sleeps with some of
  *        its memory. */
 CM_NODISCARD cm_status cm_pool_fall_asleep(cm_pool *pool, bool *asleep);
-/* Get memory for a pool that is asleep, at the same addresses. The contents of this
- * memory are undefined. Chunks in which nothing lives any more get none. Runs of blocks
- * that were given back meanwhile are no longer among the saved ones. The pool is shut
- * then.
+/* Begin to wake a pool that is asleep: charge the limits for its memory, and forget
+ * chunks and runs in which nothing lives any more. The pool is shut then, until
+ * cm_pool_end_waking().
+ * Fails: CM_ELIMIT; CM_ENOMEM; CM_EBUSY if the pool is not asleep; CM_EFORKED. The pool
+ *        is still asleep then. */
+CM_NODISCARD cm_status cm_pool_begin_waking(cm_pool *pool);
+/* Get memory for the chunks that begin below `end`, at the same addresses. Its contents
+ * are undefined, unless the chunks have kept it.
  * Blocks: as cm_pool_fall_asleep().
- * Fails: physical_create, address_map, address_set_access; CM_ELIMIT; CM_ENOMEM; CM_EBUSY
- *        if the pool is not asleep; CM_EFORKED. The pool is still asleep then. */
-CM_NODISCARD cm_status cm_pool_bring_back(cm_pool *pool);
-/* Give the memory of a pool that was shut back to the runtime, because bytes that were
- * saved could not be copied to it. The pool is asleep then, even if the driver has not
- * taken all of its memory.
- * Fails: address_unmap, physical_release. */
-CM_NODISCARD cm_status cm_pool_fall_back(cm_pool *pool);
+ * Fails: physical_create, address_map, address_set_access. */
+CM_NODISCARD cm_status cm_pool_map_until(cm_pool *pool, cm_address end);
+/* End what cm_pool_begin_waking() has begun. With `sleeps_on`, after a failure, the
+ * memory goes back and the pool is asleep again. */
+void cm_pool_end_waking(cm_pool *pool, bool sleeps_on);
 /* Let a pool that was shut hand out memory again, and forget the saved runs. With
  * `keep_host` their page-locked memory stays for the next time; otherwise it goes back
  * to the runtime. */

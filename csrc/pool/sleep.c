@@ -21,13 +21,15 @@
  *      ... the caller copies the saved runs
  *      cm_pool_fall_asleep  the memory goes back
  *
- *      cm_pool_bring_back   memory comes, at the same addresses
+ *      cm_pool_begin_waking  the limits are charged
+ *      cm_pool_map_until     memory comes, at the same addresses
  *      ... the caller copies the saved runs to the device
- *      cm_pool_reopen       the pool hands out memory again
+ *      cm_pool_end_waking    the memory is counted, or goes back after a failure
+ *      cm_pool_reopen        the pool hands out memory again
  *
  * Whatever fails before cm_pool_fall_asleep() is undone by cm_pool_reopen(). A failure
- * after cm_pool_bring_back() is undone by cm_pool_fall_back(), since the saved
- * runs are still there.
+ * after cm_pool_begin_waking() is undone by cm_pool_end_waking(), since the saved runs
+ * are still there.
  *
  * All or nothing
  * --------------
@@ -42,7 +44,7 @@
  *
  *   asleep       4 chunks without memory. 128 MiB are refunded to the budget.
  *   a free       The block of the third chunk is dropped. No call is made.
- *   bring back   The third and the fourth chunk are wholly free and are forgotten.
+ *   waking       The third and the fourth chunk are wholly free and are forgotten.
  *                64 MiB are charged, created, and mapped where they were.
  *
  * Edges
@@ -633,33 +635,9 @@ cm_pool_fall_asleep(cm_pool *pool, bool *asleep)
     return status;
 }
 
-cm_status
-cm_pool_fall_back(cm_pool *pool)
-{
-    cm_status status = cm_ok();
-    cm_mutex_lock(&pool->growing);
-    if (pool->range != NULL) {
-        status = CM_IN_SCOPE(pool->rt, pool->config.device, lend_memory(pool));
-    }
-    (void)try_change(pool, CM_POOL_SHUT, CM_POOL_ASLEEP);
-    cm_mutex_unlock(&pool->growing);
-    return status;
-}
-
+/* Forget the chunks in which nothing lives, and charge the limits for the others. */
 static cm_status
-map_all(const cm_pool *pool)
-{
-    cm_source *source = pool->source;
-    for (cm_chunk *c = first_chunk(pool); c != NULL; c = next_chunk(pool, c)) {
-        if (c->is_unmapped) {
-            CM_TRY(source->ops->map_chunk(source, c));
-        }
-    }
-    return cm_ok();
-}
-
-static cm_status
-get_memory(cm_pool *pool)
+charge_memory(cm_pool *pool)
 {
     uint64_t released_nbytes = 0;
     /* A chunk that cannot be forgotten is mapped. */
@@ -669,21 +647,11 @@ get_memory(cm_pool *pool)
     if (nbytes > 0 && !cm_budget_try_charge(pool->config.budget, nbytes)) {
         return cm_fail(CM_ELIMIT, nbytes);
     }
-    cm_status status = map_all(pool);
-    if (!cm_is_ok(status) && !pool->saved.is_in_place) {
-        cm_ignore(drop_all(pool)); /* memory that stays is counted below */
-    }
-    (void)count_asleep(pool);
-    cm_budget_refund(pool->config.budget, pool->counters.asleep_nbytes);
-    note_memory(pool, CM_EVENT_GROW, nbytes - pool->counters.asleep_nbytes);
-    if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create) {
-        status.arg = nbytes; /* users know this size, not that of a chunk */
-    }
-    return status;
+    return cm_ok();
 }
 
 cm_status
-cm_pool_bring_back(cm_pool *pool)
+cm_pool_begin_waking(cm_pool *pool)
 {
     if (cm_runtime_is_forked(pool->rt)) {
         return cm_fail(CM_EFORKED, 0);
@@ -694,11 +662,60 @@ cm_pool_bring_back(cm_pool *pool)
         status = cm_fail(CM_EBUSY, 0);
     }
     else if (pool->range != NULL) {
-        status = CM_IN_SCOPE(pool->rt, pool->config.device, get_memory(pool));
+        status = CM_IN_SCOPE(pool->rt, pool->config.device, charge_memory(pool));
     }
     if (cm_is_ok(status)) {
         (void)try_change(pool, CM_POOL_ASLEEP, CM_POOL_SHUT);
     }
     cm_mutex_unlock(&pool->growing);
     return status;
+}
+
+static cm_status
+map_chunks(const cm_pool *pool, cm_address end)
+{
+    cm_source *source = pool->source;
+    for (cm_chunk *c = first_chunk(pool); c != NULL && c->address < end;
+         c = next_chunk(pool, c)) {
+        if (c->is_unmapped) {
+            CM_TRY(source->ops->map_chunk(source, c));
+        }
+    }
+    return cm_ok();
+}
+
+cm_status
+cm_pool_map_until(cm_pool *pool, cm_address end)
+{
+    cm_status status = cm_ok();
+    cm_mutex_lock(&pool->growing);
+    if (pool->range != NULL) {
+        status = CM_IN_SCOPE(pool->rt, pool->config.device, map_chunks(pool, end));
+    }
+    if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create) {
+        /* Users know this size, not that of a chunk. */
+        status.arg = pool->counters.asleep_nbytes;
+    }
+    cm_mutex_unlock(&pool->growing);
+    return status;
+}
+
+void
+cm_pool_end_waking(cm_pool *pool, bool sleeps_on)
+{
+    cm_mutex_lock(&pool->growing);
+    if (pool->range != NULL && sleeps_on && !pool->saved.is_in_place) {
+        /* Memory that stays is counted below. */
+        cm_ignore(CM_IN_SCOPE(pool->rt, pool->config.device, drop_all(pool)));
+    }
+    if (pool->range != NULL) {
+        uint64_t nbytes = pool->counters.asleep_nbytes;
+        (void)count_asleep(pool);
+        cm_budget_refund(pool->config.budget, pool->counters.asleep_nbytes);
+        note_memory(pool, CM_EVENT_GROW, nbytes - pool->counters.asleep_nbytes);
+    }
+    if (sleeps_on) {
+        (void)try_change(pool, CM_POOL_SHUT, CM_POOL_ASLEEP);
+    }
+    cm_mutex_unlock(&pool->growing);
 }

@@ -119,10 +119,20 @@ put_to_sleep(const pools *p, bool keep)
     return put_to_sleep_after(p, NULL, keep);
 }
 
+/* Get all memory. After a failure the pool is asleep. */
+static cm_status
+bring_back(cm_pool *pool)
+{
+    CM_TRY(cm_pool_begin_waking(pool));
+    cm_status status = cm_pool_map_until(pool, UINT64_MAX);
+    cm_pool_end_waking(pool, !cm_is_ok(status));
+    return status;
+}
+
 static cm_status
 wake(const pools *p, bool keep_host)
 {
-    CM_TRY(cm_pool_bring_back(p->device));
+    CM_TRY(bring_back(p->device));
     copy_runs(p, false);
     cm_pool_reopen(p->device, keep_host);
     return cm_ok();
@@ -223,7 +233,7 @@ test_sleep_refuses_allocations(void)
     CHECK(cm_pool_alloc_optional(p.device, 100, 0) == NULL);
     CHECK_CODE(cm_pool_shut(p.device), CM_EBUSY);
     MUST(wake(&p, true));
-    CHECK_CODE(cm_pool_bring_back(p.device), CM_EBUSY);
+    CHECK_CODE(bring_back(p.device), CM_EBUSY);
     give(p.device, take(p.device, 4 * MIB, NULL), NULL, 0);
     give(p.device, kept, NULL, 0);
     close_pools(&p);
@@ -410,7 +420,7 @@ test_wake_fails_while_others_have_the_memory(void)
     MUST(put_to_sleep(&p, true));
     cm_block *taken = take(other, 32 * MIB, NULL);
     for (int round = 0; round < 2; round++) {
-        CHECK_CODE(cm_pool_bring_back(p.device), CM_CUDA_OUT_OF_MEMORY);
+        CHECK_CODE(bring_back(p.device), CM_CUDA_OUT_OF_MEMORY);
         CHECK(cm_pool_is_asleep(p.device));
         CHECK_EQ(read_counters(p.device).asleep_nbytes, 48 * MIB);
         CHECK_EQ(free_nbytes(&p), 32 * MIB);
@@ -441,7 +451,7 @@ test_sleep_and_wake_count_against_limits(void)
     MUST(put_to_sleep(&p, true));
     CHECK_EQ(atomic_load(&budget.used_nbytes), 0);
     cm_block *taken = take(other, 32 * MIB, NULL);
-    CHECK_CODE(cm_pool_bring_back(p.device), CM_ELIMIT);
+    CHECK_CODE(bring_back(p.device), CM_ELIMIT);
     CHECK_EQ(atomic_load(&budget.used_nbytes), 32 * MIB);
     give(other, taken, NULL, 0);
     cm_pool_release(other);
@@ -695,7 +705,7 @@ test_sleep_that_cannot_be_undone_keeps_the_memory(void)
     cm_pool_map_back(p.device, &asleep);
     CHECK(asleep && cm_pool_is_asleep(p.device));
     CHECK_EQ(free_nbytes(&p), before);
-    CHECK_CODE(cm_pool_bring_back(p.device), 999);
+    CHECK_CODE(bring_back(p.device), 999);
     CHECK(cm_pool_is_asleep(p.device));
     CHECK_EQ(free_nbytes(&p), before);
     cm_faults_plan(p.rt, CM_OP_none, 0, 0, false);

@@ -221,6 +221,22 @@ def test_region_unmaps_chunks_while_it_copies_others(emulated) -> None:
     check_contents(made)
 
 
+def test_region_fills_chunks_while_it_maps_others(emulated) -> None:
+    """If a later chunk cannot be mapped, the region sleeps on with its contents."""
+    region, made = region_of_parts(40 * MIB, 40 * MIB, 40 * MIB)
+    region.sleep()
+    testing.plan_fault("address_map", 4, 999)
+    with pytest.raises(cumem.CudaError):
+        region.wake()
+    copied = testing.fault_count("copy_async")
+    testing.plan_fault(None, 0)
+    assert copied >= 1
+    assert region.is_asleep
+    assert region.pool.stats().reserved_nbytes == 0
+    region.wake()
+    check_contents(made)
+
+
 @pytest.mark.parametrize(
     ("op", "nth"),
     [("stream_create", 1), ("copy_async", 2), ("address_unmap", 1), ("address_map", 1)],

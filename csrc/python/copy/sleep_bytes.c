@@ -153,12 +153,28 @@ save_all(cm_sleep_copy *self)
     return end_part(self);
 }
 
+/* Map the memory of a part while the device fills the one before. */
+static cm_status
+restore_part(cm_sleep_copy *self, uint64_t first, uint64_t end)
+{
+    cm_ticket *ticket = NULL;
+    const cm_saved_run *last = &self->runs[end - 1];
+    CM_TRY(cm_pool_map_until(self->pool, last->address + last->nbytes));
+    CM_TRY(begin_copies(self, first, end, &ticket));
+    cm_status status = end_part(self);
+    self->ticket = ticket;
+    return status;
+}
+
 static cm_status
 restore_all(cm_sleep_copy *self)
 {
-    if (self->run_count > 0) {
-        CM_TRY(begin_copies(self, 0, self->run_count, &self->ticket));
+    uint64_t end;
+    for (uint64_t first = 0; first < self->run_count; first = end) {
+        end = end_of_part(self, first);
+        CM_TRY(restore_part(self, first, end));
     }
+    CM_TRY(cm_pool_map_until(self->pool, UINT64_MAX));
     return end_part(self);
 }
 
@@ -170,6 +186,9 @@ copy_all(cm_engine *engine, cm_runtime *rt, cm_pool *pool, bool to_host,
     cm_sleep_copy self = {
         .engine = engine, .pool = pool, .hooks = hooks, .to_host = to_host};
     self.runs = cm_pool_saved_runs(pool, &self.run_count);
+    if (self.run_count == 0) {
+        return to_host ? cm_ok() : restore_all(&self);
+    }
     CM_TRY(cm_stream_create(rt, cm_pool_get_config(pool)->device,
                             CM_STREAM_NON_BLOCKING, 0, &self.stream));
     cm_status status = to_host ? save_all(&self) : restore_all(&self);

@@ -13,6 +13,9 @@
  *   the thread   lock 0   lock 1   unmap 0   lock 2   unmap 1   wait   unmap 2, release
  *   the device            copy 0             copy 1             copy 2
  *
+ * On the way back the thread maps the chunks of one part while the device fills those
+ * of the part before.
+ *
  * Files
  * -----
  * The caller has opened the files, which have no names, so that nothing is left of them
@@ -46,7 +49,8 @@ typedef struct cm_sleep_files {
  *        stream_create. */
 CM_NODISCARD cm_status cm_sleep_save(cm_state *state, cm_engine *engine, cm_pool *pool,
                                      const cm_wait_hooks *hooks);
-/* Copy all saved runs from page-locked memory to the device, in the same way. */
+/* Map all chunks of a pool, between cm_pool_begin_waking() and cm_pool_end_waking(),
+ * and copy the saved runs to them in the same way. */
 CM_NODISCARD cm_status cm_sleep_restore(cm_state *state, cm_engine *engine,
                                         cm_pool *pool, const cm_wait_hooks *hooks);
 /* Write all saved runs to the files, or read them. Even if the call is interrupted or

@@ -425,34 +425,49 @@ set_spare(PyObject *module, PyObject *args)
 
 /* -- wake --------------------------------------------------------------------------------- */
 
-/* Get memory. If there is none, other pools give back what they have cached, and it is
- * tried once more. Called without the GIL. */
+/* Bring the memory and the bytes back from page-locked memory. After a failure the pool
+ * is asleep. Memory that the driver does not take back then stays with the pool, which
+ * counts it as lost, and which wakes with it the next time. */
 static cm_status
-get_memory(const sleep_call *self, const cm_wait_hooks *hooks)
+wake_from_host(const sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
 {
-    cm_status status = cm_pool_bring_back(self->pool);
-    if (cm_pool_is_short(status)) {
-        cm_trim_request r = {0};
-        CM_TRY(cm_pool_trim_others(self->pool, status, hooks, &r));
-        status = r.released_nbytes > 0 ? cm_pool_bring_back(self->pool) : status;
-    }
+    CM_TRY(cm_pool_begin_waking(self->pool));
+    cm_status status = cm_sleep_restore(self->state, engine, self->pool, hooks);
+    cm_pool_end_waking(self->pool, !cm_is_ok(status));
     return status;
 }
 
-/* Bring the memory and the bytes back. After a failure the pool is asleep. Called
- * without the GIL. */
+/* Do the same from files. */
+static cm_status
+wake_from_files(sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
+{
+    CM_TRY(cm_pool_begin_waking(self->pool));
+    cm_status status = cm_pool_map_until(self->pool, UINT64_MAX);
+    if (cm_is_ok(status)) {
+        status = cm_sleep_transfer_files(self->state, engine, self->pool, &self->files,
+                                         false, hooks);
+    }
+    cm_pool_end_waking(self->pool, !cm_is_ok(status));
+    return status;
+}
+
+static cm_status
+try_to_wake(sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
+{
+    return self->files.count == 0 ? wake_from_host(self, engine, hooks)
+                                  : wake_from_files(self, engine, hooks);
+}
+
+/* Wake the pool. If there is no memory, other pools give back what they have cached,
+ * and it is tried once more. Called without the GIL. */
 static cm_status
 wake_up(sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
 {
-    CM_TRY(get_memory(self, hooks));
-    cm_status status = self->files.count == 0
-                           ? cm_sleep_restore(self->state, engine, self->pool, hooks)
-                           : cm_sleep_transfer_files(self->state, engine, self->pool,
-                                                     &self->files, false, hooks);
-    if (!cm_is_ok(status)) {
-        /* Memory that the driver does not take back stays with the pool, which counts
-         * it as lost, and which wakes with it the next time. */
-        cm_ignore(cm_pool_fall_back(self->pool));
+    cm_status status = try_to_wake(self, engine, hooks);
+    if (cm_pool_is_short(status)) {
+        cm_trim_request r = {0};
+        CM_TRY(cm_pool_trim_others(self->pool, status, hooks, &r));
+        status = r.released_nbytes > 0 ? try_to_wake(self, engine, hooks) : status;
     }
     return status;
 }
