@@ -30,6 +30,7 @@ from cumem.doctor import facts as doctor_facts
 from cumem.files import safetensors
 from cumem.files.safetensors import format as safetensors_format
 from cumem.files.safetensors import save as safetensors_save
+from cumem.integrations import engines as integrations_engines
 from cumem.integrations import torch as integrations_torch
 from cumem.recording import json_lines as recording_json_lines
 from cumem.recording import page as recording_page
@@ -53,7 +54,8 @@ PAGES = sorted(
 )
 #: Modules whose public functions and classes must have docstrings.
 MODULES = (
-    *(bench, bench_cases, bench_report, cli, info, integrations_torch, plots, units),
+    *(bench, bench_cases, bench_report, cli, info, plots, units),
+    *(integrations_engines, integrations_torch),
     *(doctor, doctor_checks, doctor_facts),
     *(replay, replay_allocators, replay_hold, replay_report, replay_trace),
     *(recording_json_lines, recording_page, recording_perfetto, recording_pprof),
@@ -77,8 +79,8 @@ def test_public_names_are_in_the_list_of_names() -> None:
 #: Aliases of types. Python gives them no docstring, so docs/api.md says what they are.
 ALIASES = {"Kind"}
 PUBLIC = {name: getattr(face, name) for face in (cumem, types) for name in face.__all__}
-#: Names that only users of PyTorch need. The examples in their docstrings run as well.
-OFFLOADING = {
+#: Names of integrations that need no GPU. The examples in their docstrings run as well.
+INTEGRATIONS = {"SleepMode": integrations_engines.SleepMode} | {
     name: getattr(integrations_torch, name)
     for name in ("ActivationOffload", "offload", "offload_activations", "restore")
 }
@@ -346,12 +348,12 @@ CONSTANTS = {"__version__"}
 
 
 @pytest.mark.parametrize(
-    "name", sorted((PUBLIC | OFFLOADING).keys() - CONSTANTS - ALIASES)
+    "name", sorted((PUBLIC | INTEGRATIONS).keys() - CONSTANTS - ALIASES)
 )
 def test_each_public_name_has_an_example_that_runs(
     emulated, tmp_path, monkeypatch, name: str
 ) -> None:
-    text = inspect.getdoc((PUBLIC | OFFLOADING)[name])
+    text = inspect.getdoc((PUBLIC | INTEGRATIONS)[name])
     assert text is not None
     assert text.count("\nExamples\n--------\n>>> ") == 1
     if name in NOT_RUN:

@@ -768,7 +768,8 @@ PUBLIC_MODULES = (
     *("cumem.plots", "cumem.recording", "cumem.recording.events", "cumem.types"),
     "cumem.units",
     *("cumem.integrations.cuda_core", "cumem.integrations.cupy"),
-    *("cumem.integrations.numba", "cumem.integrations.torch"),
+    *("cumem.integrations.engines", "cumem.integrations.numba"),
+    "cumem.integrations.torch",
 )
 
 

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`SleepMode`: regions by tag, with the calls by which inference engines sleep and wake.
+
+An engine asks an allocator for memory under a tag, such as "weights" or "kv_cache", and
+later lets tags sleep and wake. vLLM calls its ``CuMemAllocator`` for that, and SGLang and
+the frameworks of reinforcement learning call ``torch_memory_saver``. A `SleepMode` answers
+the calls of both, so that it can stand in the place of either. Under each tag it has a
+`Region`, and it lets PyTorch allocate there by `cumem.integrations.torch.using`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from cumem import _core
+from cumem.base.driver import backend
+from cumem.buffers.arguments import read_flag, wrong_type
+from cumem.integrations.torch import using
+from cumem.pools.region import Region
+
+__all__ = ["SleepMode"]
+
+#: The tag of memory for which an engine names none, in vLLM and in torch_memory_saver.
+_DEFAULT_TAG = "default"
+
+#: The tags whose contents each of vLLM's sleep levels keeps.
+_KEPT_BY_LEVEL: dict[int, tuple[str, ...]] = {1: ("weights",), 2: ()}
+
+
+class SleepMode:
+    """Regions by tag, with the calls of vLLM's allocator and of torch_memory_saver.
+
+    Parameters
+    ----------
+    host : {'keep', 'release'}
+        What becomes of pinned memory after waking, as for `Region`.
+
+    Notes
+    -----
+    ==================  ==========================================================
+    torch_memory_saver  `region`, `pause`, `resume`, `enabled`
+    vLLM's allocator    `use_memory_pool`, `sleep`, `wake_up`, `discard`,
+                        `get_current_usage`
+    ==================  ==========================================================
+
+    All of them act on the same regions. `cumem.sleep` and `cumem.wake` reach these by
+    their tags too. A tag under which there is no memory is passed over, since engines name
+    tags that they may not have used.
+
+    Regions whose contents are kept go to sleep before those whose contents are given up.
+    If one of them fails, those that this call has put to sleep are woken again, so that no
+    contents are lost before all the others are safe.
+
+    Examples
+    --------
+    >>> from cumem.integrations.engines import SleepMode
+    >>> mode = SleepMode()
+    >>> with mode.region("weights", enable_cpu_backup=True):
+    ...     weights = cumem.full(1000, 7, "f4", "device")
+    >>> mode.pause("weights")
+    >>> mode.resume("weights")
+    >>> float(weights[999])
+    7.0
+    """
+
+    def __init__(self, *, host: Literal["keep", "release"] = "keep") -> None:
+        self._host: Literal["keep", "release"] = host
+        self._lock = threading.Lock()
+        self._regions: dict[tuple[str, bool, int], Region] = {}
+
+    # -- the calls of torch_memory_saver ---------------------------------------------------
+
+    @contextlib.contextmanager
+    def region(
+        self, tag: str = _DEFAULT_TAG, enable_cpu_backup: bool = False
+    ) -> Iterator[Region]:
+        """Take device memory that this thread allocates in the block from a region.
+
+        This holds for CUDA tensors of PyTorch and for buffers of cumem, on PyTorch's
+        current device. On the emulated device, whose memory PyTorch cannot use, it holds
+        for buffers alone.
+
+        Parameters
+        ----------
+        tag : str
+            The tag of the region, which is made when it is first needed.
+        enable_cpu_backup : bool
+            Whether `pause` keeps the contents. Memory with and without it is in two
+            regions of the same tag.
+
+        Yields
+        ------
+        Region
+
+        Raises
+        ------
+        RuntimeError
+            If the region sleeps, or PyTorch cannot take memory from it.
+        TypeError, ValueError
+            If an argument has the wrong type, or `host` is neither 'keep' nor 'release'.
+
+        Examples
+        --------
+        >>> from cumem.integrations.engines import SleepMode
+        >>> mode = SleepMode()
+        >>> with mode.region("kv_cache"):
+        ...     cache = cumem.zeros((16, 1 << 16), "f2", "device")
+        >>> mode.pause("kv_cache")  # the contents are given up
+        >>> mode.resume("kv_cache")
+        """
+        chosen = self._open(tag, read_flag(enable_cpu_backup, "enable_cpu_backup"))
+        with contextlib.ExitStack() as stack:
+            # PyTorch's current device may not be the one that constructors take.
+            stack.enter_context(chosen.device)
+            stack.enter_context(chosen)
+            if backend() != "emulated":
+                stack.enter_context(using(chosen))
+            yield chosen
+
+    def pause(self, tag: str | None = None) -> None:
+        """Put the memory under a tag to sleep.
+
+        Contents are kept if ``enable_cpu_backup`` said so, and are given up otherwise.
+        Memory that sleeps already stays as it is.
+
+        Parameters
+        ----------
+        tag : str, optional
+            The tag; None means all of them.
+
+        Raises
+        ------
+        BufferError, CudaError, OutOfMemoryError
+            As for `Region.sleep`. What this call has put to sleep is awake again.
+        """
+        named = _read_tags(tag, "tag")
+        self._put_to_sleep(
+            (region, keeps)
+            for (name, keeps, _), region in self._all()
+            if named is None or name in named
+        )
+
+    def resume(self, tag: str | None = None) -> None:
+        """Wake the memory under a tag.
+
+        Parameters
+        ----------
+        tag : str, optional
+            The tag; None means all of them.
+
+        Raises
+        ------
+        CudaError, OutOfMemoryError
+            As for `Region.wake`. Regions that this call has woken before stay awake.
+        """
+        self.wake_up(tag)
+
+    @property
+    def enabled(self) -> bool:
+        """True, because memory does sleep; SGLang asks for it."""
+        return True
+
+    # -- the calls of vLLM's allocator -----------------------------------------------------
+
+    def use_memory_pool(
+        self, tag: str | None = None
+    ) -> contextlib.AbstractContextManager[Region]:
+        """Take device memory in a ``with`` block from a region whose contents are kept.
+
+        It is `region` with ``enable_cpu_backup=True``. `sleep` decides anew by its tags.
+
+        Parameters
+        ----------
+        tag : str, optional
+            The tag; None means "default".
+
+        Returns
+        -------
+        context manager
+
+        Raises
+        ------
+        RuntimeError, TypeError, ValueError
+            As for `region`, at the beginning of the block.
+        """
+        return self.region(_DEFAULT_TAG if tag is None else tag, True)
+
+    def sleep(
+        self,
+        offload_tags: Iterable[str] | str | None = None,
+        *,
+        level: Literal[1, 2] | None = None,
+    ) -> None:
+        """Put all memory to sleep, and keep the contents of some tags.
+
+        Parameters
+        ----------
+        offload_tags : str or iterable of str, optional
+            The tags whose contents are kept. The contents of all others are given up. None
+            means "default".
+        level : {1, 2}, optional
+            One of vLLM's sleep levels in place of tags: 1 keeps the contents of "weights",
+            and 2 keeps nothing.
+
+        Raises
+        ------
+        TypeError
+            If an argument has the wrong type, or tags and a level are given.
+        ValueError
+            If there is no such level.
+        BufferError, CudaError, OutOfMemoryError
+            As for `Region.sleep`. What this call has put to sleep is awake again.
+
+        Notes
+        -----
+        At level 2 vLLM's worker copies the buffers of a model (such as tables of rotary
+        embeddings) to the host itself, and fills them again after `wake_up`.
+
+        Examples
+        --------
+        >>> from cumem.integrations.engines import SleepMode
+        >>> mode = SleepMode()
+        >>> with mode.use_memory_pool("weights"):
+        ...     weights = cumem.full(1000, 7, "f4", "device")
+        >>> with mode.use_memory_pool("kv_cache"):
+        ...     cache = cumem.zeros(1 << 20, "f2", "device")
+        >>> mode.sleep(level=1)
+        >>> mode.wake_up(["weights"])
+        >>> mode.wake_up(["kv_cache"])
+        """
+        if level is not None:
+            if offload_tags is not None:
+                raise TypeError("sleep() takes offload_tags or level, not both")
+            if level not in _KEPT_BY_LEVEL:
+                raise ValueError(f"level must be 1 or 2, not {level!r}")
+            offload_tags = _KEPT_BY_LEVEL[level]
+        named = _read_tags(offload_tags, "offload_tags")
+        kept = {_DEFAULT_TAG} if named is None else named
+        self._put_to_sleep((region, key[0] in kept) for key, region in self._all())
+
+    def wake_up(self, tags: Iterable[str] | str | None = None) -> None:
+        """Wake the memory under some tags.
+
+        Parameters
+        ----------
+        tags : str or iterable of str, optional
+            The tags; None means all of them.
+
+        Raises
+        ------
+        CudaError, OutOfMemoryError
+            As for `Region.wake`. Regions that this call has woken before stay awake.
+        """
+        named = _read_tags(tags, "tags")
+        for (tag, _, _), region in self._all():
+            if named is None or tag in named:
+                region.wake()
+
+    def discard(self, tags: Iterable[str] | str) -> None:
+        """Put the memory under some tags to sleep, and give its contents up.
+
+        Memory that sleeps already stays as it is, and so do the contents kept for it.
+
+        Parameters
+        ----------
+        tags : str or iterable of str
+            The tags.
+
+        Raises
+        ------
+        BufferError, CudaError
+            As for `Region.sleep`.
+        """
+        named = _read_tags(tags, "tags") or set()
+        self._put_to_sleep(
+            (region, False) for key, region in self._all() if key[0] in named
+        )
+
+    def get_current_usage(self) -> int:
+        """Return how many bytes are allocated under all tags, asleep or awake."""
+        return sum(region.pool.stats().live_nbytes for _, region in self._all())
+
+    # -- regions ---------------------------------------------------------------------------
+
+    def _open(self, tag: str, keeps: bool) -> Region:
+        """Return the region for a tag, a new one if there is none that is open."""
+        index = _core._device(None, "device", True).index
+        key = (tag, keeps, index)
+        with self._lock:
+            found = self._regions.get(key)
+            if found is None or found.pool.closed:
+                found = self._regions[key] = Region(tag, index, host=self._host)
+        return found
+
+    def _all(self) -> list[tuple[tuple[str, bool, int], Region]]:
+        """Return all open regions with their keys, in the order of their making."""
+        with self._lock:
+            pairs = list(self._regions.items())
+        return [(key, region) for key, region in pairs if not region.pool.closed]
+
+    def _put_to_sleep(self, chosen: Iterable[tuple[Region, bool]]) -> None:
+        """Put regions to sleep, those first whose contents are kept, or none of them."""
+        with contextlib.ExitStack() as undo:
+            for region, keeps in sorted(chosen, key=lambda each: not each[1]):
+                if not region.is_asleep:
+                    # Even a call that fails may have put the region to sleep.
+                    undo.callback(region.wake)
+                    region.sleep(keeps)
+            undo.pop_all()  # all of them sleep, so nothing is undone
+
+
+def _read_tags(tags: Iterable[str] | str | None, name: str) -> set[str] | None:
+    """Return tags as a set, or None if none were given."""
+    if tags is None:
+        return None
+    if isinstance(tags, str):
+        return {tags}
+    if not isinstance(tags, Iterable):
+        raise wrong_type(name, "a str or several", tags)
+    found = set(tags)
+    for each in found:
+        if not isinstance(each, str):
+            raise wrong_type(name, "a str or several", each)
+    return found
