@@ -7,7 +7,7 @@
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
 #                            cores | many | rows | rows_beside | rows_kernel |
 #                            casting | pipelines | managed |
-#                            loading | offloading | doors | cupy_pool | numpy_pinned |
+#                            loading | offloading | sleeping | doors | cupy_pool | numpy_pinned |
 #                            numpy_tests | training | files | safetensors | two |
 #                            current | views |
 #                            interop | fork | notebooks | recording | epoch | doctor |
@@ -16,7 +16,8 @@
 #
 # Results go to ${OUT:-/tmp}. PYTEST_ARGS can have arguments of pytest. TRACES names the folder of
 # the allocation traces that `pools` replays, and FILES the folder for the files that `files`
-# reads, which need 4 GiB. `versions` and `links` compare this build with each wheel that
+# reads, which need 4 GiB. SLEEPING_PARTS has the parts of `sleeping` beyond its first, such as
+# "cases,large,turns,training". `versions` and `links` compare this build with each wheel that
 # `make gpu OLD="COMMIT ..."` built, and `recording` compares it with the first of them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -139,6 +140,11 @@ run_loading() {
 
 run_offloading() {
     "$PYTHON" benchmarks/offloading.py --json "$OUT/offloading.json"
+}
+
+run_sleeping() {
+    "$PYTHON" benchmarks/sleeping.py --folder "${FILES:-/tmp}" --graphs "${GRAPHS:-0}" \
+        --parts "${SLEEPING_PARTS:-cases}" --json "$OUT/sleeping.json"
 }
 
 run_cupy_pool() {
@@ -312,7 +318,7 @@ install || {
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls views transfer threads cores many rows rows_beside rows_kernel
-        casting pipelines managed loading offloading doors cupy_pool numpy_pinned numpy_tests
+        casting pipelines managed loading offloading sleeping doors cupy_pool numpy_pinned numpy_tests
         training files safetensors bench tests
         interop fork recording epoch doctor sanitizer stress stress_transfers torture rows_random
         corruption)

@@ -83,6 +83,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "safetensors": ("cumem/files/safetensors", "csrc/transfer/file"),
     "settings": ("csrc/transfer/plan/tuning.[ch]", "csrc/transfer/routes"),
+    "sleeping": (
+        *("csrc/pool/sleep*", "csrc/python/copy/sleeping*", "cumem/pools/region.py"),
+        *("csrc/transfer/batch", "cumem/integrations/torch.py"),
+    ),
     "stress-transfers": ("csrc/transfer",),
     "training": (
         "cumem/integrations/torch*",

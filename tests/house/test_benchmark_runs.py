@@ -256,6 +256,64 @@ def test_benchmark_of_offloading_runs_and_says_that_it_is_emulated(
     assert moved[0] == "cumem"
 
 
+def test_benchmark_of_sleeping_runs_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    results = run_quick(
+        "sleeping.py", tmp_path, "--parts", "cases,turns", "--folder", str(tmp_path)
+    )
+    cases = {
+        (case["shape"], case["way"]): case for case in results["cases"] if "way" in case
+    }
+    ours = {way for way in OURS_ASLEEP if way not in results["missing"]}
+    shapes = {shape for shape, _ in cases}
+    assert len(shapes) == 2
+    assert set(cases) == {(shape, way) for shape in shapes for way in ours | {"link"}}
+    for (_, way), case in cases.items():
+        assert not case["error"]
+        assert min(case["sleeps"] + case["wakes"]) > 0
+        assert case["keeps_addresses"]
+        if way != "link":
+            assert case["free_asleep"] == case["free_before"]
+        if way in ('cumem, host="keep"', 'cumem, host="release"'):
+            assert 1 <= case["copied_nbytes"] / case["live_nbytes"] <= 1.02
+    assert set(results["missing"]) >= {"torch_memory_saver", "training"}
+    (turns,) = (case for case in results["cases"] if "shares_gpu" in case)
+    assert not turns["error"]
+    assert not turns["shares_gpu"]  # each process has an emulated GPU of its own
+    assert [len(each) for each in turns["seconds"]] == [2, 2]
+    assert [each.name for each in tmp_path.iterdir()] == ["results.json"]
+
+
+#: The ways of regions in the benchmark of sleeping that need no PyTorch.
+OURS_ASLEEP = (
+    *('cumem, host="keep"', 'cumem, host="release"'),
+    *("cumem, keep=False", 'cumem, keep="file"'),
+)
+
+
+def test_sleep_that_loses_bytes_is_seen(emulated, monkeypatch) -> None:
+    """The benchmark must notice that the contents of a block are others after waking."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = importlib.import_module("sleeping")
+    try:
+        case = module.Case("64 blocks", module.KEEP)
+        way = module.Buffers(True)
+        really_wake = way.wake
+
+        def wake() -> None:
+            really_wake()
+            way.blocks[5][-1:].fill(77)
+
+        monkeypatch.setattr(way, "wake", wake)
+        with pytest.raises(AssertionError, match="block 5 came back changed"):
+            module.measure(case, way, [1000] * 64, module.LITTLE)
+        way.close()
+    finally:
+        for name in ("sleeping", "measure"):
+            sys.modules.pop(name)
+
+
 def test_benchmark_of_cupy_says_what_it_needs() -> None:
     done = programs.run("-W", "ignore", str(FOLDER / "cupy_pool.py"), "--quick")
     assert done.returncode == 2
