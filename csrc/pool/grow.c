@@ -319,7 +319,9 @@ longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
 {
     uint64_t granule = pool->source->granule;
     uint64_t held = pool->counters.reserved_nbytes + plan->create_nbytes;
-    uint64_t most = (held + nbytes) / plan->share;
+    /* In a pool that spills, a long chunk that two blocks share would keep both from
+     * giving it back. */
+    uint64_t most = pool->config.spills ? 0 : (held + nbytes) / plan->share;
     cm_pool_raise(&most, cm_least(nbytes / GAP_SHARE, GAP_CHUNK_MAX));
     most = most / granule * granule;
     return most < granule ? granule : most;
@@ -561,9 +563,10 @@ fill(cm_pool *pool, place_plan *plan)
     /* Do not even begin if the whole device has too little memory for this. The free
      * memory that the driver reports is not used as a bound, since the driver can move
      * managed memory out of the way. */
+    uint64_t held_nbytes =
+        pool->counters.reserved_nbytes - pool->counters.asleep_nbytes;
     if (plan->create_nbytes > 0
-        && pool->counters.reserved_nbytes + plan->create_nbytes
-               > pool->source->most_nbytes) {
+        && held_nbytes + plan->create_nbytes > pool->source->most_nbytes) {
         status = (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0,
                              plan->create_nbytes};
     }

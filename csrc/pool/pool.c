@@ -732,17 +732,6 @@ cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses, uint32_t use_
                && !cm_stream_may_capture(uses[0]));
 }
 
-/* Count a LIVE span as no longer handed out. */
-static void
-take_back_locked(cm_pool *pool, const cm_heap_span *span)
-{
-    cm_pool_counters *c = &pool->counters;
-    c->free_count++;
-    c->live_count--;
-    c->live_nbytes -= span->block.nbytes;
-    c->requested_nbytes -= span->requested_nbytes;
-}
-
 /* Give a span back to the heap. Until the work of `stream` (NULL: nothing worked on it)
  * has ended, only that stream may have it. Work from before the span was handed out may
  * still run too, whoever has used the span since. `due` names the epoch of an event
@@ -766,7 +755,7 @@ try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, cm_due due)
         due = (cm_due){span->tag, span->epoch};
     }
     cm_heap_view view = cm_pool_view_locked(pool, due.slot);
-    take_back_locked(pool, span);
+    cm_pool_take_back_locked(pool, span);
     cm_heap_give_ready(&pool->heap, span, due.slot, due.epoch, &view);
     cm_pool_raise(&pool->counters.peak_cached_nbytes, pool->heap.free_nbytes);
     leave(pool);
@@ -817,7 +806,7 @@ give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight, bool fenced
 {
     cm_pool_counters *c = &pool->counters;
     cm_spin_lock_take(&pool->lock);
-    take_back_locked(pool, span);
+    cm_pool_take_back_locked(pool, span);
     span->state = CM_SPAN_FLIGHT;
     c->in_flight_count++;
     c->in_flight_nbytes += span->block.nbytes;

@@ -63,6 +63,12 @@ typedef struct cm_pool_config {
      * 2, or of the driver's granule if that is longer; 0 stands for the granule. Long
      * chunks cost less to unmap and map, and waste more. */
     uint64_t granule_nbytes;
+    /* Its blocks may be put to sleep one by one when memory is short (spill.c). The
+     * pool does nothing about that itself: its caller does. */
+    bool spills;
+    /* How much page-locked memory the bytes of such blocks may take; UINT64_MAX means
+     * that there is no limit of its own. */
+    uint64_t spill_limit_nbytes;
     /* Chosen by the caller, who never uses it for a second pool. (An address would not
      * do, since another pool may get it later.) */
     uint64_t serial;
@@ -101,7 +107,7 @@ typedef struct cm_block {
     X(cached_count)    /* free pieces, neighbours that could join counted once */      \
     X(reserved_nbytes) /* held from the runtime = live + in flight + cached - asleep   \
                         */                                                             \
-    X(asleep_nbytes)   /* lent back to the runtime until the pool wakes */             \
+    X(asleep_nbytes)   /* lent back to the runtime until the pool or block wakes */    \
     CM_POOL_PEAKS(X)                                                                   \
     X(largest_free_nbytes) /* the longest of the free pieces */                        \
     X(segment_count)       /* ranges of addresses in which the memory lies */          \
@@ -118,6 +124,10 @@ typedef struct cm_block {
     X(remap_nbytes)                                                                    \
     X(trim_count)                                                                      \
     X(trimmed_nbytes)                                                                  \
+    X(spill_count) /* blocks that were put to sleep by themselves (spill.c) */         \
+    X(spilled_nbytes)                                                                  \
+    X(wake_count)                                                                      \
+    X(woken_nbytes)                                                                    \
     X(out_of_memory_count)                                                             \
     X(lost_count) /* times that the runtime refused to take something back */
 
@@ -474,6 +484,41 @@ void cm_pool_forget_saved(cm_pool *pool);
 bool cm_pool_is_asleep(cm_pool *pool);
 /* True if the pool hands out memory. */
 bool cm_pool_is_awake(cm_pool *pool);
+
+/* -- one block sleeps: see spill.c -------------------------------------------------------- */
+
+/* Take the turn to put blocks of the pool to sleep and to wake them, which one thread
+ * at a time has. Returns false if a thread has it. */
+bool cm_pool_take_spill_turn(cm_pool *pool);
+/* True if the calling thread has that turn. */
+bool cm_pool_has_spill_turn(cm_pool *pool);
+void cm_pool_give_spill_turn(cm_pool *pool);
+/* Return the pool of page-locked memory that saved bytes go to, borrowed, or NULL if
+ * none was set. cm_pool_set_host() sets it, once; the pool then holds it until it
+ * ends. */
+cm_pool *cm_pool_get_host(const cm_pool *pool);
+void cm_pool_set_host(cm_pool *pool, cm_pool *host_pool);
+/* Return how many bytes of a live block lie in whole chunks, and where they begin. They
+ * are what cm_block_fall_asleep() takes away. A block for which this returns 0 can give
+ * nothing back. */
+uint64_t cm_block_inside(cm_pool *pool, const cm_block *block, cm_address *first);
+/* Give these bytes of a live block back to the runtime. The block keeps its addresses.
+ * The caller has saved the bytes, and has seen all work on the block end.
+ * Blocks: behind a growth or a trim, and in the runtime.
+ * Fails: address_unmap, and then the block is as it was, with its contents; or, if
+ *        *asleep is set, physical_release or an address_unmap that could not be undone,
+ *        and then it sleeps with some of its memory. */
+CM_NODISCARD cm_status cm_block_fall_asleep(cm_pool *pool, const cm_block *block,
+                                            bool *asleep);
+/* Get memory for a block that is asleep, at the same addresses. Its contents are
+ * undefined. If the caller cannot restore them, cm_block_fall_asleep() puts it to sleep
+ * again.
+ * Blocks: as cm_block_fall_asleep().
+ * Fails: physical_create, address_map, address_set_access; CM_ELIMIT; CM_EFORKED. The
+ *        block is still asleep then. */
+CM_NODISCARD cm_status cm_block_bring_back(cm_pool *pool, const cm_block *block);
+/* Take back a block that is asleep, as cm_pool_free() takes back others. */
+void cm_block_free_asleep(cm_pool *pool, cm_block *block);
 
 /* Open the pool's memory to other devices that got a context since its chunks were
  * made. A new chunk is opened only to the devices that have a context at that time.

@@ -2,8 +2,8 @@
 /* The inside of the pool. Only the pool's own files include this header: pool.c hands
  * out and takes back, in_flight.c finds out when freed memory is idle and waits for
  * that, grow.c gets memory from the runtime and gives it back, sleep.c lends all of it
- * back for a time, fork.c looks after forked children, noting.c writes events for the
- * recorder, and pools.c works on all pools of a runtime.
+ * back for a time, spill.c does so for one block, fork.c looks after forked children,
+ * noting.c writes events for the recorder, and pools.c works on all pools of a runtime.
  * Locks: `lock` guards heap, lists, slots and counters, and is held for work on these
  *        only. `growing` and `polling` are turns, which a thread keeps across runtime
  *        calls. The thread that has the turn `growing`, the grower, alone may change
@@ -131,7 +131,10 @@ struct cm_pool {
     /* Changed under the lock, by the one thread that puts the pool to sleep or wakes
      * it. */
     cm_pool_phase phase;
-    cm_saved saved;          /* for that thread */
+    cm_saved saved; /* for that thread */
+    /* Which thread puts blocks to sleep or wakes them, in spill.c; NULL if none does.
+     */
+    _Atomic(const char *) spiller;
     uint64_t window_ns;      /* for the idle trim: when its present window began */
     uint64_t window_cached;  /* the least that was cached in that window */
     bool waited_in_vain;     /* nobody waits for fences again until one passes */
@@ -203,6 +206,17 @@ cm_pool_note_peaks_locked(cm_pool *pool)
     cm_pool_raise(&c->peak_in_flight_nbytes, c->in_flight_nbytes);
     cm_pool_raise(&c->peak_cached_nbytes, pool->heap.free_nbytes);
     cm_pool_raise(&c->peak_reserved_nbytes, c->reserved_nbytes);
+}
+
+/* Count a LIVE span as no longer handed out. */
+static inline void
+cm_pool_take_back_locked(cm_pool *pool, const cm_heap_span *span)
+{
+    cm_pool_counters *c = &pool->counters;
+    c->free_count++;
+    c->live_count--;
+    c->live_nbytes -= span->block.nbytes;
+    c->requested_nbytes -= span->requested_nbytes;
 }
 
 /* Return the alignment of a block of `nbytes`: its address and its rounded size are

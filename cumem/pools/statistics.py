@@ -61,7 +61,8 @@ class Counters(Answer):
     reserved_nbytes : int
         Memory held from CUDA: live, in flight and cached, unless it is asleep.
     asleep_nbytes : int
-        The bytes of regions that sleep, which keep their addresses but no memory.
+        The bytes of regions that sleep and of buffers that were spilled. They keep their
+        addresses, but CUDA has the memory.
     peak_live_nbytes, peak_requested_nbytes, peak_waste_nbytes : int
     peak_in_flight_nbytes, peak_cached_nbytes, peak_reserved_nbytes : int
         The largest value since the start or ``reset_peaks()``. Memory that is taken
@@ -89,6 +90,11 @@ class Counters(Answer):
     trim_count, trimmed_nbytes : int
         How often the pool looked for memory to give back, also when memory was short or
         idle, and the bytes that it gave back.
+    spill_count, spilled_nbytes : int
+        How often a buffer of a pool with ``spill="pinned"`` went to pinned memory, and the
+        bytes that CUDA got by that.
+    wake_count, woken_nbytes : int
+        How often such a buffer came back, and the bytes that it took.
     out_of_memory_count : int
         Attempts that failed; an allocation makes several before it raises.
     lost_count : int
@@ -133,6 +139,10 @@ class Counters(Answer):
     remap_nbytes: int = 0
     trim_count: int = 0
     trimmed_nbytes: int = 0
+    spill_count: int = 0
+    spilled_nbytes: int = 0
+    wake_count: int = 0
+    woken_nbytes: int = 0
     out_of_memory_count: int = 0
     lost_count: int = 0
 
