@@ -703,6 +703,43 @@ class Buffer:
         >>> buf.record_stream(stream)  # another library works on it there
         >>> del buf  # the memory is used again after that work
         """
+    def keep(self, keep: bool = True) -> None:
+        """Say that the memory stays on the device, or that it may be spilled again.
+
+        In a `Pool` with ``spill="pinned"``, buffers that have been idle go to pinned
+        memory when the device's memory is short. A kept buffer does not. A buffer that
+        has been spilled is woken first. In other pools this has no effect. All buffers
+        that share the memory are meant.
+
+        Parameters
+        ----------
+        keep : bool
+            False takes an earlier call back.
+
+        Raises
+        ------
+        TypeError
+            `keep` is not a bool.
+        ValueError
+            The buffer is closed.
+        OutOfMemoryError
+            The buffer was spilled, and there is no memory to wake it.
+
+        Notes
+        -----
+        Blocks: while the buffer wakes (GIL released).
+
+        Examples
+        --------
+        >>> pool = cumem.Pool("device", spill="pinned", limit="64MiB")
+        >>> weights = pool.allocate(48 << 20)
+        >>> weights.keep()
+        >>> pool.allocate(48 << 20)  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        cumem.OutOfMemoryError: ...
+        >>> weights.keep(False)
+        >>> cache = pool.allocate(48 << 20)  # the weights are in pinned memory now
+        """
     def free(self) -> None:
         """Give the memory back now instead of when the last reference goes.
 
@@ -1894,6 +1931,8 @@ class _Pool(Generic[_B_co]):
         idle_trim_ns: int,
         limit: int | None,
         granule_nbytes: int,
+        spills: bool = False,
+        spill_limit: int | None = None,
         /,
     ) -> Self: ...
     def __dir__(self) -> list[str]:
@@ -4495,6 +4534,12 @@ class _PoolConfig(structseq[Any]):
     @property
     def number(self) -> int:
         """The number in its name; 0 means a default pool."""
+    @property
+    def spills(self) -> bool:
+        """Whether idle buffers go to pinned memory when memory is short."""
+    @property
+    def spill_limit(self) -> int | None:
+        """The most pinned memory for that; None means that only other limits count."""
 
 @final
 @type_check_only

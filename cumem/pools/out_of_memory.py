@@ -85,6 +85,39 @@ class _Unraised:
         return repr(self._callback)
 
 
+def describe_spill(
+    count: int,
+    nbytes: int,
+    gone: int,
+    kept: int,
+    busy: int,
+    small: int,
+    is_capturing: int,
+    failure: Exception | None,
+) -> str:
+    """Say what a pool with ``spill="pinned"`` has put into pinned memory, and what not.
+
+    `count` buffers with `nbytes` bytes were. The next four say how many could not be, by
+    the reason. `failure` is why bytes could not be saved.
+    """
+    buffers = "buffer" if count == 1 else "buffers"
+    text = f"spilled {count} {buffers}, {format_nbytes(nbytes)}, to pinned memory"
+    reasons = {
+        "exported, captured, or with an address that was read": gone,
+        "kept by keep()": kept,
+        "busy": busy,
+        "too small": small,
+    }
+    found = [f"{number} {why}" for why, number in reasons.items() if number]
+    if found:
+        text += f" (not those that are {', '.join(found)})"
+    if is_capturing:
+        text += " (nothing moves while a stream is being captured)"
+    if failure is not None:
+        text += f" ({str(failure).splitlines()[0]})"
+    return text
+
+
 def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
     """Return the answer of `lock`, for `register`.
 

@@ -64,6 +64,8 @@ class _Options(TypedDict, total=False):
     portable: bool
     write_combined: bool
     attach: Literal["global", "host"]
+    spill: Literal["pinned"] | None
+    spill_limit: int | str | None
 
 
 @final
@@ -107,6 +109,14 @@ class Pool(_core._Pool[_B_co]):
         For pinned and mapped memory, as for `empty_pinned`.
     attach : {'global', 'host'}
         For managed memory, as for `empty_managed`.
+    spill : {'pinned'}, optional
+        For device memory: when memory is short, the buffers that have been idle longest
+        go to pinned memory, and come back at the same addresses when they are used. By
+        default the allocation fails instead. Buffers that others may use stay: those
+        that were exported or captured by a graph, or whose address was read.
+    spill_limit : int or str, optional
+        The most pinned memory that this may take, as for `limit`; by default only the
+        limit of pinned memory counts.
 
     Raises
     ------
@@ -165,8 +175,11 @@ class Pool(_core._Pool[_B_co]):
         portable: bool = True,
         write_combined: bool = False,
         attach: Literal["global", "host"] = "global",
+        spill: Literal["pinned"] | None = None,
+        spill_limit: int | str | None = None,
     ) -> Pool[Any]:
         check_kind(kind)
+        spills = _spills(kind, spill, spill_limit, segments)
         way = _fork(kind, fork, segments, write_combined)
         index = _core._device(device, "device").index
         return super().__new__(
@@ -180,6 +193,8 @@ class Pool(_core._Pool[_B_co]):
             _idle_trim_ns(idle_trim),
             _limit_nbytes(kind, index, limit),
             0,
+            spills,
+            _limit_nbytes("pinned", index, spill_limit),
         )
 
     @property
@@ -228,6 +243,16 @@ class Pool(_core._Pool[_B_co]):
     def fork(self) -> Literal["copy", "share", "omit"]:
         """What forked children get: "copy", "share" or "omit"."""
         return _FORKS[self._config.fork]
+
+    @property
+    def spill(self) -> Literal["pinned"] | None:
+        """Where idle buffers go when memory is short: "pinned", or None for nowhere."""
+        return "pinned" if self._config.spills else None
+
+    @property
+    def spill_limit(self) -> int | None:
+        """The most pinned memory that spilled buffers may take, or None."""
+        return self._config.spill_limit if self._config.spills else None
 
     @property
     def idle_trim(self) -> float | None:
@@ -385,9 +410,12 @@ class Pool(_core._Pool[_B_co]):
             return f"<cumem.Pool {where}, closed>"
         emulated = ", emulated" if _core._is_emulated() else ""
         stats = pool_stats(self._describe())
+        asleep = ""
+        if stats.asleep_nbytes:
+            asleep = f", {format_nbytes(stats.asleep_nbytes)} asleep"
         return fold(
             f"<cumem.Pool {where}{emulated}: {format_nbytes(stats.live_nbytes)} live, "
-            f"{format_nbytes(stats.reserved_nbytes)} reserved>"
+            f"{format_nbytes(stats.reserved_nbytes)} reserved{asleep}>"
         )
 
     def _repr_html_(self) -> str | None:
@@ -540,6 +568,26 @@ def _limit_nbytes(kind: Any, device: int, limit: Any) -> int | None:
     """Return a value for `Pool.limit` as bytes."""
     place = None if kind in PAGE_LOCKED else device
     return read_limit(kind, limit, place)[0][1]
+
+
+def _spills(kind: Any, spill: Any, limit: Any, segments: Any) -> bool:
+    """Check the arguments about spilling, and return whether the pool spills."""
+    if spill is None:
+        if limit is not None:
+            raise ValueError('spill_limit is for pools with spill="pinned"')
+        return False
+    if not isinstance(spill, str):
+        raise wrong_type("spill", "a str or None", spill)
+    if spill != "pinned":
+        raise ValueError(f"spill must be 'pinned' or None, not {spill!r}")
+    if kind != "device":
+        raise ValueError(f"spill is for device memory, and not for {kind} memory")
+    if segments == "malloc":
+        raise ValueError(
+            "memory of segments='malloc' cannot be given back piece by piece, so it "
+            "cannot spill"
+        )
+    return True
 
 
 def _idle_trim_ns(seconds: Any) -> int:

@@ -624,6 +624,42 @@ def sleep_without_contents() -> None:
 
 
 @scenario
+def spill_and_wake() -> None:
+    """Whatever fails, each buffer has its bytes, on the device or in pinned memory."""
+    pool = cumem.Pool("device", spill="pinned", limit="12MiB")
+    size = (4 << 20) + next(fresh_sizes)
+    errors: list[cumem.CudaError] = []
+    made: list[cumem.DeviceBuffer] = []
+    for _ in range(3):
+        for _ in range(2):  # a second try has to succeed
+            try:
+                buffer = pool.allocate(size)
+            except cumem.CudaError as error:
+                errors.append(error)
+            else:
+                break
+        made.append(buffer)
+        for _ in range(2):
+            try:
+                buffer.fill(len(made))
+            except cumem.CudaError as error:
+                errors.append(error)
+    made[1].free()
+    out = np.empty(size, "u1")
+    for number in (0, 2):
+        for _ in range(2):
+            try:
+                cumem.copy(out, made[number])
+            except cumem.CudaError as error:
+                errors.append(error)
+        assert (out == number + 1).all()
+    del buffer, made[:]
+    pool.close()
+    if errors:
+        raise errors[0]
+
+
+@scenario
 def trim_pools_to_a_limit() -> None:
     pool = cumem.Pool("pinned")
     kept, cached = pool.allocate(100_000), pool.allocate(1 << 20)

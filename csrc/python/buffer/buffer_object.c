@@ -249,6 +249,7 @@ reset_storage(cm_storage *storage)
     storage->was_exported = false;
     storage->address_was_exported = false;
     storage->address_was_read = false;
+    storage->is_kept = false;
     storage->was_captured = false;
     storage->is_advised = false;
     storage->side_high = 0;

@@ -2,6 +2,7 @@
 /* Methods that make an array of a buffer, note a stream that uses it, or end it. */
 #include "python/buffer/methods.h"
 
+#include "python/core/arguments.h"
 #include "python/core/errors.h"
 
 /* -- as a NumPy array --------------------------------------------------------------------- */
@@ -142,6 +143,29 @@ cm_buffer_record_stream(PyObject *object, PyObject *stream_object)
     }
     cm_stream_give(state, stream);
     return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* -- keep ------------------------------------------------------------------------------ */
+
+PyObject *
+cm_buffer_keep(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+               PyObject *kwnames)
+{
+    static const char *const names[] = {"keep", NULL};
+    cm_buffer *self = (cm_buffer *)object;
+    PyObject *given;
+    if (cm_args_parse("keep", args, nargs, kwnames, names, 1, 0, &given) < 0) {
+        return NULL;
+    }
+    if (given != NULL && !PyBool_Check(given)) {
+        (void)cm_arg_refuse(given, "keep", "a bool");
+        return NULL;
+    }
+    if (cm_buffer_check_open(self) < 0) {
+        return NULL;
+    }
+    self->storage->is_kept = given != Py_False;
+    return Py_NewRef(Py_None);
 }
 
 /* -- the end -------------------------------------------------------------------------- */

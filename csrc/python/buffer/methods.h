@@ -60,6 +60,9 @@ PyObject *cm_buffer_read(cm_buffer *self, cm_array_reader *read, PyObject *argum
 /* Called as METH_O. */
 PyObject *cm_buffer_read_by(PyObject *self, PyObject *function);
 PyObject *cm_buffer_record_stream(PyObject *self, PyObject *stream);
+/* Called as METH_FASTCALL | METH_KEYWORDS. */
+PyObject *cm_buffer_keep(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
 /* Called as METH_FASTCALL. */
 PyObject *cm_buffer_exit(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 

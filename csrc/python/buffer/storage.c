@@ -63,6 +63,8 @@ forget_block(cm_storage *storage)
         storage->is_traced = false;
     }
     storage->is_asleep = false;
+    storage->may_spill = false;
+    storage->spilled = NULL;
     storage->pool = NULL;
     storage->block = NULL;
     storage->host = NULL;
@@ -146,7 +148,8 @@ unlocks(const cm_storage *detached)
 static bool
 may_wait(const cm_storage *detached)
 {
-    if (detached->use_count > 0 || detached->is_advised || unlocks(detached)) {
+    if (detached->use_count > 0 || detached->is_advised || unlocks(detached)
+        || detached->spilled != NULL) {
         return true;
     }
     return detached->block == NULL
@@ -224,7 +227,12 @@ cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime)
         if (detached->block != NULL && detached->is_advised && runtime != NULL) {
             status = forget_advice(detached, runtime);
         }
-        if (detached->block != NULL) {
+        if (detached->spilled != NULL) {
+            cm_pool_free(cm_block_pool(detached->spilled), detached->spilled, NULL, 0,
+                         0);
+            cm_block_free_asleep(detached->pool, detached->block);
+        }
+        else if (detached->block != NULL) {
             cm_pool_free(detached->pool, detached->block, detached->uses,
                          detached->use_count, free_flags(detached));
         }
@@ -303,7 +311,7 @@ try_give_back(cm_storage *storage)
     bool alone = storage->use_capacity <= 1;
     if (storage->block == NULL || !alone || storage->transfers != NULL
         || storage->was_exported || storage->was_captured || storage->is_advised
-        || storage->foreign != NULL
+        || storage->foreign != NULL || storage->spilled != NULL
         || !cm_pool_quick_free(storage->pool, storage->block, storage->uses,
                                storage->use_count)) {
         return false;
@@ -452,8 +460,25 @@ cm_storage_unlock(cm_storage *storage)
     return cm_py_check(storage->state, status, "while unregistering host memory");
 }
 
+/* Note a use of a storage that may spill, and wake it if it did. */
+static int
+touch(cm_storage *storage)
+{
+    cm_state *state = storage->state;
+    storage->touched = ++state->touch_count;
+    while (storage->spilled != NULL || storage->is_moving) {
+        if (state->wake_storage(storage) < 0) {
+            return -1;
+        }
+        if (storage->closed) {
+            return cm_storage_look_closer(storage);
+        }
+    }
+    return 0;
+}
+
 int
-cm_storage_look_closer(const cm_storage *storage)
+cm_storage_look_closer(cm_storage *storage)
 {
     /* This comes first, since it may run Python code of another library, which may
      * close the storage. */
@@ -476,7 +501,7 @@ cm_storage_look_closer(const cm_storage *storage)
             Py_BuildValue(
                 "(K)", (unsigned long long)cm_pool_get_config(storage->pool)->serial));
     }
-    return 0;
+    return storage->may_spill ? touch(storage) : 0;
 }
 
 /* -- holds --------------------------------------------------------------------------- */

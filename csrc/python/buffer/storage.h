@@ -24,6 +24,9 @@
  * are, since the addresses come back. Calls that work on it without the GIL are counted
  * apart from exports (`call_count`), because a pool cannot go to sleep under them.
  *
+ * In a pool with spill="pinned", single storages sleep when memory is short
+ * (pool/spilling.c). Each use of such a storage is noted, and wakes it.
+ *
  * What works on it
  * ----------------
  * A storage remembers the streams that worked on it and the transfers of it that have
@@ -137,6 +140,9 @@ typedef struct cm_storage {
     /* A forked child does not have its bytes; it is closed then too. */
     bool was_not_inherited;
     bool is_asleep;    /* its pool sleeps, or is on its way to sleep or awake */
+    bool may_spill;    /* its pool spills, so each use has to be noted */
+    bool is_moving;    /* on its way to page-locked memory or back */
+    bool is_kept;      /* by keep(): it never spills */
     bool is_traced;    /* tracemalloc knows of the block */
     bool was_captured; /* a graph may use it at any time, so the pool keeps the block */
     /* These members are for thrashing.c, about managed memory. They say which side used
@@ -165,7 +171,9 @@ typedef struct cm_storage {
     /* If there is a block, it keeps the pool alive. If there is none, the pool is held.
      * NULL for foreign memory. */
     cm_pool *pool;
-    cm_block *block;               /* owned, a block of `pool` */
+    cm_block *block;   /* owned, a block of `pool` */
+    cm_block *spilled; /* owned: page-locked memory with its bytes; NULL if awake */
+    uint64_t touched;  /* state->touch_count at its last use, if it may spill */
     cm_registration *registration; /* owned; NULL unless register() made it */
     /* Owned: an object, memoryview or capsule that keeps foreign memory alive. */
     PyObject *foreign;
@@ -261,16 +269,18 @@ int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
  * lost to it. Needs the GIL. */
 void cm_storage_inherit(cm_storage *storage);
 /* The rest of cm_storage_check_open(), called if one of its flags is set. */
-int cm_storage_look_closer(const cm_storage *storage);
+int cm_storage_look_closer(cm_storage *storage);
 
-/* Check that the memory can be used. Returns 0, or -1 with an exception: ValueError "…
- * is closed", BufferError if the owner of foreign memory moved it, or RuntimeError if
- * its pool sleeps or if this is a forked child that does not have it. This is inline
- * because a batch calls it for both ends of each of its thousands of pairs. */
+/* Check that the memory can be used, and wake it if it was spilled. Returns 0, or -1
+ * with an exception: ValueError "… is closed", BufferError if the owner of foreign
+ * memory moved it, or RuntimeError if its pool sleeps or if this is a forked child that
+ * does not have it. This is inline because a batch calls it for both ends of each of
+ * its thousands of pairs. */
 static inline int
-cm_storage_check_open(const cm_storage *storage)
+cm_storage_check_open(cm_storage *storage)
 {
-    if (CM_UNLIKELY(storage->closed || storage->is_watched || storage->is_asleep)) {
+    if (CM_UNLIKELY(storage->closed || storage->is_watched || storage->is_asleep
+                    || storage->may_spill)) {
         return cm_storage_look_closer(storage);
     }
     return 0;
@@ -403,6 +413,16 @@ cm_storage_set_first_use(cm_storage *storage, cm_stream *stream)
     storage->uses = &storage->first_use;
     storage->use_count = storage->use_capacity = 1;
     storage->lasting_count = 1;
+}
+
+/* Let a new storage spill if its pool, which has this config, does. */
+static inline void
+cm_storage_enrol(cm_storage *storage, const cm_pool_config *config)
+{
+    if (CM_UNLIKELY(config->spills)) {
+        storage->may_spill = true;
+        storage->touched = ++storage->state->touch_count;
+    }
 }
 
 /* -- its end ------------------------------------------------------------------------------ */

@@ -109,6 +109,8 @@ typedef struct cm_inline_list {
     uint32_t room; /* how many more may be kept */
 } cm_inline_list;
 
+struct cm_storage;
+
 typedef struct cm_state {
     /* Opens the runtime for cm_state_runtime(), or waits for the thread that does.
      * Returns 0, or -1 with an exception. */
@@ -204,6 +206,11 @@ typedef struct cm_state {
     Py_ssize_t call_count; /* see cm_state_enter() */
     uint64_t many_count;   /* calls of copy_many() so far */
     uint64_t export_total; /* how many times memory has been exported */
+    /* How many times a buffer of a pool that spills was used. */
+    uint64_t touch_count;
+    /* Wakes a storage of such a pool (cm_spill_wake() in pool/spilling.h). It is set
+     * when the first such pool is made. */
+    int (*wake_storage)(struct cm_storage *storage);
     /* The number of the next transfer that a storage remembers; > 0. */
     uint64_t transfer_total;
     /* Each shutdown adds one. Objects of an older generation are closed. */

@@ -271,6 +271,7 @@ static PyMethodDef buffer_methods[] = {
     {"__format__", cm_buffer_format, METH_O, CM_DOC_Buffer___format__},
     {"__round__", CM_METHOD(buffer_round), METH_FASTCALL, CM_DOC_Buffer___round__},
     {"record_stream", cm_buffer_record_stream, METH_O, CM_DOC_Buffer_record_stream},
+    {"keep", CM_METHOD(cm_buffer_keep), CM_KEYWORDS, CM_DOC_Buffer_keep},
     {"free", cm_buffer_free, METH_NOARGS, CM_DOC_Buffer_free},
     {"__enter__", cm_buffer_enter, METH_NOARGS, CM_DOC_Buffer___enter__},
     {"__exit__", CM_METHOD(cm_buffer_exit), METH_FASTCALL, CM_DOC_Buffer___exit__},

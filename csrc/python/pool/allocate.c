@@ -8,6 +8,7 @@
  * Then these are tried, in this order, and after each the allocation once more:
  *
  *   1. run_steps()   trim the other pools of the same memory (cm_pool_trim_others())
+ *                    if the pool spills, put idle buffers to sleep (spilling.c)
  *   2. relieve()     in cumem/pools/out_of_memory.py: callbacks of the user,
  *                    then a garbage collection
  *   3. raise()       OutOfMemoryError, to which explain() adds what was tried, what the
@@ -21,6 +22,7 @@
 #include "python/core/errors.h"
 #include "python/device/wait.h"
 #include "python/pool/limits.h"
+#include "python/pool/spilling.h"
 #include "transfer/plan/layout.h"
 
 /* -- order ---------------------------------------------------------------------------- */
@@ -69,7 +71,8 @@ typedef struct attempt {
     cm_stream *stream;
     cm_block *block;
     cm_status status;
-    PyObject *tried; /* owned: a list of str; NULL until the package was asked */
+    PyObject *tried;        /* owned: a list of str; NULL until the package was asked */
+    cm_spill_report spills; /* if the pool spills */
 } attempt;
 
 static const char capsule_name[] = "cumem's attempt to allocate";
@@ -138,6 +141,40 @@ cm_shortage_retry(PyObject *Py_UNUSED(module), PyObject *args)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
 }
 
+/* Put idle buffers of the pool to sleep until the allocation succeeds, or no more can
+ * sleep. Returns 1 if nothing is left to try, 0 if the shortage goes on, or -1 with an
+ * exception. */
+static int
+spill(attempt *self)
+{
+    while (cm_pool_get_config(self->pool)->spills) {
+        int spilled = cm_spill(self->state, self->pool, self->nbytes, self->status,
+                               &self->spills);
+        if (spilled < 0) {
+            return -1;
+        }
+        if (spilled == 0) {
+            self->status = cm_spill_reason(self->status, &self->spills);
+            return is_shortage(self->status) ? 0 : 1;
+        }
+        if (try_again(self)) {
+            return PyErr_Occurred() ? -1 : 1;
+        }
+    }
+    return 0;
+}
+
+/* Add what the spill has done to the list of what was tried. Returns 0, or -1 with an
+ * exception. */
+static int
+note_spill(const attempt *self)
+{
+    PyObject *text = cm_spill_describe(self->state, &self->spills);
+    int result = text == NULL ? -1 : PyList_Append(self->tried, text);
+    Py_XDECREF(text);
+    return result;
+}
+
 /* Trim the other pools of the same memory, and then leave the rest to the package,
  * which knows the callbacks. It does not matter if a pool cannot be trimmed, as long as
  * the allocation succeeds. Returns 0, or -1 with an exception, perhaps that of a signal
@@ -156,6 +193,10 @@ run_steps(attempt *self)
     if (r.released_nbytes > 0 && try_again(self)) {
         return PyErr_Occurred() ? -1 : 0;
     }
+    int spilled = spill(self);
+    if (spilled != 0) {
+        return spilled < 0 ? -1 : 0;
+    }
     PyObject *capsule = PyCapsule_New(self, capsule_name, NULL);
     self->tried =
         capsule == NULL
@@ -168,7 +209,10 @@ run_steps(attempt *self)
                                                    here */
         Py_DECREF(capsule);
     }
-    return self->tried == NULL ? -1 : 0;
+    if (self->tried == NULL) {
+        return -1;
+    }
+    return cm_pool_get_config(self->pool)->spills ? note_spill(self) : 0;
 }
 
 /* Raise the error. The package adds the request and, to an OutOfMemoryError, numbers,
@@ -262,7 +306,8 @@ alloc_block(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 static int
 fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {
-    storage->flags = cm_pool_get_config(pool)->flags;
+    const cm_pool_config *config = cm_pool_get_config(pool);
+    storage->flags = config->flags;
     storage->nbytes = nbytes;
     if (CM_UNLIKELY(nbytes == 0)) {
         storage->pool = cm_pool_hold(pool);
@@ -282,6 +327,7 @@ fill_storage(cm_storage *storage, cm_pool *pool, uint64_t nbytes, cm_stream *str
     storage->block = block;
     storage->host = block->host;
     storage->address = block->address;
+    cm_storage_enrol(storage, config);
     cm_storage_trace(storage);
     if (stream != NULL) {
         cm_storage_set_first_use(storage, stream);

@@ -161,6 +161,7 @@ fill_root(cm_state *state, cm_inline_buffer *root, const fast_plan *plan,
     storage->block = block;
     storage->host = block->host;
     storage->address = block->address;
+    cm_storage_enrol(storage, config);
     if (plan->stream != NULL) {
         cm_storage_set_first_use(storage, plan->stream);
     }

@@ -13,6 +13,7 @@
 #include "python/pool/allocate.h"
 #include "python/pool/lending.h"
 #include "python/pool/limits.h"
+#include "python/pool/spilling.h"
 
 /* -- as Python values ---------------------------------------------------------------- */
 
@@ -147,18 +148,24 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     int fork;
     unsigned long long idle_trim_ns;
     unsigned long long granule_nbytes;
+    int spills = 0;
+    PyObject *spill_limit_object = Py_None;
     uint64_t limit;
     if (module == NULL /* the base itself was called, and not a subclass */
-        || !PyArg_ParseTuple(args, "OiIipiKOK", &kind, &config.device, &config.flags,
+        || !PyArg_ParseTuple(args, "OiIipiKOK|pO", &kind, &config.device, &config.flags,
                              &config.numa_node, &plain, &fork, &idle_trim_ns,
-                             &limit_object, &granule_nbytes)
+                             &limit_object, &granule_nbytes, &spills,
+                             &spill_limit_object)
         || cm_arg_kind(kind, &config.kind) < 0
         || cm_arg_check_range(config.device, "device", 0, CM_MAX_DEVICES) < 0
         || cm_arg_check_range(fork, "fork", CM_FORK_COPY, CM_FORK_OMIT + 1) < 0
-        || cm_limit_from_object(limit_object, &limit) < 0) {
+        || cm_limit_from_object(limit_object, &limit) < 0
+        || cm_limit_from_object(spill_limit_object, &config.spill_limit_nbytes) < 0) {
         return NULL;
     }
     cm_state *state = cm_state_of_module(module);
+    config.spills = spills != 0;
+    state->wake_storage = cm_spill_wake;
     config.segments = plain ? CM_SEGMENTS_PLAIN : CM_SEGMENTS_AUTO;
     config.fork = (cm_fork)fork;
     config.idle_trim_ns = idle_trim_ns;
@@ -368,6 +375,8 @@ pool_get_config(PyObject *op, void *Py_UNUSED(closure))
             PyLong_FromUnsignedLongLong(config->idle_trim_ns),
         [CM_PoolConfig_is_closed] = PyBool_FromLong(self->pool == NULL),
         [CM_PoolConfig_number] = PyLong_FromUnsignedLongLong(config->number),
+        [CM_PoolConfig_spills] = PyBool_FromLong(config->spills),
+        [CM_PoolConfig_spill_limit] = cm_limit_to_object(config->spill_limit_nbytes),
     };
     return cm_structseq_new(self->state, CM_STRUCTSEQ_PoolConfig, members);
 }

@@ -801,7 +801,8 @@ def check_growth(facts: Facts) -> Findings:
         else:
             text = (
                 f"device {index}: its pool grows by cudaMalloc, since the device maps no "
-                "memory on demand; free pieces of different segments do not join"
+                "memory on demand; free pieces of different segments do not join, regions "
+                "cannot sleep and pools cannot spill"
             )
             cure = "a newer driver, or a device outside of WSL and vGPU without UVM"
             yield Finding("fast paths", "growth", "note", text, cure, index)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from support.tuning import tuned
 
 import cumem
@@ -83,6 +84,41 @@ def sleep_in_a_region(worker: Worker) -> None:
     worker.give(*boxes)
     if rng.random() < 0.5:
         region.close()
+
+
+@operation(2)
+def spill_and_use(worker: Worker) -> None:
+    """Use more buffers of a pool that spills than it has room for, in random order.
+
+    Some are kept meanwhile, and some outlive the pool.
+    """
+    rng, device = worker.rng, worker.device()
+    pool = cumem.Pool("device", device=device, spill="pinned", limit="16MiB")
+    held: list[tuple[cumem.Buffer, np.ndarray]] = []
+    for _ in range(rng.randrange(2, 5)):
+        try:
+            memory = pool.allocate(rng.choice((1000, 5 << 20, 9 << 20)))
+            content = worker.world.content(rng, memory.nbytes)
+            cumem.copy(memory, content)
+        except cumem.OutOfMemoryError:
+            continue
+        held.append((memory, content.copy()))
+        if rng.random() < 0.2:
+            memory.keep()
+    for _ in range(4 if held else 0):
+        memory, content = rng.choice(held)
+        try:
+            found = memory.to_numpy()
+        except cumem.OutOfMemoryError:
+            continue
+        worker.compare(found, content, "after its pool spilled")
+    repr(pool), repr(pool.stats())
+    if rng.random() < 0.5:
+        pool.limit = None
+        # A box reads the address, so the memory stays on the device from then on.
+        worker.give(*(Box(each, "device", device, content) for each, content in held))
+    if rng.random() < 0.5:
+        pool.close()
 
 
 # Ctrl-C could come while the limit begins, so that it would never end.
