@@ -7,7 +7,8 @@
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
 #                            cores | many | rows | rows_beside | rows_kernel |
 #                            casting | pipelines | managed |
-#                            loading | offloading | sleeping | doors | cupy_pool | numpy_pinned |
+#                            loading | offloading | sleeping | spilling | doors | cupy_pool |
+#                            numpy_pinned |
 #                            numpy_tests | training | files | safetensors | two |
 #                            current | views |
 #                            interop | fork | notebooks | recording | epoch | doctor |
@@ -145,6 +146,10 @@ run_offloading() {
 run_sleeping() {
     "$PYTHON" benchmarks/sleeping.py --folder "${FILES:-/tmp}" --graphs "${GRAPHS:-0}" \
         --parts "${SLEEPING_PARTS:-cases}" --json "$OUT/sleeping.json"
+}
+
+run_spilling() {
+    "$PYTHON" benchmarks/spilling.py --json "$OUT/spilling.json"
 }
 
 run_cupy_pool() {
@@ -318,7 +323,8 @@ install || {
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls views transfer threads cores many rows rows_beside rows_kernel
-        casting pipelines managed loading offloading sleeping doors cupy_pool numpy_pinned numpy_tests
+        casting pipelines managed loading offloading sleeping spilling doors cupy_pool
+        numpy_pinned numpy_tests
         training files safetensors bench tests
         interop fork recording epoch doctor sanitizer stress stress_transfers torture rows_random
         corruption)

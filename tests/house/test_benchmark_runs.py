@@ -314,6 +314,20 @@ def test_sleep_that_loses_bytes_is_seen(emulated, monkeypatch) -> None:
             sys.modules.pop(name)
 
 
+def test_benchmark_of_spilling_runs_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    link, turns, allocation = run_quick("spilling.py", tmp_path)["cases"]
+    assert [link["key"], turns["key"], allocation["key"]] == [
+        "link",
+        "turns",
+        "allocation",
+    ]
+    # Each use has made one buffer sleep and woken another.
+    assert turns["moved_nbytes"] == 2 * turns["nbytes"]
+    assert min(turns["seconds"] + allocation["plain_seconds"]) > 0
+
+
 def test_benchmark_of_cupy_says_what_it_needs() -> None:
     done = programs.run("-W", "ignore", str(FOLDER / "cupy_pool.py"), "--quick")
     assert done.returncode == 2
