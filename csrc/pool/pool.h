@@ -428,10 +428,11 @@ CM_NODISCARD cm_status cm_pool_settle(cm_pool *pool, cm_stream *const *uses,
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_plan_save(cm_pool *pool, bool to_host);
 const cm_saved_run *cm_pool_saved_runs(const cm_pool *pool, uint64_t *count);
-/* Set the pool of page-locked memory for the parts, which `pool` holds from then on. It
- * is set once, as cm_pool_has_host() says. */
+/* Return the pool of page-locked memory that saved bytes go to, borrowed, or NULL if
+ * none was set. cm_pool_set_host() sets it, once; the pool then holds it until it
+ * ends. */
+cm_pool *cm_pool_get_host(const cm_pool *pool);
 void cm_pool_set_host(cm_pool *pool, cm_pool *host_pool);
-bool cm_pool_has_host(const cm_pool *pool);
 /* Find out whether the limits allow page-locked memory for all parts that have none
  * yet.
  * Fails: CM_ELIMIT. */
@@ -493,11 +494,6 @@ bool cm_pool_take_spill_turn(cm_pool *pool);
 /* True if the calling thread has that turn. */
 bool cm_pool_has_spill_turn(cm_pool *pool);
 void cm_pool_give_spill_turn(cm_pool *pool);
-/* Return the pool of page-locked memory that saved bytes go to, borrowed, or NULL if
- * none was set. cm_pool_set_host() sets it, once; the pool then holds it until it
- * ends. */
-cm_pool *cm_pool_get_host(const cm_pool *pool);
-void cm_pool_set_host(cm_pool *pool, cm_pool *host_pool);
 /* Return how many bytes of a live block lie in whole chunks, and where they begin. They
  * are what cm_block_fall_asleep() takes away. A block for which this returns 0 can give
  * nothing back. */

@@ -85,12 +85,6 @@ try_change(cm_pool *pool, cm_pool_phase from, cm_pool_phase to)
 }
 
 bool
-cm_pool_has_host(const cm_pool *pool)
-{
-    return pool->saved.host_pool != NULL;
-}
-
-bool
 cm_pool_is_asleep(cm_pool *pool)
 {
     cm_spin_lock_take(&pool->lock);
@@ -329,6 +323,12 @@ cm_pool_set_host(cm_pool *pool, cm_pool *host_pool)
 {
     pool->saved.host_pool = cm_pool_hold(host_pool);
     pool->saved.forget = cm_pool_forget_saved;
+}
+
+cm_pool *
+cm_pool_get_host(const cm_pool *pool)
+{
+    return pool->saved.host_pool;
 }
 
 /* Return how many bytes of a part the saved runs take. */

@@ -75,19 +75,6 @@ cm_pool_give_spill_turn(cm_pool *pool)
     atomic_store(&pool->spiller, NULL);
 }
 
-cm_pool *
-cm_pool_get_host(const cm_pool *pool)
-{
-    return pool->saved.host_pool;
-}
-
-void
-cm_pool_set_host(cm_pool *pool, cm_pool *host_pool)
-{
-    pool->saved.host_pool = cm_pool_hold(host_pool);
-    pool->saved.forget = cm_pool_forget_saved;
-}
-
 /* -- the chunks inside a block ------------------------------------------------------------ */
 
 static cm_chunk *

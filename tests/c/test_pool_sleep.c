@@ -79,7 +79,7 @@ static cm_status
 plan_save(const pools *p)
 {
     uint64_t count;
-    if (!cm_pool_has_host(p->device)) {
+    if (cm_pool_get_host(p->device) == NULL) {
         cm_pool_set_host(p->device, p->host);
     }
     CM_TRY(cm_pool_plan_save(p->device, true));

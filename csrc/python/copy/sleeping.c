@@ -190,7 +190,7 @@ make_host_pool(const sleep_call *self)
 static int
 see_to_host_pool(const sleep_call *self)
 {
-    if (cm_pool_has_host(self->pool)) {
+    if (cm_pool_get_host(self->pool) != NULL) {
         return 0;
     }
     cm_pool *host_pool = make_host_pool(self);
