@@ -156,7 +156,8 @@ free_nbytes(const pools *p)
 static void
 test_sleep_keeps_addresses_and_bytes(void)
 {
-    static const uint64_t sizes[] = {3, 512, CHUNK, 5 * MIB, 260 * MIB, 1 * MIB};
+    static const uint64_t sizes[] = {
+        3, 512, CHUNK, 5 * MIB, 260 * MIB / CHECK_EVERY(8), 1 * MIB};
     enum { COUNT = sizeof(sizes) / sizeof(*sizes) };
     pools p = open_pools(1, 512 * MIB);
     cm_block *blocks[COUNT];
@@ -563,7 +564,7 @@ sweep(int32_t code, bool keep_host)
     CHECK_OK(status);
     uint64_t total = cm_faults_count(p.rt, CM_OP_none);
     CHECK_GT(total, 20);
-    for (uint64_t nth = 1; nth <= total; nth++) {
+    for (uint64_t nth = 1; nth <= total; nth += CHECK_EVERY(12)) {
         int before = atomic_load(&check_failures);
         cm_faults_plan(p.rt, CM_OP_none, nth, code, false);
         run_scenario(&p, keep_host, &status);
