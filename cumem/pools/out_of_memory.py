@@ -30,16 +30,20 @@ _LIMIT_MET = "CM_ELIMIT"
 _depth = threading.local()
 
 
-def relieve(attempt: object, trimmed: int, released: int) -> list[str]:
+def relieve(attempt: object, trimmed: int, released: int, awaited: int) -> list[str]:
     """Try to make an allocation succeed, and return the list of what was tried.
 
     The extension calls this after the allocation has failed and it has trimmed other pools:
-    `trimmed` of them, which gave back `released` bytes.
+    `trimmed` of them, which gave back `released` bytes. Before that it has waited for the
+    transfers of `awaited` buffers that were dropped or freed.
     """
     tried = ["waited for memory in flight and trimmed the pool"]
     if trimmed:
         pools = "pool" if trimmed == 1 else "pools"
         tried.append(f"trimmed {trimmed} other {pools}, {released} bytes")
+    if awaited:
+        buffers = "buffer" if awaited == 1 else "buffers"
+        tried.append(f"waited for the transfers of {awaited} dropped {buffers}")
     _relieve(tried, lambda callback: bool(_core._retry(attempt, callback)))
     return tried
 
@@ -367,8 +371,7 @@ def _advise_on_limit(numbers: _Numbers, piece: int) -> str:
         )
     return (
         f"buffers of this pool hold {_size(stats.live_nbytes)} and the limit is {limit}: "
-        "drop buffers, wait for the transfers that still use dropped ones, or "
-        f"{raise_it} or the pool's limit"
+        f"drop buffers, or {raise_it} or the pool's limit"
     )
 
 

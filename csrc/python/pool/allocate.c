@@ -8,6 +8,7 @@
  * Then these are tried, in this order, and after each the allocation once more:
  *
  *   1. run_steps()   trim the other pools of the same memory (cm_pool_trim_others())
+ *                    wait for transfers of buffers that were dropped or freed
  *                    if the pool spills, put idle buffers to sleep (spilling.c)
  *   2. relieve()     in cumem/pools/out_of_memory.py: callbacks of the user,
  *                    then a garbage collection
@@ -71,6 +72,8 @@ typedef struct attempt {
     cm_stream *stream;
     cm_block *block;
     cm_status status;
+    bool waits;             /* for transfers */
+    unsigned awaited_count; /* of storages that transfers kept */
     PyObject *tried;        /* owned: a list of str; NULL until the package was asked */
     cm_spill_report spills; /* if the pool spills */
 } attempt;
@@ -141,6 +144,55 @@ cm_shortage_retry(PyObject *Py_UNUSED(module), PyObject *args)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
 }
 
+/* True if the bytes go back to the pool as soon as the transfers of the storage have
+ * ended, since nobody else has it any more. */
+static bool
+is_left_to_transfers(const cm_storage *storage)
+{
+    uint64_t holds = atomic_load(&storage->holds);
+    uint64_t transfers = holds / CM_HOLD_TRANSFER;
+    return transfers > 0 && holds % CM_HOLD_TRANSFER == 0
+           && (storage->closed || atomic_load(&storage->refs) == transfers);
+}
+
+/* Return the oldest storage of the pool that is left to transfers, held, or NULL. */
+static cm_storage *
+find_left_to_transfers(const attempt *self)
+{
+    const cm_list *all = &self->state->storages;
+    for (cm_list *node = all->next; node != all; node = node->next) {
+        cm_storage *storage = CM_LIST_ENTRY(node, cm_storage, node);
+        if (storage->pool == self->pool && is_left_to_transfers(storage)) {
+            return cm_storage_hold(storage);
+        }
+    }
+    return NULL;
+}
+
+/* Wait for the transfers of storages that nobody else has, one storage after the other,
+ * until the allocation succeeds or there are no more. A loop that makes a buffer,
+ * starts a copy from it and drops it would otherwise reach a limit although it keeps
+ * nothing. Returns 1 if nothing is left to try, 0 if the shortage goes on, or -1 with
+ * an exception. */
+static int
+wait_for_transfers(attempt *self)
+{
+    cm_storage *storage;
+    while (self->waits && (storage = find_left_to_transfers(self)) != NULL) {
+        int waited = cm_storage_wait_transfers(storage);
+        cm_storage_release(storage, true);
+        if (waited < 0) {
+            return -1;
+        }
+        self->awaited_count++;
+        cm_state_drop_deferred(self->state);
+        if (try_again(self)) {
+            return PyErr_Occurred() ? -1 : 1;
+        }
+    }
+    return 0;
+}
+
 /* Put idle buffers of the pool to sleep until the allocation succeeds, or no more can
  * sleep. Returns 1 if nothing is left to try, 0 if the shortage goes on, or -1 with an
  * exception. */
@@ -175,8 +227,8 @@ note_spill(const attempt *self)
     return result;
 }
 
-/* Trim the other pools of the same memory, and then leave the rest to the package,
- * which knows the callbacks. It does not matter if a pool cannot be trimmed, as long as
+/* Take the steps of this file, and then leave the rest to the package, which knows the
+ * callbacks. It does not matter if a pool cannot be trimmed, as long as
  * the allocation succeeds. Returns 0, or -1 with an exception, perhaps that of a signal
  * handler. */
 static int
@@ -193,17 +245,21 @@ run_steps(attempt *self)
     if (r.released_nbytes > 0 && try_again(self)) {
         return PyErr_Occurred() ? -1 : 0;
     }
-    int spilled = spill(self);
-    if (spilled != 0) {
-        return spilled < 0 ? -1 : 0;
+    int done = wait_for_transfers(self);
+    if (done == 0) {
+        done = spill(self);
+    }
+    if (done != 0) {
+        return done < 0 ? -1 : 0;
     }
     PyObject *capsule = PyCapsule_New(self, capsule_name, NULL);
     self->tried =
         capsule == NULL
             ? NULL
             : cm_package_call("pools.out_of_memory", "relieve",
-                              Py_BuildValue("(OiK)", capsule, r.count,
-                                            (unsigned long long)r.released_nbytes));
+                              Py_BuildValue("(OiKI)", capsule, r.count,
+                                            (unsigned long long)r.released_nbytes,
+                                            self->awaited_count));
     if (capsule != NULL) {
         (void)PyCapsule_SetName(capsule, NULL); /* the struct that it points to ends
                                                    here */
@@ -286,7 +342,11 @@ cm_shortage_relieve(void *state, cm_pool *pool, uint64_t nbytes, cm_stream *stre
 static cm_block *
 alloc_block(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
 {
-    attempt self = {.state = state, .pool = pool, .nbytes = nbytes, .stream = stream};
+    attempt self = {.state = state,
+                    .pool = pool,
+                    .nbytes = nbytes,
+                    .stream = stream,
+                    .waits = true};
     if (!try_again(&self)) {
         (void)take_steps(&self);
     }
