@@ -840,7 +840,8 @@ test_engine_long_queue_is_not_looked_through(void)
     WAIT_UNTIL(count_waiting(w.engine) == COUNT);
     let_others_run();
     cm_mutex_lock(&w.engine->lock);
-    CHECK_EQ(w.engine->waiting_count, COUNT);
+    /* A job thread may be looking at one of them at this moment. */
+    CHECK_GE(w.engine->waiting_count, COUNT - CM_MAX_JOB_THREADS);
     CHECK_LT(w.engine->pick_count, MORE);
     cm_mutex_unlock(&w.engine->lock);
     unshut(&w, w.streams[0]);
