@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import signal
@@ -57,19 +58,40 @@ def pytest_collection_modifyitems(
     """Deselect tests that are not for this run.
 
     Tests that need a GPU run only if -m asks for them. If -m asks for by_driver, only those
-    tests run that depend on an operation which the emulated driver lacks.
+    tests run that depend on an operation which the emulated driver lacks. The rest is
+    shared out between runs as CUMEM_TESTS_SHARE says (`is_of_another_run`).
     """
     asked = config.option.markexpr or ""
+    share = os.environ.get("CUMEM_TESTS_SHARE", "0/1")
+    number, count = map(int, share.split("/"))
+    places = collections.Counter[str]()
     kept: list[pytest.Item] = []
     left: list[pytest.Item] = []
     for item in items:
         is_left = "gpu" not in asked and item.get_closest_marker("gpu") is not None
         if "by_driver" in asked and not is_left:
             is_left = not lacking(item)
+        if not is_left:
+            is_left = is_of_another_run(item, places, number, count)
         (left if is_left else kept).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = kept
+
+
+def is_of_another_run(
+    item: pytest.Item, places: collections.Counter[str], number: int, count: int
+) -> bool:
+    """Return whether another of `count` runs has this case of a parametrized test.
+
+    The cases of a test take turns between the runs, of which this is run `number`. The
+    first case runs in all of them, and so does a test without parameters. `places` counts
+    the cases of each test that have come before.
+    """
+    test = item.nodeid.partition("[")[0]
+    place = places[test]
+    places[test] += 1
+    return place > 0 and place % count != number
 
 
 def lacking(item: pytest.Item) -> set[str]:

@@ -6,7 +6,11 @@ SAN_DIR := build/c-$(subst $(comma),-,$(SAN))
 SAN_FLAGS := -O1 -g1 -fno-omit-frame-pointer -fsanitize=$(SAN) -DCM_DEBUG=1
 # The C tests link the core without CUDA and Python.
 CORE_SOURCES := $(filter-out csrc/runtime/cuda.c csrc/python/%,$(SOURCES))
-C_PROGRAMS := $(C_TESTS:%.c=$(SAN_DIR)/%)
+# ThreadSanitizer has nothing to find where one thread makes all calls.
+ALONE := $(addprefix tests/c/,stress_plan test_convert test_file_maps test_heap test_heap_model \
+	test_host_copy test_numa test_plan test_pool_place test_region test_rows test_rows_kernel)
+C_PROGRAMS := $(addprefix $(SAN_DIR)/,$(filter-out $(if $(filter thread,$(SAN)),$(ALONE)), \
+	$(C_TESTS:%.c=%)))
 # Stresses of the pool that are built without its event check. They must fail, which shows that
 # the stresses find what they are for. They are run once, without ThreadSanitizer.
 BROKEN := $(addprefix $(SAN_DIR)/tests/c/broken_,pool pool_model pool_threads)

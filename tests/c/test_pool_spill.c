@@ -390,7 +390,7 @@ sweep(int32_t code)
     CHECK_OK(status);
     uint64_t total = cm_faults_count(rt, CM_OP_none);
     CHECK_GT(total, 20);
-    for (uint64_t nth = 1; nth <= total; nth += CHECK_EVERY(8)) {
+    for (uint64_t nth = 1; nth <= total; nth += CHECK_EVERY(24)) {
         int before = atomic_load(&check_failures);
         cm_faults_plan(rt, CM_OP_none, nth, code, false);
         run_scenario(rt, pool, &status);
