@@ -9,6 +9,9 @@ void
 cm_pool_forsake(cm_pool *pool)
 {
     cm_pool_counters counters;
+    if (pool->saved.forget != NULL) {
+        pool->saved.forget(pool); /* its page-locked memory, a pool too, ends here */
+    }
     cm_pool_read(pool, &counters);
     cm_pool_unwatch_forks(pool);
     cm_budget_refund(pool->budget.parent, counters.reserved_nbytes);

@@ -7,6 +7,7 @@ test_torch_regions_gpu.py tests PyTorch itself.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -486,6 +487,30 @@ def test_mem_pool_of_before_a_shutdown_gets_nothing_of_later_pools(torch) -> Non
     del old
     with integration.using(cumem.Region("late")):
         ask(torch).end()
+
+
+def test_mem_pool_may_end_after_a_shutdown(torch) -> None:
+    with integration.using(cumem.Region("old")):
+        pass
+    cumem.shutdown()
+    torch.empty_cache()
+    with integration.using(cumem.Region("new")):
+        ask(torch).end()
+
+
+def test_region_that_has_slept_may_outlive_a_shutdown_and_a_fork(torch) -> None:
+    region = cumem.Region("weights")
+    with integration.using(region):
+        tensor = ask(torch)
+    region.sleep()
+    region.wake()
+    cumem.shutdown()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all("weights" not in name for name in cumem.stats().pools)
+    tensor.end()
 
 
 def test_number_of_no_desk_is_refused(emulated) -> None:

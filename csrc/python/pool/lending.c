@@ -493,6 +493,7 @@ cm_lending_try_end(cm_pool **out, size_t *count)
         }
     }
     cm_address_map_fini(&lending.loans);
+    atomic_store(&lending.rt, NULL); /* desks may be closed after it has ended */
     return true;
 }
 
