@@ -386,6 +386,15 @@ cm_storage_hold(cm_storage *storage)
     return storage;
 }
 
+bool
+cm_storage_try_hold(cm_storage *storage)
+{
+    size_t refs = atomic_load(&storage->refs);
+    while (refs > 0 && !atomic_compare_exchange_weak(&storage->refs, &refs, refs + 1)) {
+    }
+    return refs > 0;
+}
+
 void
 cm_storage_release(cm_storage *storage, bool have_gil)
 {
@@ -605,6 +614,16 @@ cm_storage_hold_transfer(cm_storage *storage)
 {
     add_hold(storage, CM_HOLD_TRANSFER);
     return cm_storage_hold(storage);
+}
+
+bool
+cm_storage_try_hold_transfer(cm_storage *storage)
+{
+    if (!cm_storage_try_hold(storage)) {
+        return false;
+    }
+    add_hold(storage, CM_HOLD_TRANSFER);
+    return true;
 }
 
 void

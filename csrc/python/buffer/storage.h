@@ -247,6 +247,9 @@ cm_storage *cm_storage_new(cm_state *state, cm_kind kind, int device);
 void cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
                      bool fresh);
 cm_storage *cm_storage_hold(cm_storage *storage);
+/* Hold a storage of state->storages. Returns false if nobody has it any more, and it
+ * only waits for a thread with the GIL to give it back. */
+bool cm_storage_try_hold(cm_storage *storage);
 /* Drop a reference, from any thread. Without the GIL, Python references are dropped
  * later. */
 void cm_storage_release(cm_storage *storage, bool have_gil);
@@ -354,6 +357,8 @@ void cm_storage_drop_export(cm_storage *storage);
 /* Hold it for a transfer. cm_storage_drop_transfer() ends that hold, and has the
  * signature of cm_keep.drop. */
 cm_storage *cm_storage_hold_transfer(cm_storage *storage);
+/* The same for a storage of state->storages, as cm_storage_try_hold(). */
+bool cm_storage_try_hold_transfer(cm_storage *storage);
 void cm_storage_drop_transfer(void *storage);
 
 /* Return the number of live Py_buffer exports, of DLPack capsules and tensors, and of

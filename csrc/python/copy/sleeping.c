@@ -122,12 +122,11 @@ wait_for_transfers(const sleep_call *self)
     int result = 0;
     cm_storage *s = first_storage(self);
     while (result == 0 && s != NULL) {
-        if (!cm_storage_is_in_transfer(s)) {
+        if (!cm_storage_is_in_transfer(s) || !cm_storage_try_hold(s)) {
             s = next_storage(self, &s->node);
             continue;
         }
         /* The GIL is released meanwhile, so the list is begun anew. */
-        cm_storage_hold(s);
         result = cm_storage_wait_transfers(s);
         cm_storage_release(s, true);
         s = first_storage(self);
@@ -144,7 +143,9 @@ collect_streams(sleep_call *self)
     for (cm_storage *s = first_storage(self); s != NULL;
          s = next_storage(self, &s->node)) {
         block_count++;
-        if (s->was_exported || s->address_was_exported || s->address_was_read) {
+        /* A graph that was captured may be running on any stream. */
+        if (s->was_exported || s->address_was_exported || s->address_was_read
+            || s->was_captured) {
             self->flags = CM_POOL_FREE_FENCE;
         }
         for (uint32_t i = 0; i < s->use_count; i++) {

@@ -151,7 +151,7 @@ is_left_to_transfers(const cm_storage *storage)
 {
     uint64_t holds = atomic_load(&storage->holds);
     uint64_t transfers = holds / CM_HOLD_TRANSFER;
-    return transfers > 0 && holds % CM_HOLD_TRANSFER == 0
+    return transfers > 0 && holds % CM_HOLD_TRANSFER == 0 && !storage->is_moving
            && (storage->closed || atomic_load(&storage->refs) == transfers);
 }
 
@@ -162,8 +162,9 @@ find_left_to_transfers(const attempt *self)
     const cm_list *all = &self->state->storages;
     for (cm_list *node = all->next; node != all; node = node->next) {
         cm_storage *storage = CM_LIST_ENTRY(node, cm_storage, node);
-        if (storage->pool == self->pool && is_left_to_transfers(storage)) {
-            return cm_storage_hold(storage);
+        if (storage->pool == self->pool && is_left_to_transfers(storage)
+            && cm_storage_try_hold(storage)) {
+            return storage;
         }
     }
     return NULL;

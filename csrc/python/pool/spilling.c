@@ -224,9 +224,11 @@ mark_first(spill_move *self, uint64_t nbytes)
         if (come_after(self, s) < 0) {
             return -1;
         }
-        s->is_moving = true;
-        (void)cm_storage_hold_transfer(s);
-        self->count++;
+        /* A transfer may have dropped the last reference in the meantime. */
+        if (cm_storage_try_hold_transfer(s)) {
+            s->is_moving = true;
+            self->movers[self->count++] = self->movers[i];
+        }
     }
     return 0;
 }
@@ -425,6 +427,7 @@ spill_some(spill_move *self, uint64_t nbytes, cm_status shortage,
 {
     cm_state *state = self->state;
     report->is_capturing = cm_streams_capture(state->runtime) || cm_library_captures();
+    report->failure = cm_ok();
     if (list_idle(self, report) < 0) {
         self->count = 0;
         return -1;
