@@ -8,11 +8,12 @@ lets one thread at a time do so for each region.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, final
 
@@ -84,13 +85,16 @@ class Region:
 
     __slots__ = (
         *("__weakref__", "_files", "_find_spare", "_finalizer", "_guest_count"),
-        *("_host", "_lock", "_pool", "_tag"),
+        *("_host", "_is_moving", "_lock", "_pool", "_tag"),
     )
     _tag: str
     _files: SleepFiles | None
     _pool: Pool[_core.DeviceBuffer]
     _host: Literal["keep", "release"]
     _lock: threading.RLock
+    #: A call of sleep(), wake() or close() is under way. The lock keeps other threads out,
+    #: but not a signal handler or a finaliser that interrupts this call.
+    _is_moving: bool
     #: How many blocks are open in which another library allocates from the region.
     _guest_count: int
     #: Asks such a library for the parts of its memory that it does not use, in order of
@@ -119,6 +123,7 @@ class Region:
             Pool, "device", index, 0, -1, False, 0, 0, None, _CHUNK_NBYTES
         )
         self._lock = make_lock()
+        self._is_moving = False
         self._guest_count = 0
         self._find_spare = None
         facts = self._pool._describe()
@@ -222,7 +227,7 @@ class Region:
         >>> region.wake()
         """
         keep, folder = _read_keep(keep, path)
-        with self._lock:
+        with self._move():
             if self.is_asleep:
                 return
             self._refuse_guests()
@@ -270,7 +275,7 @@ class Region:
         Chunks whose buffers were all dropped meanwhile get no memory. A region that is
         awake stays as it is.
         """
-        with self._lock:
+        with self._move():
             if not self._pool.closed and not self.is_asleep:
                 return
             files = self._files
@@ -295,7 +300,7 @@ class Region:
         -----
         **Blocks** as `Pool.close` does.
         """
-        with self._lock:
+        with self._move():
             if not self._pool.closed:
                 _core._forget_saved(self._pool)
                 self._pool.close()
@@ -319,9 +324,28 @@ class Region:
 
     # An integration calls the next two, in pairs.
 
+    @contextlib.contextmanager
+    def _move(self) -> Iterator[None]:
+        """Let nobody else put the region to sleep, wake it or close it in the block."""
+        with self._lock:
+            self._refuse_within_move()
+            self._is_moving = True
+            try:
+                yield
+            finally:
+                self._is_moving = False
+
+    def _refuse_within_move(self) -> None:
+        if self._is_moving:
+            raise RuntimeError(
+                f"region {self._tag!r} is on its way to sleep or awake in a call that this "
+                "one has interrupted: do this after that call, not in a signal handler"
+            )
+
     def _enter_guest(self) -> None:
         """Begin a block in which another library allocates from the region."""
         with self._lock:
+            self._refuse_within_move()
             if self.is_asleep:
                 raise RuntimeError(
                     f"region {self._tag!r} is asleep, and nothing can be allocated from it:"

@@ -40,12 +40,12 @@ class SleepFiles:
     __slots__ = ("_files", "_folder", "_states", "_tag")
 
     def __init__(self, folder: str, tag: str) -> None:
-        import tempfile  # importing it takes milliseconds
-
         self._folder = folder
         self._tag = tag
         self._files: list[IO[bytes]] = []
         self._states: list[tuple[int, int]] = []
+        import tempfile  # importing it takes milliseconds
+
         try:
             for _ in range(_FILE_COUNT):
                 file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115

@@ -502,6 +502,55 @@ def test_region_stays_awake_when_a_signal_ends_the_wait(emulated) -> None:
     assert (values.get(buffer) == 9).all()
 
 
+@pytest.mark.parametrize("name", ["sleep", "wake", "close"])
+def test_signal_handler_cannot_move_a_region_on_its_way(emulated, name) -> None:
+    region = cumem.Region("weights")
+    buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    stream = cumem.Stream()
+    refused = []
+
+    def handle() -> None:
+        with pytest.raises(RuntimeError, match="on its way to sleep") as caught:
+            getattr(region, name)()
+        refused.append(caught.value)
+        testing.gate_open(stream)
+
+    session.shut(stream)
+    buffer.fill(9, stream=stream)
+    with session.on_alarm(handle):
+        region.sleep()
+    assert len(refused) == 1
+    assert region.is_asleep
+    region.wake()
+    assert (values.get(buffer) == 9).all()
+
+
+def test_region_waits_for_graphs_that_may_run_on_any_stream(emulated) -> None:
+    region = cumem.Region("weights")
+    buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    source = cumem.full(1000, 8, "u1", "device")
+    stream, other = cumem.Stream(), cumem.Stream()
+    cumem.Device(0).synchronize()
+    testing.set_capturing(stream, True)
+    cumem.copy_async(buffer, source, stream=stream)
+    testing.set_capturing(stream, False)
+    session.shut(other)  # it may be replaying the graph
+    source.fill(1, stream=other)
+    slept = threading.Event()
+
+    def sleep() -> None:
+        region.sleep()
+        slept.set()
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    session.wait_until_waiting(thread, slept.is_set)
+    assert not slept.is_set()
+    testing.gate_open(other)
+    thread.join()
+    region.wake()
+
+
 # -- memory that is not there ----------------------------------------------------------
 
 
