@@ -40,6 +40,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("CUMEM_HYPOTHESIS", "quick"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option by which `.ci/pythons` shares cases out between versions of Python."""
+    parser.addoption(
+        "--share",
+        default="0/1",
+        metavar="NUMBER/COUNT",
+        help="run the cases of parametrized tests that are of this one of COUNT runs",
+    )
+
+
 def pytest_configure() -> None:
     """Make Ctrl-C work even if a shell runs the suite in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -59,11 +69,10 @@ def pytest_collection_modifyitems(
 
     Tests that need a GPU run only if -m asks for them. If -m asks for by_driver, only those
     tests run that depend on an operation which the emulated driver lacks. The rest is
-    shared out between runs as CUMEM_TESTS_SHARE says (`is_of_another_run`).
+    shared out between runs as --share says (`is_of_another_run`).
     """
     asked = config.option.markexpr or ""
-    share = os.environ.get("CUMEM_TESTS_SHARE", "0/1")
-    number, count = map(int, share.split("/"))
+    number, count = map(int, config.option.share.split("/"))
     places = collections.Counter[str]()
     kept: list[pytest.Item] = []
     left: list[pytest.Item] = []

@@ -73,7 +73,8 @@ def test_work_on_three_streams_at_the_moment_of_sleep_is_not_lost(runtime) -> No
     size = 50_000
     buffers = [cumem.zeros(size, "u1", "device", pool=region.pool) for _ in range(4)]
     foreign = cumem.asbuffer(Exporter(buffers[2]))
-    cumem.Device(0).synchronize()  # the zeros must not come after the fills of `foreign`
+    # The zeros must not come after the fills of `foreign`.
+    cumem.Device(0).synchronize()
     streams = [cumem.Stream() for _ in range(3)]
     source = cumem.empty_pinned(size, "u1")
     out = cumem.empty_pinned(size, "u1")
