@@ -2,8 +2,10 @@
 /* The inside of the pool. Only the pool's own files include this header: pool.c hands
  * out and takes back, in_flight.c finds out when freed memory is idle and waits for
  * that, grow.c gets memory from the runtime and gives it back, sleep.c lends all of it
- * back for a time, spill.c does so for one block, fork.c looks after forked children,
- * noting.c writes events for the recorder, and pools.c works on all pools of a runtime.
+ * back for a time, spill.c does so for one block, both by chunks.c, fork.c looks after
+ * forked children, noting.c writes events for the recorder, and pools.c works on all
+ * pools of a runtime.
+ *
  * Locks: `lock` guards heap, lists, slots and counters, and is held for work on these
  *        only. `growing` and `polling` are turns, which a thread keeps across runtime
  *        calls. The thread that has the turn `growing`, the grower, alone may change
@@ -381,6 +383,37 @@ void cm_pool_trim_idle(cm_pool *pool);
 /* Return the time by cm_now_ns() at which the present window ends, or 0 if idle trim is
  * off. */
 uint64_t cm_pool_idle_due(cm_pool *pool);
+
+/* -- chunks.c ---------------------------------------------------------------------------- */
+/* All of this is about the chunks of placed memory that begin in [from, to). It is
+ * called by the grower, and what calls the runtime inside a cm_scope. */
+
+static inline cm_address
+cm_chunk_end(const cm_chunk *chunk)
+{
+    return chunk->address + chunk->nbytes;
+}
+
+/* Return the chunk at `from`, or else the next one behind it, or NULL if there is
+ * none. */
+cm_chunk *cm_chunk_from(const cm_pool *pool, cm_address from);
+/* Count the bytes of chunks without memory. */
+uint64_t cm_chunks_count_bare(const cm_pool *pool, cm_address from, cm_address to);
+/* Unmap the chunks that lie wholly before `to` and can be mapped again with their
+ * contents.
+ * Fails: address_unmap, and leaves the rest mapped. */
+CM_NODISCARD cm_status cm_chunks_unmap(const cm_pool *pool, cm_address from,
+                                       cm_address to);
+/* Map what cm_chunks_unmap() has unmapped. Returns false if a chunk stays unmapped. */
+bool cm_chunks_try_map_back(const cm_pool *pool, cm_address from, cm_address to);
+/* Give the memory of all chunks back, even after one of them has failed.
+ * Fails: the first call that failed twice. */
+CM_NODISCARD cm_status cm_chunks_drop(cm_pool *pool, cm_address from, cm_address to);
+/* Let all chunks have memory again. Its contents are undefined, unless a chunk has kept
+ * its handle.
+ * Fails: the first call that fails. */
+CM_NODISCARD cm_status cm_chunks_map(const cm_pool *pool, cm_address from,
+                                     cm_address to);
 
 /* -- fork.c ------------------------------------------------------------------------------ */
 

@@ -457,41 +457,12 @@ cm_pool_reopen(cm_pool *pool, bool keep_host)
 /* -- the memory --------------------------------------------------------------------------- */
 /* All of this is called by the grower, inside a cm_scope. */
 
-/* Return the first chunk, in order of address, that begins at or behind `from`, or NULL
- * if there is none. */
-static cm_chunk *
-chunk_from(const cm_arena *range, cm_address from)
-{
-    uint64_t count = range->nbytes / range->granule;
-    for (uint64_t i = (from - range->base) / range->granule; i < count; i++) {
-        if (range->chunk_at[i] != NULL) {
-            return range->chunk_at[i];
-        }
-    }
-    return NULL;
-}
-
-static cm_chunk *
-first_chunk(const cm_pool *pool)
-{
-    return chunk_from(pool->range, pool->range->base);
-}
-
-static cm_chunk *
-next_chunk(const cm_pool *pool, const cm_chunk *chunk)
-{
-    return chunk_from(pool->range, chunk->address + chunk->nbytes);
-}
-
 /* Count the bytes without memory. Returns how many more they are now than they were, or
  * 0 if they are not more. */
 static uint64_t
 count_asleep(cm_pool *pool)
 {
-    uint64_t nbytes = 0;
-    for (cm_chunk *c = first_chunk(pool); c != NULL; c = next_chunk(pool, c)) {
-        nbytes += cm_chunk_has_memory(c) ? 0 : c->nbytes;
-    }
+    uint64_t nbytes = cm_chunks_count_bare(pool, 0, UINT64_MAX);
     cm_spin_lock_take(&pool->lock);
     uint64_t before = pool->counters.asleep_nbytes;
     pool->counters.asleep_nbytes = nbytes;
@@ -509,64 +480,11 @@ note_memory(const cm_pool *pool, uint8_t op, uint64_t nbytes)
     }
 }
 
-/* Unmap all chunks up to `end` that can be mapped again with their contents. */
-static cm_status
-unmap_chunks(const cm_pool *pool, cm_address end)
-{
-    cm_source *source = pool->source;
-    for (cm_chunk *c = first_chunk(pool); c != NULL && c->address + c->nbytes <= end;
-         c = next_chunk(pool, c)) {
-        if (c->handle != 0 && !c->is_unmapped) {
-            CM_TRY(source->ops->unmap_chunk(source, c));
-        }
-    }
-    return cm_ok();
-}
-
-/* Map what unmap_chunks() has unmapped. Returns false if a chunk stays unmapped. */
-static bool
-try_map_back(const cm_pool *pool)
-{
-    cm_source *source = pool->source;
-    bool is_back = true;
-    for (cm_chunk *c = first_chunk(pool); c != NULL; c = next_chunk(pool, c)) {
-        if (c->is_unmapped) {
-            is_back = CM_TRY_TWICE(source->ops->map_chunk(source, c)) && is_back;
-        }
-    }
-    return is_back;
-}
-
-/* Give one chunk's memory back. Each call is tried twice. */
-static cm_status
-drop_one(cm_source *source, cm_chunk *chunk)
-{
-    if (!chunk->is_unmapped && !cm_is_ok(source->ops->unmap_chunk(source, chunk))) {
-        CM_TRY(source->ops->unmap_chunk(source, chunk));
-    }
-    cm_status status = source->ops->drop_chunk(source, chunk);
-    return cm_is_ok(status) ? status : source->ops->drop_chunk(source, chunk);
-}
-
-/* Give the memory of all chunks back, even after one of them has failed.
- * Fails: the first call that failed twice. */
-static cm_status
-drop_all(cm_pool *pool)
-{
-    cm_status first = cm_ok();
-    for (cm_chunk *c = first_chunk(pool); c != NULL; c = next_chunk(pool, c)) {
-        cm_status status = drop_one(pool->source, c);
-        first = cm_first_failure(first, status);
-        atomic_fetch_add(&pool->lost_count, !cm_is_ok(status));
-    }
-    return first;
-}
-
 /* Give all memory back that the driver takes. */
 static cm_status
 lend_memory(cm_pool *pool)
 {
-    cm_status status = drop_all(pool);
+    cm_status status = cm_chunks_drop(pool, 0, UINT64_MAX);
     uint64_t gone = count_asleep(pool);
     cm_budget_refund(pool->config.budget, gone);
     note_memory(pool, CM_EVENT_TRIM, gone);
@@ -576,8 +494,8 @@ lend_memory(cm_pool *pool)
 static cm_status
 give_memory(cm_pool *pool, bool *asleep)
 {
-    cm_status status = unmap_chunks(pool, UINT64_MAX);
-    if (!cm_is_ok(status) && try_map_back(pool)) {
+    cm_status status = cm_chunks_unmap(pool, 0, UINT64_MAX);
+    if (!cm_is_ok(status) && cm_chunks_try_map_back(pool, 0, UINT64_MAX)) {
         return status;
     }
     *asleep = true;
@@ -590,7 +508,8 @@ cm_pool_unmap_until(cm_pool *pool, cm_address end)
     cm_status status = cm_ok();
     cm_mutex_lock(&pool->growing);
     if (pool->range != NULL) {
-        status = CM_IN_SCOPE(pool->rt, pool->config.device, unmap_chunks(pool, end));
+        status =
+            CM_IN_SCOPE(pool->rt, pool->config.device, cm_chunks_unmap(pool, 0, end));
     }
     cm_mutex_unlock(&pool->growing);
     return status;
@@ -599,7 +518,7 @@ cm_pool_unmap_until(cm_pool *pool, cm_address end)
 static cm_status
 map_back(cm_pool *pool)
 {
-    return try_map_back(pool) ? cm_ok() : cm_fail(CM_EBUSY, 0);
+    return cm_chunks_try_map_back(pool, 0, UINT64_MAX) ? cm_ok() : cm_fail(CM_EBUSY, 0);
 }
 
 void
@@ -671,26 +590,14 @@ cm_pool_begin_waking(cm_pool *pool)
     return status;
 }
 
-static cm_status
-map_chunks(const cm_pool *pool, cm_address end)
-{
-    cm_source *source = pool->source;
-    for (cm_chunk *c = first_chunk(pool); c != NULL && c->address < end;
-         c = next_chunk(pool, c)) {
-        if (c->is_unmapped) {
-            CM_TRY(source->ops->map_chunk(source, c));
-        }
-    }
-    return cm_ok();
-}
-
 cm_status
 cm_pool_map_until(cm_pool *pool, cm_address end)
 {
     cm_status status = cm_ok();
     cm_mutex_lock(&pool->growing);
     if (pool->range != NULL) {
-        status = CM_IN_SCOPE(pool->rt, pool->config.device, map_chunks(pool, end));
+        status =
+            CM_IN_SCOPE(pool->rt, pool->config.device, cm_chunks_map(pool, 0, end));
     }
     if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create) {
         /* Users know this size, not that of a chunk. */
@@ -706,7 +613,8 @@ cm_pool_end_waking(cm_pool *pool, bool sleeps_on)
     cm_mutex_lock(&pool->growing);
     if (pool->range != NULL && sleeps_on && !pool->saved.is_in_place) {
         /* Memory that stays is counted below. */
-        cm_ignore(CM_IN_SCOPE(pool->rt, pool->config.device, drop_all(pool)));
+        cm_ignore(CM_IN_SCOPE(pool->rt, pool->config.device,
+                              cm_chunks_drop(pool, 0, UINT64_MAX)));
     }
     if (pool->range != NULL) {
         uint64_t nbytes = pool->counters.asleep_nbytes;

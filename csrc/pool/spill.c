@@ -84,12 +84,6 @@ chunk_at(const cm_pool *pool, cm_address address)
     return range->chunk_at[(address - range->base) / range->granule];
 }
 
-static cm_address
-end_of(const cm_chunk *chunk)
-{
-    return chunk->address + chunk->nbytes;
-}
-
 /* Find the whole chunks of a live block. Which chunks these are does not change as long
  * as the block lives. */
 static stretch
@@ -101,9 +95,9 @@ find_inside(cm_pool *pool, const cm_block *block)
         const cm_chunk *first = chunk_at(pool, block->address);
         const cm_chunk *last = chunk_at(pool, block->address + block->nbytes - 1);
         bool begins_whole = first->address >= block->address;
-        bool ends_whole = end_of(last) <= block->address + block->nbytes;
-        found.from = begins_whole ? first->address : end_of(first);
-        found.to = ends_whole ? end_of(last) : last->address;
+        bool ends_whole = cm_chunk_end(last) <= block->address + block->nbytes;
+        found.from = begins_whole ? first->address : cm_chunk_end(first);
+        found.to = ends_whole ? cm_chunk_end(last) : last->address;
     }
     cm_spin_lock_give(&pool->lock);
     found.to = found.to < found.from ? found.from : found.to;
@@ -120,83 +114,6 @@ cm_block_inside(cm_pool *pool, const cm_block *block, cm_address *first)
 
 /* -- the memory ---------------------------------------------------------------------------- */
 /* All of this is called by the grower, inside a cm_scope. */
-
-static uint64_t
-count_without_memory(const cm_pool *pool, stretch s)
-{
-    uint64_t nbytes = 0;
-    for (cm_address at = s.from; at < s.to; at = end_of(chunk_at(pool, at))) {
-        const cm_chunk *chunk = chunk_at(pool, at);
-        nbytes += cm_chunk_has_memory(chunk) ? 0 : chunk->nbytes;
-    }
-    return nbytes;
-}
-
-/* Unmap all chunks that can be mapped again with their contents. */
-static cm_status
-unmap_all(const cm_pool *pool, stretch s)
-{
-    cm_source *source = pool->source;
-    for (cm_address at = s.from; at < s.to; at = end_of(chunk_at(pool, at))) {
-        cm_chunk *chunk = chunk_at(pool, at);
-        if (chunk->handle != 0 && !chunk->is_unmapped) {
-            CM_TRY(source->ops->unmap_chunk(source, chunk));
-        }
-    }
-    return cm_ok();
-}
-
-/* Map what unmap_all() has unmapped. Returns false if a chunk stays unmapped. */
-static bool
-try_map_back(const cm_pool *pool, stretch s)
-{
-    cm_source *source = pool->source;
-    bool is_back = true;
-    for (cm_address at = s.from; at < s.to; at = end_of(chunk_at(pool, at))) {
-        cm_chunk *chunk = chunk_at(pool, at);
-        if (chunk->is_unmapped) {
-            is_back = CM_TRY_TWICE(source->ops->map_chunk(source, chunk)) && is_back;
-        }
-    }
-    return is_back;
-}
-
-static cm_status
-drop_one(cm_source *source, cm_chunk *chunk)
-{
-    if (!chunk->is_unmapped && !cm_is_ok(source->ops->unmap_chunk(source, chunk))) {
-        CM_TRY(source->ops->unmap_chunk(source, chunk));
-    }
-    cm_status status = source->ops->drop_chunk(source, chunk);
-    return cm_is_ok(status) ? status : source->ops->drop_chunk(source, chunk);
-}
-
-/* Give the memory of all chunks back, even after one of them has failed.
- * Fails: the first call that failed twice. */
-static cm_status
-drop_all(cm_pool *pool, stretch s)
-{
-    cm_status first = cm_ok();
-    for (cm_address at = s.from; at < s.to; at = end_of(chunk_at(pool, at))) {
-        cm_status status = drop_one(pool->source, chunk_at(pool, at));
-        first = cm_first_failure(first, status);
-        atomic_fetch_add(&pool->lost_count, !cm_is_ok(status));
-    }
-    return first;
-}
-
-static cm_status
-map_all(const cm_pool *pool, stretch s)
-{
-    cm_source *source = pool->source;
-    for (cm_address at = s.from; at < s.to; at = end_of(chunk_at(pool, at))) {
-        cm_chunk *chunk = chunk_at(pool, at);
-        if (chunk->is_unmapped) {
-            CM_TRY(source->ops->map_chunk(source, chunk));
-        }
-    }
-    return cm_ok();
-}
 
 /* Note how many bytes the runtime got, and let others have them under the limits. */
 static void
@@ -218,14 +135,14 @@ count_lent(cm_pool *pool, const cm_block *block, uint64_t nbytes)
 static cm_status
 lend(cm_pool *pool, const cm_block *block, stretch s, bool *asleep)
 {
-    cm_status status = unmap_all(pool, s);
-    if (!cm_is_ok(status) && try_map_back(pool, s)) {
+    cm_status status = cm_chunks_unmap(pool, s.from, s.to);
+    if (!cm_is_ok(status) && cm_chunks_try_map_back(pool, s.from, s.to)) {
         return status;
     }
     *asleep = true;
-    uint64_t before = count_without_memory(pool, s);
-    status = cm_first_failure(status, drop_all(pool, s));
-    count_lent(pool, block, count_without_memory(pool, s) - before);
+    uint64_t before = cm_chunks_count_bare(pool, s.from, s.to);
+    status = cm_first_failure(status, cm_chunks_drop(pool, s.from, s.to));
+    count_lent(pool, block, cm_chunks_count_bare(pool, s.from, s.to) - before);
     return status;
 }
 
@@ -260,15 +177,16 @@ count_woken(cm_pool *pool, const cm_block *block, uint64_t nbytes, bool wakes)
 static cm_status
 borrow(cm_pool *pool, const cm_block *block, stretch s)
 {
-    uint64_t missing = count_without_memory(pool, s);
+    uint64_t missing = cm_chunks_count_bare(pool, s.from, s.to);
     if (missing > 0 && !cm_budget_try_charge(pool->config.budget, missing)) {
         return cm_fail(CM_ELIMIT, missing);
     }
-    cm_status status = map_all(pool, s);
+    cm_status status = cm_chunks_map(pool, s.from, s.to);
     if (!cm_is_ok(status)) {
-        cm_ignore(drop_all(pool, s)); /* memory that stays is counted below */
+        cm_ignore(cm_chunks_drop(pool, s.from, s.to)); /* memory that stays is counted
+                                                          below */
     }
-    uint64_t left = count_without_memory(pool, s);
+    uint64_t left = cm_chunks_count_bare(pool, s.from, s.to);
     cm_budget_refund(pool->config.budget, cm_least(left, missing));
     count_woken(pool, block, missing - cm_least(left, missing), cm_is_ok(status));
     if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create) {
@@ -300,7 +218,7 @@ static cm_status
 close_all(cm_pool *pool, stretch s)
 {
     cm_source *source = pool->source;
-    for (cm_address at = s.from; at < s.to; at = end_of(chunk_at(pool, at))) {
+    for (cm_address at = s.from; at < s.to; at = cm_chunk_end(chunk_at(pool, at))) {
         cm_chunk *chunk = chunk_at(pool, at);
         if (chunk->is_unmapped && !cm_is_ok(source->ops->drop_chunk(source, chunk))) {
             (void)CM_TRY_TWICE(source->ops->map_chunk(source, chunk));
@@ -325,7 +243,7 @@ end_of_part(const cm_pool *pool, stretch s, cm_address at, cm_address end)
     while (at < end && is_bare(pool, s, at) == bare) {
         bool is_before = at < s.from;
         bool is_inside = at >= s.from && at < s.to;
-        at = is_inside ? end_of(chunk_at(pool, at)) : end;
+        at = is_inside ? cm_chunk_end(chunk_at(pool, at)) : end;
         at = is_before ? s.from : at;
     }
     return at;
@@ -362,7 +280,7 @@ give_bare_locked(cm_pool *pool, cm_heap_span *part)
     cm_address end = cm_span_end(part);
     for (cm_address at = part->block.address, next; at < end; at = next) {
         cm_chunk *chunk = chunk_at(pool, at);
-        next = end_of(chunk);
+        next = cm_chunk_end(chunk);
         for (cm_address granule = at; granule < next; granule += range->granule) {
             range->chunk_at[(granule - range->base) / range->granule] = NULL;
         }
