@@ -221,6 +221,15 @@ typedef struct cm_storage {
                               has a reference for that */
 } cm_storage;
 
+/* True if anybody but cumem may use the memory, on a stream that cumem does not know: a
+ * library that it was exported to, whoever read its address, or a captured graph. */
+static inline bool
+cm_storage_has_left(const cm_storage *storage)
+{
+    return storage->was_exported || storage->address_was_exported
+           || storage->address_was_read || storage->was_captured;
+}
+
 /* Return the address by which tracemalloc knows the block. */
 static inline uintptr_t
 cm_storage_place(const cm_storage *storage)

@@ -143,9 +143,7 @@ collect_streams(sleep_call *self)
     for (cm_storage *s = first_storage(self); s != NULL;
          s = next_storage(self, &s->node)) {
         block_count++;
-        /* A graph that was captured may be running on any stream. */
-        if (s->was_exported || s->address_was_exported || s->address_was_read
-            || s->was_captured) {
+        if (cm_storage_has_left(s)) {
             self->flags = CM_POOL_FREE_FENCE;
         }
         for (uint32_t i = 0; i < s->use_count; i++) {
@@ -164,44 +162,6 @@ collect_streams(sleep_call *self)
 }
 
 /* -- room for the bytes ----------------------------------------------------------------- */
-
-/* Make the pool for the page-locked memory. Returns it, or NULL with an exception. */
-static cm_pool *
-make_host_pool(const sleep_call *self)
-{
-    cm_state *state = self->state;
-    const cm_pool_config config = {
-        .kind = CM_KIND_PINNED,
-        .device = cm_pool_get_config(self->pool)->device,
-        .flags = cm_kinds[CM_KIND_PINNED].flags,
-        .fork = CM_FORK_OMIT,
-        .numa_node = -1,
-        .fence_limit_nbytes = CM_FENCE_LIMIT_NBYTES,
-        .serial = ++state->pool_serial,
-        .number = ++state->pool_count,
-        .budget = cm_limits_budget(state, CM_KIND_PINNED, 0),
-    };
-    cm_pool *pool = NULL;
-    cm_status status = cm_pool_create(state->runtime, &config, &pool);
-    return cm_py_check(state, status, "while going to sleep") < 0 ? NULL : pool;
-}
-
-/* Let the pool have a pool of page-locked memory. Returns 0, or -1 with an exception.
- */
-static int
-see_to_host_pool(const sleep_call *self)
-{
-    if (cm_pool_get_host(self->pool) != NULL) {
-        return 0;
-    }
-    cm_pool *host_pool = make_host_pool(self);
-    if (host_pool == NULL) {
-        return -1;
-    }
-    cm_pool_set_host(self->pool, host_pool);
-    cm_pool_release(host_pool); /* the pool holds it from now on */
-    return 0;
-}
 
 /* Refuse before anything is copied if the limits have no room for the bytes, even after
  * other pools have given back what they cache. Called without the GIL. */
@@ -280,7 +240,9 @@ put_to_sleep(sleep_call *self, bool keep, bool *asleep)
     if (engine == NULL || wait_for_transfers(self) < 0 || collect_streams(self) < 0) {
         return -1;
     }
-    if (keep && self->files.count == 0 && see_to_host_pool(self) < 0) {
+    if (keep && self->files.count == 0
+        && cm_pool_find_host(state, self->pool, UINT64_MAX, "while going to sleep")
+               == NULL) {
         return -1;
     }
     cm_pool_waiter waiter = {state, cm_gil_give()};

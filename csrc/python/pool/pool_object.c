@@ -83,6 +83,35 @@ cm_pool_let_go(cm_state *state, cm_pool *pool)
     cm_state_leave(state);
 }
 
+cm_pool *
+cm_pool_find_host(cm_state *state, cm_pool *pool, uint64_t limit_nbytes,
+                  const char *what)
+{
+    cm_pool *made = cm_pool_get_host(pool);
+    if (made != NULL) {
+        return made;
+    }
+    const cm_pool_config config = {
+        .kind = CM_KIND_PINNED,
+        .device = cm_pool_get_config(pool)->device,
+        .flags = cm_kinds[CM_KIND_PINNED].flags,
+        .fork = CM_FORK_OMIT,
+        .numa_node = -1,
+        .fence_limit_nbytes = CM_FENCE_LIMIT_NBYTES,
+        .serial = ++state->pool_serial,
+        .number = ++state->pool_count,
+        .budget = cm_limits_budget(state, CM_KIND_PINNED, 0),
+    };
+    cm_status status = cm_pool_create(state->runtime, &config, &made);
+    if (cm_py_check(state, status, what) < 0) {
+        return NULL;
+    }
+    atomic_store(&cm_pool_get_config(made)->budget->limit_nbytes, limit_nbytes);
+    cm_pool_set_host(pool, made);
+    cm_pool_release(made); /* the pool holds it from now on */
+    return made;
+}
+
 void
 cm_pool_object_give(PyObject *op, cm_pool *pool)
 {

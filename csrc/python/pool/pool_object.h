@@ -31,6 +31,12 @@ void cm_pool_object_give(PyObject *op, cm_pool *pool); /* does nothing for NULL 
 /* Release a pool. The last release frees cached memory and waits, with the GIL
  * released, for memory in flight. In a forked child it does nothing. */
 void cm_pool_let_go(cm_state *state, cm_pool *pool);
+/* Return the pool of page-locked memory that bytes of `pool` go to while they have no
+ * device memory. The first call makes it. It counts against `limit_nbytes` and against
+ * the pinned limit. Returns it, borrowed, or NULL with an exception that says `what`
+ * cumem was doing. */
+cm_pool *cm_pool_find_host(cm_state *state, cm_pool *pool, uint64_t limit_nbytes,
+                           const char *what);
 /* Close a Pool: release its pool. This does nothing if it is closed already. */
 void cm_pool_object_close(cm_pool_object *self);
 /* Close every open Pool, for shutdown. Their pools, still held, move to `out`, which

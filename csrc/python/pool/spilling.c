@@ -108,14 +108,6 @@ take_turn(cm_pool *pool, bool *waited)
 
 /* -- who may sleep ------------------------------------------------------------------------- */
 
-/* True if anybody but cumem may use the memory. */
-static bool
-has_left(const cm_storage *s)
-{
-    return s->was_exported || s->address_was_exported || s->address_was_read
-           || s->was_captured;
-}
-
 static bool
 is_busy(const cm_storage *s)
 {
@@ -127,7 +119,7 @@ static bool
 may_sleep(const cm_storage *s, uint64_t nbytes, cm_spill_report *report)
 {
     uint64_t *reason = NULL;
-    if (has_left(s)) {
+    if (cm_storage_has_left(s)) {
         reason = &report->gone_count;
     }
     else if (s->is_kept) {
@@ -364,40 +356,6 @@ put_to_sleep(const spill_move *self, cm_pool *host_pool, const cm_wait_hooks *ho
 
 /* -- spilling -------------------------------------------------------------------------------- */
 
-/* Return the pool for the page-locked memory, which is made at the first spill. It
- * counts against spill_limit and the pinned limit. Returns it, borrowed, or NULL with
- * an exception. */
-static cm_pool *
-find_host_pool(const spill_move *self)
-{
-    cm_state *state = self->state;
-    const cm_pool_config *own = cm_pool_get_config(self->pool);
-    cm_pool *made = cm_pool_get_host(self->pool);
-    if (made != NULL) {
-        return made;
-    }
-    const cm_pool_config config = {
-        .kind = CM_KIND_PINNED,
-        .device = own->device,
-        .flags = cm_kinds[CM_KIND_PINNED].flags,
-        .fork = CM_FORK_OMIT,
-        .numa_node = -1,
-        .fence_limit_nbytes = CM_FENCE_LIMIT_NBYTES,
-        .serial = ++state->pool_serial,
-        .number = ++state->pool_count,
-        .budget = cm_limits_budget(state, CM_KIND_PINNED, 0),
-    };
-    cm_status status = cm_pool_create(state->runtime, &config, &made);
-    if (cm_py_check(state, status, "while spilling buffers") < 0) {
-        return NULL;
-    }
-    atomic_store(&cm_pool_get_config(made)->budget->limit_nbytes,
-                 own->spill_limit_nbytes);
-    cm_pool_set_host(self->pool, made);
-    cm_pool_release(made); /* the pool holds it from now on */
-    return made;
-}
-
 /* Return how many bytes are missing for a request of `nbytes`, as far as that can be
  * told; at least 1. Called without the GIL. */
 static uint64_t
@@ -436,7 +394,9 @@ spill_some(spill_move *self, uint64_t nbytes, cm_status shortage,
         self->count = 0;
         return 0;
     }
-    cm_pool *host_pool = find_host_pool(self);
+    uint64_t most = cm_pool_get_config(self->pool)->spill_limit_nbytes;
+    cm_pool *host_pool =
+        cm_pool_find_host(state, self->pool, most, "while spilling buffers");
     uint64_t missing = 0;
     if (host_pool != NULL) {
         missing = CM_WITHOUT_GIL(find_missing(self, nbytes, shortage));
