@@ -68,6 +68,20 @@ def test_region_wakes_with_the_same_bytes_at_the_same_addresses(runtime) -> None
         assert (values.get(view) == np.arange(10, 20)).all()
 
 
+def test_region_wakes_equal_buffers_that_lie_around_a_hole(runtime) -> None:
+    region = cumem.Region("weights")
+    first, hole, second = (
+        cumem.full(size, value, "u1", "device", pool=region.pool)
+        for value, size in ((1, 4 * MIB), (2, 2 * CHUNK), (3, 4 * MIB))
+    )
+    del hole  # its chunks get no memory when the region wakes
+    for _ in range(3):
+        region.sleep()
+        region.wake()
+        assert (values.get(first) == 1).all()
+        assert (values.get(second) == 3).all()
+
+
 def test_region_asleep_has_no_memory_on_the_device(emulated) -> None:
     cumem.empty_device(1)  # so that everything else is there
     cumem.trim()

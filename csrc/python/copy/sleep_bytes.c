@@ -54,13 +54,17 @@ end_of_part(const cm_sleep_copy *self, uint64_t first)
     return i;
 }
 
+/* Make the piece of a run. `stretch` is the first of the runs that follow one another
+ * without a gap up to this one. It stands for the allocation on the device, since no
+ * two runs are one allocation to CUDA if chunks without memory may lie between them. */
 static cm_piece
-make_piece(const cm_sleep_copy *self, const cm_saved_run *run)
+make_piece(const cm_sleep_copy *self, const cm_saved_run *run,
+           const cm_saved_run *stretch)
 {
     const cm_block *block = cm_pool_part_block(self->pool, run->part);
     int16_t device = (int16_t)self->stream->device;
     const cm_piece_end far = {.address = run->address,
-                              .owner = self->pool,
+                              .owner = stretch,
                               .kind = CM_KIND_DEVICE,
                               .device = device};
     const cm_piece_end near = {.host = (char *)block->host + run->at,
@@ -80,8 +84,13 @@ begin_copies(const cm_sleep_copy *self, uint64_t first, uint64_t end, cm_ticket 
     uint64_t count = end - first;
     cm_piece *pieces = calloc(count, sizeof(*pieces));
     CM_TRY(cm_allocated(pieces != NULL, count * sizeof(*pieces)));
+    const cm_saved_run *stretch = &self->runs[first];
     for (uint64_t i = 0; i < count; i++) {
-        pieces[i] = make_piece(self, &self->runs[first + i]);
+        const cm_saved_run *run = &self->runs[first + i];
+        if (i > 0 && run[-1].address + run[-1].nbytes != run->address) {
+            stretch = run;
+        }
+        pieces[i] = make_piece(self, run, stretch);
         pieces[i].index = i;
     }
     const cm_many_request request = {
