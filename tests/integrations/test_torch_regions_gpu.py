@@ -249,6 +249,7 @@ def test_graph_that_is_captured_into_the_region_replays_the_same(gpu) -> None:
     del graph, y
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_compiled_function_allocates_from_the_region(gpu) -> None:
     pytest.importorskip("triton")
     region = cumem.Region("weights")

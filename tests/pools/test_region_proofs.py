@@ -174,6 +174,7 @@ def test_graph_of_cupys_replays_the_same_bits_after_each_waking(cuda) -> None:
         region.sleep()
         region.wake()
         target.set(np.zeros(MIB, "u1"))
+        cupy.cuda.runtime.deviceSynchronize()  # the stream does not wait for set()
         graph.launch(stream)
         stream.synchronize()
         found = target.get()
