@@ -121,6 +121,29 @@ check_random_copy(world *w, memory *dst_memory, memory *src_memory, mode how)
     CHECK_BYTES_EQ(dst_memory->bytes, wanted, ARENA);
 }
 
+/* An empty array has no address, and belongs to no device. */
+static void
+test_engine_copies_an_empty_array_without_an_address(void)
+{
+    world w;
+    open_world(&w);
+    memory m = take_memory(&w, CM_KIND_DEVICE, 0, 64);
+    const cm_region nothing = {
+        .kind = CM_KIND_PAGEABLE, .device = -1, .ndim = 1, .itemsize = 1};
+    const cm_region empty = row(&m, 0, 0, 1, 1);
+    for (int up = 0; up < 2; up++) {
+        cm_copy_request request = {.dst = up ? empty : nothing,
+                                   .src = up ? nothing : empty,
+                                   .stream = w.streams[0]};
+        cm_ticket *ticket;
+        CHECK_OK(cm_engine_copy(w.engine, &request, &ticket));
+        CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
+        cm_ticket_release(ticket);
+    }
+    give_memory(&w, &m);
+    close_world(&w);
+}
+
 /* Make random copies from each kind of memory to each kind, and to and from the other
  * device, in each mode. */
 static void
@@ -666,6 +689,7 @@ test_engine_packs_without_a_page_locked_pool(void)
 }
 
 MAIN(RUN(test_engine_random_copies_between_all_kinds)
+     RUN(test_engine_copies_an_empty_array_without_an_address)
      RUN(test_engine_packs_without_a_page_locked_pool)
      RUN(test_engine_large_copies_go_in_pieces)
      RUN(test_engine_more_threads_pack_when_the_device_waits)

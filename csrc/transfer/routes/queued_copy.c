@@ -22,11 +22,11 @@
 static bool
 is_within_reach(const cm_engine *engine, const cm_region *end, const cm_stream *stream)
 {
-    if (cm_kind_migrates(end->kind)) {
+    if (cm_kind_migrates(end->kind) || cm_kind_is_pageable(end->kind)) {
         return false;
     }
     if (!cm_region_is_on_device(end)) {
-        return end->host != NULL && !cm_kind_is_pageable(end->kind);
+        return end->host != NULL;
     }
     return end->device == stream->device
            || cm_peer_access_is_enabled(&engine->peers, end->device, stream->device);
