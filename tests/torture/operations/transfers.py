@@ -177,7 +177,9 @@ def copy_several(worker: Worker) -> None:
     what = rng.choice(("broadcast", "scatter", "gather"))
     many = [worker.take() for _ in range(rng.randrange(1, 4))]
     dtype = np.dtype(rng.choice(DTYPES))
-    n = min(box.nbytes for box in many) // dtype.itemsize
+    # The boxes may be the large ones of earlier calls. Sizes would grow with each call.
+    smallest = min(box.nbytes for box in many)
+    n = min(smallest, worker.world.options.largest) // dtype.itemsize
     whole = n if what == "broadcast" else n * len(many)
     one = worker.make(rng.choice(POOLED), whole * dtype.itemsize)
     all_of = layout(rng, dtype, (whole,), one.nbytes)
