@@ -332,6 +332,8 @@ def pipelines(to: Options) -> Iterator[Measured]:
 # -- saving --------------------------------------------------------------------------------
 
 SHARDS = 8
+#: The numbers of files that shards are written to.
+FILES = (2, 4, SHARDS, 16)
 
 
 def folders(to: Options) -> Iterator[tuple[str, Path]]:
@@ -340,20 +342,21 @@ def folders(to: Options) -> Iterator[tuple[str, Path]]:
 
 
 def saving(to: Options) -> Iterator[Measured]:
-    """Write device memory to one file and to eight."""
+    """Write device memory to one file and to several."""
     import cumem
 
-    part = to.long // SHARDS
-    tensors = {str(i): cumem.full(part, i, "u1", "device") for i in range(SHARDS)}
+    part = to.long // max(FILES)
+    tensors = {str(i): cumem.full(part, i, "u1", "device") for i in range(max(FILES))}
     whole = cumem.full(to.long, 1, "u1", "device")
     for where, parent in folders(to):
 
         def timed(save: Callable[[Path], object], parent: Path = parent) -> float:
             return rate_of_writing(to, parent, save)
 
-        def shards(folder: Path) -> None:
+        def shards(folder: Path, files: int) -> None:
             path = folder / "model.safetensors"
-            cumem.save_safetensors(path, tensors, max_shard_nbytes=part + MIB)
+            most = to.long // files + MIB
+            cumem.save_safetensors(path, tensors, max_shard_nbytes=most)
 
         def one(folder: Path) -> None:
             cumem.save_safetensors(folder / "model.safetensors", tensors)
@@ -364,10 +367,18 @@ def saving(to: Options) -> Iterator[Measured]:
         def array(folder: Path) -> None:
             cumem.save(folder / "array.npy", whole)
 
-        yield f"save_safetensors, 8 files, {where}", functools.partial(timed, shards)
+        def archive(folder: Path) -> None:
+            cumem.savez(folder / "arrays.npz", **tensors)
+
+        for files in FILES:
+            yield (
+                f"save_safetensors, {files} files, {where}",
+                functools.partial(timed, functools.partial(shards, files=files)),
+            )
         yield f"save_safetensors, one file, {where}", functools.partial(timed, one)
         yield f"tofile, {where}", functools.partial(timed, raw)
         yield f"save, {where}", functools.partial(timed, array)
+        yield f"savez, {where}", functools.partial(timed, archive)
 
 
 def rate_of_writing(to: Options, parent: Path, save: Callable[[Path], object]) -> float:
@@ -412,11 +423,10 @@ def saving_others(to: Options) -> Iterator[Measured]:
 
     source = cumem.full(to.long, 1, "u1", "pinned").numpy()
     for where, parent in folders(to):
-        for files, cases in (
-            (SHARDS, ("save_safetensors, 8 files",)),
-            (1, ("save_safetensors, one file", "tofile", "save")),
-        ):
-            for threads in (1, 4, 8):
+        several = [(files, (f"save_safetensors, {files} files",)) for files in FILES]
+        single = (1, ("save_safetensors, one file", "tofile", "save", "savez"))
+        for files, cases in (*several, single):
+            for threads in sorted({1, 4, 8, files}):
                 write = functools.partial(
                     write_by_threads, source=source, files=files, threads=threads
                 )
@@ -425,6 +435,14 @@ def saving_others(to: Options) -> Iterator[Measured]:
                 )
                 for name in cases:
                     yield f"{name}, {where}: pwrite, {threads} threads", measured
+
+        def archive(folder: Path) -> None:
+            np.savez(folder / "arrays.npz", source)
+
+        yield (
+            f"savez, {where}: numpy.savez of host memory",
+            functools.partial(rate_of_writing, to, parent, archive),
+        )
         if has("torch") and has("safetensors"):
             yield from saving_of_torch(to, where, parent)
 

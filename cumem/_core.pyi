@@ -4909,6 +4909,10 @@ class _FileOutcome(structseq[Any]):
     @property
     def failure(self) -> _FileFailure | None:
         """What was wrong with the file, or None."""
+    @property
+    def checksums(self) -> list[int]:
+        """The CRC-32 of each run of ranges without a gap, or an empty list if none were
+        asked for."""
 
 def _transfer_file(
     open: Callable[[], int],
@@ -4916,6 +4920,7 @@ def _transfer_file(
     memories: tuple[object, ...],
     writes: bool,
     cuts: bool,
+    sums: bool,
     stream: object,
     direct: int,
     progress: _Progress,
@@ -4925,7 +4930,7 @@ def _transfer_file(
 
     cumem/files/raw.py has read and checked them. `open` is called for the descriptor once
     nothing else is wrong. With `cuts` the file is to end with the last range, so the bytes
-    behind it count as touched.
+    behind it count as touched. With `sums` a call that writes also makes checksums.
     """
 
 def _write_files(

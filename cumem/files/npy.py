@@ -3,8 +3,8 @@
 
 The elements do not pass through a NumPy array. NumPy's public functions read and write the
 header only; `read_ranges` and `write_ranges` move the elements between the file and the
-memory. Compressed members of an archive are the exception: `zipfile` unpacks them on the
-host, and each piece is copied from there.
+memory, those of an archive in one call. Compressed members of an archive are the exception:
+`zipfile` unpacks them on the host, and each piece is copied from there.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ from cumem.files.file_hints import (
     what_it_is,
 )
 from cumem.files.opening import open_regular, unwrapped
-from cumem.files.raw import Direct, File, read_ranges, write_ranges
+from cumem.files.raw import Direct, File, read_ranges, write_ranges, write_summed
 from cumem.files.replacing import replacing
+from cumem.files.stored_members import Member, directory, local_header, local_nbytes
 from cumem.pools.pool import Pool
 
 __all__ = ["NpzDict", "load", "save", "savez"]
@@ -103,8 +104,10 @@ if TYPE_CHECKING:
 else:
     _V = TypeVar("_V")
 
-#: How many bytes are unpacked, or added to a checksum, at a time.
+#: How many bytes are unpacked at a time, or written to a file without offsets.
 _PIECE = 16 << 20
+#: The length of the longest name in an archive.
+_NAME_NBYTES = 0xFFFF
 _NO_PICKLES = (
     "object arrays are refused, since they are pickles: np.load(file, allow_pickle=True) "
     "reads those that you trust"
@@ -980,9 +983,10 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
 
     Notes
     -----
-    An ``.npz`` has checksums, which one thread of the host makes, so `save` and
-    `save_safetensors` are faster. An array that is not contiguous is copied to the host
-    as a whole. The new file replaces an old one as with `save`.
+    The arrays are written like `write_ranges` writes, in one call that makes the checksums
+    of the archive as well. A `file` without a position, such as a pipe, is written by
+    `zipfile` instead: one array after the other, and more slowly. The new file replaces an
+    old one as with `save`.
 
     **Blocks** until everything is written. **Ordered after** all work on the arrays that
     cumem knows of, and after the current streams.
@@ -1004,12 +1008,60 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
             raise ValueError(f"arr_{index} is also the name of an unnamed array")
         arrays[f"arr_{index}"] = array
     saved = {name: _saved(array, None) for name, array in arrays.items()}
-    with (
-        _written(file, ".npz", bool(fsync)) as opened,
-        zipfile.ZipFile(opened, "w", zipfile.ZIP_STORED) as archive,
-    ):
-        if os.fstat(opened.fileno()).st_size > 0:  # the arrays may map this very file
-            saved = {name: (head, _own(data)) for name, (head, data) in saved.items()}
+    names = {name: _member_name(name) for name in saved}
+    with _written(file, ".npz", bool(fsync)) as opened:
+        if opened.seekable():
+            _write_members(
+                opened, [(names[name], *parts) for name, parts in saved.items()]
+            )
+        else:
+            _stream_members(opened, saved)
+
+
+def _member_name(name: str) -> bytes:
+    """Return the name in the archive of the array with this name."""
+    encoded = f"{name}.npy".encode()
+    if len(encoded) > _NAME_NBYTES:
+        raise ValueError(
+            f"the name {name[:40]!r}… has {len(encoded)} bytes; an archive can hold "
+            f"{_NAME_NBYTES}"
+        )
+    return encoded
+
+
+def _write_members(opened: Any, saved: list[tuple[bytes, bytes, _core.Buffer]]) -> None:
+    """Write an archive from the position of the file on, and move the position behind it.
+
+    Each member comes as its name, the header of its array and the elements. The elements
+    are written first, since the headers and the directory of the archive contain their
+    checksums.
+    """
+    if fcntl.fcntl(opened.fileno(), fcntl.F_GETFL) & os.O_APPEND:
+        opened.seek(0, os.SEEK_END)  # an appending file writes there
+    places = []
+    parts: list[tuple[int, Any]] = []
+    at = opened.tell()
+    for name, head, data in saved:
+        begin = at + local_nbytes(name)
+        parts += [(begin, np.frombuffer(head, "u1")), (begin + len(head), data)]
+        places.append(at)
+        at = begin + len(head) + data.nbytes
+    checksums = write_summed(opened, parts)
+    members = [
+        Member(name, place, len(head) + data.nbytes, checksum)
+        for (name, head, data), place, checksum in zip(
+            saved, places, checksums, strict=True
+        )
+    ]
+    records = [(member.offset, local_header(member)) for member in members]
+    records.append((at, directory(members, at)))
+    write_ranges(opened, [(place, np.frombuffer(r, "u1")) for place, r in records])
+    opened.seek(at + len(records[-1][1]))
+
+
+def _stream_members(opened: Any, saved: dict[str, tuple[bytes, _core.Buffer]]) -> None:
+    """Write an archive to a file without offsets, such as a pipe."""
+    with zipfile.ZipFile(opened, "w", zipfile.ZIP_STORED) as archive:
         for name, (head, data) in saved.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 member.write(head)
@@ -1082,12 +1134,6 @@ def _foreign_types(dtype: np.dtype[Any]) -> Iterator[np.dtype[Any]]:
             yield from _foreign_types(dtype[name])
     elif dtype.isbuiltin == 2:
         yield dtype
-
-
-def _own(data: _core.Buffer) -> _core.Buffer:
-    """Copy host memory, which may map the file that is about to be overwritten."""
-    on_device = is_on_device(data.kind)
-    return data if on_device else _core.asbuffer(data.to_numpy())
 
 
 def _header(shape: Sequence[int], fortran: bool, dtype: np.dtype[Any]) -> bytes:

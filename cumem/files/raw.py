@@ -3,7 +3,8 @@
 
 `fromfile`, `tofile`, `read_ranges` and `write_ranges` check their arguments here; one call
 of the extension, ``_core._transfer_file``, then moves all ranges at the speed of the link
-or of the disk. `write_files` is for formats that make several new files at the same time.
+or of the disk. `write_files` is for formats that make several new files at the same time,
+and `write_summed` is for formats with checksums.
 
 The memory may be a map of the same file, as an ``np.memmap`` is. The copy moves pieces in
 any order, so such a map would change while it is being read. The extension notices this
@@ -200,13 +201,15 @@ def _move(
     progress: Progress,
     argument: str | None = None,
     cuts: bool = False,
+    checksums: list[int] | None = None,
 ) -> int:
     """Read or write all ranges, and return how many bytes they have.
 
     A single range that comes from an argument has the name of this `argument` in errors;
     other ranges are called ``ranges[0]`` and so on. With `cuts` the caller will cut off
     what lies behind the ranges. If a source maps bytes that would be cut off, this raises
-    `_CutMapError` before anything is written.
+    `_CutMapError` before anything is written. What `write_summed` returns is appended to
+    `checksums`.
     """
     offsets: list[int] = []
     memories: list[Any] = []
@@ -224,6 +227,7 @@ def _move(
                 tuple(memories),
                 writes,
                 cuts,
+                checksums is not None,
                 stream,
                 direct,
                 progress,
@@ -246,6 +250,8 @@ def _move(
             if not writes:
                 for memory, own in staged:
                     _core.copy(memory, own, stream=stream)
+            if checksums is not None:
+                checksums += outcome.checksums
             return outcome.nbytes
         begin, nbytes = offsets[failure.index], memories[failure.index].nbytes
         raise _failure(
@@ -295,6 +301,19 @@ def _move_as(
     if not writes:
         copy_as(item.memory, own, stream, casting)
     return nbytes
+
+
+def write_summed(file: File, ranges: Ranges) -> list[int]:
+    """Write pieces of memory as `write_ranges` does, and return checksums.
+
+    These are the CRC-32 of each range, or of several ranges together if each of them
+    begins where the one before it ends.
+    """
+    checksums: list[int] = []
+    with _opened(file, True) as opened:
+        number = _direct_number(None)
+        _move(opened, ranges, True, None, number, None, checksums=checksums)
+    return checksums
 
 
 #: The most files that `write_files` writes at the same time (`CM_FILE_MAX`).

@@ -12,6 +12,7 @@ import os
 import struct
 import warnings
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import session, values
+from support import session, testing, values
 from support.strategies import (
     KINDS,
     basic_indices,
@@ -35,7 +36,7 @@ import cumem
 from cumem.files import npy
 
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
-#: This is longer than one piece of what is unpacked or summed.
+#: This is longer than one piece of what is unpacked.
 LONG = npy._PIECE + 12344
 
 
@@ -90,6 +91,78 @@ def test_archives_equal_numpys(backend: str, tmp_path: Path) -> None:
                 assert back["arr_0"].flags.fnc == array.flags.fnc
 
         check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_archives_have_the_bytes_that_numpy_writes(runtime, tmp_path, kind) -> None:
+    long = np.arange(LONG, dtype="u1")
+    arrays: dict[str, Any] = {
+        "long": long,
+        "none": np.empty((3, 0)),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "\N{GREEK SMALL LETTER PI}": np.float32(3),
+    }
+    apart = long.reshape(4, -1)[:, ::2]
+    np.savez(tmp_path / "theirs.npz", apart, **arrays)
+    made = {
+        name: values.put(np.asarray(array), kind, "F" if name == "fortran" else "C")
+        for name, array in arrays.items()
+    }
+    cumem.savez(
+        tmp_path / "ours.npz", values.put(long.reshape(4, -1), kind)[:, ::2], **made
+    )
+    theirs = (tmp_path / "theirs.npz").read_bytes()
+    assert (tmp_path / "ours.npz").read_bytes() == theirs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("direct", ["0", "1"])
+def test_archives_are_written_like_ranges_with_right_checksums(
+    runtime, tmp_path, monkeypatch, kind, direct
+) -> None:
+    monkeypatch.setenv("CUMEM_DIRECT", direct)
+    array = np.arange(LONG, dtype="u1")
+    testing.file_plan(most=300_000)  # most parts take several writes
+    cumem.savez(
+        tmp_path / "a.npz", values.put(array, kind), values.put(array, kind)[1:]
+    )
+    count, direct_count, _, _ = testing.file_counts()
+    assert count > 2 * LONG // 300_000
+    assert (direct_count > 0) == (direct == "1")
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        assert archive.testzip() is None
+
+
+def test_an_archive_is_appended_to_a_file(runtime, tmp_path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"before")
+    with path.open("ab") as file:
+        cumem.savez(file, x=cumem.array([1.0, 2.0]))
+        assert file.tell() == path.stat().st_size
+    assert path.read_bytes().startswith(b"before")
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        member = io.BytesIO(archive.read("x.npy"))
+    assert np.load(member).tolist() == [1, 2]
+
+
+def test_an_archive_is_written_to_a_pipe(runtime) -> None:
+    array = np.arange(LONG, dtype="u1")
+    read, write = os.pipe()
+    with ThreadPoolExecutor(1) as pool, open(read, "rb") as source:
+        content = pool.submit(source.read)
+        with open(write, "wb") as file:
+            cumem.savez(file, cumem.array(array), x=array[::-1])
+        archive = io.BytesIO(content.result())
+    with np.load(archive) as back:  # NumPy verifies the checksums
+        assert (back["arr_0"] == array).all()
+        assert (back["x"] == array[::-1]).all()
+
+
+def test_names_that_no_archive_can_hold_are_refused(runtime, tmp_path) -> None:
+    with pytest.raises(ValueError, match="70004 bytes"):
+        cumem.savez(tmp_path / "a.npz", **{"x" * 70_000: [1]})
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* _transfer_file(): ranges of a file are read into objects in memory, or written from
- * them. _write_files() writes several new files at the same time. As copy_objects.c
- * does for a copy, this file reads the objects, makes the request for the engine, lets
- * it come after earlier work, and keeps the memory alive.
+ * them, in which case checksums can be made as well. _write_files() writes several new
+ * files at the same time. As copy_objects.c does for a copy, this file reads the
+ * objects, makes the request for the engine, lets it come after earlier work, and keeps
+ * the memory alive.
  *
  * An end may be a map of the very file, as a memmap is. Bytes that are read into a map
  * of the same bytes would change the file under the call, so such ends are found before
  * anything is moved (find_own_maps()), and the package goes by way of other memory.
  * _maps_file() only looks whether memory is such a map. */
 #include "base/checked_math.h"
+#include "base/crc32.h"
 #include "base/file_maps.h"
 #include "base/nvtx.h"
 #include "python/copy/call.h"
@@ -27,10 +29,13 @@ typedef struct file_call {
     uint64_t nbytes;  /* of all ends */
     uint64_t devices; /* the devices of all ends, as a set of indices */
     bool cuts;        /* the file is to end with the last range */
+    bool sums;        /* checksums are asked for */
     Py_ssize_t count;
-    Py_ssize_t end_count;  /* ends that are initialised */
-    cm_operand *ends;      /* owned array */
-    cm_file_range *ranges; /* owned array; their regions are those of `ends` */
+    Py_ssize_t end_count;        /* ends that are initialised */
+    cm_operand *ends;            /* owned array */
+    cm_file_range *ranges;       /* owned array; their regions are those of `ends` */
+    _Atomic uint32_t *checksums; /* owned array; NULL unless `sums` is set */
+    Py_ssize_t checksum_count;
     cm_file_request request;
 } file_call;
 
@@ -79,6 +84,51 @@ read_ends(file_call *call, PyObject *offsets, PyObject *memories)
         call->nbytes += call->ranges[i].nbytes;
     }
     return 0;
+}
+
+/* Make the checksums, of which each run of ranges without a gap has one, and say in the
+ * ranges which is theirs. */
+static int
+begin_checksums(file_call *call)
+{
+    if (!call->sums) {
+        return 0;
+    }
+    call->checksums = PyMem_Calloc((size_t)call->count + 1, sizeof(*call->checksums));
+    if (call->checksums == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < call->count;) {
+        uint64_t begin = call->ranges[i].offset, end = begin;
+        Py_ssize_t next = i;
+        while (next < call->count && call->ranges[next].offset == end) {
+            end += call->ranges[next++].nbytes;
+        }
+        Py_ssize_t index = call->checksum_count++;
+        atomic_init(&call->checksums[index], cm_crc32_of_zeros(end - begin));
+        for (; i < next; i++) {
+            cm_file_range *range = &call->ranges[i];
+            range->checksum_index = (uint64_t)index;
+            range->nbytes_behind = end - range->offset - range->nbytes;
+        }
+    }
+    call->request.checksums = call->checksums;
+    return 0;
+}
+
+/* Return a list of the checksums, which is empty if none were asked for. */
+static PyObject *
+list_checksums(const file_call *call)
+{
+    PyObject *list = PyList_New(call->checksum_count);
+    for (Py_ssize_t i = 0; i < call->checksum_count && list != NULL; i++) {
+        PyObject *number = PyLong_FromUnsignedLong(atomic_load(&call->checksums[i]));
+        if (number == NULL || PyList_SetItem(list, i, number) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
 }
 
 /* -- order and lifetime ------------------------------------------------------------------- */
@@ -132,8 +182,8 @@ static int
 init_call(file_call *call, PyObject *offsets, PyObject *memories)
 {
     if (cm_state_runtime(call->call.state) == NULL
-        || read_ends(call, offsets, memories) < 0 || choose_streams(call) < 0
-        || take_ends(call) < 0) {
+        || read_ends(call, offsets, memories) < 0 || begin_checksums(call) < 0
+        || choose_streams(call) < 0 || take_ends(call) < 0) {
         return -1;
     }
     call->request.file_count = 1;
@@ -154,6 +204,7 @@ fini_call(file_call *call)
     }
     PyMem_Free(call->ends);
     PyMem_Free(call->ranges);
+    PyMem_Free(call->checksums);
 }
 
 /* Call for the descriptor. This may create the file that is to be written, so all that
@@ -342,12 +393,15 @@ move_bytes(file_call *call, cm_engine *engine)
 
 /* Make a _FileOutcome. Takes over the references to `own_maps` and `failure`. */
 static PyObject *
-make_outcome(cm_state *state, uint64_t nbytes, PyObject *own_maps, PyObject *failure)
+make_outcome(const file_call *call, uint64_t nbytes, PyObject *own_maps,
+             PyObject *failure)
 {
+    cm_state *state = call->call.state;
     PyObject *members[CM_FileOutcome_COUNT] = {
         [CM_FileOutcome_nbytes] = PyLong_FromUnsignedLongLong(nbytes),
         [CM_FileOutcome_own_maps] = own_maps,
         [CM_FileOutcome_failure] = failure,
+        [CM_FileOutcome_checksums] = list_checksums(call),
     };
     return cm_structseq_new(state, CM_STRUCTSEQ_FileOutcome, members);
 }
@@ -362,7 +416,7 @@ transfer(file_call *call)
         return NULL;
     }
     if (PyList_Size(own_maps) > 0) {
-        return make_outcome(call->call.state, 0, own_maps, Py_NewRef(Py_None));
+        return make_outcome(call, 0, own_maps, Py_NewRef(Py_None));
     }
     PyObject *failure = move_bytes(call, engine);
     if (failure == NULL) {
@@ -370,7 +424,7 @@ transfer(file_call *call)
         return NULL;
     }
     uint64_t nbytes = failure == Py_None ? call->nbytes : 0;
-    return make_outcome(call->call.state, nbytes, own_maps, failure);
+    return make_outcome(call, nbytes, own_maps, failure);
 }
 
 /* The `run` of _maps_file(): find out whether an end is a map of the file. */
@@ -402,10 +456,10 @@ PyObject *
 cm_transfer_file(PyObject *module, PyObject *args)
 {
     PyObject *open, *offsets, *memories, *stream, *progress;
-    int writes, cuts, direct;
-    if (!PyArg_ParseTuple(args, "OO!O!ppOiO", &open, &PyTuple_Type, &offsets,
-                          &PyTuple_Type, &memories, &writes, &cuts, &stream, &direct,
-                          &progress)) {
+    int writes, cuts, sums, direct;
+    if (!PyArg_ParseTuple(args, "OO!O!pppOiO", &open, &PyTuple_Type, &offsets,
+                          &PyTuple_Type, &memories, &writes, &cuts, &sums, &stream,
+                          &direct, &progress)) {
         return NULL;
     }
     file_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -422,6 +476,7 @@ cm_transfer_file(PyObject *module, PyObject *args)
             (cm_call){.state = state, .blocking = true, .progress = &frame.progress};
         call->open = open;
         call->cuts = cuts;
+        call->sums = sums && writes;
         call->given = frame.stream;
         call->request.writes = writes;
         call->request.direct = (cm_file_direct)direct;

@@ -13,6 +13,7 @@
 
 #include "base/backoff.h"
 #include "base/checked_math.h"
+#include "base/crc32.h"
 #include "base/machine.h"
 #include "transfer/file/job.h"
 #include "transfer/host/host_copy.h"
@@ -256,6 +257,21 @@ populate_user(cm_file_job *file, cm_file_piece p, const cm_layout *layout,
     return cm_is_ok(status);
 }
 
+/* Add bytes that are about to be written to the checksum that they belong to, if the
+ * call makes checksums. */
+static void
+add_to_checksum(const cm_file_job *file, const cm_file_piece *p)
+{
+    _Atomic uint32_t *checksums = file->request->checksums;
+    if (checksums == NULL) {
+        return;
+    }
+    const cm_file_range *range = &file->request->ranges[p->range_index];
+    uint64_t left = range->offset + range->nbytes - (p->offset + p->nbytes);
+    atomic_fetch_xor(&checksums[range->checksum_index],
+                     cm_crc32_of_part(p->host, p->nbytes, left + range->nbytes_behind));
+}
+
 /* Move bytes between the file and the user's memory by way of memory of our own that is
  * aligned as the file's pages are. `layout` describes the user's memory, with packed
  * bytes on the other side. */
@@ -280,6 +296,7 @@ bounce(const cm_file_chunk *chunk, cm_file_piece p, const cm_layout *layout)
     }
     if (!reads) {
         cm_host_copy(layout, p.host, user, false);
+        add_to_checksum(file, &p);
     }
     bool moved = chunk->is_direct ? move_direct(file, p, reads) : move_run(file, p);
     if (reads && moved) {
@@ -317,9 +334,15 @@ move_piece(const cm_file_chunk *chunk, cm_file_piece p, uint64_t begin, uint64_t
     p.host = in_place ? p.host : chunk->memory + p.at;
     pass(&p, from - p.at);
     p.nbytes = to - from;
+    cm_layout bytes = {.run_nbytes = p.nbytes};
     if (chunk->bounces) {
-        cm_layout bytes = {.run_nbytes = p.nbytes};
         return bounce(chunk, p, &bytes);
+    }
+    if (file->request->checksums != NULL) {
+        if (in_place && !populate_user(file, p, &bytes, p.host)) {
+            return false;
+        }
+        add_to_checksum(file, &p);
     }
     return chunk->is_direct ? move_direct(file, p, !in_place && !file->request->writes)
                             : move_run(file, p);
@@ -379,9 +402,10 @@ cm_file_post(cm_file_chunk *chunk, cm_task_group *group, cm_copy_task *task)
     group->part_nbytes = chunk->is_direct ? CM_FILE_DIRECT_PART_NBYTES
                                           : file->job->tuning.file_part_nbytes;
     group->crew = 0;
-    if (is_whole) { /* one thread for each file, as file.h explains */
+    if (is_whole) { /* as file.h explains */
+        uint32_t threads = file->request->checksums == NULL ? 1 : 2;
         group->part_nbytes = chunk->nbytes;
-        group->crew = file->request->file_count;
+        group->crew = threads * file->request->file_count;
     }
     group->move = move_part;
     group->context = chunk;

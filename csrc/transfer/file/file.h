@@ -12,7 +12,15 @@
  * all but one of them would spin until they get that lock, but each can write another
  * file. So a call that writes has as many threads as files, and takes its chunks from
  * the files in turn. Reads take no such lock, and all threads share them. So do writes
- * past the page cache. */
+ * past the page cache.
+ *
+ * Checksums
+ * ---------
+ * A call that writes may also make the checksums that ZIP archives have (base/crc32.h).
+ * A range belongs to one of them, and several ranges may belong to the same. The thread
+ * that writes a chunk first reads it for the checksum, which brings it into the caches.
+ * Such a call has two threads for each file, so that one of them can read a chunk while
+ * the other writes one. */
 #pragma once
 
 #include <stdatomic.h>
@@ -57,6 +65,10 @@ typedef struct cm_file_range {
      * run, whose elements are taken in C order; `host` and `address` are not used
      * then. */
     const cm_region *region;
+    /* For a call that makes checksums: the index of the one that the range belongs to,
+     * and how many bytes of other ranges come behind it in that one. */
+    uint64_t checksum_index;
+    uint64_t nbytes_behind;
 } cm_file_range;
 
 /* Set `range` to the run of the first file that begins at `offset` and is as long as
@@ -105,6 +117,9 @@ typedef struct cm_file_request {
     /* Says what comes first, what is kept alive, and who is asked whether to go on. It
      * has neither ends nor a stream, and it blocks. */
     cm_copy_request copy;
+    /* Borrowed, or NULL. Before the call each is the checksum of as many zeros, and the
+     * call adds to it what the bytes that are written add. */
+    _Atomic uint32_t *checksums;
     cm_file_faults *faults; /* borrowed; may be NULL */
 } cm_file_request;
 
