@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -400,6 +401,66 @@ def test_signal_ends_a_spill_and_nothing_has_moved(emulated) -> None:
     assert made.nbytes == 24 * MIB
     del made
     assert (values.get(first) == 2).all()
+
+
+@contextlib.contextmanager
+def interrupted_copy() -> Iterator[list[bool]]:
+    """End the block's call by a signal while its copy waits on the device.
+
+    The copy's stream is opened when the call waits for it, or else after the call. Yields
+    a list that then says whether the call was over by that time.
+    """
+    was_over: list[bool] = []
+    over = threading.Event()
+
+    def waits() -> bool:
+        return over.is_set() or testing.fault_count("stream_synchronize") > 0
+
+    def ring() -> None:
+        raise session.AlarmError
+
+    with testing.new_streams_shut() as open_streams:
+
+        def open_late() -> None:
+            session.wait_until(waits, "the end of the call")
+            was_over.append(over.is_set())
+            open_streams()
+
+        testing.plan_fault(None, 0)  # which resets the counts
+        opener = threading.Thread(target=open_late)
+        opener.start()
+        try:
+            with session.on_alarm(ring), pytest.raises(session.AlarmError):
+                yield was_over
+        finally:
+            over.set()
+            opener.join()
+
+
+def test_interrupted_spill_waits_for_the_copy_that_it_has_begun(emulated) -> None:
+    pool = make_pool()
+    first = pool.allocate(16 * MIB)
+    first.fill(1)
+    cumem.Device(0).synchronize()
+    with interrupted_copy() as was_over:
+        pool.allocate(24 * MIB)
+    assert was_over == [False]
+    assert pool.stats().spill_count == 0
+    assert (values.get(first) == 1).all()
+
+
+def test_interrupted_wake_waits_for_the_copy_that_it_has_begun(emulated) -> None:
+    pool = make_pool()
+    first = pool.allocate(16 * MIB)
+    first.fill(1)
+    second = pool.allocate(24 * MIB)
+    assert pool.stats().spill_count == 1
+    del second
+    with interrupted_copy() as was_over:
+        first.item(0)
+    assert was_over == [False]
+    assert pool.stats().asleep_nbytes == 16 * MIB
+    assert (values.get(first) == 1).all()
 
 
 def test_transfer_under_way_keeps_its_buffer(emulated) -> None:

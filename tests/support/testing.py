@@ -187,6 +187,20 @@ def gate_open(stream: object) -> None:
     _core._release_stream(stream)
 
 
+@contextlib.contextmanager
+def new_streams_shut() -> Any:
+    """Hold streams shut that are made in the block. Its end opens all streams.
+
+    The block gets a function that opens them earlier.
+    """
+    hook = _hook("shut_new_streams")
+    hook(True)
+    try:
+        yield lambda: hook(False)
+    finally:
+        hook(False)
+
+
 def set_capturing(stream: object, on: bool) -> None:
     """Make a stream capture, or end its capture."""
     _hook("set_capturing")(stream, on)

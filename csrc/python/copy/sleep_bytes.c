@@ -3,30 +3,8 @@
 
 #include <stdlib.h>
 
-#include "runtime/scope.h"
+#include "python/pool/handover.h"
 #include "runtime/stream.h"
-#include "transfer/batch/batch.h"
-
-/* Wait until a copy is over, and ask every 50 ms whether to go on. */
-static cm_status
-wait_for(cm_ticket *ticket, const cm_wait_hooks *hooks)
-{
-    uint64_t asked_ns = cm_now_ns();
-    cm_status status = cm_ticket_wait(ticket, CM_ASK_NS);
-    while (status.code == CM_ETIMEOUT) {
-        CM_TRY(cm_wait_check_interrupted(hooks, &asked_ns));
-        status = cm_ticket_wait(ticket, CM_ASK_NS);
-    }
-    return status;
-}
-
-/* What the device has begun must end before memory changes hands. */
-static void
-wait_for_stream(const cm_stream *stream)
-{
-    cm_ignore(CM_ON_DEVICE(stream->rt, stream->device,
-                           cm_rt_stream_synchronize(stream->rt, stream->handle)));
-}
 
 /* -- page-locked memory ----------------------------------------------------------------- */
 
@@ -93,15 +71,8 @@ begin_copies(const cm_sleep_copy *self, uint64_t first, uint64_t end, cm_ticket 
         pieces[i] = make_piece(self, run, stretch);
         pieces[i].index = i;
     }
-    const cm_many_request request = {
-        .common = {.stream = self->stream,
-                   .interrupted = self->hooks->interrupted,
-                   .interrupted_argument = self->hooks->argument},
-        .pieces = pieces,
-        .piece_count = count,
-        .is_apart = true,
-    };
-    cm_status status = cm_engine_copy_many(self->engine, &request, out);
+    cm_status status =
+        cm_handover_begin(self->engine, self->stream, pieces, count, self->hooks, out);
     free(pieces);
     return status;
 }
@@ -115,9 +86,7 @@ end_part(cm_sleep_copy *self)
         return cm_ok();
     }
     self->ticket = NULL;
-    cm_status status = wait_for(ticket, self->hooks);
-    cm_ticket_release(ticket);
-    return status;
+    return cm_handover_end(self->stream, ticket, self->hooks);
 }
 
 /* Begin to copy the part of the runs from `first` to `end`, and then end the one
@@ -201,12 +170,9 @@ copy_all(cm_engine *engine, cm_runtime *rt, cm_pool *pool, bool to_host,
     CM_TRY(cm_stream_create(rt, cm_pool_get_config(pool)->device,
                             CM_STREAM_NON_BLOCKING, 0, &self.stream));
     cm_status status = to_host ? save_all(&self) : restore_all(&self);
-    if (!cm_is_ok(status)) {
-        wait_for_stream(self.stream);
-    }
-    if (self.ticket != NULL) {
-        cm_ignore(cm_ticket_wait(self.ticket, UINT64_MAX));
-        cm_ticket_release(self.ticket);
+    if (self.ticket != NULL) { /* only after a failure */
+        static const cm_wait_hooks nobody = {.interrupted = NULL};
+        cm_ignore(cm_handover_end(self.stream, self.ticket, &nobody));
     }
     cm_stream_release(self.stream);
     return status;
@@ -278,7 +244,7 @@ transfer_ranges(cm_state *state, cm_engine *engine, const cm_file_range *ranges,
     }
     cm_status status = cm_engine_transfer_file(engine, &request, &files->failure);
     if (!cm_is_ok(status)) {
-        wait_for_stream(stream);
+        cm_handover_wait(stream);
     }
     return status;
 }

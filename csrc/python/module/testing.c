@@ -536,6 +536,17 @@ set_capturing(PyObject *module, PyObject *args)
 }
 
 static PyObject *
+shut_new_streams(PyObject *module, PyObject *on)
+{
+    cm_runtime *rt = emulated_runtime(module);
+    if (rt == NULL) {
+        return NULL;
+    }
+    cm_emulated_shut_new(rt, on == Py_True);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 emulated_counts(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     cm_runtime *rt = emulated_runtime(module);
@@ -746,6 +757,7 @@ PyMethodDef cm_testing_methods[] = {
     {"_test_delay_op", delay_op, METH_VARARGS, CM_DOC__test_delay_op},
     {"_test_calls_with_gil", calls_with_gil, METH_NOARGS, CM_DOC__test_calls_with_gil},
     {"_test_set_capturing", set_capturing, METH_VARARGS, CM_DOC__test_set_capturing},
+    {"_test_shut_new_streams", shut_new_streams, METH_O, CM_DOC__test_shut_new_streams},
     {"_test_emulated_counts", emulated_counts, METH_NOARGS,
      CM_DOC__test_emulated_counts},
     {"_test_contexts", contexts, METH_NOARGS, CM_DOC__test_contexts},

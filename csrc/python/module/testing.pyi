@@ -71,6 +71,9 @@ def _test_calls_with_gil() -> dict[str, int]:
 def _test_set_capturing(stream: object, on: bool, /) -> None:
     """Begin or end the capture of an emulated stream."""
 
+def _test_shut_new_streams(on: bool, /) -> None:
+    """Hold emulated streams shut that are made from now on, or open all of them."""
+
 def _test_emulated_counts() -> dict[str, int]:
     """Return the number of live objects of the emulated devices, by kind."""
 

@@ -37,7 +37,8 @@
  * Order
  * -----
  * The copy to the host comes after all streams that a storage remembers, and the thread
- * waits for that copy alone. Bytes come back before anybody can queue work on them.
+ * waits for these and for that copy alone. Bytes come back before anybody can queue
+ * work on them.
  *
  * Edges
  * -----
@@ -55,8 +56,9 @@
 #include "python/core/errors.h"
 #include "python/core/package.h"
 #include "python/device/wait.h"
+#include "python/pool/handover.h"
 #include "python/pool/limits.h"
-#include "transfer/batch/batch.h"
+#include "runtime/stream.h"
 
 /* A storage that moves. */
 typedef struct mover {
@@ -244,18 +246,15 @@ end_move(spill_move *self)
 
 /* -- bytes --------------------------------------------------------------------------------- */
 
-/* Copy the bytes of all movers that have a place on the host, in one batch, and return
- * when they are copied. Even if the call is interrupted or fails, nothing is under way
- * when it returns. Called without the GIL. */
-static cm_status
-copy_bytes(const spill_move *self, bool to_host, const cm_wait_hooks *hooks)
+/* Describe the copies of all movers that have a place on the host. Returns an array
+ * that the caller frees, or NULL if there is no memory. */
+static cm_piece *
+make_pieces(const spill_move *self, bool to_host, uint64_t *count)
 {
     int16_t device = (int16_t)cm_pool_get_config(self->pool)->device;
-    size_t room = (self->count + 1) * sizeof(cm_piece);
-    cm_piece *pieces = calloc(1, room);
-    CM_TRY(cm_allocated(pieces != NULL, room));
-    uint64_t count = 0;
-    for (uint32_t i = 0; i < self->count; i++) {
+    cm_piece *pieces = calloc((size_t)self->count + 1, sizeof(*pieces));
+    *count = 0;
+    for (uint32_t i = 0; pieces != NULL && i < self->count; i++) {
         const mover *m = &self->movers[i];
         if (m->host == NULL) {
             continue;
@@ -269,32 +268,48 @@ copy_bytes(const spill_move *self, bool to_host, const cm_wait_hooks *hooks)
                                    .owner = m->host,
                                    .kind = CM_KIND_PINNED,
                                    .device = device};
-        pieces[count] = (cm_piece){.dst = to_host ? near : far,
-                                   .src = to_host ? far : near,
-                                   .nbytes = m->nbytes,
-                                   .index = count};
-        count++;
+        pieces[*count] = (cm_piece){.dst = to_host ? near : far,
+                                    .src = to_host ? far : near,
+                                    .nbytes = m->nbytes,
+                                    .index = *count};
+        (*count)++;
     }
-    const cm_many_request request = {
-        .common = {.blocking = true,
-                   .after = self->after,
-                   .after_count = self->after_count,
-                   .interrupted = hooks->interrupted,
-                   .interrupted_argument = hooks->argument},
-        .pieces = pieces,
-        .piece_count = count,
-        .is_apart = true,
-    };
-    cm_ticket *ticket = NULL;
-    cm_status status = cm_ok();
-    if (count > 0) {
-        status = cm_engine_copy_many(self->engine, &request, &ticket);
+    return pieces;
+}
+
+/* Make copies on a stream that has nothing else to do, after the work that comes first.
+ */
+static cm_status
+copy_on_stream(const spill_move *self, cm_stream *stream, cm_piece *pieces,
+               uint64_t count, const cm_wait_hooks *hooks)
+{
+    cm_ticket *ticket;
+    CM_TRY(cm_handover_come_after(stream, self->after, self->after_count, hooks));
+    CM_TRY(cm_handover_begin(self->engine, stream, pieces, count, hooks, &ticket));
+    return cm_handover_end(stream, ticket, hooks);
+}
+
+/* Copy the bytes of all movers that have a place on the host, in one batch, and return
+ * when they are copied. Even if the call is interrupted or fails, nothing is under way
+ * when it returns. Called without the GIL. */
+static cm_status
+copy_bytes(const spill_move *self, bool to_host, const cm_wait_hooks *hooks)
+{
+    cm_stream *stream = NULL;
+    uint64_t count;
+    cm_piece *pieces = make_pieces(self, to_host, &count);
+    cm_status status = cm_allocated(pieces != NULL, sizeof(*pieces));
+    if (!cm_is_ok(status) || count == 0) {
+        goto done;
     }
-    if (ticket != NULL) {
-        /* What the device has begun must end before the memory changes hands. */
-        cm_ignore(cm_ticket_wait(ticket, UINT64_MAX));
-        cm_ticket_release(ticket);
+    status =
+        cm_stream_create(self->state->runtime, cm_pool_get_config(self->pool)->device,
+                         CM_STREAM_NON_BLOCKING, 0, &stream);
+    if (cm_is_ok(status)) {
+        status = copy_on_stream(self, stream, pieces, count, hooks);
+        cm_stream_release(stream);
     }
+done:
     free(pieces);
     return status;
 }

@@ -81,6 +81,11 @@ CM_NODISCARD cm_status cm_emulated_open(const cm_emulated_config *config,
 CM_NODISCARD cm_status cm_emulated_gate_close(cm_runtime *rt, uint64_t stream);
 CM_NODISCARD cm_status cm_emulated_gate_open(cm_runtime *rt, uint64_t stream);
 
+/* With `on`, close the gate of each stream that is created from now on. A test can so
+ * hold work on streams whose handles it cannot know. Without, open the gates of all
+ * streams that were created. */
+void cm_emulated_shut_new(cm_runtime *rt, bool on);
+
 /* Begin or end a capture of a stream. During the capture, queries, synchronous calls,
  * allocations and frees fail as CUDA's do in the global mode, and break the capture.
  * Fails: 901 if it ends a capture that was broken. */

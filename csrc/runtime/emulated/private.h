@@ -70,6 +70,7 @@ typedef struct cm_emulated_streams {
     uint64_t reused_handle; /* of the stream that was destroyed last, or 0 */
     uint64_t opened;        /* streams that were ever opened */
     uint64_t queued_jobs;
+    bool begin_shut; /* streams that are made have a shut gate, for tests */
 } cm_emulated_streams;
 
 /* -- memory ------------------------------------------------------------------------------ */

@@ -541,6 +541,20 @@ cm_emulated_gate_open(cm_runtime *rt, uint64_t stream)
     return with_queue(rt, stream, false, set_gate);
 }
 
+void
+cm_emulated_shut_new(cm_runtime *rt, bool on)
+{
+    cm_emulated *emulated = cm_emulated_of(rt);
+    cm_mutex_lock(&emulated->lock);
+    emulated->streams.begin_shut = on;
+    for (EACH_QUEUE(emulated, queue)) {
+        if (!on && queue->kind == CM_QUEUE_USER) {
+            (void)set_gate(queue, false);
+        }
+    }
+    cm_mutex_unlock(&emulated->lock);
+}
+
 cm_status
 cm_emulated_set_capturing(cm_runtime *rt, uint64_t stream, bool on)
 {
@@ -595,6 +609,7 @@ cm_emulated_op_stream_create(cm_emulated *emulated, unsigned flags, int priority
     CM_TRY_CODE(queue_open(emulated, CM_QUEUE_USER, cm_emulated_self(emulated)->device,
                            &queue));
     queue->is_blocking = (flags & CM_STREAM_NON_BLOCKING) == 0;
+    queue->is_shut = streams->begin_shut;
     queue->priority = priority;
     if (priority > PRIORITY_LEAST) {
         queue->priority = PRIORITY_LEAST;
