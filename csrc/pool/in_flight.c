@@ -566,6 +566,21 @@ cm_pool_fenced_nbytes_locked(const cm_pool *pool)
 }
 
 bool
+cm_pool_has_unknown_work(cm_pool *pool)
+{
+    uint64_t known_count = 0;
+    bool is_captured = false;
+    cm_spin_lock_take(&pool->lock);
+    for (cm_list *n = pool->in_flight.next; n != &pool->in_flight; n = n->next) {
+        is_captured = is_captured || flight_of(n)->captured;
+        known_count++;
+    }
+    bool is_missing = known_count < pool->counters.in_flight_count;
+    cm_spin_lock_give(&pool->lock);
+    return is_captured || is_missing;
+}
+
+bool
 cm_pool_has_fence_locked(const cm_pool *pool)
 {
     bool found = false;

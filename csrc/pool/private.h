@@ -326,6 +326,10 @@ void cm_pool_drop_slots(cm_pool *pool, bool orphans_only);
  * memory. */
 cm_flight *cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
                             uint32_t use_count, unsigned flags);
+/* True if work may run on a block in flight that no event covers: that of a graph,
+ * which may be run again at any time, or that on a block for which there was no memory
+ * to note what it waits for. */
+bool cm_pool_has_unknown_work(cm_pool *pool);
 /* Return the bytes of all blocks in flight that wait for a fence which has not been
  * recorded yet. */
 uint64_t cm_pool_fenced_nbytes_locked(const cm_pool *pool);

@@ -50,7 +50,8 @@
  * Edges
  * -----
  *   - A block in flight after cm_pool_settle() belongs to a graph, which may read it in
- *     its next run, so its bytes are saved as well.
+ *     its next run, so its bytes are saved as well. The graph may be running now, on
+ * any stream, so as long as there is such a block the pool waits for whole devices.
  *   - A chunk whose closing has failed half-way has no handle, and unmapping it frees
  *     its memory. Such chunks are unmapped last.
  *   - If memory can neither be unmapped nor be mapped back, the pool falls asleep all
@@ -125,6 +126,9 @@ cm_pool_settle(cm_pool *pool, cm_stream *const *uses, uint32_t use_count,
     CM_TRY(await_growth(pool));
     if (cm_streams_capture(pool->rt) || cm_others_capture(hooks)) {
         return cm_fail(CM_ECAPTURING, 0);
+    }
+    if (cm_pool_has_unknown_work(pool)) {
+        flags |= CM_POOL_FREE_FENCE;
     }
     /* The flight is that of no block: making it records what has to be waited for. */
     cm_flight *flight = cm_flight_create(pool, NULL, uses, use_count, flags);

@@ -539,15 +539,22 @@ def test_signal_handler_cannot_move_a_region_on_its_way(emulated, name) -> None:
     assert (values.get(buffer) == 9).all()
 
 
-def test_region_waits_for_graphs_that_may_run_on_any_stream(emulated) -> None:
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_region_waits_for_graphs_that_may_run_on_any_stream(
+    emulated, is_dropped: bool
+) -> None:
+    """A graph uses a block that was dropped as well, until the graph itself ends."""
     region = cumem.Region("weights")
-    buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    buffer: cumem.Buffer | None = cumem.full(1000, 7, "u1", "device", pool=region.pool)
     source = cumem.full(1000, 8, "u1", "device")
     stream, other = cumem.Stream(), cumem.Stream()
     cumem.Device(0).synchronize()
     testing.set_capturing(stream, True)
     cumem.copy_async(buffer, source, stream=stream)
     testing.set_capturing(stream, False)
+    if is_dropped:
+        buffer = None
+        assert region.pool.stats().in_flight_count == 1
     session.shut(other)  # it may be replaying the graph
     source.fill(1, stream=other)
     slept = threading.Event()
