@@ -189,7 +189,7 @@ forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk, bool slept)
     }
     pool->counters.reserved_nbytes -= nbytes;
     pool->counters.asleep_nbytes -= slept ? nbytes : 0;
-    uint64_t left_nbytes = pool->counters.reserved_nbytes;
+    uint64_t left_nbytes = cm_pool_held_nbytes(pool);
     cm_spin_lock_give(&pool->lock);
     if (slept) {
         return; /* the refund was made and recorded when the pool fell asleep */
@@ -563,8 +563,7 @@ fill(cm_pool *pool, place_plan *plan)
     /* Do not even begin if the whole device has too little memory for this. The free
      * memory that the driver reports is not used as a bound, since the driver can move
      * managed memory out of the way. */
-    uint64_t held_nbytes =
-        pool->counters.reserved_nbytes - pool->counters.asleep_nbytes;
+    uint64_t held_nbytes = cm_pool_held_nbytes(pool);
     if (plan->create_nbytes > 0
         && held_nbytes + plan->create_nbytes > pool->source->most_nbytes) {
         status = (cm_status){CM_CUDA_OUT_OF_MEMORY, CM_OP_physical_create, 0,
@@ -611,7 +610,7 @@ grow_placed(cm_pool *pool, uint64_t size, uint32_t share, const cm_stream *strea
         }
     }
     cm_pool_note_peaks_locked(pool);
-    uint64_t reserved_nbytes = pool->counters.reserved_nbytes;
+    uint64_t reserved_nbytes = cm_pool_held_nbytes(pool);
     cm_spin_lock_give(&pool->lock);
     if (cm_recorder_is_on() && plan.made_nbytes > 0) {
         cm_pool_note(pool, CM_EVENT_GROW, cm_is_ok(status) ? &(*out)->block : NULL,
@@ -651,7 +650,7 @@ grow_segment(cm_pool *pool, uint64_t size, uint64_t nbytes, cm_heap_span **out)
     else if (arena != NULL) {
         cm_heap_remove_arena(&pool->heap, arena);
     }
-    uint64_t reserved_nbytes = pool->counters.reserved_nbytes;
+    uint64_t reserved_nbytes = cm_pool_held_nbytes(pool);
     cm_spin_lock_give(&pool->lock);
     if (cm_recorder_is_on() && *out != NULL) {
         cm_pool_note(pool, CM_EVENT_GROW, &(*out)->block, nbytes, reserved_nbytes,

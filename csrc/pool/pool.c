@@ -143,13 +143,6 @@ cm_pool_create(cm_runtime *rt, const cm_pool_config *config, cm_pool **out)
     return status;
 }
 
-/* Return what the budget was charged for. */
-static uint64_t
-charged_nbytes(const cm_pool *pool)
-{
-    return pool->counters.reserved_nbytes - pool->counters.asleep_nbytes;
-}
-
 /* Called once nobody holds the pool and no block is live. This is the last chance to
  * give memory back, so each call that does so is tried twice. There is no caller any
  * more to whom a failure could be reported. */
@@ -168,7 +161,7 @@ destroy(cm_pool *pool)
         /* Unknown work may still run on some of the memory, and waiting for its device
          * would end the capture. So the memory is leaked, and no longer counts against
          * a limit. */
-        cm_budget_refund(pool->config.budget, charged_nbytes(pool));
+        cm_budget_refund(pool->config.budget, cm_pool_held_nbytes(pool));
         return;
     }
     cm_scope scope;
@@ -184,7 +177,7 @@ destroy(cm_pool *pool)
         pool->source->ops->destroy(pool->source);
         cm_scope_leave(&scope);
     }
-    cm_budget_refund(pool->config.budget, charged_nbytes(pool));
+    cm_budget_refund(pool->config.budget, cm_pool_held_nbytes(pool));
     free_pool(pool);
 }
 
@@ -593,7 +586,7 @@ make_room(cm_pool *pool, const alloc_request *r, cm_status refused, cm_heap_span
     if (!cm_is_ok(status)) {
         cm_spin_lock_take(&pool->lock);
         pool->counters.out_of_memory_count++;
-        uint64_t reserved_nbytes = pool->counters.reserved_nbytes;
+        uint64_t reserved_nbytes = cm_pool_held_nbytes(pool);
         cm_spin_lock_give(&pool->lock);
         if (cm_recorder_is_on()) {
             cm_pool_note(pool, CM_EVENT_OUT_OF_MEMORY, NULL, r->nbytes, reserved_nbytes,
@@ -889,7 +882,7 @@ check_locked(const cm_pool *pool)
            && c->hit_count + c->miss_count == c->allocation_count
            && c->requested_nbytes <= c->live_nbytes
            && c->peak_live_nbytes >= c->live_nbytes
-           && c->peak_reserved_nbytes >= c->reserved_nbytes
+           && c->peak_reserved_nbytes >= cm_pool_held_nbytes(pool)
            && c->peak_in_flight_nbytes >= c->in_flight_nbytes
            && c->peak_cached_nbytes >= pool->heap.free_nbytes
            && c->peak_waste_nbytes >= c->live_nbytes - c->requested_nbytes;

@@ -199,6 +199,14 @@ cm_pool_note_live_locked(cm_pool *pool)
     cm_pool_raise(&c->peak_waste_nbytes, c->live_nbytes - c->requested_nbytes);
 }
 
+/* Return the bytes that the runtime has given the pool and that do not sleep. The
+ * budget has been charged for these, and readers see them as reserved_nbytes. */
+static inline uint64_t
+cm_pool_held_nbytes(const cm_pool *pool)
+{
+    return pool->counters.reserved_nbytes - pool->counters.asleep_nbytes;
+}
+
 /* Raise all peaks. Call this after any other change of the counters. */
 static inline void
 cm_pool_note_peaks_locked(cm_pool *pool)
@@ -207,7 +215,7 @@ cm_pool_note_peaks_locked(cm_pool *pool)
     cm_pool_note_live_locked(pool);
     cm_pool_raise(&c->peak_in_flight_nbytes, c->in_flight_nbytes);
     cm_pool_raise(&c->peak_cached_nbytes, pool->heap.free_nbytes);
-    cm_pool_raise(&c->peak_reserved_nbytes, c->reserved_nbytes);
+    cm_pool_raise(&c->peak_reserved_nbytes, cm_pool_held_nbytes(pool));
 }
 
 /* Count a LIVE span as no longer handed out. */

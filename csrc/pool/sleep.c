@@ -461,27 +461,24 @@ cm_pool_reopen(cm_pool *pool, bool keep_host)
 /* -- the memory --------------------------------------------------------------------------- */
 /* All of this is called by the grower, inside a cm_scope. */
 
-/* Count the bytes without memory. Returns how many more they are now than they were, or
- * 0 if they are not more. */
-static uint64_t
+/* Count the bytes without memory, and record what has gone or come since they were
+ * counted last. */
+static void
 count_asleep(cm_pool *pool)
 {
     uint64_t nbytes = cm_chunks_count_bare(pool, 0, UINT64_MAX);
     cm_spin_lock_take(&pool->lock);
     uint64_t before = pool->counters.asleep_nbytes;
     pool->counters.asleep_nbytes = nbytes;
+    cm_pool_note_peaks_locked(pool);
+    uint64_t held_nbytes = cm_pool_held_nbytes(pool);
     cm_spin_lock_give(&pool->lock);
-    return nbytes > before ? nbytes - before : 0;
-}
-
-static void
-note_memory(const cm_pool *pool, uint8_t op, uint64_t nbytes)
-{
-    if (cm_recorder_is_on() && nbytes > 0) {
-        const cm_pool_counters *c = &pool->counters;
-        cm_pool_note(pool, op, NULL, nbytes, c->reserved_nbytes - c->asleep_nbytes,
-                     NULL);
+    if (!cm_recorder_is_on() || nbytes == before) {
+        return;
     }
+    bool has_gone = nbytes > before;
+    cm_pool_note(pool, has_gone ? CM_EVENT_TRIM : CM_EVENT_GROW, NULL,
+                 has_gone ? nbytes - before : before - nbytes, held_nbytes, NULL);
 }
 
 /* Give all memory back that the driver takes. */
@@ -489,9 +486,9 @@ static cm_status
 lend_memory(cm_pool *pool)
 {
     cm_status status = cm_chunks_drop(pool, 0, UINT64_MAX);
-    uint64_t gone = count_asleep(pool);
-    cm_budget_refund(pool->config.budget, gone);
-    note_memory(pool, CM_EVENT_TRIM, gone);
+    uint64_t before = pool->counters.asleep_nbytes;
+    count_asleep(pool);
+    cm_budget_refund(pool->config.budget, pool->counters.asleep_nbytes - before);
     return status;
 }
 
@@ -621,10 +618,10 @@ cm_pool_end_waking(cm_pool *pool, bool sleeps_on)
                               cm_chunks_drop(pool, 0, UINT64_MAX)));
     }
     if (pool->range != NULL) {
-        uint64_t nbytes = pool->counters.asleep_nbytes;
-        (void)count_asleep(pool);
+        /* The limits were charged for all that had no memory. More may have none now,
+         * if the driver takes a handle that it had refused before. */
+        count_asleep(pool);
         cm_budget_refund(pool->config.budget, pool->counters.asleep_nbytes);
-        note_memory(pool, CM_EVENT_GROW, nbytes - pool->counters.asleep_nbytes);
     }
     if (sleeps_on) {
         (void)try_change(pool, CM_POOL_SHUT, CM_POOL_ASLEEP);

@@ -124,7 +124,7 @@ count_lent(cm_pool *pool, const cm_block *block, uint64_t nbytes)
     c->asleep_nbytes += nbytes;
     c->spill_count++;
     c->spilled_nbytes += nbytes;
-    uint64_t left_nbytes = c->reserved_nbytes - c->asleep_nbytes;
+    uint64_t left_nbytes = cm_pool_held_nbytes(pool);
     cm_spin_lock_give(&pool->lock);
     cm_budget_refund(pool->config.budget, nbytes);
     if (cm_recorder_is_on()) {
@@ -159,6 +159,7 @@ cm_block_fall_asleep(cm_pool *pool, const cm_block *block, bool *asleep)
     return status;
 }
 
+/* Note that `nbytes` of a block have memory again. */
 static void
 count_woken(cm_pool *pool, const cm_block *block, uint64_t nbytes, bool wakes)
 {
@@ -167,11 +168,41 @@ count_woken(cm_pool *pool, const cm_block *block, uint64_t nbytes, bool wakes)
     c->asleep_nbytes -= nbytes;
     c->wake_count += wakes;
     c->woken_nbytes += nbytes;
-    uint64_t reserved_nbytes = c->reserved_nbytes - c->asleep_nbytes;
+    cm_pool_note_peaks_locked(pool);
+    uint64_t held_nbytes = cm_pool_held_nbytes(pool);
     cm_spin_lock_give(&pool->lock);
     if (cm_recorder_is_on() && nbytes > 0) {
-        cm_pool_note(pool, CM_EVENT_GROW, block, nbytes, reserved_nbytes, NULL);
+        cm_pool_note(pool, CM_EVENT_GROW, block, nbytes, held_nbytes, NULL);
     }
+}
+
+/* Note that `nbytes` of a block that sleeps went back only now, because the runtime had
+ * refused their handles before. */
+static void
+count_late(cm_pool *pool, const cm_block *block, uint64_t nbytes)
+{
+    cm_spin_lock_take(&pool->lock);
+    pool->counters.asleep_nbytes += nbytes;
+    pool->counters.spilled_nbytes += nbytes;
+    uint64_t held_nbytes = cm_pool_held_nbytes(pool);
+    cm_spin_lock_give(&pool->lock);
+    cm_budget_refund(pool->config.budget, nbytes);
+    if (cm_recorder_is_on() && nbytes > 0) {
+        cm_pool_note(pool, CM_EVENT_TRIM, block, nbytes, held_nbytes, NULL);
+    }
+}
+
+/* Take the memory of a stretch away again that could not be brought back as a whole. Of
+ * it `missing` bytes had none before. */
+static void
+return_memory(cm_pool *pool, const cm_block *block, stretch s, uint64_t missing)
+{
+    /* Memory that the runtime refuses to take is counted below. */
+    cm_ignore(cm_chunks_drop(pool, s.from, s.to));
+    uint64_t left = cm_chunks_count_bare(pool, s.from, s.to);
+    cm_budget_refund(pool->config.budget, cm_least(left, missing));
+    count_woken(pool, block, missing - cm_least(left, missing), false);
+    count_late(pool, block, left - cm_least(left, missing));
 }
 
 static cm_status
@@ -182,13 +213,11 @@ borrow(cm_pool *pool, const cm_block *block, stretch s)
         return cm_fail(CM_ELIMIT, missing);
     }
     cm_status status = cm_chunks_map(pool, s.from, s.to);
-    if (!cm_is_ok(status)) {
-        cm_ignore(cm_chunks_drop(pool, s.from, s.to)); /* memory that stays is counted
-                                                          below */
+    if (cm_is_ok(status)) {
+        count_woken(pool, block, missing, true);
+        return status;
     }
-    uint64_t left = cm_chunks_count_bare(pool, s.from, s.to);
-    cm_budget_refund(pool->config.budget, cm_least(left, missing));
-    count_woken(pool, block, missing - cm_least(left, missing), cm_is_ok(status));
+    return_memory(pool, block, s, missing);
     if (status.code == CM_CUDA_OUT_OF_MEMORY && status.op == CM_OP_physical_create) {
         status.arg = missing; /* users know this size, not that of a chunk */
     }
@@ -212,18 +241,20 @@ cm_block_bring_back(cm_pool *pool, const cm_block *block)
 
 /* -- freeing ------------------------------------------------------------------------------- */
 
-/* Give back what unmapped chunks still have, because the runtime refused it before. If
- * it refuses again, the chunk is mapped and becomes free memory. */
+/* Give back what unmapped chunks of a block still have, because the runtime refused it
+ * before. If it refuses again, the chunk is mapped and becomes free memory. */
 static cm_status
-close_all(cm_pool *pool, stretch s)
+close_all(cm_pool *pool, const cm_block *block, stretch s)
 {
     cm_source *source = pool->source;
+    uint64_t before = cm_chunks_count_bare(pool, s.from, s.to);
     for (cm_address at = s.from; at < s.to; at = cm_chunk_end(chunk_at(pool, at))) {
         cm_chunk *chunk = chunk_at(pool, at);
         if (chunk->is_unmapped && !cm_is_ok(source->ops->drop_chunk(source, chunk))) {
             (void)CM_TRY_TWICE(source->ops->map_chunk(source, chunk));
         }
     }
+    count_late(pool, block, cm_chunks_count_bare(pool, s.from, s.to) - before);
     return cm_ok();
 }
 
@@ -335,7 +366,8 @@ cm_block_free_asleep(cm_pool *pool, cm_block *block)
     }
     (void)cm_pool_hold(pool); /* this block may be the last that keeps it alive */
     cm_mutex_lock(&pool->growing);
-    cm_ignore(CM_IN_SCOPE(pool->rt, pool->config.device, close_all(pool, inside)));
+    cm_ignore(
+        CM_IN_SCOPE(pool->rt, pool->config.device, close_all(pool, block, inside)));
     cm_spin_lock_take(&pool->lock);
     give_parts_locked(pool, span, inside);
     cm_spin_lock_give(&pool->lock);

@@ -416,6 +416,66 @@ test_any_call_may_fail_and_no_byte_is_lost(void)
     sweep(CM_CUDA_OUT_OF_MEMORY);
 }
 
+/* A handle that the runtime has refused stays with its chunk. It may go back when the
+ * block is freed, or when it fails to wake, and is counted then. */
+static void
+test_refused_handle_is_counted_when_it_goes_back(void)
+{
+    cm_budget budget;
+    cm_budget_init(&budget, 64 * MIB, NULL);
+    cm_pool_config config = DEVICE;
+    config.budget = &budget;
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, config);
+    sleeper s, other;
+    MUST(make_sleeper(rt, pool, 8 * MIB, 1, &other));
+    for (int round = 0; round < 2; round++) {
+        MUST(make_sleeper(rt, pool, 8 * MIB, 2, &s));
+        cm_faults_plan(rt, CM_OP_physical_release, 1, 999, true);
+        CHECK_CODE(put_to_sleep(rt, pool, &s), 999);
+        CHECK(s.saved != NULL);
+        CHECK_EQ(read_counters(pool).asleep_nbytes, 0);
+        CHECK_EQ(atomic_load(&budget.used_nbytes), 16 * MIB);
+        if (round == 0) {
+            cm_faults_plan(rt, CM_OP_address_map, 1, 999, false);
+            CHECK_CODE(cm_block_bring_back(pool, s.block), 999);
+            CHECK_EQ(read_counters(pool).asleep_nbytes, 8 * MIB);
+            CHECK_EQ(atomic_load(&budget.used_nbytes), 8 * MIB);
+        }
+        cm_faults_plan(rt, CM_OP_none, 0, 0, false);
+        end(pool, &s);
+        CHECK_EQ(read_counters(pool).asleep_nbytes, 0);
+        CHECK_EQ(read_counters(pool).reserved_nbytes, 8 * MIB);
+        CHECK_EQ(atomic_load(&budget.used_nbytes), 8 * MIB);
+    }
+    end(pool, &other);
+    cm_pool_release(pool);
+    CHECK_EQ(atomic_load(&budget.used_nbytes), 0);
+    close_emulated(rt);
+}
+
+/* Bytes that sleep are not held, so they count for no peak. */
+static void
+test_peak_does_not_count_what_sleeps(void)
+{
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_pool *pool = open_pool(rt, DEVICE);
+    sleeper first, second;
+    MUST(make_sleeper(rt, pool, 16 * MIB, 1, &first));
+    MUST(put_to_sleep(rt, pool, &first));
+    MUST(make_sleeper(rt, pool, 16 * MIB, 2, &second));
+    CHECK_EQ(read_counters(pool).peak_reserved_nbytes, 16 * MIB);
+    MUST(wake(rt, pool, &first));
+    CHECK_EQ(read_counters(pool).peak_reserved_nbytes, 32 * MIB);
+    MUST(put_to_sleep(rt, pool, &second));
+    cm_pool_reset_peaks(pool);
+    CHECK_EQ(read_counters(pool).peak_reserved_nbytes, 16 * MIB);
+    end(pool, &first);
+    end(pool, &second);
+    cm_pool_release(pool);
+    close_emulated(rt);
+}
+
 /* Every call of one operation fails from some moment on, until it is over. So what was
  * done cannot be undone either. */
 static void
@@ -460,5 +520,7 @@ MAIN(RUN(test_inside_is_whole_chunks)
      RUN(test_block_does_not_wake_while_others_have_the_memory)
      RUN(test_one_thread_at_a_time_has_the_turn)
      RUN(test_any_call_may_fail_and_no_byte_is_lost)
+     RUN(test_refused_handle_is_counted_when_it_goes_back)
+     RUN(test_peak_does_not_count_what_sleeps)
      RUN(test_block_survives_an_operation_that_goes_on_failing))
 /* clang-format on */

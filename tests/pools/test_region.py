@@ -20,6 +20,7 @@ import pytest
 from support import forks, session, testing, values
 
 import cumem
+from cumem.recording.events import KINDS, OPS
 
 # These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
@@ -283,6 +284,33 @@ def test_region_stays_awake_if_a_chunk_cannot_be_unmapped(emulated) -> None:
     assert not region.is_asleep
     check_contents(made)
     assert region.pool.stats().reserved_nbytes == reserved
+
+
+def test_handle_that_goes_back_late_is_counted_and_recorded(emulated) -> None:
+    """The driver refuses to take memory, and takes it when the region fails to wake."""
+    region = cumem.Region("weights")
+    made = fill_region(region)
+    held = region.pool.stats().reserved_nbytes
+    with cumem.record() as rec:
+        testing.plan_fault("physical_release", 1, 999, repeat=True)
+        with pytest.raises(cumem.CudaError):
+            region.sleep()
+        assert region.pool.stats().asleep_nbytes == 0
+        testing.plan_fault("address_map", 1, 999)
+        with pytest.raises(cumem.CudaError):
+            region.wake()
+        testing.plan_fault(None, 0)
+        assert region.pool.stats().asleep_nbytes == held
+        region.wake()
+    trimmed, grown = (
+        rec.log.events[
+            (rec.log.events["op"] == OPS.index(op))
+            & (rec.log.events["kind"] == KINDS.index("device"))
+        ]
+        for op in ("trim", "grow")
+    )
+    assert list(trimmed["nbytes"]) == list(grown["nbytes"]) == [held]
+    check_contents(made)
 
 
 # -- use while asleep ------------------------------------------------------------------
