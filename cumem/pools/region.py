@@ -85,16 +85,19 @@ class Region:
 
     __slots__ = (
         *("__weakref__", "_files", "_find_spare", "_finalizer", "_guest_count"),
-        *("_host", "_is_moving", "_lock", "_pool", "_tag"),
+        *("_has_given_up", "_host", "_lock", "_moving_pid", "_pool", "_tag"),
     )
     _tag: str
     _files: SleepFiles | None
     _pool: Pool[_core.DeviceBuffer]
     _host: Literal["keep", "release"]
     _lock: threading.RLock
-    #: A call of sleep(), wake() or close() is under way. The lock keeps other threads out,
-    #: but not a signal handler or a finaliser that interrupts this call.
-    _is_moving: bool
+    #: The process in which a call of sleep(), wake() or close() is under way, or None. The
+    #: lock keeps other threads out, but not a signal handler or a finaliser that interrupts
+    #: this call. In a child that was forked meanwhile nobody is there to end the call.
+    _moving_pid: int | None
+    #: close() has begun while the region slept, so its contents may be gone.
+    _has_given_up: bool
     #: How many blocks are open in which another library allocates from the region.
     _guest_count: int
     #: Asks such a library for the parts of its memory that it does not use, in order of
@@ -123,7 +126,8 @@ class Region:
             Pool, "device", index, 0, -1, False, 0, 0, None, _CHUNK_NBYTES
         )
         self._lock = make_lock()
-        self._is_moving = False
+        self._moving_pid = None
+        self._has_given_up = False
         self._guest_count = 0
         self._find_spare = None
         facts = self._pool._describe()
@@ -278,6 +282,11 @@ class Region:
         with self._move():
             if not self._pool.closed and not self.is_asleep:
                 return
+            if self._has_given_up:
+                raise ValueError(
+                    f"region {self._tag!r} was closed while it was asleep: its contents "
+                    "are gone"
+                )
             files = self._files
             if files is not None:
                 files.check()
@@ -302,6 +311,8 @@ class Region:
         """
         with self._move():
             if not self._pool.closed:
+                # Ctrl-C may end this call at any line.
+                self._has_given_up = self.is_asleep
                 _core._forget_saved(self._pool)
                 self._pool.close()
             if self._files is not None:
@@ -329,14 +340,14 @@ class Region:
         """Let nobody else put the region to sleep, wake it or close it in the block."""
         with self._lock:
             self._refuse_within_move()
-            self._is_moving = True
+            self._moving_pid = os.getpid()
             try:
                 yield
             finally:
-                self._is_moving = False
+                self._moving_pid = None
 
     def _refuse_within_move(self) -> None:
-        if self._is_moving:
+        if self._moving_pid == os.getpid():
             raise RuntimeError(
                 f"region {self._tag!r} is on its way to sleep or awake in a call that this "
                 "one has interrupted: do this after that call, not in a signal handler"
@@ -388,6 +399,11 @@ def region_of(pool: Pool[Any]) -> Region | None:
     return next((each for each in list(_REGIONS.values()) if each.pool is pool), None)
 
 
+def _is_over(region: Region) -> bool:
+    """Return whether a region was closed, perhaps by a call that Ctrl-C has ended."""
+    return region.pool.closed or region._has_given_up
+
+
 def _read_tag(tag: Any) -> str:
     if not isinstance(tag, str):
         raise wrong_type("tag", "a str", tag)
@@ -421,7 +437,7 @@ def _read_keep(keep: Any, path: Any) -> tuple[bool, None] | tuple[Literal["file"
 
 def _find(tags: tuple[Any, ...]) -> list[Region]:
     """Return the open regions with any of the tags, or all open ones if there are none."""
-    regions = [each for each in list(_REGIONS.values()) if not each.pool.closed]
+    regions = [each for each in list(_REGIONS.values()) if not _is_over(each)]
     known = {each.tag for each in regions}
     for tag in tags:
         if _read_tag(tag) not in known:
@@ -516,7 +532,7 @@ def refuse_use(serial: int) -> NoReturn:
     """Raise a RuntimeError, because the region of a buffer sleeps."""
     tag = _TAGS.get(serial)
     region = _REGIONS.get(serial)
-    if region is None or region.pool.closed:
+    if region is None or _is_over(region):
         raise RuntimeError(
             f"the buffer is in region {tag!r}, which was closed while it was asleep: its "
             "contents are gone"

@@ -752,6 +752,33 @@ def test_region_closed_while_asleep_gives_contents_up(emulated) -> None:
     assert cumem.stats()["pinned"].reserved_nbytes == 0
 
 
+def test_region_asleep_does_not_wake_after_close_was_interrupted(
+    emulated, monkeypatch
+) -> None:
+    """Its contents may be gone by then."""
+    region = cumem.Region("weights")
+    other = cumem.Region("other")
+    made = fill_region(region)
+    region.sleep()
+    other.sleep()
+
+    def interrupt(self: cumem.Pool) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cumem.Pool, "close", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            region.close()
+    with pytest.raises(ValueError, match="'weights' was closed while it was asleep"):
+        region.wake()
+    with pytest.raises(RuntimeError, match="its contents are gone"):
+        made[0][0].fill(1)
+    cumem.wake()  # which means regions that are open
+    assert not other.is_asleep
+    region.close()
+    assert not region.is_asleep
+
+
 def test_shutdown_ends_a_region_that_is_asleep(emulated) -> None:
     region = cumem.Region("weights")
     made = fill_region(region)
@@ -781,6 +808,31 @@ def test_forked_child_neither_wakes_a_region_nor_copies_its_bytes(emulated) -> N
             region.sleep()
 
     forks.fork_and_run(check_awake)
+
+
+@pytest.mark.parametrize("name", ["sleep", "wake", "close"])
+def test_child_forked_while_a_region_falls_asleep_is_not_told_of_a_handler(
+    emulated, name
+) -> None:
+    region = cumem.Region("weights")
+    buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
+    stream = cumem.Stream()
+    session.shut(stream)
+    buffer.fill(9, stream=stream)
+    thread, outcome = sleep_in_thread(region)
+    session.wait_until_waiting(thread)
+    told = pytest.raises(RuntimeError, match="forked")
+
+    def check() -> None:
+        with contextlib.nullcontext() if name == "wake" else told:
+            getattr(region, name)()
+
+    forks.fork_and_run(check)
+    testing.gate_open(stream)
+    thread.join()
+    assert outcome == [None]
+    region.wake()
+    assert (values.get(buffer) == 9).all()
 
 
 def test_interpreter_exits_while_a_region_is_asleep() -> None:
