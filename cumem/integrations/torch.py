@@ -308,9 +308,12 @@ def enable(pool: Pool | Region | None = None, *, device: object = None) -> None:
         with _inside(region):
             fresh = _Enabled(mem_pool(chosen, device=index), chosen, region)
             _disable(torch, index)
-            _start(torch, index, fresh)
             if region is not None:
                 region._enter_guest()  # until _disable()
+            try:
+                _start(torch, index, fresh)
+            finally:
+                _leave_if_stopped(index, region)
 
 
 def disable(device: object = None) -> None:
@@ -354,20 +357,22 @@ def empty_cache() -> None:
     Notes
     -----
     **Blocks** until the work is done on memory that several streams used.
+
+    If the pool or region of `enable` was closed, this ends what `enable` began, as
+    `disable` does.
     """
     torch = _torch()
-    with _lock:
+    with _lock, contextlib.ExitStack() as again:
         _refuse_capture(torch)
         _sweep(torch)
         for lender in _lenders:
             _drop_idle(torch, lender)
-        enabled = {index: each[1:] for index, each in _enabled.items()}
-        for index in enabled:
+        # Nothing here may have the MemPools, which have to end before others are in use.
+        for index, (pool, region) in [(i, e[1:]) for i, e in _enabled.items()]:
+            again.callback(_start_again, torch, index, pool, region)
             _stop(torch, index)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        for index, (pool, region) in enabled.items():
-            _start(torch, index, _Enabled(mem_pool(pool, device=index), pool, region))
 
 
 def replace_allocator() -> None:
@@ -678,8 +683,24 @@ def _stop(torch: Any, index: int) -> None:
 
 def _disable(torch: Any, index: int) -> None:
     region = _enabled[index].region if index in _enabled else None
-    _stop(torch, index)
-    if region is not None:
+    try:
+        _stop(torch, index)
+    finally:
+        _leave_if_stopped(index, region)
+
+
+def _start_again(torch: Any, index: int, pool: Pool, region: Region | None) -> None:
+    """Serve a device from a pool as before _stop(), unless the pool has ended."""
+    try:
+        if index not in _enabled and not pool.closed:
+            _start(torch, index, _Enabled(mem_pool(pool, device=index), pool, region))
+    finally:
+        _leave_if_stopped(index, region)
+
+
+def _leave_if_stopped(index: int, region: Region | None) -> None:
+    """Let a region sleep again if it does not serve the device any more."""
+    if region is not None and index not in _enabled:
         region._leave_guest()
 
 

@@ -419,6 +419,69 @@ def test_region_that_serves_all_threads_stays_awake(torch) -> None:
         each.end()
 
 
+def guest_count(region: cumem.Region) -> int:
+    return region._guest_count
+
+
+def test_region_that_was_closed_serves_all_threads_no_more(torch) -> None:
+    """Its pool gives no MemPool any more, so what enable() began ends."""
+    region = cumem.Region("weights")
+    integration.enable(region)
+    ask(torch).end()
+    region.close()
+    integration.empty_cache()
+    assert torch.empty(100) is None  # PyTorch takes memory of its own
+    assert guest_count(region) == 0
+    integration.disable()
+    assert guest_count(region) == 0
+
+
+def test_empty_cache_that_fails_goes_on_serving(torch, monkeypatch) -> None:
+    region = cumem.Region("weights")
+    integration.enable(region)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty_cache", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            integration.empty_cache()
+    assert guest_count(region) == 1
+    ask(torch).end()
+    integration.disable()
+    assert guest_count(region) == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["_cuda_beginAllocateToPool", "_cuda_endAllocateToPool"]
+)
+def test_region_may_sleep_after_enable_or_disable_failed(
+    torch, monkeypatch, name
+) -> None:
+    region = cumem.Region("weights")
+    call = getattr(torch, name)
+
+    def fail(*args: object) -> None:
+        call(*args)
+        if name.startswith("_cuda_begin"):
+            torch._cuda_endAllocateToPool(*args)
+        torch._cuda_releasePool(*args)
+        raise RuntimeError("PyTorch fails")
+
+    def enable_and_disable() -> None:
+        integration.enable(region)
+        integration.disable()
+
+    monkeypatch.setattr(torch, name, fail)
+    with pytest.raises(RuntimeError, match="PyTorch fails"):
+        enable_and_disable()
+    monkeypatch.setattr(torch, name, call)
+    assert guest_count(region) == 0
+    region.sleep()
+    region.wake()
+
+
 # -- many pools ----------------------------------------------------------------------------
 
 
