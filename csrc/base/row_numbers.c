@@ -115,6 +115,17 @@ loop_mark(uint64_t *bits, const int32_t *numbers, uint64_t count)
     return (was_set & 1) != 0;
 }
 
+static CM_INLINE uint64_t
+loop_join(uint64_t *bits, const uint64_t *more, uint64_t words)
+{
+    uint64_t common = 0;
+    for (uint64_t i = 0; i < words; i++) {
+        common |= bits[i] & more[i];
+        bits[i] |= more[i];
+    }
+    return common;
+}
+
 /* -- for each processor ------------------------------------------------------------- */
 
 typedef void (*write_numbers)(const void *from, void *to, uint64_t count,
@@ -128,6 +139,7 @@ typedef struct number_loops {
                  cm_numbers_seen *seen);
     bool (*rise)(const int32_t *numbers, uint64_t count);
     bool (*mark)(uint64_t *bits, const int32_t *numbers, uint64_t count);
+    bool (*join)(uint64_t *bits, const uint64_t *more, uint64_t words);
 } number_loops;
 
 /* Each of these goes block by block, until a number is outside or does not rise. */
@@ -187,12 +199,23 @@ typedef struct number_loops {
     {                                                                                  \
         return loop_mark(bits, numbers, count);                                        \
     }                                                                                  \
+    CM_ISA_##isa static bool join_##isa(uint64_t *bits, const uint64_t *more,          \
+                                        uint64_t words)                                \
+    {                                                                                  \
+        uint64_t common = 0;                                                           \
+        uint64_t at = 0;                                                               \
+        for (; at + BLOCK <= words; at += BLOCK) {                                     \
+            common |= loop_join(bits + at, more + at, BLOCK);                          \
+        }                                                                              \
+        return (common | loop_join(bits + at, more + at, words - at)) != 0;            \
+    }                                                                                  \
     static const number_loops loops_##isa = {.wide_to_wide = write_64_to_64_##isa,     \
                                              .wide_to_narrow = write_64_to_32_##isa,   \
                                              .narrow_to_narrow = write_32_to_32_##isa, \
                                              .look = look_##isa,                       \
                                              .rise = rise_##isa,                       \
-                                             .mark = mark_##isa};
+                                             .mark = mark_##isa,                       \
+                                             .join = join_##isa};
 
 #define CM_ISA_plain
 DEFINE_ALL(plain)
@@ -250,4 +273,10 @@ bool
 cm_numbers_mark_32(uint64_t *bits, const int32_t *numbers, uint64_t count)
 {
     return choose_loops()->mark(bits, numbers, count);
+}
+
+bool
+cm_numbers_join_marks(uint64_t *bits, const uint64_t *more, uint64_t words)
+{
+    return choose_loops()->join(bits, more, words);
 }

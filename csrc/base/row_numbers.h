@@ -39,3 +39,7 @@ bool cm_numbers_rise_32(const int32_t *numbers, uint64_t count);
 /* Set the bit of each number in a bitmap, which has bit i in word i / 64. None may be
  * negative. Returns true if one of the bits was set before. */
 bool cm_numbers_mark_32(uint64_t *bits, const int32_t *numbers, uint64_t count);
+
+/* Set the bits of `more` in `bits`, which have `words` words each. Returns true if one
+ * of the bits was set in both. */
+bool cm_numbers_join_marks(uint64_t *bits, const uint64_t *more, uint64_t words);

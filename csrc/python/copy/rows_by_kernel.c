@@ -37,6 +37,7 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
+#include "transfer/rows/written_numbers.h"
 
 /* -- which device ------------------------------------------------------------------- */
 
@@ -331,45 +332,73 @@ find_twice(const kernel_call *self, bool *out)
     return cm_ok();
 }
 
+/* True if the numbers 0, 1, … of an end are more than its arrays have rows. Those of
+ * the host are checked where they are written, and those of a device are left to the
+ * kernel. */
+static bool
+are_too_many(const kernel_call *self, cm_side side)
+{
+    const cm_rows_end *end = &self->copy->ends[side];
+    return !are_of_host(self, side) && end->given.on_device == NULL
+           && end->numbers.count > (uint64_t)shortest_of(self, side);
+}
+
+/* Describe the numbers of an end to cm_numbers_write_both(). */
+static cm_numbers_side
+side_of(kernel_call *self, cm_side side)
+{
+    const cm_rows_end *end = &self->copy->ends[side];
+    if (!are_of_host(self, side)) {
+        return (cm_numbers_side){.to = NULL};
+    }
+    cm_integers from = cm_given_rows_integers(&end->given);
+    if (end->numbers.given != NULL) {
+        from = (cm_integers){.first = (const char *)end->numbers.given,
+                             .stride = sizeof(int64_t),
+                             .nbytes = sizeof(int64_t),
+                             .is_signed = true};
+    }
+    return (cm_numbers_side){&self->known[side], from, shortest_of(self, side)};
+}
+
+/* Write numbers to the sheet, and set *right to whether all of them are. Needs no
+ * GIL. */
+static cm_status
+write_and_check(const kernel_call *self, cm_engine *engine,
+                const cm_numbers_side sides[2], bool *right)
+{
+    cm_numbers_finding finding;
+    bool is_twice = false;
+    CM_TRY(cm_numbers_write_both(engine, sides, &finding));
+    if (finding == CM_NUMBERS_IN_RANGE) {
+        CM_TRY(find_twice(self, &is_twice));
+    }
+    *right = finding != CM_NUMBERS_WRONG && !is_twice;
+    return cm_ok();
+}
+
 /* Write the numbers that the host has to the sheet. Returns 1, 0 if any of them is
  * wrong, or -1 with an exception. */
 static int
 write_numbers(kernel_call *self)
 {
-    bool is_twice = false;
-    for (int side = CM_DST; side <= CM_SRC; side++) {
-        const cm_rows_end *end = &self->copy->ends[side];
-        int64_t shortest = shortest_of(self, side);
-        if (!are_of_host(self, side)) {
-            /* The numbers 0, 1, … are checked here too. Numbers on a device are left to
-             * the kernel. */
-            if (end->given.on_device == NULL
-                && end->numbers.count > (uint64_t)shortest) {
-                return 0;
-            }
-            continue;
-        }
-        cm_integers from = cm_given_rows_integers(&end->given);
-        if (end->numbers.given != NULL) {
-            from = (cm_integers){.first = (const char *)end->numbers.given,
-                                 .stride = sizeof(int64_t),
-                                 .nbytes = sizeof(int64_t),
-                                 .is_signed = true};
-        }
-        if (!cm_kernel_numbers_write(&self->known[side], from, shortest)) {
-            return 0;
-        }
+    bool right = false;
+    if (are_too_many(self, CM_DST) || are_too_many(self, CM_SRC)) {
+        return 0;
     }
-    if (!are_of_host(self, CM_DST)) {
-        return 1;
+    const cm_numbers_side sides[2] = {side_of(self, CM_DST), side_of(self, CM_SRC)};
+    cm_engine *engine = cm_state_engine(self->copy->state, -1);
+    if (engine == NULL) {
+        return -1;
     }
-    bool is_long = self->known[CM_DST].count > MANY_NUMBERS;
-    cm_status status = is_long ? CM_WITHOUT_GIL(find_twice(self, &is_twice))
-                               : find_twice(self, &is_twice);
+    bool is_long = self->copy->ends[CM_SRC].numbers.count > MANY_NUMBERS;
+    cm_status status =
+        is_long ? CM_WITHOUT_GIL(write_and_check(self, engine, sides, &right))
+                : write_and_check(self, engine, sides, &right);
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(self->copy->state, status, "while reading rows");
     }
-    return is_twice ? 0 : 1;
+    return right;
 }
 
 /* Look for the number that is wrong, layer by layer, and refuse it. The numbers are
