@@ -95,6 +95,21 @@ test_numbers_count_from_the_end_of_each_array(void)
     cm_chosen_rows_fini(&numbers);
 }
 
+/* Numbers that are known to be in a range need not be looked at for arrays that have as
+ * many rows or more. A shorter array may lack some of these rows. */
+static void
+test_numbers_of_a_known_range_are_checked_for_shorter_arrays(void)
+{
+    const int64_t values[] = {2, 0};
+    cm_chosen_rows numbers = make_numbers(values, 2);
+    numbers.bound = 3;
+    CHECK_EQ(settle(&numbers, 3, false).kind, CM_ROWS_RIGHT);
+    CHECK_EQ(settle(&numbers, 5, true).kind, CM_ROWS_RIGHT);
+    CHECK_EQ(cm_chosen_rows_at(&numbers, 0), 2);
+    CHECK_EQ(settle(&numbers, 2, false).kind, CM_ROWS_OUTSIDE);
+    cm_chosen_rows_fini(&numbers);
+}
+
 /* Two structs share numbers. If one of them is settled for another array, or ended
  * first, the other must stay as it was. This must hold both for rows that are the given
  * numbers themselves and for rows that were counted from the end. */
@@ -758,6 +773,7 @@ test_pairs_that_one_device_does_not_reach_are_no_rows(void)
 MAIN(RUN(test_numbers_of_each_width_are_read_at_any_address)
      RUN(test_numbers_past_63_bits_name_no_row)
      RUN(test_numbers_count_from_the_end_of_each_array)
+     RUN(test_numbers_of_a_known_range_are_checked_for_shorter_arrays)
      RUN(test_shared_numbers_are_settled_each_for_itself)
      RUN(test_numbers_outside_are_found_at_their_position)
     RUN(test_numbers_outside_are_found_in_long_lists)

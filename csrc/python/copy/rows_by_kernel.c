@@ -253,22 +253,9 @@ cm_rows_fetch_numbers(cm_row_copy *self)
 /* One copy and, before it, what is prepared for it. */
 typedef cm_rows_kernel kernel_call;
 
-/* More numbers and layers than these are looked through without the GIL. With fewer,
- * getting the GIL back may take longer than the look. */
-enum { MANY_NUMBERS = 4096, MANY_LAYERS = 16 };
-
-/* Return the number of rows of the shortest array of an end. A number that is right for
- * this one is right for all of them. */
-static int64_t
-shortest_of(const kernel_call *self, cm_side side)
-{
-    int64_t shortest = INT64_MAX;
-    for (Py_ssize_t i = 0; i < self->copy->layer_count; i++) {
-        int64_t rows = self->copy->ends[side].operands[i].region.shape[0];
-        shortest = rows < shortest ? rows : shortest;
-    }
-    return shortest;
-}
+/* More layers than these are looked through without the GIL, as more numbers than
+ * CM_ROWS_MANY_NUMBERS are. */
+enum { MANY_LAYERS = 16 };
 
 static bool
 are_of_host(const kernel_call *self, cm_side side)
@@ -288,7 +275,8 @@ begin_sheet(kernel_call *self, PyObject **sheet)
         cm_kernel_numbers *known = &self->known[side];
         *known = (cm_kernel_numbers){.count = self->copy->ends[side].numbers.count};
         if (are_of_host(self, side)) {
-            known->nbytes = cm_kernel_numbers_nbytes(shortest_of(self, side));
+            known->nbytes =
+                cm_kernel_numbers_nbytes(cm_rows_shortest(self->copy, side));
         }
     }
     if (self->known[CM_DST].count * self->known[CM_DST].nbytes == 0
@@ -340,7 +328,7 @@ are_too_many(const kernel_call *self, cm_side side)
 {
     const cm_rows_end *end = &self->copy->ends[side];
     return !are_of_host(self, side) && end->given.on_device == NULL
-           && end->numbers.count > (uint64_t)shortest_of(self, side);
+           && end->numbers.count > (uint64_t)cm_rows_shortest(self->copy, side);
 }
 
 /* Describe the numbers of an end to cm_numbers_write_both(). */
@@ -358,7 +346,8 @@ side_of(kernel_call *self, cm_side side)
                              .nbytes = sizeof(int64_t),
                              .is_signed = true};
     }
-    return (cm_numbers_side){&self->known[side], from, shortest_of(self, side)};
+    return (cm_numbers_side){&self->known[side], from,
+                             cm_rows_shortest(self->copy, side)};
 }
 
 /* Write numbers to the sheet, and set *right to whether all of them are. Needs no
@@ -391,7 +380,7 @@ write_numbers(kernel_call *self)
     if (engine == NULL) {
         return -1;
     }
-    bool is_long = self->copy->ends[CM_SRC].numbers.count > MANY_NUMBERS;
+    bool is_long = self->copy->ends[CM_SRC].numbers.count > CM_ROWS_MANY_NUMBERS;
     cm_status status =
         is_long ? CM_WITHOUT_GIL(write_and_check(self, engine, sides, &right))
                 : write_and_check(self, engine, sides, &right);
@@ -799,7 +788,7 @@ copy_by_kernel(const kernel_call *self, PyObject **answer)
     bool touches = false;
     bool is_known = true;
     cm_row_copy *copy = self->copy;
-    bool is_long = copy->ends[CM_SRC].numbers.count > MANY_NUMBERS
+    bool is_long = copy->ends[CM_SRC].numbers.count > CM_ROWS_MANY_NUMBERS
                    || copy->layer_count > MANY_LAYERS;
     cm_status status = is_long ? CM_WITHOUT_GIL(find_touch(self, &touches, &is_known))
                                : find_touch(self, &touches, &is_known);

@@ -72,6 +72,10 @@ typedef struct cm_rows_kernel {
                        or nowhere */
 } cm_rows_kernel;
 
+/* More numbers than these are looked through without the GIL. With fewer, getting the
+ * GIL back may take longer than the look. */
+enum { CM_ROWS_MANY_NUMBERS = 4096 };
+
 /* -- rows_ends.c ------------------------------------------------------------------------- */
 
 /* Begin an end: an array, or a list or tuple of arrays. Returns 0, or -1 with an
@@ -89,8 +93,11 @@ int cm_rows_take_numbers(cm_row_copy *self, cm_side side, PyObject *argument);
 /* Take the arguments dst_rows and src_rows, of which one at most is None. Returns 0, or
  * -1 with an exception. */
 int cm_rows_read_numbers(cm_row_copy *self, PyObject *const given[2]);
+/* Return the number of rows of the shortest array of an end. A number that is right for
+ * this one is right for all of them. */
+int64_t cm_rows_shortest(const cm_row_copy *self, cm_side side);
 /* Copy the numbers that the host has into `numbers` of each end, unless they are there
- * already. Returns 0, or -1 with MemoryError. */
+ * already. Returns 0, or -1 with an exception. */
 int cm_rows_keep_numbers(cm_row_copy *self);
 /* Settle the numbers of one end, which have been kept, for the array of a layer, and
  * refuse them if they are wrong. Returns 0, or -1 with an exception. */

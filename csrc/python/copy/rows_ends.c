@@ -8,6 +8,7 @@
 #include "python/core/errors.h"
 #include "python/core/numpy_bridge.h"
 #include "python/pool/allocate.h"
+#include "transfer/rows/written_numbers.h"
 
 /* -- ends --------------------------------------------------------------------------- */
 
@@ -245,21 +246,80 @@ cm_rows_read_numbers(cm_row_copy *self, PyObject *const given[2])
     return 0;
 }
 
+int64_t
+cm_rows_shortest(const cm_row_copy *self, cm_side side)
+{
+    int64_t shortest = INT64_MAX;
+    for (Py_ssize_t i = 0; i < self->layer_count; i++) {
+        int64_t rows = self->ends[side].operands[i].region.shape[0];
+        shortest = rows < shortest ? rows : shortest;
+    }
+    return shortest;
+}
+
+/* Make room for the numbers of an end, unless they are kept already, and describe them
+ * to cm_numbers_write_both(). */
+static cm_status
+begin_keeping(const cm_row_copy *self, cm_side side, cm_kernel_numbers *to,
+              cm_numbers_side *out)
+{
+    cm_rows_end *end = (cm_rows_end *)&self->ends[side];
+    *out = (cm_numbers_side){.to = NULL};
+    if (end->given.array == NULL || end->numbers.given != NULL) {
+        return cm_ok();
+    }
+    CM_TRY(cm_chosen_rows_init(&end->numbers, end->given.count));
+    *to = (cm_kernel_numbers){
+        .at = end->numbers.given, .count = end->given.count, .nbytes = sizeof(int64_t)};
+    *out = (cm_numbers_side){to, cm_given_rows_integers(&end->given),
+                             cm_rows_shortest(self, side)};
+    return cm_ok();
+}
+
+/* Copy the numbers, and look at them on the way. If one of them is wrong, they are
+ * copied once more for whoever looks for it. Needs no GIL. */
+static cm_status
+keep_numbers(cm_engine *engine, const cm_numbers_side sides[2],
+             cm_chosen_rows *const kept[2])
+{
+    cm_numbers_finding finding;
+    CM_TRY(cm_numbers_write_both(engine, sides, &finding));
+    for (int side = CM_DST; side <= CM_SRC; side++) {
+        const cm_numbers_side *one = &sides[side];
+        if (one->to == NULL) {
+            continue;
+        }
+        if (finding == CM_NUMBERS_WRONG) {
+            cm_chosen_rows_read(kept[side], one->from);
+        }
+        else if (!one->to->has_negative) {
+            kept[side]->bound = one->row_count;
+        }
+    }
+    return cm_ok();
+}
+
 int
 cm_rows_keep_numbers(cm_row_copy *self)
 {
-    for (int side = CM_DST; side <= CM_SRC; side++) {
-        cm_rows_end *end = &self->ends[side];
-        if (end->given.array == NULL || end->numbers.given != NULL) {
-            continue;
-        }
-        cm_status status = cm_chosen_rows_init(&end->numbers, end->given.count);
-        if (!cm_is_ok(status)) {
-            return cm_py_raise_int(self->state, status, "while reading rows");
-        }
-        cm_chosen_rows_read(&end->numbers, cm_given_rows_integers(&end->given));
+    cm_kernel_numbers to[2];
+    cm_numbers_side sides[2];
+    cm_chosen_rows *const kept[2] = {&self->ends[CM_DST].numbers,
+                                     &self->ends[CM_SRC].numbers};
+    cm_engine *engine = cm_state_engine(self->state, -1);
+    if (engine == NULL) {
+        return -1;
     }
-    return 0;
+    cm_status status = begin_keeping(self, CM_DST, &to[CM_DST], &sides[CM_DST]);
+    if (cm_is_ok(status)) {
+        status = begin_keeping(self, CM_SRC, &to[CM_SRC], &sides[CM_SRC]);
+    }
+    if (cm_is_ok(status)) {
+        bool is_long = kept[CM_SRC]->count > CM_ROWS_MANY_NUMBERS;
+        status = is_long ? CM_WITHOUT_GIL(keep_numbers(engine, sides, kept))
+                         : keep_numbers(engine, sides, kept);
+    }
+    return cm_py_check(self->state, status, "while reading rows");
 }
 
 int

@@ -133,7 +133,9 @@ find_rows(cm_chosen_rows *self, int64_t row_count, uint64_t *position)
     *position = self->count;
     cm_shared_numbers_release(self->rows);
     self->rows = NULL;
-    cm_numbers_look_64(self->given, self->count, row_count, &seen);
+    if (self->bound <= 0 || self->bound > row_count) {
+        cm_numbers_look_64(self->given, self->count, row_count, &seen);
+    }
     if (!seen.has_outside && !seen.has_negative) {
         self->rows = cm_shared_numbers_hold(self->given);
         return cm_ok();

@@ -21,6 +21,7 @@ typedef struct cm_chosen_rows {
                        negative */
     uint64_t count;
     int64_t row_count; /* for which `rows` are settled; -1 if they are not yet */
+    int64_t bound;     /* every given number is in [0, bound); 0 if that is not known */
 } cm_chosen_rows;
 
 /* Integers somewhere in memory of the host. */
