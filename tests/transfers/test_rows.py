@@ -289,7 +289,21 @@ class TestRefusals:
             ({"dst_rows": [4]}, IndexError, r"dst_rows\[0\] is 4, but dst has 4 rows"),
             ({"src_rows": [0, -6]}, IndexError, r"src_rows\[1\] is -6, but src has 5"),
             ({"src_rows": range(5)}, IndexError, "dst has 4 rows, and 5 are asked for"),
-            ({"src_rows": np.array([2**64 - 1], "u8")}, IndexError, "src_rows"),
+            (
+                {"src_rows": np.array([1, 2**64 - 1], "u8")},
+                IndexError,
+                r"src_rows\[1\] is 18446744073709551615, but src has 5",
+            ),
+            (
+                {"dst_rows": np.array([2**63], ">u8")},
+                IndexError,
+                r"dst_rows\[0\] is 9223372036854775808, but dst has 4",
+            ),
+            (
+                {"src_rows": np.array([2**63 - 1])},
+                IndexError,
+                r"src_rows\[0\] is 9223372036854775807, but src has 5",
+            ),
             ({"src_rows": [2**70]}, IndexError, "not the number of a row"),
             ({"dst_rows": [2, 1, -2]}, ValueError, r"dst_rows\[2\] is -2, a row that"),
             ({"dst_rows": [1], "src_rows": [1, 2]}, ValueError, "as many of each"),

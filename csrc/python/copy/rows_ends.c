@@ -338,6 +338,32 @@ cm_rows_settle(cm_row_copy *self, Py_ssize_t layer, cm_side side)
                : cm_rows_refuse_number(self, layer, side, fault);
 }
 
+/* Return a number that was refused, as the argument has it, which is a new reference. A
+ * number of 2**63 or more was read as INT64_MAX, so it is taken from the array again. */
+static PyObject *
+number_as_given(const cm_rows_end *end, cm_row_fault fault)
+{
+    PyObject *array = end->given.array;
+    return fault.number == INT64_MAX && array != NULL
+               ? PySequence_GetItem(array, (Py_ssize_t)fault.position)
+               : PyLong_FromLongLong(fault.number);
+}
+
+/* Refuse a number that names no row of the array. */
+static int
+refuse_outside(const cm_rows_end *end, const char *place, long long row_count,
+               cm_row_fault fault)
+{
+    PyObject *number = number_as_given(end, fault);
+    if (number != NULL) {
+        PyErr_Format(PyExc_IndexError, "%s%s[%llu] is %S, but %s has %lld rows", place,
+                     end->numbers_name, (unsigned long long)fault.position, number,
+                     end->name, row_count);
+        Py_DECREF(number);
+    }
+    return -1;
+}
+
 int
 cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
                       cm_row_fault fault)
@@ -359,9 +385,7 @@ cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
                      (unsigned long long)end->numbers.count);
     }
     else {
-        PyErr_Format(PyExc_IndexError, "%s%s[%llu] is %lld, but %s has %lld rows",
-                     place, end->numbers_name, (unsigned long long)fault.position,
-                     (long long)fault.number, end->name, row_count);
+        (void)refuse_outside(end, place, row_count, fault);
     }
     return -1;
 }
