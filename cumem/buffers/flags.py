@@ -33,8 +33,8 @@ class Flags(tuple[str, ...]):
 
     The attributes are those of ``numpy.ndarray.flags``, and ``flags["C_CONTIGUOUS"]`` is
     the same as ``flags.c_contiguous``. They tell what was true when ``buf.flags`` was
-    read. `owndata` is true if cumem made the memory and the buffer is not a view. `print`
-    shows NumPy's flags.
+    read. `owndata` is true if cumem made the memory and the buffer is not a view. `repr`
+    and `print` show NumPy's flags as NumPy does, and a line with the names.
     """
 
     c_contiguous: bool
@@ -103,6 +103,6 @@ class Flags(tuple[str, ...]):
         """Pickle the names alone: NumPy's flags belong to a buffer that is not pickled."""
         return tuple, (tuple(self),)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"  {name} : {self[name]}" for name in _SHOWN]
         return "\n".join([*lines, f"  MEMORY : {', '.join(self) or 'no flags'}"])
