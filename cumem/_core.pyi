@@ -77,6 +77,13 @@ class Buffer:
         buffer is closed.
         """
     @property
+    def _address(self) -> int:
+        """The same as `ptr`, for displays and comparisons of the package itself.
+
+        It does not count as read, since nobody works at the address, and it does not wake
+        memory that was spilled. Raises what `ptr` raises.
+        """
+    @property
     def nbytes(self) -> int:
         """Bytes of all elements, without gaps between them."""
     @property

@@ -244,7 +244,7 @@ def _memory(
 ) -> _core.Buffer | None:
     """Return a buffer over the memory of an exporter or array, or None for a value."""
     if isinstance(obj, _core.Buffer):
-        _ = obj.ptr  # raises ValueError if the buffer is closed
+        _ = obj._address  # raises ValueError if the buffer is closed
         return obj
     if not _core._is_memory(obj) or isinstance(obj, (bytes, bytearray, memoryview)):
         return None

@@ -471,7 +471,8 @@ def _span_of(obj: Any) -> tuple[int, int] | None:
     """Return where the memory of an array begins and ends, or None if it has none."""
     try:
         if isinstance(obj, _core.Buffer):
-            return (obj.ptr, obj.ptr + max(obj.nbytes, 1))
+            begin = obj._address
+            return (begin, begin + max(obj.nbytes, 1))
         if isinstance(obj, memoryview):
             obj = np.asarray(obj)
         if isinstance(obj, np.ndarray):

@@ -75,7 +75,7 @@ def _place(source: Any) -> tuple[int, tuple[int, ...]]:
     if is_tensor(source):
         return source.data_ptr(), source.stride()
     if isinstance(source, _core.Buffer):
-        return source.ptr, source.strides
+        return source._address, source.strides
     return int(
         source.__array_interface__["data"][0]
     ) if source.size else 0, source.strides

@@ -194,6 +194,54 @@ def test_buffers_that_left_cumem_stay(runtime) -> None:
     assert pool.stats().asleep_nbytes == 0
 
 
+LOOKS = {
+    "repr": repr,
+    "HTML": lambda buffer: buffer._repr_html_(),
+    "flags": lambda buffer: buffer.flags,
+    "asarray": cumem.asarray,
+    "live": lambda buffer: str(cumem.live()),
+    "who_holds": lambda buffer: cumem.who_holds(cumem.live().buffers[0]),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_displays_neither_wake_a_buffer_nor_keep_it_from_spilling(
+    runtime, look
+) -> None:
+    """Displays show addresses, at which nobody works."""
+    pool = make_pool()
+    made = make_filled(pool, 2, 16 * MIB)
+    for buffer in made:
+        LOOKS[look](buffer)
+    used = pool.allocate(32 * MIB)
+    assert pool.stats().spill_count == 2
+    for buffer in made:
+        LOOKS[look](buffer)
+    assert pool.stats().wake_count == 0
+    del used
+    check_filled(made)
+
+
+COPIES = {
+    "save": lambda buffer, path: cumem.save(path / "x.npy", buffer),
+    "to_host": lambda buffer, path: cumem.to_host({"x": buffer}),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_copies_of_the_package_do_not_keep_a_buffer_from_spilling(
+    runtime, tmp_path, copy
+) -> None:
+    pool = make_pool()
+    made = make_filled(pool, 2, 16 * MIB)
+    for buffer in made:
+        COPIES[copy](buffer, tmp_path)
+    other = pool.allocate(32 * MIB)
+    assert pool.stats().spill_count == 2
+    del other
+    check_filled(made)
+
+
 def test_small_buffers_stay(runtime) -> None:
     pool = make_pool()
     small = pool.allocate(1000)

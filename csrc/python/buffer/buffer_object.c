@@ -167,15 +167,26 @@ cm_buffer_address(const cm_buffer *buffer)
     return storage->address + (uint64_t)buffer->offset;
 }
 
+static int
+refuse_ended(void)
+{
+    PyErr_SetString(PyExc_ValueError, "the buffer is closed: its with block has ended");
+    return -1;
+}
+
 int
 cm_buffer_check_open(const cm_buffer *buffer)
 {
-    if (CM_UNLIKELY(cm_buffer_with_ended(buffer))) {
-        PyErr_SetString(PyExc_ValueError,
-                        "the buffer is closed: its with block has ended");
-        return -1;
-    }
-    return cm_storage_check_open(buffer->storage);
+    return CM_UNLIKELY(cm_buffer_with_ended(buffer))
+               ? refuse_ended()
+               : cm_storage_check_open(buffer->storage);
+}
+
+int
+cm_buffer_check_there(const cm_buffer *buffer)
+{
+    return cm_buffer_with_ended(buffer) ? refuse_ended()
+                                        : cm_storage_check_there(buffer->storage);
 }
 
 int

@@ -116,6 +116,9 @@ cm_buffer_with_ended(const cm_buffer *buffer)
 /* Check that the buffer can be used. Returns 0, or -1 with ValueError if its `with`
  * block has ended, or with the exception of cm_storage_check_open(). */
 int cm_buffer_check_open(const cm_buffer *buffer);
+/* Check the same as cm_buffer_check_open(), but do not wake memory that was spilled,
+ * and do not note a use. */
+int cm_buffer_check_there(const cm_buffer *buffer);
 /* Check that this process has the bytes. Returns 0, or -1 with RuntimeError in a forked
  * child that did not get them. */
 int cm_buffer_check_inherited(const cm_buffer *buffer);

@@ -487,7 +487,7 @@ touch(cm_storage *storage)
 }
 
 int
-cm_storage_look_closer(cm_storage *storage)
+cm_storage_check_there(cm_storage *storage)
 {
     /* This comes first, since it may run Python code of another library, which may
      * close the storage. */
@@ -509,6 +509,15 @@ cm_storage_look_closer(cm_storage *storage)
             "pools.region", "refuse_use",
             Py_BuildValue(
                 "(K)", (unsigned long long)cm_pool_get_config(storage->pool)->serial));
+    }
+    return 0;
+}
+
+int
+cm_storage_look_closer(cm_storage *storage)
+{
+    if (cm_storage_check_there(storage) < 0) {
+        return -1;
     }
     return storage->may_spill ? touch(storage) : 0;
 }

@@ -282,6 +282,9 @@ int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
 void cm_storage_inherit(cm_storage *storage);
 /* The rest of cm_storage_check_open(), called if one of its flags is set. */
 int cm_storage_look_closer(cm_storage *storage);
+/* Check what cm_storage_check_open() does, but do not wake memory that was spilled, and
+ * do not note a use. */
+int cm_storage_check_there(cm_storage *storage);
 
 /* Check that the memory can be used, and wake it if it was spilled. Returns 0, or -1
  * with an exception: ValueError "… is closed", BufferError if the owner of foreign

@@ -18,6 +18,7 @@
 enum attribute {
     AT_ptr,
     AT_device_ptr,
+    AT__address,
     AT_nbytes,
     AT_size,
     AT_shape,
@@ -27,6 +28,14 @@ enum attribute {
     AT_device,
     AT_closed,
 };
+
+static PyObject *
+address_of(const cm_buffer *self, bool on_device)
+{
+    return on_device || cm_kind_is_on_device(cm_buffer_kind(self))
+               ? PyLong_FromUnsignedLongLong(cm_buffer_address(self))
+               : PyLong_FromVoidPtr(cm_buffer_host(self));
+}
 
 static PyObject *
 get(PyObject *object, void *attribute)
@@ -40,10 +49,9 @@ get(PyObject *object, void *attribute)
             return NULL;
         }
         self->storage->address_was_read = true;
-        return (uintptr_t)attribute == AT_ptr
-                       && !cm_kind_is_on_device(cm_buffer_kind(self))
-                   ? PyLong_FromVoidPtr(cm_buffer_host(self))
-                   : PyLong_FromUnsignedLongLong(cm_buffer_address(self));
+        return address_of(self, (uintptr_t)attribute == AT_device_ptr);
+    case AT__address:
+        return cm_buffer_check_there(self) < 0 ? NULL : address_of(self, false);
     case AT_nbytes:
         return PyLong_FromUnsignedLongLong(cm_buffer_nbytes(self));
     case AT_size:
@@ -83,6 +91,7 @@ get(PyObject *object, void *attribute)
 
 static PyGetSetDef buffer_getters[] = {
     ATTRIBUTE(Buffer, ptr),
+    ATTRIBUTE(Buffer, _address),
     ATTRIBUTE(Buffer, nbytes),
     ATTRIBUTE(Buffer, shape),
     ATTRIBUTE(Buffer, strides),

@@ -291,7 +291,7 @@ class Holders:
                 while buf is not None and isinstance(buf.base, _core.Buffer):
                     buf = buf.base
                 if buf is not None and buf.nbytes:
-                    place = buf.kind, buf.ptr
+                    place = buf.kind, buf._address
                     self.found.setdefault(place, (buf, []))[1].append(name)
 
     def at(self, address: int) -> str:

@@ -104,7 +104,7 @@ def buffer(buf: _core.Buffer, is_emulated: bool) -> str:
 def _address(buf: _core.Buffer) -> Raw | str:
     """Return the address, or why nobody may have it now, as in a region that sleeps."""
     try:
-        return Raw(f"<code>0x{buf.ptr:x}</code>")
+        return Raw(f"<code>0x{buf._address:x}</code>")
     except RuntimeError as error:
         return str(error)
 
