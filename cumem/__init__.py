@@ -55,11 +55,19 @@ def _homes(face: str = "cumem") -> dict[str, str]:
 def _load(module: str) -> ModuleType:
     """Load a module of the package, and put its public names where users find them.
 
-    The extension calls this as well, to load the functions that it calls.
+    The extension calls this as well, to load the functions that it calls. Raises
+    RuntimeError in a signal handler or a finalizer that interrupts this thread while it
+    loads the module, because half of a module cannot be used.
     """
     if module != "base.displays":
         _load("base.displays").load_with(_load_display)
     loaded = import_module(f"cumem.{module}")
+    if getattr(loaded.__spec__, "_initializing", False):
+        raise RuntimeError(
+            f"this thread is still loading cumem.{module}, which the signal handler or "
+            "finalizer that needs it now has interrupted: let the handler set a flag and "
+            "do its work afterwards, or make the same call once before"
+        )
     for face in _STUBS:
         for name, home in _homes(face).items():
             if home == module:

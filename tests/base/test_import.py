@@ -93,6 +93,39 @@ def test_modules_of_the_package_are_loaded_at_first_use() -> None:
     )
 
 
+def test_signal_handler_while_a_module_is_loaded_is_told_so() -> None:
+    """Half of a module cannot be used, and the call that was interrupted goes on."""
+    run(
+        """
+        import signal, sys
+        import cumem
+
+        class Interrupter:
+            def find_spec(self, name, path=None, target=None):
+                if name == "cumem.pools.limits" and not told:
+                    signal.raise_signal(signal.SIGUSR1)
+
+        def handle(*_):
+            for use in lambda: cumem.Pool("pinned"), lambda: cumem.trim():
+                try:
+                    use()
+                except RuntimeError as error:
+                    told.append(str(error))
+            told.append(cumem.units.parse_nbytes("1 KiB"))  # of a module that is not loading
+
+        told = []
+        signal.signal(signal.SIGUSR1, handle)
+        sys.meta_path.insert(0, Interrupter())
+        cumem.Pool("pinned").close()
+        first, second, nbytes = told
+        assert "still loading cumem.pools.pool" in first, told
+        assert first == second and nbytes == 1024, told
+        cumem.trim()
+        """,
+        CUMEM_BACKEND="emulated",
+    )
+
+
 def test_classes_of_answers_are_found_in_types_whoever_loaded_their_module() -> None:
     run(
         """
