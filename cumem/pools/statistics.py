@@ -423,7 +423,7 @@ class Measure:
 
     @property
     def result(self) -> Measurement:
-        """The measurement; reading it before the block has ended is a RuntimeError."""
+        """The measurement. Reading it before the block has ended raises RuntimeError."""
         if self._result is None:
             raise RuntimeError("the block is not over yet")
         return self._result
