@@ -97,6 +97,7 @@ def describe_spill(
     busy: int,
     small: int,
     is_capturing: int,
+    is_contended: int,
     failure: Exception | None,
 ) -> str:
     """Say what a pool with ``spill="pinned"`` has put into pinned memory, and what not.
@@ -117,6 +118,11 @@ def describe_spill(
         text += f" (not those that are {', '.join(found)})"
     if is_capturing:
         text += " (nothing moves while a stream is being captured)"
+    if is_contended:
+        text += (
+            " (others used them again each time: call keep() for buffers that are always "
+            "in use, or use the pool in fewer threads at once)"
+        )
     if failure is not None:
         text += f" ({str(failure).splitlines()[0]})"
     return text

@@ -16,6 +16,7 @@ import pytest
 from support import forks, session, testing, values
 
 import cumem
+from cumem.interchange import foreign_stream
 
 # These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
@@ -571,6 +572,38 @@ def test_threads_allocate_and_use_at_once(runtime) -> None:
     assert errors == []
     check_filled(shared)
     assert pool.stats().spill_count > 0
+
+
+def test_request_gives_up_if_others_wake_what_it_spills(emulated, monkeypatch) -> None:
+    """Somebody uses the only buffer that can spill each time that it has spilled.
+
+    An allocation asks libraries whether they capture, after a spill too. So this happens in
+    the thread of the request, and no other has to win a race.
+    """
+    pool = make_pool()
+    kept = pool.allocate(12 * MIB)
+    kept.keep()
+    wanted = pool.allocate(16 * MIB)
+    wanted.fill(1)
+    is_within = False
+
+    def use() -> bool:
+        nonlocal is_within
+        if not is_within:
+            is_within = True
+            with contextlib.suppress(RuntimeError):  # it moves just now
+                wanted.item(0)
+            is_within = False
+        return False
+
+    monkeypatch.setattr(foreign_stream, "is_captured", use)
+    text = refuse(pool)
+    assert pool.stats().spill_count > 16
+    assert "others used them again" in text
+    assert "keep()" in text
+    monkeypatch.undo()
+    assert (values.get(wanted) == 1).all()
+    assert kept.nbytes == 12 * MIB
 
 
 # -- failures --------------------------------------------------------------------------

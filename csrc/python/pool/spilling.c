@@ -47,6 +47,9 @@
  *   - A signal handler or a callback may run during a move and use a buffer that moves.
  *     It is told so by an error, since waiting would never end.
  *   - Nothing moves while a stream that is known is being captured.
+ *   - A request and the users of what it spills could take the memory from each other
+ * for ever. A request that has spilled CONTENDED_TIMES as much as lives in the pool
+ * gives up. Without others it would have spilled each buffer once.
  *   - If a copy or a call fails, the buffers that it was for are as they were. */
 #include "python/pool/spilling.h"
 
@@ -59,6 +62,9 @@
 #include "python/pool/handover.h"
 #include "python/pool/limits.h"
 #include "runtime/stream.h"
+
+/* How often a request may spill as much as lives in the pool. */
+enum { CONTENDED_TIMES = 16 };
 
 /* A storage that moves. */
 typedef struct mover {
@@ -443,11 +449,25 @@ spill_some(spill_move *self, uint64_t nbytes, cm_status shortage,
     return is_raised ? -1 : result;
 }
 
+/* Find out whether a request has spilled so much that others must have used it again.
+ */
+static bool
+is_contended(cm_pool *pool, const cm_spill_report *report)
+{
+    cm_pool_counters counters;
+    cm_pool_read(pool, &counters);
+    return report->spilled_nbytes / CONTENDED_TIMES > counters.live_nbytes;
+}
+
 /* Spill for the thread that has the turn. */
 static int
 spill_in_turn(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_status shortage,
               cm_spill_report *report)
 {
+    report->is_contended = is_contended(pool, report);
+    if (report->is_contended) {
+        return 0;
+    }
     spill_move self = {.state = state, .pool = pool};
     self.engine = cm_state_engine(state, cm_pool_get_config(pool)->device);
     int result = -1;
@@ -472,9 +492,11 @@ cm_spill(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_status shortage,
     if (take_turn(pool, &waited) < 0) {
         return -1;
     }
-    /* If another thread had the turn, there may be memory now. */
+    /* If another thread had the turn, there may be memory now. If there is none, this
+     * thread spills the next time, however long it waits for the turn. */
+    report->has_waited = waited && !report->has_waited;
     int result = 1;
-    if (!waited) {
+    if (!report->has_waited) {
         result = spill_in_turn(state, pool, nbytes, shortage, report);
     }
     cm_pool_give_spill_turn(pool);
@@ -502,13 +524,14 @@ cm_spill_describe(cm_state *state, const cm_spill_report *report)
         "pools.out_of_memory", "describe_spill",
         failure == NULL
             ? NULL
-            : Py_BuildValue("(KKKKKKiN)", (unsigned long long)report->spilled_count,
+            : Py_BuildValue("(KKKKKKiiN)", (unsigned long long)report->spilled_count,
                             (unsigned long long)report->spilled_nbytes,
                             (unsigned long long)report->gone_count,
                             (unsigned long long)report->kept_count,
                             (unsigned long long)report->busy_count,
                             (unsigned long long)report->small_count,
-                            (int)report->is_capturing, failure));
+                            (int)report->is_capturing, (int)report->is_contended,
+                            failure));
 }
 
 /* -- waking ---------------------------------------------------------------------------------- */

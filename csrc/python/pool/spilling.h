@@ -16,6 +16,8 @@ typedef struct cm_spill_report {
     uint64_t busy_count;  /* a call, a transfer or an export is under way */
     uint64_t small_count; /* without a whole chunk */
     bool is_capturing;    /* a stream is being captured, so nothing may sleep now */
+    bool is_contended;    /* others wake buffers as fast as this request spills them */
+    bool has_waited;      /* the last attempt waited for the turn and spilled nothing */
     cm_status failure;    /* the first of the last attempt; or a success */
 } cm_spill_report;
 
