@@ -93,6 +93,7 @@ void
 cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from)
 {
     cm_integers_read(from, self->count, self->given);
+    self->bound = 0;
 }
 
 /* -- checking ----------------------------------------------------------------------- */
