@@ -38,6 +38,8 @@ SHAPES = [
     (4096, 65536),
     (65536, 64),
     (65536, 4096),
+    (600, 16384),  # the blocks of a few requests of a key-value cache
+    (48000, 4096),  # those of a whole cache
 ]
 MOST_SECONDS = 0.1  # for the repetitions of one case
 LIBRARIES = ("cumem", "loop", "batch", "torch", "cupy")
