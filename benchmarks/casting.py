@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure copies that convert on the way against copying and converting before or after.
+"""Compare copies that convert the dtype on the way with converting before or after.
 
     python benchmarks/casting.py --json benchmarks/results/casting-h200.json
     python benchmarks/casting.py --arrays  # array(x, dtype) beside array(x.astype(dtype))
     python benchmarks/casting.py --arrays --only complex64 --elements 32,8192,4194304
 
-Large arrays are copied from the host to the device and back, with another dtype on each
-side, and each case is verified bit by bit. In the same run three other ways are measured: a
-copy of the wider dtype that the device converts afterwards (with torch or CuPy, whichever
-is installed), NumPy's astype before the copy, and the bare copy of the bytes that cross the
-link. It also runs on the emulated device, and then says that the figures are not a GPU's.
+Large arrays, whose dtypes differ between the two sides, are copied from the host to the
+device and back, and each case is compared bit by bit. The same run measures three other
+ways: the side that receives the copy converts it afterwards (on the device by PyTorch or
+CuPy, whichever is installed); the side that sends it converts it before; and a copy of as
+many bytes as cumem sends over the link, without any conversion. The script also runs on the
+emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from cumem.units import format_nbytes
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run, times_of
 
-#: (dtype of the host, dtype of the device); goals are set for the first pair
+#: (dtype on the host, dtype on the device). The first pair is the one that has to be fast.
 PAIRS = [
     ("float64", "float32"),
     ("float32", "float16"),
@@ -43,10 +44,10 @@ PAIRS = [
     ("uint8", "float32"),
     ("int16", "float32"),
 ]
-#: The bytes of the end that has the wider dtype.
+#: The bytes of an array, counted on the side whose dtype is wider.
 SIZES = [32 << 20, 1 << 30]
-MOST_SECONDS = 0.5  # for the repetitions of one case
-PATTERN = 1 << 20  # elements, which repeat
+MOST_SECONDS = 0.5  # how long one way is repeated
+PATTERN = 1 << 20  # how many elements differ; larger arrays repeat them
 WAYS = ("cumem", "after", "before", "link")
 
 
@@ -60,13 +61,13 @@ class Case:
         The dtypes of the two ends. The source is on the host if `direction` is ``"up"``,
         and on the device if it is ``"down"``.
     key : str
-        ``"numpy"`` or ``"pinned"``: the memory of the host's end.
+        The host memory that is copied, ``"numpy"`` or ``"pinned"``.
     direction : str
         ``"up"`` (host to device) or ``"down"``.
     nbytes : int
-        The size of the end whose dtype is the wider one.
+        The size of the array on the side whose dtype is wider.
     route : str
-        How cumem moved it.
+        The route by which cumem moved it, as `cumem.explain` names it.
     seconds : dict
         The best time of each way: ``"cumem"`` converts as it copies; ``"after"`` copies
         the source and has the target's side convert it (the device up, NumPy down);
@@ -75,7 +76,7 @@ class Case:
     spread : dict
         The median time divided by the best one, for each way.
     by : dict
-        Who converts, by way.
+        The library that converts, for each way.
     """
 
     source: str
@@ -113,7 +114,7 @@ class Bench:
                 self.peer = self.peer or name
 
     def cases(self) -> Iterator[Case]:
-        """Go through every pair, memory, direction and size."""
+        """Measure every size, kind of host memory, pair of dtypes and direction."""
         for nbytes in self.sizes:
             for key in ("numpy", "pinned"):
                 for host, device in PAIRS:
@@ -148,7 +149,7 @@ class Bench:
         ways = self.ways(case, made, given, rule)
         calls = {way: make() for way, make in ways.items()}
         times: dict[str, list[float]] = {way: [] for way in ways}
-        for way in [*ways, *ways]:  # twice in turn: the machine is not the same always
+        for way in [*ways, *ways]:  # twice, so that drift affects all alike
             zero: Any = 0 if isinstance(made, cumem.Buffer) else target.type(0)
             made.fill(zero)
             times[way] += times_of(calls[way], self.seconds / 2)
@@ -162,9 +163,9 @@ class Bench:
     def ways(
         self, case: Case, made: Any, given: Any, rule: Any
     ) -> dict[str, Callable[[], Call]]:
-        """Return, for each way, a function that makes the call to time.
+        """Return, for each way, a function that prepares the call to time.
 
-        The call returns when all bytes are there.
+        That call returns only when all bytes have arrived.
         """
         up = case.direction == "up"
         count, to = len(made), made.dtype
@@ -254,12 +255,12 @@ def line(case: Case) -> str:
     return "  ".join(cells)
 
 
-#: Dtypes that `array(x, dtype)` is tried from and to, beyond those of the copy threads.
+#: Dtypes that the copy threads cannot convert, which ``--arrays`` measures as well.
 OTHERS = (">f4", ">i2", "float8_e4m3fn")
 
 
 def arrays_options(arguments: list[str]) -> argparse.Namespace:
-    """Read what ``--arrays`` measures; by default every pair of dtypes and every kind."""
+    """Parse the options of ``--arrays``, which by default measures all pairs and kinds."""
     parser = argparse.ArgumentParser(
         prog="casting.py --arrays", description=(show_arrays.__doc__ or "").strip()
     )
@@ -267,31 +268,31 @@ def arrays_options(arguments: list[str]) -> argparse.Namespace:
         "--only",
         default="",
         metavar="DTYPES",
-        help="pairs with one of these dtypes, as complex64,>f4; two of them joined by a "
-        "colon are a pair, as float32:complex64",
+        help="measure only pairs with one of these dtypes (complex64,>f4), or only a pair "
+        "that is joined by a colon (float32:complex64)",
     )
     parser.add_argument(
         "--kinds", default="pinned,managed,device", help="of the target"
     )
     parser.add_argument(
-        "--elements", default=str(1 << 22), help="lengths of arrays, as 32,4096"
+        "--elements", default=str(1 << 22), help="lengths of arrays, such as 32,4096"
     )
     parser.add_argument(
-        "--rounds", type=int, default=3, help="of which the best counts"
+        "--rounds", type=int, default=3, help="calls of each, of which the best counts"
     )
     parser.add_argument(
         "--cpu",
         action="store_true",
-        help="processor time of all threads: tells something where others load the machine",
+        help="count the processor time of all threads, for a machine that others load",
     )
     parser.add_argument(
-        "--above", type=float, default=0.0, help="print only what is slower than this"
+        "--above", type=float, default=0.0, help="print only ratios above this"
     )
     return parser.parse_args(arguments)
 
 
 def is_wanted(only: str, source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether `only`, from the command line, names the pair or a dtype of it."""
+    """Return whether `only`, the option's text, names this pair or one of its dtypes."""
     for word in filter(None, only.split(",")):
         dtypes = [dtype_of(name) for name in word.split(":")]
         if dtypes == [source, target] or (
@@ -310,7 +311,8 @@ def ratio_to_hand(
 ) -> tuple[float, float]:
     """Return the seconds of `array(x, dtype)`, and their ratio to converting by hand."""
     ours, by_hand = [], []
-    with warnings.catch_warnings():  # once: it takes as long as a short conversion
+    # This is outside of the loop, because it takes as long as a short conversion.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(rounds):
             begin = clock()
@@ -325,9 +327,9 @@ def ratio_to_hand(
 def show_arrays(arguments: list[str]) -> None:
     """Compare `array(x, dtype)` with ``array(x.astype(dtype))`` for every pair of dtypes.
 
-    The ratio is of the best times of both, which take turns; above 1 the call with a
-    dtype is slower. The pairs are printed in order, with those first for which this call
-    does not pay.
+    The two calls alternate, and the ratio is the best time of the first divided by that of
+    the second. The pairs with the largest ratios, whose call with a dtype is slower than
+    converting by hand, are printed first.
     """
     options = arrays_options(arguments)
     names = (*NUMBERS, *OTHERS)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure CuPy on its own pools and on cumem's.
+"""Compare CuPy with its own pools to CuPy with cumem's pools. It needs a GPU.
 
     python benchmarks/cupy_pool.py --json benchmarks/results/cupy-pool-h200.json
 
-A workload of transforms, elementwise work with temporaries, reductions, sorts, products and
-copies both ways, of several sizes and on several streams, is done with CuPy's own pool,
-with its asynchronous pool, which is set to keep its memory, and with cumem's. They take
-turns, and their results must be the same. Then the cost of one array is measured: the
-time of ``cupy.empty()`` and its drop, and of ``cupyx.empty_pinned()``. It needs a GPU.
-Parts that CuPy cannot compute there because it has no compiler are left out and named.
+The workload consists of Fourier transforms, elementwise work with temporaries, reductions,
+sorts, matrix products and copies both ways, of several sizes and on several streams. It
+runs with CuPy's default pool, with CuPy's asynchronous pool, which is told to keep its
+memory, and with cumem's pools. The three alternate, and their results must be equal.
+
+Then the script measures what one array costs, as the time of ``cupy.empty()`` or
+``cupyx.empty_pinned()`` together with the array's deletion. Parts of the workload that CuPy
+cannot compile on the machine are left out, and the output names them.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ import cupyx
 from cumem.integrations import cupy as served
 
 Part = Callable[[Any], Any]
-SHAPES = 6  # CuPy keeps 16 plans of transforms, and each shape has two
+SHAPES = 6  # each needs two plans of transforms, and CuPy keeps 16 plans
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Size:
     columns: int = 1 << 14  # at most
     streams: int = 3
     rounds: int = 7
-    repeats: int = 9  # of what one array costs
+    repeats: int = 9  # measurements of what one array costs
     loops: int = 20_000
 
 
@@ -64,23 +66,23 @@ LITTLE = Size(4, 16, 1 << 8, 2, 2, 2, 200)
 
 @dataclass
 class Case:
-    """One way to do the workload, or the cost of one array in this way.
+    """The workload, or the allocation of one array, with one of the pools.
 
     Parameters
     ----------
     key : str
-        ``"workload"``, or what is allocated.
+        ``"workload"``, or the call that allocates an array.
     way : str
-        The owner of the pool.
+        The name of the pool.
     seconds : list of float
-        The time of each round, or of one allocation and its drop.
+        The time of each round, or of one allocation with its deletion.
     reserved_nbytes, pinned_nbytes : int
-        The most device memory, and page-locked memory, that the pool held; 0 if it does not
-        say that.
+        The most device memory, and the most page-locked memory, that the pool reserved; 0
+        if the pool does not tell.
     against_cupy : float
-        The median divided by that of CuPy's own pool.
+        The median time divided by that of CuPy's default pool.
     difference : float
-        The largest difference between its results and those of CuPy's own pool.
+        The largest difference of a result from that of CuPy's default pool.
     """
 
     key: str
@@ -123,7 +125,7 @@ class Own:
             )
 
     def reserved(self) -> int:
-        return int(self.pool.total_bytes())  # it gives nothing back by itself
+        return int(self.pool.total_bytes())  # the peak, as the pool never shrinks
 
     def pinned_reserved(self) -> int:
         return 0
@@ -138,7 +140,7 @@ class Asynchronous(Own):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # "experimental"
             pool = cupy.cuda.MemoryAsyncPool()
-        pool.set_limit(1 << 40)  # what it keeps, not what it may have
+        pool.set_limit(1 << 40)  # limits what it keeps, not what it may allocate
         return pool
 
 
@@ -170,7 +172,7 @@ class Served:
 
 
 def transform(x: Any) -> Any:
-    """A band-pass along each row."""
+    """Apply a band-pass filter to each row."""
     spectrum = cupy.fft.rfft(x, axis=1)
     spectrum[:, : spectrum.shape[1] // 8] = 0
     spectrum[:, -spectrum.shape[1] // 8 :] = 0
@@ -178,25 +180,25 @@ def transform(x: Any) -> Any:
 
 
 def chain(x: Any) -> Any:
-    """Compute element by element, with a new array for each step."""
+    """Do elementwise arithmetic, which allocates an array for each operation."""
     y = cupy.tanh(x * 1.5 + 0.25)
     z = cupy.sqrt(y * y + 1.0) - cupy.abs(x)
     return cupy.where(z > 0, z * y, z - y) * 0.5
 
 
 def reduce(x: Any) -> Any:
-    """Scale rows to a mean of zero and a spread of one."""
+    """Scale rows to a mean of zero and a standard deviation of one."""
     spread = x.std(axis=1, keepdims=True) + 1e-6
     return (x - x.mean(axis=1, keepdims=True)) / spread + x.max() * 1e-3
 
 
 def order(x: Any) -> Any:
-    """Sort rows, and find where their elements came from."""
+    """Sort rows, and compute the indices that would sort them."""
     return cupy.sort(x, axis=1) + cupy.argsort(x, axis=1).astype("f4") * 1e-6
 
 
 def product(x: Any) -> Any:
-    """A product of columns, and back."""
+    """Multiply rows with each other, and the result with the rows."""
     few = x[:, :256]
     return cupy.matmul(cupy.matmul(few, few.T), x) * 1e-3
 
@@ -211,7 +213,7 @@ PARTS: dict[str, Part] = {
 
 
 class Workload:
-    """The workload, which is the same each time."""
+    """The workload, which does the same work in every run."""
 
     def __init__(self, size: Size) -> None:
         random = np.random.default_rng(0)
@@ -233,7 +235,7 @@ class Workload:
         self.parts = dict(PARTS)
 
     def leave_out_what_fails(self) -> dict[str, str]:
-        """Leave out parts that CuPy cannot do here, perhaps without a compiler; say why."""
+        """Remove parts that CuPy cannot run here, and return the error of each."""
         left_out = {}
         for name, part in list(self.parts.items()):
             try:
@@ -245,7 +247,7 @@ class Workload:
         return left_out
 
     def step(self, source: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Do one step on the current stream, whose end makes the result ready."""
+        """Queue one step on the current stream, and return the array it will write."""
         x = cupy.asarray(source)
         for part in self.parts.values():
             x = part(x)
@@ -265,13 +267,13 @@ class Workload:
 
 
 def forget_plans() -> None:
-    """Drop the plans of transforms, which keep memory of the pool that made them."""
+    """Empty CuPy's cache of transform plans, which hold memory of the pool in use."""
     cupy.fft.config.get_plan_cache().clear()
     gc.collect()
 
 
 def compare(found: list[Any], wanted: list[Any]) -> float:
-    """Return the largest difference. It is an error if no order of sums explains it."""
+    """Return the largest difference, and raise if rounding cannot explain it."""
     largest = 0.0
     for result, other in zip(found, wanted, strict=True):
         if not np.allclose(result, other, rtol=1e-3, atol=1e-3):
@@ -281,7 +283,7 @@ def compare(found: list[Any], wanted: list[Any]) -> float:
 
 
 def workloads(size: Size, ways: list[Any], run: Run) -> Iterator[Case]:
-    """Measure all ways in turns, each after a round that does not count."""
+    """Measure the workload with all pools, which alternate; the first round is untimed."""
     workload = Workload(size)
     run.note(1, left_out=workload.leave_out_what_fails())
     cases = {way.name: Case("workload", way.name) for way in ways}
@@ -309,7 +311,7 @@ def workloads(size: Size, ways: list[Any], run: Run) -> Iterator[Case]:
 
 
 def costs(size: Size, ways: list[Any]) -> Iterator[Case]:
-    """Measure what one round of a loop costs, as the median of turns."""
+    """Measure what one allocation in a loop costs with each pool."""
     own, wrapped = cupy.cuda.Stream(non_blocking=True), cumem.Stream()
     streams = {
         "": cupy.cuda.Stream.null,
@@ -337,7 +339,7 @@ def costs(size: Size, ways: list[Any]) -> Iterator[Case]:
 
 
 def compared(cases: Any) -> Iterator[Case]:
-    """Compare each way with the first, CuPy's own pool."""
+    """Fill in the ratio of each case to the first pool, which is CuPy's default."""
     first = None
     for case in cases:
         first = first or case.median()

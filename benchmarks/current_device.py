@@ -3,11 +3,14 @@
 
     python benchmarks/current_device.py --json benchmarks/results/current-device-h200.json
 
-Where several devices are visible and cumem's current device was not chosen, each call that
-names no device asks the driver for CUDA's current one. The same pool hit is measured with a
-device that was chosen for the thread, for a block, or in the call. The floor is
-`numpy.empty` in the same run. Run it again with CUDA_VISIBLE_DEVICES=0, where nothing is
-asked. It also runs on emulated devices (CUMEM_EMULATED_DEVICES=4), and then says so.
+If several devices are visible and the program has not chosen one, each allocation without
+`device=` asks the driver which device is current. The script measures this allocation from
+a warm pool, and the same with a device that was chosen for the thread, for a ``with``
+block, or in the call. `numpy.empty` is measured beside them.
+
+Run it a second time with CUDA_VISIBLE_DEVICES=0: with one visible device cumem asks
+nothing. The script also runs on emulated devices (CUMEM_EMULATED_DEVICES=4), and its output
+then says so.
 """
 
 from __future__ import annotations
@@ -26,24 +29,24 @@ import cumem
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
-CALLS = 20_000  # in a row: one alone is too short for the clock
+CALLS = 20_000  # timed together, because one call is too short for the clock
 
 
 @dataclass
 class Case:
-    """One way to say which device.
+    """The time of an allocation, with one way to choose the device.
 
     Parameters
     ----------
     key : str
-        ``"cuda"`` (nobody has said), ``"thread"``, ``"block"``, ``"argument"``, or
-        ``"numpy"`` for the floor.
+        Where the device was chosen: ``"thread"``, ``"block"``, ``"argument"``, or
+        ``"cuda"`` if it was not. ``"numpy"`` is `numpy.empty`.
     kind : str
-        The kind of memory; ``""`` for NumPy's.
+        The kind of memory, or ``""`` for NumPy's.
     ns : float
-        Median time of an allocation and its free.
+        The median time of an allocation with its free.
     best_ns : float
-        Least time.
+        The shortest time.
     """
 
     key: str
@@ -53,7 +56,7 @@ class Case:
 
 
 def measure(case: Case, make: Callable[[], object], rounds: int) -> Case:
-    """Fill in the times of `make`."""
+    """Time `make`, and fill in the case."""
     times = []
     for _ in range(rounds + 1):
         begin = time.perf_counter_ns()

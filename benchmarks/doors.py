@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure short calls that take arrays of other libraries: 256-byte copies, asbuffer.
+"""Measure short calls that take arrays of other libraries, such as copies and `asbuffer`.
 
     python benchmarks/doors.py --json benchmarks/results/doors-h200.json
 
-It copies between every pair of a buffer of the GPU, a NumPy array, and PyTorch's tensors on
-the CPU and the GPU, and verifies each copy. In the same run it measures PyTorch's copy_ and
-synchronize between the same places, how long `asbuffer` takes for an object of another
-library, and how long another library takes for a buffer. It also runs on the emulated
-device, and then says that the figures are not a GPU's.
+The script copies 256 bytes from each of these to each other: a device buffer, a NumPy
+array, PyTorch tensors on the CPU and on the GPU, and a CuPy array. It compares the bytes of
+each copy. In the same run it measures `copy_` and `synchronize` of PyTorch between the same
+places, how long `asbuffer` takes to accept an object of another library, and how long other
+libraries take to accept a buffer. The script also runs on the emulated device, and then
+says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run
 
 NBYTES = 256
-CALLS = 200  # between two looks at the clock
+CALLS = 200  # timed together, because one call is too short for the clock
 ROUNDS = 40
 LIBRARIES = ("torch", "cupy", "tvm_ffi")
 
@@ -42,14 +43,14 @@ class Case:
     Parameters
     ----------
     what : str
-        ``"copy"``; ``"in"``: `asbuffer`; ``"out"``: the function of another library.
+        ``"copy"``, ``"in"`` for `asbuffer`, or ``"out"`` for a function of another library
+        that accepts a buffer.
     target, source : str
-        The ends: ``"buffer"`` (of the device), ``"ndarray"``, ``"cpu tensor"``, ``"cuda
-        tensor"``, ``"cupy"``. Of ``"in"`` and ``"out"`` the target is the function that
-        is called, and the source the object that it is given.
+        The two ends of a copy: ``"buffer"`` (in device memory), ``"ndarray"``, ``"cpu
+        tensor"``, ``"cuda tensor"`` or ``"cupy"``. For ``"in"`` and ``"out"`` the target
+        is the function that is called, and the source is its argument.
     seconds : dict
-        The best time of a call by library, where a time is the mean of 200 calls in a
-        row.
+        The best time of a call for each library. Each time is the mean of 200 calls.
     spread : dict
         The median time divided by the best one, for each library.
     """
@@ -62,7 +63,7 @@ class Case:
 
 
 def times_of(calls: dict[str, Call], rounds: int, count: int) -> dict[str, list[float]]:
-    """Return the seconds of a call, by name: means over `count` calls, in turns."""
+    """Return for each name the seconds of its call in every round; the calls alternate."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -104,7 +105,7 @@ class Bench:
     # -- copies --------------------------------------------------------------------------
 
     def ends(self) -> dict[str, Callable[[Any], Any]]:
-        """Return, by name, functions that make an end of a copy from values."""
+        """Return for each kind of array the function that makes one from values."""
         found: dict[str, Callable[[Any], Any]] = {
             "buffer": lambda values: cumem.array(values, kind="device"),
             "ndarray": np.array,
@@ -123,7 +124,7 @@ class Bench:
         return cumem.array(end, kind="pinned").numpy().copy()
 
     def peer(self, name: str, values: Any) -> Any:
-        """Return PyTorch's tensor at the same place, or None if there is none."""
+        """Return a tensor in the same memory (CPU or GPU), or None if PyTorch has none."""
         if self.torch is None or (
             name not in ("ndarray", "cpu tensor") and not self.has_cuda
         ):

@@ -3,10 +3,11 @@
 
     python benchmarks/driver_calls.py --json benchmarks/results/driver-calls-h200.json
 
-It needs a GPU, some seconds, and at most 2 GiB of the device and 1 GiB of the host. Each
-call is made through ctypes and timed alone, less the time of a function that does nothing.
-The page-locked memory that cumem makes (huge pages that threads touch before they are
-registered) is compared with the driver's own.
+The script needs a GPU and a few seconds, and takes at most 2 GiB of device memory and 1 GiB
+of host memory. It makes each call through ctypes and times it by itself. From this time it
+subtracts that of a C function that does nothing. It also compares the driver's own
+page-locked memory with the way in which cumem makes it, where several threads touch huge
+pages before the driver registers them.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ GIB = 1 << 30
 CHUNKS = (2 * MIB, 32 * MIB, 256 * MIB)
 RANGE = 1 << 40
 HUGE = 2 * MIB
-MAPPED, MOVED = 1024, 64  # granules in all, and those moved by one call
-SLICE = 8 * MIB  # a thread populates so much at once
+MAPPED, MOVED = 1024, 64  # how many granules are mapped, and how many one call takes
+SLICE = 8 * MIB  # how much memory a thread populates at once
 THREADS = (1, 4, 16)
 MADV_HUGEPAGE, MADV_POPULATE_WRITE = 14, 23
 PORTABLE_AND_MAPPED = 3
@@ -49,7 +50,7 @@ class Location(ctypes.Structure):
 
 
 class Wanted(ctypes.Structure):
-    """CUmemAllocationProp: pinned memory of one device."""
+    """The driver's struct CUmemAllocationProp, for memory that resides on one device."""
 
     _fields_ = (
         ("type", c_int),
@@ -61,15 +62,15 @@ class Wanted(ctypes.Structure):
 
 
 class Access(ctypes.Structure):
-    """CUmemAccessDesc."""
+    """The driver's struct CUmemAccessDesc."""
 
     _fields_ = (("location", Location), ("flags", c_int))
 
 
 class Driver:
-    """The driver's functions, each a call that raises unless it answers 0."""
+    """The driver's functions, by ctypes. A call raises unless the function returns 0."""
 
-    #: by name: the types of the arguments
+    #: The types of each function's arguments.
     SIGNATURES: dict[str, tuple[Any, ...]] = {  # noqa: RUF012
         "cuInit": (c_uint,),
         "cuDriverGetVersion": (c_void_p,),
@@ -120,17 +121,17 @@ class Driver:
 
 
 class Times:
-    """The nanoseconds of each call, by what was called and on how many bytes."""
+    """The times of all calls, by the name of the function and the number of bytes."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.found: dict[tuple[str, int | None], list[int]] = defaultdict(list)
-        #: by function: what timing it takes when it does nothing
+        #: For each function, the times of a C function that does nothing, called alike.
         self.idle: dict[str, list[int]] = defaultdict(list)
         libc = ctypes.CDLL(None)
         self.nothing: dict[str, Any] = {}
         for name, types in driver.SIGNATURES.items():
-            self.nothing[name] = libc["abs"]  # looks at its first argument only
+            self.nothing[name] = libc["abs"]  # it ignores all arguments but the first
             self.nothing[name].argtypes = types
 
     def call(
@@ -141,10 +142,10 @@ class Times:
         busy: bool = False,
         note: str = "",
     ) -> None:
-        """Make one call of the driver.
+        """Make and time one call of the driver.
 
-        With `busy`, "not ready" is not an error. `note` says what is special about the
-        call.
+        With `busy`, the answer "not ready" is not an error. `note` is added to the name in
+        the results, for a call that is made in some special way.
         """
         function, nothing = self.driver.functions[name], self.nothing[name]
         start = perf_counter_ns()
@@ -160,13 +161,13 @@ class Times:
 
     @contextmanager
     def timed(self, what: str, nbytes: int) -> Iterator[None]:
-        """Time what the block does."""
+        """Time the ``with`` block."""
         start = perf_counter_ns()
         yield
         self.found[what, nbytes].append(perf_counter_ns() - start)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return medians and quartiles in microseconds, without the cost of timing."""
+        """Return medians and quartiles in microseconds, minus the cost of ctypes."""
         rows = []
         for (what, nbytes), times in self.found.items():
             idle = statistics.median(self.idle.get(what.split()[0], [0]))
@@ -189,7 +190,7 @@ class Times:
 
 
 def measure_chunks(driver: Driver, times: Times) -> None:
-    """Make, map, unmap and free device memory, in parts and in one call."""
+    """Time how device memory is made, mapped, unmapped and freed, in parts and whole."""
     start = c_uint64()
     for _ in range(10):
         times.call("cuMemAddressReserve", byref(start), RANGE, 0, 0, 0, nbytes=RANGE)
@@ -215,10 +216,10 @@ def measure_chunks(driver: Driver, times: Times) -> None:
 
 
 def measure_moves(driver: Driver, times: Times) -> None:
-    """Move granules of device memory while many are mapped.
+    """Time how granules of device memory are moved while many others are mapped.
 
-    They are moved singly and side by side, and mapped at a second address, as a mapping
-    that is kept would be.
+    Some calls are about one granule, and some about a run of neighbours. One granule is
+    also mapped at a second address while it keeps its first mapping.
     """
     nbytes, run = HUGE, MOVED * HUGE
     start = c_uint64()
@@ -235,7 +236,8 @@ def measure_moves(driver: Driver, times: Times) -> None:
             "cuMemSetAccess", at, run, byref(access), 1, nbytes=run, note="side by side"
         )
     many = f"{MAPPED} mapped"
-    for i, handle in enumerate(handles[: MAPPED // 2]):  # one by one, there and back
+    # Each granule is mapped at a second address, then unmapped and mapped at its first.
+    for i, handle in enumerate(handles[: MAPPED // 2]):
         here, there = old + i * nbytes, new + i * nbytes
         for at, note in ((there, "second address"), (here, many)):
             if note == many:
@@ -253,7 +255,7 @@ def measure_moves(driver: Driver, times: Times) -> None:
 
 
 def measure_host(driver: Driver, times: Times) -> None:
-    """Make 1 GiB of page-locked memory in the driver's way and in cumem's."""
+    """Time 1 GiB of page-locked memory that the driver makes, and as cumem makes it."""
     pointer = c_void_p()
     for _ in range(3):
         times.call(
@@ -326,7 +328,7 @@ def populate(start: int, threads: int, one: Callable[[int], object]) -> None:
 
 
 def measure_order(driver: Driver, times: Times) -> None:
-    """Measure the calls that ask for the state of streams and put them in order."""
+    """Time the calls that ask whether streams are done, and that order their work."""
     streams = [c_void_p(), c_void_p()]
     event, context, memory = c_void_p(), c_void_p(), c_uint64()
     capturing, mode = c_int(), c_int(RELAXED)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how much page-locked memory arrays take one after the other, on a busy device.
+"""Measure how far the pinned pool grows when buffers are exported while the GPU is busy.
 
     python benchmarks/exports.py --json benchmarks/results/exports-h200.json
 
-Each round allocates an array of 2.56 MB, uses it once in one of the ways below and drops
-it. A thread of PyTorch keeps the device busy with products of matrices meanwhile, so that
-no fence over the device passes at once. Exported blocks are set aside until a fence has
-passed, and the size of the pool at the end shows how much it has grown because of that. The
-script needs PyTorch and a GPU.
+Each round allocates a page-locked array of 2.56 MB, uses it once in one of the ways below,
+and drops it. Another library may still use a block that was exported to it, so the pool
+sets the block aside until all work that was on the device at that time has ended. Meanwhile
+a thread keeps the device busy with matrix products of PyTorch, so that this takes a while,
+and the pool must grow. The script reports the size of the pool at the end. It needs PyTorch
+and a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 SHAPE = (800, 800)
-AHEAD = 20  # products that are queued
+AHEAD = 20  # how many matrix products are queued at a time
 HALVES = [np.ones((SHAPE[0] // 2, SHAPE[1]), "f4")] * 2
 ONES = np.ones(SHAPE, "f4")
 
@@ -43,7 +44,7 @@ def _release(view: memoryview) -> None:
     view.release()
 
 
-#: The ways to use it.
+#: The ways in which an array is used.
 WAYS: dict[str, Callable[[], object]] = {
     "buf.fill(1)": lambda: make().fill(1),
     "buf[0, 0] = 1": lambda: make().__setitem__((0, 0), 1),
@@ -64,13 +65,13 @@ class Case:
     Parameters
     ----------
     key : str
-        The way.
+        The name of the way.
     rounds : int
         How many arrays were used, one after the other.
     reserved_nbytes : int
-        Bytes that the pool held at the end.
+        The size of the pool at the end.
     us : float
-        Microseconds of a round.
+        The mean time of a round, in microseconds.
     """
 
     key: str
@@ -81,7 +82,7 @@ class Case:
 
 @contextmanager
 def busy_device() -> Iterator[None]:
-    """Keep the device busy with products of matrices."""
+    """Keep the device busy with matrix products during the ``with`` block."""
     ends = threading.Event()
     matrix = torch.randn(8192, 8192, device="cuda")
 
@@ -106,7 +107,7 @@ def busy_device() -> Iterator[None]:
 
 
 def measure(key: str, way: Callable[[], object], rounds: int) -> Case:
-    """Use `rounds` arrays in one way; the pool begins empty."""
+    """Empty the pool, and then use `rounds` arrays in one way."""
     cumem.trim("pinned")
     begin = time.perf_counter()
     for _ in range(rounds):

@@ -3,12 +3,15 @@
 
     python benchmarks/files.py --dir /data --json benchmarks/results/files-h200.json
 
-It reads a file from the page cache to the device, to page-locked and to ordinary memory. It
-reads the same file from the disk, with its pages dropped before each call, writes memory of
-the device to a file, reads many short ranges, and copies a mapped file. Each case is
-verified. The link is a pinned copy, the ceilings are the system's own calls by several
-threads, and the peers are the libraries that are installed, all in the same run. It also
-runs on the emulated device, and then says that the figures are not a GPU's.
+The script reads a file from the page cache to the device, to page-locked memory and to
+ordinary memory. It then drops the file's pages before each call, and reads the same file
+from the disk. It also writes device memory to a file, reads many short ranges in random
+order, and copies a memory-mapped file. The bytes of each case are compared.
+
+The same run measures what cumem is compared with: the link between host and GPU, by a copy
+of pinned memory; plain preads by several threads, which are the ceiling; and the libraries
+that are installed. The script also runs on the emulated device, and then says that the
+figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -53,15 +56,17 @@ class Case:
     key : str
         Where the bytes come from and go to.
     link : str or None
-        The link it crosses: ``"up"``, ``"down"`` or none.
+        The direction of the link that the bytes cross, ``"up"`` (to the device) or
+        ``"down"``, or None if they stay on the host.
     nbytes : int
-        Payload.
+        How many bytes are transferred.
     seconds : dict
-        Best time by library; those called ``raw ...`` are ceilings.
+        The best time of each library. Names that begin with ``raw`` are system calls
+        without a library, which are the ceiling.
     spread : dict
         The median time divided by the best one, for each library.
     errors : dict
-        Why a library has no time.
+        The reason for each library that was not measured.
     """
 
     key: str
@@ -99,7 +104,7 @@ def raw_read(path: Path, target: Array, threads: int, step: int, direct: bool) -
 
 
 class Kvikio:
-    """KvikIO as it comes, or tuned."""
+    """KvikIO with a given number of threads and length of each thread's pieces."""
 
     def __init__(self, library: Any, threads: int, task_nbytes: int) -> None:
         self._library = library
@@ -114,7 +119,7 @@ class Kvikio:
             getattr(defaults, f"{name}_reset")(value)
 
     def read(self, path: Path, target: Any) -> Call:
-        """Read the whole file."""
+        """Return a call that reads the whole file."""
 
         def call() -> None:
             with self._library.CuFile(str(path), "r") as file:
@@ -124,7 +129,7 @@ class Kvikio:
         return call
 
     def write(self, path: Path, source: Any) -> Call:
-        """Write the whole file."""
+        """Return a call that writes the whole file."""
 
         def call() -> None:
             with self._library.CuFile(str(path), "w") as file:
@@ -152,7 +157,7 @@ class Bench:
         self.content = np.tile(some, -(-self.nbytes // some.nbytes))
         self.content = self.content[: self.nbytes // 8]
         for i in range(0, self.nbytes // 8, 1 << 17):
-            self.content[i] = i  # no two parts are alike
+            self.content[i] = i  # so a part that lands in the wrong place is noticed
         self.content = self.content.view("u1")
         self.content.tofile(self.source)
         self.device = cumem.empty_device(self.nbytes, "u1")
@@ -169,7 +174,7 @@ class Bench:
     # -- one case --------------------------------------------------------------------------
 
     def times_of(self, call: Call, before: Call | None) -> list[float]:
-        """Return the seconds of each call but the first, without those of `before`."""
+        """Return the seconds of each call but the first; `before` runs first, untimed."""
         times = []
         for _ in range(1 + self.rounds):
             if before is not None:
@@ -203,7 +208,7 @@ class Bench:
         yield case
 
     def links(self) -> dict[str, float]:
-        """Measure pinned copies, in bytes a second."""
+        """Return the rate of copies of pinned memory each way, in bytes a second."""
         nbytes = min(self.nbytes, 512 * MIB)
         pinned = cumem.zeros(nbytes, "u1", "pinned")
         device = self.device[:nbytes]
@@ -212,13 +217,13 @@ class Bench:
         return {"up": nbytes / up, "down": nbytes / down}
 
     def check_bytes(self, got: Array) -> None:
-        """Check that all bytes are those of the file, then overwrite them."""
+        """Check that an array has the file's bytes, and overwrite it for the next call."""
         if not np.array_equal(got, self.content):
             raise AssertionError("wrong bytes")
         got[:] = 0
 
     def check_device(self) -> None:
-        """Check the device's memory in the same way."""
+        """Check that the device's memory has the file's bytes, and overwrite it."""
         step = 256 * MIB
         for at in range(0, self.nbytes, step):
             part = self.device[at : at + step]
@@ -278,7 +283,7 @@ class Bench:
         }
 
     def to_device(self, place: str, before: Call | None) -> Iterator[Case]:
-        """Read the whole file into memory of the device."""
+        """Measure reading the whole file into device memory."""
         device, source = self.device, self.source
 
         def read(direct: Any) -> Callable[[], Call]:
@@ -293,7 +298,7 @@ class Bench:
         )
 
     def to_host(self, place: str, before: Call | None) -> Iterator[Case]:
-        """Read the whole file into page-locked and ordinary memory, beside plain preads."""
+        """Measure reading the whole file into host memory, by cumem and by plain preads."""
         for kind in ("pinned", "ordinary"):
             if kind == "pinned":
                 target = cumem.empty_pinned(self.nbytes, "u1").numpy()
@@ -332,7 +337,7 @@ class Bench:
         return calls
 
     def mapped(self) -> Iterator[Case]:
-        """Copy from a mapped file, which other libraries must read by page faults."""
+        """Measure copies of an np.memmap, which other libraries read by page faults."""
         torch_calls = self.peers_to_device()
         yield from self.run(
             Case("np.memmap to device", "up", self.nbytes),
@@ -346,7 +351,7 @@ class Bench:
         )
 
     def ranges(self) -> Iterator[Case]:
-        """Read the whole file in pieces, in random order."""
+        """Measure reading the whole file as short ranges in random order."""
         rng = np.random.default_rng(2)
         for size in (MIB, 64 << 10, 4 << 10):
             total = min(self.nbytes, 16384 * size)
@@ -374,7 +379,7 @@ class Bench:
             )
 
     def to_file(self) -> Iterator[Case]:
-        """Write memory of the device into the page cache, and to the disk."""
+        """Measure writing device memory into the page cache, and on to the disk."""
         cumem.fromfile(self.source, out=self.device)
         device, target = self.device, self.target
 
@@ -430,8 +435,8 @@ def main() -> int:
     run = Run(
         __doc__,
         nbytes={"default": "4GiB", "help": "length of the file"},
-        dir={"metavar": "FOLDER", "help": "where to make it (default: as tempfile)"},
-        only={"default": "", "metavar": "REGEX", "help": "cases whose name matches"},
+        dir={"metavar": "FOLDER", "help": "where to put it (default: tempfile's)"},
+        only={"default": "", "metavar": "REGEX", "help": "only cases that match"},
     )
     with tempfile.TemporaryDirectory(dir=run.options.dir) as folder:
         bench = Bench(run.options, Path(folder))

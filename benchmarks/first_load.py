@@ -4,10 +4,10 @@
     python benchmarks/first_load.py "cumem, torch" a.safetensors b.safetensors
 
 `safetensors_files.py` starts this program several times, since a process has only one
-first load. The clock of the load begins once the libraries are imported and the driver has
-made its context. Every program pays for these two steps, whatever it loads with, so they
-are timed separately. The time of the load includes everything else, such as making memory
-of the device, page-locked memory and threads.
+first load. The imports of the libraries and the creation of the driver's context are timed
+separately, because every program pays for these two steps, whatever loads its files. The
+time of the load includes everything else, such as making device memory, page-locked memory
+and threads.
 """
 
 from __future__ import annotations

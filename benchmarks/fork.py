@@ -3,12 +3,15 @@
 
     python benchmarks/fork.py --json benchmarks/results/fork-h200.json
 
-The child gets a copy of every living block. So this measures the seconds and the GiB of one
-`os.fork()` with none, 1 and 16 GiB alive, beside ordinary memory of the same size, and the
-seconds of `subprocess.run`, which copies nothing. Then it measures what 1.5 GiB cost in
-pools of each `fork=`, with four children that live at the same time. Last it forks while
-copies run both ways, and checks every byte in the parent and in the child. It also runs on
-the emulated device, and then says so.
+By default a child process gets a copy of every page-locked block that is in use. So the
+script measures how long one `os.fork()` takes, and how much memory it costs, while nothing,
+1 GiB or 16 GiB of page-locked memory is in use, and the same with ordinary memory. It also
+times `subprocess.run`, for which nothing is copied.
+
+Then it measures what 1.5 GiB costs in a pool with each value of `fork=` while four children
+live at the same time. Finally it forks while copies run in both directions, and checks
+every byte in the parent and in the child. The script also runs on the emulated device, and
+its output then says so.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from measure import Run, times_of
 
 MIB, GIB = 1 << 20, 1 << 30
 BLOCK = 256 * MIB
-CHILD_SECONDS = 300  # a child that hangs is killed
+CHILD_SECONDS = 300  # a child that has not ended after this time is killed
 WORKERS = 4
 WAYS = ("copy", "share", "omit")
 
@@ -51,7 +54,7 @@ MADE: dict[str, Callable[[int], cumem.Buffer]] = {
 
 @dataclass
 class Case:
-    """One kind of memory of one size, or the forks beside copies.
+    """Forks with one kind and size of memory in use, or forks while copies run.
 
     Parameters
     ----------
@@ -59,22 +62,22 @@ class Case:
         ``"none"``, ``"ordinary"``, a name of `MADE`, ``"4 workers, copy"`` and so on, or
         ``"beside copies"``.
     nbytes : int
-        The bytes that are alive, or that are copied.
+        How many bytes are in use, or are copied.
     fork_seconds, fork_spread : float
-        The best time of `os.fork()` in the parent, and the median divided by it; for
-        workers the time of all four forks together, and 1.
+        The best time of `os.fork()` in the parent, and the median time divided by it. With
+        four workers, the time of all four forks together, and 1.
     subprocess_seconds : float
-        ``subprocess.run(["true"])``: the best.
+        The best time of ``subprocess.run(["true"])``.
     child_nbytes : int
-        The bytes that the child has for itself as soon as it runs; for workers, the
-        bytes that the machine lost for each of them.
+        How much memory the child shares with no other process when it begins to run. With
+        four workers, how much less memory the machine had available for each of them.
     huge_before, huge_after : int
-        Bytes in huge pages of the parent's mappings, before and after the forks.
+        How much of the parent's memory was in huge pages before and after the forks.
     flags : str
-        What /proc/self/smaps says of the first mapping (``wf``, ``dc``).
+        The flags of the first mapping in /proc/self/smaps, such as ``wf`` and ``dc``.
     forks, wrong_nbytes : int
-        The number of forks that were examined, and of bytes that were wrong in the
-        parent or the child. All bytes of a child that died count as wrong.
+        How many forks were checked, and how many bytes were wrong in the parent or in a
+        child. All bytes of a child that died count as wrong.
     """
 
     key: str
@@ -103,7 +106,9 @@ def fork(child: Callable[[], int]) -> tuple[float, int]:
             os.write(write_end, str(child()).encode())
         finally:
             os._exit(0)
-    os.write(parent_end, b".")  # by now it has let go of what it made for the child
+    # The child waits for this byte. By now the parent has released what it allocated for
+    # the fork.
+    os.write(parent_end, b".")
     for end in (go_end, parent_end, write_end):
         os.close(end)
     with open(read_end, "rb") as pipe:
@@ -113,13 +118,13 @@ def fork(child: Callable[[], int]) -> tuple[float, int]:
 
 
 def private() -> int:
-    """Return how many bytes this process shares with no other one."""
+    """Return how many bytes of this process no other process shares."""
     rows = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_"))
 
 
 def mappings(arrays: list[np.ndarray]) -> tuple[int, str]:
-    """Return the bytes in huge pages of the arrays' mappings, and flags of the first."""
+    """Return how many bytes of the arrays are in huge pages, and the first one's flags."""
     huge, flags, inside = 0, "", False
     places = [array.ctypes.data for array in arrays]
     for row in Path("/proc/self/smaps").read_text().splitlines():
@@ -134,13 +139,16 @@ def mappings(arrays: list[np.ndarray]) -> tuple[int, str]:
 
 
 def wrong(array: np.ndarray, value: int) -> int:
-    """Count the bytes of `array` that are not `value`, without as much memory again."""
+    """Count the bytes of `array` that differ from `value`, in parts to save memory."""
     parts = (array[i : i + 16 * MIB] for i in range(0, array.size, 16 * MIB))
     return sum(int(np.count_nonzero(part != value)) for part in parts)
 
 
 def measured(key: str, nbytes: int, arrays: list[np.ndarray], most: float) -> Case:
-    """Fork for some `most` seconds while `arrays` are alive, which contain 1, 2, 3 …"""
+    """Fork again and again for about `most` seconds while `arrays` are in use.
+
+    All bytes of the first array must be 1, those of the second 2, and so on.
+    """
     case = Case(key, nbytes)
     case.huge_before, case.flags = mappings(arrays)
     _, case.child_nbytes = fork(private)
@@ -156,7 +164,8 @@ def measured(key: str, nbytes: int, arrays: list[np.ndarray], most: float) -> Ca
     def look() -> int:
         return sum(wrong(array, i + 1) for i, array in enumerate(arrays))
 
-    if key != "write-combined":  # the parent's own look at it takes minutes a GiB
+    # To read 1 GiB of write-combined memory takes the parent minutes, so it does not.
+    if key != "write-combined":
         case.wrong_nbytes += look()
     _, found = fork(look)
     case.wrong_nbytes += nbytes if found < 0 else found
@@ -166,7 +175,7 @@ def measured(key: str, nbytes: int, arrays: list[np.ndarray], most: float) -> Ca
 
 
 def sized(key: str, nbytes: int, most: float) -> Iterator[Case]:
-    """Measure one kind and size, if the machine has room for it and its copy."""
+    """Measure one kind and size, if the machine has room for the memory and a copy."""
     free = cumem.memory_info("host").available
     if nbytes * 5 // 2 > free:
         print(
@@ -192,7 +201,7 @@ def available() -> int:
 
 
 def workers(way: str, nbytes: int) -> Case:
-    """Fork four children at a time, with `nbytes` alive in a pool of one `fork=`."""
+    """Fork four children that live together, while a pool with `fork=way` is in use."""
     pool = cumem.Pool("pinned", fork=way)  # type: ignore[arg-type]
     sizes = [min(BLOCK, nbytes - at) for at in range(0, nbytes, BLOCK)]
     arrays = [cumem.empty(n, "u1", kind="pinned", pool=pool).numpy() for n in sizes]
@@ -211,7 +220,7 @@ def workers(way: str, nbytes: int) -> Case:
             try:
                 signal.alarm(CHILD_SECONDS)
                 os.close(parent_end)
-                os.write(write_end, b".")  # it has what it gets
+                os.write(write_end, b".")  # the child has started, with its memory
                 os.read(go_end, 1)
                 if way != "omit":
                     found = sum(wrong(array, i + 1) for i, array in enumerate(arrays))
@@ -248,7 +257,7 @@ def beside_copies(nbytes: int, rounds: int) -> Case:
     def child() -> int:
         found = wrong(idle, 9)
         for view in views:
-            view[:] = 255  # its own; no value of the parent's
+            view[:] = 255  # must change only the child's memory; the parent uses no 255
         return found
 
     times = []
@@ -309,7 +318,8 @@ def line(case: Case) -> str:
 def main() -> int:
     """Measure and print, and write a file if asked to. Fails if a byte was wrong."""
     run = Run(__doc__)
-    warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork() beside threads
+    # Python warns that os.fork() is unsafe in a process that has threads.
+    warnings.simplefilter("ignore", DeprecationWarning)
     warnings.filterwarnings("ignore", "fork='share' uses pages", RuntimeWarning)
     emulated = cumem.backend() == "emulated"
     run.begin(emulated)

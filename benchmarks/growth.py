@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how much memory a device pool holds for traces, and its calls of the driver.
+"""Measure how much memory a device pool reserves for traces, and how many driver calls.
 
     python benchmarks/growth.py --traces FOLDER --json FILE
 
-FOLDER holds `.npz` files, which were recorded or made by `made_traces.py`. Each is replayed
-twice on one pool of the emulated device. Memory and calls are then those of a GPU, but
-times are not, so the time of the calls is modelled from what each takes on an H200
-(`results/driver-calls-h200.json`).
+FOLDER holds `.npz` files of recorded allocations, or those that `made_traces.py` makes up.
+Each is replayed twice on the same pool of the emulated device. The pool reserves the same
+memory and makes the same driver calls there as on a GPU, but the calls take other times.
+So the script counts the calls, and multiplies each count by the time that this call takes
+on an H200 (`results/driver-calls-h200.json`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import cumem
 from cumem.tools.replay.trace import Trace, load_trace
 
 GRANULE = 2 << 20
-#: Operations of the runtime and the driver's calls behind them.
+#: The functions of cumem's runtime layer that are counted, and the driver call of each.
 CALLS = {
     "physical_create": "cuMemCreate",
     "address_map": "cuMemMap",
@@ -40,23 +41,23 @@ CALLS = {
 
 @dataclass
 class Case:
-    """One trace, replayed a first time and again.
+    """One trace, replayed twice. Names that end in ``_again`` are of the second replay.
 
     Parameters
     ----------
     trace : str
-        Name of the file.
+        The name of the file.
     peak_live, peak_reserved : int
-        The most bytes that were asked for and not freed, and that were held from the
-        driver.
+        The most bytes that the trace had allocated at one time, and the most that the pool
+        had reserved from the driver.
     ratio, ratio_again : float
         `peak_reserved` divided by `peak_live`, after the first and the second replay.
     growths, growths_again : int
-        Allocations that brought memory.
+        How many allocations made the pool ask the driver for memory.
     calls, calls_again : dict
-        Driver calls that this took, by name.
+        How often each driver call was made for that, by its name.
     modelled_ms, modelled_ms_again : float
-        The time that those calls take on an H200.
+        The milliseconds that those calls take on an H200.
     """
 
     trace: str
@@ -73,7 +74,7 @@ class Case:
 
 
 def costs() -> dict[str, float]:
-    """Return the microseconds of each call for one granule, as they were measured."""
+    """Return the microseconds that each call took for one granule on an H200."""
     path = Path(__file__).parent / "results/driver-calls-h200.json"
     rows = json.loads(path.read_text())["calls"]
     return {
@@ -111,7 +112,7 @@ def measure(path: Path) -> Case:
     found = []
     price = costs()
     for _ in range(2):
-        testing.plan_fault(None, 0)  # counts begin anew
+        testing.plan_fault(None, 0)  # resets the counts of calls
         before = pool.stats().growth_count
         live = play(trace, pool, streams)
         stats = pool.stats()

@@ -31,7 +31,7 @@ print(middle - start, end - middle)
 
 
 def measured(runs: int) -> list[tuple[float, float]]:
-    """Return (NumPy, cumem) in ms of each run."""
+    """Return for each run the milliseconds of importing NumPy, and then cumem."""
     results = []
     for _ in range(runs + 1):
         done = subprocess.run(

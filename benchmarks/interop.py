@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out which library accepts which kind of buffer, by each function that takes one.
+"""Find out which functions of other libraries accept which kinds of buffers.
 
     python benchmarks/interop.py --json benchmarks/results/interop-h200.json
     python benchmarks/interop.py --render benchmarks/results/interop-h200.json
 
-The first line needs a GPU, or says that it ran on the emulated device. Each library is
-tried in a process of its own, so that one that crashes is a result and not the end. The
-second writes the table between the markers of docs/interop.md and needs no GPU.
+The first command tries all of them on a GPU. Without one it uses the emulated device, and
+says so. Each library runs in a process of its own, so that a crash is a result and does not
+end the run. The second command needs no GPU. It writes the table of docs/interop.md between
+that page's markers.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Consumer:
-    """How to look at one library's arrays.
+    """How one library makes, reads and writes its arrays.
 
     Parameters
     ----------
     version : str
         The version of the library.
     entrances : dict
-        The functions that make an array of the library from a buffer, by how one writes
-        the call.
+        The functions that make an array of the library from a buffer. The key is the call
+        as a user writes it.
     address : callable
         A function that returns the address of an array's first element.
     read : callable
@@ -193,7 +194,7 @@ def cuda_core_consumer() -> Consumer:
         cuda.core.__version__,
         entrances,
         lambda found: int(found.ptr),
-        None,  # a view has no values of its own to read or write
+        None,  # a StridedMemoryView gives no access to the values
         None,
         lambda: None,
     )
@@ -213,10 +214,10 @@ CONSUMERS = {
 
 
 def own_pages(nbytes: int) -> Any:
-    """Return bytes on pages of their own.
+    """Return an array of bytes that shares no page with other memory.
 
-    Another library's copy from or to an array that reaches over the edge of locked pages
-    is refused, so what is registered here must have no neighbours on its pages.
+    The driver refuses a copy of an array that is only partly on page-locked pages. If a
+    registered array shared a page with another one, copies of the other one could fail.
     """
     import numpy as np
 
@@ -224,7 +225,7 @@ def own_pages(nbytes: int) -> Any:
 
 
 class Sample:
-    """One buffer of a kind, with the bytes seen from cumem's side."""
+    """A buffer of one kind, whose values are written and read by cumem alone."""
 
     def __init__(self, kind: str) -> None:
         import numpy as np
@@ -236,7 +237,8 @@ class Sample:
         self.as_device = kind.endswith(".as_device()")
         match kind.removesuffix(".as_device()"):
             case "ordinary":
-                # As large arrays of NumPy lie: small ones may be aligned by chance.
+                # Large arrays of NumPy begin 16 bytes after a multiple of 64. This small
+                # one is placed alike, because otherwise chance would decide.
                 memory = np.zeros(4 * COUNT + 128, np.uint8)
                 begin = (16 - memory.ctypes.data) % 64
                 array = memory[begin : begin + 4 * COUNT].view(np.float32)
@@ -258,7 +260,7 @@ class Sample:
 
     @property
     def addresses(self) -> set[int]:
-        """Return the addresses that the memory has for the host and for the device."""
+        """Return the memory's addresses, since host and device may use different ones."""
         found = {self.owner.ptr, self.buffer.ptr}
         return found | {getattr(self.owner, "device_ptr", self.owner.ptr)}
 
@@ -288,7 +290,7 @@ class Sample:
 def attempt(
     consumer: Consumer, enter: Callable[[Any], Any], kind: str
 ) -> dict[str, Any]:
-    """Give one buffer to one function of a library, and check what comes of it."""
+    """Give a buffer to one function of a library, and check the array that it returns."""
     import numpy as np
 
     generator = np.random.default_rng()
@@ -298,7 +300,7 @@ def attempt(
     try:
         array = enter(sample.buffer)
         address = consumer.address(array)
-    except Exception as error:  # whatever a library raises is the result
+    except Exception as error:  # the error is the result
         return {"outcome": "refused", "error": first_line(error)}
     consumer.wait()
     if address not in sample.addresses:
@@ -318,20 +320,20 @@ def attempt(
         result["write_error"] = first_line(error)
     if consumer.read is not None:
         sample.write(ours)
-        seen = consumer.read(array)  # read once: JAX keeps what it has read
+        seen = consumer.read(array)  # only once, because JAX caches what it has read
         consumer.wait()
         result["our_write_seen"] = bool(np.array_equal(seen.ravel(), ours))
     return result
 
 
 def first_line(error: Exception) -> str:
-    """Name an exception by its type and the first line of its text."""
+    """Return an exception's type and the first line of its text."""
     text = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {text}"
 
 
 def try_consumer(name: str) -> dict[str, Any]:
-    """Try one library in this process."""
+    """Try all functions of one library in this process."""
     try:
         consumer = CONSUMERS[name]()
     except ImportError as error:
@@ -427,7 +429,7 @@ def measure(names: list[str]) -> dict[str, Any]:
 
 
 def cell(row: dict[str, Any], notes: list[str]) -> str:
-    """Return one outcome as a table cell. What needs words becomes a numbered note."""
+    """Return a cell of the table. An outcome that needs words gets a numbered note."""
 
     def note(text: str) -> str:
         if text not in notes:

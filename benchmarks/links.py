@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how full two builds of cumem, other libraries and raw calls keep the links.
+"""Measure the transfer rates of two builds of cumem, of other libraries and of raw calls.
 
     python benchmarks/links.py OLD.whl NEW.whl [--rounds 5] [--only TEXT] [--json FILE]
 
-Each group of cases is about one kind of work: copies between two GPUs, one array to two
-GPUs, pipelines of ordinary memory, saving, the first load of a process, processor time,
-copies beside Python threads, and many arrays of mixed sizes. In each round every group runs
-in a fresh process for the old build, for the new build and for the others. The others are
-raw calls of CUDA and of the system, PyTorch, safetensors and NumPy, as far as they are
-installed.
+The cases are in groups, one for each kind of work: copies between two GPUs, one array to
+two GPUs, pipelines of ordinary memory, saving, the first load of a process, processor time,
+copies while Python threads compute, and many arrays of mixed sizes. In each round every
+group runs three times, each time in a fresh process: with the old build, with the new
+build, and with the others. The others are raw calls of CUDA and of the system, PyTorch,
+safetensors and NumPy, as far as they are installed.
 
-A figure is the median over the rounds of the medians within them. It is a rate in GB/s, or
-a time in ms where the name of the case ends in "processor" or "seconds". The time of
-writing files includes neither the removal of old files nor `sync`.
+Each round gives the median of a case's calls, and its figure is the median over the rounds.
+It is a rate in GB/s, or a time in ms if the name of the case ends in "processor" or
+"seconds". When files are written, neither the removal of old files nor `sync` is timed.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ Call = Callable[[], object]
 
 @dataclass
 class Options:
-    """What a child process is told.
+    """The sizes and the folder that a child process works with.
 
     Parameters
     ----------
     largest : int
-        Bytes of one large array.
+        The bytes of one large array.
     long : int
-        Bytes of what is longer than one array: files and sources of pipelines.
+        The bytes of a file, and of the source of a pipeline.
     folder : Path
         Where files are written, besides /dev/shm.
     repeats : int
-        Calls of each case, after one that is not counted.
+        How often each case is timed, after one call that is not timed.
     """
 
     largest: int
@@ -70,7 +70,7 @@ class Options:
     repeats: int
 
     def times_of(self, call: Call, before: Call | None = None) -> list[float]:
-        """Return the seconds of each call but the first, without those of `before`."""
+        """Return the seconds of each call but the first; `before` runs first, untimed."""
         times = []
         for _ in range(1 + self.repeats):
             if before is not None:
@@ -87,12 +87,12 @@ class Options:
 
 #: A case: its name, and a function that measures it.
 Measured = tuple[str, Callable[[], float]]
-#: The figures of one process, by case, or why a case has none.
+#: For each case of one process its figure, or the text of the error.
 Figures = dict[str, float | str]
 
 
 def has(name: str) -> bool:
-    """True if a library is installed and can use the GPU."""
+    """Return whether a library is installed and can use the GPU."""
     if importlib.util.find_spec(name) is None:
         return False
     if name != "torch":
@@ -155,7 +155,7 @@ class RawPeers:
 
 
 def two_gpus(to: Options) -> Iterator[Measured]:
-    """Copy one way and both ways, and one array to two GPUs and back."""
+    """Copy between two GPUs in one and both directions, and one array to both and back."""
     import cumem
 
     if cumem.device_count() < 2:
@@ -259,7 +259,7 @@ def torch_peers(to: Options, nbytes: int) -> Iterator[Measured]:
 
 
 def pipelines(to: Options) -> Iterator[Measured]:
-    """Bring ordinary memory to a GPU part by part, with and without results."""
+    """Send ordinary memory to a GPU part by part, with and without results coming back."""
     import cumem
 
     columns = 1024
@@ -382,7 +382,7 @@ def saving(to: Options) -> Iterator[Measured]:
 
 
 def rate_of_writing(to: Options, parent: Path, save: Callable[[Path], object]) -> float:
-    """Return the rate of a function that writes `to.long` bytes into an empty folder."""
+    """Return the rate at which `save` writes `to.long` bytes into an empty folder."""
     times = []
     for _ in range(1 + to.repeats):
         with tempfile.TemporaryDirectory(dir=parent) as folder:
@@ -396,7 +396,7 @@ def rate_of_writing(to: Options, parent: Path, save: Callable[[Path], object]) -
 def write_by_threads(
     folder: Path, source: np.ndarray, files: int, threads: int
 ) -> None:
-    """Write an array to some files by pwrite, in pieces of 16 MiB that threads share."""
+    """Write an array to files by pwrite, in pieces of 16 MiB that several threads take."""
     step = 16 * MIB
     view = source.data
     length = source.nbytes // files
@@ -471,7 +471,7 @@ def saving_of_torch(to: Options, where: str, parent: Path) -> Iterator[Measured]
 
 
 def model(to: Options) -> Path:
-    """Return the index of a checkpoint in two shards, which is made if it is not there."""
+    """Return the index of a checkpoint in two shards, which is made if it is missing."""
     import cumem
 
     folder = to.folder / "links-model"
@@ -492,12 +492,12 @@ def model(to: Options) -> Path:
 
 
 def loading(to: Options) -> Iterator[Measured]:
-    """Load two shards in a process that has not copied anything."""
+    """Load two shards in a process that has copied nothing before."""
     import cumem
 
     index = model(to)
     nbytes = sum(f.stat().st_size for f in index.parent.glob("*.safetensors"))
-    cumem.current_device().synchronize()  # the driver and the context are there
+    cumem.current_device().synchronize()  # makes the context, which is not to be timed
 
     def first() -> float:
         start = time.perf_counter()
@@ -557,14 +557,14 @@ def processor_seconds(call: Call, count: int) -> float:
 
 def beside(to: Options, nbytes: int, call: Call, count: int) -> float:
     """Return the rate of a call while `count` other threads compute."""
-    from threads import computing  # here, since it imports cumem
+    from threads import computing  # not at the top, because it imports cumem
 
     with computing(count):
         return to.rate(nbytes, call)
 
 
 def processor(to: Options) -> Iterator[Measured]:
-    """Copy one array up and down: processor time, and the rate beside other threads."""
+    """Measure a copy's processor time, and its rate while other threads compute."""
     import cumem
 
     device = cumem.empty_device(to.largest, "u1")
@@ -634,7 +634,7 @@ def mixed_sizes() -> list[int]:
 
 
 def many(to: Options) -> Iterator[Measured]:
-    """Copy 600 arrays of mixed sizes up and down by one call."""
+    """Copy 600 arrays of mixed sizes up, and down, each time in one call."""
     import cumem
 
     sizes = mixed_sizes()
@@ -675,7 +675,7 @@ def many_others(to: Options) -> Iterator[Measured]:
 # -- the run -------------------------------------------------------------------------------
 
 Group = Callable[[Options], Iterator[Measured]]
-#: Each group: what cumem does, and what others do.
+#: For each group, the cases of cumem, and those of the others if there are any.
 GROUPS: dict[str, tuple[Group, Group | None]] = {
     "two GPUs": (two_gpus, two_gpus_others),
     "pipelines": (pipelines, None),
@@ -694,7 +694,7 @@ def name_of(nbytes: int) -> str:
 
 
 def measure(group: Group, to: Options, only: str) -> Figures:
-    """Measure the cases of a group whose names match, each by its name."""
+    """Return the figures of those cases of a group whose names match `only`."""
     figures: Figures = {}
     for name, figure in group(to):
         if re.search(only, name):
@@ -732,7 +732,7 @@ def text_of(figure: float | None) -> str:
 
 
 def show(cases: list[dict[str, Any]]) -> None:
-    """Print each case with the others' figures of the same name."""
+    """Print each case with the figures of the others for the same work."""
     print(f"{'case':50} {'old':>9} {'new':>9}   new / old   others")
     for case in cases:
         old, new = median(case["old"]), median(case["new"])
@@ -745,7 +745,7 @@ def show(cases: list[dict[str, Any]]) -> None:
 
 
 def collect(rounds: list[dict[str, Figures]]) -> list[dict[str, Any]]:
-    """Put the figures of all rounds together, by case."""
+    """Join the figures of all rounds into one entry for each case."""
     cases: dict[str, dict[str, Any]] = {}
     for each in rounds:
         for who, figures in each.items():
@@ -762,7 +762,7 @@ def collect(rounds: list[dict[str, Figures]]) -> list[dict[str, Any]]:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Measure both wheels and the others by turns, print the table and write the file."""
+    """Measure both wheels and the others in turn, print the table and write the file."""
     rounds: list[dict[str, Figures]] = []
     facts: dict[str, str] = {}
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -799,7 +799,7 @@ def write(
     started: str,
     cases: list[dict[str, Any]],
 ) -> None:
-    """Write the file, so that a run that is cut off leaves what it has."""
+    """Write the file after each round, so that an interrupted run keeps its figures."""
     if options.json:
         commits = dict(zip(("old", "new"), options.names, strict=True))
         found = {"commit": options.names[1], "commits": commits, "started": started}
@@ -817,10 +817,10 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=4 * GIB)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument(
-        "--groups", default="", help="groups whose name matches this regex"
+        "--groups", default="", help="only groups whose name matches this regex"
     )
     parser.add_argument(
-        "--only", default="", help="cases whose name matches this regex"
+        "--only", default="", help="only cases whose name matches this regex"
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--names", nargs=2, default=["old", "new"])

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a training loop of PyTorch whose batches come to the GPU in five ways.
+"""Measure a training loop of PyTorch with five ways to bring its batches to the GPU.
 
     python benchmarks/loading.py --json benchmarks/results/loading-h200.json
 
-ResNet-50 is trained on images of a memmap, which 8 workers of a DataLoader read. The ways
-are plain ``.cuda()``; ``pin_memory=True`` with ``non_blocking=True``; `cumem.prefetch`;
-`cumem.prefetch` with ``fresh=False``; and `cumem.prefetch` with `cumem.PinnedCollate`.
-``fresh=False`` is for loaders that reuse the memory of a batch: the loader is asked for the
-next batch only when the last one has been read. All ways must see the same bytes and have
-the same losses. Cases without the model measure the rate of the loader alone. On the
-emulated device the batches stay on the CPU, and the benchmark says that its figures are not
-a GPU's.
+ResNet-50 is trained on images of a memory-mapped file, which 8 workers of a DataLoader
+read. The ways are plain ``.cuda()``; ``pin_memory=True`` with ``non_blocking=True``;
+`cumem.prefetch`; `cumem.prefetch` with ``fresh=False``; and `cumem.prefetch` with
+`cumem.PinnedCollate`. ``fresh=False`` is for loaders that reuse the memory of a batch. It
+asks the loader for the next batch only when the last one has been read.
+
+All ways must see the same bytes and have the same losses. Cases without the model measure
+the rate of the loader alone. On the emulated device the batches stay on the CPU, and the
+script says that its figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from cumem.units import format_nbytes
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
-#: Plain first: it leaves no page-locked memory to the others.
+#: ``.cuda()`` comes first, because it leaves no page-locked memory behind for the others.
 WAYS = ("cuda", "prefetch", "prefetch_waiting", "collate_pinned", "pin_memory")
 CLASSES = 100
 WARM = 8  # steps that are not timed
@@ -44,32 +45,32 @@ WARM = 8  # steps that are not timed
 
 @dataclass
 class Case:
-    """One loop, by each of the ways.
+    """One training loop, measured in each of the ways.
 
     Parameters
     ----------
     model : str
-        ``"resnet50"``, or ``"none"``: no work but a sum.
+        ``"resnet50"``, or ``"none"`` for a loop that only sums the batch.
     dtype : str
         The dtype of the images that the workers make: the ``uint8`` of the file, or
         ``float32``.
     batch, width, workers, steps : int
-        Images of a batch, their height and width, processes, and batches that are timed.
+        How many images a batch has, their height and width, how many worker processes
+        there are, and how many batches are timed.
     batch_nbytes : int
-        Bytes of the images of a batch.
+        The bytes of the images of a batch.
     rates : dict
-        Images per second by way, each of the rounds.
+        For each way, the images per second of each round.
     sums : list of int
-        The sums of the bits of the batches, which are the same in all ways.
-    host_nbytes : dict
-        The most bytes of host memory that the loop took in each way, including workers
-        but not the pages of the file; ``pinned_nbytes`` are those of page-locked
-        allocations among them.
+        The sum over each batch, taken as integers. It must be the same in all ways.
+    host_nbytes, pinned_nbytes : dict
+        For each way, the most host memory that the loop and its workers took, without the
+        pages of the file, and the part of it that is page-locked.
     losses : list of float
-        The losses of the steps, in the first way.
+        The loss of each step in the first way.
     loss_difference : float
         The largest relative difference of a loss from that of the first way. It need not
-        be 0, since the GPU adds up gradients in any order.
+        be 0, since the GPU may add up gradients in any order.
     """
 
     model: str
@@ -88,7 +89,7 @@ class Case:
 
 
 class Images(Dataset):  # type: ignore[misc]
-    """The images of a file, each of them several times, and labels made of the index."""
+    """The images of a file, repeated as needed. Each label is computed from the index."""
 
     def __init__(self, path: Path, width: int, length: int, dtype: str) -> None:
         self.path = path
@@ -101,7 +102,8 @@ class Images(Dataset):  # type: ignore[misc]
         return self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if self.images is None:  # in a worker, to which no array is sent
+        # A worker opens the file itself, so that no array has to be sent to it.
+        if self.images is None:
             self.images = np.memmap(self.path, "u1", "r").reshape(self.shape)
         image = torch.from_numpy(np.array(self.images[index % len(self.images)]))
         if self.dtype == "float32":
@@ -110,7 +112,7 @@ class Images(Dataset):  # type: ignore[misc]
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions beside a connection."""
+    """A residual block of ResNet-50: three convolutions, and a connection around them."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -133,7 +135,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet50() -> nn.Module:
-    """Make the model of https://arxiv.org/abs/1512.03385; 3x3 layers have the strides."""
+    """Make ResNet-50 (https://arxiv.org/abs/1512.03385), with strides in its 3x3 layers."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         *(nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)),
@@ -155,7 +157,7 @@ class Mean(nn.Module):
 
 
 class Training:
-    """A model with its optimiser, which does one step at a time."""
+    """A model with its optimiser."""
 
     def __init__(self, model: str, device: str) -> None:
         torch.manual_seed(0)
@@ -167,7 +169,7 @@ class Training:
             self.optimizer = torch.optim.SGD(made.parameters(), 0.01, momentum=0.9)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Do one step, and return the loss without waiting for it."""
+        """Queue one training step, and return its loss without waiting for the GPU."""
         if self.model is None:
             return images.float().mean() + labels.sum()
         if images.dtype is torch.uint8:
@@ -226,7 +228,7 @@ class Bench:
             for _ in range(count):
                 file.write(random.bytes(3 * self.width**2))
         self.missing = {"pin_memory": "needs a GPU"} if self.emulated else {}
-        torch.backends.cudnn.deterministic = True  # the same losses by each way
+        torch.backends.cudnn.deterministic = True  # so that all ways have equal losses
 
     def cases(self) -> Iterator[Case]:
         """Measure the ways in turns."""
@@ -243,7 +245,7 @@ class Bench:
             yield case
 
     def loader(self, case: Case, way: str) -> tuple[Any, Iterable[Any]]:
-        """Return a DataLoader, and the iterable of the loop."""
+        """Return a DataLoader, and the iterable from which the loop takes batches."""
         length = case.batch * (self.warm + case.steps)
         options: dict[str, Any] = {"pin_memory": way == "pin_memory"}
         if way == "collate_pinned":
@@ -270,14 +272,14 @@ class Bench:
             torch.cuda.synchronize()
 
     def measure(self, case: Case, way: str) -> None:
-        """Run one epoch, whose losses must be those of all others."""
+        """Run one epoch, and check that its losses equal those of all other epochs."""
         if self.device == "cuda" and hasattr(torch._C, "_host_emptyCache"):
             torch._C._host_emptyCache()
         cumem.trim()
         training = Training(case.model, self.device)
         shape = (case.batch, 3, case.width, case.width)
         blank = torch.zeros(shape, dtype=torch.uint8, device=self.device)
-        training.step(blank, blank[:, 0, 0, 0].long())  # loads what a step needs
+        training.step(blank, blank[:, 0, 0, 0].long())  # loads the kernels of a step
         self.synchronize()
         before = held_nbytes() + pinned_nbytes()
         losses, sums, most, pinned, begin = [], [], 0, 0, 0.0
@@ -289,7 +291,9 @@ class Bench:
             bits = images.view(torch.int32) if case.dtype == "float32" else images
             sums.append(bits.sum(dtype=torch.int64) + labels.sum())
             losses.append(training.step(images, labels))
-            if i == self.warm - 1:  # not while it is timed; the loader is ahead by then
+            # Memory is looked at before the timed steps. By then the loader is ahead, so
+            # its memory has reached the most.
+            if i == self.warm - 1:
                 pinned = pinned_nbytes()
                 most = held_nbytes() + pinned
         self.synchronize()
@@ -305,7 +309,7 @@ class Bench:
     def compare(
         self, case: Case, way: str, losses: list[float], sums: list[int]
     ) -> None:
-        """Compare the losses and bytes with those of the ways before."""
+        """Compare the losses and the bytes with those of the first way."""
         if not case.sums:
             case.losses, case.sums = losses, sums
         if case.sums != sums:
@@ -329,7 +333,7 @@ def line(case: Case) -> str:
 
 def main() -> int:
     """Measure and print, and write a file if asked to."""
-    run = Run(__doc__, dir={"default": None, "help": "where the images' file goes"})
+    run = Run(__doc__, dir={"default": None, "help": "folder for the file of images"})
     with tempfile.TemporaryDirectory(dir=run.options.dir) as folder:
         bench = Bench(run.options.quick, Path(folder))
         run.begin(bench.emulated)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make up traces of allocations, on which ways for pools to grow can be tried.
+"""Make up traces of allocations, to try how pools grow when they replay them.
 
     python benchmarks/made_traces.py FOLDER
 
-The script imitates five programs, whose sizes and lifetimes have different distributions.
-Each program has a seed of its own. The traces are `.npz` files, which
-`python -m cumem replay` reads.
+The script imitates five programs. The sizes and lifetimes of their allocations have
+different distributions, and each program has a seed of its own. The traces are `.npz`
+files, which `python -m cumem replay` reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class Writer:
-    """Events in order: `allocate` gives the block's number, `free` takes it."""
+    """Collects events. `allocate` returns a block's number, which `free` takes."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int]] = []
@@ -36,7 +36,7 @@ class Writer:
 
 
 def lognormal(trace: Writer, random: np.random.Generator) -> None:
-    """Allocate with log-normal sizes and exponential lifetimes, so that nothing fits."""
+    """Allocate with log-normal sizes, so that a new block seldom fits into a freed one."""
     live: list[int] = []
     for size in random.lognormal(np.log(400 * KIB), 1.8, 20_000):
         live.append(trace.allocate(min(size, 256 * MIB)))
@@ -45,7 +45,7 @@ def lognormal(trace: Writer, random: np.random.Generator) -> None:
 
 
 def ragged_training(trace: Writer, random: np.random.Generator) -> None:
-    """Go through layers forward and back, with batches of another length at every step."""
+    """Go through layers forward and back, with batches of another length in each step."""
     weights = [trace.allocate(size) for size in random.uniform(1, 24, 48) * MIB]
     for _ in range(60):
         length = random.uniform(0.2, 1.0)
@@ -61,7 +61,7 @@ def ragged_training(trace: Writer, random: np.random.Generator) -> None:
 
 
 def growing_caches(trace: Writer, random: np.random.Generator) -> None:
-    """Grow caches of many sequences. A full cache is replaced by one a quarter larger."""
+    """Grow the caches of many sequences, each into a block that is a quarter larger."""
     caches: dict[int, tuple[int, float]] = {}
     for step in range(6_000):
         if len(caches) < 24:
@@ -78,7 +78,7 @@ def growing_caches(trace: Writer, random: np.random.Generator) -> None:
 
 
 def powers_and_odds(trace: Writer, random: np.random.Generator) -> None:
-    """Allocate powers of two beside odd sizes, and free them in order and in bursts."""
+    """Allocate powers of two and odd sizes in bursts, and free them in the same order."""
     queue: list[int] = []
     for _ in range(150):
         for _ in range(int(random.integers(10, 120))):
@@ -91,7 +91,7 @@ def powers_and_odds(trace: Writer, random: np.random.Generator) -> None:
 
 
 def two_sides(trace: Writer, random: np.random.Generator) -> None:
-    """Allocate on two streams, each of which has sizes of its own."""
+    """Allocate on two streams, with small blocks on one and large blocks on the other."""
     live: tuple[list[int], list[int]] = ([], [])
     for _ in range(12_000):
         side = int(random.random() < 0.3)
@@ -112,7 +112,7 @@ PROGRAMS: list[Callable[[Writer, np.random.Generator], None]] = [
 
 
 def make(folder: Path) -> list[Path]:
-    """Write all traces, which are the same each time."""
+    """Write all traces, which are the same in every run, and return their paths."""
     paths = []
     for seed, program in enumerate(PROGRAMS):
         trace = Writer()

@@ -3,11 +3,13 @@
 
     python benchmarks/managed.py --json benchmarks/results/managed-h200.json
 
-The ceilings are the driver's prefetches of memory of its own, in the same run. One kernel
-uses the memory: it reads every word, and adds to the words if they are written. After each
-way its sum and the words are checked. At most 4 GiB of managed memory are alive at a
-time. It also runs on the emulated device, where copies and fills stand in for the kernel,
-and then says that the figures are not a GPU's.
+A kernel uses the memory. It sums all words and, in cases that write, adds a number to each
+of them. After each measurement its sum and the words are checked. The same run measures the
+ceiling, which is the driver's prefetch of managed memory that the driver itself allocated.
+At most 4 GiB of managed memory are allocated at a time.
+
+The script also runs on the emulated device, where copies and fills take the place of the
+kernel, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -32,11 +34,12 @@ sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run
 
 MIB, GIB = 1 << 20, 1 << 30
-RUNS = 5  # of each way
+RUNS = 5  # how often each way is timed
 PEERS = ("torch", "cupy")
 HOST = -1
 
-#: Thread i takes words i, i + threads, …; `more` is added to each unless it is 0.
+#: The kernel. Thread i sums the words i, i + threads, … and adds `more` to each word,
+#: unless `more` is 0.
 PTX = b"""
 .version 7.0
 .target sm_52
@@ -89,15 +92,15 @@ class Case:
     key : str
         What is done.
     nbytes : int
-        Bytes that are to move, in one direction.
+        How many bytes must move, in one direction.
     ceiling : str
-        The entry of `seconds` that the others are compared with; "" for none.
+        The way in `seconds` with which the others are compared, or "" if there is none.
     seconds : dict
         The best time of each way.
     spread : dict
         The median time divided by the best one, for each way.
     errors : dict
-        Why a way has no time.
+        The reason for each way that was not measured.
     """
 
     key: str
@@ -108,12 +111,12 @@ class Case:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-#: A function that comes before each run and is not timed, and the one that is timed.
+#: A function that is called before each run without being timed, and the timed one.
 Way = tuple[Call, Call]
 
 
 class Driver:
-    """Managed memory, a stream and the kernel as the driver gives them, by ctypes."""
+    """Managed memory, a stream and the kernel, made by the driver through ctypes."""
 
     def __init__(self, nbytes: int) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -128,7 +131,9 @@ class Driver:
         self._call("cuMemAlloc_v2", ctypes.byref(self.total), size(4))
         self.stream = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(self.stream), 1)
-        ctypes.memset(self.memory.value or 0, 1, nbytes)  # makes the pages, on the host
+        ctypes.memset(
+            self.memory.value or 0, 1, nbytes
+        )  # creates the pages on the host
         module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), PTX)
         self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"use")
@@ -139,7 +144,7 @@ class Driver:
             raise OSError(f"{name} failed with {code}")
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._call("cuMemFree_v2", self.memory)
         self._call("cuMemFree_v2", self.total)
 
@@ -190,7 +195,7 @@ def timed(way: Way, runs: int) -> list[float]:
 
 
 class Bench:
-    """The memory that is moved, and everything that uses it."""
+    """The memory that is moved, and the measurements."""
 
     def __init__(self, quick: bool) -> None:
         self.emulated = cumem.backend() == "emulated"
@@ -233,7 +238,7 @@ class Bench:
             self.driver.use(_address(tile), tile.nbytes, 1, self.stream.handle)
 
     def check(self, where: cumem.Buffer, reads: int, writes: int) -> None:
-        """Check how often all words were read and written since the last check."""
+        """Check that all words were read and written so often since the last check."""
         total = int(self.words.sum(dtype="u8")) % 2**32
         if self.driver is None:
             expected = np.ones_like(self.words) if writes else self.words
@@ -253,12 +258,13 @@ class Bench:
     def run(
         self, case: Case, ways: dict[str, Way], reads: int = 0, writes: int = 0
     ) -> Case:
-        """Time each way and check its result; `reads` and `writes` are those of one run."""
+        """Time each way, and check that each run read and wrote all words so often."""
         runs = 2 if self.quick else RUNS
         for name, way in ways.items():
             try:
                 times = timed(way, runs)
-                ours = (runs + 1) * name.startswith("cumem")  # it has used the kernel
+                # Only cumem's ways use the kernel, in each run and in the untimed one.
+                ours = (runs + 1) * name.startswith("cumem")
                 where = self.pinned if name == "cumem, copies" else self.buffer
                 self.check(where, ours * reads, ours * writes)
             except Exception as error:
@@ -271,7 +277,7 @@ class Bench:
         return case
 
     def to_host(self) -> None:
-        """Move all pages to the host, and leave no copies on the device."""
+        """Move all pages to the host, so that the device has no copies of them either."""
         self.buffer.read_mostly = False
         self.buffer.prefetch_pages("cpu", self.stream)
         self.stream.synchronize()
@@ -285,7 +291,7 @@ class Bench:
         self.buffer.read_mostly = True
 
     def raw(self, location: int) -> dict[str, Way]:
-        """Return the driver's own prefetch of as many bytes, from the other side."""
+        """Return the driver's prefetch of as many bytes to `location`."""
         driver = self.driver
         if driver is None:
             return {}
@@ -295,7 +301,7 @@ class Bench:
         }
 
     def prefetches(self) -> Iterator[Case]:
-        """Prefetch everything at once, by cumem and by the driver."""
+        """Measure the prefetch of all memory at once, by cumem and by the driver."""
         parts = np.array_split(np.arange(self.buffer.size), 16)
         slices = [self.buffer[int(p[0]) : int(p[-1]) + 1] for p in parts]
 
@@ -318,7 +324,7 @@ class Bench:
             yield self.run(Case(key, self.nbytes, "raw"), ways)
 
     def finish(self, use: Callable[[Any], None]) -> Call:
-        """Return a call that uses all of the buffer, and waits."""
+        """Return a call that uses the whole buffer, and waits for the stream."""
 
         def call() -> None:
             use(self.buffer)
@@ -327,7 +333,7 @@ class Bench:
         return call
 
     def faults(self) -> Iterator[Case]:
-        """Let a kernel get the pages by page faults."""
+        """Measure how kernels, and the host, get the pages by page faults."""
         ways: dict[str, Way] = {
             "cumem": (self.to_host, self.finish(self.read)),
         }
@@ -345,7 +351,7 @@ class Bench:
         yield self.run(Case("page faults, read on the host", self.nbytes, ""), back)
 
     def sweep(self, use: Callable[[Any], None], tile: int, **how: Any) -> Call:
-        """Return a call that goes through the buffer, until the last move has ended."""
+        """Return a call that uses the buffer tile by tile, and waits for all moves."""
 
         def call() -> None:
             with self.stream:
@@ -356,7 +362,7 @@ class Bench:
         return call
 
     def tiled(self) -> Iterator[Case]:
-        """Measure tile by tile, beside everything at once and beside copies."""
+        """Compare tiles with a prefetch of all memory at once, and with explicit copies."""
         sizes = [MIB] if self.emulated else [64 * MIB] if self.quick else None
         for tile in sizes or [16 * MIB, 64 * MIB, 128 * MIB]:
             size = format_nbytes(tile)
@@ -393,7 +399,7 @@ class Bench:
         self.to_host()
 
     def bulk(self, use: Callable[[Any], None], back: bool = False) -> Call:
-        """Return a call that moves everything at once, before the use and after it."""
+        """Return a call that prefetches all memory, uses it, and with `back` returns it."""
 
         def call() -> None:
             self.buffer.prefetch_pages(0, self.stream)
@@ -405,7 +411,7 @@ class Bench:
         return call
 
     def copies(self, tile: int, *, back: bool) -> Call:
-        """Return the same work on page-locked memory, by three tiles of device memory."""
+        """Return the same work by explicit copies, through three tiles of device memory."""
         count = tile // 4
         ring = [
             (cumem.empty_device(count, "u4"), cumem.Stream(), cumem.Event())
@@ -435,7 +441,7 @@ def _address(buffer: Any) -> int:
 
 
 def _sum_by(name: str, module: Any, buffer: cumem.ManagedBuffer) -> Call:
-    """Return a call that reads all of the buffer by another library."""
+    """Return a call in which another library sums the buffer."""
     words = buffer.view("i4")
     if name == "torch":
         tensor = module.as_tensor(words, device="cuda")

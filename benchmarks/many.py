@@ -3,10 +3,11 @@
 
     python benchmarks/many.py --json benchmarks/results/many-h200.json
 
-It copies pieces of one size in random order between page-locked or ordinary memory and a
-GPU, and verifies each case. In the same run it measures a loop of cudaMemcpyAsync, one
-cudaMemcpyBatchAsync (if libcudart has it), and torch and CuPy if they are installed. It
-also runs on the emulated device, and then says that the figures are not a GPU's.
+The script copies pieces of equal size, in random order, between host memory (page-locked or
+ordinary) and a GPU, and compares the bytes of each case. In the same run it measures a loop
+of cudaMemcpyAsync, a single cudaMemcpyBatchAsync (if libcudart has it), and PyTorch and
+CuPy if they are installed. The script also runs on the emulated device, and then says that
+the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cumem.units import format_nbytes
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Call, Run, times_of
 
-#: (pieces, bytes of each); goals are set for the first shape
+#: (how many pieces, bytes of each). The first shape is the one that has to be fast.
 SHAPES = [
     (4096, 4096),
     (16, 65536),
@@ -41,7 +42,7 @@ SHAPES = [
     (600, 16384),  # the blocks of a few requests of a key-value cache
     (48000, 4096),  # those of a whole cache
 ]
-MOST_SECONDS = 0.1  # for the repetitions of one case
+MOST_SECONDS = 0.1  # how long one library's call is repeated
 LIBRARIES = ("cumem", "loop", "batch", "torch", "cupy")
 
 
@@ -52,19 +53,19 @@ class Case:
     Parameters
     ----------
     key : str
-        ``"pinned"`` or ``"numpy"``: the memory of the host's end.
+        The host memory that is copied, ``"pinned"`` or ``"numpy"``.
     direction : str
         ``"up"`` (host to device) or ``"down"``.
     count, nbytes : int
-        Pieces, and bytes of each.
+        How many pieces, and the bytes of each.
     route : str
-        How cumem moved them.
+        The route by which cumem moved them, as `Transfer.route` names it.
     seconds : dict
         The best time of each library.
     spread : dict
         The median time divided by the best one, for each library.
     errors : dict
-        Why a library has no time.
+        The reason for each library that was not measured.
     """
 
     key: str
@@ -78,7 +79,7 @@ class Case:
 
 
 class Runtime:
-    """The calls of libcudart by ctypes, from a wheel or from the system."""
+    """Calls of libcudart, which is loaded by ctypes from a wheel or from the system."""
 
     def __init__(self) -> None:
         self._library = self._load()
@@ -109,7 +110,7 @@ class Runtime:
             raise OSError(f"{name} failed with {code}")
 
     def loop(self, dsts: list[int], srcs: list[int], nbytes: int) -> Call:
-        """Return a call that makes one cudaMemcpyAsync for each piece."""
+        """Return a call that makes one cudaMemcpyAsync for each piece, and waits."""
         copy, wait = self._library.cudaMemcpyAsync, self._library.cudaStreamSynchronize
         stream, size = self._stream, ctypes.c_size_t(nbytes)
         pairs = [
@@ -128,14 +129,14 @@ class Runtime:
         return call
 
     def batch(self, dsts: list[int], srcs: list[int], nbytes: int) -> Call:
-        """Return a call that makes one cudaMemcpyBatchAsync for all pieces."""
+        """Return a call that makes one cudaMemcpyBatchAsync for all pieces, and waits."""
         if not hasattr(self._library, "cudaMemcpyBatchAsync"):
             raise OSError("this libcudart has no cudaMemcpyBatchAsync")
         count = len(dsts)
         words = ctypes.c_uint64 * count
         arrays = words(*dsts), words(*srcs), words(*([nbytes] * count))
-        # These are srcAccessOrder (1 is the stream's order), two locations of type and
-        # id, flags.
+        # This is cudaMemcpyAttributes: srcAccessOrder (1 means the stream's order), the
+        # type and id of the source's and of the target's location, and flags.
         attributes = (ctypes.c_int * 6)(1, 0, 0, 0, 0, 0)
         first, failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
         arguments = [
@@ -180,7 +181,7 @@ class Bench:
                 self.peers[name] = __import__(name)
 
     def link(self) -> dict[str, float]:
-        """Measure one pinned copy, in bytes a second."""
+        """Return the rate of one pinned copy each way, in bytes a second."""
         nbytes = 4 << 20 if self.emulated else 256 << 20
         pinned = cumem.zeros(nbytes, "u1", "pinned")
         device = cumem.zeros(nbytes, "u1")
@@ -201,7 +202,7 @@ class Bench:
         rng = np.random.default_rng(count + nbytes)
         data = np.frombuffer(rng.bytes(count * nbytes), "u1").reshape(count, nbytes)
         order = rng.permutation(count)
-        # There is a gap after each piece, so that no two are neighbours.
+        # A gap after each piece keeps a library from joining neighbours into one copy.
         room = (count, nbytes + 64)
         host: Any = np.zeros(room, "u1")
         if case.key == "pinned":
@@ -238,9 +239,9 @@ class Bench:
     def calls(
         self, case: Case, dsts: list[Any], srcs: list[Any]
     ) -> dict[str, Callable[[], Call]]:
-        """Return, for each library, a function that makes the call to time.
+        """Return, for each library, a function that prepares the call to time.
 
-        The call returns when all bytes are there.
+        That call returns only when all bytes have arrived.
         """
 
         def address(end: Any) -> int:

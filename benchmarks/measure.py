@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the benchmarks: how a call is timed, and what a file of results contains."""
+"""What the benchmarks share: how a call is timed, and what a results file contains."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LONG_SECONDS = 4.0
 def times_of(call: Call, seconds: float) -> list[float]:
     """Return the seconds of each call but the first.
 
-    As many calls are made as fit into `seconds`, and at least three, but no more once they
-    have taken `LONG_SECONDS`.
+    The call is repeated for `seconds`, but at least three times and at most 2,000 times.
+    After `LONG_SECONDS` no further call begins, even if there were fewer than three.
     """
     call()
     times: list[float] = []
@@ -37,7 +37,7 @@ def times_of(call: Call, seconds: float) -> list[float]:
 
 
 def _tuning() -> dict[str, Any]:
-    """Return the values that copies are made with now."""
+    """Return cumem's present settings, and for each where its value comes from."""
     now = cumem.configure()
     return {
         name: {"value": getattr(now, name), "from": now.sources[name]}
@@ -46,15 +46,15 @@ def _tuning() -> dict[str, Any]:
 
 
 class Run:
-    """One run of a benchmark: its options, its results as they come, and their file.
+    """One run of a benchmark: it parses options, collects cases and writes their file.
 
     Parameters
     ----------
     description : str
-        The script's text; the first line is that of its ``--help``.
+        The script's docstring, whose first line ``--help`` shows.
     **options : dict
-        Further options, besides ``--json`` and ``--quick``: for the name of each the
-        arguments of ``add_argument``.
+        Options besides ``--json`` and ``--quick``. The key is the name, and the value has
+        the keyword arguments of ``add_argument``.
     """
 
     def __init__(self, description: str, **options: dict[str, Any]) -> None:
@@ -71,19 +71,19 @@ class Run:
         self._collected: dict[str, Any] = {}
 
     def begin(self, emulated: bool) -> None:
-        """Say which device the figures will be of."""
+        """Note whether the device is emulated, and if so, print a warning."""
         self.emulated = emulated
         if emulated:
             print("EMULATED DEVICE: no GPU took part, these figures are not a GPU's")
 
     def note(self, schema: int, **facts: Any) -> None:
-        """Add facts that stand beside the cases in the file."""
+        """Add facts to the file, which it keeps beside the cases."""
         self.facts |= {"schema": schema, **facts}
 
     def show(self, cases: Iterable[Any], line: Callable[[Any], str]) -> None:
         """Measure `cases`, print a line of each, and write the file after each.
 
-        If a run is cut off, the file has the cases until then, and says so.
+        If the run is interrupted, the file has the cases so far, and `complete` is false.
         """
         for case in cases:
             self.cases.append(case)
@@ -91,7 +91,7 @@ class Run:
             self._save(complete=False)
 
     def end(self) -> None:
-        """Write the file, if there is one, as complete."""
+        """Mark the run as complete, and write its file if one was asked for."""
         self._save(complete=True)
 
     def _save(self, *, complete: bool) -> None:

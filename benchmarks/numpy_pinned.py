@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure NumPy arrays that are made in pinned memory, in loops that feed PyTorch.
+"""Measure loops that make NumPy arrays in pinned memory and send them to a GPU by PyTorch.
 
     python benchmarks/numpy_pinned.py --json benchmarks/results/numpy-pinned-h200.json
 
 `copy` copies one NumPy array to the device again and again. `loop` makes a new array each
-time and copies it, in one thread; in `threads`, several threads make the arrays and one
-thread copies them. `make` is the loop without copies, and `cost` makes and drops one
-`np.empty`. The ways are ordinary NumPy, PyTorch's `pin_memory()` of ordinary arrays, ``with
-numpy_pinned():``, and `numpy_pinned.enable()`; the code that makes and copies arrays is the
-same for all but `pin_memory()`. The link is the rate of copies from memory that PyTorch has
-pinned, in the same run.
+time and copies it, in one thread. In `threads`, eight threads make the arrays and one
+thread copies them. `make` is the loop without copies, and `cost` makes and drops arrays by
+`np.empty`.
 
-Without a GPU, cumem copies in PyTorch's place on the emulated device, and says so.
+Each is measured with ordinary NumPy arrays, with PyTorch's `pin_memory()` of ordinary
+arrays, inside ``with numpy_pinned():``, and after `numpy_pinned.enable()`. Only the second
+of these needs another line in the code that makes and copies the arrays. The link is the
+rate of copies from memory that PyTorch has pinned, in the same run.
+
+Without a GPU the script runs on the emulated device, where cumem makes the copies instead
+of PyTorch, and says so.
 """
 
 from __future__ import annotations
@@ -36,15 +39,15 @@ from measure import Run, times_of
 
 MIB = 1 << 20
 THREADS = 8
-#: Of the measured durations of a case, only this many, the first ones, are kept.
+#: At most so many times of a case are kept, from the first on.
 ROUNDS = 100
-#: How many arrays may be on their way before the first of them is waited for.
+#: How many of the last arrays on the device are kept alive.
 DEPTH = 4
 
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Make pinned arrays in the whole process."""
+    """Let NumPy make pinned arrays in the whole process during the ``with`` block."""
     cumem.numpy_pinned.enable()
     try:
         yield
@@ -62,7 +65,7 @@ WAYS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
 
 @dataclass
 class Case:
-    """One way to do one thing.
+    """One of the loops, with one way to get pinned memory.
 
     Parameters
     ----------
@@ -77,8 +80,8 @@ class Case:
     seconds : list of float
         The time of each round.
     percent : float
-        The rate of the median round in percent of the link's; 100 for ``"link"`` and,
-        without meaning, for ``"cost"``.
+        The rate of the median round in percent of the link's. It is 100 for ``"link"``, and
+        also for ``"cost"``, where it means nothing.
     """
 
     key: str
@@ -94,7 +97,7 @@ class Case:
 
 
 class Copies:
-    """Makes the copies: by PyTorch, or by cumem on the emulated device."""
+    """Makes the copies, by PyTorch or, on the emulated device, by cumem."""
 
     def __init__(self) -> None:
         self.torch: Any = None
@@ -113,7 +116,7 @@ class Copies:
         return (tensor.pin_memory() if pins else tensor).to("cuda", non_blocking=True)
 
     def pinned(self, nbytes: int) -> Any:
-        """Make the memory that the link is measured with."""
+        """Allocate pinned memory to measure the link with."""
         if self.torch is None:
             return cumem.empty_pinned(nbytes // 4, "f4").numpy()
         return self.torch.empty(nbytes // 4, dtype=self.torch.float32, pin_memory=True)
@@ -134,7 +137,7 @@ class Copies:
 
 
 def make(base: np.ndarray, number: int) -> np.ndarray:
-    """Make an array as a user's code does, by NumPy without cumem."""
+    """Make an array as a user's code does, which calls NumPy and not cumem."""
     return base + np.float32(number)
 
 
@@ -157,7 +160,7 @@ class Bench:
         return case
 
     def transfers(self) -> Iterator[Case]:
-        """Measure everything that copies, size by size."""
+        """Measure the link and all loops but `cost`, with each size of arrays."""
         for nbytes in self.sizes:
             count = max(2, self.total // nbytes)
             source = self.copies.pinned(nbytes)
@@ -216,7 +219,7 @@ class Bench:
         return case
 
     def costs(self) -> Iterator[Case]:
-        """Measure making and dropping thousands of arrays."""
+        """Measure `cost`, a thousand arrays in a row."""
         count = 1000
         for nbytes, way in itertools.product(
             (128, MIB, 8 * MIB), ("NumPy", "enable()")

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure offloading for PyTorch: activations of a training step, and a whole model.
+"""Measure how PyTorch's activations, and a whole model, are offloaded to the host.
 
     python benchmarks/offloading.py --json benchmarks/results/offloading-h200.json
 
 A model of GPT-2's size (12 layers, 768 wide, 1,024 tokens, bfloat16 by autocast) is trained
-from the same start on the same data: without offloading, with PyTorch's
-`save_on_cpu(pin_memory=True)`, and with `offload_activations()`. The losses must be the
-same, except for what two runs without offloading differ by. Then the model goes to the host
-and back, by `offload` and `restore`, and tensor by tensor. It also runs on the emulated
-device, and then says that the figures are not a GPU's.
+from the same start on the same data each time: without offloading, with PyTorch's
+`save_on_cpu(pin_memory=True)`, and with `offload_activations()`. The losses may differ only
+by as much as they differ between two runs without offloading. Then the whole model moves to
+the host and back, by `offload` and `restore` and by a loop over its tensors. The script
+also runs on the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from measure import Run
 if importlib.util.find_spec("torch") is None:
     print("offloading.py needs PyTorch", file=sys.stderr)
     sys.exit(2)
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the same sums each time
+# With this setting cuBLAS adds up in the same order in every run.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 from torch import nn
 from torch.nn import functional
@@ -50,10 +51,10 @@ class Size:
     layers: int = 12
     width: int = 768
     heads: int = 12
-    vocabulary: int = 50304  # of 50257, rounded up
+    vocabulary: int = 50304  # GPT-2's 50,257, rounded up
     length: int = 1024
     batch: int = 8
-    warm: int = 3  # steps that do not count
+    warm: int = 3  # first steps, which are not timed
     steps: int = 10
     rounds: int = 2
 
@@ -62,7 +63,7 @@ LITTLE = Size(2, 64, 4, 96, 32, 4, 1, 2, 1)
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each after a norm and added to its input."""
+    """A layer of GPT-2: attention and a perceptron, each added to its input."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """GPT-2 without dropout, with its layers and its tied embedding."""
+    """GPT-2 without dropout, whose output layer shares the weights of the embedding."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -115,23 +116,24 @@ class Case:
     Parameters
     ----------
     key : str
-        ``"train"``, or ``"model"`` for a round to the host and back.
+        ``"train"``, or ``"model"`` for moving the model to the host and back.
     way : str
-        A name of `Bench.ways`, or how the model is moved.
+        A key of `Bench.ways`, or the way in which the model is moved.
     seconds : list of float
-        The time of each step, or each round, that counts.
+        The time of each step, or of moving the model there and back, after the warm-up.
     first_seconds : float
-        The time of the very first one, which page-locks memory.
+        The time of the very first one, which has to page-lock memory.
     tokens_per_second : float
         The tokens of a step divided by the time of the median step.
     peak_nbytes, peak_reserved_nbytes : int
-        The most device memory in tensors, and held by PyTorch, while training.
+        The most device memory that tensors used, and that PyTorch had reserved, during the
+        training.
     pinned_nbytes : int
-        The most pinned memory that cumem's buffers had.
+        The most pinned memory that cumem's buffers used.
     offloaded_nbytes : int
         How many bytes cumem copies to the host in a step, or the bytes of the model.
     losses : list of float
-        The loss of each step, including those that do not count.
+        The loss of each step, including those of the warm-up.
     """
 
     key: str
@@ -162,7 +164,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def empty(self) -> None:
-        """Empty all caches, to begin nearly as a new process would."""
+        """Empty all memory pools, so that the next case begins almost as a new process."""
         gc.collect()
         cumem.trim()
         if not self.emulated:
@@ -175,7 +177,7 @@ class Bench:
         return Model(self.size).to(self.device)
 
     def ways(self) -> dict[str, Context]:
-        """Return functions that make a context for a forward pass, by way."""
+        """Return for each way the context manager that offloads during a forward pass."""
 
         def ours(depth: int) -> Context:
             return lambda: offload_activations(min_nbytes=self.min_nbytes, depth=depth)
@@ -191,7 +193,7 @@ class Bench:
         }
 
     def train(self, way: str, context: Context) -> Case:
-        """Train some steps from the start."""
+        """Train some steps from the common start."""
         size, case = self.size, Case("train", way)
         self.empty()
         model = self.model()

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure chunks and pipeline against each stage alone and against loops by hand.
+"""Compare `cumem.chunks` and `cumem.pipeline` with single stages and handwritten loops.
 
     python benchmarks/pipelines.py --json benchmarks/results/pipelines-h200.json
 
-Three stages that run at once (copy in, work and copy out) are measured beside each stage
-alone. Then a file that is larger than the memory that the device may use is read through
-numpy.memmap and summed row by row, beside the same work by hand with CuPy and PyTorch, if
-they are installed, and with cumem's streams. Results are verified. It also runs on the
-emulated device, and then says that the figures are not a GPU's.
+First the script measures the three stages of a pipeline (copy in, work, and copy out), each
+alone and all at the same time. Then it sums the rows of a file that is larger than the
+memory that the device may use. The file is read through numpy.memmap, by cumem's functions
+and by loops that are written by hand with cumem's streams and, if they are installed, with
+CuPy and PyTorch. All results are checked. The script also runs on the emulated device, and
+then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 MIB, GIB = 1 << 20, 1 << 30
-WIDTH = 1024  # float32 of a row
-CHUNK = 64 * MIB  # of loops by hand
-CAP = 2 * GIB  # of the device, for the file
+WIDTH = 1024  # how many float32 a row has
+CHUNK = 64 * MIB  # how much the handwritten loops copy at a time
+CAP = 2 * GIB  # how much device memory the work on the file may use
 LONG_ROWS = GIB // WIDTH // 4
 
 
@@ -51,21 +52,22 @@ class Case:
     Parameters
     ----------
     group : str
-        ``"overlap"`` (three stages) or ``"file"``.
+        ``"overlap"`` (the three stages) or ``"file"``.
     key : str
-        Which memory, and how much leaves the device, or which way by hand.
+        For ``"overlap"`` the kind of memory and how much leaves the device, and for
+        ``"file"`` the function or the handwritten loop.
     nbytes : int
-        The bytes that come in.
+        The bytes that are copied to the device.
     seconds : dict
-        The time of each stage alone and of all together; ``"all"`` is the way itself.
+        The time of each stage alone, and that of the whole work as ``"all"``.
     lines : int
-        How many lines of code it has, without docstrings; 0 means not counted.
+        How many lines of code the work takes, without docstrings, or 0 if not counted.
     device_nbytes : int
-        By how much the device's free memory fell at most.
+        The most by which the device's free memory fell.
     samples : list
-        The bytes that cumem held on the device, over time.
+        How many bytes cumem had reserved on the device, over time.
     error : str
-        Why there is no time.
+        The reason if it was not measured.
     """
 
     group: str
@@ -105,11 +107,11 @@ def library(name: str) -> Any:
         return None
 
 
-# -- what works on a chunk -------------------------------------------------------------
+# -- the work on a chunk ---------------------------------------------------------------
 
 
 class Worker:
-    """A kernel that takes as long as it should."""
+    """A kernel whose duration can be chosen."""
 
     def __init__(self) -> None:
         self.xp: Any = np if cumem.backend() == "emulated" else library("cupy")
@@ -183,7 +185,7 @@ def only_out(y: cumem.Buffer, out: Any, step: int) -> None:
 
 
 def in_and_out(src: Any, x: cumem.Buffer, y: cumem.Buffer, out: Any) -> None:
-    """Copy all of both at once, in long copies and without work."""
+    """Copy in and out at the same time, in long copies and without work."""
     streams = cumem.Stream(), cumem.Stream()
 
     def come() -> None:
@@ -249,7 +251,7 @@ def one_overlap(
         "all": lambda: cumem.pipeline(worker, src, out, rows=step),
     }
     best = dict.fromkeys(calls, float("inf"))
-    for _ in range(repeats):  # in turns: a machine has good and bad seconds
+    for _ in range(repeats):  # all alternate, so that drift of the machine affects all
         for name, call in calls.items():
             best[name] = min(best[name], seconds_of(call))
     case = Case("overlap", key, src.nbytes, best)
@@ -374,7 +376,7 @@ def cumem_pipeline(xp: Any, data: np.ndarray, out: np.ndarray, step: int) -> Non
 
 
 def lines_of(function: Callable[..., object]) -> int:
-    """Count the lines of a function's body, without empty ones."""
+    """Count the lines of a function's body that are not empty."""
     source = textwrap.dedent(inspect.getsource(function))
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.FunctionDef)
@@ -413,7 +415,7 @@ def write_file(path: Path, nbytes: int) -> None:
 
 
 def stages_of_file(xp: Any, data: np.ndarray, step: int) -> dict[str, float]:
-    """Return the seconds of the copy in and of the sums alone."""
+    """Return the seconds of only copying the file in, and of only computing the sums."""
     x = cumem.array(data[:step], kind="device")
     sums = cumem.empty_device(step, "f4")
 
@@ -482,7 +484,10 @@ def of_file(xp: Any, path: Path, chunk: int, repeats: int) -> Iterator[Case]:
 
 
 class Sightings:
-    """Notes when copies are done. One thread looks, since waiting ones take processors."""
+    """Notes when copies are done, in one thread that asks each of them again and again.
+
+    A thread for each copy, which waits for it, would take processors from the copies.
+    """
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []
@@ -516,10 +521,10 @@ def span(stage: str, number: int, begin: float, end: float) -> dict[str, Any]:
 
 
 def timeline(worker: Worker, nbytes: int, chunk: int) -> list[dict[str, Any]]:
-    """Return when each stage of each chunk ran, in seconds.
+    """Return when each stage of each chunk began and ended, in seconds.
 
-    Work is timed by CUDA events. Copies are timed by their own clock, which is the
-    device's or the host's, up to the moment when they are seen to be done.
+    CUDA events time the work. A copy ends when `Sightings` sees it, and begins as long
+    before as `Transfer.seconds` says that it took.
     """
     rows, step = nbytes // WIDTH // 4, chunk // WIDTH // 4
     src = cumem.full((rows, WIDTH), 1, "f4", "pinned")
@@ -603,8 +608,8 @@ def main() -> None:
     """Measure and print."""
     run = Run(
         __doc__ or "",
-        folder={"default": None, "help": "of the file; default: a temporary one"},
-        largest={"type": int, "default": 40, "help": "GiB of the file at most"},
+        folder={"default": None, "help": "where to put the file (default: tempfile's)"},
+        largest={"type": int, "default": 40, "help": "the file's size in GiB at most"},
         parts={"default": "overlap,timeline,file", "help": "which of these"},
         plot={"metavar": "FILE", "help": "draw the timeline into a PNG file"},
     )

@@ -4,15 +4,19 @@
     python benchmarks/pools.py --traces DIR --json benchmarks/results/pools-h200.json
     python benchmarks/pools.py --render benchmarks/results/pools-h200.json docs/pools.md
 
-T1   one allocation and its free from a warm pool, by kind and form of the arguments
-T2   the first pinned allocation of a process
-T13  replays of traces, as they are and with late frees: reserved over live memory, and time
-     per event
-T14  cost with few and many live blocks, and with one and many threads
+There are four parts, and ``--only T1,T13`` chooses among them:
 
-Libraries that are not installed are left out and named. Cases that must begin afresh are
-measured in processes of their own. Everything also runs on the emulated device, and then
-says so.
+T1   an allocation from a warm pool and its free, for each kind of memory and each way to
+     write the arguments
+T2   the first allocation of pinned memory in a process
+T13  replays of recorded traces, as they were and with streams that still use a block after
+     it was freed: reserved memory divided by live memory, and the time of an event
+T14  the cost of an allocation with few and with many live blocks, and with one thread and
+     with many
+
+Libraries that are not installed are left out, and the output names them. Cases that need a
+fresh process get one. The script also runs on the emulated device, and its output then says
+so.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ GIB = 1 << 30
 
 # -- T1: allocate and free -------------------------------------------------------------
 
-#: Arguments as a program writes them; NumPy takes all of them too.
+#: Ways in which programs write the arguments. `numpy.empty` accepts all of them too.
 FORMS = {
     "n": "1024",
     "n, dtype": "1024, f4",
@@ -76,15 +80,15 @@ class Case:
     Parameters
     ----------
     what : str
-        Kind of memory, or library.
+        The kind of memory, or the other library's name.
     form : str
-        How the arguments are written, or which size.
+        How the arguments are written, or how large the allocation is.
     text : str
-        The statement.
+        The statement's source.
     count : int
-        Allocations that it makes.
+        How many allocations the statement makes.
     pools : tuple
-        Pools to run it inside of.
+        The pools that are current while it runs.
     """
 
     what: str
@@ -97,7 +101,7 @@ class Case:
     error: str | None = None
 
     def sample(self, names: dict[str, Any], number: int) -> float:
-        """Return the nanoseconds of one allocation and its free."""
+        """Return how many nanoseconds one allocation takes together with its free."""
         timer = Timer(self.text, globals=names)
         with contextlib.ExitStack() as stack:
             for pool in self.pools:
@@ -105,11 +109,11 @@ class Case:
             return timer.timeit(number) * 1e9 / number / self.count
 
     def calibrate(self, names: dict[str, Any]) -> None:
-        """Warm the pool up, and choose how often to run for about a millisecond."""
+        """Warm the pool up, and choose how many runs take about a millisecond."""
         try:
             self.sample(names, 3)
             once = min(self.sample(names, 10) for _ in range(3)) * self.count
-        except Exception as error:  # whatever a library raises is a result
+        except Exception as error:  # a library's failure is a result too
             self.error = f"{type(error).__name__}: {error}".splitlines()[0]
             return
         self.number = max(10, min(20_000, int(1e6 / max(once, 1.0))))
@@ -142,7 +146,7 @@ def our_cases() -> list[Case]:
 
 
 def peer_cases(names: dict[str, Any]) -> tuple[list[Case], dict[str, str]]:
-    """Return the same allocations by other libraries, and which libraries there are."""
+    """Return other libraries' cases, and each library's version or why it is left out."""
     cases: list[Case] = []
     found: dict[str, str] = {}
     if cumem.backend() == "emulated":
@@ -153,7 +157,7 @@ def peer_cases(names: dict[str, Any]) -> tuple[list[Case], dict[str, str]]:
             continue
         try:
             version, more = add(names)
-        except Exception as error:  # a library that is broken here is a result
+        except Exception as error:  # a library's failure is a result too
             found[name] = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
         found[name] = version
@@ -197,8 +201,8 @@ def rmm_cases(names: dict[str, Any]) -> tuple[str, list[Case]]:
         "arena": lambda: rmm.mr.ArenaMemoryResource(
             rmm.mr.CudaMemoryResource(), arena_size=GIB
         ),
-        # It gets as much memory as the others, or it would take half of the device at
-        # first.
+        # By default this resource would begin by taking half of the device. It gets as
+        # much as the other resources.
         "async": lambda: rmm.mr.CudaAsyncMemoryResource(initial_pool_size=GIB),
     }
     names["DeviceBuffer"] = rmm.DeviceBuffer
@@ -227,7 +231,7 @@ PEERS: dict[str, Callable[[dict[str, Any]], tuple[str, list[Case]]]] = {
 
 
 def measure_t1(options: argparse.Namespace) -> dict[str, Any]:
-    """Time every case in turn, round after round, so that drift affects all alike."""
+    """Time all cases in each of many rounds, so that drift of the machine affects all."""
     names: dict[str, Any] = {
         "numpy_empty": np.empty,
         "empty": cumem.empty,
@@ -242,7 +246,8 @@ def measure_t1(options: argparse.Namespace) -> dict[str, Any]:
     good = [case for case in cases if case.error is None]
     gc.collect()
     for round_index in range(7 if options.quick else 25):
-        start = round_index * 7 % len(good)  # none is always after the same other
+        # Each round begins at another case, so that no case is always the first.
+        start = round_index * 7 % len(good)
         for case in good[start:] + good[:start]:
             case.times.append(case.sample(names, case.number))
     rows = [row_of(case) for case in cases]
@@ -296,7 +301,7 @@ def first_cumem(nbytes: int, **flags: bool) -> Callable[[], Any]:
 
 
 def first_driver(nbytes: int) -> Callable[[], Any]:
-    """Return a call of the driver that cudaHostAlloc makes."""
+    """Return a function that page-locks memory by the driver call behind cudaHostAlloc."""
     driver = ctypes.CDLL("libcuda.so.1")
     context, address = ctypes.c_void_p(), ctypes.c_void_p()
 
@@ -361,13 +366,13 @@ def child_first(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_t2(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure each way in processes of its own, in turn."""
+    """Measure each way in processes of its own, which alternate with those of others."""
     emulated = cumem.backend() == "emulated"
     nbytes = GIB // 16 if emulated else GIB
     times: dict[str, list[dict[str, Any]]] = {name: [] for name in FIRST}
     errors: dict[str, str] = {}
-    # A virtual machine gets its memory when it is first touched, so the way that came first
-    # would pay for all.
+    # A virtual machine gets its memory from the host only when it first touches it. Without
+    # these two runs the way that comes first would pay for that.
     for _ in range(0 if emulated or options.quick else 2):
         run_child({"what": "first", "how": "cumem", "nbytes": nbytes})
     for _ in range(1 if options.quick else 3):
@@ -398,7 +403,7 @@ def measure_t2(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def child_replay(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Replay all traces on one allocator, emptied in between."""
+    """Replay all traces on one kind of allocator, a new one for each replay."""
     results = []
     for path in job["traces"]:
         trace = load_trace(path)
@@ -461,7 +466,7 @@ def measure_t13(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def means_of(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return geometric means over the traces, for each choice of whose work is late."""
+    """Return geometric means over the traces, for each choice of which streams are late."""
     means = {}
     for late_on in ("none", "side", "own"):
         rows = [row for row in results if row["late_on"] == late_on]
@@ -478,7 +483,7 @@ def means_of(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 def churn(
     live: list[object], plan: list[tuple[int, int]], allocate: Callable[[int], object]
 ) -> None:
-    """Replace an old block, which is freed, by a new one."""
+    """Follow a plan of (index, bytes): allocate, and free the old block at that index."""
     for index, size in plan:
         live[index] = allocate(size)
 
@@ -486,7 +491,7 @@ def churn(
 def churn_ns(
     live: list[object], allocate: Callable[[int], object], rounds: int, seed: int
 ) -> list[float]:
-    """Return the nanoseconds of an allocation and a free, for each round."""
+    """Return the nanoseconds of an allocation with the free of another block, by round."""
     random = np.random.default_rng(seed)
     count = 100_000 if len(live) > 100_000 else 20_000
     times = []
@@ -503,7 +508,7 @@ def churn_ns(
 def populations(
     allocate: Callable[[int], object], counts: Sequence[int], rounds: int
 ) -> list[dict[str, Any]]:
-    """Time with few live blocks, with many, and with few again."""
+    """Time `churn` with each number of live blocks, and with the first number again."""
     random = np.random.default_rng(1)
     rows = []
     live: list[object] = []
@@ -548,7 +553,10 @@ def thread_rate(
 
 
 def child_scale(job: dict[str, Any]) -> dict[str, Any]:
-    """Measure both tables for one allocator; ``loop`` only allocates Python floats."""
+    """Measure one allocator by live blocks and by threads.
+
+    The allocator ``loop`` makes Python floats instead, which shows what the loop costs.
+    """
     if job["allocator"] == "loop":
         allocate: Callable[[int], object] = float
     else:
@@ -620,7 +628,7 @@ CHILDREN: dict[str, Callable[[dict[str, Any]], Any]] = {
 def run_child(
     job: dict[str, Any], environment: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Measure in a new process. A failure there is a result, too."""
+    """Return what a job measured in a new process, or the text of its error."""
     command = [sys.executable, __file__, "--child", json.dumps(job)]
     variables = (environment or {}) | dict(os.environ)
     try:
@@ -652,7 +660,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def lines_t1(part: dict[str, Any]) -> list[str]:
-    """Return nanoseconds by form and kind, then those of the peers."""
+    """Return tables of nanoseconds: cumem's by form and kind, then those of the peers."""
     rows = part["rows"]
 
     def cell(what: str, form: str) -> str:
@@ -693,7 +701,7 @@ def lines_t1(part: dict[str, Any]) -> list[str]:
 
 
 def lines_t2(part: dict[str, Any]) -> list[str]:
-    """Return the milliseconds of the first pinned allocation."""
+    """Return a table of the milliseconds of the first pinned allocation."""
     rows = []
     for name, row in part["rows"].items():
         if "error" in row:
@@ -709,7 +717,7 @@ def lines_t2(part: dict[str, Any]) -> list[str]:
 
 
 def lines_t13(part: dict[str, Any]) -> list[str]:
-    """Return reserved over live bytes of each trace, and the times."""
+    """Return a table of reserved bytes divided by live bytes, and the times, by trace."""
     if "error" in part:
         return [f"Traces (T13): {part['error']}."]
     found = part["allocators"]
@@ -761,7 +769,7 @@ def lines_t13(part: dict[str, Any]) -> list[str]:
 
 
 def lines_t14(part: dict[str, Any]) -> list[str]:
-    """Return the cost by population, and the rate by threads."""
+    """Return a table of the cost by live blocks, and one of the rate by threads."""
     good = {name: row for name, row in part.items() if "error" not in row}
     bad = [f"{name}: {row['error']}" for name, row in part.items() if "error" in row]
     if not good:
@@ -842,7 +850,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_parts(text: str) -> list[str]:
-    """Read ``T1,T13``."""
+    """Turn an argument such as ``T1,T13`` into the names of parts."""
     parts = [part.strip().upper() for part in text.split(",")]
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
@@ -855,11 +863,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--json", metavar="FILE", help="write the results to FILE")
-    add("--only", type=parse_parts, default=list(PARTS), help="such as T1,T13")
+    add("--only", type=parse_parts, default=list(PARTS), help="parts, such as T1,T13")
     add("--traces", metavar="DIR", help="folder of traces, for T13")
-    add("--pool", default="default", help="which of cumem's pools (default)")
+    add("--pool", default="default", help="cumem's pool to measure (default: default)")
     add("--quick", action="store_true", help="fewer rounds")
-    add("--commit", metavar="TEXT", help="commit, where there is no repository")
+    add("--commit", metavar="TEXT", help="name the commit where there is no repository")
     add("--render", nargs=2, metavar=("FILE", "PAGE"), help="write the page's table")
     add("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()

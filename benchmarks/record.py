@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the output of checks that write no results: pytest, sanitizers, C programs.
+"""Run a check that writes no results file, such as pytest, and keep how it ended.
 
     python benchmarks/record.py --json FILE [--limit SECONDS] -- COMMAND [ARGUMENT ...]
 
-This runs the command and shows its output. It adds to FILE how the command ended, how long
-it took and its last lines, with commit, date and machine. The exit status is the command's.
+The script runs the command and shows its output. It then adds to FILE the exit status, the
+duration and the last lines of the output, with the commit, the date and the machine. Its
+own exit status is that of the command.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from pathlib import Path
 
 from cumem import info
 
-LINES = 20  # of the end of what a command prints
+LINES = 20  # how many of the last lines that the command prints are kept
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="add the run to FILE")
-    parser.add_argument("--limit", type=float, help="end it after so many seconds")
+    parser.add_argument("--limit", type=float, help="stop it after so many seconds")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     started, begin = datetime.now(UTC), time.perf_counter()

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what a record costs for each event, with and without stacks, and while it is off.
+"""Measure what `cumem.record` costs for each event, and what it costs while none runs.
 
     python benchmarks/recording.py --json benchmarks/results/recording-h200.json
 
-An allocation from a warm pool and its free are two events. The figure is how many
-nanoseconds one event adds, for shallow and deep stacks, with a tag, and from four threads.
-A short copy is measured too, but a copy to a device takes microseconds, and its time varies
-by more than an event takes. `--before DIR` names a checkout that was built before there
-were records. Then the pair is also measured in that build and in this one, with no record
-running, in processes that take turns.
+An allocation from a warm pool and its free are two events. The script times this pair with
+and without a record, and says how many nanoseconds one event adds: without stacks, with
+shallow and with deep ones, with a tag, and from four threads. It also times short copies. A
+copy to a device takes microseconds, and its time varies by more than one event costs, so
+that figure is only a bound.
+
+`--before DIR` names a checkout of a commit that had no records yet, with its extension
+built. The pair is then also timed in that build and in this one while no record runs, in
+processes that alternate.
 """
 
 from __future__ import annotations
@@ -39,18 +42,18 @@ TURNS = 10
 
 @dataclass
 class Case:
-    """One way to record.
+    """The time of one call, with one setting of the record or without a record.
 
     Parameters
     ----------
     key : str
         ``"off"``, ``"events"``, ``"stacks"``, ``"deep stacks"`` and so on.
     call_ns : float
-        The time of an allocation and its free, or of a short copy: the best of all rounds.
+        The time of an allocation with its free, or of a short copy, in the best round.
     median_ns : float
-        The median of the same.
+        The same time in the median round.
     event_ns : float
-        What an event adds to the best time; 0 if there is no event.
+        How much one event adds to the best time, or 0 if no record runs.
     rounds : int
         How many rounds were timed.
     """
@@ -84,7 +87,7 @@ def in_threads(act: Callable[[int], None], count: int) -> None:
 
 
 def timed(act: Callable[[int], None], count: int, rounds: int) -> list[float]:
-    """Return the nanoseconds of one call, for each round."""
+    """Return for each round how many nanoseconds one of its `count` calls took."""
     act(count)
     found = []
     for _ in range(rounds):
@@ -128,7 +131,7 @@ def measured(run: Run) -> Iterator[Case]:
     for key, act, options, tag, events in ways:
         count = few if act is upload else many
         off, on = [], []
-        for _ in range(TURNS):  # so that other changes of the machine meet both
+        for _ in range(TURNS):  # alternate, so that drift of the machine affects both
             off += timed(act, count, rounds)
             with ExitStack() as stack:
                 stack.enter_context(cumem.record(max_entries=1 << 14, **options))
@@ -186,7 +189,7 @@ def line(case: Case) -> str:
 def main() -> None:
     before = {
         "metavar": "DIR",
-        "help": "a built checkout from before there were records",
+        "help": "a checkout that is built, of a commit without records",
     }
     run = Run(__doc__ or "", before=before)
     run.begin(cumem.backend() == "emulated")

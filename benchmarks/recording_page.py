@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how fast the page of a record is in a browser, and take pictures. Needs no GPU.
+"""Measure how fast the HTML page of a record is in a browser, and take pictures of it.
 
     python benchmarks/recording_page.py [--record FILE] [--json FILE] [--images FOLDER]
 
-This writes the page of a record that was saved as .npz, or of a made-up one that is like a
-training loop's, and opens it in a headless Chromium, which draws with the processor. By the
-page's clock it measures how long the page takes from the beginning of its loading until it
-is first drawn, what a frame of zooming and of hovering costs, and how far frames are apart
-while real wheel and mouse events come. `processor_ms` is time of the processor, which does
-not grow with other work of the machine. The seconds of the exports are such time too.
-Pictures need Pillow.
+The script needs Chromium, and no GPU. It writes the page of a record that was saved as
+.npz, or of one that it makes up to resemble a training loop, and opens it in a headless
+Chromium, which draws with the processor. It measures how long the page takes until it is
+first drawn, what one frame of zooming or hovering costs, and how much time passes between
+frames while wheel and mouse events arrive.
+
+`processor_ms` and the seconds of the exports are processor time, so other work of the
+machine does not lengthen them. The other times are by the page's clock. Pictures also need
+Pillow.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ from support.browser import CHROMIUM, DRAWN, FRAME, Browser
 from support.records import random_log
 
 WIDTH, HEIGHT = 1200, 900
-COUNT = 60  # frames of a kind
-#: Each frame waits until the one before is drawn, or it would be charged for that one too.
+COUNT = 60  # how many frames of zooming, and of hovering
+#: Each frame waits until the one before is drawn. Otherwise its time would include that of
+#: the frame before.
 FRAMES = """(async () => {
   const rest = () => new Promise(
     done => requestAnimationFrame(() => requestAnimationFrame(done)));
@@ -72,7 +75,7 @@ WATCH = """(() => {
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Return the spread of times in ms."""
+    """Return the median, the 95th percentile and the maximum of times in ms."""
     ordered = sorted(values)
     return {
         "median_ms": round(statistics.median(ordered), 2),
@@ -82,16 +85,13 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def busy_ms(browser: Browser) -> float:
-    """Return how long the page's main thread has worked since the page was opened.
-
-    It is time of the processor, in which other users of the machine have no part.
-    """
+    """Return the processor time of the page's main thread since the page was opened."""
     metrics = browser.call("Performance.getMetrics")["metrics"]
     return 1e3 * next(m["value"] for m in metrics if m["name"] == "TaskDuration")
 
 
 def frames(browser: Browser, code: str) -> dict[str, float]:
-    """Measure frames of a kind: their script alone, and all work of the page for them."""
+    """Measure frames: the time of their script, and the processor time of all work."""
     before = busy_ms(browser)
     costs = browser.evaluate(FRAMES % (COUNT, code))
     busy = (busy_ms(browser) - before) / COUNT
@@ -99,7 +99,7 @@ def frames(browser: Browser, code: str) -> dict[str, float]:
 
 
 def measure(browser: Browser, path: Path) -> dict[str, Any]:
-    """Open the page, use it as a person would, and measure it."""
+    """Measure the page while it opens, zooms and hovers as if a person used it."""
     browser.call("Performance.enable", timeDomain="threadTicks")
     drawn, worked = [], []
     for _ in range(3):
@@ -126,7 +126,7 @@ def measure(browser: Browser, path: Path) -> dict[str, Any]:
 
 
 def picture(browser: Browser, path: Path, theme: str, by: str, place: str) -> None:
-    """Save what the window shows, in 256 colours."""
+    """Save a picture of the window in 256 colours."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,9 +144,16 @@ def picture(browser: Browser, path: Path, theme: str, by: str, place: str) -> No
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--record", type=Path, help="a record that was saved")
-    parser.add_argument("--events", type=int, default=1_030_000, help="else so many")
-    parser.add_argument("--part", default="9e9, 10.3e9", help="nanoseconds in pictures")
+    parser.add_argument("--record", type=Path, help="a saved record to show")
+    parser.add_argument(
+        "--events",
+        type=int,
+        default=1_030_000,
+        help="without --record: make up so many",
+    )
+    parser.add_argument(
+        "--part", default="9e9, 10.3e9", help="nanoseconds that the pictures show"
+    )
     parser.add_argument("--json", type=Path, help="write the results to FILE")
     parser.add_argument("--images", type=Path, help="write pictures to FOLDER")
     options = parser.parse_args()

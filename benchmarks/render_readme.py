@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the figures of the README and of docs/memory-kinds.md from files of results.
+"""Write the README's table of figures and the copy rates on docs/memory-kinds.md.
 
-These are the README's five lines of figures and the table of copy rates of the other page.
+The figures come from the files in benchmarks/results/. To measure the copy rates anew, run
+the first of these commands before the second:
 
     python -m cumem bench --json benchmarks/results/bench-h200.json \
         --plot docs/images/bench-h200.png
@@ -31,13 +32,13 @@ def read(name: str) -> dict[str, Any]:
 
 
 def case(data: dict[str, Any], **wanted: object) -> dict[str, Any]:
-    """Return the only case of a run with these values."""
+    """Return the only case whose members have the wanted values."""
     [found] = [c for c in data["cases"] if all(c[k] == v for k, v in wanted.items())]
     return dict(found)
 
 
 def figures() -> str:
-    """Return five lines with cumem's figures and the fastest peer's in the same run."""
+    """Return the README's table, with the fastest peer's figures beside cumem's."""
     lines = ["| | cumem | others, in the same run |", "| --- | ---: | --- |"]
 
     def rates(
@@ -102,7 +103,7 @@ def figures() -> str:
 
 
 def table(data: dict[str, Any]) -> str:
-    """Return rates in GB/s by size and kind, a table for each direction, with advice."""
+    """Return a table of copy rates for each direction, by size and kind of memory."""
     device = data["devices"][data["device"]]["name"]
     lines = [
         f"Copies on {device}, driver CUDA {data['versions']['driver']}, "

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find out which figures each page has, and which are older than the code they are about.
+"""List the results files that each page cites, and those that are older than their code.
 
-    python benchmarks/results.py            # list, exit status 1 if any is older
-    python benchmarks/results.py --write    # put the table of its figures on each page
+    python benchmarks/results.py            # lists them; exit status 1 if one is older
+    python benchmarks/results.py --write    # puts a table of its files on each page
 
-Every file of benchmarks/results/ names the commit, the date and the machine of its run, as
-`commit`, `started` and `machine`. The machine is a text, or a dict with `devices` such as
-`python -m cumem info` prints. Files that are older than this rule have `added` instead,
-which names the commit that brought them, and its date.
+Every file of benchmarks/results/ says which commit was measured (`commit`), when
+(`started`) and on which machine (`machine`). The machine is a text, or a dict with
+`devices` like the one that `python -m cumem info` prints. Files from before this rule have
+`added` instead, which is the commit that added the file, and that commit's date.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 LINK = re.compile(r"benchmarks/results/([\w.-]+)")
 
-#: The sources that the figures of a file are about, by the beginning of the file's name.
+#: The sources whose speed a results file shows, by the beginning of the file's name.
 SOURCES: dict[str, tuple[str, ...]] = {
     "bench": ("cumem/tools/bench", "csrc/transfer", "csrc/runtime/cuda*"),
     "casting": ("csrc/base/convert.c", "csrc/transfer/routes", "csrc/transfer/host"),
-    "ceilings": (),  # no code of ours
+    "ceilings": (),  # the driver and the hardware alone, without cumem
     "checks": ("csrc",),
     "corruption": (
         "csrc/pool",
@@ -104,7 +104,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
 
 
 def read(name: str) -> dict[str, Any]:
-    """Read what a file says about its run, which is in the first line of JSON lines."""
+    """Read what a file says about its run. A file of JSON lines says it in the first."""
     text = (RESULTS / name).read_text(encoding="utf-8")
     found = json.loads(text.splitlines()[0] if name.endswith(".jsonl") else text)
     assert isinstance(found, dict), f"{name} is no object"
@@ -112,7 +112,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def commit_of(results: dict[str, Any]) -> str:
-    """Return the commit of results, without the mark that the tree had changes."""
+    """Return the commit of results, without the mark for uncommitted changes."""
     said = results.get("commit") or results["added"]["commit"]
     return re.sub(r"-(dirty|changed)$", "", said)[:7]
 
@@ -134,7 +134,7 @@ def machine_of(results: dict[str, Any]) -> str:
 
 
 def lacks(results: dict[str, Any]) -> list[str]:
-    """Return which facts the file should have and does not."""
+    """Return which of the required facts the file lacks."""
     has_run = bool(results.get("commit")) and bool(results.get("started"))
     has_added = {"commit", "date"} <= set(results.get("added", ()))
     missing = [] if has_run or has_added else ["commit and started"]
@@ -142,9 +142,9 @@ def lacks(results: dict[str, Any]) -> list[str]:
 
 
 def pages() -> dict[Path, list[str]]:
-    """Return the results that each page names, in order, without those in the table itself.
+    """Return the results files that each page names outside its own table, in order.
 
-    The pages of docs/decisions/ are left out, since they say what was known on their day.
+    The pages of docs/decisions/ are left out, because they keep the figures of their date.
     """
     found = {}
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
@@ -156,7 +156,7 @@ def pages() -> dict[Path, list[str]]:
 
 
 def sources_of(name: str) -> tuple[str, ...]:
-    """Return the sources of a file of results, by the longest beginning that fits."""
+    """Return the sources of a results file, by the longest matching key."""
     keys = [key for key in SOURCES if name.startswith(key)]
     return SOURCES[max(keys, key=len)]
 
@@ -178,7 +178,7 @@ def table(page: Path, names: list[str]) -> str:
 
 
 def written(page: Path, names: list[str]) -> str:
-    """Return the page with its table, which is put at the end if the page had none."""
+    """Return the page's text with a new table, at its end if it had none before."""
     text = page.read_text(encoding="utf-8")
     if BEGIN not in text:
         text = f"{text.rstrip()}\n\n{BEGIN}\n{END}\n"
@@ -187,14 +187,14 @@ def written(page: Path, names: list[str]) -> str:
 
 
 def changed_since(commit: str, sources: tuple[str, ...]) -> int | None:
-    """Count the source files that differ from the commit, or None if that is unknown."""
+    """Count the sources changed since a commit, or return None if git cannot tell."""
     paths = [f":(glob){path}" if "*" in path else path for path in sources]
     said = git("diff", "--name-only", commit, "--", *paths)
     return None if said is None else len(said.splitlines())
 
 
 def git(*command: str) -> str | None:
-    """Return the output of git, or None if there is no output or no git."""
+    """Return what a git command prints, or None if it fails or prints nothing."""
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), *command], capture_output=True, text=True
@@ -205,13 +205,13 @@ def git(*command: str) -> str | None:
 
 
 def brought_by(name: str) -> str:
-    """Return the commit that brought a file, for figures whose own commit is unknown."""
+    """Return the commit that last changed a results file that names no commit itself."""
     said = git("log", "-1", "--format=%h", "--", f"benchmarks/results/{name}")
     return (said or "").strip()
 
 
 def older(names: list[str]) -> list[str]:
-    """Return a line for each file that is older than the code that it is about."""
+    """Return a line of text for each results file that is older than its sources."""
     lines = []
     for name in names:
         commit, sources = commit_of(read(name)), sources_of(name)

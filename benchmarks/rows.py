@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure rows by index in one call against the batch call, PyTorch and gathers alone.
+"""Compare `cumem.copy_rows` with the driver's batch call, PyTorch and a plain gather.
 
     python benchmarks/rows.py --json benchmarks/results/rows-h200.json
     python benchmarks/rows.py --only 'ordinary table.*KiB'
 
-The rows of a case have one length and a random order, and their numbers are on the host
-when a call begins. Either they are rows of a table, in ordinary or page-locked memory, that
-go to a GPU, or they are blocks of a cache, random on both sides, that go between
-page-locked memory and a GPU. Each case is verified. The same run measures one
-cudaMemcpyBatchAsync of the rows, a loop of copies by PyTorch, PyTorch's gather into
-page-locked memory with a copy from there, and a kernel written by hand to which the numbers
-are copied first. It also measures the gather of the host's threads alone, which moves
-nothing to a GPU (by PyTorch or, if that is not installed, by NumPy in one thread). The
-table has a line for each case, with the fastest of the others that move the same bytes. The
+The rows of a case have one length and are chosen in random order. The array of their
+numbers is on the host when a call begins. There are two kinds of cases. In one, rows of a
+table in ordinary or page-locked memory go to a GPU. In the other, blocks of a cache, at
+random places on both sides, go between page-locked memory and a GPU. The bytes of each case
+are compared.
+
+The same run measures one cudaMemcpyBatchAsync of the rows; a loop of copies by PyTorch;
+PyTorch's gather into page-locked memory, with a copy from there; and a kernel written by
+hand, to which the numbers are copied first. It also measures a gather on the host that
+moves nothing to a GPU, by PyTorch or, if that is not installed, by NumPy in one thread. The
+output has a line for each case, with the fastest of those that move the same bytes. The
 script also runs on the emulated device, and then says that the figures are not a GPU's.
 """
 
@@ -37,8 +39,8 @@ import rows_by_hand
 from measure import Call, Run, times_of
 
 KIB = 1 << 10
-MOST_NBYTES = 1 << 30  # of all rows of a case
-#: What is measured: (key, directions, lengths of rows in KiB, rows at most).
+MOST_NBYTES = 1 << 30  # at most, for all rows of a case together
+#: The cases: (key, directions, lengths of rows in KiB, the most rows).
 CASES: list[tuple[str, tuple[str, ...], list[float], int]] = [
     ("ordinary table", ("up",), [0.25, 0.5, 2, 4, 32, 256], 100_000),
     ("pinned table", ("up",), [0.25, 0.5, 2, 4, 32, 256], 100_000),
@@ -47,8 +49,8 @@ CASES: list[tuple[str, tuple[str, ...], list[float], int]] = [
     ("one block", ("up", "down"), [4], 1),
 ]
 LIBRARIES = ("cumem", "batch", "by hand", "torch loop", "torch gather", "gather alone")
-MOST_LOOPED = 2_000  # rows: a loop of more takes too long
-CHECKED_ROWS = 1_000  # how many rows are checked if another library copied them
+MOST_LOOPED = 2_000  # a loop over more rows would take too long
+CHECKED_ROWS = 1_000  # how many rows are compared if another library copied them
 PATTERN_NBYTES = 67_108_859  # a prime number, so that no two rows are equal
 
 
@@ -66,7 +68,7 @@ class Case(many.Case):
 
 @dataclass
 class Work:
-    """What one case copies: the arrays, and the numbers of the rows."""
+    """The arrays of one case, and the numbers of the rows that are copied."""
 
     dst: Any
     src: Any
@@ -75,7 +77,7 @@ class Work:
 
 
 class Bench:
-    """What all cases share, which is above all the memory: making it takes long."""
+    """The memory that all cases share, because it takes long to make."""
 
     def __init__(self, options: Any) -> None:
         others = many.Bench(options)
@@ -84,7 +86,8 @@ class Bench:
         self.link = others.link
         self.only = re.compile(options.only)
         self.most_nbytes = 4 << 20 if options.quick or self.emulated else MOST_NBYTES
-        # At least twice as many rows as are copied, so that few of those are neighbours.
+        # The memory has room for twice the rows that are copied, so that few of those are
+        # neighbours.
         length = min(PATTERN_NBYTES, self.most_nbytes + 1)
         pattern = np.frombuffer(np.random.default_rng(0).bytes(length), "u1")
         self.ordinary = np.resize(pattern, 2 * self.most_nbytes)
@@ -131,12 +134,12 @@ class Bench:
                 self.verify(case, work, name)
         ends = (work.dst, work.src, work.dst_rows, work.src_rows)
         case.route = cumem.copy_rows_async(*ends).route
-        if case.direction == "down":  # the next case reads the page-locked memory
+        if case.direction == "down":  # restores the host memory for the next case
             cumem.copy(work.dst.reshape(-1), self.ordinary[: work.dst.nbytes])
         return case
 
     def verify(self, case: Case, work: Work, name: str) -> None:
-        """Compare copied rows, and clear them: all if cumem copied them, or else many."""
+        """Compare copied rows, all of cumem's and some of others', and clear the target."""
         step = 1 if name == "cumem" else -(-case.count // CHECKED_ROWS)
         chosen = work.src_rows[::step]
         places = np.arange(case.count) if work.dst_rows is None else work.dst_rows
@@ -148,11 +151,11 @@ class Bench:
         work.dst.fill(0)
 
     def rows_of(self, case: Case) -> int:
-        """Return how many rows the source has. A table has more than any cache holds."""
+        """Return how many rows the source has. A table is larger than processor caches."""
         return self.ordinary.size // case.nbytes if case.is_table else 2 * case.count
 
     def work_of(self, case: Case) -> Work:
-        """Make views of the arrays, and choose the rows."""
+        """Choose the rows of a case, and make views of the arrays that have such rows."""
         rng = np.random.default_rng(case.count + case.nbytes)
         rows = self.rows_of(case)
 
@@ -175,9 +178,9 @@ class Bench:
         return Work(device, host, places, chosen)
 
     def calls(self, case: Case, work: Work) -> dict[str, Callable[[], Call]]:
-        """Return, for each library, a function that makes the call to time.
+        """Return, for each library, a function that prepares the call to time.
 
-        The call returns when all bytes are there.
+        That call returns only when all bytes have arrived.
         """
         dst, src, dst_rows, src_rows = work.dst, work.src, work.dst_rows, work.src_rows
         places = np.arange(case.count) if dst_rows is None else dst_rows
@@ -297,7 +300,7 @@ def main() -> int:
     """Measure and print, and write a file if asked to."""
     run = Run(
         __doc__,
-        only={"default": "", "metavar": "REGEX", "help": "only cases with such a name"},
+        only={"default": "", "metavar": "REGEX", "help": "only cases that match"},
     )
     bench = Bench(run.options)
     run.begin(bench.emulated)

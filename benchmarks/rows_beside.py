@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how much a matrix product is slowed by copies of rows beside it.
+"""Measure how much copies of rows slow down a matrix product that runs at the same time.
 
     python benchmarks/rows_beside.py --json benchmarks/results/rows-beside-h200.json
 
-Random rows go between mapped memory and a GPU on one stream, with their numbers on the GPU,
-while PyTorch multiplies matrices of bfloat16 on another. What runs beside the product is
-nothing, one plain copy by the copy engine, cumem's kernel with or without `max_sms`, or a
-Triton kernel that works as vLLM's offloading does (triton_blocks.py), with chunks of
-several lengths. The copy begins first. Each case says whether the copy also ended last,
-because only then did it run beside the whole product. The table has the time of a product,
-the same as a multiple of the time without a copy, and the speed of the copy beside it and
-alone. The script also runs on the emulated device, with NumPy's product in place of
+PyTorch multiplies matrices of bfloat16 on one stream, while random rows are copied between
+mapped memory and a GPU on another. The numbers of the rows are on the GPU. The copy is made
+by the copy engine, as one plain copy; by cumem's kernel, with or without `max_sms`; or by a
+Triton kernel that works like vLLM's offloading (triton_blocks.py), with chunks of several
+lengths. The product is also measured without a copy.
+
+The copy begins before the products. Each case says whether it also ended after them,
+because only then did it run beside all of them. The output has the time of a product, this
+time divided by that without a copy, and the speed of the copy, both beside the product and
+alone. The script also runs on the emulated device, with NumPy's product instead of
 PyTorch's, and then says that the figures are not a GPU's.
 """
 
@@ -37,7 +39,7 @@ PRODUCTS = [4096, 8192]  # rows and columns of the matrices
 MAX_SMS = [4, 8]
 CHUNKS = [4096, 16384]
 ROUNDS = 6
-SHARE = 0.5  # the time of all products without a copy, as a share of the copy's
+SHARE = 0.5  # how long all products take without a copy, as a share of the copy's time
 
 Begin = Callable[[], None]
 
@@ -51,11 +53,11 @@ class Case:
     direction : str
         ``"up"`` (mapped memory to the GPU) or ``"down"``.
     nbytes, count : int
-        Bytes of a row, and how many rows are copied.
+        The bytes of a row, and how many rows are copied.
     product : int
-        Rows and columns of the matrices.
+        How many rows and columns the matrices have.
     beside : str
-        What copies.
+        Who copies at the same time.
     product_us : float
         The median microseconds of a product beside the copy.
     slowed : float
@@ -63,9 +65,9 @@ class Case:
     copied, copied_alone : float
         Bytes per second of the copy, beside the product and without it.
     is_covered : bool
-        Whether each copy ended after the products did.
+        Whether each copy ended after the products beside it.
     error : str
-        Why it was not measured.
+        The reason if the case was not measured.
     """
 
     direction: str
@@ -107,7 +109,7 @@ class OnGpu:
     def time(
         self, begin: Begin | None, product: Callable[[], object], count: int
     ) -> tuple[float, float, bool]:
-        """Return the seconds of the products and of the copy, and which ended last."""
+        """Return the seconds of the products and of the copy, and if that ended last."""
         torch = self.torch
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
         torch.cuda.synchronize()
@@ -126,7 +128,7 @@ class OnGpu:
 
 
 class Emulated:
-    """The part of `OnGpu` on the emulated device: the host copies, and then multiplies."""
+    """Takes the place of `OnGpu` on the emulated device. It copies, and then multiplies."""
 
     def stream(self) -> Any:
         return cumem.current_stream()
@@ -165,7 +167,7 @@ class Copy:
 
 
 class Bench:
-    """The memory that all cases share, and what is measured with it."""
+    """The memory that all cases share, and the measurements."""
 
     def __init__(self, options: Any) -> None:
         self.emulated = cumem.backend() == "emulated"
@@ -198,7 +200,7 @@ class Bench:
                     yield from self.beside(copy, size)
 
     def copy_of(self, direction: str, nbytes: int) -> Copy:
-        """Choose rows for a copy, from twice as many on both sides."""
+        """Choose the rows of a copy at random, half of those on each side."""
         count = self.total // nbytes
         rows = [self.rng.permutation(2 * count)[:count] for _ in range(2)]
         ends = [end.reshape(-1, nbytes) for end in (self.device, self.host)]
@@ -207,7 +209,7 @@ class Bench:
         return Copy(direction, dst, src, on_device, rows, nbytes)
 
     def beside(self, copy: Copy, size: int) -> Iterator[Case]:
-        """Measure one product beside everything that copies."""
+        """Measure one size of product beside each of the copies."""
         product = self.ways.matrices(size)
         self.ways.time(None, product, 3)
         alone = self.ways.time(None, product, 10)[0] / 10
@@ -231,7 +233,7 @@ class Bench:
         product: Callable[[], object],
         count: int,
     ) -> None:
-        """Fill in a case."""
+        """Measure one product beside one copy, and fill in the case."""
         products, copies, alone = [], [], []
         for _ in range(2 if self.quick else ROUNDS):
             if begin is not None:

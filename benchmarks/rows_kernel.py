@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the kernel that copies rows by their numbers against one written in CUDA C.
+"""Compare cumem's kernel that copies rows by their numbers with one written in CUDA C.
 
     python benchmarks/rows_kernel.py --json benchmarks/results/rows-kernel-h200.json
 
-It copies rows of one length, in random order on both sides, between mapped memory and a GPU
-and within a GPU, and verifies each case. The numbers of the rows are on the GPU. A hook of
-the core for tests launches the kernel and times it by events, so no call of Python is in
-the figures. Two things are measured in the same run: a kernel of 32 blocks as one writes it
-by hand, compiled by CuPy's RawKernel, and a plain copy of as many bytes that lie together.
-The script also runs on the emulated device, and then says that the figures are not a GPU's.
+The kernels copy rows of one length, in random order on both sides, between mapped memory
+and a GPU, and within a GPU. The bytes of each case are compared. A function of the test
+build of cumem's core launches cumem's kernel and times it by events, so that the figures
+contain no call of Python. The same run measures the handwritten kernel of
+`rows_by_hand.py`, which CuPy compiles and runs with 32 blocks, and a plain copy of as many
+contiguous bytes. The script also runs on the emulated device, and then says that the
+figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MIB = 1 << 20
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 262144]
 MOST_ROWS = 100_000
 DIRECTIONS = ("up", "down", "within")
-#: Settings beside the default, measured where they could matter most.
+#: Values of `max_sms` that are measured besides the default, in some of the cases.
 SMS = [8, 16, 32, 64, 128]
 SMS_LENGTHS = [512, 4096, 65536]
 FEW_ROWS = [200, 2000]
@@ -46,24 +47,25 @@ ROUNDS = 3
 
 @dataclass
 class Case:
-    """One launch, and what else was measured of the same bytes.
+    """A launch of cumem's kernel, and the other ways to copy the same bytes.
 
     Parameters
     ----------
     direction : str
         ``"up"`` (mapped memory to device), ``"down"`` or ``"within"`` a device.
     count, nbytes : int
-        Rows, and bytes of each.
+        How many rows are copied, and the bytes of each.
     numbers : str
         Where the numbers of the rows are: ``"device"`` or ``"mapped"``.
     max_sms : int
         How many multiprocessors the kernel may use; 0 is the default.
     seconds : dict
-        The best time of ``"cumem"``, ``"anchor"`` and ``"link"``, a plain copy.
+        The best time of ``"cumem"``, of the handwritten kernel as ``"anchor"``, and of the
+        plain copy as ``"link"``.
     spread : dict
-        The median time divided by the best one.
+        The median time of each, divided by the best one.
     errors : dict
-        Why something has no time.
+        The reason for whatever was not measured.
     """
 
     direction: str
@@ -77,7 +79,7 @@ class Case:
 
 
 class Bench:
-    """The memory that all cases share, and what is measured with it."""
+    """The memory that all cases share, and the measurements."""
 
     def __init__(self, options: Any) -> None:
         self.emulated = cumem.backend() == "emulated"
@@ -105,7 +107,7 @@ class Bench:
         return cupy
 
     def cases(self) -> Iterator[Case]:
-        """Yield the cases of the plan, measured."""
+        """Measure all cases."""
         lengths = [256, 4096] if self.quick else LENGTHS
         for direction in DIRECTIONS:
             for nbytes in lengths:
@@ -123,11 +125,11 @@ class Bench:
             yield self.run(Case("up", self.rows_of(nbytes), nbytes, numbers="mapped"))
 
     def rows_of(self, nbytes: int) -> int:
-        """Return how many rows of a length fit into the memory."""
+        """Return how many rows of this length fit into the memory."""
         return min(self.most_rows, self.total // nbytes)
 
     def run(self, case: Case) -> Case:
-        """Measure one case by each way, and compare its bytes."""
+        """Measure one case in each way, and compare its bytes."""
         nbytes = case.count * case.nbytes
         down = case.direction == "down"
         target = self.mapped if down else self.device[0]
@@ -163,7 +165,7 @@ class Bench:
         return case
 
     def repeats(self, case: Case) -> int:
-        """Return how many launches follow the first: about 50 ms of them."""
+        """Return how many launches after the first one take about 50 ms."""
         if self.quick:
             return 1
         return max(3, min(500, int(0.05 * 40e9 / (case.count * case.nbytes))))

@@ -4,14 +4,16 @@
     python benchmarks/safetensors_files.py \
         --json benchmarks/results/safetensors-h200.json
 
-A file with the tensors of a language model and one of many small tensors, both in the page
-cache, are loaded into tensors on the GPU by cumem, by safetensors.torch, and by
-safetensors.numpy with a copy. Two shards of such a model are also loaded by
-InstantTensor, in each of its ways to read the page cache. All tensors are compared bit
-for bit. `first_load.py` loads the model's files in processes of their own, because only
-the first load of a process makes the memory that later ones use again. The link is the
-CUDA runtime's own copy from pinned memory in the same run. The script also runs on the
-emulated device, and then says that the figures are not a GPU's.
+There are two files, both in the page cache: one with the tensors of a language model, and
+one with many small tensors. They are loaded into tensors on the GPU by cumem, by
+safetensors.torch, and by safetensors.numpy with a copy afterwards. A model in two shards is
+also loaded by InstantTensor, with each of the ways in which that reads the page cache. All
+tensors are compared bit for bit.
+
+`first_load.py` also loads the model's files in fresh processes, because only the first load
+of a process has to make the memory that later loads use again. The link is measured in the
+same run by the CUDA runtime's copy from pinned memory. The script also runs on the emulated
+device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ from measure import Run
 GIB = 1 << 30
 FIRST_LOAD = Path(__file__).parent / "first_load.py"
 LIBRARIES = ("torch", "safetensors.torch", "safetensors.numpy", "instanttensor")
-BUFFERED = ("MMAP", "URING_BUFFERED", "AIO_BUFFERED")  # InstantTensor's ways
+#: InstantTensor's ways to read that use the page cache.
+BUFFERED = ("MMAP", "URING_BUFFERED", "AIO_BUFFERED")
 Arrays = dict[str, np.ndarray[Any, Any]]
 Call = Callable[[], Any]
 
@@ -66,13 +69,13 @@ class Case:
     tensors : int
         The number of tensors.
     first, seconds, spread : dict
-        For each library the seconds of the first call, the best time of the other calls,
+        For each library, the seconds of the first call, the best time of the later calls,
         and their median time divided by the best.
     fresh : dict
-        For each library and each of several fresh processes the seconds of ``"import"``,
-        ``"context"`` and ``"load"``, which is its first load of these files.
+        For each library, a list with an entry for each fresh process: the seconds of its
+        ``"import"``, its ``"context"`` and its first ``"load"`` of these files.
     errors : dict
-        Why a library has no time.
+        The reason for each library that was not measured.
     """
 
     key: str
@@ -184,7 +187,7 @@ class Bench:
         cumem.current_device().synchronize()
 
     def link(self) -> dict[str, float]:
-        """Measure the CUDA runtime's own copies of pinned memory, in bytes a second."""
+        """Return the rate of the CUDA runtime's pinned copies, in bytes a second."""
         nbytes = (4 << 20) if self.little else (256 << 20)
         pinned = cumem.zeros(nbytes, "u1", "pinned")
         device = cumem.zeros(nbytes, "u1", "device")
@@ -200,7 +203,7 @@ class Bench:
         result = None
         try:
             for _ in range(1 + self.rounds):
-                result = None  # gives the memory back, so that the next call finds it
+                result = None  # frees the memory, so that the next call can reuse it
                 self.wait()
                 start = time.perf_counter()
                 result = call()
@@ -241,7 +244,7 @@ class Bench:
         return [load, save]
 
     def save(self, case: Case, library: str, tensors: Any, path: Path) -> None:
-        """Write the tensors again and compare the file."""
+        """Measure saving the tensors, and compare the new file with the old one."""
         copy = path.with_suffix(".copy")
         if library == "cumem":
             self.time(
@@ -257,7 +260,7 @@ class Bench:
         copy.unlink(missing_ok=True)
 
     def numpy(self, case: Case, path: Path, arrays: Arrays) -> None:
-        """Load by safetensors.numpy, and copy each array by cumem."""
+        """Measure loading by safetensors.numpy with a copy of each array by cumem."""
         peer = self.peers.get("safetensors.numpy")
         if peer is None:
             return
@@ -271,7 +274,7 @@ class Bench:
             check(result, arrays)
 
     def torch(self, load: Case, save: Case, path: Path, arrays: Arrays) -> None:
-        """Load PyTorch tensors by cumem and safetensors.torch, and compare them there."""
+        """Measure PyTorch tensors that cumem and safetensors.torch load and save."""
         torch = self.peers["torch"]
         ours = self.time(
             load,
@@ -290,7 +293,7 @@ class Bench:
         torch.cuda.empty_cache()
 
     def shards(self, arrays: Arrays) -> list[Case]:
-        """Load a model that lies in two files into PyTorch tensors."""
+        """Measure loading a model in two files into PyTorch tensors."""
         folder = self.folder / "shards"
         folder.mkdir()
         both = {
@@ -339,7 +342,7 @@ class Bench:
             return dict(file.tensors())
 
     def types(self) -> int | None:
-        """Compare a tensor of every type with the reference, and count the tensors."""
+        """Check a tensor of every type against the reference, and return how many."""
         peer = self.peers.get("safetensors.torch")
         if peer is None:
             return None
@@ -351,12 +354,12 @@ class Bench:
         compare(torch, ours, theirs)
         again = cumem.save_safetensors(self.folder / "again", ours)
         if again.read_bytes() != path.read_bytes():
-            raise AssertionError("saved tensors of every type are other bytes")
+            raise AssertionError("the saved tensors of every type have other bytes")
         return len(theirs)
 
 
 def check(loaded: Any, arrays: Arrays) -> None:
-    """Check, through pinned memory, that buffers have the arrays' bytes."""
+    """Check that device buffers have the arrays' bytes, which come to pinned memory."""
     if loaded.keys() != arrays.keys():
         raise AssertionError("other names")
     for name, array in arrays.items():
@@ -381,7 +384,7 @@ def compare(torch: Any, ours: Any, theirs: Any) -> None:
 
 
 def octets(torch: Any, tensor: Any) -> Any:
-    """Return a tensor's bytes, because NaNs and some dtypes cannot be compared."""
+    """Return a tensor's bytes, to compare those instead of NaNs and unusual dtypes."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
@@ -397,10 +400,10 @@ def same_files(one: Path, two: Path) -> bool:
 
 
 def headers(folder: Path, count: int, rounds: int) -> dict[str, Any]:
-    """Return the best seconds of reading names, types and shapes of many tensors.
+    """Return the best times of reading the names, types and shapes of many tensors.
 
-    cumem reads them all at once, and ``safe_open`` reads them one by one. For ``safe_open``
-    the time to read the names alone is returned too.
+    cumem reads them all at once, and ``safe_open`` reads them one by one. The result also
+    has the time in which ``safe_open`` reads the names alone.
     """
     path = cumem.save_safetensors(
         folder / "header.safetensors",
@@ -467,7 +470,7 @@ def main() -> int:
     """Measure and print, and write a file if asked to."""
     run = Run(
         __doc__,
-        dir={"metavar": "FOLDER", "help": "where the files are made; 12 GiB"},
+        dir={"metavar": "FOLDER", "help": "where the files are made (12 GiB)"},
         gib={"type": float, "default": 4.0, "help": "size of the model's file"},
         rounds={"type": int, "default": 5, "help": "timed calls of each library"},
     )

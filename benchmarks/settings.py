@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure what other values of copies would gain over the defaults.
+"""Measure whether copies would gain from other settings than the defaults.
 
     python benchmarks/settings.py --json benchmarks/results/settings-h200.json
 
-Copies of ordinary memory, which is contiguous or has gaps, are made in turns with the
-defaults and with one value changed, whether users can set it or not. The ratio of a case
-is the median of the ratios of all pairs of turns. If it is below 1, the other value
-gains. The cases named "nothing" compare the defaults with themselves and show the noise.
-A value that gains nowhere needs no setting: its default is right on this machine. Files
-of commit e4ada78 also have the figures of `calibrate()`, which was removed because of them.
+The script copies ordinary memory, contiguous and with gaps, alternately with one setting
+changed and with the defaults. It also changes settings that users cannot reach. Each pair
+of copies gives a ratio, and the figure of a case is the median of these ratios; below 1
+the changed setting is faster. The cases named "nothing" compare the defaults with
+themselves, and so show the noise.
+
+If no value of a setting is faster in any case, the default is right on this machine, and
+users need no such setting. Results files of commit e4ada78 also have the figures of
+`calibrate()`, which was removed because of them.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 KIB, MIB = 1 << 10, 1 << 20
-#: The values that are tried of each setting.
+#: The values that are tried for each setting.
 VALUES: dict[str, tuple[Any, ...]] = {
     "thread_count": (1, 2, 4, 12, 16),
     "chunk_nbytes": (256 * KIB, 512 * KIB, 2 * MIB, 4 * MIB, 8 * MIB),
@@ -51,12 +54,12 @@ GAPS_SIZES = (512 * KIB, 8 * MIB, 64 * MIB)
 
 @dataclass
 class Case:
-    """One setting on one copy.
+    """One copy with one changed setting.
 
     Parameters
     ----------
     setting : str
-        Which setting is changed.
+        The setting that is changed, or ``"nothing"``.
     value : int
         The value that it is changed to.
     key : str
@@ -64,7 +67,8 @@ class Case:
     us : float
         The median microseconds of a copy with the defaults.
     ratio : float
-        Time with the setting over time without it, the median of pairs.
+        The time with the changed setting divided by that with the defaults, as the median
+        of all pairs.
     """
 
     setting: str
@@ -75,7 +79,7 @@ class Case:
 
 
 def copies() -> Iterator[tuple[str, Callable[[], object], int]]:
-    """Yield the copies, each with how often it is made in a row."""
+    """Yield the name of each copy, the call, and how many calls are timed together."""
     for nbytes in SIZES:
         host = np.ones(nbytes, "u1")
         device = cumem.full(nbytes, 1, "u1", "device")
@@ -96,7 +100,7 @@ def copies() -> Iterator[tuple[str, Callable[[], object], int]]:
 
 @contextmanager
 def using(**values: int) -> Iterator[None]:
-    """Make copies with these values inside the block."""
+    """Change these settings during the ``with`` block."""
     tuning.change(tuning.CHOSEN, values)
     try:
         yield
@@ -105,7 +109,7 @@ def using(**values: int) -> Iterator[None]:
 
 
 def seconds(call: Callable[[], object], calls: int) -> float:
-    """Return the seconds of one call, as the mean of some in a row."""
+    """Return the seconds of one call, as the mean of `calls` calls."""
     begin = time.perf_counter()
     for _ in range(calls):
         call()
@@ -130,7 +134,7 @@ def compare(
 
 
 def cases(rounds: int, only: str) -> Iterator[Case]:
-    """Measure all, or only the settings whose names match."""
+    """Measure all copies with each setting whose name matches `only`."""
     all_copies = list(copies())
     values = {name: VALUES[name] for name in VALUES if re.search(only, name)}
     for key, call, calls in all_copies:

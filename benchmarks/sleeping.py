@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how fast a GPU's memory is given back and comes again, beside the peers.
+"""Measure how fast GPU memory is given to other processes and taken back.
 
     python benchmarks/sleeping.py --json benchmarks/results/sleeping-h200.json
     python benchmarks/sleeping.py --parts large,turns,training --graphs 64
 
-The same blocks sleep and wake in several ways: as buffers and as PyTorch's tensors of a
-`Region`, by `cumem.offload`, by torch_memory_saver, and as vLLM does it, with a page-locked
-tensor and a copy for each block. Each way runs in a process of its own, which says
+Blocks of device memory go to sleep, which gives their memory back to the driver, and wake
+up again. The same blocks do this in several ways: as buffers of a `Region`, as PyTorch
+tensors of a `Region`, by `cumem.integrations.torch.offload`, by torch_memory_saver, and in
+vLLM's way, with a page-locked tensor and a copy for each block. Each way runs in a process
+of its own, which reports
 
-- how long the first and the later sleeps and wakes take, beside copies of one page-locked
-  block of the same size, which are the link;
-- what the driver had free before the first allocation of the warmed-up process, and what it
-  has free during the sleep;
-- what the process and the machine have in memory, and have page-locked, at each moment.
+- how long the first and the later sleeps and wakes take, and for comparison the link, which
+  is how long copies of one page-locked block of the same size take;
+- how much device memory was free before the process allocated any, and how much is free
+  while the blocks sleep;
+- how much memory the process and the machine use, and have page-locked, at each moment.
 
-Other parts are asked for by ``--parts``: in "large" 48 GiB sleep, in "turns" two processes
-share the GPU by turns, each with 60 % of its memory, and in "training" a model of GPT-2's
-size is trained with an optimizer that sleeps between its steps. On the emulated device the
-script runs and says so: figures are then not a GPU's, peers cannot run, and each of the two
-processes has an emulated GPU of its own.
+``--parts`` chooses further parts. In "large", 48 GiB sleep. In "turns", two processes share
+the GPU in turn, and each of them uses 60 % of its memory. In "training", a model of GPT-2's
+size is trained with an optimizer whose state sleeps between its steps.
+
+On the emulated device the script runs too, and says that its figures are not a GPU's. There
+the other libraries cannot run, and each of the two processes has an emulated GPU of its
+own.
 """
 
 from __future__ import annotations
@@ -50,40 +54,41 @@ sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 MIB, GIB = 1 << 20, 1 << 30
-#: What each of two processes takes of the GPU's memory.
+#: The share of the GPU's memory that each of the two processes takes.
 SHARE = 0.6
-#: The blocks that are freed again, of those of mixed sizes.
+#: The share of the blocks of mixed sizes that are freed before the first sleep.
 FREED = 0.4
-#: A process that has not answered by then is ended, and its case says so.
+#: After so many seconds without an answer a process is ended, and its case says so.
 PATIENCE = 300
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a run does."""
+    """The sizes and counts of a run."""
 
     total: int = 8 * GIB
     large: int = 48 * GIB
-    largest: int = GIB  # of the blocks of mixed sizes
+    largest: int = GIB  # the largest of the blocks of mixed sizes
     mixed_count: int = 5000
     cycles: int = 3
     turns: int = 3
-    shared: int = 1 << 50  # the most of the GPU that two processes share
+    shared: int = 1 << 50  # how much of the GPU's memory is shared in "turns" at most
 
 
 LITTLE = Size(48 * MIB, 96 * MIB, 8 * MIB, 300, 2, 2, 256 * MIB)
 
 
 def shapes(size: Size) -> dict[str, int]:
-    """Return the live bytes of each set of blocks, by name."""
+    """Return for each set of blocks its name and the bytes of all blocks together."""
     small = {"64 blocks": size.total, f"{size.mixed_count} blocks": size.total}
     return small | {"64 blocks, large": size.large}
 
 
 def sizes_of(shape: str, total: int, size: Size) -> list[int]:
-    """Return the bytes of each block: 64 alike, or many from 3 bytes on.
+    """Return the bytes of each block: 64 equal blocks, or many of mixed sizes.
 
-    Of mixed sizes, logarithms are spread by a power that makes the sum right.
+    Mixed sizes go from 3 bytes to `size.largest`. Their logarithms are random, and spread
+    so that the blocks that are not freed have about `total` bytes together.
     """
     if shape.startswith("64 "):
         return [total // 64] * 64
@@ -113,10 +118,10 @@ def freed_of(shape: str, count: int) -> list[int]:
 
 
 def host_memory() -> dict[str, int]:
-    """Return what this process and the machine hold, in bytes, as far as the kernel says.
+    """Return how many bytes of memory this process and the machine use, by /proc.
 
-    VmLck and Mlocked count ``mlock`` alone. Memory that a driver has page-locked is counted
-    by the pages that were pinned and not released since the machine began.
+    VmLck and Mlocked count only what ``mlock`` has locked. What drivers have page-locked
+    is computed from how many pages were pinned, and released, since the machine started.
     """
     found = {}
     for path, names in (
@@ -139,7 +144,7 @@ def host_memory() -> dict[str, int]:
 
 
 class Way(Protocol):
-    """Blocks, each full of bytes with the value of its number, which sleep and wake."""
+    """A way in which blocks sleep and wake. The bytes of a block are its number mod 251."""
 
     def make(self, sizes: list[int]) -> None: ...
     def drop(self, number: int) -> None: ...
@@ -151,7 +156,7 @@ class Way(Protocol):
 
 
 class Buffers:
-    """Buffers of a Region."""
+    """Blocks that are buffers of a Region."""
 
     def __init__(
         self, keep: Any, host: str = "keep", folder: str | None = None
@@ -187,9 +192,11 @@ class Buffers:
 
 
 class Tensors:
-    """PyTorch's tensors, as vLLM lets them sleep, but at other addresses afterwards.
+    """Blocks that are PyTorch tensors, which sleep in vLLM's way.
 
-    A class below this one says where the tensors lie, and how they sleep.
+    Each is copied to a page-locked tensor. vLLM gives them back their old addresses when
+    they wake, and this class does not. Its subclasses change where tensors are allocated
+    and how they sleep.
     """
 
     def __init__(self) -> None:
@@ -198,7 +205,7 @@ class Tensors:
         self.torch = torch
         self.tensors: dict[int, Any] = {}
         self.hosts: dict[int, Any] = {}
-        self._empty(1000).fill_(1).mul_(1).cpu()  # which loads kernels
+        self._empty(1000).fill_(1).mul_(1).cpu()  # loads the kernels
         torch.cuda.empty_cache()
 
     def place(self) -> contextlib.AbstractContextManager[Any]:
@@ -240,7 +247,7 @@ class Tensors:
 
 
 class Used(Tensors):
-    """Tensors that PyTorch allocates in a Region, with captured graphs if asked for."""
+    """Tensors that PyTorch allocates in a Region, and perhaps CUDA graphs that use them."""
 
     def __init__(self, keep: bool, graphs: int) -> None:
         super().__init__()
@@ -271,7 +278,7 @@ class Used(Tensors):
     def wake(self) -> None:
         self.region.wake()
         for graph in self.graphs:
-            graph.replay()  # which changes no byte
+            graph.replay()  # leaves all bytes as they are
         self.torch.cuda.synchronize()
 
     def close(self) -> None:
@@ -284,7 +291,7 @@ class Used(Tensors):
 
 
 class Offloaded(Tensors):
-    """Parameters of a module that `cumem.integrations.torch.offload` moves."""
+    """Tensors that are parameters of a module, moved by `integrations.torch.offload`."""
 
     def make(self, sizes: list[int]) -> None:
         super().make(sizes)
@@ -323,7 +330,7 @@ class Offloaded(Tensors):
 
 
 class Saver(Tensors):
-    """Tensors of torch_memory_saver."""
+    """Tensors that torch_memory_saver allocates."""
 
     def __init__(self, retains: bool) -> None:
         super().__init__()
@@ -379,7 +386,7 @@ def way_of(name: str, folder: str, graphs: int) -> Way:
 
 
 def missing(emulated: bool) -> dict[str, str]:
-    """Return the ways that cannot be measured here, and why."""
+    """Return the ways that cannot be measured here, and the reason for each."""
     found = {}
     if "path" not in inspect.signature(cumem.Region.sleep).parameters:
         found[FILE] = "this build has no files for regions"
@@ -399,30 +406,30 @@ def missing(emulated: bool) -> dict[str, str]:
 
 @dataclass
 class Case:
-    """The blocks of one shape, in one way.
+    """One set of blocks that sleeps in one way.
 
     Parameters
     ----------
     shape, way : str
-        The blocks, and how they sleep; the way ``"link"`` has copies of one page-locked
-        block of as many bytes in place of sleeps (down) and wakes (up).
+        The name of the set, and of the way. For the way ``"link"``, a sleep is a copy of
+        one page-locked block of as many bytes to the host, and a wake is a copy back.
     live_nbytes, copied_nbytes : int
-        The bytes of the blocks, and those of the pinned memory that has their contents
-        while they sleep, or 0 if cumem has no such memory.
+        The bytes of all blocks, and those of cumem's pinned memory that keeps their
+        contents while they sleep; 0 if cumem does not keep them there.
     sleeps, wakes : list of float
-        The seconds of each, in order.
+        The seconds of each sleep and of each wake, in order.
     free_before, free_asleep : int
-        What the driver had free before the first allocation, and the least that it had
+        How much device memory was free before the first allocation, and the least that was
         free while all blocks slept.
     host : dict
-        What `host_memory` said: "before" the first sleep, "asleep", "awake" after the last
-        wake and "closed".
+        The results of `host_memory`: "before" the first sleep, "asleep", "awake" after the
+        last wake, and "closed" after the blocks were freed.
     keeps_addresses : bool
-        Whether all blocks are where they were.
+        Whether all blocks had their old addresses after the last wake.
     graphs : int
-        How many captured graphs over the blocks were there, and replayed after each wake.
+        How many CUDA graphs used the blocks, and were replayed after each wake.
     error : str
-        What went wrong, instead of figures.
+        What went wrong, if there are no figures.
     """
 
     shape: str
@@ -446,7 +453,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def warm_up() -> None:
-    """Make the context, load kernels and start threads, all of which take memory."""
+    """Make the context, load kernels and start threads, so that measured code does not."""
     region = cumem.Region("warm")
     block = cumem.full(MIB, 1, "u1", "device", pool=region.pool)
     region.sleep()
@@ -468,7 +475,7 @@ def check(way: Way, numbers: list[int], sizes: list[int]) -> None:
 
 
 def measure(case: Case, way: Way, sizes: list[int], size: Size) -> None:
-    """Make blocks, let them sleep and wake, and write into the case what was seen."""
+    """Make blocks, let them sleep and wake, and fill in the case."""
     case.free_before = cumem.memory_info().free
     way.make(sizes)
     freed = freed_of(case.shape, len(sizes))
@@ -496,7 +503,7 @@ def measure(case: Case, way: Way, sizes: list[int], size: Size) -> None:
 
 
 def measure_link(case: Case, total: int, size: Size) -> None:
-    """Copy one page-locked block of as many bytes down and up."""
+    """Time copies of one page-locked block of as many bytes, down and up."""
     case.live_nbytes = total
     device, host = cumem.empty_device(total, "u1"), cumem.empty_pinned(total, "u1")
     device.fill(1)
@@ -534,18 +541,18 @@ class Turns:
     total_nbytes : int
         The memory of the GPU.
     kept_nbytes, dropped_nbytes : int
-        What each process has in a region whose contents are kept, and in one whose contents
-        are given up. Together they are `SHARE` of the memory; the pinned memory of the
-        machine bounds the former.
+        How much memory each process has in a region that keeps its contents while it
+        sleeps (the weights), and in one that does not (the cache). Together they are
+        `SHARE` of the memory, but the host's memory limits how much can be kept.
     seconds : list of list of float
-        For each process the time of each turn: to wake, write to the cache, look at the
-        weights and sleep.
+        For each process, the time of each turn. In a turn it wakes both regions, fills the
+        cache, checks the weights and sleeps again.
     free_between : int
-        The least that the driver had free while both slept.
+        The least device memory that was free while both slept.
     shares_gpu : bool
-        Whether both had the same GPU; emulated ones are each process's own.
+        Whether both used the same GPU. Emulated GPUs belong to one process.
     error : str
-        What went wrong, instead of figures.
+        What went wrong, if there are no figures.
     """
 
     total_nbytes: int = 0
@@ -558,9 +565,9 @@ class Turns:
 
 
 def work_on_turns(run: Run, size: Size) -> None:
-    """Take a turn for each line that comes, and answer with a line of JSON."""
+    """Take a turn for each line on standard input, and answer it with a line of JSON."""
     warm_up()
-    sys.stdin.readline()  # it asks for the blocks
+    sys.stdin.readline()  # the first line asks for the blocks to be made
     kept = int(run.options.kept)
     dropped = shared_nbytes(size) - kept
     weights, cache = cumem.Region("weights"), cumem.Region("cache")
@@ -597,14 +604,14 @@ def take_turns(run: Run, size: Size) -> Iterator[Turns]:
     """Let two processes wake and sleep, one after the other."""
     case = Turns(seconds=[[], []], shares_gpu=not run.emulated)
     case.total_nbytes = cumem.memory_info().total
-    # The contents of both have to find room on the host at the same time.
+    # The host needs room for the contents of both processes at the same time.
     kept = min(shared_nbytes(size) * 9 // 10, host_memory()["MemAvailable"] // 3)
     command = command_of(run, "turns", kept=str(kept // 64 * 64))
     with contextlib.ExitStack() as stack:
         processes: list[subprocess.Popen[str]] = []
         timer = threading.Timer(PATIENCE, lambda: [each.kill() for each in processes])
         timer.start()
-        stack.callback(timer.cancel)  # after the processes have ended
+        stack.callback(timer.cancel)  # runs after the processes below have ended
         for _ in range(2):
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -640,22 +647,22 @@ def take_turns(run: Run, size: Size) -> Iterator[Turns]:
 
 @dataclass
 class Training:
-    """A model trained from the same start, with an optimizer that sleeps or does not.
+    """One training from the common start, with an optimizer that sleeps or does not.
 
     Parameters
     ----------
     sleeps : bool
         Whether the state of the optimizer sleeps between its steps.
     seconds : list of float
-        The time of each step but the first ones.
+        The time of each step after the warm-up.
     state_nbytes : int
-        The bytes of the state.
+        The bytes of the optimizer's state.
     peak_nbytes : int
-        The most of the GPU that was taken after a backward pass.
+        The most device memory in use after a backward pass.
     losses : list of float
         The loss of each step.
     error : str
-        What went wrong, instead of figures.
+        What went wrong, if there are no figures.
     """
 
     sleeps: bool
@@ -717,9 +724,9 @@ def work_on_training(run: Run) -> dict[str, Any]:
 
 
 def trainings(run: Run) -> Iterator[Training]:
-    """Train without sleep, with it and without it again, and compare the losses.
+    """Train without sleep, with sleep, and without it again, and compare the losses.
 
-    Those with it must be the same, except for what the other two differ by.
+    Those with sleep may differ only by as much as the other two differ from each other.
     """
     found = []
     for way in ("stays", "sleeps", "stays again"):
@@ -749,7 +756,7 @@ def command_of(run: Run, worker: str, **more: str) -> list[str]:
 
 
 def ask_process(run: Run, worker: str, **more: str) -> dict[str, Any]:
-    """Do a part in a process of its own, and return what it found or what went wrong."""
+    """Measure a part in a new process, and return its results or its error."""
     try:
         done = subprocess.run(
             command_of(run, worker, **more),
@@ -773,7 +780,7 @@ def fill(case: Any, found: dict[str, Any]) -> None:
 
 
 def cases(run: Run, shape: str, left_out: dict[str, str]) -> Iterator[Case]:
-    """Measure the blocks of a shape; other ways than a region's only for few blocks."""
+    """Measure one set of blocks. Other libraries are measured with 64 blocks only."""
     theirs = THEIRS if shape == "64 blocks" else (USED,)
     for way in ("link", *OURS, *theirs):
         if way not in left_out:
@@ -788,7 +795,7 @@ def later(seconds: list[float]) -> float:
 
 
 class Lines:
-    """Rows of the tables, of which each shows its part of the link."""
+    """Makes the lines of the output, with rates as a percentage of the link."""
 
     def __init__(self, emulated: bool) -> None:
         self.emulated = emulated
@@ -837,9 +844,8 @@ class Lines:
             cells.append(f"not free {format_nbytes(missing_nbytes)}")
         if case.copied_nbytes:
             cells.append(f"copied {case.copied_nbytes / case.live_nbytes:.3f}")
-        if (
-            case.way == RELEASE and not self.emulated
-        ):  # whose GPU is the process's memory
+        # On the emulated device these would count the emulated GPU's memory as well.
+        if case.way == RELEASE and not self.emulated:
             before, after = case.host["before"], case.host["awake"]
             for name in ("VmRSS", "pinned by drivers"):
                 if before.get(name):
@@ -852,9 +858,9 @@ def main() -> int:
     hidden = {"default": "", "help": argparse.SUPPRESS}
     run = Run(
         __doc__,
-        graphs={"type": int, "default": 0, "help": "captured graphs over the tensors"},
+        graphs={"type": int, "default": 0, "help": "CUDA graphs that use the tensors"},
         folder={"default": tempfile.gettempdir(), "help": "for files of regions"},
-        parts={"default": "cases", "help": "of cases, large, turns and training"},
+        parts={"default": "cases", "help": "some of cases, large, turns, training"},
         worker=hidden,
         kept=hidden,
         shape=hidden,

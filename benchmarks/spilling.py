@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a pool that spills: buffers used by turns that are 1.5 times its limit.
+"""Measure a pool that spills, with buffers that together need 1.5 times its limit.
 
     python benchmarks/spilling.py --json benchmarks/results/spilling-h200.json
 
-1. The link: copies of one buffer's size to pinned memory and back, one after the other.
-2. Turns: each buffer is filled in its order, round after round. The one that is next has
-   been idle longest, so each use makes one buffer sleep and wakes another, and all bytes
-   of a buffer go down and up the link. The rate counts both ways.
-3. An allocation and a free in a pool with spill that has room, beside one without, by
-   turns.
+1. The link: a copy of one buffer's size to pinned memory, and then a copy back.
+2. Turns: the buffers are used one after the other, round after round. The buffer that is
+   used next is always one that was spilled to pinned memory, so each use spills one buffer
+   and wakes another. The bytes of a buffer cross the link twice, and the rate counts both.
+3. Allocations: an allocation and its free in a pool that could spill but has room,
+   alternating with the same in a pool without spill.
 
-On the emulated device it runs and says so: the figures are then not a GPU's.
+The script also runs on the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from cumem.units import format_nbytes, format_rate, format_seconds
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run, times_of
 
-#: How many buffers there are, and how many of them the limit has room for.
+#: How many buffers there are, and for how many of them the pool's limit has room.
 BUFFERS = 12
 ROOM = 8
 
 
 @dataclass
 class Case:
-    """What was measured of one size, or of an allocation.
+    """The link or the turns with one size of buffers, or the allocations.
 
     Parameters
     ----------
@@ -44,19 +44,20 @@ class Case:
     nbytes : int
         The bytes of one buffer.
     seconds : list of float
-        The time of each copy, or of each use that makes one sleep and wakes another.
+        The time of each copy there and back, of each use, or of each allocation with its
+        free in the pool that can spill.
     moved_nbytes : int
-        The bytes that cross the link in each of these, both ways together.
+        How many bytes cross the link each time, both ways together.
     rate : float
-        Bytes a second in the median.
+        Bytes a second, both ways together.
     of_link : float
-        The rate, as a part of that of ``"link"``.
+        `rate` divided by that of ``"link"``.
     first_seconds : float
-        The time of the first spill, which page-locks memory.
+        The time of the first use that spills, which has to page-lock memory.
     plain_seconds : list of float
-        The times of an allocation in a pool that does not spill.
+        The time of each allocation with its free in the pool without spill.
     ratio : float
-        The median of an allocation in the pool that spills, by that of the other one.
+        The median of `seconds` divided by that of `plain_seconds`.
     """
 
     key: str
@@ -71,7 +72,7 @@ class Case:
 
 
 def measure_link(nbytes: int) -> Case:
-    """Copy to the host and back, one after the other, as a turn has to."""
+    """Time a copy to the host and back, one after the other, as in each turn."""
     device = cumem.empty_device(nbytes, "u1")
     host = cumem.empty_pinned(nbytes, "u1")
 
@@ -86,7 +87,7 @@ def measure_link(nbytes: int) -> Case:
 
 
 def measure_turns(nbytes: int, rounds: int, link: Case) -> Case:
-    """Use more buffers than there is room for, in their order."""
+    """Time the uses of more buffers than the pool has room for, one after the other."""
     case = Case("turns", nbytes)
     with cumem.Pool("device", spill="pinned", limit=ROOM * nbytes) as pool:
         buffers = []
@@ -96,7 +97,9 @@ def measure_turns(nbytes: int, rounds: int, link: Case) -> Case:
             buffers[-1].fill(1)
             if not case.first_seconds and pool.stats().spill_count:
                 case.first_seconds = time.perf_counter() - start
-        for _ in range(2):  # until every buffer has its place in pinned memory
+        for _ in range(
+            2
+        ):  # after these rounds every buffer has pinned memory to spill to
             for buffer in buffers:
                 buffer.item(0)
         before = pool.stats()
@@ -116,7 +119,7 @@ def measure_turns(nbytes: int, rounds: int, link: Case) -> Case:
 
 
 def measure_allocation(count: int) -> Case:
-    """Allocate and free in a pool that spills and in one that does not, by turns."""
+    """Time allocations in a pool that can spill and in one that cannot, alternately."""
     nbytes = 1 << 20
     case = Case("allocation", nbytes)
     with (

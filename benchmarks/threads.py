@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure copies of one thread while others compute in Python.
+"""Measure blocking copies of one thread while other threads compute in Python.
 
     python benchmarks/threads.py --json benchmarks/results/threads-h200.json
 
-A call that gives the GIL up gets it back only when a computing thread's turn ends, after
-5 ms with Python's defaults. This measures blocking copies from and to ordinary memory,
-alone and beside one and three threads that count. It also measures those of PyTorch, if it
-is installed, and a sleep, which shows what giving the GIL up once costs. It also runs on
-the emulated device, and then says so.
+A call that releases the GIL gets it back only when the thread that computes meanwhile has
+to hand it over, which by default is after 5 ms. The script measures cumem's blocking copies
+from and to ordinary memory, alone and beside one and three threads that count. It does the
+same with PyTorch's copies, if PyTorch is installed, and with a sleep, which shows how much
+time it costs to release the GIL once. The script also runs on the emulated device, and its
+output then says so.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from measure import Run, times_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BESIDE = (0, 1, 3)
-#: A call that takes about as long as a GiB, and gives the GIL up and takes it back once.
+#: A sleep takes about as long as a copy of 1 GiB, and releases and regains the GIL once.
 SLEEP, SLEEP_SECONDS = "sleep", 0.02
 
 
 @dataclass
 class Case:
-    """One copy, by cumem or PyTorch.
+    """One copy by cumem or PyTorch, or a sleep.
 
     Parameters
     ----------
     who : str
-        ``"cumem"``, ``"torch"``, or ``"sleep"`` for a call that copies nothing.
+        ``"cumem"``, ``"torch"``, or ``"sleep"`` for the call that copies nothing.
     direction : str
-        ``"up"`` (host to device) or ``"down"``; ``""`` of a sleep.
+        ``"up"`` (host to device) or ``"down"``, and ``""`` for a sleep.
     nbytes : int
-        Payload; 0 of a sleep.
+        How many bytes are copied, which is 0 for a sleep.
     seconds : dict
         The median time, by the number of threads that compute meanwhile.
     longest : dict
@@ -62,7 +63,7 @@ class Case:
 
 @contextlib.contextmanager
 def computing(count: int) -> Iterator[None]:
-    """Let this many threads count."""
+    """Let `count` threads compute in Python during the ``with`` block."""
     stop = False
 
     def compute() -> None:
@@ -82,7 +83,7 @@ def computing(count: int) -> Iterator[None]:
 
 
 def calls(library: str, nbytes: int) -> dict[str, Callable[[], object]]:
-    """Return calls for both directions of one library's blocking copy, or for a sleep."""
+    """Return one library's blocking copies in both directions, or a sleep."""
     if library == SLEEP:
         return {"": lambda: time.sleep(SLEEP_SECONDS)}
     host = np.ones(nbytes, "u1")

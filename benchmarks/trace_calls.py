@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace through which files a call goes, function by function, in C and in Python.
+"""Trace through how many files a call goes, function by function, in C and in Python.
 
     make trace                                    # build, trace, print a table
     python benchmarks/trace_calls.py --call fill  # the functions of one call, in order
-    python benchmarks/trace_calls.py --json FILE  # keep all of it
+    python benchmarks/trace_calls.py --json FILE  # write all results to a file
 
-A call that goes through many files is hard to follow for a new reader, and changing it
-means changes in many places. This program counts the files. It builds the extension once
-more, in ``build/trace``, with a hook at both ends of each C function
-(``benchmarks/trace.c``), and watches Python functions by ``sys.setprofile``. It traces
-all threads: those that copy, those that watch, and those of the emulated device.
+A call that goes through many files is hard for a new reader to follow, and a change of it
+touches many places. This program counts the files. It builds a second extension in
+``build/trace``, whose C functions call a hook when they begin and when they end
+(``benchmarks/trace.c``). It watches Python functions by ``sys.setprofile``. It traces all
+threads, including cumem's own and those of the emulated device.
 
 - A *room* is a file. A header and the C file of the same name are one room.
 - A *move* is a call from a file into another one. Returns are not counted.
 - The files of the emulated device, which stands for a driver, are counted separately.
 
-Each call is made until it is warm and then traced several times. Threads that only happen
-to work at the same time add rooms, so the run with the fewest rooms is reported. It is
-chance how often a thread looks again before it waits, and so how many moves a large copy
-has; its rooms are the same in each run.
+Each call is made a few times to warm up, and then traced several times. Threads that happen
+to work at the same time add rooms, so the run with the fewest rooms is reported. The moves
+of a large copy differ from run to run, because a thread looks at a job more or less often
+before it begins to wait. Its rooms are the same in each run.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "trace"
 HEADERS = ROOT / "build" / "cuda12"
 EMULATED = "runtime/emulated/"
-CAPACITY = 4_000_000  # rows of a trace
+CAPACITY = 4_000_000  # how many rows one trace can have
 RUNS, WARM_RUNS = 15, 3
 RUNS_OF_LARGE = 2  # each has a million rows
-CORES = 2  # to trace with, since the number of threads that copy follows from the cores
-#: For how long threads that a call has started are watched after the call.
+CORES = 2  # how many cores a trace may use, since they decide how many threads copy
+#: For how long after the call the threads that it has started are traced.
 SETTLE_S = 0.02
 
 ENTER, EXIT, ENTER_PYTHON, EXIT_PYTHON = range(4)  # of benchmarks/trace.c
@@ -75,10 +75,12 @@ def is_fresh() -> bool:
 
 
 def build() -> None:
-    """Build the extension if that is needed. The package beside it is the tree's own."""
+    """Build the extension if a source is newer. It uses the Python package of this tree."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would take the same objects
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # two builds would overwrite each other's files
         if not is_fresh():
             compile_all()
         for path in (ROOT / "cumem").iterdir():
@@ -89,7 +91,7 @@ def build() -> None:
 
 def compile_all() -> None:
     """Run setup.py, which compiles every file of C."""
-    # Where make has put the headers of CUDA, if it has.
+    # If make has fetched the headers of CUDA, they are found there.
     path = os.pathsep.join([str(HEADERS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "CUMEM_TRACE": "1", "PYTHONPATH": path}
     environment |= {"CUMEM_DEBUG": "0", "CUMEM_SANITIZE": ""}
@@ -109,7 +111,7 @@ def compile_all() -> None:
 
 
 class Row(ctypes.Structure):
-    """cm_trace_row"""
+    """The struct cm_trace_row of ``benchmarks/trace.c``."""
 
     _fields_ = (
         ("what", ctypes.c_uint64),
@@ -124,9 +126,9 @@ class Step(NamedTuple):
     thread: int
     room: str
     function: str
-    #: The file that called it; empty where the thread was in none of ours.
+    #: The file that called it, or "" if no function of cumem called it.
     caller: str
-    #: It belongs to the emulated device, which stands for the driver.
+    #: Whether it belongs to the emulated device, which takes the driver's place.
     is_emulated: bool
 
     @property
@@ -135,12 +137,12 @@ class Step(NamedTuple):
 
 
 class Tracer:
-    """Rows of calls, and the names of their functions."""
+    """Records the rows of calls, and knows the names of their functions."""
 
     def __init__(self, core: str) -> None:
         self._core = core
-        # While a function of a PyDLL runs the GIL is kept, so that no other thread of
-        # Python comes between a frame and its row.
+        # A function of a PyDLL keeps the GIL. So no other Python thread runs between the
+        # start of a Python function and the row that records it.
         self._hooks = ctypes.PyDLL(core)
         self._hooks.cm_trace_open.restype = ctypes.c_bool
         self._hooks.cm_trace_open.argtypes = [ctypes.c_uint64]
@@ -154,7 +156,7 @@ class Tracer:
         self._codes: dict[CodeType, int] = {}
         self._in_python: list[tuple[str, str]] = []
         self._in_c: dict[int, tuple[str, str]] = {}
-        threading.setprofile(self._profile)  # of threads that begin later
+        threading.setprofile(self._profile)  # for threads that begin later
         sys.setprofile(self._profile)
 
     def _profile(self, frame: FrameType, event: str, _: object) -> None:
@@ -167,10 +169,10 @@ class Tracer:
                 self._hooks.cm_trace_note(kind, number)
 
     def _name(self, code: CodeType) -> int:
-        """Return the number of a Python function; 0 if it is not in the package."""
+        """Return the number of a Python function, or 0 if it is not in the package."""
         number = 0
         _, ours, path = code.co_filename.partition("/cumem/")
-        # Comprehensions are functions before Python 3.12, and are not after it.
+        # Before Python 3.12 a comprehension was a function, which is not counted here.
         is_part = code.co_name in ("<listcomp>", "<dictcomp>", "<setcomp>")
         if ours and not is_part:
             self._in_python.append((f"cumem/{path}", code.co_qualname))
@@ -181,7 +183,7 @@ class Tracer:
     def run(
         self, call: Callable[[], object], settle: Callable[[], object]
     ) -> list[Step]:
-        """Trace a call, until the work that it has started is done."""
+        """Trace a call until the work that it started has ended."""
         self._hooks.cm_trace_begin()
         answer = call()
         self._hooks.cm_trace_hush(True)
@@ -199,25 +201,27 @@ class Tracer:
 
     def _steps(self, rows: list[tuple[int, int, int]]) -> Iterator[Step]:
         self._find({what for _, kind, what in rows if kind == ENTER})
-        # Each function that a thread is in: its file, and whether a driver does it.
+        # For each thread, the functions that it is in: the file of each, and whether the
+        # emulated device called it.
         stacks: dict[int, list[tuple[str, bool]]] = {}
         drivers = self._threads_of_the_driver(rows)
         for thread, kind, what in rows:
             stack = stacks.setdefault(thread, [])
             if kind in (EXIT, EXIT_PYTHON):
-                if stack:  # else it was entered before the trace began
+                if stack:  # otherwise the function was entered before the trace began
                     stack.pop()
                 continue
             room, function = self._named(kind, what)
             caller, in_driver = stack[-1] if stack else ("", thread in drivers)
-            # Functions of base/ that the emulated device calls count as part of it. Other
-            # functions of ours that it calls, as CUDA calls back, do not.
+            # The emulated device also uses functions of base/, which then count as part of
+            # it. Other functions that it calls are callbacks of cumem, as CUDA has them,
+            # and do not.
             in_driver = room.startswith(EMULATED) or (
                 in_driver and room.startswith("base/")
             )
             if room:
                 yield Step(thread, room, function, caller, in_driver)
-            # Functions of Python's and of NumPy's headers are no rooms.
+            # A function from a header of Python or NumPy counts as part of its caller.
             stack.append((room or caller, in_driver))
 
     def _named(self, kind: int, what: int) -> tuple[str, str]:
@@ -255,7 +259,7 @@ class Tracer:
 
 
 def tally(steps: list[Step]) -> dict[str, Any]:
-    """Return the figures of a trace, without the emulated device, and their parts."""
+    """Return the counts of a trace, where the emulated device is counted separately."""
     own = [step for step in steps if not step.is_emulated]
     emulated = [step for step in steps if step.is_emulated]
     rooms = Counter(step.room for step in own)
@@ -277,7 +281,7 @@ def tally(steps: list[Step]) -> dict[str, Any]:
             "functions": len({(step.room, step.function) for step in emulated}),
             "function_calls": len(emulated),
         },
-        # How often each file is entered from another one: where a reader comes back most.
+        # How often each file is entered from another one.
         "moves_into": dict(
             sorted(
                 ((room, entered[room]) for room in rooms),
@@ -291,7 +295,7 @@ def tally(steps: list[Step]) -> dict[str, Any]:
 def in_order(steps: list[Step]) -> list[str]:
     """List files and functions in the order of their first calls, by thread."""
     counts = Counter((step.thread, step.room, step.function) for step in steps)
-    names = {1: ""}  # the caller
+    names = {1: ""}  # thread 1 is the caller's
     for step in steps:
         names.setdefault(step.thread, f"[thread {len(names)}] ")
     return [
@@ -308,7 +312,7 @@ def in_order(steps: list[Step]) -> list[str]:
 
 
 class Call(NamedTuple):
-    """A call that is traced, as a user writes it."""
+    """A call that is traced, and how a user writes it."""
 
     text: str
     make: Callable[[Any, int], Callable[[], object]]
@@ -357,13 +361,13 @@ def _prefetch(cumem: Any, _: int) -> Callable[[], object]:
 
 def _empty_pinned(cumem: Any, _: int) -> Callable[[], object]:
     def call() -> None:
-        cumem.empty_pinned(256)  # and given back at once
+        cumem.empty_pinned(256)  # freed at once
 
     return call
 
 
 def _stats(cumem: Any, _: int) -> Callable[[], object]:
-    alive = cumem.empty_pinned(256), cumem.empty_device(256)  # of two pools
+    alive = cumem.empty_pinned(256), cumem.empty_device(256)  # so two pools exist
 
     def call() -> object:
         return cumem.stats(), alive
@@ -371,7 +375,7 @@ def _stats(cumem: Any, _: int) -> Callable[[], object]:
     return call
 
 
-#: stats() comes first, for it looks at every pool that the process has made.
+#: stats() comes first, because it looks at every pool that the process has made so far.
 CALLS: dict[str, Call] = {
     "stats": Call("stats() of two pools", _stats),
     "numpy_to_device_256": Call("copy(device, array) of 256 B", _numpy_to_device),
@@ -390,17 +394,17 @@ def settle() -> None:
     """Wait, without being traced, until no transfer is under way."""
     from cumem import _core
 
-    # The traced core is linked with the hooks of the tests (csrc/python/module/testing.c).
+    # The traced extension contains the functions for tests (csrc/python/module/testing.c).
     while _core._test_count_transfers():
         _core._test_poll()
         time.sleep(0.001)
 
 
 def trace(names: list[str], nbytes: int, runs: int) -> dict[str, Any]:
-    """Return the figures of each call, from the run with the fewest rooms.
+    """Return the counts of each call, from the run with the fewest rooms.
 
-    "in_every_run" are the rooms that no run did without. Others depend on how busy the
-    machine is: a thread that has to wait, for example, enters base/backoff.
+    "in_every_run" are the rooms that all runs entered. Whether a run enters others depends
+    on how busy the machine is. For example, a thread that has to wait enters base/backoff.
     """
     import cumem
 
@@ -458,7 +462,7 @@ def main() -> int:
     options = parser.parse_args()
     if not options.traced:
         build()
-        # With the caller's settings the call might go another way, so they are left out.
+        # The user's settings are left out, because they might change the route of a copy.
         environment = {
             name: value
             for name, value in os.environ.items()

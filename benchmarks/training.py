@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a model of GPT-2's size with PyTorch's memory from four allocators.
+"""Train a model of GPT-2's size with each of four allocators behind PyTorch.
 
     python benchmarks/training.py --json benchmarks/results/training-h100.json
 
-24 steps of varying length and batch are done, and then again four times, in processes of
-their own for each allocator, which take turns: PyTorch's own; the same with expandable
-segments; cumem's pools under PyTorch's cache (`cumem.integrations.torch.enable`); and
-cumem's pools in place of the cache (`replace_allocator`). The losses must be the same,
-bit for bit. A step waits for the processor between kernels, so its time is the best of
-all its repetitions. Without a GPU a little model is trained on the CPU, with PyTorch's own
-allocator alone, and the benchmark says so.
+The allocators are PyTorch's own, PyTorch's own with expandable segments, cumem's pools
+under PyTorch's cache (`cumem.integrations.torch.enable`), and cumem's pools in place of
+that cache (`replace_allocator`). Each is measured in several processes, and the processes
+of the four alternate. A process trains 24 steps whose batch and length vary, and repeats
+these steps four times. The losses of all processes must be equal bit for bit.
+
+The GPU waits for the processor between kernels, so other load of the machine makes a step
+longer. The table therefore sums the best time of each step. Without a GPU the script trains
+a small model on the CPU with PyTorch's own allocator, and says so.
 """
 
 from __future__ import annotations
@@ -38,36 +40,38 @@ sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
 WAYS = ("native", "expandable", "enable", "replace")
-PROCESSES = 3  # of each
+PROCESSES = 3  # for each allocator
 AGAIN = 4
 STEPS = 24
-TOKENS = 16384  # most of a step
-VOCABULARY = 50304  # GPT-2's, rounded up to what tensor cores like
+TOKENS = 16384  # at most, in one step
+VOCABULARY = 50304  # GPT-2's 50,257, rounded up to a multiple that suits tensor cores
 
 
 @dataclass
 class Case:
-    """The training by one allocator.
+    """The training with one allocator.
 
     Parameters
     ----------
     way : str
-        "native", "expandable", "enable" or "replace".
+        The allocator: "native", "expandable", "enable" or "replace".
     parameters : int
-        Numbers that are trained.
+        How many parameters the model has.
     shapes : list of (int, int)
         Batch and length of each step.
     losses : list of float
-        The loss of each step in each pass; the losses are the same in each process.
+        The loss of each step in each pass, which is the same in all processes.
     first_seconds : list of list of float
         For each step, its time in the first pass of each process, when the allocator
         grows.
     again_seconds : list of list of float
         For each step, its time in each later pass of each process.
     reserved_nbytes, live_nbytes : int
-        The most bytes that the allocator held, and that tensors had of it, as it says.
+        The most bytes that the allocator had reserved, and that tensors used of it,
+        according to its own statistics.
     used_nbytes : int
-        The most bytes in use after a step, by the driver, less those before the model.
+        The most device memory in use after a step, according to the driver, minus what
+        was in use before the model was made.
     """
 
     way: str
@@ -82,7 +86,7 @@ class Case:
 
 
 class Block(nn.Module):
-    """A layer of the decoder."""
+    """A decoder layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -136,7 +140,7 @@ def shapes(quick: bool) -> list[tuple[int, int]]:
 
 
 def memory(way: str) -> tuple[int, int]:
-    """Return the most bytes that were reserved, and live, as the allocator says."""
+    """Return the most bytes reserved, and live, by the allocator's own statistics."""
     if not torch.cuda.is_available():
         return 0, 0
     if way == "replace":
@@ -153,7 +157,7 @@ def used_nbytes() -> int:
 
 
 def train(way: str, quick: bool) -> Case:
-    """Train in this process, which has done nothing else."""
+    """Train in this process, which must be a fresh one."""
     if way == "replace":
         integration.replace_allocator()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -183,7 +187,7 @@ def train(way: str, quick: bool) -> Case:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            case.losses.append(loss.item())  # which waits
+            case.losses.append(loss.item())  # item() waits for the step's kernels
             times[-1].append(time.perf_counter() - begin)
             case.used_nbytes = max(case.used_nbytes, used_nbytes() - before)
             del ids, logits, loss
@@ -192,7 +196,7 @@ def train(way: str, quick: bool) -> Case:
 
 
 def run_apart(way: str, quick: bool) -> Case:
-    """Train in a process of its own, for which alone the allocator is chosen."""
+    """Train in a new process, because a process cannot change its allocator later."""
     variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUMEM_TRAINING": way}
     if way == "expandable":
         variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
@@ -208,13 +212,13 @@ def run_apart(way: str, quick: bool) -> Case:
 
 
 def measured(ways: tuple[str, ...], quick: bool) -> Iterator[Case]:
-    """Run the processes of all ways in turns, and join those of a way into one case."""
+    """Run the processes of all allocators in turn, and join those of one into a case."""
     count = 1 if quick else PROCESSES
     turns = [[run_apart(way, quick) for way in ways] for _ in range(count)]
     for case, *others in zip(*turns, strict=True):
         for other in others:
             if other.losses != case.losses:
-                # No other way has as many losses, so main() reports a difference.
+                # With more losses than the other cases have, main() reports a difference.
                 case.losses += other.losses
             case.first_seconds += other.first_seconds
             case.again_seconds += other.again_seconds
@@ -224,7 +228,7 @@ def measured(ways: tuple[str, ...], quick: bool) -> Iterator[Case]:
 
 
 def best(times: list[list[float]]) -> float:
-    """Return the seconds of all steps together, with the best time of each."""
+    """Return the sum over all steps of the best time of each, in seconds."""
     return sum(map(min, zip(*times, strict=True)))
 
 

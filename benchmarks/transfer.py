@@ -5,13 +5,15 @@
     python benchmarks/transfer.py --draw benchmarks/results/transfer-h200.json --plot FILE
     python benchmarks/transfer.py --render benchmarks/results/transfer-h200.json
 
-It times blocking copies of NumPy arrays and of PyTorch's CPU tensors to the device and back
-by size, copies to arrays that are new each time, and copies of strided arrays to the
-device. Every library's bytes are compared after its last call. The link is a pinned copy
-in the same run, and the peers are the libraries that are installed. `driver` is cuMemcpy,
-which for short copies to the device returns before the bytes are there, and `driver-wait`
-is the same with a wait for the device. It also runs on the emulated device, and then says
-that the figures are not a GPU's.
+The script times blocking copies of NumPy arrays and of PyTorch's CPU tensors, in many
+sizes, to the device and back. It also times copies into arrays that are newly allocated for
+each call, and copies of strided arrays to the device. The bytes of every library are
+compared after its last call.
+
+The same run measures the link, by a copy of pinned memory, and the other libraries that are
+installed. `driver` is cuMemcpy, which returns from a short copy to the device before the
+bytes are there; `driver-wait` is cuMemcpy and a wait for the device. The script also runs
+on the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ MIB, GIB = 1 << 20, 1 << 30
 SIZES = [256 << (2 * i) for i in range(11)] + [GIB, 4 * GIB]
 BRIEF_SIZES = [1 << 20, 64 << 20, GIB]
 TENSOR_COUNT = 600
-MOST_SECONDS = 0.25  # for the repetitions of one case
-TENSORS = "cumem, tensors"  # of PyTorch, in ordinary memory
+MOST_SECONDS = 0.25  # how long one library's call is repeated
+TENSORS = "cumem, tensors"  # cumem, which copies CPU tensors of PyTorch
 PEERS = (TENSORS, "driver", "driver-wait", "torch", "cupy", "numba", "rmm")
-LONGEST = ("cumem", TENSORS, "driver", "torch")  # beyond a GiB
+LONGEST = ("cumem", TENSORS, "driver", "torch")  # who is measured beyond 1 GiB
 SHOWN = ("cumem", TENSORS, "driver", "torch", "cupy", "numba", "rmm")  # in the plot
 
 
@@ -57,13 +59,13 @@ class Case:
     direction : str
         ``"up"`` (host to device) or ``"down"``.
     nbytes : int
-        Payload.
+        How many bytes are copied.
     seconds : dict
         The best time of each library.
     spread : dict
         The median time divided by the best one, for each library.
     errors : dict
-        Why a library has no time.
+        The reason for each library that was not measured.
     """
 
     key: str
@@ -90,7 +92,7 @@ class Driver:
             raise OSError(f"{name} failed with {code}")
 
     def copy(self, dst: int, src: int, nbytes: int, *, wait: bool = False) -> Call:
-        """Return a blocking copy between two addresses."""
+        """Return a call that copies between two addresses and, with `wait`, waits."""
         function = self._library.cuMemcpy
         synchronize = self._library.cuCtxSynchronize
         arguments = ctypes.c_uint64(dst), ctypes.c_uint64(src), ctypes.c_size_t(nbytes)
@@ -102,7 +104,7 @@ class Driver:
         return call
 
     def copy_rows(self, dst: int, src: int, shape: tuple[int, int], pitch: int) -> Call:
-        """Return a copy of rows, `pitch` bytes apart, to packed rows on the device."""
+        """Return a call that copies rows, `pitch` bytes apart, to packed device memory."""
         rows, width = shape
         host, device = 1, 2
         plan = Rows(
@@ -119,7 +121,7 @@ class Driver:
 
 
 class Rows(ctypes.Structure):
-    """CUDA_MEMCPY2D of the driver's documentation."""
+    """The driver's struct CUDA_MEMCPY2D."""
 
     _fields_ = (
         ("src_x", ctypes.c_size_t), ("src_y", ctypes.c_size_t),
@@ -175,7 +177,7 @@ class Bench:
         clear: Callable[[], object],
         verify: Callable[[], object],
     ) -> Case:
-        """Time each library's call; `clear` comes before it and `verify` after it."""
+        """Time each library's call, between one call of `clear` and one of `verify`."""
         for name, make in calls.items():
             too_long = case.nbytes > GIB and name not in LONGEST
             if name in self.missing or too_long:
@@ -199,7 +201,7 @@ class Bench:
         return case
 
     def links(self) -> dict[str, float]:
-        """Measure pinned copies, in bytes a second."""
+        """Return the rate of copies of pinned memory each way, in bytes a second."""
         nbytes = min(self.room, 256 << 20)
         pinned = cumem.zeros(nbytes, "u1", "pinned")
         device = self.device[:nbytes]
@@ -208,21 +210,21 @@ class Bench:
         return {"up": nbytes / up, "down": nbytes / down}
 
     def check(self, wanted: np.ndarray[Any, Any], device: Any) -> None:
-        """Check, through pinned memory, that the device has the bytes."""
+        """Check that the device has the wanted bytes, which come back to pinned memory."""
         got = cumem.empty(wanted.shape, wanted.dtype, "pinned")
         cumem.copy(got, device)
         if not np.array_equal(got.numpy(), wanted):
             raise AssertionError(f"wrong bytes: {wanted.shape} {wanted.dtype}")
 
     def same(self, wanted: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> None:
-        """Check that the host has the bytes."""
+        """Check that an array on the host has the wanted bytes."""
         if not np.array_equal(wanted, got):
             raise AssertionError(f"wrong bytes: {wanted.nbytes} down")
 
     # -- the cases -------------------------------------------------------------------------
 
     def sized(self) -> Iterator[Case]:
-        """Copy contiguous ordinary memory, both ways."""
+        """Measure copies of contiguous ordinary memory in both directions."""
         for nbytes in self.sizes:
             host, back = self.host[:nbytes], self.back[:nbytes]
             device = self.device[:nbytes]
@@ -241,7 +243,7 @@ class Bench:
             )
 
     def fresh(self) -> Iterator[Case]:
-        """Copy from the device to an array that is new each time."""
+        """Measure copies from the device into an array that each call allocates."""
         for nbytes in self.sizes:
             if nbytes < 1 << 20:
                 continue
@@ -257,7 +259,7 @@ class Bench:
             self.last = None
 
     def fresh_calls(self, device: Any) -> dict[str, Callable[[], Call]]:
-        """Return each library's call, which keeps the array that it has made last."""
+        """Return each library's call, which keeps only the array that it made last."""
 
         def keep(make: Callable[[], object]) -> Call:
             def call() -> None:
@@ -297,7 +299,7 @@ class Bench:
         }
 
     def shaped(self) -> Iterator[Case]:
-        """Copy to the device from ordinary memory that is not contiguous."""
+        """Measure copies to the device of ordinary memory that is not contiguous."""
         nbytes = min(self.room, GIB)
         words = self.host[:nbytes].view("u4")
         pixels = self.host[: nbytes // 4 * 3].reshape(-1, 3)
@@ -331,7 +333,7 @@ class Bench:
             )
 
     def tensors(self) -> Iterator[Case]:
-        """Copy arrays like a model's, some small and some large, in one call."""
+        """Measure copies of 600 arrays with sizes like a model's, small and large."""
         sizes = np.random.default_rng(2).lognormal(np.log(160_000), 2, TENSOR_COUNT)
         sizes = np.minimum(sizes, 64e6).astype(int) // 8 * 8 + 8
         ends = np.cumsum(sizes)
@@ -362,7 +364,7 @@ class Bench:
             )
 
     def pair_calls(self, pairs: list[tuple[Any, Any]]) -> dict[str, Callable[[], Call]]:
-        """Return each library's call for many pairs, which is a loop for PyTorch."""
+        """Return each library's call that copies many pairs. PyTorch's is a loop."""
 
         def torch() -> Call:
             torch = self.peers["torch"]
@@ -385,7 +387,7 @@ class Bench:
         return {"cumem": lambda: lambda: cumem.copy_many(pairs), "torch": torch}
 
     def up_calls(self, device: Any, host: Any) -> dict[str, Callable[[], Call]]:
-        """Return, for each library, a function that makes the call to time."""
+        """Return, for each library, a function that prepares the call to time."""
 
         def tensors() -> Call:
             source = self.peers[TENSORS].from_numpy(host)
@@ -425,7 +427,7 @@ class Bench:
         }
 
     def down_calls(self, back: Any, device: Any) -> dict[str, Callable[[], Call]]:
-        """Return the same for copies from the device."""
+        """Return what `up_calls` returns, for copies from the device."""
 
         def tensors() -> Call:
             target = self.peers[TENSORS].from_numpy(back)
@@ -476,7 +478,7 @@ def line(case: Case, links: dict[str, float]) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw the percentage of the link by size, with a panel for each direction."""
+    """Draw how much of the link each size reaches, with a panel for each direction."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -518,7 +520,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-LONG = {  # rows of the page: key, direction, bytes
+#: Rows of the page's table, and the key, direction and bytes of the case of each.
+LONG = {
     "array → device, 64 MiB": ("contiguous", "up", 64 << 20),
     "array → device, 1 GiB": ("contiguous", "up", GIB),
     "array → device, 4 GiB": ("contiguous", "up", 4 * GIB),
@@ -586,8 +589,8 @@ def main() -> int:
     run = Run(
         __doc__,
         brief={"action": "store_true", "help": "three sizes only"},
-        draw={"metavar": "FILE", "help": "measure nothing: draw these results"},
-        render={"metavar": "FILE", "help": "measure nothing: print tables of these"},
+        draw={"metavar": "FILE", "help": "measure nothing, but draw these results"},
+        render={"metavar": "FILE", "help": "measure nothing, but print their tables"},
         plot={"metavar": "FILE", "help": "draw percent of the link by size into FILE"},
     )
     options = run.options

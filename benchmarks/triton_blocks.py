@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Triton kernel that copies blocks as vLLM's offloading does, for rows_beside.py.
 
-A few programs, as Triton calls blocks of threads, go through a list of jobs. A job is two
-addresses and a length. A program copies the bytes of a job in chunks of 8-byte words, which
-its threads share. vLLM starts 12 programs for blocks that go to the GPU.
+Triton calls a block of threads a program. A few programs go through a list of jobs, where a
+job is two addresses and a length. A program copies the bytes of a job in chunks of 8-byte
+words, which its threads divide among themselves. vLLM starts 12 programs for blocks that go
+to the GPU.
 """
 
 import triton

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure copies between two GPUs, and between ordinary memory and both.
+"""Measure copies between two GPUs, and between the host and both.
 
     python benchmarks/two_gpus.py --json benchmarks/results/two-gpus-h200.json
 
-The ceilings are the driver's own copies in the same run: between the devices without and
-with peer access, and from page-locked memory to both at once. The peers are the libraries
-that are installed. After each library's turn every byte that it has written is checked. It
-also runs on emulated devices (CUMEM_EMULATED_DEVICES=2), and then says that the figures are
-not a GPU's.
+The same run measures the ceilings, which are the driver's own copies: between the GPUs,
+with and without peer access, and from page-locked memory to both at the same time. It also
+measures the other libraries that are installed. Every byte that a library has written is
+checked. The script also runs on emulated devices (CUMEM_EMULATED_DEVICES=2), and then says
+that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cumem.units import format_nbytes
 
 GIB = 1 << 30
 SIZES = [1 << 20, 16 << 20, 128 << 20, GIB]
-MOST_SECONDS = 0.5  # for the repetitions of one library's call
+MOST_SECONDS = 0.5  # how long one library's call is repeated
 PEERS = ("torch", "cupy")
 
 
@@ -51,15 +51,15 @@ class Case:
     key : str
         What is copied.
     nbytes : int
-        Bytes that cross links, of all together.
+        How many bytes cross links, all copies together.
     ceiling : str
-        The entry of `seconds` that cannot be beaten; "" for none.
+        The entry of `seconds` that cannot be beaten, or "" if there is none.
     seconds : dict
         The best time of each library.
     spread : dict
         The median time divided by the best one, for each library.
     errors : dict
-        Why a library has no time.
+        The reason for each library that was not measured.
     """
 
     key: str
@@ -71,7 +71,7 @@ class Case:
 
 
 class Driver:
-    """Memory and streams of two devices, as the driver gives them, by ctypes."""
+    """Memory and streams of two devices, made by the driver through ctypes."""
 
     def __init__(self, room: int) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -90,12 +90,12 @@ class Driver:
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
-        if code not in (0, 704):  # 704: peer access is enabled already
+        if code not in (0, 704):  # 704 means that peer access is enabled already
             raise OSError(f"{name} failed with {code}")
 
     @contextlib.contextmanager
     def current(self, device: int) -> Iterator[None]:
-        """Make a device's context current for a while."""
+        """Make a device's context current during the ``with`` block."""
         self._call("cuCtxPushCurrent_v2", self.contexts[device])
         try:
             yield
@@ -103,13 +103,13 @@ class Driver:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def enable(self) -> None:
-        """Let each device use what cuMemAlloc gives on the other."""
+        """Let each device use memory that cuMemAlloc has allocated on the other."""
         for device in range(2):
             with self.current(device):
                 self._call("cuCtxEnablePeerAccess", self.contexts[1 - device], 0)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         for device in range(2):
             with self.current(device):
                 for address in self.memory[device]:
@@ -121,7 +121,7 @@ class Driver:
                 self._call("cuStreamSynchronize", self.streams[device])
 
     def peer(self, nbytes: int, ways: int) -> Call:
-        """Return a copy from device 0 to 1 and, with two ways, another one back."""
+        """Return a call that copies from device 0 to 1 and, with two ways, also back."""
 
         def call() -> None:
             for way in range(ways):
@@ -140,7 +140,7 @@ class Driver:
         return call
 
     def to_both(self, hosts: list[int], nbytes: int) -> Call:
-        """Return a copy from page-locked memory to both devices."""
+        """Return a call that copies page-locked memory to both devices."""
 
         def call() -> None:
             for device, host in enumerate(hosts):
@@ -209,7 +209,7 @@ class Bench:
         return case
 
     def expect(self, wanted: np.ndarray[Any, Any], *buffers: Any) -> None:
-        """Check that the buffers have the values, then overwrite them."""
+        """Check that the buffers have the wanted values, and overwrite them."""
         for buffer in buffers:
             got = cumem.empty(wanted.shape, wanted.dtype, "pinned")
             cumem.copy(got, buffer)
@@ -221,7 +221,7 @@ class Bench:
     # -- between devices -------------------------------------------------------------------
 
     def apart(self) -> Iterator[Case]:
-        """Copy without peer access, as the driver does it and as cumem would."""
+        """Measure copies without peer access, by the driver and by cumem."""
         if not testing.HAS_HOOKS:
             print(f"left out, copies without peer access: {testing.WITHOUT_HOOKS}")
             return
@@ -252,7 +252,7 @@ class Bench:
         return made
 
     def peer(self) -> Iterator[Case]:
-        """Copy one way and both ways, with peer access."""
+        """Measure copies with peer access, in one direction and in both."""
         for nbytes in self.sizes:
             wanted = self.host[: nbytes // 4]
             near, far = self.ends(nbytes)
@@ -263,8 +263,8 @@ class Bench:
                     far, near
                 ),
             }
-            # cumem copies first, and enables peer access for it. If the driver had done so
-            # before, it would not be cumem's way that is measured.
+            # cumem's copy comes first, so that cumem enables peer access itself. If the
+            # class Driver had enabled it before, that would be measured instead.
             cumem.copy(plain_far, plain_near)
             if self.driver is not None:
                 self.driver.enable()
@@ -283,7 +283,7 @@ class Bench:
             yield self.both_ways(nbytes, near, far)
 
     def both_ways(self, nbytes: int, near: Any, far: Any) -> Case:
-        """Make two copies that cross each other."""
+        """Measure two copies in opposite directions at the same time."""
         wanted = self.host[: nbytes // 4]
         back = cumem.zeros(wanted.shape, "i4", "device", device=0)
         other = cumem.empty(wanted.shape, "i4", "device", device=1)
@@ -307,7 +307,7 @@ class Bench:
         return self.run(case, calls, lambda: self.expect(wanted, far, back))
 
     def torch_both_ways(self, near: Any, far: Any, other: Any, back: Any) -> Call:
-        """Return torch's copies, each on a stream of the device that it comes from."""
+        """Return a call of PyTorch's copies, each on a stream of its source's device."""
         torch = self.modules["torch"]
         tensors = [torch.from_dlpack(end) for end in (near, far, other, back)]
         streams = [torch.cuda.Stream(device=device) for device in range(2)]
@@ -322,7 +322,7 @@ class Bench:
         return call
 
     def torch_between(self, near: Any, far: Any) -> Call:
-        """Return one copy by torch."""
+        """Return a call that copies by PyTorch."""
         torch = self.modules["torch"]
         target, source = torch.from_dlpack(far), torch.from_dlpack(near)
 
@@ -334,7 +334,7 @@ class Bench:
         return call
 
     def peers_between(self, near: Any, far: Any) -> dict[str, Call]:
-        """Return the same copy by other libraries."""
+        """Return the calls with which other libraries make the same copy."""
         calls: dict[str, Call] = {}
         if "torch" in self.modules:
             calls["torch"] = self.torch_between(near, far)
@@ -354,7 +354,7 @@ class Bench:
         return calls
 
     def strided(self) -> Iterator[Case]:
-        """Copy memory that is not contiguous on one side or on both."""
+        """Measure copies between devices that are not contiguous on one side or both."""
         nbytes = self.room // 4
         wanted = self.host[: nbytes // 4]
         near, far = self.ends(2 * nbytes)
@@ -379,7 +379,7 @@ class Bench:
     # -- the host and both -----------------------------------------------------------------
 
     def together(self) -> Iterator[Case]:
-        """Copy one array to both devices, and its halves there and back."""
+        """Measure copies of one array to both devices, and of its halves there and back."""
         for nbytes in self.sizes:
             wanted = self.host[: nbytes // 4]
             dsts = [
@@ -409,7 +409,7 @@ class Bench:
             yield from self.halves(nbytes)
 
     def halves(self, nbytes: int) -> Iterator[Case]:
-        """Copy a half of the array to each device, and back."""
+        """Measure copies of one half of the array to each device, and back."""
         wanted = self.host[: nbytes // 4]
         half = wanted.size // 2
         dsts = [cumem.zeros(half, "i4", "device", device=d) for d in range(2)]
@@ -435,17 +435,17 @@ class Bench:
         yield self.run(Case("halves from both", nbytes, ""), calls, check_back)
 
     def torch_to_both(self, hosts: list[Any], dsts: list[Any]) -> dict[str, Call]:
-        """Return torch's copies to both, one after the other and in two threads."""
+        """Return PyTorch's copies to both, one after the other and in two threads."""
         return self.torch_pairs(hosts, dsts, up=True)
 
     def torch_to_host(self, srcs: list[Any], hosts: list[Any]) -> dict[str, Call]:
-        """Return torch's copies back to the host."""
+        """Return PyTorch's copies back to the host, likewise."""
         return self.torch_pairs(hosts, srcs, up=False)
 
     def torch_pairs(
         self, hosts: list[Any], buffers: list[Any], *, up: bool
     ) -> dict[str, Call]:
-        """Return copies between arrays and buffers by torch."""
+        """Return PyTorch's copies of all pairs, one after the other and in two threads."""
         if "torch" not in self.modules:
             return {}
         torch = self.modules["torch"]
@@ -496,7 +496,7 @@ def main() -> int:
     """Measure and print, and write a file if asked to."""
     run = Run(__doc__)
     if cumem.device_count() < 2:
-        print("there are no two GPUs here", file=sys.stderr)
+        print("this benchmark needs two GPUs", file=sys.stderr)
         return 2
     bench = Bench(run.options)
     run.begin(bench.emulated)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two builds of cumem, in turns, on one machine.
+"""Compare the speed of two builds of cumem on one machine.
 
     python benchmarks/versions.py OLD.whl NEW.whl [--rounds 5] [--only TEXT] [--json FILE]
 
-Each round runs every case in a fresh process of each build. A case's figure is the median
-over the rounds of the medians within them. The ratio is that of the new build to the old
-one, so below 1 the new build is faster. Beside it stands the ratio of the least figures of
-all rounds, which shows whether the clock or the load of the host has changed. Processor
+Each round runs all cases in a fresh process of one build, and then of the other. A round
+gives the median time of a case, and the case's figure is the median over the rounds. The
+ratio is the new build's figure divided by the old one's, so below 1 the new build is
+faster. Beside it the output shows the ratio of the shortest times of all rounds. If the two
+ratios differ much, the clock or the load of the host has changed between rounds. Processor
 time is that of all threads of the process.
 """
 
@@ -34,7 +35,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 Case = tuple[str, Callable[[], object], int]
 
 
-SHORT = 100  # short calls are timed so many together
+SHORT = 100  # how many short calls are timed together
 
 
 def repeats(nbytes: int) -> int:
@@ -83,7 +84,7 @@ def copies(largest: int) -> Iterator[Case]:
 
 
 def shapes(largest: int) -> Iterator[Case]:
-    """Copy rows, planes, pieces and a long new array."""
+    """Copy rows, planes, many pieces, and into a long new array."""
     import numpy as np
 
     import cumem
@@ -135,8 +136,9 @@ def pools(largest: int) -> Iterator[Case]:
     def allocate(kind: str, empty: Callable = cumem.empty) -> None:
         empty(MIB, "u1", kind)
 
-    # Cores of one virtual machine differ by a factor of two from second to second. If this
-    # case differs between the builds, so do all short cases.
+    # The speed of a virtual machine's cores may change by a factor of two from one second
+    # to the next. If this case, which does not call cumem, differs between the builds, then
+    # so do all short cases, and they say nothing.
     yield "three calls of Python's, for comparison", three_calls, 1000 * SHORT
     for kind in ("device", "pinned"):
         yield f"empty and free, {kind}", lambda k=kind: allocate(k), 1000 * SHORT
@@ -169,7 +171,7 @@ def pools(largest: int) -> Iterator[Case]:
 
 
 def beside(largest: int) -> Iterator[Case]:
-    """Copy beside a thread that computes in Python."""
+    """Copy while another thread computes in Python."""
     import numpy as np
 
     import cumem
@@ -196,7 +198,7 @@ def beside(largest: int) -> Iterator[Case]:
 
 
 def two_gpus(largest: int) -> Iterator[Case]:
-    """Copy between two GPUs, and one array to both, where there are two."""
+    """Copy between two GPUs, and one array to both, if there are two."""
     import numpy as np
 
     import cumem
@@ -258,12 +260,12 @@ def tensors(largest: int) -> Iterator[Case]:
     yield "asbuffer of a CUDA tensor", lambda: cumem.asbuffer(cuda), repeats(256)
 
 
-#: Groups that need more than NumPy or one GPU, by a word that all their names have.
+#: Groups that need PyTorch or two GPUs. The key is contained in the names of all its cases.
 APART = {"two GPUs": two_gpus, "tensor": tensors}
 
 
 def cases(largest: int, only: str) -> Iterator[Case]:
-    """Yield (name, call, repeats). The memory of a case is freed with its group."""
+    """Yield (name, call, repeats). The memory of a group is freed before the next one."""
     for group in (copies, shapes, files, pools, beside):
         yield from group(largest)
     for word, group in APART.items():
@@ -313,7 +315,7 @@ def measure(largest: int, only: str) -> dict[str, float]:
 
 
 def import_seconds(environment: dict[str, str]) -> float:
-    """Return what ``import cumem`` takes beyond NumPy's, the least of nine."""
+    """Return the shortest of nine times of ``import cumem`` after NumPy was imported."""
     code = "import time, numpy; s = time.perf_counter(); import cumem"
     code += "; print(time.perf_counter() - s)"
     command = [sys.executable, "-c", code]
@@ -342,7 +344,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--largest", type=int, default=GIB)
     parser.add_argument(
-        "--only", default="", help="cases whose name matches this regex"
+        "--only", default="", help="only cases whose name matches this regex"
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--names", nargs=2, default=["old", "new"])

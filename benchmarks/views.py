@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the calls of users' loops on buffers beside the same calls on NumPy's arrays.
+"""Compare small calls on buffers, such as a loop makes often, with the same calls in NumPy.
 
     python benchmarks/views.py --json benchmarks/results/views-h200.json
 
-These are views, shapes, slices, flags, rows and copies of small buffers of page-locked
-memory, allocations whose shapes are NumPy's integers, and allocations of device memory
-with values. Each takes turns with NumPy's own call on an array of that shape. Last come two
-calls that NumPy does not have as such: `fill(0)` of 256 B of each kind of memory, which
-takes turns with that of an array, and `stats()`. It also runs on the emulated device, where
-calls that use no device take as long as with a GPU, and then says so.
+The script measures views, reshapes, slices, flags, rows and copies of small buffers of
+page-locked memory, allocations whose shapes are given as NumPy integers, and allocations of
+device memory that is filled with a value. Each call alternates with NumPy's own call on an
+array of the same shape. The last cases are `fill(0)` on 256 B of each kind of memory, which
+alternates with `fill(0)` of an array, and `stats()`, which NumPy does not have.
+
+The script also runs on the emulated device, and its output then says so. There, the calls
+that use no device take as long as they do with a GPU.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ import cumem
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 from measure import Run
 
-CALLS = 5_000  # in a row: one alone is too short for the clock
+CALLS = 5_000  # timed together, because one call is too short for the clock
 AXES = (1, 0)
 NAME, DTYPE = "f4", np.dtype("i8")
 TWO, TEN, HUNDRED = np.int64(2), np.int32(10), np.int64(100)
 PART = (slice(1, 3), Ellipsis, slice(None, None, 2))
 
-#: The calls on a buffer, and on an array, of shape (4, 6).
+#: The calls that are made both on a buffer and on an array of shape (4, 6).
 CALLS_ON: dict[str, Callable[[Any], object]] = {
     "reshape(6, 4)": lambda a: a.reshape(6, 4),
     "reshape((6, 4))": lambda a: a.reshape((6, 4)),
@@ -61,7 +63,7 @@ CALLS_ON: dict[str, Callable[[Any], object]] = {
     "copy()": lambda a: a.copy(),
     "flatten()": lambda a: a.flatten(),
 }
-#: Shapes to allocate.
+#: The shapes that are allocated, by the text that names them in the results.
 SHAPES: dict[str, Any] = {
     "empty(100)": 100,
     "empty(np.int64)": HUNDRED,
@@ -70,8 +72,8 @@ SHAPES: dict[str, Any] = {
     "empty([10, 10])": [10, 10],
     "empty(array.shape)": np.empty((10, 10)).shape,
 }
-#: Allocations of 256 B with values, of either library; ours are of device memory, whose
-#: fill is queued.
+#: Allocations of 256 B that are filled with a value, which take the library (cumem or
+#: NumPy) as their argument. cumem allocates device memory and only queues the fill.
 LIKE = np.empty(64, "f4")
 WITH_VALUES: dict[str, Callable[[Any], object]] = {
     "zeros(64)": lambda library: library.zeros(64, "f4"),
@@ -84,20 +86,21 @@ WITH_VALUES: dict[str, Callable[[Any], object]] = {
 
 @dataclass
 class Case:
-    """One call.
+    """The time of one call.
 
     Parameters
     ----------
     key : str
-        The call, as in NumPy.
+        The call, written as a NumPy user writes it.
     kind : str
-        The kind of memory.
+        The kind of memory of the buffer.
     ns, numpy_ns : float
-        The least time of a call, and of NumPy's, which is 0 if it has no such call.
+        The shortest time of cumem's call and of NumPy's; `numpy_ns` is 0 if NumPy has no
+        such call.
     spread : float
-        The median time divided by the least one.
+        cumem's median time divided by its shortest time.
     ratio : float
-        `ns` over `numpy_ns`.
+        `ns` divided by `numpy_ns`.
     """
 
     key: str
@@ -109,7 +112,7 @@ class Case:
 
 
 def time_of(call: Callable[[], object]) -> float:
-    """Return the nanoseconds of a call, as the mean of many in a row."""
+    """Return how many nanoseconds one call takes, as the mean of `CALLS` calls."""
     begin = time.perf_counter_ns()
     for _ in range(CALLS):
         call()
@@ -122,7 +125,7 @@ def measure(
     ours: Callable[[], object],
     theirs: Callable[[], object] | None,
 ) -> Case:
-    """Fill in the times of both, which take turns so that a neighbour's load meets both."""
+    """Fill in both times. The two calls alternate, so other load slows both alike."""
     times, numpys = [], []
     for _ in range(rounds + 1):
         times.append(time_of(ours))
