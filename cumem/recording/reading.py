@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers questions about a log: bytes alive over time, what is left, which copies ran."""
+"""Answers questions about a log: bytes alive over time, leftover memory, and copies."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Span(NamedTuple):
 
 
 def joined(transfers: NDArray[Any], least_ns: float) -> list[Span]:
-    """Join transfers of a lane, sorted by time, that a picture could not show apart.
+    """Join transfers of one lane that are too close to each other for a picture.
 
     A transfer is drawn at least `least_ns` long, and joined to the one before if the gap
     between them is shorter than that.

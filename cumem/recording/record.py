@@ -163,7 +163,8 @@ class Record:
                 _adjust(_open)
 
     def __getstate__(self) -> object:
-        if self._running:  # its rows are in the recorder, which knows this object only
+        # Its rows are still in the recorder, and a copy could not stop it.
+        if self._running:
             raise TypeError(
                 "a running record cannot be copied or pickled: stop() it first"
             )
@@ -659,7 +660,7 @@ def _number_tag(name: str) -> int:
 
 
 def _adjust(records: list[Record]) -> None:
-    """Open the recorder with what these records need together, or close it."""
+    """Open the recorder with the settings that all these records need, or close it."""
     if not records:
         _core._recorder_close()
         return
@@ -674,7 +675,7 @@ def open_records() -> list[Record]:
 
 
 def _forget_in_child() -> None:
-    """Drop the running records; they may be large, and the parent has them."""
+    """Drop the running records, which may be large and stay with the parent."""
     for each in _open:
         each._running = False
     _open.clear()

@@ -147,10 +147,11 @@ def snapshot(log: Log) -> dict[str, Any]:
 
 
 def _steps(lives: Lives) -> tuple[list[int], list[int | None]]:
-    """Return the rows that matter, sorted, and for each what it does.
+    """Return the rows that change memory, sorted, and a number or None for each.
 
-    That is the number of a life that begins, the `~` of one that ends, or None if a pool
-    changes. In the same row an end comes before a beginning, because it makes room.
+    The number is that of the allocation that begins in this row, or its bitwise complement
+    (``~``) if it ends there. None means that a pool grows or shrinks. If one allocation
+    ends and another begins in the same row, the end comes first, because it makes room.
     """
     row, life, opens, *_ = changes(lives)
     ops = lives.rows["op"]
@@ -167,9 +168,9 @@ def _steps(lives: Lives) -> tuple[list[int], list[int | None]]:
 def _reserved_before(
     lives: Lives, steps: tuple[list[int], list[int | None]], place: _Ints, count: int
 ) -> list[_Reserved]:
-    """Return what was reserved on each device before the record.
+    """Return the intervals that were reserved on each device before the record.
 
-    This is where blocks lie later although no growth there was seen.
+    These are the places where blocks lie later although the record shows no growth there.
     """
     rows = lives.rows
     reserved = [_Reserved(_is_paged(rows, place == device)) for device in range(count)]

@@ -53,19 +53,19 @@ _LINE: Final[dict[str, Any]] = {
 
 @shows("plot", Record)
 def plot_record(log: Any, ax: Axes | None = None) -> Axes:
-    """Draw a record: bytes alive over time by kind, and transfers as lanes below.
+    """Draw a record: the bytes alive over time, by kind, and below them the transfers.
 
     Parameters
     ----------
     log : Log or Record
-        What to draw.
+        The record to draw.
     ax : matplotlib Axes, optional
         Where to draw; by default in a new figure.
 
     Returns
     -------
     matplotlib Axes
-        The upper part. The lanes are its ``child_axes[0]``, if there were transfers.
+        The upper part. If there were transfers, they are in its ``child_axes[0]``.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
     unit_ns, unit = _time_unit(end)
     alive = reading.bytes_over_time(log).sampled(
         _STEPS
-    )  # which keeps even the shortest peak
+    )  # each step shows its highest point, so no peak is lost
     times = np.append(alive.times_ns, end) / unit_ns
     most = alive.height
     scale, name = _size_unit(most)
@@ -120,7 +120,10 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
 def _draw_lanes(
     ax: Axes, log: Log, ways: list[reading.Copies], height: float, unit_ns: float
 ) -> Axes:
-    """Draw transfers below `ax`, a row for each way with lanes for simultaneous ones."""
+    """Draw transfers below `ax`, with a row for each pair of kinds.
+
+    Transfers that ran at the same time have lanes of their own within the row.
+    """
     below: Axes = ax.inset_axes((0, -0.06 - height, 1, height), sharex=ax)
     least = max(log.duration_ns, 1) / _STEPS
     transfers = np.sort(reading.of_op(log, TRANSFER), order="time_ns")
@@ -146,12 +149,12 @@ def _draw_lanes(
 
 @shows("plot", Snapshot)
 def plot_pool(pool: Any, ax: Axes | None = None) -> Axes:
-    """Draw the segments of a pool, a row each, and the blocks in them by state.
+    """Draw each segment of a pool as a row, with its blocks coloured by their state.
 
     Parameters
     ----------
     pool : Pool or Snapshot
-        The pool, whose state now is drawn, or a snapshot of an earlier state.
+        A pool, which is drawn as it is now, or a snapshot of an earlier state.
     ax : matplotlib Axes, optional
         Where to draw; by default in a new figure.
 
@@ -168,7 +171,8 @@ def plot_pool(pool: Any, ax: Axes | None = None) -> Axes:
 
     Notes
     -----
-    Addresses without memory are left out. Of more than 40 segments the largest are drawn.
+    Addresses that have no memory are left out. If there are more than 40 segments, only the
+    40 largest are drawn.
     """
     found = pool.snapshot() if hasattr(pool, "snapshot") else pool
     segments = sorted(found.segments, key=lambda each: -int(each.reserved_nbytes))
@@ -231,12 +235,12 @@ def plot_rates(
     Parameters
     ----------
     panels : mapping
-        For the name of each panel a pair: the points (bytes, GB/s) of each kind of memory
-        and of `PINNED_ROWS`, and the ceiling in GB/s.
+        Maps the name of each panel to a pair. The first item maps each kind of memory, and
+        `PINNED_ROWS`, to its points (bytes, GB/s). The second is the ceiling in GB/s.
     title : str
         The name of the machine that was measured.
     warning : str or None
-        A text that is written large across the picture, if the figures are not a GPU's.
+        A text to write large across the picture, for figures that are not a GPU's.
 
     Returns
     -------
@@ -260,7 +264,9 @@ def plot_rates(
         axis.set_title(name)
         axis.set_xlabel("bytes per copy")
         axis.grid(alpha=0.3)
-    axes[0].set_ylim(bottom=0)  # shared; set last, since each line widens it upwards
+    axes[0].set_ylim(
+        bottom=0
+    )  # after all lines, each of which may raise the upper limit
     axes[0].set_ylabel("GB/s (median)")
     axes[-1].legend(frameon=False)
     figure.suptitle(title)

@@ -36,10 +36,10 @@ _ACCESSES: Final = ("host", "host-writes", "host-reads", "device", "both")
 _SHARINGS: Final = ("none", "processes", "libraries", "devices")
 
 _FEW_BYTES = 4096  #: up to this size a kernel may as well read across the link
-_MANY = 10  #: uses at which keeping a buffer begins to pay, if nothing was measured
-_MOST_BYTES = 16 << 20  #: no results of bench are larger
-_MOST_SECONDS = 1e9  #: no case takes longer
-_SAME = 1.05  #: a gain below this factor is not a reason
+_MANY = 10  #: from so many uses on a buffer is worth keeping, if nothing was measured
+_MOST_BYTES = 16 << 20  #: the largest results file that is read
+_MOST_SECONDS = 1e9  #: the longest time that a case of a results file may have
+_SAME = 1.05  #: a kind that is faster by less than this factor is not preferred
 
 #: The call that makes memory of a kind.
 _CALLS: Final = {
@@ -57,7 +57,7 @@ _BY_CHUNKS = "to copy it chunk by chunk, with cumem.chunks()"
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Recommendation(Answer):
-    """Which memory to use, and why; what `recommend` returns.
+    """Which memory to use, and why, as `recommend` returns it.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Recommendation(Answer):
     alternatives : tuple of (str, str)
         Other kinds, each with the case in which to prefer it.
     source : str
-        What decided: ``"rules"``, or the day and device of the bench whose figures did.
+        What decided: ``"rules"``, or the date and the device of the results that did.
     figures : Mapping of str to float
         The seconds that each compared kind takes for allocation and all copies; empty if
         only rules decided.
@@ -129,13 +129,14 @@ def recommend(
     reuse : {'many', 'once'} or int
         How often in its life the buffer is filled and copied, or used in place by a kernel.
     access : {'host', 'host-writes', 'host-reads', 'device', 'both'}
-        Who touches the bytes in place. 'host': only the processor; the device receives or
-        sends copies. 'host-writes': the same, and the processor only writes, from front to
-        back. 'host-reads': the same, and the processor only reads what the device sent.
-        'device': only kernels. 'both': kernels and the processor, without a copy.
+        Who touches the bytes in place. 'host' means the processor, while the device only
+        receives or sends copies. 'host-writes' means in addition that the processor only
+        writes, from front to back, and 'host-reads' that it only reads what the device has
+        sent. 'device' means only kernels. 'both' means kernels and the processor, without
+        a copy.
     sharing : {'none', 'processes', 'libraries', 'devices'}
-        Who else uses the memory: other processes; a library that allocates it itself;
-        several devices.
+        Who else uses the memory: nobody, other processes, a library that has allocated it
+        itself, or several devices.
     device : Device, int or str, optional
         The device that uses the memory; by default cumem's current one.
     figures : path or mapping, optional
@@ -458,7 +459,7 @@ def _check_result(result: Result) -> Result:
 def _by_figures(
     question: _Question, report: Report, source: str
 ) -> Recommendation | None:
-    """Let figures decide, or return None if a kind that is needed was not measured."""
+    """Decide by measured figures, or return None if a kind to compare was not measured."""
     ways = {"host-writes": ("h2d",), "host-reads": ("d2h",)}
     kinds = ["pageable", "pinned"]
     if question.access == "host-writes":

@@ -23,9 +23,9 @@ def result_path(unit: Device, name: str) -> pathlib.Path | None:
 
 
 def has_results(name: str) -> bool:
-    """Return whether such figures of any GPU are kept.
+    """Return whether figures of this name are kept, for any GPU.
 
-    This does not ask which GPU the figures belong to, since that would start the driver.
+    To find out whether they belong to this machine's GPU would start the driver.
     """
     folder = _result_folder()
     return folder is not None and any(folder.glob(f"{name}-*.json"))
@@ -64,7 +64,7 @@ def _processor() -> str:
 
 
 def _link(bus_id: str) -> str:
-    """Return the fastest state of the link, since an idle link is slower."""
+    """Return the fastest state of the link, because an idle link reports a slower one."""
     root = f"/sys/bus/pci/devices/{bus_id.lower()}/max_link_"
     return f"{_read(root + 'speed').strip()} x{_read(root + 'width').strip()}"
 

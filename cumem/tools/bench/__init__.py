@@ -44,7 +44,7 @@ FULL_SIZES: Final = tuple(4 * KIB * 4**step for step in range(9))  # 4 KiB … 2
 
 
 class UsageError(Exception):
-    """The options cannot be met; the message says why and what to do."""
+    """Raised if the options cannot be met. Its message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def _advice() -> str:
 
 
 def _check(options: Options) -> None:
-    """Refuse now what would otherwise fail after the measurement."""
+    """Raise now for options that would otherwise fail after the measurement."""
     try:
         info.check_device(options.device)
     except ValueError as error:
@@ -215,18 +215,18 @@ def _check(options: Options) -> None:
 
 
 def _sizes(options: Options) -> tuple[int, ...]:
-    """Return the sizes that were asked for, whether they fit or not."""
+    """Return the sizes that the options ask for, even those that do not fit."""
     sizes = QUICK_SIZES if options.quick else FULL_SIZES
     most = options.max_nbytes
     return sizes if most is None else tuple(n for n in sizes if n <= most)
 
 
 def _room(facts: dict[str, Any], device: Device) -> int:
-    """Return the size up to which all buffers that live at once fit in memory."""
+    """Return how large a buffer may be, so that all that a case needs fit in memory."""
     host = facts["machine"]
     room = [device.memory_info()[0] // 3]  # two buffers, and managed memory
-    # The host holds the store, two buffers of a kind, and the copy for the comparison, and
-    # if the device is emulated its memory as well.
+    # The host's memory has the store of random bytes, two buffers of a kind, and the copy
+    # that is compared. If the device is emulated, its memory is the host's as well.
     shares = 8 if device.emulated else 5
     if host["memory_available_nbytes"] is not None:
         room.append(host["memory_available_nbytes"] // shares)

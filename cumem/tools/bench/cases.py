@@ -156,7 +156,7 @@ class Result:
 
 @dataclass(slots=True)
 class _Trial:
-    """A prepared case: what is timed, what is undone between repeats, and the check."""
+    """A prepared case: the timed call, a call between repeats, and a check of the bytes."""
 
     action: Callable[[], None]
     verify: Callable[[], bool]
@@ -262,8 +262,8 @@ class _Bench:
         return host, self.allocate("device", nbytes)
 
     def empty_pools(self) -> None:
-        """Give back all dropped memory, so that the next allocation is a first one."""
-        trim()  # queues what the dropped blocks still have to wait for
+        """Empty the pools, so that the next allocation needs memory from the system."""
+        trim()  # queues the events for which the dropped blocks still have to wait
         self.device.synchronize()
         trim()
 
@@ -487,7 +487,7 @@ class _Bench:
         def action() -> None:
             memory = self.allocate(kind, nbytes)
             if kind == "pageable":
-                memory[:: 4 * KIB] = 1  # pages of ordinary memory are new each time
+                memory[:: 4 * KIB] = 1  # touch each page, since ordinary pages are new
 
         return _Trial(action, lambda: self._keeps_data(kind, nbytes))
 
@@ -540,7 +540,7 @@ class _Bench:
         )
 
     def _time(self, trial: _Trial) -> list[float]:
-        """Return the seconds of each repeat, without one repeat to warm up."""
+        """Return the seconds of each repeat, after one repeat that is not timed."""
         plan, clock = self.plan, time.perf_counter_ns
         times: list[int] = []
         deadline = 0

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor's checks: each is a function from facts to findings, reading nothing."""
+"""The doctor's checks, which are functions that turn facts into findings.
+
+A check reads nothing itself, so that it can be tested with the facts of any machine.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ _LANE_GBPS: Final = {
 _GENERATIONS: Final = {gtps: i for i, gtps in enumerate(_LANE_GBPS, 1)}
 #: The part of a link's rate that long copies reach: 55.4 of 63.0 GB/s on an H200.
 _USABLE: Final = 0.87
-_WELL: Final = 0.8  # a good part of that rate; below _BADLY something is wrong
-_BADLY: Final = 0.5
+_WELL: Final = 0.8  # from this part of that rate on, a link is "ok"
+_BADLY: Final = 0.5  # below this part of it, a link is a "problem"
 #: The first driver of NVIDIA's that serves CUDA 12.0.
 _OLDEST_MODULE: Final = 525
 _FEW_CPUS: Final = 4
@@ -206,7 +209,8 @@ def check_libraries(facts: Facts) -> Findings:
             "take the folder stubs out of LD_LIBRARY_PATH",
             values=values,
         )
-    elif len(paths) > 1 and not facts["kernel"]["is_wsl"]:  # WSL's is in two files
+    # The driver of WSL consists of two files, both of which are loaded there.
+    elif len(paths) > 1 and not facts["kernel"]["is_wsl"]:
         yield Finding(
             "driver",
             "library",
@@ -452,7 +456,8 @@ def _judge_rates(device: Mapping[str, Any], measured: Mapping[str, float]) -> Fi
     expected = expected_gbps(reported_link(device))
     text = f"device {device['index']}: {up:.1f} GB/s to the device, {down:.1f} back"
     source = "its link should give"
-    if expected is None:  # compare with the fastest full link that this may be
+    # If the link is unknown, the rate is compared with the links that GPUs can have.
+    if expected is None:
         rates = {
             f"{_link(gtps, 16)} gives": _USABLE * lane * 16
             for gtps, lane in _LANE_GBPS.items()
@@ -709,7 +714,7 @@ def check_cgroup(facts: Facts) -> Findings:
         text = "no control group limits the memory"
         yield Finding("host", "cgroup", "ok", text, values=values)
         return
-    available = facts["container"]["available_nbytes"]  # counts caches as free
+    available = facts["container"]["available_nbytes"]  # includes memory of caches
     left = limit if available is None else min(limit, available)
     text = (
         f"the control group allows {format_nbytes(limit)}, of which {format_nbytes(left)} "

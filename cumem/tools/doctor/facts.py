@@ -31,8 +31,8 @@ _ENVIRONMENT: Final = (
     *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUMEM_BACKEND"),
     *("CUMEM_NVTX", "NVTX_INJECTION64_PATH"),
 )
-_PROBE_NBYTES: Final = 64 << 20  # needed twice, page-locked and on the device
-_PROBE_SECONDS: Final = 0.8  # for copies of all devices in both directions together
+_PROBE_NBYTES: Final = 64 << 20  # bytes of the page-locked and of the device memory
+_PROBE_SECONDS: Final = 0.8  # the time that the copies of all devices take together
 #: Names of distributions, and the library that each belongs to.
 _FRAMEWORKS: Final = {
     "torch": "torch",
@@ -43,7 +43,7 @@ _FRAMEWORKS: Final = {
     "jax-cuda12-plugin": "jax",
     "jax-cuda13-plugin": "jax",
     "jax": "jax",
-    "numba-cuda": "numba-cuda",  # its versions are not those of numba
+    "numba-cuda": "numba-cuda",  # a library of its own, with other versions than numba's
     "numba": "numba",
     "rmm-cu12": "rmm",
     "rmm-cu13": "rmm",
@@ -280,7 +280,7 @@ def _copies() -> dict[str, Any]:
 
 
 def frameworks() -> list[dict[str, Any]]:
-    """Return the installed frameworks, by their files, since importing one takes seconds.
+    """Return the installed frameworks. To import one takes seconds, so their files tell.
 
     ``cuda`` is the version of CUDA that a framework was built for, "none" for a build
     without CUDA, or None if its files do not say.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows what a cell did with memory: its peaks, what it left alive, its copies."""
+"""Shows what a cell did with memory: its peaks, the memory it left alive, its copies."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ _NAMES: Final = {"nbytes": "size", "seconds": "time", "gbps": "rate"}
 
 
 def answer(thing: Any) -> str:
-    """Show anything that has ``to_dict()``: its values, and lists of answers as tables."""
+    """Show anything that has ``to_dict()``, with its lists of answers as tables."""
     kind = type(thing)
     place = "cumem.types" if kind.__module__ == "cumem.types" else "cumem"
     return page(f"{place}.{kind.__name__}", data(thing.to_dict()))

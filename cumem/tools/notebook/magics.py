@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extension for IPython: ``%cumem``, ``%%cumem``, and pictures of memory errors."""
+"""The extension for IPython: ``%cumem``, ``%%cumem``, and displays of memory errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Shell(Protocol):
 
 
 def load(shell: Any) -> None:
-    """Add the magics, and show a picture after errors about missing memory."""
+    """Add the magics, and show a display after each OutOfMemoryError."""
     if _loaded(shell) is None:
         magics = _Magics(shell)
         shell.register_magic_function(magics.cumem, "line_cell", "cumem")
@@ -106,8 +106,9 @@ class _Magics:
         self.forget_table()
         if word != "off":
             shown = Overview(self._shell)
+            # A terminal cannot update a display, but prints the new one below it.
             keeps_up = word == "" and getattr(self._shell, "kernel", None) is not None
-            handle = display(shown, display_id=keeps_up)  # a terminal would repeat it
+            handle = display(shown, display_id=keeps_up)
             with self._lock:
                 self._table, self._shown = handle, shown.key
         return None
@@ -115,12 +116,12 @@ class _Magics:
     # -- the table that is kept up to date -----------------------------------------
 
     def forget_table(self) -> None:
-        """Stop updating the table, which stays as it is."""
+        """Stop updating the table that is on the page."""
         with self._lock:
             self._table = None
 
     def begin_cell(self, *_: object) -> None:
-        """Before a cell, start updating the table every second."""
+        """Start updating the table every second. IPython calls this before each cell."""
         if self._table is None:
             return
         self._ended.clear()
@@ -134,11 +135,16 @@ class _Magics:
         while not self._ended.wait(period):
             began = time.perf_counter()
             self._update()
-            spent = time.perf_counter() - began  # `live` reads the whole running record
+            # An update takes long if a record runs, because `live` reads all of it. With
+            # this period updates take at most a fiftieth of the time.
+            spent = time.perf_counter() - began
             period = max(_PERIOD_S, 50 * spent)
 
     def end_cell(self, result: Any) -> None:
-        """After a cell, update the table, and show a picture if memory was missing."""
+        """Update the table, and show a display if the cell ended in an OutOfMemoryError.
+
+        IPython calls this after each cell.
+        """
         self._ended.set()
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
@@ -174,7 +180,7 @@ class _Magics:
         return value
 
     async def run_awaiting(self, cell: str) -> Any:
-        """Run the cell below ``%%cumem`` if it awaits, in the notebook's own event loop."""
+        """Run a cell below ``%%cumem`` that awaits, in the event loop of the notebook."""
         __tracebackhide__ = True
         codes, names = _compile(self._shell, cell), self._shell.user_ns
         value = None
@@ -186,7 +192,11 @@ class _Magics:
         return value
 
     def let_await(self, lines: list[str]) -> list[str]:
-        """Turn our magic into an await, since IPython cannot await what magics return."""
+        """Rewrite a cell that has ``%%cumem`` and awaits, into a call that is awaited.
+
+        IPython does not await what a magic returns, so that the magic cannot run such a
+        cell.
+        """
         if not lines or lines[0].rstrip() != "%%cumem":
             return lines
         cell = "".join(lines[1:])
@@ -196,7 +206,7 @@ class _Magics:
         me = "get_ipython().find_cell_magic('cumem').__self__"
         return [f"await {me}.run_awaiting({cell!r})\n"]
 
-    # IPython does not call functions with side effects while somebody is still typing.
+    # IPython calls functions without side effects already while somebody types the cell.
     let_await.has_side_effects = True  # type: ignore[attr-defined]
 
 
@@ -205,7 +215,8 @@ class _Magics:
 
 def _compile(shell: _Shell, cell: str) -> list[CodeType]:
     """Compile all statements, and the last expression separately if its value is shown."""
-    # Line numbers are those of the whole cell, with the magic's own line and empty ones.
+    # Tracebacks count lines from the top of the cell. So empty lines take the place of the
+    # magic's line and of the blank ones below it.
     above = next((i for i, line in enumerate(cell.splitlines(), 1) if line.strip()), 1)
     source = "\n" * above + shell.transform_cell(cell)
     name = shell.compile.cache(source, number(shell), raw_code=source)
@@ -239,7 +250,7 @@ class _Measured:
 
 
 def number(shell: _Shell) -> int:
-    """Return the number of the cell that runs or ran last."""
+    """Return the number of the cell that is running, or else ran last."""
     return len(shell.user_ns.get("In", ())) - 1
 
 
@@ -247,7 +258,7 @@ def number(shell: _Shell) -> int:
 
 
 def buffer_of(value: object) -> _core.Buffer | None:
-    """Return the buffer under a value: itself, or what an array of NumPy is a view of."""
+    """Return `value` if it is a buffer, the buffer that it is a view of, or None."""
     for _ in range(32):
         if isinstance(value, _core.Buffer):
             return value
@@ -261,10 +272,11 @@ def buffer_of(value: object) -> _core.Buffer | None:
 
 
 def _named(names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield variables, and the items of their lists, tuples and dicts."""
+    """Yield each variable, and the items of those that are lists, tuples or dicts."""
     for name, value in list(names.items()):
         yield name, value
-        if issubclass(type(value), dict):  # isinstance() would call code of a proxy
+        # isinstance() would run code of the value if it is a proxy, and type() does not.
+        if issubclass(type(value), dict):
             inner: Iterable[tuple[Any, Any]] = list(dict.items(value))[:1000]
         elif issubclass(type(value), (list, tuple)):
             inner = enumerate(value[:1000])
@@ -275,7 +287,7 @@ def _named(names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 class Holders:
-    """The buffers that a notebook's variables hold, including its history."""
+    """The buffers that a notebook's variables hold, and its history in ``Out``."""
 
     def __init__(self, shell: _Shell) -> None:
         self.found: dict[tuple[str, int], tuple[_core.Buffer, list[str]]] = {}
@@ -284,8 +296,8 @@ class Holders:
             base = name.partition("[")[0]
             history = base[:1] == "_" and not base.strip("_0123456789i")
             if base != "Out" and (base in hidden or history):
-                continue  # Out has it as well
-            # A buffer may be closed, even just now, and a proxy may answer nothing.
+                continue  # such as _ and _3, whose values are in Out as well
+            # Another thread may close a buffer meanwhile, and a proxy may raise anything.
             with contextlib.suppress(Exception):
                 buf = buffer_of(value)
                 while buf is not None and isinstance(buf.base, _core.Buffer):
@@ -295,7 +307,7 @@ class Holders:
                     self.found.setdefault(place, (buf, []))[1].append(name)
 
     def at(self, address: int) -> str:
-        """Return names of variables whose buffer has this byte, or ``""`` if none has."""
+        """Return the variables whose buffers contain this address, or ``""``."""
         found = [
             names
             for place, (_, names) in self.found.items()
@@ -305,7 +317,7 @@ class Holders:
         return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
     def buffer_at(self, address: int) -> _core.Buffer | None:
-        """Return the first buffer that has this byte."""
+        """Return the first buffer that contains this address, or None."""
         each = (b for place, (b, _) in self.found.items() if self._has(place, address))
         return next(each, None)
 
@@ -322,7 +334,7 @@ class _Alive(NamedTuple):
 
 
 def _alive() -> list[_Alive]:
-    """Return everything that is alive, the largest first."""
+    """Return the memory that is handed out, without staging, the largest piece first."""
     found = [
         _Alive(each.kind, each.device, each.address, each.requested_nbytes, each.line)
         for each in live().buffers
@@ -356,7 +368,7 @@ class Overview:
         found = _alive()
         self._rows = [_row(holders, each) for each in found[:_MOST_BUFFERS]]
         self._columns = list(self._BUFFERS)
-        if all(row[-1] == "-" for row in self._rows):  # no record is running
+        if all(row[-1] == "-" for row in self._rows):  # no record knows their lines
             self._columns.pop()
             self._rows = [row[:-1] for row in self._rows]
         self._more = len(found) - len(self._rows)
@@ -364,7 +376,7 @@ class Overview:
             [kind, device, "none" if nbytes is None else format_nbytes(nbytes), used]
             for kind, device, nbytes, used in _limits(self.stats)
         ]
-        #: Stays the same as long as nothing changes.
+        #: A text that differs if the display would show something else.
         self.key: str = repr((self.stats, self._rows, self._limits))
 
     _BUFFERS: Final = (

@@ -102,7 +102,7 @@ def buffer(buf: _core.Buffer, is_emulated: bool) -> str:
 
 
 def _address(buf: _core.Buffer) -> Raw | str:
-    """Return the address, or why nobody may have it now, as in a region that sleeps."""
+    """Return the address, or why there is none now, such as that the region sleeps."""
     try:
         return Raw(f"<code>0x{buf._address:x}</code>")
     except RuntimeError as error:
@@ -385,7 +385,7 @@ def _numbered(texts: Sequence[str]) -> list[tuple[str, object]]:
 
 @shows("html", Explanation)
 def explanation(found: Explanation) -> str:
-    """Show the way of a copy, and why it goes that way."""
+    """Show the route of a copy, and the reason for it."""
     title = f"cumem.types.Explanation of {format_nbytes(found.nbytes)}"
     return page(title, facts(found._rows()))
 

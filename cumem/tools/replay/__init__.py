@@ -123,10 +123,10 @@ def run_rows_on_streams(
 
 @dataclass(slots=True)
 class _Observer:
-    """Reads what is reserved after each allocation, and what it is used for at each peak.
+    """Reads how much is reserved after each allocation, and at each peak what uses it.
 
-    The use is read when a peak is reached first: later on, as much may be reserved although
-    less of it is needed.
+    This is read just when the peak is first reached. Later as much may still be reserved
+    although less of it is needed.
     """
 
     allocator: Allocator
@@ -175,7 +175,7 @@ def _walk(
     observer: _Observer | None,
     late: _DelayedFrees | None,
 ) -> None:
-    """Replay with everything that is not timed, or with late work, which is timed too."""
+    """Replay row by row, to observe each step or to let work be late."""
     sizes: dict[int, int] = {}
     several = len(allocator.streams) > 1 or (late is not None and late.own)
     step = late.hold.step if late is not None else 0
@@ -389,7 +389,7 @@ def _timed_pass(
 
 
 def _discard(_: object) -> None:
-    """Ignore an answer, for calls that must return nothing."""
+    """Return None, so that a lambda around another call does so too."""
 
 
 # -- the command -----------------------------------------------------------------------

@@ -27,7 +27,7 @@ from cumem.tools.replay.trace import Hold
 __all__ = ["Gates", "open_gates", "stream_handle"]
 
 STUCK_SECONDS: Final = 1.0
-MOST_FORCED: Final = 3  # more would take too long, if the allocator always waits
+MOST_FORCED: Final = 3  # after so many waits of the allocator, nothing is held any more
 _FOREVER: Final = 0x7FFF_FFFF  # the driver compares cyclically; this is half the range
 
 
@@ -44,9 +44,10 @@ def stream_handle(stream: object) -> int:
 class Gates:
     """Keeps streams busy with work that ends when the replay has gone far enough.
 
-    The object is also a context for each call of the allocator. An allocator that waits
-    for the device would wait for ever. So a watcher ends all held work if a call takes too
-    long, and counts this in `forced`. After the third time nothing is held any more.
+    Each call of the allocator is made inside a ``with`` block of this object. An allocator
+    that waits for the device would wait for ever, because the work is held. So a watcher
+    thread ends all held work if a call takes too long, and counts this in `forced`. After
+    the third time nothing is held any more.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ class Gates:
     def enter(self, window: int) -> None:
         """Begin a window, numbered from 1.
 
-        This ends what was held long enough, and holds what the streams do from now on.
+        This ends the work that was held for long enough, and holds all later work.
         """
         if self.forced < MOST_FORCED:
             self._enter(window)
