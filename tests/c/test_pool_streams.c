@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of when a pool may hand out a block again after streams have worked on it.
- * Gates hold the streams up, so that each test can look before and after their work. A
- * fence is an event over everything that a device is doing; it stands for work that the
- * pool cannot attribute to a stream. */
+ *
+ * A gate shuts a stream, so that a test can look before and after the stream's work. A
+ * *fence* is an event that comes after everything that a device is doing. The pool
+ * waits for a fence if it does not know which streams used a block. A *miss* is an
+ * allocation for which the pool has no free block, so that it looks whether any work
+ * has ended. */
 #include <stdlib.h>
 
 #include "pool_world.h"
 #include "wait.h"
 
-/* Page-locked memory is not reused before the work on it has ended, not even on the
- * same stream, since the host could write to it at any time. */
+/* Page-locked memory is not handed out again before the work on it has ended, not even
+ * for the same stream, because the host might write to it at once. */
 static void
 test_pool_block_in_flight_waits_for_its_stream(void)
 {
@@ -21,11 +24,10 @@ test_pool_block_in_flight_waits_for_its_stream(void)
     void *first = a->host;
     cm_stream *uses[3] = {stream, stream, stream};
     cm_pool_free(pool, a, uses, 3, 0);
-    /* One event stands for a stream, however often it is named. */
+    /* The stream is named three times, and one event is enough. */
     CHECK_EQ(cm_faults_count(rt, CM_OP_event_record), 1);
     CHECK_EQ(read_counters(pool).in_flight_nbytes, CHUNK);
-    /* The host may write at once, whatever the stream does, so the same stream must not
-     * get the block either. */
+    /* The gate is still shut, so the pool must hand out another block. */
     cm_block *b = take(pool, CHUNK, stream);
     CHECK(b->host != first);
     CHECK_EQ(read_counters(pool).in_flight_count, 1);
@@ -49,7 +51,7 @@ test_pool_unfinished_block_holds_up_no_other(void)
 {
     cm_runtime *rt = open_emulated(13000, 2, 256 * MIB);
     cm_pool *pool = open_pool(rt, PINNED);
-    /* Any device may use portable memory. */
+    /* Streams of all devices may use page-locked memory of a pool. */
     cm_stream *shut = open_stream(rt, 1);
     cm_stream *free_one = open_stream(rt, 0);
     CHECK_OK(cm_emulated_gate_close(rt, shut->handle));
@@ -76,7 +78,8 @@ test_pool_unfinished_block_holds_up_no_other(void)
     close_emulated(rt);
 }
 
-/* There are so many blocks that a miss would not ask about each of them. */
+/* How many blocks some tests free. A miss does not query an event for each of so many.
+ */
 enum { MANY = 600 };
 
 /* Allocate MANY blocks of 16 KiB. */
@@ -88,8 +91,8 @@ take_many(cm_pool *pool, cm_block *blocks[MANY])
     }
 }
 
-/* All of many small blocks have ended on both of their streams. A single miss must see
- * that, and serve one block as long as all of them. */
+/* Two streams have ended their work on many small blocks. A single miss must see that,
+ * and allocate one block from the memory of all of them. */
 static void
 test_pool_one_miss_sees_all_that_has_ended(void)
 {
@@ -147,8 +150,8 @@ test_pool_late_stream_is_asked_once_and_hides_no_other(void)
     close_emulated(rt);
 }
 
-/* So many blocks are in flight that one miss looks at only some of them. The next miss
- * has to look at the others, and so find the one whose work has ended. */
+/* So many blocks are in flight that a miss looks at only some of them. The first miss
+ * does not find the one block whose work has ended, and the second one must find it. */
 static void
 test_pool_long_queue_is_looked_at_in_turns(void)
 {
@@ -184,8 +187,8 @@ test_pool_long_queue_is_looked_at_in_turns(void)
     close_emulated(rt);
 }
 
-/* The handle of a per-thread default stream means another stream on each thread. So the
- * pool must record no event on it, and the block must wait for a fence. */
+/* The handle of the per-thread default stream means a different stream on each thread.
+ * So the pool must record no event on it, and the block must wait for a fence. */
 static void
 test_pool_per_thread_stream_is_fenced(void)
 {
@@ -243,7 +246,7 @@ test_pool_fence_covers_every_device_in_use(void)
     cm_block *blocks[3];
     hold_work(rt, stranger, a);
     give(pool, a, NULL, CM_POOL_FREE_FENCE);
-    synchronize_device(rt, 0); /* the work runs on the other device */
+    synchronize_device(rt, 0); /* device 1 still runs the work */
     for (int i = 0; i < 3; i++) {
         blocks[i] = take(pool, CHUNK, NULL);
         CHECK(blocks[i]->host != first);
@@ -259,7 +262,7 @@ test_pool_fence_covers_every_device_in_use(void)
 }
 
 /* Another library works on a device that our runtime has never entered. The fence must
- * cover that device too, but it must not enter one on which nobody works. */
+ * cover that device too, but the runtime must not enter a device that nobody uses. */
 static void
 test_pool_fence_covers_contexts_of_others(void)
 {
@@ -304,9 +307,9 @@ test_pool_fence_covers_contexts_of_others(void)
     close_emulated(rt);
 }
 
-/* A stream is captured for which the legacy stream waits, so the driver would notice a
- * fence and break the capture. The pool must record none before the capture has
- * ended. */
+/* A stream is being captured with which the legacy default stream synchronizes. A fence
+ * would wait for the captured work, and the driver would end the capture with an error.
+ * So the pool must record no fence before the capture has ended. */
 static void
 test_pool_takes_no_fence_while_a_capture_runs(void)
 {
@@ -332,9 +335,9 @@ test_pool_takes_no_fence_while_a_capture_runs(void)
     close_emulated(rt);
 }
 
-/* An old driver cannot record a fence as an event. Blocks that need one must stay in
- * flight until something waits for the whole device, and the pool must do so itself
- * before too many pile up. */
+/* An old driver cannot record a fence as an event. So blocks that need a fence must
+ * stay in flight until something waits for the whole device, and the pool must wait for
+ * it before too many blocks pile up. */
 static void
 test_pool_fence_on_an_old_driver_waits_for_the_device(void)
 {
@@ -376,7 +379,7 @@ typedef struct waited_for {
 } waited_for;
 
 /* The body of a thread that opens the gate as soon as somebody waits for the device, or
- * when the test is over. Without it a wrong wait would hang for ever. */
+ * when the test is over. Without this thread, a pool that wrongly waits would hang. */
 static void *
 open_for_who_waits(void *argument)
 {
@@ -447,8 +450,8 @@ test_pool_stream_nobody_keeps_is_never_touched(void)
     close_emulated(rt);
 }
 
-/* Twelve streams used a block, and one of them is held up. The block must not be handed
- * out before that one has ended, too. */
+/* Twelve streams used a block, and the gate of one of them is shut. The block must not
+ * be handed out before that stream has ended its work too. */
 static void
 test_pool_block_of_many_streams_waits_for_all(void)
 {
@@ -486,8 +489,9 @@ test_pool_block_of_many_streams_waits_for_all(void)
     close_emulated(rt);
 }
 
-/* There are more streams than the pool has slots for. It must wait for the streams
- * without a slot by a fence, and after a trim it must keep no stream and no event. */
+/* The pool has a slot with an event for each of a limited number of streams, and here
+ * there are more. It must wait for the others by a fence, and after a trim it must have
+ * no stream and no event left. */
 static void
 test_pool_streams_beyond_all_slots_are_waited_for(void)
 {
@@ -528,8 +532,8 @@ test_pool_streams_beyond_all_slots_are_waited_for(void)
     close_emulated(rt);
 }
 
-/* The last release ends the pool while work is in flight, so it must wait until a
- * thread opens the gate. */
+/* The last reference to the pool is released while blocks are in flight. The release
+ * must wait for their work, which ends when a thread opens the gate. */
 static void
 test_pool_last_release_waits_for_what_is_in_flight(void)
 {
@@ -573,9 +577,9 @@ test_pool_block_used_in_a_capture_stays_with_the_graph(void)
     close_emulated(rt);
 }
 
-/* Nobody else knows the handle of a stream of ours, so it cannot be captured, and
- * allocating and freeing on it must make no runtime call. Once the handle has been
- * read, a free must ask whether the stream is captured. */
+/* As long as nobody has read the handle of a stream of ours, nobody can capture it.
+ * Then allocations and frees on the stream must make no runtime call. After the handle
+ * was read, a free must ask whether the stream is being captured. */
 static void
 test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
 {
@@ -603,8 +607,9 @@ test_pool_block_of_a_stream_of_our_own_makes_no_runtime_call(void)
     close_emulated(rt);
 }
 
-/* The caller says that a capture used the block. It belongs to the graph although no
- * capture is under way any more, with or without a fence. */
+/* The caller of a free says that a capture used the block. The block belongs to the
+ * graph then, even though the capture has ended, and with a fence as well as without
+ * one. */
 static void
 test_pool_block_of_a_capture_that_has_ended_stays_with_the_graph(void)
 {
@@ -635,9 +640,9 @@ test_pool_block_of_a_capture_that_has_ended_stays_with_the_graph(void)
     }
 }
 
-/* One stream is captured while a block of another stream is in flight. A capture
- * forbids waiting, but asking whether the work has ended must still succeed, so the
- * memory must come back. */
+/* One stream is being captured while a block of another stream is in flight. During a
+ * capture the driver forbids waiting, but a query whether work has ended succeeds. So a
+ * trim must still give the memory back. */
 static void
 test_pool_capture_elsewhere_is_not_in_the_way(void)
 {
@@ -664,8 +669,8 @@ test_pool_capture_elsewhere_is_not_in_the_way(void)
     close_emulated(rt);
 }
 
-/* The driver may refuse a query of an event during a capture. The block must stay in
- * flight then, and be found by a later query. */
+/* The driver may refuse to query an event during a capture. Then the block must stay in
+ * flight, and a later query must find it. */
 static void
 test_pool_query_refused_during_capture_loses_no_block(void)
 {
@@ -690,8 +695,8 @@ test_pool_query_refused_during_capture_loses_no_block(void)
     close_emulated(rt);
 }
 
-/* The event that should stand for the work on a block cannot be made, or it is not
- * known whether the stream is captured. The block must then wait for a fence. */
+/* The pool cannot create or record the event after the work on a block, or cannot find
+ * out whether the stream is being captured. The block must then wait for a fence. */
 static void
 test_pool_failed_recording_becomes_a_fence(void)
 {
@@ -732,7 +737,7 @@ open_gate_late(void *argument)
     return NULL;
 }
 
-/* Waiting for the event of a block fails each time. A trim that waits must wait for the
+/* Every wait for the event of a block fails. A trim that waits must then wait for the
  * whole device instead. */
 static void
 test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
@@ -756,9 +761,9 @@ test_pool_event_that_cannot_be_waited_for_falls_back_to_the_device(void)
     close_emulated(rt);
 }
 
-/* A block may still be in use by a late stream and was then used by a second one. So
- * the quick way to free it declines and the full one follows; the recorder must note
- * only one free. */
+/* A block is handed out while a late stream still uses it, and then a second stream
+ * uses it. cm_pool_quick_free() declines to free such a block, so cm_pool_free() is
+ * called after it. The recorder must note only one free. */
 static void
 test_pool_free_that_is_tried_twice_is_noted_once(void)
 {

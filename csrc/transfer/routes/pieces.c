@@ -13,17 +13,18 @@
 #include "transfer/routes/routes.h"
 
 enum {
-    /* A run of this length or more is no slower by the copy engine than by the kernel.
-     * The second value is for runs in a slot, the rest of which waits for the copy
-     * anyway. */
+    /* The copy engine moves a run of this length or more as fast as the kernel does, so
+     * such a run gets a copy of its own. For a run in a slot of the ring the length is
+     * shorter, because the slot has to wait for the copy of its bytes in any case. */
     LONG_NBYTES = 256 << 10,
     LONG_PACKED_NBYTES = CM_NUMBERED_LONG_NBYTES,
-    WIDE_NBYTES = 4096, /* shorter runs are copied faster through the caches */
+    /* The host copies shorter runs faster through its caches than past them. */
+    WIDE_NBYTES = 4096,
 };
 
 /* -- the plan ----------------------------------------------------------------------------- */
 
-/* Extend `hull` over another piece. */
+/* Extend `hull`, a range of bytes, so that it also covers another piece. */
 static void
 extend(cm_region *hull, const cm_piece_end *end, uint64_t nbytes)
 {
@@ -33,8 +34,8 @@ extend(cm_region *hull, const cm_piece_end *end, uint64_t nbytes)
     hull->shape[0] = (int64_t)(high - hull->address);
 }
 
-/* True if the two devices reach the memory of all pieces. Neighbouring pieces of the
- * same two allocations are asked about together. */
+/* Return whether the two devices can reach the memory of all pieces. Consecutive pieces
+ * that lie in the same two allocations are looked up together, by one range each. */
 static bool
 reach_each_other(const cm_job *job, const cm_many *many)
 {
@@ -68,7 +69,8 @@ find_route(const cm_job *job, const cm_many *many)
     case CM_MANY_TABLE:
         return CM_ROUTE_TABLE;
     case CM_MANY_PEER:
-        /* A capture may be on a stream of either device, so it gets plain copies. */
+        /* While a stream is captured, the job makes plain copies, which work on a
+         * stream of either device. */
         if (!job->capturing && reach_each_other(job, many)) {
             return CM_ROUTE_TABLE;
         }
@@ -186,16 +188,18 @@ cm_many_probe_pages(const cm_many *many)
     return cm_ok();
 }
 
-/* The bytes of a piece that lie in a range of the packed space. */
+/* Those bytes of a piece that lie in a given range of the packed space (see pieces.h).
+ */
 typedef struct slice {
     const cm_piece *piece;
-    uint64_t from; /* in the piece */
-    uint64_t at;   /* in the range */
+    uint64_t from; /* the offset of the slice in its piece */
+    uint64_t at;   /* the offset of the slice in the range */
     uint64_t nbytes;
 } slice;
 
-/* Find the first piece, from *next on, that has bytes in the range of `nbytes` from
- * `at` on. Returns false if there is none. */
+/* Find the next piece that has bytes in a range of the packed space, which begins at
+ * `at` and has `nbytes`. The search begins with piece *next, which is then set to the
+ * piece after the one that was found. Returns false if there is none. */
 static bool
 next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
            slice *out)
@@ -206,7 +210,9 @@ next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
         uint64_t begin = many->starts[i];
         uint64_t from = at > begin ? at - begin : 0;
         uint64_t to = end - begin < piece->nbytes ? end - begin : piece->nbytes;
-        if (from < to) { /* else only the gap behind the piece lies in the range */
+        /* Otherwise only the gap after the piece, which aligns the next one, lies in
+         * the range. */
+        if (from < to) {
             *out = (slice){piece, from, begin + from - at, to - from};
             *next = i + 1;
             return true;
@@ -215,14 +221,15 @@ next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
     return false;
 }
 
-/* The pages that a part has populated last, on each side. Short neighbouring pieces
- * share a page, which is then asked for only once. */
+/* The range of pages that were populated last, for the target and for the source.
+ * Several short pieces may lie on the same page, which is then populated only once. */
 typedef struct populated {
     uintptr_t begin[2];
     uintptr_t end[2];
 } populated;
 
-/* Populate the pages of a slice, if that end of its piece maps a file. */
+/* Populate the pages of a slice on one side, if this side of its piece maps a file. If
+ * the file was cut short, this fails where a plain access would raise SIGBUS. */
 static cm_status
 populate_slice(populated *seen, cm_side side, const cm_piece_end *end, const char *at,
                uint64_t nbytes)
@@ -242,7 +249,9 @@ populate_slice(populated *seen, cm_side side, const cm_piece_end *end, const cha
     return cm_pages_populate(at, nbytes, side == CM_DST);
 }
 
-/* For the route HOST there is no block, and the offsets of both sides are the same. */
+/* On the way up `dst` is the ring's block, and on the way down `src` is. The route HOST
+ * has no block, but copies from piece to piece, and both offsets of `part` are equal.
+ */
 void
 cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                   const void *src, bool wide)
@@ -282,21 +291,24 @@ cm_many_move_part(const void *context, const cm_layout *part, void *dst,
 
 /* -- through page-locked blocks ----------------------------------------------------------- */
 
-/* A run of a slot as the device sees it. */
+/* A run of bytes that the device moves between a slot and the place where it belongs.
+ */
 typedef struct device_run {
-    const cm_piece_end *end; /* of its piece or of its layer: the end that is not the
-                                slot */
-    cm_address place;        /* where the run begins there */
-    uint64_t at;             /* where it begins in the slot */
+    const cm_piece_end *end; /* the end of its piece, or of its layer, with that place
+                              */
+    cm_address place;        /* the address of the place */
+    uint64_t at;             /* the offset of the run in the slot */
     uint64_t nbytes;
 } device_run;
 
-/* The walk through the runs of a slot. */
+/* A walk through the runs of a slot. */
 typedef struct slot_walk {
     const cm_many *many;
-    uint64_t begin; /* of the slot's bytes in the packed space */
+    uint64_t begin; /* where the bytes of the slot begin in the packed space */
     uint64_t nbytes;
-    uint64_t next; /* a piece or, with rows by their numbers, a byte of the slot */
+    /* The piece to look at next. With rows by their numbers, it is the offset in the
+     * slot of the next run. */
+    uint64_t next;
 } slot_walk;
 
 static slot_walk
@@ -309,7 +321,7 @@ walk_slot(const cm_many *many, const cm_slot *s)
                        .next = many->rows != NULL ? 0 : cm_many_find(many, begin)};
 }
 
-/* Find the next run. Returns false if there is none. */
+/* Find the next run of the walk. Returns false if there is none. */
 static bool
 next_run(slot_walk *walk, device_run *out)
 {
@@ -335,10 +347,14 @@ next_run(slot_walk *walk, device_run *out)
     return true;
 }
 
-/* Queue the copy of one run of a slot between the slot and the run's place. That place
- * is device memory, or host memory that only a kernel writes in the order of a stream.
- * If the slot is ordinary memory the runtime reads or writes it. `there` is the block
- * on the device that stands in for the slot, or 0. */
+/* Queue the copy of one run between its slot and its place. There are three ways:
+ * - If `there` is not 0, it is a block on the device that has the slot's bytes, and the
+ *   kernel of `table` moves the run between that block and the place.
+ * - A run whose place is device memory may get a copy by the runtime. This is needed if
+ *   the slot is ordinary memory, which no kernel can reach, and it is fast if the run
+ * is long.
+ * - Otherwise the kernel moves the run between the page-locked slot and the place. If
+ *   the place is host memory, only a kernel writes it in the order of the stream. */
 static cm_status
 move_slot_run(cm_job *job, const cm_slot *s, cm_address there, cm_table *table,
               const device_run *run)
@@ -350,8 +366,8 @@ move_slot_run(cm_job *job, const cm_slot *s, cm_address there, cm_table *table,
                   : cm_table_add(table, packed, run->place, run->nbytes);
     }
     bool on_device = cm_piece_end_is_on_device(run->end);
-    /* If rows lie one behind the other, one run fills the whole slot, and no kernel is
-     * needed. */
+    /* If rows follow each other without gaps, a single run may fill the slot, and then
+     * a plain copy is enough. */
     bool is_slot = job->many->rows != NULL && run->nbytes == s->piece.run_nbytes;
     bool by_engine =
         on_device
@@ -411,7 +427,7 @@ cm_many_count_device_runs(const cm_many *many, const cm_slot *s, cm_address *who
         }
         count++;
         if (many->rows != NULL && count > 1) {
-            break; /* the ends of all layers are of one kind */
+            break; /* the other runs lie in the same kind of memory as these */
         }
     }
     return count;

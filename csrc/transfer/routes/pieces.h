@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What differs in the steps of a job that moves many runs of bytes in place of one
- * region. Example: three runs of 100, 8 and 20 bytes. Laid one behind the other, each
- * aligned, they make a packed space of bytes; that space is the layout of the plan, and
- * the ring cuts it into pieces without regard to where a run ends.
+/* The steps of a job that moves many runs of bytes, where other jobs move one region.
  *
- * Locks: none; these functions belong to the thread that runs the job, except
- * cm_many_move_part(), which any thread calls. */
+ * The ring moves bytes through slots of page-locked memory, and it expects one range of
+ * bytes. So the runs are numbered as if they lay one behind the other in a *packed
+ * space*, each aligned as its address on the device is. For example, runs of 100, 8 and
+ * 20 bytes may begin at 0, 112 and 128. The packed space is the layout of the job's
+ * plan, and the ring cuts it into slots without regard to where a run ends. The
+ * functions here find the runs that belong to a slot.
+ *
+ * There are no locks. The functions belong to the thread that runs the job, except
+ * cm_many_move_part(), which any thread may call. */
 #pragma once
 
 #include "transfer/plan/batch_plan.h"
 #include "transfer/routes/ring.h"
 
-/* Make the plan of the job. */
+/* Make the plan of a job that has `many`, which is a list of pieces or of rows. */
 void cm_many_plan(cm_job *job);
-/* Keep memory at the ends of the runs that is page-locked now page-locked until the
- * ticket is done.
+/* Find out which memory at the ends of the runs is page-locked, and keep it page-locked
+ * until the ticket is done.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_many_share_locked(cm_job *job);
 
@@ -27,23 +31,24 @@ CM_NODISCARD cm_status cm_many_plan_rows(cm_job *job);
  * the host touches ordinary memory.
  * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_many_probe_pages(const cm_many *many);
-/* Count the runs of a slot that lie in memory of the device. Returns 0 if one of them
- * lies elsewhere. With rows by their numbers the count ends at 2. Sets *whole to where
- * the run begins that fills the slot, or to 0 if none does. */
+/* Return how many runs of a slot have their place in device memory, or 0 if one of them
+ * has it elsewhere. With rows by their numbers, 2 stands for all higher counts. If one
+ * run fills the whole slot, *whole is set to the address of its place, and otherwise to
+ * 0. */
 uint64_t cm_many_count_device_runs(const cm_many *many, const cm_slot *s,
                                    cm_address *whole);
-/* True unless the driver lacks the compiler for the kernel that moves a slot's runs.
- * Without it each long run is copied by itself, and short ones fail. */
+/* Return false if the driver lacks the compiler for the kernel that moves a slot's
+ * runs. Then each long run gets a copy of its own, and short ones fail. */
 bool cm_many_can_load_kernel(cm_job *job);
-/* Queue the device's half of a slot. On the way up the bytes go from the slot to where
- * they belong, and on the way down from their places to the slot. If `block` is not 0,
- * it is device memory that stands in for the slot.
- * Fails: copy_async, the launch of the kernel; with ring->refused, if a kernel would
- * have to reach a slot of ordinary memory. */
+/* Queue the copies between a slot and the places of its runs: on the way up from the
+ * slot to the places, and on the way down the other way. If `block` is not 0, it is
+ * device memory that takes the place of the slot.
+ * Fails: if copy_async or the launch of the kernel fails; with ring->refused, if a
+ * kernel would have to reach a slot of ordinary memory. */
 CM_NODISCARD cm_status cm_many_move_slot(cm_job *job, const cm_slot *s,
                                          cm_address block);
-/* A cm_move_part that makes the host's half; `context` is the job. Pages of mapped
- * files are populated first. A failure, such as a file that was cut short, is stored in
- * job->lost_error. */
+/* Copy a part on the host, between the block of a slot and the places of its runs. This
+ * is a cm_move_part, and `context` is the job. Pages of mapped files are populated
+ * first. A failure, such as a file that was cut short, is stored in job->lost_error. */
 void cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                        const void *src, bool wide);
