@@ -263,7 +263,7 @@ def test_compiled_function_allocates_from_the_region(gpu) -> None:
     with integration.using(region):
         # Compiled code allocates with the GIL held, which our own calls of the driver
         # are checked for. So PyTorch gets its memory beforehand.
-        torch.empty(4 * MIB, device="cuda")
+        torch.empty_like(x)
         found = work(x)
     assert is_in(region, found)
     for _ in range(ROUNDS):
