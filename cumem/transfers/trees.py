@@ -286,10 +286,12 @@ def to_host(tree: Any, *, stream: object = None) -> Any:
     leaves = _Leaves()
 
     def make(source: Any) -> tuple[Any, Any]:
-        layout = np.lib.stride_tricks.as_strided(  # only its strides are read
-            np.empty(1, source.dtype), source.shape, source.strides
+        # Only the strides of this array are read. It has bytes for elements, since NumPy's
+        # as_strided() does not know each dtype of ml_dtypes.
+        layout = np.lib.stride_tricks.as_strided(
+            np.empty(1, "u1"), source.shape, source.strides
         )
-        made = np.empty_like(layout, order="K", subok=False)
+        made = np.empty_like(layout, source.dtype, order="K", subok=False)
         return made, made
 
     def make_tensor(source: Any) -> tuple[Any, Any]:

@@ -93,6 +93,19 @@ def test_leaf_alone_is_a_tree(runtime) -> None:
     assert cumem.to_device([]) == []
 
 
+@pytest.mark.parametrize("order", "CF")
+def test_elements_of_every_small_dtype_come_back(runtime, order) -> None:
+    """NumPy gives some dtypes of ml_dtypes a name that it does not know itself."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for name in ("bfloat16", "float8_e5m2", "float8_e4m3fn", "int4"):
+        array = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name), order)
+        records = np.zeros(2, [("a", array.dtype), ("b", "i8")])
+        back = cumem.to_host(cumem.to_device([array, records]))
+        assert [each.dtype for each in back] == [array.dtype, records.dtype], name
+        assert back[0].astype("f4").tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], name
+        assert back[0].flags.f_contiguous == (order == "F"), name
+
+
 def test_device_that_is_named_gets_the_memory(emulated) -> None:
     there = cumem.to_device([np.ones(3)], 1)
     assert there[0].device.index == 1
