@@ -31,6 +31,7 @@ from numpy.typing import DTypeLike
 from cumem import _core
 from cumem.base.units import format_nbytes, read_count, read_size
 from cumem.buffers.arguments import hinting, read_dtype
+from cumem.buffers.casting import check
 from cumem.buffers.progress import Parts, Progress
 from cumem.devices.device import Device
 from cumem.interchange.structures import Untyped
@@ -224,9 +225,11 @@ class _ChunkSource:
         stream_of: Callable[[int], _core.Stream],
         dtype: np.dtype[Any] | None,
         casting: _core._Casting,
+        function: str,
         available: Callable[[], int] | None = None,
     ) -> None:
         self._pieces = pieces
+        self._function = function  # whose name errors begin with
         self._available = available  # called once, when the first piece is taken
         self._device = device
         self._stream_of = stream_of
@@ -291,6 +294,8 @@ class _ChunkSource:
     def begin(self) -> _Chunk:
         assert self._item is not None
         part, piece, *_ = self._item
+        if self._dtype is not None:
+            check(f"{self._function}: ", piece.dtype, self._dtype, self._rule)
         buffer = _core.empty_device(
             piece.shape,
             self._dtype or piece.dtype,
@@ -423,6 +428,8 @@ def chunks(
     step = size.rows
     if memory is not None:
         length = length_of(memory)
+        if wanted is not None:
+            check("chunks: ", memory.dtype, wanted, casting)
         step = size.rows_of(
             row_nbytes(memory, wanted) if length else 0,
             length,
@@ -436,7 +443,7 @@ def chunks(
 
     found = pieces(src, memory, step, size.nbytes, fresh)
     source = _ChunkSource(
-        found, unit.index, current, wanted, casting, lambda: _available(unit)
+        found, unit.index, current, wanted, casting, "chunks", lambda: _available(unit)
     )
     return Ahead(source, ahead, 1, Room(unit.index, ahead + 2), "chunks", "chunk")
 
@@ -623,6 +630,8 @@ def pipeline(
     step = size.rows
     if memory is not None:
         length = length_of(memory)
+        if wanted is not None:
+            check("pipeline: ", memory.dtype, wanted, casting)
         if target is not None and len(target) != length:
             raise ValueError(f"out has {len(target)} rows, src has {length}")
         row_in = row_nbytes(memory, wanted) if length else 0
@@ -641,6 +650,7 @@ def pipeline(
         lambda index: lanes[index % len(lanes)],
         wanted,
         casting,
+        "pipeline",
     )
     room = Room(unit.index, ahead + 1 + len(lanes))
     found = Ahead(source, ahead, len(lanes), room, "pipeline", "chunk")

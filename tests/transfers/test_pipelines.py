@@ -104,6 +104,19 @@ def test_file_that_unpacks_as_it_reads_is_refused(emulated, tmp_path: Path) -> N
         cumem.chunks(file)
 
 
+@pytest.mark.parametrize("source", [np.ones(4), [np.ones(4)]], ids=["array", "list"])
+def test_dtype_that_casting_does_not_allow_is_refused_by_the_function_called(
+    runtime, source
+) -> None:
+    text = "casting='same_kind' does not allow dtype float64 to become dtype int32"
+    with pytest.raises(TypeError, match=f"^chunks: {text}"):
+        list(cumem.chunks(source, dtype="i4"))
+    with pytest.raises(TypeError, match=f"^pipeline: {text}"):
+        cumem.pipeline(lambda x, y, stream: None, source, dtype="i4")
+    (found,) = cumem.chunks(source, dtype="i4", casting="unsafe")
+    assert found[1].dtype == np.int32
+
+
 def test_chunks_have_as_many_rows_as_fit_and_one_at_least(runtime) -> None:
     lengths = [len(chunk) for _, chunk in cumem.chunks(data(), 50 * ROW + 1)]
     assert lengths == [50] * 6

@@ -19,6 +19,7 @@
  * it. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
+#include "python/copy/call.h"
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -312,19 +313,43 @@ is_on_device(const cm_buffer *self, PyObject *source)
  * another device than the source. So a copy from a device to memory of the host is made
  * on a stream of the source's device, which waits for `on`. */
 static int
-fill_by_rule(cm_buffer *self, PyObject *source, PyObject *on, PyObject *casting)
+copy_by_rule(cm_buffer *self, PyObject *values, PyObject *on, PyObject *casting)
 {
     PyObject *object = (PyObject *)self;
+    bool is_behind =
+        is_on_device(self, values) && !cm_kind_is_on_device(cm_buffer_kind(self));
+    return is_behind ? cm_copy_behind(self->state, object, values, on, casting)
+                     : cm_copy_now(self->state, object, values, on, casting);
+}
+
+/* Return the dtype, borrowed, of a source that is a buffer or an array, or NULL for any
+ * other source. */
+static PyObject *
+dtype_of_memory(const cm_buffer *self, PyObject *source)
+{
+    if (cm_buffer_check(self->state, source)) {
+        return ((cm_buffer *)(void *)source)->dtype;
+    }
+    return cm_numpy_is_array(source) ? cm_numpy_dtype_of(source) : NULL;
+}
+
+/* Read a value and copy it as the rule `casting` says. The rule is checked before the
+ * copy, so that the error begins with `before`, the name of the call. */
+static int
+fill_by_rule(cm_buffer *self, const char *before, PyObject *source, PyObject *on,
+             PyObject *casting)
+{
     PyObject *values = cm_buffer_check(self->state, source)
                            ? Py_NewRef(source)
                            : cm_value_read_any(source, self->dtype);
     if (values == NULL) {
         return -1;
     }
-    bool is_behind =
-        is_on_device(self, values) && !cm_kind_is_on_device(cm_buffer_kind(self));
-    int result = is_behind ? cm_copy_behind(self->state, object, values, on, casting)
-                           : cm_copy_now(self->state, object, values, on, casting);
+    int result =
+        cm_check_rule(before, dtype_of_memory(self, values), self->dtype, casting);
+    if (result == 0) {
+        result = copy_by_rule(self, values, on, casting);
+    }
     Py_DECREF(values);
     return result;
 }
@@ -394,17 +419,6 @@ fill_by_values(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
     return result;
 }
 
-/* Return the dtype, borrowed, of a source that is a buffer or an array, or NULL for any
- * other source. */
-static PyObject *
-dtype_of_memory(const cm_buffer *self, PyObject *source)
-{
-    if (cm_buffer_check(self->state, source)) {
-        return ((cm_buffer *)(void *)source)->dtype;
-    }
-    return cm_numpy_is_array(source) ? cm_numpy_dtype_of(source) : NULL;
-}
-
 /* Convert `value` to what the fill reads. Memory that is reached by a protocol becomes
  * a buffer. If the buffer to fill is new (`is_new`), an object with __array__() becomes
  * an array, since a new buffer converts from the dtype of its source, as full() does.
@@ -456,7 +470,7 @@ fill_by_object(cm_buffer *self, PyObject *value, PyObject *given, PyObject *cast
         }
     }
     if (rule != NULL) {
-        result = fill_by_rule(self, source, on, rule);
+        result = fill_by_rule(self, is_new ? "full: " : "fill: ", source, on, rule);
     }
     else if (cm_buffer_check(state, source)) {
         result = fill_by_buffer(self, source, on, given);
