@@ -128,6 +128,10 @@ cm_kernel_numbers_find_shared(const cm_kernel_numbers *a, const cm_kernel_number
 bool
 cm_kernel_numbers_are_even(const cm_kernel_numbers *self, int64_t *step)
 {
+    if (self->at == NULL) {
+        *step = 1;
+        return true;
+    }
     int64_t before = cm_kernel_numbers_at(self, 0, 0);
     *step = cm_kernel_numbers_at(self, 1, 0) - before;
     bool are_even = *step > 0 && !self->has_negative;
