@@ -12,8 +12,10 @@ enum {
     PART_NBYTES = PART_NUMBERS * sizeof(int64_t),
     MOST_THREADS = 8,
     WORD_BITS = 64,
-    /* A mark costs as much as this many numbers that are written. */
+    /* A mark costs as much as this many numbers that are written, and so does a number
+     * of 8 bytes, which is written to memory whose pages may not exist yet. */
     MARK_COST = 3,
+    WIDE_COST = 3,
     /* Less work than this many written numbers is over before other threads are
      * awake. */
     LEAST_COST = 200 * 1000,
@@ -159,7 +161,8 @@ share_out(cm_engine *engine, shared_pass *pass, uint64_t count)
     group.part_nbytes = PART_NBYTES;
     group.move = do_part;
     group.context = pass;
-    cm_task_group_post(&group, &task, &all, NULL, NULL, CM_COPY_PLAIN);
+    /* The work is so short that all threads are woken at once. */
+    cm_task_group_post(&group, &task, &all, NULL, NULL, CM_COPY_PLAIN_ALL);
     cm_task_group_wait(&group, &task);
     cm_task_group_close(&group);
     cm_engine_end_call(engine);
@@ -182,14 +185,26 @@ make_bitmaps(shared_pass *pass)
 
 /* -- the call ----------------------------------------------------------------------- */
 
+/* Return what the work on one number of this side costs. */
+static uint64_t
+cost_of(const cm_numbers_side *one, cm_side side)
+{
+    if (one->to->nbytes != sizeof(int32_t)) {
+        return WIDE_COST; /* such numbers are not marked */
+    }
+    return side == CM_DST ? 1 + MARK_COST : 1;
+}
+
 /* True if the work is worth more than one thread. */
 static bool
 is_shared(const cm_numbers_side sides[2])
 {
     uint64_t costs = 0;
     for (int side = CM_DST; side <= CM_SRC; side++) {
-        uint64_t count = sides[side].to == NULL ? 0 : sides[side].to->count;
-        costs += side == CM_DST ? count * (1 + MARK_COST) : count;
+        const cm_numbers_side *one = &sides[side];
+        if (one->to != NULL) {
+            costs += one->to->count * cost_of(one, (cm_side)side);
+        }
     }
     return costs >= LEAST_COST;
 }
