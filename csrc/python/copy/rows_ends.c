@@ -339,7 +339,7 @@ cm_rows_settle(cm_row_copy *self, Py_ssize_t layer, cm_side side)
 }
 
 /* Return a number that was refused, as the argument has it, which is a new reference. A
- * number of 2**63 or more was read as INT64_MAX, so it is taken from the array again. */
+ * number of 2**63 or more was read as INT64_MAX, so the array is read again. */
 static PyObject *
 number_as_given(const cm_rows_end *end, cm_row_fault fault)
 {
