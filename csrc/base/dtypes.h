@@ -15,7 +15,7 @@
  * If its row says DEVICE, add a branch to strided.ptx. The build fails if that file
  * does not name the dtype, but only a run on a GPU shows whether the branch is correct.
  * If NumPy lacks the dtype, add the rules of its casts to can_cast_meant() in
- * python/core/numpy_bridge.c. Where ml_dtypes is not installed, its elements are shown
+ * python/core/numpy_bridge.c. If ml_dtypes is not installed, its elements are shown
  * as integers of the same size, like those of bfloat16. If the dtype stands between
  * others in the order of safetensors files (`rank`, below), raise the ranks above it.
  * The pages safetensors.md and casting.md list dtypes by hand, and the docstring of

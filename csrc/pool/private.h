@@ -367,7 +367,7 @@ CM_NODISCARD cm_status cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks,
 /* -- grow.c ------------------------------------------------------------------------------ */
 
 /* A new chunk may have 1 / CM_CHUNK_SHARE of what the pool then holds, so that it can
- * go back, or move, while most of the rest is live. Where the pool grows for many
+ * go back, or move, while most of the rest is live. If the pool grows for many
  * blocks that come and go together it may have 1 / CM_RESERVE_SHARE, since long chunks
  * take fewer calls of the runtime. A chunk for a long block may be longer (grow.c). */
 enum { CM_CHUNK_SHARE = 500, CM_RESERVE_SHARE = 128 };

@@ -5,7 +5,7 @@
  * --------
  * A call reads both ends once, each an array or a list of arrays (layers), and the
  * numbers of the rows. A pass is one request of the engine (many.h). Nearly all calls
- * are one pass. Where threads of the host have a part in the copy, the engine gets the
+ * are one pass. If threads of the host have a part in the copy, the engine gets the
  * ends and the numbers, from which the threads make runs of bytes as they go
  * (plan/numbered_rows.h). Otherwise the pass lists all runs, joined where rows follow
  * on each other, and has them copied as a batch.
@@ -17,7 +17,7 @@
  * asked of whole arrays first. Only where arrays meet, as two views of one cache may,
  * are the runs compared.
  *
- * Where one device reaches both ends, no runs are made. A kernel reads the numbers and
+ * If one device reaches both ends, no runs are made. A kernel reads the numbers and
  * finds the rows by itself: rows_by_kernel.c. rows_ends.c has what both ways need.
  *
  * All that can be wrong with the arguments is found before the first pass begins.

@@ -471,7 +471,7 @@ limit_of(PyObject *dtype, bool is_complex)
 
 /* Compare the numbers of `was` with those that they became in `now`, and set *found to
  * the index of the first that changed, or to -1 if none did. They are compared as long
- * doubles, which can tell all 64-bit integers apart. Where a long double is only a
+ * doubles, which can tell all 64-bit integers apart. If a long double is only a
  * double, it still differs for an integer and for what the integer wraps round to.
  * Returns 0, or -1 with an exception. */
 static int

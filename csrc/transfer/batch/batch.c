@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sorts many copies into groups. Each group is made by one job, and copies that fit
- * into no group are made by jobs of their own. Where there are several jobs, each is
+ * into no group are made by jobs of their own. If there are several jobs, each is
  * started as an asynchronous copy and is a part of one ticket. That ticket, the whole,
  * keeps both ends of all copies and is done with the last part. */
 #include "transfer/batch/batch.h"
@@ -14,7 +14,7 @@
 
 enum {
     GROUP_MAX = 200,
-    AHEAD_MAX = 256, /* far more parts than are ever queued on a device and not begun */
+    AHEAD_MAX = 256, /* many more parts than a device ever has queued but not begun */
 };
 
 /* One call. Piece i belongs to group groups[i], and is made alone if that is 0. Group g
@@ -332,7 +332,7 @@ join_parts(batch *b, cm_ticket *ticket, cm_status started)
     return blocking && !failed ? cm_ticket_outcome(ticket, false) : status;
 }
 
-/* Count the bytes of all sources, without those that a broadcast repeats. */
+/* Return the bytes of all sources. Elements that a broadcast repeats count once. */
 static uint64_t
 count_nbytes(const cm_many_request *request)
 {

@@ -12,10 +12,11 @@ typedef struct target {
     uint32_t from; /* for a replica: the index of the target that it is copied from */
 } target;
 
-/* The targets of a job, in this order. The first is the job's own. Then comes one for
- * each other device, to which what the job packs on the host is sent, on a stream of
- * its own. The last are the replicas: each is copied from one of the targets before it,
- * on the same device, once the copy to that one has been queued. */
+/* The targets of a job, in this order. The first is the job's own. Then comes one
+ * target for each other device. The bytes that the job packs on the host are sent to it
+ * too, on a stream of that device. The last are the replicas. Each is copied from a
+ * target before it that lies on the same device, once the copy to that target is
+ * queued. */
 struct cm_targets {
     uint32_t sent_count; /* targets that are sent to; the job's own is one of them */
     uint32_t count;
@@ -64,10 +65,11 @@ sort_targets(cm_targets *targets, const cm_broadcast *broadcast)
     return cm_ok();
 }
 
-/* Other devices can only be sent what goes through blocks. A source that was ordinary
- * memory when the request was made may be page-locked by now, so that the plan does not
- * go through them. Nor does a page-locked source that overlaps its target: it is read
- * whole into device memory first, after which nothing of it goes through the host. */
+/* Other devices get the bytes from the page-locked blocks that the copy goes through.
+ * So the plan must go through such blocks, and two plans do not. If a source was
+ * ordinary memory when the request was made, and is page-locked by now, it needs no
+ * blocks. If a page-locked source overlaps its target, all of it is first read into
+ * device memory, and after that nothing of it goes through the host. */
 cm_status
 cm_targets_check(const cm_job *job)
 {

@@ -31,8 +31,8 @@ CM_NODISCARD cm_status cm_targets_check(const cm_job *job);
 /* Open the streams of the other devices, which come after what the job has waited for.
  * Called once. */
 CM_NODISCARD cm_status cm_targets_begin(cm_job *job);
-/* Queue the slot's bytes for the other devices, as the job did for its own, and record
- * the slot's event behind all of that. */
+/* Queue the copies of a slot to the other devices, as the job did for its own device,
+ * and record the slot's event after all of them. */
 CM_NODISCARD cm_status cm_targets_send(cm_job *job, cm_slot *s);
 /* Queue the copies from target to target on one device, once all else is queued, and
  * make the job's stream wait for everything. */

@@ -37,10 +37,10 @@ cm_2d_suits(cm_plan *plan, const cm_plan_ends *ends)
            && pitch[CM_DST] <= CM_PITCH_MAX && pitch[CM_SRC] <= CM_PITCH_MAX;
 }
 
-/* True if a kernel of one device can make a copy between two: one end at least must
- * cross the link in long runs. Elements that a source repeats should cross only once,
- * so such a copy takes another way. Sets both devices of the plan to the one whose
- * kernel works. */
+/* Return whether a kernel of one device can make a copy between two devices. For that,
+ * at least one end must have long runs, which cross the link well. A source that
+ * repeats elements takes another way, in which they cross the link only once. If the
+ * answer is true, both devices of the plan are set to the one whose kernel works. */
 static bool
 suits_between_devices(cm_plan *plan, const cm_plan_ends *ends)
 {

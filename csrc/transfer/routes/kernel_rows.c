@@ -104,15 +104,15 @@ cm_kernel_rows_can_load(cm_engine *engine, int device)
 
 /* -- the route ---------------------------------------------------------------------- */
 
-/* If the numbers have fewer bytes than this, the kernel has read them over the bus
- * before a copy of them could begin. */
+/* Fewer bytes of numbers than this are not copied to the device, because the kernel
+ * reads them over the bus before the copy of them could begin. */
 enum { LEAST_SHEET_NBYTES = 1 << 10 };
 
-/* Bring the numbers that the host has written to the device, and let `move` read them
- * there. Over the bus each of them would come behind the rows that are under way, and
- * the blocks of the kernel would wait for it. If the device has no room for them, they
- * stay where they are. The numbers of a captured copy stay there as well, since a graph
- * could not give the room back. */
+/* Copy the numbers that the host has written to the device, and let `move` read them
+ * there. If a kernel reads a number over the bus, the number has to wait behind the
+ * rows that are on their way over the bus, and a block of the kernel waits with it. The
+ * numbers stay on the host if the device has no room for them. They also stay there if
+ * the copy is captured, because a graph could not free the room again. */
 static cm_status
 bring_numbers(cm_job *job, cm_rows_move *move)
 {

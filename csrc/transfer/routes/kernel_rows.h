@@ -25,7 +25,7 @@ typedef struct cm_locked_span {
 
 /* All that is copied. A struct of zeros is empty. */
 typedef struct cm_kernel_rows {
-    int device; /* whose kernel copies */
+    int device; /* the one whose kernel copies */
     cm_rows_move move;
     /* Layers are copied one after the other, since one may write what another one
      * touches. */
@@ -41,10 +41,10 @@ typedef struct cm_kernel_rows {
      * `device` uses; `sheet_nbytes` is 0 if there is none. */
     cm_address sheet;
     uint64_t sheet_nbytes;
-    const uint32_t *flag; /* where the host reads the word of move.flag; borrowed, and
-                             kept alive by a keep of the request; NULL if there is
-                             none */
-    uint32_t flag_bits;   /* are set in the argument of CM_EROWS as well */
+    /* Where the host reads the word of move.flag, or NULL if there is none. The word is
+     * borrowed, and a keep of the request keeps it alive. */
+    const uint32_t *flag;
+    uint32_t flag_bits; /* are set in the argument of CM_EROWS as well */
     /* A word to which the ticket adds what it has found in `flag`; kept alive in the
      * same way. NULL if there is none. */
     _Atomic uint32_t *flag_of_all;

@@ -10,15 +10,15 @@
 #include "transfer/routes/routes.h"
 
 enum {
-    /* Most of the time that a shorter row takes is the wait for its first bytes, and
-     * more threads wait for more rows at the same time. With longer rows a few threads
-     * read as much as the memory delivers. */
+    /* A shorter row takes mostly the time until its first bytes arrive from memory.
+     * With more threads, more rows are waited for at the same time. With longer rows a
+     * few threads already read as fast as the memory delivers. */
     SHORT_NBYTES = 1024,
     /* If the slots then go to a device, the threads only have to be faster than its
-     * link. A few threads are fast enough with short rows, which are asked for ahead,
-     * and more would be in the way of the thread that queues the slots. A few are
-     * enough for rows of a page or more too, since the processor reads ahead in them by
-     * itself. The rows between these take all threads. */
+     * link. With short rows a few threads are, because each row is prefetched before it
+     * is needed, and more threads would be in the way of the one that queues the slots.
+     * A few threads also suffice for rows of a page or more, in which the processor
+     * reads ahead by itself. Rows of a length between these two take all threads. */
     PAGE_NBYTES = 4096,
     WIDE_NBYTES = 4096, /* a shorter part of a row is copied faster through the
                            caches */
@@ -98,8 +98,8 @@ cm_numbered_choose_way(const cm_job *job, bool wide)
 
 /* -- a part ------------------------------------------------------------------------- */
 
-/* What one thread copies: bytes of a layer between its two ends, of which one may be
- * the slot. There the rows lie one behind the other. */
+/* The bytes of a layer that one thread copies between the layer's two ends. One of the
+ * ends may be a slot of the ring, in which the rows lie one behind the other. */
 typedef struct part_of_layer {
     const cm_numbered_layer *layer;
     cm_numbered_end end[2]; /* by cm_side; their rows begin with the first of the
@@ -116,9 +116,9 @@ is_file(const part_of_layer *p, cm_side side)
     return p->layer->is_there[side] != NULL;
 }
 
-/* Bring in a window of a file or, if not all of it can be, its bytes from `begin` to
- * `end`. The window may reach past the end of a file that was cut short, behind the
- * rows that are read. */
+/* Populate the pages of a window of a mapped file. If this fails for the window,
+ * populate only its bytes from `begin` to `end`, which are those of the rows. The rest
+ * of the window may lie past the end of a file that was cut short. */
 static cm_status
 bring_in(const cm_numbered_layer *layer, cm_side side, size_t window, uintptr_t begin,
          uintptr_t end)
@@ -158,8 +158,8 @@ populate(const part_of_layer *p, cm_side side, uint64_t row, uint64_t from,
     return cm_ok();
 }
 
-/* A file may have been cut short since its pages were brought in. Then the row that
- * lies farthest back is not there any more. */
+/* Check that a file was not cut short since its pages were populated. It is enough to
+ * look at the row that lies closest to the end of the file. */
 static cm_status
 probe_farthest(const part_of_layer *p, cm_side side)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the host does for a job whose runs are rows by their numbers
- * (plan/numbered_rows.h). pieces.h has the same for runs in a list, and calls these.
+/* The host's work for a job that copies rows by their numbers (plan/numbered_rows.h).
+ * pieces.h has the same for runs in a list, and calls these functions.
  *
  * Locks: none; these functions belong to the thread that runs the job, except
  * cm_numbered_move_part(), which any thread calls. */
@@ -14,7 +14,7 @@
  * kernel, as the rest of the slot waits for the copy anyway. */
 enum { CM_NUMBERED_LONG_NBYTES = 64 << 10 };
 
-/* Do the same as cm_many_share_locked() and cm_many_probe_pages(). */
+/* Do for rows what cm_many_share_locked() and cm_many_probe_pages() do for pieces. */
 CM_NODISCARD cm_status cm_numbered_share_locked(cm_job *job);
 CM_NODISCARD cm_status cm_numbered_probe_pages(const cm_numbered_rows *rows);
 /* Choose how threads copy the parts of `nbytes` bytes. */

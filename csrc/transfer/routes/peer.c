@@ -23,7 +23,8 @@ cm_peer_suits(cm_plan *plan CM_UNUSED, const cm_plan_ends *ends CM_UNUSED)
     return true;
 }
 
-/* Queue a copy of one run to the other device; the runtime finds the way. */
+/* Queue a copy of one run to the other device, for which the runtime chooses the way.
+ */
 static cm_status
 copy_across(cm_job *job, cm_address to, cm_address from, uint64_t nbytes)
 {
@@ -64,10 +65,11 @@ take_blocks(cm_job *job, cm_stream *stream, bool packs, bool unpacks, cm_slot **
     }
 }
 
-/* Queue the copies that bring a piece to where the target's device can take it, and
- * store that place in *from. With a page-locked slot the piece goes down to the host on
- * the source's link, while earlier pieces go up on the target's. Otherwise it is packed
- * into a block on the source's device or, if it is one run, left where it is. */
+/* Queue the copies that bring a piece to a place from which the target's device can
+ * read it, and store that place in *from. If the slot is page-locked, the piece goes
+ * down to the host over the source's link, while earlier pieces go up over the target's
+ * link. Otherwise the piece is packed into a block on the source's device, or it stays
+ * where it is if it is a single run. */
 static cm_status
 gather(cm_job *job, cm_stream *stream, const cm_slot *s, const cm_layout *pack,
        cm_address *from)

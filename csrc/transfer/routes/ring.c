@@ -11,9 +11,10 @@
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
-/* As a rule the link is slower than the threads, so after each piece they wait for a
- * slot. If pieces are long, those that are packed already keep the link busy while a
- * thread wakes. So a thread soon sleeps, and leaves the processor to others. */
+/* As a rule the link is slower than the threads, which therefore wait for a slot after
+ * each piece. A thread that waits spins before it sleeps, because it takes time to
+ * wake. If pieces are long, the packed ones keep the link busy while a thread wakes. So
+ * a thread spins only for this time, and then leaves its processor to others. */
 enum { LONG_PIECE_NBYTES = 4 << 20, LONG_PIECE_SPIN_NS = 3 * 1000 };
 
 /* Count a ring that begins (1) or ends (-1) its work for a device. */
@@ -120,9 +121,9 @@ cm_ring_destroy(cm_job *job)
 
 /* -- slots -------------------------------------------------------------------------- */
 
-/* Go on without page-locked memory for the slot; `refused` says why there is none. Any
- * slot but the first is given up, and with it those behind it. In place of the first
- * slot's block ordinary memory is used, unless the copy crosses devices. */
+/* Go on although there is no page-locked memory for a slot, for the reason `refused`.
+ * If it is not the first slot, the ring does without it and the slots after it. If it
+ * is, the slot gets ordinary memory instead, unless the copy is between devices. */
 static cm_status
 go_without_block(cm_job *job, cm_slot *s, cm_status refused)
 {
@@ -211,9 +212,9 @@ ask_for_threads(cm_job *job)
     }
 }
 
-/* True if the slot has no memory yet, and has to wait until another job gives some
- * back. A job with nothing under way does not wait, so that each job advances by
- * itself. */
+/* Return whether the slot has no memory yet, and has to wait until another job frees
+ * some. A job that has no piece under way does not wait, so that no two jobs can wait
+ * for each other. */
 static bool
 lacks_slot(const cm_job *job, const cm_slot *s)
 {
@@ -343,9 +344,9 @@ end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *o
     return cm_ok();
 }
 
-/* Help with the tasks or wait for the oldest of them, as there is nothing else to do.
- * As long as the device has more than one piece to do, it can do without this thread
- * for the time that a part takes. */
+/* Help with the tasks, or wait for the oldest of them, because no piece can begin now.
+ * Nothing new is queued meanwhile, so this thread helps only while the device has more
+ * than one piece to do, which takes longer than a part of a task. */
 static void
 wait_for_tasks(cm_ring *ring, const cm_ring_way *way, cm_slot *at_host)
 {
@@ -379,7 +380,7 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
         cm_slot *s;
         bool over;
         CM_TRY(cm_job_check_cancelled(job, &ring->asked_ns));
-        do { /* end all halves of the host that are over */
+        do { /* until the host has finished no further piece */
             CM_TRY(end_oldest(job, way, !way->host_first, false, &over));
         } while (over);
         CM_TRY(begin_piece(job, &s));

@@ -41,8 +41,8 @@ enum {
     HELD_NBYTES = 4 << 20 /* the longest copy that is usually over within HELD_NS */
 };
 
-/* True if the copy need not wait for anything but its own stream. If another stream
- * cannot be asked, a job records an event on it. */
+/* Return whether the copy has to wait for its own stream alone. If another stream
+ * cannot be queried, the answer is false, and a job records an event on that stream. */
 static bool
 comes_first(const cm_copy_request *request)
 {
@@ -114,8 +114,9 @@ leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status sta
 
 /* -- between two ends of the host ----------------------------------------------------- */
 
-/* True if the calling thread may read or write this end as it is. Pages of a mapped
- * file may be gone, and those of managed memory may be anywhere, so neither will do. */
+/* Return whether the calling thread may read or write the memory of this end at once.
+ * It may not touch mapped files, whose pages may be gone, nor managed memory, whose
+ * pages may be on a device. */
 static bool
 is_plain_host_end(const cm_region *end)
 {
@@ -277,10 +278,10 @@ length_of_piece(const short_copy *c, unsigned index)
     return c->nbytes - begin < c->piece_nbytes ? c->nbytes - begin : c->piece_nbytes;
 }
 
-/* Cut the copy into pieces, so that the host works on one while the device moves
- * another. Each piece costs a call of the runtime. On the way up, all threads wait
- * while that call is made. So there a copy stays at four pieces until each has twice
- * quick_piece_nbytes, and only then gets more. */
+/* Cut the copy into pieces, so that the host works on one piece while the device moves
+ * another. Each piece costs a call of the runtime, and on the way up all threads wait
+ * during that call. So a copy to the device has four pieces until each of them has
+ * twice quick_piece_nbytes, and more pieces only beyond that. */
 static void
 cut_into_pieces(short_copy *c)
 {
@@ -440,7 +441,7 @@ move_pieces(short_copy *c)
     cm_task_group group;
     cm_copy_task tasks[PIECES_MAX];
     cm_tuning tuning = *c->tuning;
-    /* How many threads help: each must get enough to do to be worth waking. */
+    /* So many threads help that each has enough to do to be worth waking. */
     uint64_t shares = c->nbytes / tuning.part_min_nbytes / 2;
     uint64_t helpers = cm_least(shares > 0 ? shares - 1 : 0, tuning.quick_thread_count);
     if (c->nbytes <= ALONE_NBYTES) {

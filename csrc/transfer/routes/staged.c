@@ -15,11 +15,11 @@
 
 /* -- which plans the routes suit --------------------------------------------------- */
 
-/* True if the device should put the elements in order, so that the host reads the
- * source as it lies, since the device's memory has speed to spare. This pays if the
- * source is to be transposed. It also pays if short runs fill the source without gaps,
- * but neighbours lie along another axis than in the target, as in pixels that become
- * planes. */
+/* Return whether the device should rearrange the elements, so that the host can read
+ * the source in the order of its addresses. The device's memory is fast enough to do
+ * this beside the copy. It pays if the source is to be transposed. It also pays if the
+ * source has no gaps, but its neighbouring elements are far apart in the target, as in
+ * pixels that become planes. */
 static bool
 turns_on_device(const cm_layout *layout)
 {
@@ -209,12 +209,11 @@ send_runs(cm_job *job, const cm_slot *s)
     return cm_many_move_slot(job, s, block);
 }
 
-/* Ask for one more thread if for several pieces in a row the device had nothing left to
- * do before they were packed. The host is then the slower half, perhaps because other
- * work takes a part of the memory's speed. One such piece means little, since the
- * device waits now and then until the ring has been filled for the first time, and
- * while a thread wakes. A thread that is not needed would cost processor time to the
- * end. */
+/* Ask for one more thread if the device had to wait for several pieces in a row. Then
+ * the host is the slower half, perhaps because other programs use the memory as well. A
+ * single such piece means little, because the device also waits until the ring is
+ * filled for the first time, and while a thread wakes. An additional thread stays until
+ * the end of the copy, so it should not be asked for in vain. */
 static cm_status
 note_if_behind(cm_job *job)
 {
@@ -269,8 +268,8 @@ fetch_piece(cm_job *job, const cm_slot *s)
                            cm_layout_nbytes(&pack));
 }
 
-/* Let a kernel gather the runs of a slot in a half of the job's block, once the copy
- * that read this half last is over. The side comes after the kernel. */
+/* Let a kernel gather the runs of a slot in one half of the job's block. It waits for
+ * the last copy that read this half, and the next copy on the side waits for it. */
 static cm_status
 gather_runs(cm_job *job, const cm_slot *s, cm_address *out)
 {
@@ -286,7 +285,7 @@ gather_runs(cm_job *job, const cm_slot *s, cm_address *out)
 
 /* Queue the copies that bring the runs of a slot into it, the reverse of send_runs().
  * All that crosses the link is on the side, one copy for each slot, while a kernel on
- * the job's own stream gathers the runs of the next slot. Where that is not possible,
+ * the job's own stream gathers the runs of the next slot. If that is not possible,
  * each long run is a copy of its own, and a kernel writes the short ones over the
  * bus. */
 static cm_status

@@ -98,7 +98,7 @@ cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from)
 
 /* -- checking ----------------------------------------------------------------------- */
 
-/* True if each row lies behind the one before, so that none is named twice. */
+/* Return whether the numbers rise strictly, in which case no row is named twice. */
 static bool
 do_rows_rise(const cm_chosen_rows *self)
 {

@@ -16,11 +16,12 @@
 
 typedef struct cm_chosen_rows {
     int64_t *given; /* held (shared_numbers.h); NULL if the numbers are 0, 1, … */
-    int64_t *rows;  /* held; set by cm_chosen_rows_settle(), none is negative. NULL as
-                       above. The same array as `given` if no number in that is
-                       negative */
+    /* Held. cm_chosen_rows_settle() sets these numbers, of which none is negative. They
+     * are the same array as `given` if that has no negative number, and NULL as above.
+     */
+    int64_t *rows;
     uint64_t count;
-    int64_t row_count; /* for which `rows` are settled; -1 if they are not yet */
+    int64_t row_count; /* the one for which `rows` are settled, or -1 if they are not */
     int64_t bound;     /* every given number is in [0, bound); 0 if that is not known */
 } cm_chosen_rows;
 
@@ -36,7 +37,7 @@ typedef struct cm_integers {
  * that does, which no array has as a row. */
 void cm_integers_read(cm_integers from, uint64_t count, int64_t *out);
 
-/* What is wrong with numbers. */
+/* What can be wrong with row numbers. */
 typedef enum cm_row_fault_kind {
     CM_ROWS_RIGHT,
     CM_ROWS_OUTSIDE, /* there is no such row */

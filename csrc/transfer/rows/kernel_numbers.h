@@ -11,7 +11,7 @@
  * numbers stay as they are, since the kernel counts them from the end of each array by
  * itself.
  *
- * The pass only says whether all numbers are right. Where they are not, the caller
+ * The pass only says whether all numbers are right. If they are not, the caller
  * reads them again by chosen_rows.h, which finds the number that is wrong.
  *
  * Everything is pure. There are no locks. */
@@ -74,7 +74,7 @@ CM_NODISCARD cm_status cm_kernel_numbers_find_shared(const cm_kernel_numbers *a,
  * *step to that distance in rows. There have to be at least two. */
 bool cm_kernel_numbers_are_even(const cm_kernel_numbers *self, int64_t *step);
 /* Return how many runs of neighbours there are: a row that follows on the row before in
- * both arrays is in the same run. Where there are more than `most`, the answer is only
+ * both arrays is in the same run. If there are more than `most`, the answer is only
  * some larger number. */
 uint64_t cm_kernel_numbers_count_runs(const cm_kernel_numbers *dst,
                                       const cm_kernel_numbers *src, uint64_t most);

@@ -9,8 +9,8 @@
 
 enum {
     FIRST_ROOM = 256,
-    /* To queue so few runs one by one takes less time than to describe them to a
-     * kernel, which has to read their numbers over the bus before it begins. */
+    /* So few runs are queued one by one faster than by a kernel, which has to read
+     * their numbers over the bus before it begins. */
     FEW_RUNS = 3,
     /* A kernel fills 93 % of a link. The copy engine fills all of it, but rests for 3
      * us between two copies. So copies of this length are as fast by the engine, and
@@ -175,8 +175,8 @@ cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
 
 /* -- for the copy threads --------------------------------------------------------------- */
 
-/* A run in a list costs as much time as this many of the shortest rows cost the copy
- * threads. So a list loses nothing if each of its runs joins this many rows. */
+/* One run in a list takes as much time as the copy threads need for this many of the
+ * shortest rows. So a list is no slower if each of its runs joins so many rows. */
 enum { ROWS_A_LISTED_RUN = 64 };
 
 /* Fill in a layer. *suits is false if its rows are not single runs, or if they have no
@@ -201,9 +201,9 @@ init_numbered_layer(const cm_layer *layer, cm_numbered_layer *out, bool *suits)
     return cm_ok();
 }
 
-/* Choose the way of a layer. *many says which way the layers before it go. Returns
- * false if this layer goes another way, or if its way takes no rows by their
- * numbers. */
+/* Choose the way of a layer. *many has the way of the layers before it. Returns false
+ * if this layer would go another way than they do, or if its way cannot copy rows by
+ * their numbers. */
 static bool
 goes_along(cm_engine *engine, const cm_numbered_layer *layer, bool on_stream,
            bool is_first, cm_many *many)

@@ -55,12 +55,13 @@ CM_NODISCARD cm_status cm_numbered_many_create(cm_engine *engine,
                                                cm_chosen_rows *const numbers[2],
                                                bool on_stream, cm_many **out);
 
-/* Both ends are within reach of one device. True if its copy engine moves the rows at
- * least as fast as a kernel that reads their numbers. That is so if there are only a
- * few runs, if the runs are long, or if they lie at one distance, so that one pitched
- * copy moves them. `layer` stands for all of `layer_count` layers, and `count` rows of
- * each are copied. `numbers`, by cm_side, say which rows are neighbours, which become
- * one run; if it is NULL, the answer is true only if it does not depend on them. */
+/* Return whether the copy engine of a device that reaches both ends moves the rows at
+ * least as fast as a kernel that reads their numbers. It does so if there are only a
+ * few runs, if the runs are long, or if they lie at equal distances, so that one
+ * pitched copy moves them. `layer` stands for all `layer_count` layers, and `count`
+ * rows of each are copied. `numbers`, by cm_side, are needed to find neighbouring rows,
+ * which become one run. If it is NULL, the answer is true only if it does not depend on
+ * that. */
 bool cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
                          const cm_kernel_numbers *numbers);
 

@@ -6,7 +6,7 @@
  * together. */
 enum { WIDEST_UNIT = 16 };
 
-/* What is found of one side of all pairs. */
+/* What is known about one side of the pairs that were looked at so far. */
 typedef struct side_of_pairs {
     cm_address first; /* of the first pair */
     cm_address low;

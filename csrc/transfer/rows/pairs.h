@@ -24,11 +24,11 @@ typedef struct cm_paired_rows {
     /* Both arrays, as a layer: their first axis counts the rows. They have no addresses
      * of the host, since memory of several allocations may lie elsewhere there. */
     cm_layer layer;
-    int device; /* which reaches all of them */
+    int device; /* one that reaches the memory of all pairs */
     /* No end of one side lies in memory of the kind of the other side. */
     bool has_sides_apart;
-    bool is_over_bus; /* some of the memory is page-locked */
-    bool is_to_host;  /* some memory of the targets is */
+    bool is_over_bus; /* some of the pairs' memory is page-locked host memory */
+    bool is_to_host;  /* some of the targets' memory is */
 } cm_paired_rows;
 
 /* Find out whether pairs can be rows, and describe their arrays. At least one end of

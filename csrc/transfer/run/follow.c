@@ -3,11 +3,11 @@
 #include "runtime/scope.h"
 #include "transfer/engine/ticket.h"
 
-/* Submit the ticket behind the event. A ticket already has everything that is needed to
- * sleep until a device has finished: an event of its own that the watcher asks about,
- * descriptors that are written to, and a place at shutdown() and in a forked child. So
- * an event of the user's is followed by a ticket on a stream that does nothing but wait
- * for it. */
+/* Submit the ticket after the user's event. A ticket already has everything that a
+ * thread needs to sleep until a device has finished: the watcher queries its event and
+ * writes to its descriptors, and shutdown() and a forked child know of it. So to wait
+ * for an event, a ticket is made on a stream that does nothing but wait for the event.
+ */
 static cm_status
 submit_behind(cm_ticket *ticket, int device, uint64_t event)
 {

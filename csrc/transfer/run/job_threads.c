@@ -22,7 +22,7 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
     job->in_background = true;
     job->wait = CM_WAIT_NONE;
     if (cm_ticket_is_stopped(ticket) && !ticket->started) {
-        job->has_queued = false; /* what it has queued is only waits for others */
+        job->has_queued = false; /* it has queued only waits for other streams */
         status = cm_fail(CM_ECANCELLED, 0);
     }
     else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* the caller has

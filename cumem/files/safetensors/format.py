@@ -151,7 +151,7 @@ class SafetensorsHeader(Answer):
     tensors : dict
         A `SafetensorsInfo` for each name, in the order of their bytes, file by file.
     metadata : dict
-        The texts in the header, which may be empty. Where several files have a text of the
+        The texts in the header, which may be empty. If several files have a text of the
         same name, the last one counts.
     nbytes : int
         The size of the file, or of all files together.
