@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 from cumem import _core
 from cumem.base.driver import backend
 from cumem.buffers.arguments import read_flag, wrong_type
-from cumem.integrations.torch import using
+from cumem.integrations.torch import _capturing, using
+from cumem.pools.pool import default_pool
 from cumem.pools.region import Region
 
 __all__ = ["SleepMode"]
@@ -28,6 +29,15 @@ _DEFAULT_TAG = "default"
 
 #: The tags whose contents each of vLLM's sleep levels keeps.
 _KEPT_BY_LEVEL: dict[int, tuple[str, ...]] = {1: ("weights",), 2: ()}
+
+#: What torch_memory_saver has and a SleepMode has not, and what to type in its place.
+_ELSEWHERE = {
+    "hook_mode": "nothing: cumem replaces no function of CUDA's",
+    "memory_margin_bytes": 'cumem.set_limit("device", nbytes)',
+    "retain_cpu_backup": 'SleepMode(host="keep") or SleepMode(host="release")',
+    "get_cpu_backup": "resume() and tensor.cpu()",
+    "set_disk_backup_dir": 'cumem.sleep(tag, keep="file", path=folder)',
+}
 
 
 class SleepMode:
@@ -41,7 +51,8 @@ class SleepMode:
     Notes
     -----
     ==================  ==========================================================
-    torch_memory_saver  `region`, `pause`, `resume`, `enabled`
+    torch_memory_saver  `region`, `cuda_graph`, `disable`, `pause`, `resume`,
+                        `enabled`
     vLLM's allocator    `use_memory_pool`, `sleep`, `wake_up`, `discard`,
                         `get_current_usage`
     ==================  ==========================================================
@@ -70,6 +81,16 @@ class SleepMode:
         self._host: Literal["keep", "release"] = host
         self._lock = threading.Lock()
         self._regions: dict[tuple[str, bool, int], Region] = {}
+        #: The MemPools of graphs that share their memory: see _capturing().
+        self._graph_pools: dict[Any, Any] = {}
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(_explain_missing(name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _ELSEWHERE:
+            raise AttributeError(_explain_missing(name))
+        super().__setattr__(name, value)
 
     # -- the calls of torch_memory_saver ---------------------------------------------------
 
@@ -119,6 +140,93 @@ class SleepMode:
             if backend() != "emulated":
                 stack.enter_context(using(chosen))
             yield chosen
+
+    @contextlib.contextmanager
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = _DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+    ) -> Iterator[Region]:
+        """Capture a CUDA graph in the block, whose own memory is in a region.
+
+        It is ``torch.cuda.graph`` over a region. What `region` serves in the same thread
+        meanwhile is not in the graph's region, so use this outside such blocks.
+
+        Parameters
+        ----------
+        cuda_graph : torch.cuda.CUDAGraph
+            The graph.
+        pool : tuple of int, optional
+            A handle of ``torch.cuda.graph_pool_handle()``. Graphs with the same handle and
+            tag share memory.
+        stream : torch.cuda.Stream, optional
+            The stream that is captured, as for ``torch.cuda.graph``.
+        capture_error_mode : str
+            As for ``torch.cuda.graph``.
+        tag : str
+            The tag of the region, which is made when it is first needed.
+        enable_cpu_backup : bool
+            Whether `pause` keeps the contents of the graph's memory.
+
+        Yields
+        ------
+        Region
+
+        Raises
+        ------
+        RuntimeError
+            If the region sleeps, there is no GPU, or PyTorch fails.
+        TypeError
+            If an argument has the wrong type.
+
+        Notes
+        -----
+        Results that lie in the graph's memory are undefined after `resume`, unless they
+        were kept. Every replay fills them again.
+
+        Examples
+        --------
+        >>> graph = torch.cuda.CUDAGraph()  # doctest: +SKIP
+        >>> with mode.cuda_graph(graph, tag="cuda_graph"):  # doctest: +SKIP
+        ...     y = model(x)
+        >>> mode.pause("cuda_graph")  # doctest: +SKIP
+        >>> mode.resume("cuda_graph")  # doctest: +SKIP
+        >>> graph.replay()  # doctest: +SKIP
+        """
+        chosen = self._open(tag, read_flag(enable_cpu_backup, "enable_cpu_backup"))
+        options = {"stream": stream, "capture_error_mode": capture_error_mode}
+        with _capturing(chosen, cuda_graph, pool, self._graph_pools, **options):
+            yield chosen
+
+    @contextlib.contextmanager
+    def disable(self) -> Iterator[None]:
+        """Take device memory in the block from cumem's default pool, which does not sleep.
+
+        Use it inside a block of `region`, for what is needed while that region sleeps.
+
+        Examples
+        --------
+        >>> from cumem.integrations.engines import SleepMode
+        >>> mode = SleepMode()
+        >>> with mode.region("weights"):
+        ...     weights = cumem.zeros(1000, "f4", "device")
+        ...     with mode.disable():
+        ...         awake = cumem.zeros(1000, "f4", "device")
+        >>> mode.pause()
+        >>> float(awake[0])
+        0.0
+        """
+        pool = default_pool("device", _core._device(None, "device", True))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(pool.device)
+            stack.enter_context(pool)
+            if backend() != "emulated":
+                stack.enter_context(using(pool))
+            yield
 
     def pause(self, tag: str | None = None) -> None:
         """Put the memory under a tag to sleep.
@@ -310,6 +418,12 @@ class SleepMode:
                     undo.callback(region.wake)
                     region.sleep(keeps)
             undo.pop_all()  # all of them sleep, so nothing is undone
+
+
+def _explain_missing(name: str) -> str:
+    if name not in _ELSEWHERE:
+        return f"SleepMode has no {name!r}"
+    return f"SleepMode has no {name!r} of torch_memory_saver; use {_ELSEWHERE[name]}"
 
 
 def _read_tags(tags: Iterable[str] | str | None, name: str) -> set[str] | None:

@@ -116,6 +116,10 @@ class _Lender:
 _lender_of: weakref.WeakKeyDictionary[Any, _Lender] = weakref.WeakKeyDictionary()
 
 
+#: The MemPools of graphs that were captured into regions.
+_pool_of_graph: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
 class _Enabled(NamedTuple):
     mem_pool: Any
     pool: Pool
@@ -445,6 +449,7 @@ def _at_exit() -> None:
     A MemPool that ends while another is in use would end the process.
     """
     disable()
+    _pool_of_graph.clear()
     for lender in _lenders:
         if lender.idle:
             _drop_idle(_torch(), lender)
@@ -516,6 +521,48 @@ def _inside(region: Region | None) -> Iterator[None]:
         yield
     finally:
         region._leave_guest()
+
+
+@contextlib.contextmanager
+def _capturing(
+    region: Region, graph: Any, pool: Any, pools: dict[Any, Any], **options: Any
+) -> Iterator[None]:
+    """Capture a graph into a region, for `SleepMode.cuda_graph`.
+
+    Parameters
+    ----------
+    region : Region
+        The region from which the graph takes memory.
+    graph : torch.cuda.CUDAGraph
+        The graph.
+    pool : tuple of int or None
+        The handle of the memory that the graph shares with others, as
+        ``torch.cuda.graph`` takes it.
+    pools : dict
+        The MemPools that stand for such handles, by region and handle; it is added to. A
+        graph that shares its memory with none keeps its MemPool itself.
+    **options
+        The rest goes to ``torch.cuda.graph``.
+    """
+    torch = _torch()
+    with _inside(region):
+        found = pools.get((region, pool)) or _find_mem_pool(region, pool)
+        if found is None:
+            found = mem_pool(region)
+            if pool is not None:
+                pools[region, pool] = found
+        # Another graph may be captured into the same memory as long as this one lives.
+        _pool_of_graph[graph] = found
+        with torch.cuda.graph(graph, pool=found.id, **options):
+            yield
+
+
+def _find_mem_pool(region: Region, name: Any) -> Any:
+    """Return the MemPool over a region that has this id, or None."""
+    for lender in _lenders:
+        if lender.find_region() is region and name in lender.pools_by_id:
+            return lender.pools_by_id[name]()
+    return None
 
 
 def _check(pool: Any, index: int) -> Pool:

@@ -106,6 +106,17 @@ def test_tags_without_memory_are_passed_over(mode) -> None:
     assert mode.enabled
 
 
+@pytest.mark.parametrize("name", engines._ELSEWHERE)
+def test_what_only_torch_memory_saver_has_is_told(mode, name) -> None:
+    assert not hasattr(mode, name)
+    with pytest.raises(AttributeError, match=f"{name}.*; use "):
+        getattr(mode, name)
+    with pytest.raises(AttributeError, match=f"{name}.*; use "):
+        setattr(mode, name, 1)
+    with pytest.raises(AttributeError, match="no 'sleeep'"):
+        mode.sleeep()
+
+
 def test_region_that_sleeps_takes_no_memory(mode) -> None:
     make(mode, "weights", True, 7)
     mode.pause("weights")
@@ -343,6 +354,31 @@ def test_calls_of_sglang_free_the_gpu_and_keep_the_weights(gpu) -> None:
         cache.zero_()
         assert gpu.equal(model(x), before)
         assert (model.weight.data_ptr(), cache.data_ptr()) == addresses
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shares", [False, True])
+def test_graphs_of_sglang_sleep_and_replay_the_same(gpu, shares) -> None:
+    mode = SleepMode()
+    with mode.region(tag="weights", enable_cpu_backup=True):
+        x = gpu.ones(4 * MIB, device="cuda")
+    handle = gpu.cuda.graph_pool_handle() if shares else None
+    graphs = [gpu.cuda.CUDAGraph() for _ in range(2)]
+    made = []
+    for factor, graph in enumerate(graphs, 2):
+        with mode.cuda_graph(graph, pool=handle, tag="cuda_graph"):
+            made.append((x * factor).sqrt() + 1)
+    gpu.cuda.synchronize()
+    free = cumem.memory_info().free
+    for value in (1, 2, 3):
+        x.fill_(value)
+        mode.pause()
+        assert cumem.memory_info().free >= free + 48 * MIB
+        mode.resume()
+        for factor, (graph, found) in enumerate(zip(graphs, made, strict=True), 2):
+            graph.replay()
+            assert gpu.equal(found, (x * factor).sqrt() + 1)
+    del graphs, graph, made, found
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ test_engines.py tests the calls on buffers, and with PyTorch itself on a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support import torch_stand_in, values
@@ -54,6 +55,69 @@ def test_calls_of_sglang_reach_tensors(torch) -> None:
         fill(cache, 9)
     for tensor in (*weights, cache):
         tensor.end()
+
+
+def capture(mode: SleepMode, torch: StandIn, **options: object) -> tuple[Any, Tensor]:
+    graph = torch.CUDAGraph()
+    with mode.cuda_graph(graph, tag="cuda_graph", **options):  # type: ignore[arg-type]
+        made = ask(torch, SIZE)
+    return graph, made
+
+
+def test_graph_takes_its_memory_from_a_region(torch) -> None:
+    mode = SleepMode()
+    made = [
+        capture(mode, torch, stream="side", capture_error_mode="relaxed"),
+        capture(mode, torch, pool=(1, 5)),
+        capture(mode, torch, pool=(1, 5)),
+        capture(mode, torch, pool=(1, 5), enable_cpu_backup=True),
+    ]
+    assert torch.graphs[:2] == [("side", "relaxed"), (None, "global")]
+    made.append(capture(mode, torch, pool=made[0][0].pool()))
+    ids = [graph.pool() for graph, _ in made]
+    assert (ids[0], ids[1]) == (ids[4], ids[2])  # these share their memory
+    assert len(set(ids)) == 3
+    for value, (_, tensor) in enumerate(made):
+        fill(tensor, value)
+    mode.pause("cuda_graph")
+    assert cumem.stats()["device"].reserved_nbytes == 0
+    mode.resume("cuda_graph")
+    assert holds(made[3][1], 3)
+    for _, tensor in made:
+        assert holds(fill(tensor, 5), 5)
+        tensor.end()
+
+
+def test_region_stays_awake_while_a_graph_is_captured(torch) -> None:
+    mode = SleepMode()
+    with mode.cuda_graph(torch.CUDAGraph(), tag="cuda_graph") as region:
+        with pytest.raises(BufferError, match="'cuda_graph' cannot go to sleep"):
+            region.sleep()
+        ask(torch, SIZE).end()
+    region.sleep()
+    with (
+        pytest.raises(RuntimeError, match="asleep"),
+        mode.cuda_graph(torch.CUDAGraph(), tag="cuda_graph"),
+    ):
+        pass
+    region.wake()
+
+
+def test_disabled_block_takes_memory_that_stays_awake(torch) -> None:
+    mode = SleepMode()
+    with mode.region("weights", enable_cpu_backup=True) as region:
+        weights = fill(ask(torch, SIZE), 7)
+        with mode.disable():
+            awake = fill(ask(torch, SIZE), 8)
+            buffer = cumem.full(1000, 9, "u1", "device")
+    mode.pause()
+    assert region.is_asleep
+    assert holds(awake, 8)
+    assert (values.get(buffer) == 9).all()
+    mode.resume()
+    assert holds(weights, 7)
+    weights.end()
+    awake.end()
 
 
 def test_calls_of_vllms_worker_reach_tensors(torch) -> None:

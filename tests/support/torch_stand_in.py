@@ -107,6 +107,7 @@ class StandIn:
         self.segments: dict[tuple[int, int], list[Segment]] = {}
         self.freeable: set[tuple[int, int]] = set()
         self.snapshots: list[tuple[Any, bool]] = []
+        self.graphs: list[tuple[object, str]] = []
         self.current = 0
         self.aborted = False
         self.capturing = False
@@ -126,7 +127,19 @@ class StandIn:
                     outer.aborted |= bool(outer.captures)
                     outer.give_back(self.id)
 
+        class CUDAGraph:
+            def __init__(self) -> None:
+                self.id: tuple[int, int] | None = None
+
+            def pool(self) -> tuple[int, int] | None:
+                return self.id
+
+            def __del__(self) -> None:
+                if self.id is not None:
+                    outer._cuda_releasePool(outer.current, self.id)
+
         self.MemPool = MemPool
+        self.CUDAGraph = CUDAGraph
 
     def init(self) -> None:
         """Stand for torch.cuda.init()."""
@@ -180,6 +193,25 @@ class StandIn:
         finally:
             self._cuda_endAllocateToPool(device, pool.id)
             self._cuda_releasePool(device, pool.id)
+
+    @contextlib.contextmanager
+    def graph(
+        self,
+        graph: Any,
+        pool: tuple[int, int],
+        stream: object = None,
+        capture_error_mode: str = "global",
+    ) -> Iterator[None]:
+        """Stand for torch.cuda.graph. The graph uses the pool until it ends."""
+        self.graphs.append((stream, capture_error_mode))
+        self._cuda_beginAllocateCurrentThreadToPool(self.current, pool)
+        graph.id = pool
+        self.capturing = True
+        try:
+            yield
+        finally:
+            self.capturing = False
+            self._cuda_endAllocateToPool(self.current, pool)
 
     def empty(self, nbytes: int) -> Tensor | None:
         """Return a tensor, or None if PyTorch would use memory of its own."""
