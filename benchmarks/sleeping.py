@@ -330,14 +330,19 @@ class Offloaded(Tensors):
 
 
 class Saver(Tensors):
-    """Tensors that torch_memory_saver allocates."""
+    """Tensors that torch_memory_saver allocates, in one of its hook modes.
 
-    def __init__(self, retains: bool) -> None:
+    In the mode "preload" it takes the place of `cudaMalloc`, for which `preloaded` prepares
+    the process. In the mode "torch" it is an allocator of PyTorch, and it ends the process
+    if memory is freed outside of its region.
+    """
+
+    def __init__(self, retains: bool, mode: str) -> None:
         super().__init__()
         from torch_memory_saver import torch_memory_saver
 
         self.saver = torch_memory_saver
-        self.saver.hook_mode = "torch"
+        self.saver.hook_mode = mode
         if retains:
             self.saver.retain_cpu_backup = True
 
@@ -355,18 +360,21 @@ class Saver(Tensors):
         self.saver.resume("benchmark")
         self.torch.cuda.synchronize()
 
+    def close(self) -> None:
+        with self.place():
+            super().close()
+
 
 KEEP, RELEASE = 'cumem, host="keep"', 'cumem, host="release"'
 DROP, FILE = "cumem, keep=False", 'cumem, keep="file"'
 USED, OFFLOADED = "cumem, PyTorch's tensors", "cumem.offload"
 USED_DROP = "cumem, PyTorch's, keep=False"
-BY_HAND, SAVER, RETAINED = (
-    "by hand, as vLLM",
-    "torch_memory_saver",
-    "torch_memory_saver, retained",
-)
+BY_HAND = "by hand, as vLLM"
+SAVER, RETAINED = "torch_memory_saver", "torch_memory_saver, retained"
+SAVER_HOOK, RETAINED_HOOK = f"{SAVER}, torch's hook", f"{RETAINED}, torch's hook"
+SAVERS = (SAVER, RETAINED, SAVER_HOOK, RETAINED_HOOK)
 OURS = (KEEP, RELEASE, DROP, FILE)
-THEIRS = (USED, USED_DROP, OFFLOADED, BY_HAND, SAVER, RETAINED)
+THEIRS = (USED, USED_DROP, OFFLOADED, BY_HAND, *SAVERS)
 
 
 def way_of(name: str, folder: str, graphs: int) -> Way:
@@ -379,8 +387,10 @@ def way_of(name: str, folder: str, graphs: int) -> Way:
         USED_DROP: lambda: Used(False, graphs),
         OFFLOADED: Offloaded,
         BY_HAND: Tensors,
-        SAVER: lambda: Saver(False),
-        RETAINED: lambda: Saver(True),
+        SAVER: lambda: Saver(False, "preload"),
+        RETAINED: lambda: Saver(True, "preload"),
+        SAVER_HOOK: lambda: Saver(False, "torch"),
+        RETAINED_HOOK: lambda: Saver(True, "torch"),
     }
     return ways[name]()
 
@@ -396,7 +406,7 @@ def missing(emulated: bool) -> dict[str, str]:
         elif importlib.util.find_spec("torch") is None:
             found[way] = "PyTorch is not installed"
         elif importlib.util.find_spec("torch_memory_saver") is None:
-            if way in (SAVER, RETAINED):
+            if way in SAVERS:
                 found[way] = "torch_memory_saver is not installed"
     return found
 
@@ -755,16 +765,27 @@ def command_of(run: Run, worker: str, **more: str) -> list[str]:
     return command
 
 
+def preloaded(way: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Let processes that begin in the block load what the way needs at their start."""
+    if way not in (SAVER, RETAINED):
+        return contextlib.nullcontext()
+    from torch_memory_saver import configure_subprocess
+
+    found: contextlib.AbstractContextManager[Any] = configure_subprocess()
+    return found
+
+
 def ask_process(run: Run, worker: str, **more: str) -> dict[str, Any]:
     """Measure a part in a new process, and return its results or its error."""
     try:
-        done = subprocess.run(
-            command_of(run, worker, **more),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
+        with preloaded(more.get("way")):
+            done = subprocess.run(
+                command_of(run, worker, **more),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=PATIENCE,
+            )
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {PATIENCE} s"}
     if done.returncode != 0:
@@ -835,7 +856,7 @@ class Lines:
             part = link.live_nbytes / later(getattr(link, name)) / 1e9
             return f"{found:6.1f} GB/s {found / part:4.0%}"
 
-        cells = [f"{case.shape:16} {case.way:28}"]
+        cells = [f"{case.shape:16} {case.way:42}"]
         cells.append(f"sleep {rate('sleeps', case.sleeps[0])}")
         cells.append(f"again {rate('sleeps', later(case.sleeps))}")
         cells.append(f"wake {rate('wakes', later(case.wakes))}")
