@@ -7,13 +7,16 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "base/thread.h"
-
 #if defined(__x86_64__)
 #    include <immintrin.h>
 #endif
 
-enum { WORD_NBYTES = 8, VALUE_COUNT = 256, BYTE_MASK = VALUE_COUNT - 1 };
+enum {
+    WORD_NBYTES = 8,
+    VALUE_COUNT = 256,
+    BYTE_MASK = VALUE_COUNT - 1,
+    LONG_NBYTES = 4096, /* tables cost more than they save for shorter messages */
+};
 
 static const uint32_t divisor = UINT32_C(0xEDB88320);
 
@@ -51,31 +54,51 @@ append_zeros(uint32_t a, uint64_t nbytes)
 
 /* -- any processor -------------------------------------------------------------------- */
 
-/* tables[k][v] is the remainder of a byte of value v with k zero bytes behind it. */
-static uint32_t tables[WORD_NBYTES][VALUE_COUNT];
-static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
+/* of[k][v] is the remainder of a byte of value v with k zero bytes behind it. */
+typedef struct table {
+    uint32_t of[WORD_NBYTES][VALUE_COUNT];
+} table;
 
 static void
-make_tables(void)
+make_table(table *out)
 {
     for (uint32_t value = 0; value < VALUE_COUNT; value++) {
         uint32_t a = value;
         for (int bit = 0; bit < 8; bit++) {
             a = times_x(a);
         }
-        for (size_t k = 0; k < WORD_NBYTES; k++) {
-            tables[k][value] = a;
-            a = append_zeros(a, 1);
+        out->of[0][value] = a;
+    }
+    for (int k = 1; k < WORD_NBYTES; k++) {
+        for (size_t value = 0; value < VALUE_COUNT; value++) {
+            uint32_t before = out->of[k - 1][value];
+            out->of[k][value] = (before >> 8) ^ out->of[0][before & BYTE_MASK];
         }
     }
 }
 
-/* Divide `nbytes` more bytes, behind those whose remainder is `a`. A word of eight
- * bytes is divided at a time, by one table for each of them. */
+/* Divide `nbytes` more bytes, behind those whose remainder is `a`, bit by bit. */
 static uint32_t
 divide(uint32_t a, const unsigned char *bytes, size_t nbytes)
 {
-    (void)pthread_once(&tables_once, make_tables);
+    for (size_t i = 0; i < nbytes; i++) {
+        a ^= bytes[i];
+        for (int bit = 0; bit < 8; bit++) {
+            a = times_x(a);
+        }
+    }
+    return a;
+}
+
+/* Return the remainder of a long message. Words of eight bytes are divided at a time.
+ * The table is made for each call, which takes microseconds, as the core has no memory
+ * of its own that changes. */
+static uint32_t
+divide_words(const unsigned char *bytes, size_t nbytes)
+{
+    table made;
+    uint32_t a = 0;
+    make_table(&made);
     for (; nbytes >= WORD_NBYTES; nbytes -= WORD_NBYTES, bytes += WORD_NBYTES) {
         uint64_t word;
         memcpy(&word, bytes, sizeof(word));
@@ -83,14 +106,11 @@ divide(uint32_t a, const unsigned char *bytes, size_t nbytes)
         a = 0;
         _Pragma("GCC unroll 8") for (int k = WORD_NBYTES - 1; k >= 0; k--)
         {
-            a ^= tables[k][word & BYTE_MASK];
+            a ^= made.of[k][word & BYTE_MASK];
             word >>= 8;
         }
     }
-    for (; nbytes > 0; nbytes--, bytes++) {
-        a = (a >> 8) ^ tables[0][(a ^ *bytes) & BYTE_MASK];
-    }
-    return a;
+    return divide(a, bytes, nbytes);
 }
 
 /* -- x86-64 --------------------------------------------------------------------------- */
@@ -164,7 +184,8 @@ remainder_of(const unsigned char *bytes, size_t nbytes)
         return divide_by_folding(bytes, nbytes);
     }
 #endif
-    return divide(0, bytes, nbytes);
+    return nbytes >= LONG_NBYTES ? divide_words(bytes, nbytes)
+                                 : divide(0, bytes, nbytes);
 }
 
 /* -- the functions -------------------------------------------------------------------- */

@@ -52,6 +52,20 @@ test_each_length_and_alignment_equals_division_by_bits(void)
 }
 
 static void
+test_long_messages_equal_division_by_bits(void)
+{
+    enum { LONG = 70001 };
+    unsigned char *bytes = malloc(LONG);
+    CHECK(bytes != NULL);
+    fill_bytes(bytes, LONG);
+    for (size_t nbytes = LONG - 80; nbytes <= LONG; nbytes++) {
+        CHECK_EQ(cm_crc32_of_zeros(nbytes) ^ cm_crc32_of_part(bytes, nbytes, 0),
+                 checksum_of(bytes, nbytes));
+    }
+    free(bytes);
+}
+
+static void
 test_parts_in_any_order_add_up_to_the_whole(void)
 {
     unsigned char bytes[ROOM];
@@ -89,6 +103,7 @@ test_zeros_behind_a_part_are_appended_in_any_steps(void)
 /* clang-format off */
 MAIN(RUN(test_known_message_has_known_checksum)
      RUN(test_each_length_and_alignment_equals_division_by_bits)
+     RUN(test_long_messages_equal_division_by_bits)
      RUN(test_parts_in_any_order_add_up_to_the_whole)
      RUN(test_zeros_behind_a_part_are_appended_in_any_steps))
 /* clang-format on */
