@@ -57,9 +57,9 @@ from cumem.files.file_hints import (
     what_it_is,
 )
 from cumem.files.opening import open_regular, unwrapped
-from cumem.files.raw import Direct, File, read_ranges, write_ranges, write_summed
+from cumem.files.raw import Direct, File, read_ranges, write_ranges
 from cumem.files.replacing import replacing
-from cumem.files.stored_members import Member, directory, local_header, local_nbytes
+from cumem.files.stored_members import member_name, write_archive
 from cumem.pools.pool import Pool
 
 __all__ = ["NpzDict", "load", "save", "savez"]
@@ -106,8 +106,6 @@ else:
 
 #: How many bytes are unpacked at a time, or written to a file without offsets.
 _PIECE = 16 << 20
-#: The length of the longest name in an archive.
-_NAME_NBYTES = 0xFFFF
 _NO_PICKLES = (
     "object arrays are refused, since they are pickles: np.load(file, allow_pickle=True) "
     "reads those that you trust"
@@ -1008,55 +1006,12 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
             raise ValueError(f"arr_{index} is also the name of an unnamed array")
         arrays[f"arr_{index}"] = array
     saved = {name: _saved(array, None) for name, array in arrays.items()}
-    names = {name: _member_name(name) for name in saved}
+    members = [(member_name(f"{name}.npy"), *parts) for name, parts in saved.items()]
     with _written(file, ".npz", bool(fsync)) as opened:
         if opened.seekable():
-            _write_members(
-                opened, [(names[name], *parts) for name, parts in saved.items()]
-            )
+            write_archive(opened, members)
         else:
             _stream_members(opened, saved)
-
-
-def _member_name(name: str) -> bytes:
-    """Return the name in the archive of the array with this name."""
-    encoded = f"{name}.npy".encode()
-    if len(encoded) > _NAME_NBYTES:
-        raise ValueError(
-            f"the name {name[:40]!r}… has {len(encoded)} bytes; an archive can hold "
-            f"{_NAME_NBYTES}"
-        )
-    return encoded
-
-
-def _write_members(opened: Any, saved: list[tuple[bytes, bytes, _core.Buffer]]) -> None:
-    """Write an archive from the position of the file on, and move the position behind it.
-
-    Each member comes as its name, the header of its array and the elements. The elements
-    are written first, since the headers and the directory of the archive contain their
-    checksums.
-    """
-    if fcntl.fcntl(opened.fileno(), fcntl.F_GETFL) & os.O_APPEND:
-        opened.seek(0, os.SEEK_END)  # an appending file writes there
-    places = []
-    parts: list[tuple[int, Any]] = []
-    at = opened.tell()
-    for name, head, data in saved:
-        begin = at + local_nbytes(name)
-        parts += [(begin, np.frombuffer(head, "u1")), (begin + len(head), data)]
-        places.append(at)
-        at = begin + len(head) + data.nbytes
-    checksums = write_summed(opened, parts)
-    members = [
-        Member(name, place, len(head) + data.nbytes, checksum)
-        for (name, head, data), place, checksum in zip(
-            saved, places, checksums, strict=True
-        )
-    ]
-    records = [(member.offset, local_header(member)) for member in members]
-    records.append((at, directory(members, at)))
-    write_ranges(opened, [(place, np.frombuffer(r, "u1")) for place, r in records])
-    opened.seek(at + len(records[-1][1]))
 
 
 def _stream_members(opened: Any, saved: dict[str, tuple[bytes, _core.Buffer]]) -> None:
@@ -1091,7 +1046,7 @@ def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
         buffer = _core.asbuffer(obj, stream=stream)
     else:
         buffer = _core.asbuffer(as_array(obj))
-    _ = buffer._address  # raises an error if the buffer is closed
+    _ = buffer.ptr  # raises an error if the buffer is closed
     _warn_of_lost_type(obj, buffer.dtype)
     is_fortran = buffer.flags.fnc
     head = _header(buffer.shape, is_fortran, buffer.dtype)

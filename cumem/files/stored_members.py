@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a ZIP archive whose members are stored as they are.
+"""Writes ZIP archives whose members are stored as they are.
 
 Each member lies in the archive as a local header with its bytes behind it, and the
 directory at the end of the archive says where each member is. `zipfile` writes members
@@ -13,16 +13,31 @@ the directory have 32 bits, and 64 in an extra record if the number is too large
 
 from __future__ import annotations
 
+import fcntl
+import os
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Member", "directory", "local_header", "local_nbytes"]
+import numpy as np
+
+from cumem import _core
+from cumem.files.raw import write_ranges, write_summed
+
+__all__ = [
+    "Member",
+    "directory",
+    "local_header",
+    "local_nbytes",
+    "member_name",
+    "write_archive",
+]
 
 #: `zipfile` writes numbers up to this one with 32 bits.
 _LARGEST = (1 << 31) - 1
 _IN_EXTRA = 0xFFFFFFFF  #: stands for a number that is in the extra record
 _MOST_MEMBERS = 0xFFFF
+_NAME_NBYTES = 0xFFFF  #: the length of the longest name
 _UTF8 = 0x800  #: the flag of a name that is UTF-8
 _VERSION = 45  #: version 4.5 of the format has numbers of 64 bits
 _UNIX = 3
@@ -137,3 +152,46 @@ def _central_header(member: Member) -> bytes:
         offset,
     )
     return head + member.name + extra
+
+
+def member_name(text: str) -> bytes:
+    """Return the name of a member as an archive has it."""
+    name = text.encode()
+    if len(name) > _NAME_NBYTES:
+        raise ValueError(
+            f"the name {text[:40]!r}… has {len(name)} bytes; an archive can hold "
+            f"{_NAME_NBYTES}"
+        )
+    return name
+
+
+def write_archive(
+    opened: Any, members: Sequence[tuple[bytes, bytes, _core.Buffer]]
+) -> None:
+    """Write an archive from the position of the file on, and move the position behind it.
+
+    Each member comes as its name and its bytes, of which the first ones are in memory of
+    Python and the others in a buffer. These bytes are written first, since the local
+    headers and the directory contain their checksums.
+    """
+    if fcntl.fcntl(opened.fileno(), fcntl.F_GETFL) & os.O_APPEND:
+        opened.seek(0, os.SEEK_END)  # an appending file writes there
+    at = opened.tell()
+    places = []
+    parts: list[tuple[int, Any]] = []
+    for name, head, data in members:
+        begin = at + local_nbytes(name)
+        parts += [(begin, np.frombuffer(head, "u1")), (begin + len(head), data)]
+        places.append(at)
+        at = begin + len(head) + data.nbytes
+    checksums = write_summed(opened, parts)
+    written = [
+        Member(name, place, len(head) + data.nbytes, checksum)
+        for (name, head, data), place, checksum in zip(
+            members, places, checksums, strict=True
+        )
+    ]
+    records = [(member.offset, local_header(member)) for member in written]
+    records.append((at, directory(written, at)))
+    write_ranges(opened, [(place, np.frombuffer(r, "u1")) for place, r in records])
+    opened.seek(at + len(records[-1][1]))
