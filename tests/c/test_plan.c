@@ -348,21 +348,20 @@ test_plan_long_uploads_stay_in_the_caches(void)
     CHECK_EQ(plan.slot_count, 1); /* or if the ring has no room for more */
 }
 
-/* Of all batches, only long uploads of rows that threads gather by their numbers must
- * stay in the caches too. */
+/* Long uploads of many runs must stay in the caches too. */
 static void
-test_plan_long_uploads_of_rows_stay_in_the_caches(void)
+test_plan_long_uploads_of_batches_stay_in_the_caches(void)
 {
     cm_tuning many = tuning;
     many.thread_count = 8;
-    for (int gathers = 0; gathers < 2; gathers++) {
+    for (int is_long = 0; is_long < 2; is_long++) {
+        uint64_t nbytes = many.cached_nbytes - !is_long;
         cm_plan plan = {.row = &cm_routes[CM_ROUTE_STAGED_TABLE],
-                        .gathers_rows = gathers != 0,
-                        .nbytes = many.cached_nbytes,
-                        .layout = {.run_nbytes = many.cached_nbytes}};
+                        .nbytes = nbytes,
+                        .layout = {.run_nbytes = nbytes}};
         cm_ring_policy_init(&plan, &many);
-        CHECK_EQ(plan.is_cached, gathers != 0);
-        CHECK_EQ(plan.slot_count, gathers != 0 ? 4 : 8);
+        CHECK_EQ(plan.is_cached, is_long != 0);
+        CHECK_EQ(plan.slot_count, is_long != 0 ? 4 : 8);
         plan.is_download = true;
         cm_ring_policy_init(&plan, &many);
         CHECK(!plan.is_cached);
@@ -774,7 +773,7 @@ MAIN(tune(); RUN(test_plan_route_table) RUN(test_plan_between_devices)
      RUN(test_plan_long_runs_of_ordinary_memory_are_staged)
      RUN(test_plan_new_pages_are_filled_by_several_threads)
      RUN(test_plan_pieces_are_those_of_the_cut) RUN(test_plan_wrong_ends_are_refused)
-     RUN(test_plan_long_uploads_stay_in_the_caches) RUN(test_plan_long_uploads_of_rows_stay_in_the_caches)
+     RUN(test_plan_long_uploads_stay_in_the_caches) RUN(test_plan_long_uploads_of_batches_stay_in_the_caches)
      RUN(test_plan_ring_of_writers_is_small) RUN(test_tuning_follows_the_processors)
      RUN(test_plan_random_layouts_copy_as_the_plainest_loop)
      RUN(test_layout_joins_what_lies_together)

@@ -41,8 +41,8 @@
  *     stream, leaves the lane and enters it again later.
  *   - A copy of many gigabytes lets another job pass after each LANE_NBYTES. Its slots
  *     do not count in the lane meanwhile, or the other job would lack them.
- *   - Batches enter no lane. Their pieces are not cut for the caches, and batches of
- *     two arrays on an H200 were 3 % slower one at a time.
+ *   - Batches enter no lane: those of two arrays on an H200 were 3 % slower one at a
+ *     time.
  *   - A blocking call runs its job in its own thread and enters no lane. */
 #include "transfer/engine/job.h"
 

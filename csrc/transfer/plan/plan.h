@@ -52,8 +52,6 @@ typedef struct cm_plan {
     bool rearranges_on_device;
     /* A download whose target's pages do not exist yet. */
     bool is_fresh;
-    /* Threads of the host gather rows into the blocks by their numbers. */
-    bool gathers_rows;
     /* An upload through so few blocks that they stay in the processor's caches. */
     bool is_cached;
     /* A kernel of the device converts the elements: those that an upload brings, or

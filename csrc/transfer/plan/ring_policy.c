@@ -59,7 +59,7 @@ void
 cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning)
 {
     const cm_route_row *row = plan->row;
-    plan->is_cached = (row->packs || plan->gathers_rows) && !plan->is_download
+    plan->is_cached = (row->packs || row->joins_runs) && !plan->is_download
                       && train_nbytes_of(plan) >= tuning->cached_nbytes
                       && tuning->thread_count >= tuning->cached_thread_count;
     plan->piece_nbytes = choose_piece_nbytes(plan, tuning);

@@ -89,7 +89,6 @@ cm_many_plan(cm_job *job)
     plan->device = many->device;
     plan->src_device = many->src_device >= 0 ? many->src_device : many->device;
     plan->is_download = many->way == CM_MANY_DOWN;
-    plan->gathers_rows = many->rows != NULL && many->way == CM_MANY_UP;
     plan->nbytes = many->nbytes;
     plan->layout = (cm_layout){.run_nbytes = many->span};
     cm_ring_policy_init(plan, &job->tuning);
