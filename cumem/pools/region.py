@@ -267,7 +267,8 @@ class Region:
             If the driver fails. The region sleeps on.
         OSError
             If the files with the contents cannot be read, or were changed. The region
-            sleeps on.
+            sleeps on. If a file looks as if it had been written to, another call takes the
+            bytes as they are.
         ValueError
             If the region is closed.
 

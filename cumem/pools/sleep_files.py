@@ -67,17 +67,28 @@ class SleepFiles:
     def check(self) -> None:
         """Raise an OSError if a file is not as `note` saw it.
 
-        Nobody finds such a file by a name, but a program may open it through /proc.
+        Nobody finds such a file by a name, but a program may open it through /proc. Its
+        length and the time of its last change tell of that. A file system of a network may
+        set that time itself, later than the bytes were written, and no bytes of a sleeping
+        region may be lost to that. So a time is complained of once: the next call compares
+        with the time that this one has seen.
         """
-        for (nbytes, changed), (now, changed_now) in zip(
-            self._states, self._look(), strict=False
-        ):
+        found = self._look()
+        for (nbytes, _), (now, _) in zip(self._states, found, strict=False):
             if now != nbytes:
                 raise self._error(
                     errno.EIO, f"is {now} bytes long in place of {nbytes}"
                 )
-            if changed_now != changed:
-                raise self._error(errno.EIO, "was written to while the region slept")
+        has_changed = found != self._states
+        self._states = found
+        if has_changed:
+            error = self._error(errno.EIO, "was written to while the region slept")
+            error.add_note(
+                "Advice: if nobody did that, the file system has set the time of the file "
+                "later. Then call wake() again, which takes the bytes as they are; close() "
+                "gives them up"
+            )
+            raise error
 
     def failure(self, failure: _core._FileFailure, writes: bool) -> OSError:
         """Make the error for a file that could not be written or read."""
