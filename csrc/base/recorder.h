@@ -15,7 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The operations in events, in the order of OPS in cumem/recording/events.py. */
+/* The operations in events, in the order of OPS in cumem/recording/events.py. Saved
+ * records have these numbers, so a new operation comes last. */
 enum {
     CM_EVENT_ALLOCATE,
     CM_EVENT_FREE,
@@ -24,6 +25,8 @@ enum {
     CM_EVENT_TRANSFER,
     CM_EVENT_PREFETCH,
     CM_EVENT_OUT_OF_MEMORY,
+    CM_EVENT_SLEEP,
+    CM_EVENT_WAKE,
 };
 /* The kinds of memory in events, in the order of KINDS in the same file. Records that
  * were saved have these numbers: a kind keeps its own, and a new one comes last. */

@@ -477,7 +477,7 @@ count_asleep(cm_pool *pool)
         return;
     }
     bool has_gone = nbytes > before;
-    cm_pool_note(pool, has_gone ? CM_EVENT_TRIM : CM_EVENT_GROW, NULL,
+    cm_pool_note(pool, has_gone ? CM_EVENT_SLEEP : CM_EVENT_WAKE, NULL,
                  has_gone ? nbytes - before : before - nbytes, held_nbytes, NULL);
 }
 

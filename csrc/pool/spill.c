@@ -128,7 +128,7 @@ count_lent(cm_pool *pool, const cm_block *block, uint64_t nbytes)
     cm_spin_lock_give(&pool->lock);
     cm_budget_refund(pool->config.budget, nbytes);
     if (cm_recorder_is_on()) {
-        cm_pool_note(pool, CM_EVENT_TRIM, block, nbytes, left_nbytes, NULL);
+        cm_pool_note(pool, CM_EVENT_SLEEP, block, nbytes, left_nbytes, NULL);
     }
 }
 
@@ -172,7 +172,7 @@ count_woken(cm_pool *pool, const cm_block *block, uint64_t nbytes, bool wakes)
     uint64_t held_nbytes = cm_pool_held_nbytes(pool);
     cm_spin_lock_give(&pool->lock);
     if (cm_recorder_is_on() && nbytes > 0) {
-        cm_pool_note(pool, CM_EVENT_GROW, block, nbytes, held_nbytes, NULL);
+        cm_pool_note(pool, CM_EVENT_WAKE, block, nbytes, held_nbytes, NULL);
     }
 }
 
@@ -188,7 +188,7 @@ count_late(cm_pool *pool, const cm_block *block, uint64_t nbytes)
     cm_spin_lock_give(&pool->lock);
     cm_budget_refund(pool->config.budget, nbytes);
     if (cm_recorder_is_on() && nbytes > 0) {
-        cm_pool_note(pool, CM_EVENT_TRIM, block, nbytes, held_nbytes, NULL);
+        cm_pool_note(pool, CM_EVENT_SLEEP, block, nbytes, held_nbytes, NULL);
     }
 }
 

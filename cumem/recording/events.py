@@ -28,9 +28,17 @@ OPS = (
     "transfer",  # nbytes and the target's address; value is how long it took, in ns
     "prefetch",  # address, nbytes; device is the target, or -1 for the host
     "out_of_memory",  # nbytes that could not be had; value is all the pool had then
+    "sleep",  # nbytes of a region, or of a spilled block at address, that went back to the
+    # driver while the addresses stay; value is all the pool has then
+    "wake",  # nbytes that came back to their addresses; value as for "sleep"
 )
 
-ALLOCATE, FREE, GROW, TRIM, TRANSFER, PREFETCH, OUT_OF_MEMORY = range(len(OPS))
+ALLOCATE, FREE, GROW, TRIM, TRANSFER, PREFETCH, OUT_OF_MEMORY, SLEEP, WAKE = range(
+    len(OPS)
+)
+#: The operations after which a pool has more memory, and those after which it has less.
+GAINS: Final = (GROW, WAKE)
+LOSSES: Final = (TRIM, SLEEP)
 
 #: Kinds of memory, in the order of the numbers in ``events["kind"]``, which
 #: csrc/base/recorder.h lists too. The names are those used everywhere; "registered" is

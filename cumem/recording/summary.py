@@ -25,11 +25,11 @@ from cumem.base.units import (
 )
 from cumem.recording.events import (
     FREE,
-    GROW,
+    GAINS,
     KINDS,
+    LOSSES,
     OUT_OF_MEMORY,
     PREFETCH,
-    TRIM,
     Log,
 )
 from cumem.recording.pairing import Lives, pair
@@ -81,7 +81,8 @@ class KindSummary(Group):
     free_count : int
         The number of frees.
     grown_nbytes, trimmed_nbytes : int
-        The bytes that its pools got from the system and gave back.
+        The bytes that its pools got from the system and gave back. Those that woke and went
+        to sleep count as well.
     """
 
     free_count: int
@@ -526,7 +527,10 @@ def summarize(log: Log) -> Summary:
     for number, name in enumerate(KINDS):
         mine = events[events["kind"] == number]
         group = groups.get(name, Group(name, 0, 0, 0, 0, 0))
-        sums = [int(mine["nbytes"][mine["op"] == op].sum()) for op in (GROW, TRIM)]
+        sums = [
+            int(mine["nbytes"][np.isin(mine["op"], ops)].sum())
+            for ops in (GAINS, LOSSES)
+        ]
         frees = int((mine["op"] == FREE).sum())
         if name in groups or frees or any(sums):
             kinds.append(

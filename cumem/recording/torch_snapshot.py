@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cumem.files.replacing import open_export
-from cumem.recording.events import GROW, KINDS, OUT_OF_MEMORY, TRIM, Log
+from cumem.recording.events import GAINS, KINDS, LOSSES, OUT_OF_MEMORY, Log
 from cumem.recording.pairing import (
     Lives,
     changes,
@@ -113,7 +113,7 @@ def snapshot(log: Log) -> dict[str, Any]:
             continue
         if life is not None and life < 0:
             action, parts = "", []
-        elif life is None and read["op"][at] == TRIM:
+        elif life is None and read["op"][at] in LOSSES:
             action = "segment_unmap" if held.paged else "segment_free"
             parts = held.remove(address, address + nbytes)
         else:  # growth, or a block at a place whose growth was not seen
@@ -155,7 +155,7 @@ def _steps(lives: Lives) -> tuple[list[int], list[int | None]]:
     """
     row, life, opens, *_ = changes(lives)
     ops = lives.rows["op"]
-    other = np.flatnonzero((ops == GROW) | (ops == TRIM) | (ops == OUT_OF_MEMORY))
+    other = np.flatnonzero(np.isin(ops, (*GAINS, *LOSSES, OUT_OF_MEMORY)))
     order = np.argsort(np.concatenate([row, other]), kind="stable")
     of: list[int | None] = [
         *np.where(opens, life, ~life).tolist(),
@@ -181,16 +181,16 @@ def _reserved_before(
     for at, life in zip(*steps, strict=True):
         held, begin, end = reserved[places[at]], begins[at], ends[at]
         if life is None:
-            if ops[at] == TRIM:
+            if ops[at] in LOSSES:
                 held.remove(begin, end)
-            elif ops[at] == GROW:
+            elif ops[at] in GAINS:
                 held.add(begin, end)
         elif life >= 0:
             parts = held.add(begin, end)
             unseen[places[at]] += parts
             held.paged |= parts not in ([], [(begin, end)])  # only a part was unseen
     grown = [
-        np.sort(rows["address"][(rows["op"] == GROW) & (place == d)])
+        np.sort(rows["address"][np.isin(rows["op"], GAINS) & (place == d)])
         for d in range(count)
     ]
     return [
@@ -233,11 +233,11 @@ def _places(rows: NDArray[Any], count: int) -> _Ints:
 
 def _is_paged(rows: NDArray[Any], here: NDArray[np.bool_]) -> bool:
     """Return whether pools grow in adjacent pieces, like PyTorch's expandable segments."""
-    grown = rows[here & (rows["op"] == GROW)]
+    grown = rows[here & np.isin(rows["op"], GAINS)]
     starts = set(grown["address"].tolist())
     ends = (grown["address"] + grown["nbytes"]).tolist()
     whole = set(zip(grown["address"].tolist(), grown["nbytes"].tolist(), strict=True))
-    trimmed = rows[here & (rows["op"] == TRIM) & (rows["address"] != 0)]
+    trimmed = rows[here & np.isin(rows["op"], LOSSES) & (rows["address"] != 0)]
     given = zip(trimmed["address"].tolist(), trimmed["nbytes"].tolist(), strict=True)
     return not starts.isdisjoint(ends) or not whole.issuperset(given)
 

@@ -302,14 +302,14 @@ def test_handle_that_goes_back_late_is_counted_and_recorded(emulated) -> None:
         testing.plan_fault(None, 0)
         assert region.pool.stats().asleep_nbytes == held
         region.wake()
-    trimmed, grown = (
+    slept, woken = (
         rec.log.events[
             (rec.log.events["op"] == OPS.index(op))
             & (rec.log.events["kind"] == KINDS.index("device"))
         ]
-        for op in ("trim", "grow")
+        for op in ("sleep", "wake")
     )
-    assert list(trimmed["nbytes"]) == list(grown["nbytes"]) == [held]
+    assert list(slept["nbytes"]) == list(woken["nbytes"]) == [held]
     check_contents(made)
 
 

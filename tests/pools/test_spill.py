@@ -17,6 +17,7 @@ from support import forks, session, testing, values
 
 import cumem
 from cumem.interchange import foreign_stream
+from cumem.recording.events import GAINS, KINDS, LOSSES, OPS
 
 # These tests are about the C core, which every version of Python runs unchanged.
 pytestmark = pytest.mark.any_python
@@ -170,6 +171,28 @@ def test_views_share_the_sleep_of_their_buffer(runtime) -> None:
     assert view.item(0) == 7
     assert pool.stats().wake_count == 1
     check_filled(others)
+
+
+def test_record_tells_spills_from_growth(runtime) -> None:
+    with cumem.record() as rec:
+        pool = make_pool()
+        made = make_filled(pool, 8, 8 * MIB)
+        check_filled(made)
+        stats = pool.stats()
+    events = rec.log.events[rec.log.events["kind"] == KINDS.index("device")]
+    sums = {
+        op: int(events["nbytes"][events["op"] == OPS.index(op)].sum())
+        for op in ("grow", "trim", "sleep", "wake")
+    }
+    assert sums["sleep"] == stats.spilled_nbytes > 0
+    assert sums["wake"] == stats.woken_nbytes > 0
+    held = sums["grow"] - sums["trim"] + sums["wake"] - sums["sleep"]
+    assert held == stats.reserved_nbytes
+    changes = np.isin(events["op"], (*GAINS, *LOSSES))
+    assert events["value"][changes].max() == stats.peak_reserved_nbytes <= 32 * MIB
+    (device,) = (each for each in rec.summary().kinds if each.name == "device")
+    assert device.grown_nbytes == sums["grow"] + sums["wake"]
+    assert device.trimmed_nbytes == sums["trim"] + sums["sleep"]
 
 
 # -- who stays -------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def set_rows(rows: Any) -> Callable[..., None]:
 
 #: Each function damages a record, which must then be refused.
 DAMAGES = {
-    **{f"op {n}": set_field("op", n) for n in (7, 200, 255)},
+    **{f"op {n}": set_field("op", n) for n in (9, 200, 255)},
     **{f"kind {n}": set_field("kind", n) for n in (7, 255)},
     "source": set_field("source_kind", 7),
     "tag": set_field("tag", 1 << 31),
