@@ -100,7 +100,7 @@ typedef struct idle_chunks {
     uint32_t count;
     uint32_t room;
     bool to_move;           /* the chunks are to be moved, else closed */
-    uint64_t nbytes;        /* of all of them together */
+    uint64_t nbytes;        /* the bytes of all chunks together */
     uint64_t enough_nbytes; /* once the chunks have this many bytes, no more are
                                taken */
     uint64_t most_nbytes;   /* a chunk that would bring them above this is not taken */
@@ -243,7 +243,7 @@ typedef struct place_plan {
     uint64_t create_nbytes; /* the length of all bare spans */
     /* The bytes of the new chunks. They count as reserved when the plan ends. */
     uint64_t made_nbytes;
-    uint32_t tag; /* of the pending free spans at the place */
+    uint32_t tag; /* the tag of the pending free spans at the place */
     uint64_t epoch;
     uint32_t share; /* a new chunk may have 1/share of what is held */
 } place_plan;

@@ -372,7 +372,8 @@ FAULTS = [
         "short copy of the host waits for nothing",
         "csrc/transfer/routes/short_copy.c",
         "a short copy reads memory that a stream has yet to write",
-        "&& comes_first(request); /* which asks the runtime */ return is_short ?",
+        "&& comes_first(request); /* asks the runtime, so it comes last */ "
+        "return is_short ?",
         "; return is_short ?",
         [
             "tests/buffers/test_copy.py::"

@@ -30,11 +30,11 @@ enum {
     READ_NBYTES = 192 << 10,
     WRITE_NBYTES = 96 << 10,
     FAR_NBYTES = 512 << 10,
-    MAX_BUS_BLOCKS = 32,     /* of units so narrow that they would need more */
-    BLOCKS_PER_SM = 2,       /* of a copy within a device, which its memory limits */
-    MAX_UNIT = 16,           /* the widest load and store */
+    MAX_BUS_BLOCKS = 32, /* the most blocks for narrow units, which would need more */
+    BLOCKS_PER_SM = 2,   /* for a copy within a device, which its memory limits */
+    MAX_UNIT = 16,       /* the widest load and store */
     MIN_LONG_TEAM_SHIFT = 3, /* 8 units of 16 bytes are one line of a device's caches */
-    MAX_TRIED_UNITS = 1024,  /* in longer rows a part that is not full costs little */
+    MAX_TRIED_UNITS = 1024,  /* longer rows lose little by a part that is not full */
     MAX_BLOCKS = 1 << 14, /* the number of a warp's first slot then fits in 32 bits */
 };
 

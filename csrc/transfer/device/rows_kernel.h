@@ -24,14 +24,14 @@ typedef struct cm_row_numbers {
                            0, 1, … */
     int64_t stride;     /* bytes from one number to the next; may be negative or 0 */
     uint32_t nbytes;    /* of one number: 1, 2, 4 or 8 */
-    bool is_signed;     /* then negative numbers count from the end */
+    bool is_signed;     /* negative numbers count from the end */
 } cm_row_numbers;
 
 /* A pair of arrays. Each member of two is by cm_side. */
 typedef struct cm_rows_layer {
     cm_address address[2]; /* of row 0 */
     int64_t stride[2];     /* bytes from one row to the next; may be negative or 0 */
-    uint64_t row_count[2]; /* a number is wrong if it is not one of these rows */
+    uint64_t row_count[2]; /* how many rows the array has, from 0 on */
     uint64_t row_nbytes;
 } cm_rows_layer;
 

@@ -27,10 +27,11 @@ typedef struct cm_ticket_info {
     cm_status status;        /* the first failure; CM_OK while it is not done */
     const cm_route_row *row; /* the route; NULL if no bytes have to move */
     bool captured;           /* it went into a graph, which may run it at any time */
-    bool cancelled;          /* by cm_ticket_cancel(): nothing was read or written */
-    uint64_t nbytes;         /* payload; what a broadcast repeats counts once */
-    double seconds; /* from start to end, by the device's clock where events were
-                       recorded for it; 0 while it is not done */
+    bool cancelled;  /* cm_ticket_cancel() did it before anything was read or written */
+    uint64_t nbytes; /* the payload, in which elements that a broadcast repeats count
+                        once */
+    double seconds;  /* from start to end, by the device's clock where events were
+                        recorded for it; 0 while it is not done */
 } cm_ticket_info;
 
 /* Read the facts about the ticket that are known already, without a runtime call and

@@ -106,10 +106,12 @@ typedef struct cm_job {
     bool is_in_lane;       /* it is this job's turn there */
     bool counts_slots;     /* the lane's sum of slots includes its slots */
     uint64_t slots_nbytes; /* the page-locked slots that the job has */
-    uint64_t train_nbytes; /* of the jobs that it follows in its lane, and of itself */
-    uint64_t lane_nbytes;  /* worked on since it entered its lane */
-    uint64_t turn_nbytes;  /* worked on since the last turn */
-    uint64_t moved_nbytes; /* of pieces that are over, repeats counted each time */
+    uint64_t train_nbytes; /* the bytes of the jobs that it follows in its lane, and its
+                              own */
+    uint64_t lane_nbytes;  /* what it has worked on since it entered its lane */
+    uint64_t turn_nbytes;  /* what it has worked on since its last turn */
+    uint64_t moved_nbytes; /* the bytes of pieces that are over, with each repeat
+                              counted */
     cm_wait_hooks hooks;   /* of the caller's thread, if it waits in the call */
     /* Borrowed; the request of a call that waits for the end of the copy and keeps the
      * ends alive itself (see take_keeps). NULL if the ticket has the keeps. */

@@ -18,7 +18,7 @@
 
 enum {
     CM_MAX_JOB_THREADS = 4,
-    CM_CACHE_SLOTS = 16, /* most spare events, and spare streams, of one device */
+    CM_CACHE_SLOTS = 16, /* how many spare events, and spare streams, a device keeps */
     /* Memory that is shorter than this is not passed to cm_pages_probe(), which takes
      * as long as copying a few KiB. The first is for copies to and from a device, the
      * second for copies between two host ends and for batches. */
@@ -67,7 +67,7 @@ typedef struct cm_resource_cache {
 typedef struct cm_lane {
     bool is_taken;
     cm_list waiting;       /* jobs that wait until the lane is free, oldest first */
-    uint64_t train_nbytes; /* of the jobs that have followed one another so far */
+    uint64_t train_nbytes; /* the bytes of the jobs in the present train */
     /* The page-locked slots that its jobs use. Job threads change it without the
      * lock. */
     _Atomic uint64_t slots_nbytes;
@@ -123,7 +123,8 @@ struct cm_engine {
     uint64_t idle_due_ns;      /* when the watcher trims idle pools next; 0 for never */
     cm_tuning tuning;          /* resolved */
     uint64_t drain_ns;         /* CM_DRAIN_NS, set once */
-    uint64_t ring_used_nbytes; /* of page-locked blocks that transfers are using */
+    uint64_t ring_used_nbytes; /* the bytes of page-locked blocks that transfers are
+                                  using */
     cm_pool *pinned_pool;      /* held; may be NULL */
     cm_pool *device_pools[CM_MAX_DEVICES];
     /* Borrowed: the lender of pinned_pool, and then those of the devices' pools. Each

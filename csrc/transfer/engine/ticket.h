@@ -60,7 +60,7 @@ typedef struct cm_notice {
 /* What a ticket has borrowed from the engine's cache, and gives back when it is
  * done. */
 typedef struct cm_loan {
-    int device;           /* of the events and the stream */
+    int device;           /* the device of the events and of the stream */
     uint64_t start_event; /* 0 if there is none */
     uint64_t end_event;
     cm_stream *stream; /* that worked for the copy; NULL if it was the caller's own */

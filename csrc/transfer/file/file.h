@@ -39,7 +39,7 @@ typedef struct cm_file_faults {
     _Atomic uint64_t count;         /* reads and writes so far */
     _Atomic uint64_t direct_count;  /* those that went past the page cache */
     _Atomic uint64_t advised_count; /* announcements of reads to the system */
-    /* The errno of the nth; 0 if it moves nothing instead. */
+    /* The errno with which the nth fails, or 0 if it moves nothing instead. */
     int error;
     bool is_on;   /* if not set, everything here is ignored */
     bool repeat;  /* those after the nth fail as well */
@@ -90,13 +90,13 @@ typedef struct cm_file_failure {
     /* The errno; 0 if the file ends at `offset`, or if the file did not fail. */
     int error;
     bool at_end;
-    uint64_t offset;      /* where in the file */
-    uint64_t range_index; /* in which range */
+    uint64_t offset;      /* the place in the file */
+    uint64_t range_index; /* the range that has this place */
 } cm_file_failure;
 
 /* When reads and writes go past the page cache, where the file system allows it. */
 typedef enum cm_file_direct {
-    CM_FILE_DIRECT_AUTO, /* for long reads of bytes that are not in the page cache */
+    CM_FILE_DIRECT_AUTO, /* only long reads of bytes outside of the page cache do */
     CM_FILE_DIRECT_NEVER,
     CM_FILE_DIRECT_ALWAYS,
 } cm_file_direct;

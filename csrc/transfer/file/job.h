@@ -58,12 +58,12 @@ typedef struct cm_file_chunk {
      * `host` or `address`. */
     bool is_strided;
     bool is_direct; /* its whole pages go past the page cache */
-    bool is_cold;   /* as far as is known, the page cache does not have it */
+    bool is_cold;   /* the page cache does not seem to have it */
     /* The host's memory is not aligned as the file's pages are, so direct reads and
      * writes go by way of memory that is. */
     bool bounces;
     uint32_t piece_count;
-    uint64_t nbytes; /* up to the end of the last piece */
+    uint64_t nbytes; /* the bytes up to the end of the last piece */
     char *memory;    /* the slot's memory, if it has any */
     cm_file_piece pieces[CM_FILE_PIECE_COUNT];
     cm_layout layout; /* the user's memory on one side, packed bytes on the other */

@@ -7,7 +7,7 @@
 #include "transfer/routes/routes.h"
 
 enum {
-    PIECE_NBYTES = 8 << 20,   /* a piece in a job thread, which other jobs may need */
+    PIECE_NBYTES = 8 << 20, /* a piece in a job thread, for which other jobs may wait */
     TURNED_NBYTES = 64 << 20, /* the same for a transposing copy, where a cache line of
                                  the source has elements of many rows of the target */
     SHARED_PIECE_NBYTES = 64 << 20, /* a piece in a thread that no other job needs */

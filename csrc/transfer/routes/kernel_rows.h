@@ -36,7 +36,7 @@ typedef struct cm_kernel_rows {
     cm_locked_span *spans; /* owned */
     uint64_t span_count;
     uint64_t span_room;
-    uint64_t nbytes; /* of all rows */
+    uint64_t nbytes; /* the bytes of all rows together */
     /* Page-locked memory in which the host has written numbers, by the address that
      * `device` uses; `sheet_nbytes` is 0 if there is none. */
     cm_address sheet;
@@ -44,7 +44,7 @@ typedef struct cm_kernel_rows {
     /* Where the host reads the word of move.flag, or NULL if there is none. The word is
      * borrowed, and a keep of the request keeps it alive. */
     const uint32_t *flag;
-    uint32_t flag_bits; /* are set in the argument of CM_EROWS as well */
+    uint32_t flag_bits; /* these are added to the argument of CM_EROWS */
     /* A word to which the ticket adds what it has found in `flag`; kept alive in the
      * same way. NULL if there is none. */
     _Atomic uint32_t *flag_of_all;

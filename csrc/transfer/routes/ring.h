@@ -59,7 +59,7 @@ typedef struct cm_slot {
                             device, for copies between two devices */
     uint64_t event;      /* lent; recorded behind the device's last use of the slot */
     int device;          /* the device of the event */
-    bool skips_device;   /* the device has no half of the piece */
+    bool skips_device;   /* the device has nothing to do for the piece */
     cm_layout piece;
     cm_copy_task task;
 } cm_slot;

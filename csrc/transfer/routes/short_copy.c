@@ -36,9 +36,9 @@ enum {
      * hardly make it shorter, and would keep spinning between two copies of a
      * series. */
     ALONE_NBYTES = 64 << 10,
-    LOOK_NS = 30 * 1000,  /* most copies are over by then, so nobody pauses before */
+    LOOK_NS = 30 * 1000,  /* a wait spins so long, since most copies end within it */
     HELD_NS = 200 * 1000, /* how long the caller may hold the GIL */
-    HELD_NBYTES = 4 << 20 /* the longest copy that is usually over within HELD_NS */
+    HELD_NBYTES = 4 << 20 /* the longest copy that usually ends within HELD_NS */
 };
 
 /* Return whether the copy has to wait for its own stream alone. If another stream
@@ -141,7 +141,7 @@ host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
     uint64_t most = cm_least(tuning->quick_nbytes, HOST_NBYTES);
     uint64_t total = cm_request_run_nbytes(request, (uint64_t)dst->itemsize, most);
     bool is_short = total > 0 && !cm_overlap_is_possible(engine->rt, dst, src)
-                    && comes_first(request); /* which asks the runtime */
+                    && comes_first(request); /* asks the runtime, so it comes last */
     return is_short ? total : 0;
 }
 
@@ -154,8 +154,8 @@ typedef struct short_copy {
     const cm_tuning *tuning;
     cm_stream *stream;
     uint64_t nbytes;
-    bool down;               /* to the host; otherwise up, or between devices */
-    bool between;            /* both ends are on devices */
+    bool down;    /* the copy goes to the host, and not to or between devices */
+    bool between; /* both ends are on devices */
     int64_t converted_count; /* the number of elements if they are converted; else 0 */
     bool has_given_up;       /* nothing was begun, and a job is to make the copy */
     bool locked;             /* the host memory is page-locked, by a registration */
@@ -235,7 +235,7 @@ is_short(const cm_engine *engine, const cm_copy_request *request,
                         .converted_count =
                             converts ? (int64_t)(total / (uint64_t)wider) : 0};
     return total > 0 && (!between || is_open_between(engine, dst, src, total))
-           && comes_first(request); /* which asks the runtime */
+           && comes_first(request); /* asks the runtime, so it comes last */
 }
 
 static const cm_region *

@@ -29,7 +29,7 @@ typedef struct cm_chosen_rows {
 typedef struct cm_integers {
     const char *first;
     int64_t stride; /* in bytes */
-    int nbytes;     /* of each: 1, 2, 4 or 8; at any address */
+    int nbytes; /* the bytes of each integer: 1, 2, 4 or 8; it may lie at any address */
     bool is_signed;
 } cm_integers;
 
@@ -45,7 +45,7 @@ typedef enum cm_row_fault_kind {
 } cm_row_fault_kind;
 typedef struct cm_row_fault {
     cm_row_fault_kind kind;
-    uint64_t position; /* of the number among the others */
+    uint64_t position; /* its place among the numbers */
     int64_t number;    /* as it was given */
 } cm_row_fault;
 

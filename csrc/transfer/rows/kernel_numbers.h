@@ -24,7 +24,7 @@
 typedef struct cm_kernel_numbers {
     void *at; /* borrowed: room for `count` numbers, aligned to `nbytes` */
     uint64_t count;
-    uint32_t nbytes; /* of a number: 4 or 8 */
+    uint32_t nbytes; /* the bytes of a number, 4 or 8 */
     bool has_negative;
 } cm_kernel_numbers;
 

@@ -29,7 +29,7 @@
 typedef struct cm_numbers_side {
     cm_kernel_numbers *to; /* borrowed; NULL if the host has no numbers of this end */
     cm_integers from;
-    int64_t row_count; /* of the shortest array */
+    int64_t row_count; /* the number of rows of the shortest array */
 } cm_numbers_side;
 
 /* What has been found out about all numbers together. */
