@@ -164,7 +164,7 @@ def measured(key: str, nbytes: int, arrays: list[np.ndarray], most: float) -> Ca
     def look() -> int:
         return sum(wrong(array, i + 1) for i, array in enumerate(arrays))
 
-    # To read 1 GiB of write-combined memory takes the parent minutes, so it does not.
+    # The parent would take minutes to read 1 GiB of write-combined memory.
     if key != "write-combined":
         case.wrong_nbytes += look()
     _, found = fork(look)

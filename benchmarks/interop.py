@@ -358,7 +358,7 @@ def pinned_pages() -> list[dict[str, Any]]:
     page, pages = 4096, 257
     nbytes = page * pages
     whole = cumem.empty_pinned(nbytes, np.uint8)
-    array = own_pages(nbytes + page)[100 : 100 + nbytes]  # not at a page's start
+    array = own_pages(nbytes + page)[100 : 100 + nbytes]  # begins within a page
     cases = {
         "pinned": whole,
         "write-combined": cumem.empty_pinned(nbytes, np.uint8, write_combined=True),

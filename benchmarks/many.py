@@ -39,8 +39,8 @@ SHAPES = [
     (4096, 65536),
     (65536, 64),
     (65536, 4096),
-    (600, 16384),  # the blocks of a few requests of a key-value cache
-    (48000, 4096),  # those of a whole cache
+    (600, 16384),  # the blocks that a few requests have in a key-value cache
+    (48000, 4096),  # the blocks of a whole key-value cache
 ]
 MOST_SECONDS = 0.1  # how long one library's call is repeated
 LIBRARIES = ("cumem", "loop", "batch", "torch", "cupy")

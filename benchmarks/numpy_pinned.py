@@ -39,7 +39,7 @@ from measure import Run, times_of
 
 MIB = 1 << 20
 THREADS = 8
-#: At most so many times of a case are kept, from the first on.
+#: The results have at most so many times of a case, which are its first ones.
 ROUNDS = 100
 #: How many of the last arrays on the device are kept alive.
 DEPTH = 4

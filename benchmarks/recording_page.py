@@ -168,7 +168,7 @@ def main() -> int:
         "commit": info.commit(),
         "started": started.isoformat(timespec="seconds"),
         **info.collect(),
-        "load": os.getloadavg()[0],  # of the machine, by others as well
+        "load": os.getloadavg()[0],  # shows whether other programs were busy
         "events": len(log.events),
         "stacks": len(log.stacks),
         "exports": {},

@@ -52,7 +52,7 @@ CORES = 2  # how many cores a trace may use, since they decide how many threads 
 #: For how long after the call the threads that it has started are traced.
 SETTLE_S = 0.02
 
-ENTER, EXIT, ENTER_PYTHON, EXIT_PYTHON = range(4)  # of benchmarks/trace.c
+ENTER, EXIT, ENTER_PYTHON, EXIT_PYTHON = range(4)  # as in benchmarks/trace.c
 
 
 # -- the build -------------------------------------------------------------------------

@@ -137,8 +137,8 @@ def pools(largest: int) -> Iterator[Case]:
         empty(MIB, "u1", kind)
 
     # The speed of a virtual machine's cores may change by a factor of two from one second
-    # to the next. If this case, which does not call cumem, differs between the builds, then
-    # so do all short cases, and they say nothing.
+    # to the next. This case does not call cumem. If it differs between the builds, then the
+    # differences of all other short cases say nothing about them.
     yield "three calls of Python's, for comparison", three_calls, 1000 * SHORT
     for kind in ("device", "pinned"):
         yield f"empty and free, {kind}", lambda k=kind: allocate(k), 1000 * SHORT

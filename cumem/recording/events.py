@@ -59,8 +59,8 @@ EVENT = np.dtype(
         ("stack", "<u4"),  # index into Log.stacks; 0 if none was recorded
         ("tag", "<u4"),  # index into Log.tags; 0 if there is none
         ("op", "u1"),
-        ("kind", "u1"),  # of a transfer's target
-        ("source_kind", "u1"),  # of a transfer's source, else the same as `kind`
+        ("kind", "u1"),  # the kind of memory; for a transfer, that of its target
+        ("source_kind", "u1"),  # the kind of a transfer's source; otherwise `kind`
         ("device", "i1"),  # -1 if there is none
     ]
 )

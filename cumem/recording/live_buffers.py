@@ -676,7 +676,8 @@ def _roots() -> list[Any]:
     A program may have told the collector to ignore its modules (gc.freeze), and the
     collector does not know running functions, so these are added.
     """
-    found: list[Any] = gc.get_objects()  # not inside itself, or it would never be freed
+    # The list must not be in itself, or it would never be freed.
+    found: list[Any] = gc.get_objects()
     found += [_space_of(module) for module in list(sys.modules.values())]
     found += [list(frame.f_locals.values()) for frame in _running_frames()]
     return found

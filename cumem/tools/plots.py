@@ -74,7 +74,9 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
     """
     log = getattr(log, "log", log)
     ways = reading.copies(log)
-    height = 0.09 * len(ways)  # of all lanes, as a fraction of the upper part's height
+    height = 0.09 * len(
+        ways
+    )  # all lanes, as a fraction of the height of the upper part
     if ax is None:
         ax = _axes(ax, (9, 4.5), constrained=False)
         below_it = (height + 0.06) if ways else 0.0

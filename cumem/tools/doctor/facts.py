@@ -190,7 +190,7 @@ def bandwidth(
             return _rates(index, seconds, nbytes, *pools)
         except CudaError as error:
             is_short = isinstance(error, OutOfMemoryError)
-            said = str(error).splitlines()[:2]  # what failed, and the size asked for
+            said = str(error).splitlines()[:2]  # these say what failed, and the size
             text = "; ".join(line.strip() for line in said)
             return {"error": text, "is_short": is_short}
 

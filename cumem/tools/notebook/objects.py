@@ -217,9 +217,9 @@ def statistics(found: Stats, brief: bool = False) -> Raw:
     return Raw(keys(states) + table("", head, lines))
 
 
-_WIDTH: Final = 520  # of a map in pixels, without the labels
-_LABEL: Final = 170  # of the labels in pixels
-_HEIGHT: Final = 17  # of a segment in pixels
+_WIDTH: Final = 520  # the width of a map in pixels, without the labels
+_LABEL: Final = 170  # the width of the labels in pixels
+_HEIGHT: Final = 17  # the height of a segment in pixels
 _ROWS: Final = 32  # the most segments that are drawn
 _SHAPES: Final = 4000  # about the most shapes in a map
 
