@@ -111,7 +111,8 @@ def test_signal_handler_while_a_module_is_loaded_is_told_so() -> None:
                     use()
                 except RuntimeError as error:
                     told.append(str(error))
-            told.append(cumem.units.parse_nbytes("1 KiB"))  # of a module that is not loading
+            # This function is in a module that is not being loaded.
+            told.append(cumem.units.parse_nbytes("1 KiB"))
 
         told = []
         signal.signal(signal.SIGUSR1, handle)

@@ -448,9 +448,9 @@ def test_array_full_and_fill_convert_by_casting(runtime, kind, source) -> None:
         cumem.array(given, "i4", kind, casting="same_kind")
     whole = cumem.array(given, "i4", kind, casting="unsafe")
     assert (values.get(whole) == was.astype("i4")).all()
-    with pytest.raises(TypeError, match="^full: casting='same_kind' does not allow"):
+    with pytest.raises(TypeError, match=r"^full: casting='same_kind' does not allow"):
         cumem.full((2, 3, 4), given, "i2", kind)
-    with pytest.raises(TypeError, match="^fill: casting='safe' does not allow"):
+    with pytest.raises(TypeError, match=r"^fill: casting='safe' does not allow"):
         made.fill(given, casting="safe")
     filled = cumem.full((2, 3, 4), given, "i2", kind, casting="unsafe")
     assert (values.get(filled) == was.astype("i2")).all()
