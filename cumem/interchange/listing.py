@@ -22,7 +22,14 @@ from cumem.buffers.hints import (
 #: Members that raise an error once the object is closed.
 _OF_OPEN: dict[type, frozenset[str]] = {
     _core.Buffer: frozenset(
-        {"T", "ptr", "device_ptr", "__cuda_array_interface__", "read_mostly"}
+        {
+            "T",
+            "ptr",
+            "_address",
+            "device_ptr",
+            "__cuda_array_interface__",
+            "read_mostly",
+        }
         | {"preferred_location", "prefetch_location", "accessed_by"}
     ),
     _core.Stream: frozenset({"done", "handle", "is_capturing", "priority"}),
