@@ -724,6 +724,7 @@ def test_workers_read_a_dataset_of_pinned_arrays(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.any_python
 def test_benchmark_of_forks_finds_no_wrong_byte(tmp_path) -> None:
     results = tmp_path / "fork.json"
     script = Path(__file__).parents[2] / "benchmarks" / "fork.py"

@@ -291,6 +291,7 @@ def test_array_beside_a_thread_that_registers_is_asked_about_without_python(
         thread.join()
 
 
+@pytest.mark.any_python
 def test_benchmark_beside_threads_runs(tmp_path: Path) -> None:
     results = tmp_path / "threads.json"
     script = Path(__file__).parents[2] / "benchmarks" / "threads.py"

@@ -22,6 +22,9 @@ from support import faults, session, testing, values
 
 import cumem
 
+# These tests are about the C core, which every version of Python runs unchanged.
+pytestmark = pytest.mark.any_python
+
 MIB = 1 << 20
 
 
