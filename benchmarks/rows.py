@@ -13,9 +13,11 @@ are compared.
 The same run measures one cudaMemcpyBatchAsync of the rows; a loop of copies by PyTorch;
 PyTorch's gather into page-locked memory, with a copy from there; and a kernel written by
 hand, to which the numbers are copied first. It also measures a gather on the host that
-moves nothing to a GPU, by PyTorch or, if that is not installed, by NumPy in one thread. The
-output has a line for each case, with the fastest of those that move the same bytes. The
-script also runs on the emulated device, and then says that the figures are not a GPU's.
+moves nothing to a GPU, by PyTorch or, if that is not installed, by NumPy in one thread. If
+a kernel copies, the same call is also measured with numbers that are on the GPU already,
+which shows what it costs to check and upload those of the host. The output has a line for
+each case, with the fastest of the others that move the same bytes. The script also runs on
+the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ CASES: list[tuple[str, tuple[str, ...], list[float], int]] = [
     ("few blocks", ("up", "down"), [4, 8, 16, 32, 64], 2_000),
     ("one block", ("up", "down"), [4], 1),
 ]
-LIBRARIES = ("cumem", "batch", "by hand", "torch loop", "torch gather", "gather alone")
+OTHERS = ("batch", "by hand", "torch loop", "torch gather")
 MOST_LOOPED = 2_000  # a loop over more rows would take too long
 CHECKED_ROWS = 1_000  # how many rows are compared if another library copied them
 PATTERN_NBYTES = 67_108_859  # a prime number, so that no two rows are equal
@@ -188,6 +190,13 @@ class Bench:
         def ours() -> Call:
             return lambda: cumem.copy_rows(dst, src, dst_rows, src_rows)
 
+        def ours_from_device() -> Call:
+            there = [
+                None if rows is None else cumem.array(rows, kind="device")
+                for rows in (dst_rows, src_rows)
+            ]
+            return lambda: cumem.copy_rows(dst, src, *there)
+
         def batch() -> Any:
             bases = [
                 b.ctypes.data if isinstance(b, np.ndarray) else b.ptr
@@ -261,6 +270,8 @@ class Bench:
             return lambda: torch.index_select(of, 0, rows, out=to)
 
         made: dict[str, Callable[[], Call]] = {"cumem": ours}
+        if case.key != "ordinary table":
+            made["numbers on the device"] = ours_from_device
         if "batch" in self.peers and case.key != "ordinary table":
             made["batch"] = batch
         if "cupy" in self.peers and case.key != "ordinary table":
@@ -287,7 +298,10 @@ def line(case: Case, links: dict[str, float]) -> str:
         f"{total / ours / 1e9:>5.1f} GB/s",
         f"{100 * total / ours / links[case.direction]:>3.0f} % of the link",
     ]
-    others = {k: s for k, s in case.seconds.items() if k in LIBRARIES[1:-1]}
+    if "numbers on the device" in case.seconds:
+        without = case.seconds["numbers on the device"]
+        cells.append(f"numbers cost {100 * (ours - without) / without:>3.0f} %")
+    others = {k: s for k, s in case.seconds.items() if k in OTHERS}
     if others:
         best = min(others, key=lambda name: others[name])
         cells.append(f"{others[best] / ours:>5.2f} x {best}")
