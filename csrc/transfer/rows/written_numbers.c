@@ -10,6 +10,7 @@
 enum {
     PART_NUMBERS = 4096,
     PART_NBYTES = PART_NUMBERS * sizeof(int64_t),
+    JOIN_NBYTES = 4096, /* of each bitmap */
     MOST_THREADS = 8,
     WORD_BITS = 64,
     /* A mark costs as much as this many numbers that are written, and so does a number
@@ -112,25 +113,28 @@ do_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
     }
 }
 
-/* -- all parts ---------------------------------------------------------------------- */
-
-/* Join all bitmaps that were used. Returns true if two of them have the same bit. */
-static bool
-join_bitmaps(const shared_pass *pass)
+/* A part of the task that joins the bitmaps, of which each thread takes some words. */
+static void
+join_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
+          const void *src CM_UNUSED, bool wide CM_UNUSED)
 {
+    shared_pass *pass = (shared_pass *)(uintptr_t)context;
+    size_t at = (size_t)part->offset[CM_SRC] / sizeof(uint64_t);
+    uint64_t count = part->run_nbytes / sizeof(uint64_t);
     uint64_t *first = NULL;
-    bool is_twice = false;
     for (uint32_t left = atomic_load(&pass->begun); left != 0; left &= left - 1) {
-        uint64_t *next = pass->bitmaps + (uint32_t)__builtin_ctz(left) * pass->words;
+        uint64_t *next =
+            pass->bitmaps + (uint32_t)__builtin_ctz(left) * pass->words + at;
         if (first == NULL) {
             first = next;
         }
-        else {
-            is_twice = cm_numbers_join_marks(first, next, pass->words) || is_twice;
+        else if (cm_numbers_join_marks(first, next, count)) {
+            atomic_store(&pass->is_twice, true);
         }
     }
-    return is_twice;
 }
+
+/* -- all parts ---------------------------------------------------------------------- */
 
 static cm_numbers_finding
 find(const shared_pass *pass)
@@ -141,30 +145,37 @@ find(const shared_pass *pass)
     if (pass->sides[CM_DST].to == NULL) {
         return CM_NUMBERS_RIGHT;
     }
-    if (!do_marks_help(pass)) {
-        return CM_NUMBERS_IN_RANGE;
-    }
-    return join_bitmaps(pass) ? CM_NUMBERS_WRONG : CM_NUMBERS_RIGHT;
+    return do_marks_help(pass) ? CM_NUMBERS_RIGHT : CM_NUMBERS_IN_RANGE;
 }
 
-/* Let threads do all parts. */
+/* Let threads take the parts of a task. It is so short that all are woken at once. */
+static void
+share_out(cm_task_group *group, uint64_t nbytes, uint64_t part_nbytes,
+          cm_move_part do_one)
+{
+    cm_copy_task task = {.next = 0};
+    cm_layout all = {.run_nbytes = nbytes};
+    group->part_nbytes = part_nbytes;
+    group->move = do_one;
+    cm_task_group_post(group, &task, &all, NULL, NULL, CM_COPY_PLAIN_ALL);
+    cm_task_group_wait(group, &task);
+    cm_task_group_close(group);
+}
+
+/* Let threads write and mark all numbers, and then join the bitmaps. */
 static cm_status
-share_out(cm_engine *engine, shared_pass *pass, uint64_t count)
+write_by_threads(cm_engine *engine, shared_pass *pass, uint64_t count)
 {
     cm_tuning tuning;
     cm_task_group group;
-    cm_copy_task task = {.next = 0};
-    cm_layout all = {.run_nbytes = count * sizeof(int64_t)};
     CM_TRY(cm_engine_begin_call(engine, &tuning));
     cm_task_group_open(&group, &engine->workers, &tuning);
     group.crew = MOST_THREADS;
-    group.part_nbytes = PART_NBYTES;
-    group.move = do_part;
     group.context = pass;
-    /* The work is so short that all threads are woken at once. */
-    cm_task_group_post(&group, &task, &all, NULL, NULL, CM_COPY_PLAIN_ALL);
-    cm_task_group_wait(&group, &task);
-    cm_task_group_close(&group);
+    share_out(&group, count * sizeof(int64_t), PART_NBYTES, do_part);
+    if (do_marks_help(pass)) {
+        share_out(&group, pass->words * sizeof(uint64_t), JOIN_NBYTES, join_part);
+    }
     cm_engine_end_call(engine);
     return cm_ok();
 }
@@ -234,7 +245,7 @@ cm_numbers_write_both(cm_engine *engine, const cm_numbers_side sides[2],
     cm_side any = sides[CM_DST].to != NULL ? CM_DST : CM_SRC;
     shared_pass pass = {.sides = sides, .unused = (1U << MOST_THREADS) - 1};
     make_bitmaps(&pass);
-    cm_status status = share_out(engine, &pass, sides[any].to->count);
+    cm_status status = write_by_threads(engine, &pass, sides[any].to->count);
     for (int side = CM_DST; side <= CM_SRC; side++) {
         if (sides[side].to != NULL) {
             sides[side].to->has_negative = atomic_load(&pass.has_negative[side]);
