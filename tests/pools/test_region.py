@@ -26,7 +26,7 @@ from cumem.recording.events import KINDS, OPS
 pytestmark = pytest.mark.any_python
 
 MIB = 1 << 20
-CHUNK = 32 * MIB
+CHUNK = 64 * MIB
 
 
 def free_nbytes(device: int = 0) -> int:
@@ -243,7 +243,7 @@ def test_region_fills_chunks_while_it_maps_others(emulated) -> None:
     """If a later chunk cannot be mapped, the region sleeps on with its contents."""
     region, made = region_of_parts(40 * MIB, 40 * MIB, 40 * MIB)
     region.sleep()
-    testing.plan_fault("address_map", 4, 999)
+    testing.plan_fault("address_map", 2, 999)
     with pytest.raises(cumem.CudaError):
         region.wake()
     copied = testing.fault_count("copy_async")
@@ -869,7 +869,7 @@ def test_region_has_tag_device_pool_and_host(region: cumem.Region) -> None:
 def test_region_shows_what_it_holds(region: cumem.Region) -> None:
     buffer = region.pool.allocate(1 << 20)
     start = "<cumem.Region 'weights', device 1, emulated: 1 MiB live, "
-    assert repr(region) == f"{start}32 MiB reserved>"
+    assert repr(region) == f"{start}64 MiB reserved>"
     region.sleep()
     assert repr(region) == f"{start}asleep>"
     region.wake()

@@ -271,9 +271,9 @@ def test_training_of_pytorch_whose_optimizer_sleeps_has_the_same_losses(
 
 def test_two_regions_take_turns_with_60_percent_of_the_memory_each() -> None:
     """The device has no room for both, so each turn needs that the other one sleeps."""
-    with session.opened("emulated", memory_nbytes=160 * MIB):
+    with session.opened("emulated", memory_nbytes=320 * MIB):
         total = cumem.memory_info().free
-        share = int(0.6 * total) // (32 * MIB) * (32 * MIB)
+        share = int(0.6 * total) // (64 * MIB) * (64 * MIB)
         assert 2 * share > total
         regions = [cumem.Region(name) for name in ("first", "second")]
         held: list[cumem.DeviceBuffer] = []
@@ -362,7 +362,7 @@ def test_two_processes_take_turns_with_60_percent_of_a_gpu_each(cuda) -> None:
         ] * 2  # contexts are made
         room = 2 << 30
         taken = cumem.empty_device(cumem.memory_info().free - room, "u1")
-        share = int(0.6 * room) // (32 * MIB) * (32 * MIB)
+        share = int(0.6 * room) // (64 * MIB) * (64 * MIB)
         for number, program in enumerate(programs):
             assert program.ask(f"{share} {10 * number}") == "asleep"
         for turn in range(6):
