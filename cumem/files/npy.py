@@ -1046,7 +1046,7 @@ def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
         buffer = _core.asbuffer(obj, stream=stream)
     else:
         buffer = _core.asbuffer(as_array(obj))
-    _ = buffer.ptr  # raises an error if the buffer is closed
+    _ = buffer._address  # raises an error if the buffer is closed
     _warn_of_lost_type(obj, buffer.dtype)
     is_fortran = buffer.flags.fnc
     head = _header(buffer.shape, is_fortran, buffer.dtype)
