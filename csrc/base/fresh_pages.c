@@ -3,10 +3,12 @@
 #include "base/fresh_pages.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "base/checked_math.h"
+#include "base/thread.h"
 
 #ifndef MAP_FIXED_NOREPLACE
 #    define MAP_FIXED_NOREPLACE 0x100000 /* Linux 4.17 */
@@ -76,8 +78,15 @@ cm_pages_probe(const void *p, uint64_t nbytes, bool writes)
 /* How many bytes are worth starting a thread for. */
 #define NBYTES_PER_THREAD (UINT64_C(4) << 20)
 
-/* A thread takes one slice after the other and populates it. */
-enum { SLICE = 4 << 20 };
+enum { SLICE = 4 << 20, MAX_THREADS = 16 };
+
+/* Work that threads share. The slices in [0, next) have been taken. A thread that takes
+ * a slice populates it. */
+typedef struct work {
+    const cm_populate *of; /* borrowed */
+    _Atomic uint64_t next;
+    atomic_bool has_failed;
+} work;
 
 static void
 touch(char *start, uint64_t nbytes, uint64_t step)
@@ -108,19 +117,19 @@ populate_slice(const cm_populate *of, char *start, uint64_t nbytes)
 }
 
 static void
-populate_slices(cm_populating *w)
+populate_slices(work *w)
 {
-    uint64_t nbytes = w->of.nbytes;
+    uint64_t nbytes = w->of->nbytes;
     while (!atomic_load(&w->has_failed)) {
         uint64_t at = atomic_fetch_add(&w->next, SLICE);
         if (at >= nbytes) {
             return;
         }
         uint64_t length = cm_least(nbytes - at, SLICE);
-        if (w->of.from != NULL) {
-            memcpy((char *)w->of.start + at, (const char *)w->of.from + at, length);
+        if (w->of->from != NULL) {
+            memcpy((char *)w->of->start + at, (const char *)w->of->from + at, length);
         }
-        else if (!populate_slice(&w->of, (char *)w->of.start + at, length)) {
+        else if (!populate_slice(w->of, (char *)w->of->start + at, length)) {
             atomic_store(&w->has_failed, true);
         }
     }
@@ -129,11 +138,11 @@ populate_slices(cm_populating *w)
 static void *
 helper_run(void *context)
 {
-    cm_populating *w = context;
-    if (w->of.cpus != NULL) {
+    work *w = context;
+    if (w->of->cpus != NULL) {
         /* If the kernel refuses this, the pages may come from another node. A caller
          * that needs to know looks where they are. */
-        (void)sched_setaffinity(0, sizeof(*w->of.cpus), w->of.cpus->sets);
+        (void)sched_setaffinity(0, sizeof(*w->of->cpus), w->of->cpus->sets);
     }
     populate_slices(w);
     return NULL;
@@ -145,8 +154,7 @@ choose_thread_count(const cm_populate *populate)
     if (populate->thread_count != 0) {
         return populate->thread_count;
     }
-    uint64_t count =
-        cm_least(populate->nbytes / NBYTES_PER_THREAD, CM_POPULATE_MAX_THREADS);
+    uint64_t count = cm_least(populate->nbytes / NBYTES_PER_THREAD, MAX_THREADS);
     if (count > 1) {
         count = cm_least(count, cm_usable_cpu_count());
     }
@@ -156,37 +164,26 @@ choose_thread_count(const cm_populate *populate)
     return count > 1 ? (unsigned)count : 1;
 }
 
-void
-cm_populate_begin(cm_populating *w)
-{
-    unsigned wanted = choose_thread_count(&w->of) - (w->of.only_helpers ? 0 : 1);
-    w->helper_count = 0;
-    atomic_init(&w->next, 0);
-    atomic_init(&w->has_failed, false);
-    while (w->helper_count < wanted && w->helper_count < CM_POPULATE_MAX_THREADS
-           && cm_is_ok(cm_thread_start(&w->helpers[w->helper_count], helper_run, w))) {
-        w->helper_count++;
-    }
-}
-
-cm_status
-cm_populate_end(cm_populating *w)
-{
-    if (!w->of.only_helpers || w->helper_count == 0) {
-        populate_slices(w);
-    }
-    for (unsigned i = 0; i < w->helper_count; i++) {
-        cm_thread_join(w->helpers[i]);
-    }
-    return atomic_load(&w->has_failed) ? cm_fail(CM_ENOMEM, w->of.nbytes) : cm_ok();
-}
-
 cm_status
 cm_populate_run(const cm_populate *populate)
 {
-    cm_populating populating = {.of = *populate};
-    cm_populate_begin(&populating);
-    return cm_populate_end(&populating);
+    cm_thread helpers[MAX_THREADS];
+    unsigned count = 0;
+    unsigned wanted = choose_thread_count(populate) - (populate->only_helpers ? 0 : 1);
+    work w = {.of = populate};
+    atomic_init(&w.next, 0);
+    atomic_init(&w.has_failed, false);
+    while (count < wanted && count < MAX_THREADS
+           && cm_is_ok(cm_thread_start(&helpers[count], helper_run, &w))) {
+        count++;
+    }
+    if (!populate->only_helpers || count == 0) {
+        populate_slices(&w);
+    }
+    for (unsigned i = 0; i < count; i++) {
+        cm_thread_join(helpers[i]);
+    }
+    return atomic_load(&w.has_failed) ? cm_fail(CM_ENOMEM, populate->nbytes) : cm_ok();
 }
 
 cm_status

@@ -5,16 +5,13 @@
  * file that was cut short is gone, and touching it ends the process. No locks. */
 #pragma once
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "base/machine.h"
 #include "base/status.h"
-#include "base/thread.h"
 
 #define CM_HUGE_PAGE_NBYTES ((uintptr_t)2 << 20)
-enum { CM_POPULATE_MAX_THREADS = 16 };
 
 /* True if the range is long enough for huge pages and, as far as a look at a few pages
  * tells, most of its pages are not there yet. */
@@ -58,26 +55,9 @@ typedef struct cm_populate {
     bool can_not_populate; /* the kernel has no MADV_POPULATE_WRITE */
 } cm_populate;
 
-/* Threads that populate a range while their caller does something else. */
-typedef struct cm_populating {
-    cm_populate of; /* set by the caller; the rest is set by cm_populate_begin() */
-    cm_thread helpers[CM_POPULATE_MAX_THREADS];
-    unsigned helper_count;
-    _Atomic uint64_t next; /* threads have taken the bytes before it */
-    atomic_bool has_failed;
-} cm_populating;
-
-/* Start the threads. If none can be started, cm_populate_end() does all the work. The
- * range, and *populating, stay where they are until cm_populate_end() returns. */
-void cm_populate_begin(cm_populating *populating);
-/* Help the threads, and wait for them.
- * Blocks: until all threads are done.
- * Fails:  CM_ENOMEM; some pages may then have their memory, and others not. */
-CM_NODISCARD cm_status cm_populate_end(cm_populating *populating);
-
 /* Give every page of the range its memory.
  * Blocks: until all threads are done.
- * Fails:  as cm_populate_end(). */
+ * Fails:  CM_ENOMEM; some pages may then have their memory, and others not. */
 CM_NODISCARD cm_status cm_populate_run(const cm_populate *populate);
 
 /* Keep page-locked memory out of forked children. Otherwise a child would share it, or

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chooses a source, and has the source of segments, which makes every chunk separately,
  * in one of two ways. One is an allocation of the runtime. The other is for host
- * memory: the source maps huge pages, and registers them while several threads populate
- * them, which takes a fraction of the time of cudaHostAlloc. Each such chunk
+ * memory: the source maps huge pages, lets several threads populate them, and then
+ * registers them, which takes a fraction of the time of cudaHostAlloc. Each such chunk
  * is a mapping of its own, registered by one call. No copy may cross the edge of a
  * registration, so neighbouring chunks never join. If one call cannot register the
  * whole chunk, the runtime allocates it instead. */
@@ -108,46 +108,27 @@ open_plain(cm_source *source, uint64_t nbytes, cm_chunk *out)
 
 /* -- populated host memory --------------------------------------------------------------- */
 
-/* Register a fresh mapping while threads populate its pages, on the node where they
- * should be. The kernel locks one page after the other, and populates those that the
- * threads have not reached. If only threads on certain CPUs may populate pages, they
- * finish before the first page is locked. *registered says whether the mapping is
- * registered, which it may be in spite of a failure. */
+/* Populate the pages of a fresh mapping, on the node where they should be. */
 static cm_status
-populate_and_register(const segment_source *self, char *start, uint64_t nbytes,
-                      bool *registered)
+populate(const segment_source *self, char *start, uint64_t nbytes)
 {
     cm_cpus cpus;
-    cm_populating populating = {
-        .of = {.start = start,
-               .nbytes = nbytes,
-               .thread_count = self->world.thread_count,
-               .can_not_populate = self->world.can_not_populate},
+    cm_populate populate = {
+        .start = start,
+        .nbytes = nbytes,
+        .thread_count = self->world.thread_count,
+        .can_not_populate = self->world.can_not_populate,
     };
-    cm_populate *of = &populating.of;
     leave_out(&self->base, start, nbytes);
     if (self->node != CM_NUMA_NO_NODE) {
         bool bound =
             !self->world.can_not_bind && cm_numa_prefer(start, nbytes, self->node);
         if (cm_numa_read_cpus(self->world.root, self->node, &cpus)) {
-            of->cpus = &cpus;
-            of->only_helpers = !bound;
+            populate.cpus = &cpus;
+            populate.only_helpers = !bound;
         }
     }
-    cm_populate_begin(&populating);
-    cm_status populated = of->only_helpers ? cm_populate_end(&populating) : cm_ok();
-    /* The memory is always made portable and mapped, whatever the flags ask for. The
-     * registry does the same with memory that it locks. */
-    cm_status status = populated;
-    if (cm_is_ok(status)) {
-        status = cm_rt_host_register(self->base.rt, start, nbytes,
-                                     CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED);
-        *registered = cm_is_ok(status);
-    }
-    if (!of->only_helpers) {
-        populated = cm_populate_end(&populating);
-    }
-    CM_TRY(cm_first_failure(populated, status));
+    CM_TRY(cm_populate_run(&populate));
     if (self->is_exact) {
         uint64_t elsewhere =
             cm_numa_elsewhere(self->world.find_nodes, start, nbytes, self->node);
@@ -172,9 +153,16 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
     if (!cm_is_ok(cm_host_map_as(nbytes, is_shared, &start))) {
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
+    cm_status status = populate(self, start, nbytes);
     bool registered = false;
-    cm_status status = populate_and_register(self, start, nbytes, &registered);
     if (cm_is_ok(status)) {
+        /* The memory is always made portable and mapped, whatever the flags ask for.
+         * The registry does the same with memory that it locks. */
+        status = cm_rt_host_register(rt, start, nbytes,
+                                     CM_REGISTER_PORTABLE | CM_REGISTER_MAPPED);
+        registered = cm_is_ok(status);
+    }
+    if (registered) {
         status = cm_rt_host_device_address(rt, start, &address);
     }
     if (cm_is_ok(status)) {
