@@ -686,6 +686,20 @@ open_source(cm_pool *pool)
     return cm_ok();
 }
 
+void
+cm_pool_expect(cm_pool *pool, uint64_t nbytes, uint64_t count)
+{
+    cm_mutex_lock(&pool->growing);
+    if (pool->source == NULL && count > 0) {
+        /* A growth meets the same failure, and reports it. */
+        cm_ignore(CM_IN_SCOPE(pool->rt, pool->config.device, open_source(pool)));
+    }
+    if (pool->source != NULL && pool->source->ops->expect != NULL) {
+        pool->source->ops->expect(pool->source, nbytes, count);
+    }
+    cm_mutex_unlock(&pool->growing);
+}
+
 /* Replace limits that are shares of the device by bytes (budget.h). */
 static cm_status
 resolve_shares(const cm_pool *pool)

@@ -442,6 +442,11 @@ CM_NODISCARD cm_status cm_pool_check_host(cm_pool *pool);
  * Fails: as cm_pool_alloc(); CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_take_part(cm_pool *pool, uint32_t part,
                                          const cm_wait_hooks *hooks);
+/* Before the first part is taken, let the pool of page-locked memory prepare each part
+ * while the one before is page-locked; and with `expected` false end that again, when
+ * no part is going to be taken any more. The last part, which may be short, is not
+ * prepared. */
+void cm_pool_expect_parts(cm_pool *pool, bool expected);
 const cm_block *cm_pool_part_block(const cm_pool *pool, uint32_t part);
 /* Unmap the chunks that end at or below `end`, because the host has all of their bytes.
  * They keep their memory.

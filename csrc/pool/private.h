@@ -379,6 +379,9 @@ enum { CM_CHUNK_SHARE = 500, CM_RESERVE_SHARE = 128 };
  * Fails: CM_ELIMIT, CM_ENOMEM, CM_EOVERFLOW; as the source's calls. */
 CM_NODISCARD cm_status cm_pool_grow(cm_pool *pool, uint64_t size, uint32_t share,
                                     const cm_stream *stream, cm_heap_span **out);
+/* Let the source expect chunks, as cm_source_ops says. Growths that come meanwhile wait
+ * for this call, and it waits for them. */
+void cm_pool_expect(cm_pool *pool, uint64_t nbytes, uint64_t count);
 /* Give whole free chunks back to the runtime, as many as can go while at least
  * `keep_nbytes` stay cached. Called by the grower, inside a cm_scope. */
 CM_NODISCARD cm_status cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes,

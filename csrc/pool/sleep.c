@@ -378,6 +378,15 @@ cm_pool_take_part(cm_pool *pool, uint32_t part, const cm_wait_hooks *hooks)
     return cm_ok();
 }
 
+void
+cm_pool_expect_parts(cm_pool *pool, bool expected)
+{
+    const cm_saved *saved = &pool->saved;
+    uint32_t last = saved->run_count == 0 ? 0 : saved->runs[saved->run_count - 1].part;
+    uint32_t full = last > saved->block_count ? last - saved->block_count : 0;
+    cm_pool_expect(saved->host_pool, CM_SAVED_PART_NBYTES, expected ? full : 0);
+}
+
 const cm_block *
 cm_pool_part_block(const cm_pool *pool, uint32_t part)
 {

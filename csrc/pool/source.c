@@ -5,7 +5,11 @@
  * registers them, which takes a fraction of the time of cudaHostAlloc. Each such chunk
  * is a mapping of its own, registered by one call. No copy may cross the edge of a
  * registration, so neighbouring chunks never join. If one call cannot register the
- * whole chunk, the runtime allocates it instead. */
+ * whole chunk, the runtime allocates it instead.
+ *
+ * Populating a chunk and registering it take about as long as each other. A caller that
+ * is going to ask for many chunks of one size says so (expect), and then threads
+ * populate the next chunk while this one is registered. */
 #include "pool/source.h"
 
 #include <stdlib.h>
@@ -13,6 +17,7 @@
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "base/machine.h"
+#include "base/thread.h"
 #include "pool/registry.h"
 #include "runtime/scope.h"
 
@@ -28,14 +33,25 @@ enum {
     MADE_BY_RUNTIME = 1,
 };
 
+/* A mapping that a thread populates for a chunk that is expected. */
+typedef struct prepared {
+    cm_thread thread;
+    char *start;
+    uint64_t nbytes;  /* 0 if there is none */
+    cm_status status; /* of populating it; set when the thread has ended */
+} prepared;
+
 /* A source of segments. is_exact implies node >= 0. */
 typedef struct segment_source {
     cm_source base; /* first, so that a cm_source pointer is one to this */
     cm_host_world world;
     /* We make and populate host memory; else the runtime makes every chunk. */
     bool populates;
-    int node;      /* where pages should be; CM_NUMA_NO_NODE for anywhere */
-    bool is_exact; /* the user named the node, so no other will do */
+    int node;                 /* where pages should be; CM_NUMA_NO_NODE for anywhere */
+    bool is_exact;            /* the user named the node, so no other will do */
+    prepared next;            /* the chunk after this one */
+    uint64_t expected_nbytes; /* of each chunk that is expected */
+    uint64_t expected_count;  /* how many are expected after the prepared one */
 } segment_source;
 
 static bool
@@ -137,12 +153,10 @@ populate(const segment_source *self, char *start, uint64_t nbytes)
     return cm_ok();
 }
 
+/* Map fresh memory, unless there is too little of it. */
 static cm_status
-open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
+map_fresh(const segment_source *self, uint64_t nbytes, char **out)
 {
-    cm_runtime *rt = self->base.rt;
-    char *start = NULL;
-    cm_address address = 0;
     cm_host_memory memory;
     cm_host_memory_read(self->world.root, &memory);
     if (nbytes > memory.available_nbytes) { /* else the kernel would kill the process */
@@ -150,10 +164,87 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
     }
     bool is_shared = self->base.config.fork == CM_FORK_SHARE;
     /* This fails only if the kernel does not overcommit memory. */
-    if (!cm_is_ok(cm_host_map_as(nbytes, is_shared, &start))) {
+    if (!cm_is_ok(cm_host_map_as(nbytes, is_shared, out))) {
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
-    cm_status status = populate(self, start, nbytes);
+    return cm_ok();
+}
+
+static void *
+populate_next(void *context)
+{
+    segment_source *self = context;
+    self->next.status = populate(self, self->next.start, self->next.nbytes);
+    return NULL;
+}
+
+/* Begin to populate the next of the expected chunks. If that is not possible, it is
+ * populated when it is asked for, and whoever asks learns what is wrong. */
+static void
+prepare_next(segment_source *self)
+{
+    uint64_t nbytes = self->expected_nbytes;
+    if (self->expected_count == 0 || self->next.nbytes != 0
+        || !cm_is_ok(map_fresh(self, nbytes, &self->next.start))) {
+        return;
+    }
+    self->next.nbytes = nbytes;
+    if (cm_is_ok(cm_thread_start(&self->next.thread, populate_next, self))) {
+        self->expected_count--;
+        return;
+    }
+    self->next.nbytes = 0;
+    cm_host_unmap(self->next.start, nbytes);
+}
+
+/* Give back what was prepared. In a child of a fork the thread is not there. */
+static void
+forget_next(segment_source *self)
+{
+    if (self->next.nbytes != 0 && !cm_runtime_is_forked(self->base.rt)) {
+        cm_thread_join(self->next.thread);
+        cm_host_unmap(self->next.start, self->next.nbytes);
+    }
+    self->next.nbytes = 0;
+}
+
+static void
+expect_segments(cm_source *source, uint64_t nbytes, uint64_t count)
+{
+    segment_source *self = (segment_source *)source;
+    forget_next(self);
+    self->expected_nbytes = cm_round_up_to(nbytes, source->granule);
+    self->expected_count = self->populates ? count : 0;
+    prepare_next(self);
+}
+
+/* Map memory for a chunk and populate it, or take what was prepared, and begin to
+ * prepare the chunk after it. */
+static cm_status
+map_populated(segment_source *self, uint64_t nbytes, char **out)
+{
+    if (self->next.nbytes != nbytes) {
+        CM_TRY(map_fresh(self, nbytes, out));
+        return populate(self, *out, nbytes);
+    }
+    cm_thread_join(self->next.thread);
+    cm_status status = self->next.status;
+    *out = self->next.start;
+    self->next.nbytes = 0;
+    prepare_next(self);
+    return status;
+}
+
+static cm_status
+open_populated(segment_source *self, uint64_t nbytes, cm_chunk *out)
+{
+    cm_runtime *rt = self->base.rt;
+    char *start = NULL;
+    cm_address address = 0;
+    cm_status status = map_populated(self, nbytes, &start);
+    if (start == NULL) {
+        return status;
+    }
     bool registered = false;
     if (cm_is_ok(status)) {
         /* The memory is always made portable and mapped, whatever the flags ask for.
@@ -184,7 +275,7 @@ open_populated(const segment_source *self, uint64_t nbytes, cm_chunk *out)
 static cm_status
 open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
 {
-    const segment_source *self = (const segment_source *)source;
+    segment_source *self = (segment_source *)source;
     (void)offset;
     if (self->populates) {
         cm_status status = open_populated(self, nbytes, out);
@@ -222,11 +313,14 @@ close_segment(cm_source *source, cm_chunk *chunk)
 static void
 destroy(cm_source *source)
 {
+    forget_next((segment_source *)source);
     free(source);
 }
 
-static const cm_source_ops segment_ops = {
-    .open_chunk = open_segment, .close_chunk = close_segment, .destroy = destroy};
+static const cm_source_ops segment_ops = {.open_chunk = open_segment,
+                                          .close_chunk = close_segment,
+                                          .expect = expect_segments,
+                                          .destroy = destroy};
 
 /* For populated pages, choose the node to which the device is attached, if that is
  * known and is one of `nodes`.

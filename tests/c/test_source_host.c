@@ -125,6 +125,80 @@ test_host_chunk_is_populated_and_registered_once(void)
     close_emulated(rt);
 }
 
+typedef struct process_memory {
+    uint64_t mapped_nbytes;
+    uint64_t resident_nbytes;
+} process_memory;
+
+static process_memory
+read_process_memory(void)
+{
+    unsigned long long mapped = 0;
+    unsigned long long resident = 0;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f != NULL) {
+        if (fscanf(f, "%llu %llu", &mapped, &resident) != 2) {
+            mapped = resident = 0;
+        }
+        (void)fclose(f);
+    }
+    return (process_memory){mapped * page, resident * page};
+}
+
+static void
+check_populated_chunk(cm_source *source, uint64_t nbytes)
+{
+    cm_chunk chunk;
+    CHECK_OK(source->ops->open_chunk(source, 0, nbytes, &chunk));
+    CHECK_EQ(chunk.nbytes, nbytes);
+    CHECK(is_populated(&chunk));
+    CHECK_FILLED(chunk.host, 0, chunk.nbytes);
+    CHECK_OK(source->ops->close_chunk(source, &chunk));
+}
+
+/* A source that expects chunks maps the next one while nobody has asked for it. Chunks
+ * of this length and of others are as ever, and what was prepared in vain goes back,
+ * whether the source is told so or ends. */
+static void
+test_host_chunk_that_is_expected_is_prepared(void)
+{
+    enum { EXPECTED = 64 << 20, NOISE = 16 << 20 };
+    static const cm_host_world world = {.thread_count = 1};
+    cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
+    cm_source *source = open_source(rt, &PINNED, &world);
+    source->ops->expect(source, EXPECTED, 1); /* some memory of a thread stays */
+    source->ops->expect(source, 0, 0);
+    process_memory before = read_process_memory();
+    CHECK(before.resident_nbytes > 0);
+    for (int is_told = 0; is_told < 2; is_told++) {
+        source->ops->expect(source, EXPECTED, 3);
+        CHECK(read_process_memory().mapped_nbytes >= before.mapped_nbytes + EXPECTED);
+        check_populated_chunk(source, EXPECTED);
+        CHECK(read_process_memory().mapped_nbytes
+              >= before.mapped_nbytes + EXPECTED); /* the second one */
+        check_populated_chunk(source, 2 * MIB);
+        check_populated_chunk(source, EXPECTED);
+        if (is_told != 0) {
+            source->ops->expect(source, 0, 0);
+            CHECK(read_process_memory().resident_nbytes
+                  < before.resident_nbytes + NOISE);
+            source->ops->expect(source, EXPECTED, 1);
+            check_populated_chunk(source, EXPECTED);
+            check_populated_chunk(source, EXPECTED); /* which nobody has announced */
+            CHECK(read_process_memory().resident_nbytes
+                  < before.resident_nbytes + NOISE);
+            source->ops->expect(source, EXPECTED, 1);
+        }
+        source->ops->destroy(source);
+        CHECK(read_process_memory().resident_nbytes < before.resident_nbytes + NOISE);
+        check_nothing_live(rt);
+        source = open_source(rt, &PINNED, &world);
+    }
+    source->ops->destroy(source);
+    close_emulated(rt);
+}
+
 /* The device can read the chunk by its host address, and write it by its device
  * address. */
 static void
@@ -714,6 +788,7 @@ test_plain_any_call_may_fail_and_nothing_is_left(void)
 /* clang-format off */
 MAIN(
     RUN(test_host_chunk_is_populated_and_registered_once)
+    RUN(test_host_chunk_that_is_expected_is_prepared)
     RUN(test_host_chunk_is_copied_from_and_to)
     RUN(test_host_chunk_asks_for_huge_pages_and_is_wiped_in_children)
     RUN(test_host_chunk_beyond_the_memory_left_is_refused_untouched)

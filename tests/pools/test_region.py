@@ -219,6 +219,27 @@ def test_region_copies_while_it_takes_pinned_memory(emulated) -> None:
     check_contents(made)
 
 
+@pytest.mark.parametrize("nth", [0, 1, 2, 3])
+def test_region_of_several_parts_prepares_each_ahead(emulated, nth) -> None:
+    """Whichever part cannot be page-locked, nothing is lost and the next sleep works."""
+    region = cumem.Region("weights", host="release")
+    size = 300 * MIB
+    content = np.arange(size // 8)
+    buffers = [region.pool.allocate(size) for _ in range(2)]
+    for number, buffer in enumerate(buffers):
+        cumem.copy(buffer, (content + number).view("u1"))
+    if nth:
+        testing.plan_fault("host_register", nth, 999)
+        with pytest.raises(cumem.CudaError):
+            region.sleep()
+        testing.plan_fault(None, 0)
+        assert not region.is_asleep
+    region.sleep()
+    region.wake()
+    for number, buffer in enumerate(buffers):
+        assert (values.get(buffer).view(content.dtype) == content + number).all()
+
+
 def test_region_unmaps_chunks_while_it_copies_others(emulated) -> None:
     """If a later copy fails, the chunks that were unmapped are mapped again."""
     region, made = region_of_parts(70 * MIB, 40 * MIB, 40 * MIB)

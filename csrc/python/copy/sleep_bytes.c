@@ -123,11 +123,17 @@ static cm_status
 save_all(cm_sleep_copy *self)
 {
     uint64_t end;
-    for (uint64_t first = 0; first < self->run_count; first = end) {
+    cm_status status = cm_ok();
+    cm_pool_expect_parts(self->pool, true);
+    for (uint64_t first = 0; first < self->run_count && cm_is_ok(status); first = end) {
         end = end_of_part(self, first);
-        CM_TRY(take_part(self, self->runs[first].part));
-        CM_TRY(save_part(self, first, end));
+        status = take_part(self, self->runs[first].part);
+        if (cm_is_ok(status)) {
+            status = save_part(self, first, end);
+        }
     }
+    cm_pool_expect_parts(self->pool, false);
+    CM_TRY(status);
     return end_part(self);
 }
 
