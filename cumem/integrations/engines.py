@@ -190,9 +190,12 @@ class SleepMode:
 
         Examples
         --------
+        >>> import torch  # doctest: +SKIP
+        >>> from cumem.integrations.engines import SleepMode
+        >>> mode = SleepMode()
         >>> graph = torch.cuda.CUDAGraph()  # doctest: +SKIP
         >>> with mode.cuda_graph(graph, tag="cuda_graph"):  # doctest: +SKIP
-        ...     y = model(x)
+        ...     y = torch.ones(1000, device="cuda").sqrt()
         >>> mode.pause("cuda_graph")  # doctest: +SKIP
         >>> mode.resume("cuda_graph")  # doctest: +SKIP
         >>> graph.replay()  # doctest: +SKIP

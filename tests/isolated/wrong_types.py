@@ -44,10 +44,12 @@ SKIPPED = {
 #: After a call of one of these functions, what it changed in the process is put back.
 CHANGES_THE_PROCESS = (
     *("_set_pool_type", "_recorder_open", "_numpy_enable", "_numpy_enter"),
-    "_hold_stream",
+    *("_hold_stream", "_limit"),
 )
 
 
+#: The limits on memory of the host and of device 0, by kind.
+LIMITS = {kind: _core._limit(kind, 0) for kind in ("pinned", "managed", "device")}
 #: A descriptor for functions that read or write a file.
 NOWHERE = os.open(os.devnull, os.O_RDWR)
 
@@ -300,6 +302,8 @@ def call(
                 _core._set_pool_type(cumem.Pool)
                 _core._recorder_close()
                 _core._numpy_enable(None)
+                for kind, limit in LIMITS.items():
+                    _core._limit(kind, 0, limit)
                 with contextlib.suppress(Exception):
                     _core._release_stream(*args)  # else what is queued there never ends
     return tried, good

@@ -21,10 +21,10 @@ KIB, MIB = 1 << 10, 1 << 20
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
 SMALL_STACK = 256 * KIB if SANITIZED else 64 * KIB
 #: Variables of the environment for each backend, unless they are set. Memory is small, so
-#: that it is often used up.
+#: that it is often used up. A region needs 64 MiB of it.
 EMULATED_ENVIRONMENT = {
     "CUMEM_EMULATED_DEVICES": "2",
-    "CUMEM_EMULATED_MEMORY": "32MiB",
+    "CUMEM_EMULATED_MEMORY": "64MiB",
     "CUMEM_EMULATED_DELAY_US": "100",
 }
 #: Limits of the memory that cumem takes on a GPU.

@@ -54,4 +54,4 @@ def test_benchmark_of_two_devices_runs_and_says_that_it_is_emulated(
 def test_benchmark_of_two_devices_needs_two() -> None:
     done = run(1)
     assert done.returncode == 2
-    assert "no two GPUs" in done.stderr
+    assert "needs two GPUs" in done.stderr
