@@ -87,6 +87,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *("csrc/pool/sleep*", "csrc/python/copy/sleeping*", "cumem/pools/region.py"),
         *("csrc/transfer/batch", "cumem/integrations/torch.py"),
     ),
+    "spilling": ("csrc/pool/spill.c", "csrc/python/pool/spilling.c"),
     "stress-transfers": ("csrc/transfer",),
     "training": (
         "cumem/integrations/torch*",
