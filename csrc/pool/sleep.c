@@ -50,8 +50,8 @@
  * Edges
  * -----
  *   - A block in flight after cm_pool_settle() belongs to a graph, which may read it in
- *     its next run, so its bytes are saved as well. The graph may be running now, on
- * any stream, so as long as there is such a block the pool waits for whole devices.
+ *     its next run, so its bytes are saved as well. The graph may be running on any
+ *     stream, so as long as there is such a block the pool waits for whole devices.
  *   - A chunk whose closing has failed half-way has no handle, and unmapping it frees
  *     its memory. Such chunks are unmapped last.
  *   - If memory can neither be unmapped nor be mapped back, the pool falls asleep all

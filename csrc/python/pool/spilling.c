@@ -48,8 +48,8 @@
  *     It is told so by an error, since waiting would never end.
  *   - Nothing moves while a stream that is known is being captured.
  *   - A request and the users of what it spills could take the memory from each other
- * for ever. A request that has spilled CONTENDED_TIMES as much as lives in the pool
- * gives up. Without others it would have spilled each buffer once.
+ *     for ever. So a request gives up once it has spilled CONTENDED_TIMES as much as
+ *     lives in the pool. Without others it would have spilled each buffer once.
  *   - If a copy or a call fails, the buffers that it was for are as they were. */
 #include "python/pool/spilling.h"
 
