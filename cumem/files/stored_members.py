@@ -76,6 +76,11 @@ class Member(NamedTuple):
     def flags(self) -> int:
         return 0 if self.name.isascii() else _UTF8
 
+    @property
+    def fields(self) -> tuple[int, int, int, int, int]:
+        """The fields that both of its headers have: flags to checksum, in this order."""
+        return self.flags, _STORED, _TIME, _DATE, self.checksum
+
 
 def local_nbytes(name: bytes) -> int:
     """Return the length of the local header of a member with this name."""
@@ -87,11 +92,7 @@ def local_header(member: Member) -> bytes:
     head = _LOCAL.pack(
         b"PK\3\4",
         _VERSION,
-        member.flags,
-        _STORED,
-        _TIME,
-        _DATE,
-        member.checksum,
+        *member.fields,
         _IN_EXTRA,
         _IN_EXTRA,
         len(member.name),
@@ -136,11 +137,7 @@ def _central_header(member: Member) -> bytes:
         _VERSION,
         _UNIX,
         _VERSION,
-        member.flags,
-        _STORED,
-        _TIME,
-        _DATE,
-        member.checksum,
+        *member.fields,
         size,
         size,
         len(member.name),
