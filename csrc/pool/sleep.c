@@ -16,8 +16,8 @@
  *      cm_pool_shut         the pool hands out nothing from now on
  *      cm_pool_settle       all work on its memory has ended
  *      cm_pool_plan_save    the bytes that are worth saving become runs with places
- *      cm_pool_take_part    page-locked memory for a part of them, unless a file has
- * them
+ *      cm_pool_expect_parts page-locked memory is prepared ahead, part by part
+ *      cm_pool_take_part    a part gets its memory, unless the bytes go to a file
  *      ... the caller copies the saved runs
  *      cm_pool_fall_asleep  the memory goes back
  *

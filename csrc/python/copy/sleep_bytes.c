@@ -120,18 +120,22 @@ take_part(const cm_sleep_copy *self, uint32_t part)
 }
 
 static cm_status
-save_all(cm_sleep_copy *self)
+save_parts(cm_sleep_copy *self)
 {
     uint64_t end;
-    cm_status status = cm_ok();
-    cm_pool_expect_parts(self->pool, true);
-    for (uint64_t first = 0; first < self->run_count && cm_is_ok(status); first = end) {
+    for (uint64_t first = 0; first < self->run_count; first = end) {
         end = end_of_part(self, first);
-        status = take_part(self, self->runs[first].part);
-        if (cm_is_ok(status)) {
-            status = save_part(self, first, end);
-        }
+        CM_TRY(take_part(self, self->runs[first].part));
+        CM_TRY(save_part(self, first, end));
     }
+    return cm_ok();
+}
+
+static cm_status
+save_all(cm_sleep_copy *self)
+{
+    cm_pool_expect_parts(self->pool, true);
+    cm_status status = save_parts(self);
     cm_pool_expect_parts(self->pool, false);
     CM_TRY(status);
     return end_part(self);
