@@ -42,92 +42,96 @@ wait_nap(uint64_t begun_ns, const char *what)
         }                                                                              \
     } while (0)
 
-enum { THREADS_MAX = 256, LOOKS = 25 };
+enum { THREADS_MAX = 256 };
 
-/* How often another thread was running, or ready to run, when it was looked at. */
-typedef struct thread_looks {
+/* How often each other thread had begun to wait when it was first looked at. */
+typedef struct threads_at_first {
     long thread[THREADS_MAX];
-    int count[THREADS_MAX];
-    int thread_count;
-} thread_looks;
+    long waits[THREADS_MAX];
+    int count;
+} threads_at_first;
 
-CM_UNUSED static void
-note_running_thread(thread_looks *looks, long thread)
+/* Read a file of the kernel about a thread of this process. Returns whether the thread
+ * still exists. */
+CM_UNUSED static bool
+read_about_thread(long thread, const char *what, char *text, size_t size)
 {
-    int i = 0;
-    while (i < looks->thread_count && looks->thread[i] != thread) {
-        i++;
+    char path[64];
+    (void)snprintf(path, sizeof(path), "/proc/self/task/%ld/%s", thread, what);
+    FILE *file = fopen(path, "r");
+    if (file == NULL) {
+        return false;
     }
-    if (i < THREADS_MAX) {
-        looks->thread_count += i == looks->thread_count;
-        looks->thread[i] = thread;
-        looks->count[i]++;
-    }
+    text[fread(text, 1, size - 1, file)] = '\0';
+    (void)fclose(file);
+    return true;
 }
 
-/* Look at the threads of this process except the caller, and note those that are not
- * waiting for something at this moment. Returns whether there were any. */
+/* Return how often the thread has begun to wait since it was first looked at. */
+CM_UNUSED static long
+waits_since_first(threads_at_first *first, long thread)
+{
+    static const char label[] = "\nvoluntary_ctxt_switches:";
+    char text[4096] = "";
+    (void)read_about_thread(thread, "status", text, sizeof(text));
+    const char *line = strstr(text, label);
+    long waits = line != NULL ? atol(line + sizeof(label) - 1) : 0;
+    int i = 0;
+    while (i < first->count && first->thread[i] != thread) {
+        i++;
+    }
+    if (i == THREADS_MAX) {
+        return 0;
+    }
+    if (i == first->count) {
+        first->thread[i] = thread;
+        first->waits[i] = waits;
+        first->count++;
+    }
+    return waits - first->waits[i];
+}
+
+/* Look at the threads of this process except the caller. Returns whether each of them
+ * waits now, or has begun to wait since it was first looked at. */
 CM_UNUSED static bool
-look_at_others(thread_looks *looks)
+others_have_waited(threads_at_first *first)
 {
     DIR *tasks = opendir("/proc/self/task");
-    bool any = tasks == NULL;
+    bool all = tasks != NULL;
     long self = syscall(SYS_gettid);
     struct dirent *entry;
     while (tasks != NULL && (entry = readdir(tasks)) != NULL) {
-        char path[320];
         char text[256] = "";
-        if (entry->d_name[0] == '.' || atol(entry->d_name) == self) {
+        long thread = atol(entry->d_name);
+        if (entry->d_name[0] == '.' || thread == self
+            || !read_about_thread(thread, "stat", text, sizeof(text))) {
             continue;
         }
-        (void)snprintf(path, sizeof(path), "/proc/self/task/%s/stat", entry->d_name);
-        FILE *file = fopen(path, "r");
-        if (file == NULL) {
-            continue; /* this thread has ended meanwhile */
-        }
-        size_t count = fread(text, 1, sizeof(text) - 1, file);
-        (void)fclose(file);
-        const char *state = count > 0 ? strrchr(text, ')') : NULL;
-        if (state != NULL && state[2] == 'R') {
-            note_running_thread(looks, atol(entry->d_name));
-            any = true;
+        const char *state = strrchr(text, ')');
+        bool runs = state != NULL && state[1] != '\0' && state[2] == 'R';
+        if (waits_since_first(first, thread) == 0 && runs) {
+            all = false;
         }
     }
     if (tasks != NULL) {
         (void)closedir(tasks);
     }
-    return any;
-}
-
-/* Return how often the busiest of the other threads was running in a series of looks,
- * or LOOKS if any was running in the last few of them. */
-CM_UNUSED static int
-watch_others(uint64_t begun_ns)
-{
-    enum { LAST = 5 };
-    thread_looks looks = {.thread_count = 0};
-    int most = 0;
-    for (int i = 0; i < LOOKS; i++) {
-        wait_nap(begun_ns, "a moment in which nobody else runs");
-        if (look_at_others(&looks) && i >= LOOKS - LAST) {
-            return LOOKS;
-        }
-    }
-    for (int i = 0; i < looks.thread_count; i++) {
-        most = looks.count[i] > most ? looks.count[i] : most;
-    }
-    return most;
+    return all;
 }
 
 /* Wait until the other threads have done everything that they can do for now. This is
- * taken to be so when each of them was seen waiting nearly always. Some of them ask at
- * times whether something has ended, and on a busy machine many such threads are hardly
- * ever all waiting. */
+ * taken to be so when each of them has waited in each of many rounds. A thread that
+ * asks again and again whether something has ended naps in between, so it passes, even
+ * on a machine so busy that it is ready to run whenever it is looked at. */
 CM_UNUSED static void
 let_others_run(void)
 {
-    enum { FEW = 3 };
+    enum { ROUNDS = 25 };
     uint64_t begun_ns = cm_now_ns();
-    while (watch_others(begun_ns) > FEW) {
+    for (int i = 0; i < ROUNDS; i++) {
+        threads_at_first first = {.count = 0};
+        do {
+            wait_nap(begun_ns, "a moment in which every other thread has waited");
+        } while (!others_have_waited(&first));
     }
 }
