@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A map from addresses to values. Allocators that other libraries call need it, since
- * their free() gets an address and nothing else. Any thread may call it, with or
- * without the GIL. A map of zeros is empty. Most addresses that callers look for are
- * not in the map. So the map keeps the least and the greatest address that was ever
- * put, and for an address outside these two a search takes two loads and no lock.
+ * their free() gets an address and nothing else. Any thread may use a map, with or
+ * without the GIL. A map whose bytes are all zero is empty. Most addresses that callers
+ * look for are not in the map. So the map keeps the least and the greatest address that
+ * was ever put, and for an address outside these two a search takes two loads and no
+ * lock.
  * Locks: its own, which is held for a few probes or, when the map grows, for one pass
  *        over it. Memory is allocated without the lock. A caller that may fork while
  *        another thread is in here takes `lock` before the fork and gives it back

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long a thread pauses before it asks again whether the device is done. The pause
- * is in proportion to how long the work has taken already, so that a short copy does
- * not become long, and the device is not asked thousands of times during a long one.
+/* Decides how long a thread pauses before it asks again whether the device is done. The
+ * pause is proportional to the time that the work has taken so far. So a short copy is
+ * hardly delayed, and a long one does not make the thread ask thousands of times.
  * Example: after 200 us the next look is 1.6 us later, and after 100 ms it is 300 us
  * later, so the answer is late by less than 1 %. */
 #pragma once

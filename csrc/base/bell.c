@@ -40,7 +40,8 @@ cm_bell_ring(const cm_bell *bell)
 {
     uint64_t one = 1;
     ssize_t written = write(bell->fd, &one, sizeof(one));
-    (void)written; /* the write fails if the counter is full: its reader wakes anyway */
+    (void)written; /* the write fails if the counter is full, but then its reader wakes
+                      anyway */
 }
 
 void

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CRC-32 of ZIP archives and of zlib, for bytes that many threads see in parts.
+/* Computes the CRC-32 of ZIP archives and zlib for messages of which many threads have
+ * a part each.
  *
  * The checksum of a message is the remainder of a division of polynomials over the
  * integers modulo 2, in which addition is XOR. So it is a sum, to which each part of
  * the message adds something that depends only on the bytes of the part and on how many
- * bytes of the message come behind it. The order of the parts does not matter. What the
- * message adds besides its bytes depends only on its length, and is the checksum of as
+ * bytes of the message come behind it. The order of the parts does not matter. One
+ * further term depends only on the length of the message: it is the checksum of that
  * many zeros.
  *
  * Example: the checksum of 1,000 bytes, of which one thread has the first 600.

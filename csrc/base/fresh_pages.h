@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pages of ordinary memory, also of memory that will be page-locked: how they are
- * mapped, populated and hidden from children. A fresh page gets its memory when it is
- * first written, which is several times as fast with huge pages. A page of a mapped
- * file that was cut short is gone, and touching it ends the process. No locks. */
+/* Maps pages of ordinary memory, populates them, and hides them from forked children.
+ * Some of this memory will be page-locked later. The kernel gives a fresh page its
+ * memory when the page is first written, and is several times as fast with huge pages.
+ * If a mapped file is cut short, its pages beyond the new end are gone, and touching
+ * one of them ends the process. No locks. */
 #pragma once
 
 #include <stdbool.h>
@@ -47,7 +48,8 @@ typedef struct cm_populate {
     uint64_t nbytes;
     const void *from;    /* what the pages are to hold; NULL if that does not matter */
     const cm_cpus *cpus; /* the CPUs that helper threads run on; NULL for any */
-    /* The largest number of threads. With 0 as many are started as are worth it. */
+    /* The largest number of threads. If this is 0, the number depends on `nbytes` and
+     * on the CPUs. */
     unsigned thread_count;
     /* The calling thread may run on another node, so it helps only if no thread could
      * be started. */

@@ -27,7 +27,7 @@ CM_NODISCARD bool cm_control_groups_set(const char *folders, uint64_t cpu_count)
 
 /* Limits in bytes. UINT64_MAX means that there is no limit, or that it is not known. A
  * process that uses more than its control group allows is killed without getting an
- * error first. So code that populates pages looks here before. */
+ * error first. So code that populates pages looks here first. */
 typedef struct cm_host_memory {
     /* What the process may use, which is the smaller of the next two. */
     uint64_t limit_nbytes;
@@ -47,7 +47,7 @@ cm_page_nbytes(void)
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Read all of these. This takes tens of microseconds. */
+/* Read all of these numbers into *out. This takes tens of microseconds. */
 void cm_host_memory_read(const char *root, cm_host_memory *out);
 
 /* -- CPUs ------------------------------------------------------------------------------------- */

@@ -7,11 +7,12 @@
 
 enum {
     LINE_NBYTES = 64,
-    /* Memory is asked for this many rows ahead. A processor has room for a dozen lines
-     * that are on their way; more rows would only wait in line. */
+    /* Rows are prefetched this far ahead. A core can wait for about a dozen cache lines
+     * at once, so prefetching more rows would gain nothing. */
     AHEAD_ROWS = 8,
-    /* This many bytes of each such row are asked for. The processor notices by itself
-     * that the rest of a longer row is read line by line. */
+    /* This many bytes of each such row are prefetched. The processor prefetches the
+     * rest of a longer row by itself, once it sees that the row is read line by
+     * line. */
     AHEAD_NBYTES = 512,
     WIDE_NBYTES = 4096, /* shorter rows are copied faster through the caches, unless
                            they consist of whole lines */
@@ -19,8 +20,8 @@ enum {
 
 /* -- one row ------------------------------------------------------------------------ */
 
-/* The number of bytes is a constant in each of these, so that the compiler makes loads
- * and stores of them and no call. */
+/* Each of these functions copies a constant number of bytes, so that the compiler emits
+ * loads and stores rather than a call of memcpy(). */
 #define DEFINE_COPY(size)                                                              \
     static inline void copy_##size(char *to, const char *from, size_t nbytes)          \
     {                                                                                  \
@@ -58,7 +59,7 @@ ask_for(const char *row, size_t nbytes)
     }
 }
 
-/* Ask for a row that will be read soon, if there is one. */
+/* Prefetch the row that is read AHEAD_ROWS after row `i`, if there is one. */
 static inline void
 ask_ahead(const cm_numbered_end *src, uint64_t i, uint64_t count, size_t nbytes)
 {
@@ -67,7 +68,7 @@ ask_ahead(const cm_numbered_end *src, uint64_t i, uint64_t count, size_t nbytes)
     }
 }
 
-/* The first rows are asked for together, as none was copied meanwhile. */
+/* Prefetch the first rows, for which no call of ask_ahead() came early enough. */
 static inline void
 ask_for_first(const cm_numbered_end *src, uint64_t count, size_t nbytes)
 {
@@ -95,8 +96,8 @@ DEFINE_ROWS(any)
 DEFINE_ROWS(long)
 #undef DEFINE_ROWS
 
-/* Copy rows past the caches. Each row of the target begins and ends at the edge of a
- * cache line. */
+/* Copy rows with stores that bypass the caches. Each row of the target begins and ends
+ * at the edge of a cache line. */
 static void
 rows_of_lines(const cm_numbered_end *dst, const cm_numbered_end *src, uint64_t count,
               size_t nbytes)

@@ -2,9 +2,9 @@
 /* Copies rows of memory that are chosen by their numbers. This file knows the processor
  * and nothing else.
  *
- * A processor that asks for rows in random order one by one waits for each of them,
- * since its own prefetching cannot guess the next number. So rows that come soon are
- * asked for while earlier ones are copied. */
+ * A processor that reads rows in random order waits for memory at each of them, since
+ * its own prefetcher cannot guess the next number. So the code here prefetches rows
+ * that it needs soon while it copies earlier ones. */
 #pragma once
 
 #include <stdbool.h>
@@ -40,7 +40,7 @@ cm_numbered_at(const cm_numbered_end *end, uint64_t i)
 }
 
 /* Copy the first `count` rows of `nbytes` each. No row of the target may share bytes
- * with another row of either end. With `wide`, lines of the target that are written as
- * a whole go past the caches, which suits a target that nobody reads soon. */
+ * with another row of either end. With `wide`, stores to whole cache lines of the
+ * target bypass the caches, which is faster if nobody reads the target soon. */
 void cm_numbered_copy(const cm_numbered_end *dst, const cm_numbered_end *src,
                       uint64_t count, size_t nbytes, bool wide);

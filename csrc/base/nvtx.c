@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of a range, the calls of the tool, and how a tool is attached.
+/* Makes the text of a range, calls the tool, and attaches a tool.
  *
  * This is a client of NVTX 3. A tool is a library that exports
  * InitializeInjectionNvtx2. That function asks its client for a table of slots for each
  * module of NVTX, and writes the addresses of its own functions into the slots. The
- * structs below are laid out as nvtxTypes.h declares them, which is the same in all
- * versions 3, so that neither the build nor the wheel needs NVTX. Ranges need three
- * functions of one module. What a tool writes for other modules goes to slots that
- * nobody reads. */
+ * structs below have the layout that nvtxTypes.h declares, which is the same in all 3.x
+ * versions. So neither the build nor the wheel needs NVTX. Ranges need three functions
+ * of one module. What a tool writes for other modules goes to slots that nobody
+ * reads. */
 #include "base/nvtx.h"
 
 #include <dlfcn.h>
@@ -122,7 +122,8 @@ fill_slots(void)
     }
 }
 
-/* Let the loaded tool fill the slots, and listen to it if it did. */
+/* Let the loaded tool fill the slots. If it has filled those of ranges, ranges are
+ * reported to it from now on. Returns whether that is so. */
 static bool
 listen_to(int (*initialize)(const void *(*give)(uint32_t)))
 {

@@ -3,8 +3,8 @@
 
 #include "base/attributes.h"
 
-/* In other files the compiler does not vectorize loops by itself (setup.py says
- * why). */
+/* setup.py turns automatic vectorization off for all files, and says why. The loops of
+ * this file need it. */
 #if defined(__GNUC__) && !defined(__clang__)
 #    pragma GCC optimize("tree-vectorize")
 #endif
@@ -18,8 +18,8 @@ typedef int64_t loose_int64 __attribute__((aligned(1), may_alias));
 
 /* -- the loops ---------------------------------------------------------------------- */
 
-/* What the loops find, in the sign bits: whether any number is outside, and whether any
- * is negative. */
+/* What the loops find. The sign bit of `outside` is set if any number is outside, and
+ * the sign bit of `signs` if any is negative. The other bits mean nothing. */
 typedef struct found_64 {
     uint64_t outside;
     uint64_t signs;
@@ -29,8 +29,9 @@ typedef struct found_32 {
     uint32_t signs;
 } found_32;
 
-/* A number v is in [-n, n) if n - 1 - v is not negative or, for a negative v,
- * n - 1 - ~v. Neither of these overflows. So there is no branch here. */
+/* Whether v is in [-n, n) can be found without a branch. If v is negative, let row be
+ * ~v, else v. Then v is inside if n - 1 - row is not negative, and this difference
+ * cannot overflow. */
 #define DEFINE_NOTE(bits)                                                              \
     static CM_INLINE uint##bits##_t note_##bits(                                       \
         int##bits##_t number, uint##bits##_t row_count, found_##bits *found)           \
@@ -77,7 +78,7 @@ loop_32_to_32(const loose_int32 *from, int32_t *to, uint64_t count, uint32_t row
     *out = found;
 }
 
-/* The same without writing. */
+/* Check the numbers without writing them anywhere. */
 static CM_INLINE void
 loop_look(const int64_t *numbers, uint64_t count, uint64_t row_count, found_64 *out)
 {
@@ -88,8 +89,8 @@ loop_look(const int64_t *numbers, uint64_t count, uint64_t row_count, found_64 *
     *out = found;
 }
 
-/* The sign bit of the answer is set unless each number is larger than the one before,
- * which for the first is numbers[-1]. No number is negative, so no difference
+/* Return a word whose sign bit is set unless each number is larger than the one before
+ * it. The first is compared with numbers[-1]. No number is negative, so no difference
  * overflows. */
 static CM_INLINE uint32_t
 loop_rise(const int32_t *numbers, uint64_t count)
@@ -101,7 +102,8 @@ loop_rise(const int32_t *numbers, uint64_t count)
     return falls;
 }
 
-/* The outcome is looked at only at the end. */
+/* Set the bit of each number. Returns true if any of them was set before, which is
+ * tested only once, after the loop. */
 static CM_INLINE bool
 loop_mark(uint64_t *bits, const int32_t *numbers, uint64_t count)
 {
@@ -142,8 +144,9 @@ typedef struct number_loops {
     bool (*join)(uint64_t *bits, const uint64_t *more, uint64_t words);
 } number_loops;
 
-/* Each of these goes block by block, until a number is outside or does not rise. */
-#define IS_SET(word) ((word) >> (sizeof(word) * 8 - 1) != 0) /* the bit of the sign */
+/* The functions below call a loop for one block after another, and stop after a block
+ * in which a number is outside or does not rise. */
+#define IS_SET(word) ((word) >> (sizeof(word) * 8 - 1) != 0) /* the sign bit */
 
 #define DEFINE_WRITE(isa, name, given, written, word, found_type)                      \
     CM_ISA_##isa static void write_##name##_##isa(const void *from, void *to,          \
@@ -220,8 +223,8 @@ typedef struct number_loops {
 #define CM_ISA_plain
 DEFINE_ALL(plain)
 #if defined(__x86_64__)
-/* Marks need no vectors, but shifts by a variable number of bits, which take a third of
- * the instructions with BMI2. */
+/* loop_mark() uses no vectors, but it shifts by a variable number of bits, which takes
+ * a third as many instructions with BMI2. */
 #    define CM_ISA_avx2 __attribute__((target("avx2,bmi2")))
 DEFINE_ALL(avx2)
 #endif

@@ -2,34 +2,36 @@
 /* Loops that check and copy arrays of row numbers, as fast as the processor can. This
  * file knows the processor and nothing else.
  *
- * A kernel moves a short row in less time than a careful look at its number takes. So
- * the loops here have no branch for a number, and there is a copy of each for
- * processors with wider vectors, which is chosen when it is called. They say what is
- * true of all numbers together. Which number is wrong is for the caller to find out. */
+ * A GPU kernel moves a short row faster than the host can check its number with a
+ * branch. So the loops here have no branch that depends on a number. Each loop is
+ * compiled twice, and the version with wider vectors runs on processors that have them.
+ * A loop reports only whether any number is wrong. The caller finds out which one it
+ * is. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What has been found of the numbers of an array, so far. */
+/* What the loops have found so far in the numbers of an array. */
 typedef struct cm_numbers_seen {
-    bool has_outside; /* one of them names no row, since it is not in [-row_count,
-                         row_count) */
+    bool has_outside; /* some number is not in [-row_count, row_count) */
     bool has_negative;
 } cm_numbers_seen;
 
-/* Write `count` numbers of 8 or of 4 bytes, which may lie at any address, to `to`,
- * where each takes `to_nbytes`: 8, or 4, which is enough for arrays of at most
- * INT32_MAX rows. Numbers of 4 bytes become numbers of 4 bytes. Negative numbers stay
- * as they are. What is found is added to *seen. Each number is read once, so that what
- * is written has been checked even if another thread changes the numbers meanwhile. If
- * `has_outside` is set, what has been written is of no use. */
+/* Check `count` numbers and copy them to `to`. cm_numbers_write_64() reads numbers of 8
+ * bytes and writes numbers of `to_nbytes` bytes: 8, or 4 if the array has at most
+ * INT32_MAX rows. cm_numbers_write_32() reads and writes numbers of 4 bytes. `from`
+ * need not be aligned, and negative numbers stay negative. The functions set the flags
+ * in *seen that apply, and clear none. Each number is read only once, so that even if
+ * another thread changes the numbers meanwhile, the written ones have been checked. If
+ * `has_outside` is set, the numbers in `to` must not be used. */
 void cm_numbers_write_64(const void *from, void *to, uint32_t to_nbytes, uint64_t count,
                          int64_t row_count, cm_numbers_seen *seen);
 void cm_numbers_write_32(const void *from, int32_t *to, uint64_t count,
                          int64_t row_count, cm_numbers_seen *seen);
 
-/* Look at `count` numbers as cm_numbers_write_64() does, and write nothing. */
+/* Check `count` numbers as cm_numbers_write_64() does, but write nothing except
+ * *seen. */
 void cm_numbers_look_64(const int64_t *numbers, uint64_t count, int64_t row_count,
                         cm_numbers_seen *seen);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The outcome of a call, as a value of 16 bytes that is returned in two registers. The
- * path of an error needs no thread-local variable and no allocation. This file knows
- * nothing of CUDA: `op` is a number that the runtime layer gives a meaning. */
+/* The outcome of a call, as a value of 16 bytes that is returned in two registers. So
+ * reporting an error needs no thread-local variable and no allocation. This file knows
+ * nothing of CUDA: only the runtime layer knows which operation the number `op` stands
+ * for. */
 #pragma once
 
 #include <stdbool.h>
@@ -36,7 +37,7 @@ enum {
     CM_EHOSTMEMORY = -14, /* more host memory is asked for than the process may use */
     CM_ENUMA = -15,       /* the memory came from another node */
     CM_EMANAGED = -16,    /* the device has no concurrent managed access */
-    CM_ECAPTURING = -17,  /* a graph cannot hold what the host does or waits for */
+    CM_ECAPTURING = -17,  /* a captured graph cannot contain what the host does */
     CM_EFAULT = -18, /* a mapped file was cut short, or cannot be read or written */
     /* An element cannot be converted; the argument is the cast's number. */
     CM_ECAST = -19,
@@ -47,8 +48,8 @@ enum {
     CM_EASLEEP = -21, /* the memory's pool sleeps (pool/sleep.c) */
 };
 
-/* In the argument of CM_EROWS: the call was take_rows(), whose argument with the
- * source's numbers is `rows` and not `src_rows`. */
+/* This bit is set in the argument of CM_EROWS if the call was take_rows(), so that the
+ * message names its argument `rows` where other calls have `src_rows`. */
 enum { CM_ROWS_WRONG_TAKEN = 4 };
 
 static inline cm_status

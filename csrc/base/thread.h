@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mutex, condition, thread and clock over pthreads (C11 <threads.h> crashes under
- * ThreadSanitizer), and a spin lock. On Linux a mutex or a condition is plain memory:
- * making or locking one cannot fail, a mutex of zeros is unlocked, and neither has to
- * be destroyed. */
+/* Wraps the mutexes, conditions and threads of pthreads, since C11 <threads.h> crashes
+ * under ThreadSanitizer. Also has a clock and a spin lock. On Linux a mutex or a
+ * condition is plain memory: making or locking one cannot fail, a mutex of zeros is
+ * unlocked, and neither has to be destroyed. */
 #pragma once
 
 #include <pthread.h>

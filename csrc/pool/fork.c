@@ -15,12 +15,13 @@
  * -----------------------
  * COPY: before the fork the parent copies the live blocks to an ordinary mapping, and
  * hides the page-locked memory itself from the child (cm_host_hide()). After the fork
- * the child moves this copy to the addresses of the hidden memory, and the parent drops
- * its own. So the kernel never has to copy pages that a device writes to, and it does
- * not split the parent's huge pages (docs/decisions/0014). Example: if 5 MiB of a 64
- * MiB arena are live, in two places, only the huge pages around these 5 MiB are copied,
- * not all 64 MiB. If there is no room for the copy, the child cannot touch the memory,
- * since a crash is better than wrong bytes.
+ * the child moves this copy to the addresses of the hidden memory, and the parent
+ * unmaps the copy, which it no longer needs. So the kernel never has to copy pages that
+ * a device writes to, and it does not split the parent's huge pages
+ * (docs/decisions/0014). Example: if 5 MiB of a 64 MiB arena are live, in two places,
+ * only the huge pages around these 5 MiB are copied, not all 64 MiB. If there is no
+ * room for the copy, the child cannot touch the memory, since a crash is better than
+ * wrong bytes.
  *
  * OMIT: the child cannot touch the addresses. This costs nothing.
  *
@@ -65,13 +66,14 @@ typedef struct fork_list {
     /* One family for each fork that found shared blocks. A family is removed once none
      * of its processes is left. */
     cm_list families;
-    family *next;         /* owned; the family of the fork under way, if it has one */
-    bool is_numbered;     /* the fork under way has found a shared block */
-    uint64_t fork_count;  /* how many forks found shared blocks */
-    uint64_t blind_count; /* the last fork without a family, for lack of memory; 0 if
-                             none */
-    cm_list pools;        /* all pools, linked by `fork_node` */
-    atomic_bool is_set;   /* pthread_atfork() has taken the handlers below */
+    family *next;        /* owned; the family of the fork under way, if it has one */
+    bool is_numbered;    /* the fork under way has found a shared block */
+    uint64_t fork_count; /* how many forks found shared blocks */
+    /* The number of the last fork for which there was no memory to make a family, or 0.
+     * A block with this or a lower number is kept until the pool ends. */
+    uint64_t blind_count;
+    cm_list pools;      /* all pools, linked by `fork_node` */
+    atomic_bool is_set; /* pthread_atfork() has taken the handlers below */
 } fork_list;
 
 /* The one list of the process. It is static because the handlers of a fork get no
@@ -266,7 +268,7 @@ move_in(const cm_arena *arena)
            != MAP_FAILED;
 }
 
-/* In the child: make an arena look as the pool's cm_fork demands. */
+/* In the child: give an arena the contents that the pool's cm_fork demands. */
 static void
 prepare_child_arena(cm_fork way, cm_arena *arena)
 {

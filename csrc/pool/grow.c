@@ -71,11 +71,13 @@
 #include "runtime/scope.h"
 
 enum {
-    GAP_SHARE = 64,  /* a new chunk may have 1/64 of the gap that it fills */
-    TIDY_TAKES = 300 /* takes after a growth that may prefer a hole (heap.c) */
+    GAP_SHARE = 64, /* a new chunk may have 1/64 of the gap that it fills */
+    /* After a growth this many requests may take a hole although free memory would do
+     * (heap.c). */
+    TIDY_TAKES = 300
 };
 
-/* No chunk has more than this because of its gap. */
+/* GAP_SHARE allows a chunk to be this long, but no longer. */
 #define GAP_CHUNK_MAX (UINT64_C(16) << 20)
 
 /* If every chunk is a segment, a growth takes at least a share of what is held, within
@@ -170,13 +172,14 @@ set_chunk_of(const cm_heap_span *span, cm_chunk *chunk)
     }
 }
 
-/* Forget a chunk whose memory has gone back to the runtime, just now or, if it `slept`,
- * when the pool fell asleep. The BUSY `span` covers it and ends here. */
+/* Forget a chunk whose memory has gone back to the runtime. If `slept` is true, this
+ * happened when the pool fell asleep, else just now. The BUSY `span` covers the chunk,
+ * and is freed here. */
 static void
 forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk, bool slept)
 {
     uint64_t nbytes = span->block.nbytes;
-    cm_block block = span->block; /* a copy, since the span ends here */
+    cm_block block = span->block; /* a copy, since the span is freed below */
     cm_spin_lock_take(&pool->lock);
     if (span->arena == pool->range) {
         set_chunk_of(span, NULL);
@@ -373,9 +376,8 @@ assign_moves_locked(cm_pool *pool, place_plan *plan, cm_heap_span *gap)
     return gap == NULL || cut_bare_locked(pool, plan, gap);
 }
 
-/* Some of the chosen chunks fit nowhere in the place. They are closed, so that new ones
- * can be made instead, but only as many as new ones replace. The others go back to the
- * heap. */
+/* Some of the chosen chunks fit nowhere in the place. The plan will close enough of
+ * them to make up for the new chunks that it makes. The others go back to the heap. */
 static void
 drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
@@ -765,7 +767,7 @@ find_segment_locked(const cm_pool *pool, uint64_t keep_nbytes, const cm_heap_vie
     return longest;
 }
 
-/* Take free chunks out of the heap, to be closed, as many as can go while `keep_nbytes`
+/* Take as many free chunks out of the heap, to be closed, as can go while `keep_nbytes`
  * stay cached. */
 static void
 take_leaving_locked(cm_pool *pool, uint64_t keep_nbytes, idle_chunks *out)

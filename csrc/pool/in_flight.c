@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding out when freed memory is idle, so that it can be used again.
+/* Finds out when freed memory is idle, so that it can be used again.
  *
  * The idea: epochs
  * ----------------
@@ -311,10 +311,9 @@ needs_mark_locked(const cm_pool *pool, uint32_t i, bool can_fence, bool orders)
 }
 
 /* Look at the events of a slot and, if that is needed, close its epoch and record
- * another event. Called by the poller, inside a cm_scope of the slot's device. A fence
- * is not recorded while a stream that we know is capturing, or while the legacy stream
- * says that some stream is, since recording over the context would break the
- * capture. */
+ * another event. Called by the poller, inside a cm_scope of the slot's device. While a
+ * stream that we know of is capturing, or the legacy stream says that some stream is,
+ * no fence is recorded, since recording over the context would break the capture. */
 static cm_status
 poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
 {
@@ -432,7 +431,7 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
 
 /* -- forgetting ------------------------------------------------------------------------- */
 
-/* Free a slot. All work of its epochs so far has ended. */
+/* Free a slot whose work has all ended. */
 static void
 empty_slot_locked(cm_pool *pool, uint32_t i)
 {
@@ -475,9 +474,9 @@ cm_pool_drop_slots(cm_pool *pool, bool orphans_only)
 
 enum {
     /* A poll stops after this many blocks that stay in flight. The next poll visits
-     * others, since those go to the end of the list. */
+     * others, since the visited ones go to the end of the list. */
     PASS_MAX = 4096,
-    TURN_MAX = 256 /* blocks visited before others may take the lock */
+    TURN_MAX = 256 /* a poll lets go of the lock after visiting this many blocks */
 };
 
 static cm_flight *
@@ -487,9 +486,9 @@ flight_of(cm_list *node)
 }
 
 /* Note that a stream used the block. Called inside a cm_scope of the stream's device.
- * If even the question whether the stream captures fails, recording an event could
- * break somebody's capture, so none is recorded. `fenced` says that the block waits for
- * a fence of this device anyway, which covers the stream. */
+ * If we cannot find out whether the stream captures, no event is recorded, since that
+ * could break somebody's capture. `fenced` says that the block waits for a fence of
+ * this device anyway, which covers the stream. */
 static cm_status
 note_use(cm_pool *pool, cm_flight *flight, cm_stream *stream, bool fenced)
 {
@@ -633,8 +632,8 @@ land_flights(cm_pool *pool, bool all, bool at_end)
             cm_heap_span *span = flight_of(node)->span;
             pool->counters.in_flight_count--;
             pool->counters.in_flight_nbytes -= span->block.nbytes;
-            /* Work from before the block was handed out may still run, which its tag
-             * says. */
+            /* Work from before the block was handed out may still run, so the span
+             * keeps the tag that says so. */
             (void)cm_heap_give(&pool->heap, span, span->tag, span->epoch, &view);
             cm_pool_note_peaks_locked(pool);
             cm_list_push_back(&landed, node);
@@ -670,9 +669,9 @@ cm_pool_abandon_work(cm_pool *pool)
 
 /* -- polling ---------------------------------------------------------------------------- */
 
-/* If `aim` is NULL this does the same as cm_pool_poll(). With an `aim`, which holds an
- * epoch for each slot, the call waits for its turn and visits all blocks. In slots
- * whose device is in the set `idle`, the epochs of the aim are known to have ended. */
+/* If `aim` is NULL this does the same as cm_pool_poll(). Otherwise `aim` holds an epoch
+ * for each slot, and the call waits for its turn and visits all blocks. `idle` is a set
+ * of devices, for whose slots the epochs in `aim` are known to have ended. */
 static cm_status
 poll(cm_pool *pool, bool may_fence, const uint64_t *aim, uint64_t idle)
 {
@@ -706,10 +705,10 @@ cm_pool_poll(cm_pool *pool, bool may_fence)
  * devices, for the work that no event covers. This thread has neither turn while it
  * calls a hook or waits for a device. */
 
-/* Poll once. The goal holds the epoch of each slot that the wait is for. Returns false
- * if no event is left that covers a part of the goal, or if asking fails. A wait that
- * nobody can interrupt blocks in the runtime until the next event has passed. It
- * records no fences, because it waits for the devices afterwards anyway. */
+/* Poll once, for a wait whose goal holds an epoch for each slot. Returns false if no
+ * event is left that covers a part of the goal, or if asking fails. A wait that nobody
+ * can interrupt blocks in the runtime until the next event has passed. It records no
+ * fences, because it waits for the devices afterwards anyway. */
 static bool
 is_pending(cm_pool *pool, bool can_interrupt, bool may_fence, const uint64_t *goal)
 {
@@ -732,10 +731,10 @@ is_pending(cm_pool *pool, bool can_interrupt, bool may_fence, const uint64_t *go
     return mark != NULL && cm_is_ok(status);
 }
 
-/* Return the devices for which the host has to wait so that the rest of the goal is
- * reached: those for which blocks wait as a whole and, unless `fences_only`, those of
- * streams whose work no event covered. For each slot of these devices that has to be
- * waited for, the present epoch is closed and becomes the goal. All other slots are
+/* Return, as bits, the devices for which the host has to wait to reach the rest of the
+ * goal. These are the devices whose fences are missing and, unless `fences_only` is
+ * set, the devices of streams with work that no event covers. For each slot that the
+ * wait is for, this closes the present epoch and makes it the goal. All other slots are
  * taken out of the goal. Called by the poller. */
 static uint64_t
 find_due(cm_pool *pool, bool fences_only, uint64_t *goal)
@@ -804,8 +803,7 @@ cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks, bool fences_only)
 {
     static const cm_wait_hooks uninterrupted = {.interrupted = NULL};
     hooks = hooks != NULL ? hooks : &uninterrupted;
-    /* For each slot the youngest epoch that anything waits for now, or 0 if nothing
-     * does. */
+    /* For each slot, the youngest epoch that anything waits for now, or 0. */
     uint64_t goal[CM_EPOCHS_MAX];
     cm_spin_lock_take(&pool->lock);
     for (uint32_t i = 0; i < CM_EPOCHS_MAX; i++) {

@@ -2,9 +2,9 @@
 /* The inside of the pool. Only the pool's own files include this header: pool.c hands
  * out and takes back, in_flight.c finds out when freed memory is idle and waits for
  * that, grow.c gets memory from the runtime and gives it back, sleep.c lends all of it
- * back for a time, spill.c does so for one block, both by chunks.c, fork.c looks after
- * forked children, noting.c writes events for the recorder, and pools.c works on all
- * pools of a runtime.
+ * back for a time, spill.c does so for one block, chunks.c unmaps and maps chunks for
+ * both of these, fork.c looks after forked children, noting.c writes events for the
+ * recorder, and pools.c works on all pools of a runtime.
  *
  * Locks: `lock` guards heap, lists, slots and counters, and is held for work on these
  *        only. `growing` and `polling` are turns, which a thread keeps across runtime
@@ -21,9 +21,9 @@
 #include "pool/heap.h"
 #include "pool/pool.h"
 
-/* A pool can keep apart the work of up to CM_STREAMS_MAX - 1 streams. Each stream has a
- * slot, an index from 1 on; index 0 belongs to nobody. Behind the streams each device
- * has a slot as well, for work whose stream is unknown. */
+/* A pool can tell apart the work of up to CM_STREAMS_MAX - 1 streams. Each stream has a
+ * slot, which is an index from 1 on. Index 0 belongs to nobody. After the slots of the
+ * streams there is one for each device, for work whose stream is unknown. */
 enum { CM_STREAMS_MAX = 256, CM_EPOCHS_MAX = CM_STREAMS_MAX + CM_MAX_DEVICES };
 
 /* What a block has to wait for: the work of a slot, up to and including an epoch. */
@@ -51,7 +51,7 @@ typedef struct cm_epochs {
     uint64_t awaited_epoch;  /* the youngest that anything waits for, or 0 */
     uint64_t recorded_epoch; /* the youngest with an event, or 0 */
     cm_list marks;           /* the oldest first, unless threads raced */
-    bool is_capturing;       /* the answer when it was last asked */
+    bool is_capturing;       /* whether the stream was capturing when last asked */
 } cm_epochs;
 
 /* A freed block that something may still work on. */
@@ -134,25 +134,26 @@ struct cm_pool {
      * it. */
     cm_pool_phase phase;
     cm_saved saved; /* for that thread */
-    /* Which thread puts blocks to sleep or wakes them, in spill.c; NULL if none does.
-     */
+    /* The thread that puts blocks to sleep or wakes them (spill.c), or NULL. */
     _Atomic(const char *) spiller;
-    uint64_t window_ns;      /* for the idle trim: when its present window began */
-    uint64_t window_cached;  /* the least that was cached in that window */
-    bool waited_in_vain;     /* nobody waits for fences again until one passes */
-    uint64_t unasked_nbytes; /* given back with a fence since a miss last polled */
+    uint64_t window_ns;     /* for the idle trim: when its present window began */
+    uint64_t window_cached; /* the least that was cached in that window */
+    bool waited_in_vain;    /* nobody waits for fences again until one passes */
+    /* The bytes of the blocks that need a fence and were given back since a miss last
+     * polled. */
+    uint64_t unasked_nbytes;
     atomic_uint_fast64_t lost_count;
     cm_mutex polling;  /* the poller's turn */
     cm_mutex growing;  /* the grower's turn */
     cm_source *source; /* owned; opened at the first growth; only the grower uses it */
     cm_arena *range;   /* the arena of a placed source; else NULL */
-    /* Bits of the other devices to which all chunks are open, as far as they can reach
-     * this device at all. Set by the grower. */
+    /* The other devices, as bits, for which there is nothing left to do: they may use
+     * all chunks, or they cannot reach this device at all. Set by the grower. */
     _Atomic uint64_t admitted;
     /* Blocks that were freed but that forked children still have: see fork.c. */
     cm_list held_by_children;
     cm_list fork_node; /* in the list of all pools; this and the next are for fork.c */
-    bool is_copied;    /* a fork is under way that looks after the live blocks */
+    bool is_copied; /* a fork is under way, in which the child gets the live blocks */
 };
 
 /* True while the pool may not hand out free memory because it sleeps or because a limit
@@ -281,8 +282,8 @@ cm_pool_view_locked(const cm_pool *pool, uint32_t slot)
         .tag = slot, .done = pool->done, .single_stream = pool->given_count <= 1};
 }
 
-/* Return the view that says from which free spans a block for `stream` (NULL: any) may
- * be cut. */
+/* Return the view that says which free spans a block for `stream` may be cut from. With
+ * `stream` NULL any stream may use the block. */
 static inline cm_heap_view
 cm_pool_view_for_locked(const cm_pool *pool, const cm_stream *stream)
 {
@@ -312,7 +313,7 @@ cm_pool_give_in_order_locked(cm_pool *pool, cm_due *due)
  * what the block waits for. For other streams nothing is done, and *out is left alone.
  * Returns false if no event could be recorded. */
 bool cm_pool_try_mark_foreign(cm_pool *pool, cm_stream *stream, cm_due *out);
-/* True if there are free spans that are pending by a stream other than that of slot
+/* True if some free spans are still pending for a stream other than that of slot
  * `own`. */
 bool cm_pool_has_other_pending_locked(const cm_pool *pool, uint32_t own);
 /* Make `stream` wait, on the device, for the work of other streams that pending spans
@@ -334,9 +335,9 @@ void cm_pool_drop_slots(cm_pool *pool, bool orphans_only);
  * memory. */
 cm_flight *cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
                             uint32_t use_count, unsigned flags);
-/* True if work may run on a block in flight that no event covers: that of a graph,
- * which may be run again at any time, or that on a block for which there was no memory
- * to note what it waits for. */
+/* True if a block in flight may be in use by work that no event covers. That is so if a
+ * graph uses the block, since a graph may be run again at any time, or if there was no
+ * memory to note what the block waits for. */
 bool cm_pool_has_unknown_work(cm_pool *pool);
 /* Return the bytes of all blocks in flight that wait for a fence which has not been
  * recorded yet. */
@@ -372,15 +373,15 @@ CM_NODISCARD cm_status cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks,
  * take fewer calls of the runtime. A chunk for a long block may be longer (grow.c). */
 enum { CM_CHUNK_SHARE = 500, CM_RESERVE_SHARE = 128 };
 
-/* Get memory from the runtime, and cut a BUSY span of `size` bytes for `stream` (NULL:
- * any) from it, perhaps together with free memory beside it. The chunks of placed
- * memory may have 1 / share of what the pool then holds. Called by the grower, inside a
- * cm_scope.
+/* Get memory from the runtime, and cut a BUSY span of `size` bytes for `stream` from
+ * it, perhaps together with free memory beside it. With `stream` NULL any stream may
+ * use the span. The chunks of placed memory may have 1 / share of what the pool then
+ * holds. Called by the grower, inside a cm_scope.
  * Fails: CM_ELIMIT, CM_ENOMEM, CM_EOVERFLOW; as the source's calls. */
 CM_NODISCARD cm_status cm_pool_grow(cm_pool *pool, uint64_t size, uint32_t share,
                                     const cm_stream *stream, cm_heap_span **out);
-/* Let the source expect chunks, as cm_source_ops says. Growths that come meanwhile wait
- * for this call, and it waits for them. */
+/* Tell the source which chunks to expect, as cm_source_ops says. This takes the
+ * grower's turn, so it waits for a growth under way, and later growths wait for it. */
 void cm_pool_expect(cm_pool *pool, uint64_t nbytes, uint64_t count);
 /* Give whole free chunks back to the runtime, as many as can go while at least
  * `keep_nbytes` stay cached. Called by the grower, inside a cm_scope. */
@@ -400,8 +401,8 @@ void cm_pool_trim_idle(cm_pool *pool);
 uint64_t cm_pool_idle_due(cm_pool *pool);
 
 /* -- chunks.c ---------------------------------------------------------------------------- */
-/* All of this is about the chunks of placed memory that begin in [from, to). It is
- * called by the grower, and what calls the runtime inside a cm_scope. */
+/* These functions work on the chunks of placed memory that begin in [from, to). The
+ * grower calls them, and those that call the runtime need a cm_scope around them. */
 
 static inline cm_address
 cm_chunk_end(const cm_chunk *chunk)
@@ -409,7 +410,7 @@ cm_chunk_end(const cm_chunk *chunk)
     return chunk->address + chunk->nbytes;
 }
 
-/* Return the chunk at `from`, or else the next one behind it, or NULL if there is
+/* Return the first chunk that begins at `from` or behind it, or NULL if there is
  * none. */
 cm_chunk *cm_chunk_from(const cm_pool *pool, cm_address from);
 /* Count the bytes of chunks without memory. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pieces of page-locked memory, sorted by address, and the shares of them. A request
- * walks from its first page to its last. It takes a share of each piece that is there,
- * and fills each gap with a new piece. registry.h has an example. */
+/* The registry is a list of pieces of page-locked memory, sorted by address, and
+ * requests hold shares of the pieces. A request walks from its first page to its last.
+ * It takes a share of each piece that is there, and fills each gap with a new piece.
+ * registry.h has an example. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,9 +71,11 @@ struct cm_registration {
     cm_page_shares shares;
     uintptr_t host;
     uint64_t nbytes;
-    int device;          /* the device whose context registers new pieces */
-    bool asks_read_only; /* lock for reading only what cannot be written */
-    bool read_only;      /* we locked a piece for reading only */
+    int device; /* the device whose context registers new pieces */
+    /* Devices will only read, so pages that the process may not write can be locked
+     * too. */
+    bool asks_read_only;
+    bool read_only; /* we locked a piece for reading only */
 };
 
 cm_status
@@ -137,9 +140,9 @@ unlock_piece(const cm_registry *registry, const cm_page_piece *p)
                             cm_rt_host_unregister(registry->rt, (void *)p->base)));
 }
 
-/* Find where the pages from `p->base` on stop being alike, that is, all foreign or none
- * foreign. A page is foreign if its first or last byte is locked by somebody else.
- * Called inside a cm_scope. */
+/* Find the longest run of pages from `p->base` on that are all foreign or all not
+ * foreign. Sets *run_end and *foreign. A page is foreign if its first or last byte is
+ * locked by somebody else. Called inside a cm_scope. */
 static cm_status
 find_run(const cm_registry *registry, const cm_page_piece *p, uintptr_t *run_end,
          bool *foreign)
@@ -171,8 +174,8 @@ may_be_foreign(cm_status status)
 }
 
 /* Page-lock a busy piece. Called without the lock. If somebody else has already locked
- * a part of it, the piece is cut down to its first pages that are alike (find_run()),
- * and is foreign if these are. The caller makes other pieces for the rest.
+ * a part of it, the piece is cut down to its first run of pages (find_run()), and is
+ * foreign if that run is. The caller makes other pieces for the rest.
  * Fails: host_register, pointer_attributes. */
 static cm_status
 lock_piece(cm_registry *registry, cm_page_piece *p)
@@ -348,8 +351,8 @@ cm_registry_read(cm_registry *registry, bool window, cm_registry_counters *out)
 
 /* -- pieces under work ------------------------------------------------------------------- */
 
-/* Mark a piece as busy or not, and wake the threads that wait for that. They look once
- * the lock is given back. */
+/* Mark a piece as busy or not busy, and wake the threads that wait for this change.
+ * They continue once the caller gives the lock back. */
 static void
 set_busy_locked(cm_registry *registry, cm_page_piece *p, bool busy)
 {
@@ -458,8 +461,9 @@ cm_registry_is_busy(const cm_registry *registry)
     return atomic_load(&registry->busy_count) > 0;
 }
 
-/* The pages at both ends are locked. Correct the answer if no request asked for some
- * bytes between the two ends, or if device addresses are not consecutive. */
+/* Correct what the driver says about memory whose first and last page are locked. If
+ * some bytes between the two were not asked for by any request, *last becomes pageable.
+ * If the device addresses may not be consecutive, that of *first becomes 0. */
 static void
 look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
              cm_pointer_info *first, cm_pointer_info *last)
@@ -499,7 +503,7 @@ cm_registry_probe(cm_registry *registry, cm_address address, uint64_t nbytes,
         CM_TRY(cm_registry_share(registry, (const void *)(uintptr_t)address, nbytes,
                                  true, shares));
         CM_TRY(cm_rt_pointer_attributes(registry->rt, address, first));
-        *last = *first; /* the driver knows memory by whole pages */
+        *last = *first; /* the driver's answer is the same for a whole page */
         if (address / registry->page_nbytes != end / registry->page_nbytes) {
             CM_TRY(cm_rt_pointer_attributes(registry->rt, end, last));
         }

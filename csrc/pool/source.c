@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chooses a source, and has the source of segments, which makes every chunk separately,
- * in one of two ways. One is an allocation of the runtime. The other is for host
- * memory: the source maps huge pages, lets several threads populate them, and then
- * registers them, which takes a fraction of the time of cudaHostAlloc. Each such chunk
- * is a mapping of its own, registered by one call. No copy may cross the edge of a
- * registration, so neighbouring chunks never join. If one call cannot register the
- * whole chunk, the runtime allocates it instead.
+/* Chooses the source of a pool, and implements the source of segments. That source
+ * makes every chunk separately, in one of two ways. Either the runtime allocates the
+ * chunk or, for host memory, the source maps huge pages, lets several threads populate
+ * them, and then registers them. The latter takes a fraction of the time of
+ * cudaHostAlloc. Each such chunk is a mapping of its own, registered by one call. No
+ * copy may cross the edge of a registration, so neighbouring chunks never join. If one
+ * call cannot register the whole chunk, the runtime allocates it instead.
  *
- * Populating a chunk and registering it take about as long as each other. A caller that
- * is going to ask for many chunks of one size says so (expect), and then threads
+ * Populating a chunk takes about as long as registering it. So a caller that is going
+ * to ask for many chunks of one size says so (`expect` in source.h), and then threads
  * populate the next chunk while this one is registered. */
 #include "pool/source.h"
 
@@ -43,7 +43,7 @@ typedef struct prepared {
 
 /* A source of segments. is_exact implies node >= 0. */
 typedef struct segment_source {
-    cm_source base; /* first, so that a cm_source pointer is one to this */
+    cm_source base; /* first, so that a cm_source pointer can be cast to this */
     cm_host_world world;
     /* We make and populate host memory; else the runtime makes every chunk. */
     bool populates;
@@ -197,7 +197,8 @@ prepare_next(segment_source *self)
     cm_host_unmap(self->next.start, nbytes);
 }
 
-/* Give back what was prepared. In a child of a fork the thread is not there. */
+/* Give back the mapping that was prepared. A forked child leaves it alone, since the
+ * thread that populates it exists only in the parent. */
 static void
 forget_next(segment_source *self)
 {

@@ -16,7 +16,7 @@
  *
  * A block without a whole chunk gives nothing back, so nobody puts it to sleep.
  *
- * The pool knows nothing of copies, so its caller goes these steps:
+ * The pool knows nothing of copies, so its caller takes these steps:
  *
  *      cm_pool_take_spill_turn    no other thread moves blocks of the pool
  *      cm_block_inside            which bytes have to be saved
@@ -29,15 +29,16 @@
  * All or nothing
  * --------------
  * As in sleep.c, everything is unmapped before the first handle is released. If an
- * unmapping fails, the same memory is mapped again with its contents. If a handle is
- * refused, it stays with its chunk, counts as lost, and is used when the block wakes.
+ * unmapping fails, the same memory is mapped again with its contents. If the runtime
+ * refuses to release a handle, the handle stays with its chunk, counts as lost, and is
+ * used again when the block wakes.
  *
  * Edges
  * -----
  *   - A block that sleeps may be freed. cm_block_free_asleep() turns the addresses
  *     without memory into gaps, and the rest into free memory.
- *   - A chunk whose closing has failed half-way has no handle, and unmapping it frees
- *     its memory. Such chunks are unmapped last.
+ *   - If an earlier attempt to close a chunk failed half-way, the chunk no longer has a
+ *     handle, and unmapping it frees its memory. Such chunks are unmapped last.
  * Locks: `growing` is held across the calls of the runtime, as for a growth. */
 #include <stdlib.h>
 
@@ -53,7 +54,7 @@ typedef struct stretch {
 
 /* -- whose turn it is ------------------------------------------------------------------- */
 
-/* Its address stands for the thread. */
+/* The address of this variable identifies the calling thread. */
 static _Thread_local char this_thread;
 
 bool
@@ -115,7 +116,8 @@ cm_block_inside(cm_pool *pool, const cm_block *block, cm_address *first)
 /* -- the memory ---------------------------------------------------------------------------- */
 /* All of this is called by the grower, inside a cm_scope. */
 
-/* Note how many bytes the runtime got, and let others have them under the limits. */
+/* Count `nbytes` that went back to the runtime, and refund them to the budget, so that
+ * others may use them. */
 static void
 count_lent(cm_pool *pool, const cm_block *block, uint64_t nbytes)
 {
@@ -159,7 +161,7 @@ cm_block_fall_asleep(cm_pool *pool, const cm_block *block, bool *asleep)
     return status;
 }
 
-/* Note that `nbytes` of a block have memory again. */
+/* Count `nbytes` of a block that have memory again. */
 static void
 count_woken(cm_pool *pool, const cm_block *block, uint64_t nbytes, bool wakes)
 {
@@ -176,8 +178,8 @@ count_woken(cm_pool *pool, const cm_block *block, uint64_t nbytes, bool wakes)
     }
 }
 
-/* Note that `nbytes` of a block that sleeps went back only now, because the runtime had
- * refused their handles before. */
+/* Count `nbytes` of a sleeping block that went back only now, because the runtime
+ * refused to release their handles before. */
 static void
 count_late(cm_pool *pool, const cm_block *block, uint64_t nbytes)
 {
@@ -192,8 +194,8 @@ count_late(cm_pool *pool, const cm_block *block, uint64_t nbytes)
     }
 }
 
-/* Take the memory of a stretch away again that could not be brought back as a whole. Of
- * it `missing` bytes had none before. */
+/* Undo borrow() after only a part of the stretch has got memory. `missing` is how many
+ * bytes had no memory before. */
 static void
 return_memory(cm_pool *pool, const cm_block *block, stretch s, uint64_t missing)
 {
@@ -241,8 +243,9 @@ cm_block_bring_back(cm_pool *pool, const cm_block *block)
 
 /* -- freeing ------------------------------------------------------------------------------- */
 
-/* Give back what unmapped chunks of a block still have, because the runtime refused it
- * before. If it refuses again, the chunk is mapped and becomes free memory. */
+/* Release the memory of unmapped chunks that still have a handle because the runtime
+ * refused it before. If the runtime refuses again, the chunk is mapped, so that it can
+ * become free memory of the pool. */
 static cm_status
 close_all(cm_pool *pool, const cm_block *block, stretch s)
 {
@@ -265,8 +268,8 @@ is_bare(const cm_pool *pool, stretch s, cm_address at)
     return at >= s.from && at < s.to && chunk_at(pool, at)->is_unmapped;
 }
 
-/* Return where the part of a span ends that begins at `at` and is bare as a whole, or
- * has memory as a whole. */
+/* A part of a span either has memory everywhere or is bare everywhere. Return the end
+ * of the part that begins at `at`. */
 static cm_address
 end_of_part(const cm_pool *pool, stretch s, cm_address at, cm_address end)
 {
@@ -331,7 +334,8 @@ give_parts_locked(cm_pool *pool, cm_heap_span *span, stretch s)
     cm_address end = cm_span_end(span);
     span->state = CM_SPAN_BUSY;
     if (!cut_locked(pool, span, s)) {
-        /* Nobody may have the span, so it stays in flight until the pool ends. */
+        /* Parts of the span have no memory, so nobody may use it, and it stays in
+         * flight until the pool ends. */
         span->state = CM_SPAN_FLIGHT;
         pool->counters.in_flight_count++;
         pool->counters.in_flight_nbytes += span->block.nbytes;

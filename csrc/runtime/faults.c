@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fault wrapper: a body for each operation, made from ops.h. */
+/* Implements the fault wrapper. Its body for each operation is generated from ops.h. */
 #include "runtime/faults.h"
 
 #include <stdatomic.h>
@@ -8,20 +8,20 @@
 #include "base/thread.h"
 
 typedef struct cm_faults {
-    cm_runtime base; /* first, so that a cm_runtime pointer is one to this */
+    cm_runtime base; /* first, so that a cm_runtime pointer can be cast to this */
     atomic_int plan_op;
     _Atomic uint64_t plan_nth;
     _Atomic int32_t plan_code;
     atomic_bool plan_repeat;
     atomic_int injected;
-    _Atomic uint64_t counts[CM_OP_COUNT];    /* [CM_OP_none] counts all */
-    _Atomic uint32_t delays_us[CM_OP_COUNT]; /* [CM_OP_none] delays all */
+    _Atomic uint64_t counts[CM_OP_COUNT];    /* [CM_OP_none] counts all operations */
+    _Atomic uint32_t delays_us[CM_OP_COUNT]; /* [CM_OP_none] delays all operations */
     int (*is_held)(void);
     _Atomic uint64_t held_counts[CM_OP_COUNT];
 } cm_faults;
 
-/* Count a call, and delay it if it is to be delayed. Returns true if the plan makes it
- * fail, with *code. */
+/* Count a call, and delay it if cm_faults_delay() asked for that. Returns true if the
+ * plan makes the call fail, and then sets *code. */
 static bool
 should_fail(cm_runtime *rt, cm_op op, int32_t *code)
 {

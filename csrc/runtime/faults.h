@@ -18,21 +18,22 @@
 CM_NODISCARD cm_status cm_faults_open(cm_runtime *inner, int (*is_held)(void),
                                       cm_runtime **out);
 
-/* Make a plan: from now on the `nth` call (1 is the next one, 0 is none) of operation
- * `op` (CM_OP_none: of any operation) fails with `code` and does not reach the inner
- * runtime. With `repeat` every later one fails too. Resets the counters. */
+/* Make a plan: from now on the `nth` call of operation `op` fails with `code` and does
+ * not reach the inner runtime. An `nth` of 1 means the next call, and 0 means that no
+ * call fails. If `op` is CM_OP_none, calls of all operations are counted together. With
+ * `repeat` every later call fails too. Resets the counters. */
 void cm_faults_plan(cm_runtime *rt, cm_op op, uint64_t nth, int32_t code, bool repeat);
 
-/* Return the number of calls since the last plan, of one operation or (CM_OP_none) of
- * all. */
+/* Return the number of calls of `op` since the last plan. If `op` is CM_OP_none, all
+ * calls are counted. */
 uint64_t cm_faults_count(const cm_runtime *rt, cm_op op);
 
-/* Return the operation that failed last by the plan, or CM_OP_none if none has failed
- * yet. */
+/* Return the operation of the last call that the plan made fail, or CM_OP_none if it
+ * has made none fail yet. */
 cm_op cm_faults_last_injected(const cm_runtime *rt);
 
-/* Delay every call of `op` (CM_OP_none: of any operation) by `delay_us` microseconds. 0
- * ends the delay. */
+/* Delay every call of `op`, or of all operations if `op` is CM_OP_none, by `delay_us`
+ * microseconds. 0 ends the delay. */
 void cm_faults_delay(cm_runtime *rt, cm_op op, uint32_t delay_us);
 
 /* Return how many calls of `op` were made so far while `is_held` returned true. */

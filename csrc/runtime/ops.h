@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one list of all CUDA calls that cumem can make. From it come the enum of
- * operations, the table of names, the type of the table of functions, the callers
- * cm_rt_… and the whole fault wrapper. A new operation is one row here and two bodies
- * (in cuda.c and emulated/); nothing else names it.
+/* The one list of all CUDA calls that cumem can make. These are generated from it: the
+ * enum of operations, the table of names, the type of the table of functions, the
+ * callers cm_rt_… and the whole fault wrapper. A new operation is one row here and two
+ * bodies (in cuda.c and emulated/); nothing else names it.
  *
  * X(name, CUDA function, oldest driver, (kind, argument), (parameters), (arguments))
  *
- * `argument` is the one that tells most about a failure, and `kind` says what it is, by
- * a name that cumem/base/errors.py has a text for. Before the parameters comes
- * `cm_runtime *rt`, which CM_OP_PARAMS and CM_OP_ARGS add.
+ * `argument` is the one that tells most about a failure, and `kind` is the name under
+ * which cumem/base/errors.py has a text for such an argument. CM_OP_PARAMS and
+ * CM_OP_ARGS put `cm_runtime *rt` in front of the parameters.
  *
  * Example: the row of host_alloc makes cm_rt_host_alloc(rt, nbytes, flags, &out), which
  * calls cudaHostAlloc or its emulation. If that fails, the status names the operation

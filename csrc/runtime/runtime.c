@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts that all runtimes share: the facts about kinds and operations, the page by
- * which a child finds out that it was forked, the way from sleep to work, the runtime
- * for the host alone, and entering a device. */
+/* Implements what all runtimes share: the facts about kinds and operations, the page by
+ * which a child finds out that it was forked, waking a runtime, the runtime for the
+ * host alone, and entering a device. */
 #include "runtime/runtime.h"
 
 #include <errno.h>
@@ -29,8 +29,8 @@ const cm_op_fact cm_op_facts[CM_OP_COUNT] = {
 
 /* Linux itself wipes such a page in the child (MADV_WIPEONFORK), however the process
  * forks. Sandboxes such as gVisor refuse that advice. There a handler of
- * pthread_atfork() writes zero to the page in the child. It does not run in children
- * that were made by the bare system call. */
+ * pthread_atfork() writes zero to the page in the child. The handler does not run in
+ * children that were made by the bare system call. */
 enum { PAGES_BY_HAND = 64 };
 
 static struct {
@@ -75,7 +75,8 @@ after_fork_in_child(void)
     (void)pthread_mutex_unlock(&by_hand.lock);
 }
 
-/* Set the handlers, once. Returns false if there is no memory for them. */
+/* Set the handlers, unless they are set already. Returns false if there is no memory
+ * for them. */
 static bool
 watch_forks(void)
 {
@@ -308,7 +309,8 @@ stream_get_id(cm_runtime *rt CM_UNUSED, uint64_t stream, uint64_t *out)
     return cm_ok();
 }
 
-/* Facts that the parent knew are still true in the child. */
+/* These facts were copied from the parent's runtime, and are still true in the
+ * child. */
 static cm_status
 answer_driver_version(cm_runtime *rt, int *out)
 {
@@ -331,7 +333,7 @@ answer_runtime_version(cm_runtime *rt, int *out)
 }
 
 typedef struct host_only {
-    cm_runtime base; /* first, so that a cm_runtime pointer is one to this */
+    cm_runtime base; /* first, so that a cm_runtime pointer can be cast to this */
     cm_ops_table ops;
 } host_only;
 

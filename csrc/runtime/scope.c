@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Entering and leaving a scope. */
+/* Enters and leaves a scope, which scope.h explains. */
 #include "runtime/scope.h"
 
 cm_status

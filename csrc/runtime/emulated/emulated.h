@@ -22,7 +22,7 @@
 #include "runtime/runtime.h"
 
 typedef struct cm_emulated_config {
-    int device_count; /* 1 … CM_MAX_DEVICES; 0 for a driver without devices */
+    int device_count; /* at most CM_MAX_DEVICES; 0 for a driver without devices */
     /* The memory of each device. Host and managed memory together get 4 times as
      * much. */
     uint64_t memory_nbytes;
@@ -81,9 +81,9 @@ CM_NODISCARD cm_status cm_emulated_open(const cm_emulated_config *config,
 CM_NODISCARD cm_status cm_emulated_gate_close(cm_runtime *rt, uint64_t stream);
 CM_NODISCARD cm_status cm_emulated_gate_open(cm_runtime *rt, uint64_t stream);
 
-/* With `on`, close the gate of each stream that is created from now on. A test can so
- * hold work on streams whose handles it cannot know. Without, open the gates of all
- * streams that were created. */
+/* With `on`, close the gate of each stream that is created from now on. In this way a
+ * test can hold up work on streams whose handles it cannot know. Without `on`, open the
+ * gates of all existing streams. */
 void cm_emulated_shut_new(cm_runtime *rt, bool on);
 
 /* Begin or end a capture of a stream. During the capture, queries, synchronous calls,

@@ -18,10 +18,10 @@
  *
  * Freed ranges
  * ------------
- * A freed range becomes untouchable at once, but its addresses stay taken for a while
- * (bury()): at most 256 ranges or 64 GiB of addresses, the oldest going first. A copy
- * that comes too late then finds a FREED range and fails with code 700. Otherwise it
- * might find other memory at these addresses and silently overwrite that.
+ * A freed range becomes untouchable at once, but its addresses stay reserved for a
+ * while (bury()). At most 256 ranges or 64 GiB of addresses are kept, and the oldest go
+ * first. A copy that comes too late then finds a FREED range and fails with code 700.
+ * Otherwise it might find other memory at these addresses and silently overwrite that.
  *
  * Freeing waits until executing work has finished with the range (`user_count`).
  * Unregistering also waits for copies that are queued (`waiting`), as the driver does.
@@ -174,8 +174,8 @@ drop_stale(cm_emulated *emulated, const cm_emulated_pages *fresh)
     }
 }
 
-/* Make a range of the draft. `is_good` says whether its memory could be allocated. If
- * no range is made, what the draft owns is freed. */
+/* Make a range from the draft. `is_good` says whether its memory could be allocated. If
+ * no range is made, this frees what the draft owns. */
 static int32_t
 range_insert(cm_emulated *emulated, const cm_emulated_range *draft, bool is_good)
 {
@@ -557,7 +557,7 @@ cm_emulated_op_device_free(cm_emulated *emulated, cm_address address)
 
 /* ---- registered memory ----------------------------------------------------------- */
 
-/* Registers whole pages, as the driver does. */
+/* Register whole pages, as the driver does. */
 int32_t
 cm_emulated_op_host_register(cm_emulated *emulated, void *host, uint64_t nbytes,
                              unsigned flags)
@@ -688,8 +688,8 @@ cm_emulated_op_peer_can_access(cm_emulated *emulated, int device, int peer, int 
     return 0;
 }
 
-/* Lets the current device use memory that is allocated on `peer`. Mapped memory is not
- * included. */
+/* Let the current device use memory that is allocated on `peer`, but not memory that is
+ * mapped there on demand. */
 int32_t
 cm_emulated_op_peer_enable(cm_emulated *emulated, int peer)
 {
@@ -1058,9 +1058,9 @@ cm_emulated_op_address_map(cm_emulated *emulated, cm_address address, uint64_t n
         || range_touched(&memory->mapped, address, nbytes) != NULL) {
         return CM_CUDA_INVALID_VALUE;
     }
-    /* No device maps a part of a handle. Memory for RDMA that was mapped in a second
-     * place could not be opened to devices that come later (driver 580), so memory
-     * never has a second place. */
+    /* A handle can be mapped only as a whole. We also refuse to map it in a second
+     * place: on driver 580, RDMA memory that was mapped twice could not be opened to
+     * further devices, so cumem never does that. */
     if (nbytes != physical->nbytes || physical->is_mapped) {
         return CM_CUDA_NOT_SUPPORTED;
     }

@@ -70,7 +70,7 @@ typedef struct cm_emulated_streams {
     uint64_t reused_handle; /* of the stream that was destroyed last, or 0 */
     uint64_t opened;        /* streams that were ever opened */
     uint64_t queued_jobs;
-    bool begin_shut; /* streams that are made have a shut gate, for tests */
+    bool begin_shut; /* new streams begin with their gate shut, for tests */
 } cm_emulated_streams;
 
 /* -- memory ------------------------------------------------------------------------------ */
@@ -135,10 +135,13 @@ typedef struct cm_emulated_memory {
     uint64_t host_used_nbytes;
     uint64_t counts[CM_EMULATED_FREED + 1];
     uint64_t physical_count;
-    /* By their ends, both for the host and for devices; owned. */
+    /* Owned. All ranges, by the address behind their last byte. A range that has
+     * another address for devices than for the host is entered under both. */
     cm_emulated_table ranges;
-    cm_emulated_table mapped; /* ranges in virtual ones, by their ends; owned */
-    cm_list freed;            /* oldest first */
+    /* Owned. The mappings inside virtual ranges, by the address behind their last
+     * byte. */
+    cm_emulated_table mapped;
+    cm_list freed; /* oldest first */
     uint64_t freed_nbytes;
     cm_emulated_table physicals; /* by handle; owned */
     uint64_t serial;             /* of the newest mapping */
@@ -147,11 +150,11 @@ typedef struct cm_emulated_memory {
 /* -- all of it --------------------------------------------------------------------------- */
 
 struct cm_emulated {
-    cm_runtime base; /* first, so that a cm_runtime pointer is one to this */
+    cm_runtime base; /* first, so that a cm_runtime pointer can be cast to this */
     cm_emulated_config config;
     cm_mutex lock;
-    cm_cond changed; /* signalled when an item is done, or work has let go of memory */
-    uint64_t number; /* no other runtime ever has it; an address may come again */
+    cm_cond changed; /* signalled when a job is done, or has let go of memory */
+    uint64_t number; /* unique, whereas another runtime may get the same address */
     cm_emulated_streams streams;
     cm_emulated_memory memory;
     cm_emulated_table modules; /* of struct module; owned */
@@ -260,7 +263,7 @@ typedef enum cm_emulated_found {
     CM_EMULATED_BROKEN /* it crosses an edge, or was freed */
 } cm_emulated_found;
 
-/* What is known of a place that is inside. */
+/* What is known about a place that is INSIDE. */
 typedef struct cm_emulated_place {
     /* The first range; borrowed until the lock is given back. */
     cm_emulated_range *range;

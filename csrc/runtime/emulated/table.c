@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sorted array, searched by halves. */
+/* A sorted array with binary search. table.h says what the numbers are by which it is
+ * sorted. */
 #include "runtime/emulated/table.h"
 
 #include <stdlib.h>
