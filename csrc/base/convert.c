@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversion in one step or two. A number goes from its type to a middle type (float32
- * or float64, as choose_middle() decides), is scaled there, and goes on to its new
- * type. So n types need 2 n loops for each middle type, and not n * n. Integers become
- * other integers in one step, which takes few loops, since only the width of the target
- * matters. Loops have a constant length, so that the compiler makes vector instructions
- * of them, and a block of the middle type stays in the nearest cache between its two
- * steps.
+/* Converts numbers in one step or two. A number goes from its type to a middle type
+ * (float32 or float64, as choose_middle() decides), is scaled there, and goes on to its
+ * new type. So n types need 2 n loops for each middle type rather than n * n. Integers
+ * become other integers in one step, which takes few loops, since only the width of the
+ * target matters. Loops have a constant length, so that the compiler makes vector
+ * instructions of them, and a block of the middle type stays in the nearest cache
+ * between its two steps.
  *
- * Example: uint8 to float16 goes by float32. 1024 bytes are loaded and become 1024
- * floats (4 KiB, which stay in the cache), are multiplied by 1/255 if that was asked
- * for, and are stored as 2 KiB of halves. */
+ * Example: uint8 becomes float16 by way of float32. 1024 bytes are loaded and become
+ * 1024 floats (4 KiB, which stay in the cache), are multiplied by 1/255 if that was
+ * asked for, and are stored as 2 KiB of halves. */
 #include "base/convert.h"
 
 #include <assert.h>
@@ -21,8 +21,8 @@
 #    include <immintrin.h>
 #endif
 
-/* In other files the compiler does not vectorize loops by itself (setup.py says
- * why). */
+/* setup.py turns automatic vectorization off for all files, and says why. The loops of
+ * this file need it. */
 #if defined(__GNUC__) && !defined(__clang__)
 #    pragma GCC optimize("tree-vectorize")
 #endif
@@ -316,16 +316,16 @@ typedef void (*convert_step)(char *restrict dst, int64_t dst_step,
         }                                                                              \
     }
 
-/* Calls X for each real number of the list with each middle type. */
+/* Calls X for each dtype in CM_REALS with each middle type. */
 #define ALL_STEPS(X, isa)                                                              \
     CM_REALS(X##_F32, isa)                                                             \
     CM_REALS(X##_F64, isa)
 
 typedef enum middle { F32, F64, MIDDLE_COUNT } middle;
 
-/* How an integer is stored. W8 to W64: in that many bits; a longer integer loses its
- * upper bits, and a shorter one is extended, with its sign if its type is signed.
- * WBOOL: as a bool, which is true unless the integer is 0. */
+/* How an integer is stored. W8 to W64 stand for that many bits: a longer integer loses
+ * its upper bits, and a shorter one is extended, with its sign if its type is signed.
+ * WBOOL stands for a bool, which is true unless the integer is 0. */
 typedef enum int_width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } int_width;
 
 #define INTEGER_OF_BOOL(x) ((x) != 0)
@@ -353,17 +353,17 @@ typedef enum int_width { W8, W16, W32, W64, WBOOL, WIDTH_COUNT } int_width;
     }
 CM_INTEGERS(DEFINE_WIDTHS, )
 
-/* The loops for one set of instructions. `load` takes each type to each middle type,
- * and `store` takes it back. An entry is NULL where numbers of that type never go by
- * this table. */
+/* The loops for one set of instructions. `load` converts each type to each middle type,
+ * and `store` converts it back. An entry is NULL if numbers of that type are converted
+ * in another way. */
 typedef struct step_table {
     convert_step load[MIDDLE_COUNT][CM_NUMBER_COUNT];
     convert_step store[MIDDLE_COUNT][CM_NUMBER_COUNT];
     void (*scale[2])(char *values, const cm_convert *convert, int64_t count);
     /* These convert one integer type to another in one step. */
     convert_step integer[CM_NUMBER_COUNT][WIDTH_COUNT];
-    /* Take every second number of the middle type, as the real parts of complex numbers
-     * lie. */
+    /* Take every second number of the middle type, since the real parts of complex
+     * numbers are that far apart. */
     convert_step pairs[MIDDLE_COUNT];
     /* Make complex numbers of packed numbers of the middle type, with imaginary parts
      * of 0. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Polynomials are stored as in zlib: the bit of value 1 << 31 is the coefficient of
- * x to the power of 0, and the bit of value 1 is that of x to the power of 31. */
+/* Implements crc32.h by polynomial division, eight bytes at a time or by vector
+ * instructions. Polynomials are stored as in zlib: the bit of value 1 << 31 is the
+ * coefficient of x to the power of 0, and the bit of value 1 is that of x to the power
+ * of 31. */
 #include "base/crc32.h"
 
 #include <stdbool.h>
@@ -90,9 +92,9 @@ divide(uint32_t a, const unsigned char *bytes, size_t nbytes)
     return a;
 }
 
-/* Return the remainder of a long message. Words of eight bytes are divided at a time.
- * The table is made for each call, which takes microseconds, as the core has no memory
- * of its own that changes. */
+/* Return the remainder of a long message, dividing eight bytes at a time. Each call
+ * makes the table anew, which takes microseconds, so that no table has to be shared by
+ * threads. */
 static uint32_t
 divide_words(const unsigned char *bytes, size_t nbytes)
 {

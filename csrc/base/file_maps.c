@@ -18,8 +18,8 @@
 
 enum {
     TEXT_NBYTES = 64 << 10,
-    /* How many questions are asked one by one at most. Reading the text costs as much
-     * as some hundred questions. */
+    /* At most this many questions are asked one by one. Reading the text costs as much
+     * as about a hundred questions. */
     QUESTIONS_MAX = 64,
 };
 
@@ -34,7 +34,8 @@ typedef struct map_line {
 /* -- the kernel's answers --------------------------------------------------------------- */
 
 /* The argument of PROCMAP_QUERY of Linux 6.11, written out so that building does not
- * need its headers. The kernel takes the structure by its size, which may grow. */
+ * need its headers. Later kernels may add members, so the first member tells the kernel
+ * the size of this version. */
 typedef struct map_question {
     uint64_t size;
     uint64_t flags;

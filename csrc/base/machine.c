@@ -82,7 +82,7 @@ find_u64(const char *text, const char *key, uint64_t *out)
     return false;
 }
 
-/* Read a list such as "0-3,8". It ends where the text makes no sense. */
+/* Read a list such as "0-3,8". Reading stops where the text makes no sense. */
 static void
 parse_list(const char *text, cm_cpus *out)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranges, which show in the timeline of a profiler what the calling thread is doing.
- * The process has at most one tool that listens to them, which stays once it is
- * attached. */
+/* Marks ranges of time, which show in the timeline of a profiler what the calling
+ * thread was doing. At most one tool in the process listens to them, and it stays once
+ * it is attached. */
 #pragma once
 
 #include <stdatomic.h>
@@ -17,11 +17,11 @@ typedef struct cm_nvtx_tool {
 
 extern _Atomic(const cm_nvtx_tool *) cm_nvtx_tool_now; /* NULL if nobody listens */
 
-/* Load the library `path` as a tool and listen to it. Returns false with a text in
- * `reason` if it cannot be loaded, lacks the entry point of a tool, or refuses; then it
- * is unloaded, and a later call tries again. Once a tool listens, or while another
- * thread asks one, calls return true and do nothing. Blocks while the tool starts, so
- * the caller must not hold the GIL. */
+/* Load the library `path` as the tool to which ranges are reported. Returns false, with
+ * a text in `reason`, if the library cannot be loaded, lacks the entry point of a tool,
+ * or refuses. The library is then unloaded, and a later call tries again. If a tool is
+ * already attached, or another thread is attaching one, the call does nothing and
+ * returns true. Blocks while the tool starts, so the caller must not hold the GIL. */
 bool cm_nvtx_attach(const char *path, char *reason, size_t capacity);
 
 const cm_nvtx_tool *cm_nvtx_push(const char *what, uint64_t nbytes);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ring of the recorder, and the origins that threads lend each other. */
+/* Implements the ring of the recorder, and the origins that threads lend each other. */
 #include "base/recorder.h"
 
 #include <pthread.h>

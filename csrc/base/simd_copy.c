@@ -27,8 +27,8 @@ can_pick(void)
     return __builtin_cpu_supports("ssse3") != 0;
 }
 
-/* Take elements of two vectors by turns, from their lower halves (`low`) or from their
- * upper halves. */
+/* Take elements alternately from two vectors, from their lower halves if `low` is true,
+ * else from their upper halves. */
 #    define ZIP_1(a, b, low) ((low) ? _mm_unpacklo_epi8(a, b) : _mm_unpackhi_epi8(a, b))
 #    define ZIP_2(a, b, low)                                                           \
         ((low) ? _mm_unpacklo_epi16(a, b) : _mm_unpackhi_epi16(a, b))
@@ -176,8 +176,8 @@ store(char *to, vector bytes)
 }
 
 /* How far ahead memory is prefetched. The processor prefetches by itself, too, but not
- * beyond the end of a page, and less far ahead the more instructions each line of
- * memory takes. */
+ * beyond the end of a page. It also prefetches less far ahead if the code runs many
+ * instructions for each cache line. */
 enum { AHEAD_NBYTES = 1024 };
 
 /* The number of loads is a constant, so that the masks stay in registers. */

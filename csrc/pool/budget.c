@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Charging and refunding a chain of limits. */
+/* Charges and refunds a budget and the chain of its parents. */
 #include "pool/budget.h"
 
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool: its life, how it hands blocks out and takes them back, how other devices
- * reach them, and its counters and listing.
+/* Makes and ends pools, hands blocks out and takes them back, opens them to other
+ * devices, and keeps the counters and the listing.
  *
  * The idea
  * --------
@@ -284,8 +284,8 @@ must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
            && cm_pool_has_other_pending_locked(pool, view->tag);
 }
 
-/* True if enough memory was given back with a fence for a miss to ask about it now,
- * even if other memory is free. The host writes faster to memory that it used lately,
+/* True if so much memory that needs a fence was given back that a miss should now ask
+ * about it, even if other memory is free. Memory that was used lately is worth having,
  * since the processor's cache still holds it. With `limit` 0 the pool's own limit
  * applies. */
 static inline bool
@@ -725,12 +725,12 @@ cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses, uint32_t use_
                && !cm_stream_may_capture(uses[0]));
 }
 
-/* Give a span back to the heap. Until the work of `stream` (NULL: nothing worked on it)
- * has ended, only that stream may have it. Work from before the span was handed out may
- * still run too, whoever has used the span since. `due` names the epoch of an event
- * that was recorded just now; its slot is 0 if none was. Returns false, with nothing
- * changed, if the stream gets no slot, or if work of another stream may still run on
- * the span. */
+/* Give a span back to the heap. Until the work of `stream` has ended, only that stream
+ * may have the span. `stream` is NULL if nothing worked on the span. Work from before
+ * the span was handed out may still run too, whoever has used the span since. If an
+ * event was recorded just now, `due` names its slot and epoch, else its slot is 0.
+ * Returns false, with nothing changed, if the stream gets no slot, or if work of
+ * another stream may still run on the span. */
 static bool
 try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, cm_due due)
 {

@@ -56,18 +56,18 @@ typedef struct cm_pool_config {
      * the parent of that budget. In the config that cm_pool_get_config() returns, this
      * field points to the pool's own budget. */
     cm_budget *budget;
-    /* After it was unused for this long, memory goes back to the runtime without being
-     * asked for. With 0 it never does. */
+    /* Memory that has been unused for this long goes back to the runtime, although
+     * nobody has asked for that. With 0 it stays. */
     uint64_t idle_trim_ns;
-    /* Memory that is mapped on demand comes in chunks of at least this size, a power of
-     * 2, or of the driver's granule if that is longer; 0 stands for the granule. Long
+    /* The least length of a chunk of memory that is mapped on demand: a power of 2, or
+     * 0 for the driver's granule. If the granule is longer, it applies instead. Long
      * chunks cost less to unmap and map, and waste more. */
     uint64_t granule_nbytes;
-    /* Its blocks may be put to sleep one by one when memory is short (spill.c). The
-     * pool does nothing about that itself: its caller does. */
+    /* The caller may put blocks of the pool to sleep one by one when memory is short
+     * (spill.c). The pool never does so on its own. */
     bool spills;
-    /* How much page-locked memory the bytes of such blocks may take; UINT64_MAX means
-     * that there is no limit of its own. */
+    /* How much page-locked memory the contents of sleeping blocks may take. UINT64_MAX
+     * means that there is no limit. */
     uint64_t spill_limit_nbytes;
     /* Chosen by the caller, who never uses it for a second pool. (An address would not
      * do, since another pool may get it later.) */
@@ -93,9 +93,9 @@ typedef struct cm_block {
 #define CM_POOL_PEAKS(X)                                                               \
     X(peak_live_nbytes)                                                                \
     X(peak_requested_nbytes)                                                           \
-    X(peak_waste_nbytes) /* of live - requested */                                     \
+    X(peak_waste_nbytes) /* the peak of live - requested */                            \
     X(peak_in_flight_nbytes)                                                           \
-    X(peak_cached_nbytes) /* without memory that a growth is about to use */           \
+    X(peak_cached_nbytes) /* does not count what a growth is about to use */           \
     X(peak_reserved_nbytes)
 #define CM_POOL_COUNTERS(X)                                                            \
     X(live_nbytes) /* in blocks that are handed out, rounding included */              \
@@ -104,9 +104,8 @@ typedef struct cm_block {
     X(in_flight_nbytes) /* freed, but work may still run on it */                      \
     X(in_flight_count)                                                                 \
     X(cached_nbytes)   /* free for reuse, or on its way from or to the runtime */      \
-    X(cached_count)    /* free pieces, neighbours that could join counted once */      \
-    X(reserved_nbytes) /* held from the runtime = live + in flight + cached - asleep   \
-                        */                                                             \
+    X(cached_count)    /* free pieces; neighbours that could join are one */           \
+    X(reserved_nbytes) /* live + in flight + cached - asleep */                        \
     X(asleep_nbytes)   /* lent back to the runtime until the pool or block wakes */    \
     CM_POOL_PEAKS(X)                                                                   \
     X(largest_free_nbytes) /* the longest of the free pieces */                        \
@@ -124,7 +123,7 @@ typedef struct cm_block {
     X(remap_nbytes)                                                                    \
     X(trim_count)                                                                      \
     X(trimmed_nbytes)                                                                  \
-    X(spill_count) /* blocks that were put to sleep by themselves (spill.c) */         \
+    X(spill_count) /* single blocks that were put to sleep (spill.c) */                \
     X(spilled_nbytes)                                                                  \
     X(wake_count)                                                                      \
     X(woken_nbytes)                                                                    \
@@ -151,12 +150,12 @@ CM_NODISCARD cm_status cm_pool_create(cm_runtime *rt, const cm_pool_config *conf
 cm_pool *cm_pool_hold(cm_pool *pool);
 void cm_pool_release(cm_pool *pool);
 
-/* Hand out a block of `nbytes` (> 0) for `stream` (NULL: any stream) from free memory,
- * without a runtime call. Returns NULL if the caller has to use cm_pool_alloc()
- * instead. This is so if nothing fits, if an idle trim is due, if a limit was lowered
- * below what the pool holds, or if, in page-locked memory, more than `fence_limit`
- * bytes (0: the pool's own limit) were given back with a fence since a miss last
- * polled. */
+/* Hand out a block of `nbytes` (> 0) for `stream` from free memory, without a runtime
+ * call. With `stream` NULL any stream may use the block. Returns NULL if the caller has
+ * to use cm_pool_alloc() instead. This is so if nothing fits, if an idle trim is due,
+ * or if a limit was lowered below what the pool holds. For page-locked memory it is
+ * also so if blocks of more than `fence_limit` bytes that need a fence were given back
+ * since a miss last polled. A `fence_limit` of 0 stands for the pool's own limit. */
 cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
                             uint64_t fence_limit);
 
@@ -213,13 +212,13 @@ cm_wait_check_interrupted(const cm_wait_hooks *hooks, uint64_t *asked_ns)
     return interrupted ? cm_fail(CM_ECANCELLED, 0) : cm_ok();
 }
 
-/* Hand out at least `nbytes` (> 0) bytes, usable on `stream` (NULL: any stream) from
- * now on.
+/* Hand out at least `nbytes` (> 0) bytes, which `stream` may use from now on, or any
+ * stream if `stream` is NULL.
  *
  * Without `hooks` the call waits neither for memory in flight nor for the work of
  * another stream, since nobody knows how long that takes. It still grows the pool, and
- * waits for a growth that another thread has begun. With hooks the call waits at most a
- * second for fences that are already recorded before it grows the pool, if more memory
+ * waits for a growth that another thread has begun. With hooks the call may first wait
+ * for fences that are already recorded, for a second at most. It does so if more memory
  * is in flight than the larger of 256 MiB and half of what is live.
  * Owns:   the caller owns *out until cm_pool_free().
  * Blocks: on a miss, in the runtime; the lock is not held meanwhile.
@@ -394,7 +393,8 @@ typedef struct cm_saved_run {
     uint32_t part;
 } cm_saved_run;
 
-/* A part of a block that another library has, has cut up, and uses for nothing now. */
+/* A part of a block that another library has cut up, and that holds nothing which this
+ * library still needs. */
 typedef struct cm_spare_part {
     cm_address address;
     uint64_t nbytes;
@@ -421,10 +421,10 @@ CM_NODISCARD cm_status cm_pool_settle(cm_pool *pool, cm_stream *const *uses,
                                       uint32_t use_count, unsigned flags,
                                       const cm_wait_hooks *hooks);
 /* Find out which runs of bytes have to be saved: those of blocks that are live, or in
- * flight because of a graph, without the spare parts. Each gets a place, in order of
- * address, and lies in one part. With `to_host` a part is as long as its page-locked
- * memory, if that is there from the last time; all others have CM_SAVED_PART_NBYTES.
- * cm_pool_saved_runs() returns the runs, borrowed.
+ * flight because of a graph, without the spare parts. Each run gets a place, in order
+ * of address, and no run crosses the edge of a part. A part has CM_SAVED_PART_NBYTES.
+ * With `to_host`, a part whose page-locked memory was kept from the last time is as
+ * long as that memory instead. cm_pool_saved_runs() returns the runs, borrowed.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_plan_save(cm_pool *pool, bool to_host);
 const cm_saved_run *cm_pool_saved_runs(const cm_pool *pool, uint64_t *count);
@@ -442,10 +442,10 @@ CM_NODISCARD cm_status cm_pool_check_host(cm_pool *pool);
  * Fails: as cm_pool_alloc(); CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_take_part(cm_pool *pool, uint32_t part,
                                          const cm_wait_hooks *hooks);
-/* Before the first part is taken, let the pool of page-locked memory prepare each part
- * while the one before is page-locked; and with `expected` false end that again, when
- * no part is going to be taken any more. The last part, which may be short, is not
- * prepared. */
+/* With `expected` true, which comes before the first part is taken, let the pool of
+ * page-locked memory prepare each part while the part before it is page-locked. The
+ * last part, which may be short, is not prepared. With `expected` false, which comes
+ * after the last part was taken, end this. */
 void cm_pool_expect_parts(cm_pool *pool, bool expected);
 const cm_block *cm_pool_part_block(const cm_pool *pool, uint32_t part);
 /* Unmap the chunks that end at or below `end`, because the host has all of their bytes.

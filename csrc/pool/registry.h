@@ -71,7 +71,7 @@ CM_NODISCARD cm_status cm_registry_register(cm_registry *registry, int device,
  *        so does closing. */
 CM_NODISCARD cm_status cm_registration_release(cm_registration *registration);
 
-/* True if we locked any piece of it for reading only. */
+/* True if we locked any piece of the registration for reading only. */
 bool cm_registration_is_read_only(const cm_registration *registration);
 
 /* Find the address by which devices reach the range.
@@ -105,8 +105,9 @@ bool cm_registry_is_busy(const cm_registry *registry);
 /* Ask the driver what memory is at both ends of [address, address + nbytes), nbytes >
  * 0, in the current device's context. First adds to `shares` what we have locked of the
  * range, so that the answer holds until these shares are given back. `last` is PAGEABLE
- * if no request asked for some bytes in the middle. `first` has no device address if
- * the range lies in several pieces whose device addresses are not consecutive.
+ * if there are bytes in the middle that no request asked for. `first` has no device
+ * address if the range lies in several pieces whose device addresses are not
+ * consecutive.
  * Blocks: while somebody is locking or unlocking a part of it.
  * Fails:  pointer_attributes, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_registry_probe(cm_registry *registry, cm_address address,

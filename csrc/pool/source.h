@@ -67,9 +67,9 @@ typedef struct cm_source_ops {
      * Fails: the operation that failed. */
     cm_status (*admit_peers)(cm_source *source, const cm_chunk *chunk);
     /* Expect that the next `count` chunks will have `nbytes` each, and prepare each of
-     * them while the one before is made. With a count of 0 nothing is expected any
-     * more, and what was prepared is given back. Whatever is asked for may come all the
-     * same. The pointer is NULL in a source that cannot prepare anything. */
+     * them while the one before is made. A count of 0 ends this, and what was prepared
+     * is given back. The caller may still ask for other chunks at any time. The pointer
+     * is NULL in a source that cannot prepare anything. */
     void (*expect)(cm_source *source, uint64_t nbytes, uint64_t count);
     /* Free the source, after the last chunk was closed. */
     void (*destroy)(cm_source *source);

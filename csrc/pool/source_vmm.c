@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory that is mapped on demand. One range of addresses is reserved for the
- * life of the source, and physical memory is put into it chunk by chunk. So
- * neighbouring chunks form one stretch of memory, and a chunk can be moved to where it
- * is needed.
+/* A source of device memory that is mapped on demand. One range of addresses is
+ * reserved for the life of the source, and physical memory is put into it chunk by
+ * chunk. So neighbouring chunks form one stretch of memory, and a chunk can be moved to
+ * where it is needed.
  *
  * What it costs on an H200 (driver 580): reserving 1 TiB takes 15 us. Opening a chunk
  * of up to 256 MiB takes about 30 us whatever its size: 8-10 us to create it, less than
@@ -22,7 +22,7 @@
 enum { RANGE_FACTOR = 8 };
 
 typedef struct vmm_source {
-    cm_source base; /* first, so that a cm_source pointer is one to this */
+    cm_source base; /* first, so that a cm_source pointer can be cast to this */
     unsigned flags; /* flags for physical_create */
     /* What was reserved. The range begins at the first multiple of the granule in it,
      * because the driver aligns addresses to its own granule only. */
@@ -31,7 +31,7 @@ typedef struct vmm_source {
 } vmm_source;
 
 /* Open the chunk to the source's own device and to those peers that have a context by
- * now. For other peers it would have to make a context on a GPU that nobody uses. */
+ * now. Opening it to another peer would make a context on a GPU that nobody uses. */
 static cm_status
 grant(cm_source *source, const cm_chunk *chunk)
 {

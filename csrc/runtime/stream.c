@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams: making, wrapping and releasing them, and who may be capturing. */
+/* Makes, wraps and releases streams, and finds out which of them may be capturing. */
 #include "runtime/stream.h"
 
 #include <stdlib.h>
 
 #include "runtime/scope.h"
 
-/* The one capture reference that stays for good. The others are for waits that are
- * under way. */
+/* The bit of `capture_refs` that is set for good once the stream may capture at any
+ * time. The other bits count the waits under way that could take the stream into a
+ * capture. */
 #define CAPTURE_FOR_GOOD (1u << 31)
 
 /* A number for each thread, which tells its per-thread default stream from those of
@@ -16,7 +17,8 @@
 static _Thread_local uint64_t own_number;
 static _Atomic uint64_t last_number;
 
-/* Set in ids of per-thread streams: the driver gives no stream such an id. */
+/* This bit is set in the ids of per-thread streams. The driver gives no stream such an
+ * id. */
 #define OWN_BIT (UINT64_C(1) << 63)
 
 static uint64_t
@@ -270,8 +272,8 @@ cm_streams_capture(cm_runtime *rt)
 static cm_status
 wait_event(cm_stream *stream, uint64_t event)
 {
-    /* References of waits of other threads do not count here, since they are released
-     * when those waits are over. */
+    /* Look only at the bit that stays for good. What other threads have counted is
+     * subtracted again when their waits are over. */
     bool may_join =
         stream->handle > CM_STREAM_LEGACY
         && (atomic_load_explicit(&stream->capture_refs, memory_order_relaxed)
@@ -354,8 +356,8 @@ cm_stream_query(const cm_stream *stream, bool *done)
                          : use_event(stream, NULL, done));
 }
 
-/* The scope lets a thread that captures ask as well. That is safe, since nobody waits
- * here. */
+/* The query is made inside a cm_scope, so that it breaks no capture of the calling
+ * thread. It waits for nothing. */
 bool
 cm_stream_is_idle(const cm_stream *stream)
 {

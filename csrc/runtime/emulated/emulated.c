@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated device as a runtime: its table of operations, how it is opened and
- * closed, and the hooks for tests. */
+/* Makes a runtime of the emulated device. Here are its table of operations, opening and
+ * closing, and the hooks for tests. */
 #include "runtime/emulated/private.h"
 
 #include <stdatomic.h>
@@ -13,7 +13,7 @@ enum { RUNTIME_VERSION = 12090 };
  * nor A_DEVICE make a context on device 0 for a thread that has none, as CUDA's runtime
  * does, even for operations that only name a handle. */
 enum {
-    BARE = 1,       /* nothing: it makes no context and needs no device */
+    BARE = 1,       /* does nothing: makes no context and needs no device */
     A_DEVICE = 2,   /* there must be a device at all; makes no context */
     NO_CAPTURE = 4, /* a capture forbids it */
     HEALTHY = 8,    /* a device that has failed refuses it */
@@ -97,7 +97,8 @@ asks_of_all(cm_op op)
            || op == CM_OP_device_count;
 }
 
-/* Nothing has to be started: threads begin with their streams. */
+/* Nothing has to be started, since the thread of a stream begins when the stream is
+ * made. */
 static cm_status
 emulated_wake(cm_runtime *rt CM_UNUSED)
 {
@@ -140,7 +141,7 @@ static const cm_ops_table emulated_ops = {
 #undef EMULATED_FIELD
 };
 
-/* Reset a device whose work has been waited for. */
+/* Reset a device whose work has ended. */
 static void
 reset(cm_emulated *emulated, int device)
 {

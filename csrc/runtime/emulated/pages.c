@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mappings by mmap and mremap, and the poison of fresh memory. */
+/* Makes mappings by mmap and mremap, and poisons fresh memory. */
 #include "runtime/emulated/pages.h"
 
 #include <inttypes.h>

@@ -26,6 +26,7 @@ bool cm_emulated_table_add(cm_emulated_table *table, uint64_t key, void *object)
 /* Return the object under a key, or NULL if there is none, as for a handle that is
  * stale or was never given. */
 void *cm_emulated_table_find(const cm_emulated_table *table, uint64_t key);
+/* Take the entry of a key out of the table. Returns its object, or NULL. */
 void *cm_emulated_table_remove(cm_emulated_table *table, uint64_t key);
 /* Return the first entry whose object belongs to `device`, or NULL. Each object is a
  * struct that begins with the index of its device, an int. */
