@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies by vector instructions: long runs that should not go through the caches, short
+/* Copies by vector instructions: long runs that should bypass the caches, short
  * elements that lie a few bytes apart, and rows that become columns. This file knows
  * the processor and nothing else. */
 #pragma once
@@ -8,16 +8,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Copy as memcpy does, but past the caches, for a target that nobody reads soon. This
- * pays from a few KiB on. The stores are ordered before everything that follows. */
+/* Copy as memcpy does, but with stores that bypass the caches, for a target that nobody
+ * reads soon. This is worth while from a few KiB on. The stores are ordered before
+ * everything that follows. */
 void cm_wide_copy(void *dst, const void *src, size_t nbytes);
 
-/* Copies whole cache lines past the caches, from `src` to `dst`, which is aligned to
- * one. Whoever makes many such copies calls cm_wide_fence() once, behind the last. */
+/* Copies whole cache lines from `src` to `dst`, which is aligned to a cache line, with
+ * stores that bypass the caches. Whoever makes many such copies calls cm_wide_fence()
+ * once, after the last. */
 typedef void (*cm_copy_lines)(char *dst, const char *src, size_t line_count);
 /* Return the function for this processor. */
 cm_copy_lines cm_wide_choose_lines(void);
-/* Order all stores past the caches so far before everything that follows. */
+/* Make all stores that have bypassed the caches so far visible before any store that
+ * follows. */
 void cm_wide_fence(void);
 
 enum { CM_PICK_MAX_LOADS = 8, CM_PICK_VECTOR_NBYTES = 16 };
@@ -39,8 +42,8 @@ typedef struct cm_pick {
     int64_t itemsize;
     int64_t step;       /* from one element of the source to the next, in bytes */
     int64_t item_count; /* elements in one vector of the target */
-    /* From the first element to the first vector of the source, in bytes; below 0 if
-     * `step` is. */
+    /* The distance from the first element to the first vector of the source, in bytes.
+     * It is negative if `step` is. */
     int64_t lead;
 } cm_pick;
 
@@ -63,8 +66,8 @@ enum { CM_TRANSPOSE_ROWS = 16, CM_TRANSPOSE_ROW_NBYTES = 64 };
  * elements of `itemsize` bytes. The two must not overlap. */
 bool cm_transpose(void *dst, int64_t stride, const void *src, size_t itemsize);
 
-/* Flush a range of memory out of the processor's caches, so that a measurement that
- * follows is one of the memory. Does nothing if the processor has no such
+/* Flush a range out of the processor's caches, so that a benchmark can then measure the
+ * memory rather than the caches. Does nothing if the processor has no such
  * instruction. */
 static inline void
 cm_cache_flush(const void *start, size_t nbytes)

@@ -5,7 +5,8 @@
  *
  * Lowering a limit takes nothing back. A thread that lowers a limit stores the new
  * limit first and then looks at the excess. A thread that charges adds its bytes first
- * and then looks at the limit once more. So one of the two always sees the other.
+ * and then looks at the limit once more. So at least one of the two always sees what
+ * the other has done.
  *
  * A limit may be a share of a device's memory, such as "50%". Asking the driver how
  * much memory there is would start it, and a process that has only set a limit should

@@ -33,6 +33,9 @@
  * that one block keeps in place. Moving a chunk takes as long as making one (about 35
  * us on an H200, whatever its size), but takes no more memory.
  *
+ * Only clean spans are moved: nothing in them is live, and the host has seen all work
+ * on them end. The addresses that a chunk leaves become a gap.
+ *
  * How long new chunks are
  * -----------------------
  * A chunk can move or go back only when all of it is free. So it is short in comparison
@@ -44,9 +47,6 @@
  * stretches later. So chunks for a long block may be longer, in proportion to it, up to
  * 16 MiB. Recorded programs then reserve 0.1 % more. With chunks of 1/48, 1/32 or 1/16
  * of the block, one of them reserves 3 to 6 % more.
- *
- * Only clean spans are moved: nothing in them is live, and the host has seen all work
- * on them end. The addresses that a chunk leaves become a gap.
  *
  * Plans
  * -----

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spans, the bins in which they are found by size, and the READY spans. heap.h explains
- * all three, and what makes a span clean or pending. */
+/* Implements the heap: spans, the bins in which they are found by size, and the READY
+ * spans. heap.h explains all three, and what makes a span clean or pending. */
 #include "pool/heap.h"
 
 #include <stdlib.h>
@@ -120,7 +120,7 @@ enum {
     LOOK_OWN_BIN = 24,
     LOOK_LATER_BINS = 8, /* the same in each bin of longer spans */
     /* How many bins to look at before the search gives up. Their spans may all be
-     * pending by other streams. */
+     * pending for other streams. */
     LOOK_BINS = 8,
     /* The search stops after this many spans that fit and takes the best of them. */
     LOOK_FITS = 12,
@@ -317,9 +317,9 @@ add_up(cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
     a->block.nbytes += b->block.nbytes;
 }
 
-/* Join `b` to `a`, its neighbour below. Only one of the two, `binned`, is in a bin, and
- * it is taken out of it. Returns false, and changes nothing, if the two must not join
- * because of work that still runs on them. */
+/* Join `b` to `a`, its neighbour below. Only one of the two is in a bin. This one is
+ * `binned`, and joining takes it out of its bin. Returns false, and changes nothing, if
+ * the two must not join because of work that still runs on them. */
 static bool
 try_join(cm_heap *heap, cm_heap_span *a, cm_heap_span *b, cm_heap_span *binned,
          const cm_heap_view *view)
@@ -514,9 +514,9 @@ is_better(const cm_hole *a, const cm_hole *b, bool grows)
                                           : a->missing < b->missing;
 }
 
-/* Replace `best` by a place at one end of a free span if that place is better. It is at
- * the end where the block touches fewer granules. If both ends are equal it is the
- * lower one, unless a gap lies below the span and none above. */
+/* Replace `best` by a place at one end of a free span if that place is better. Of the
+ * two ends this takes the one where the block touches fewer granules. If they are equal
+ * it takes the lower end, unless a gap lies below the span and none above. */
 static void
 try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
 {
@@ -640,8 +640,8 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
 /* True if a long block should not take the free span `fit`, because some hole touches
  * fewer granules, even though the memory of a few granules must be moved there first.
  * The memory of a granule that a block touches can no longer be moved to where it is
- * needed next. That matters soon after the pool had to grow, which is why this is asked
- * only a number of times after each growth (hole_preference_count). */
+ * needed next. That matters only for a while after the pool had to grow, so
+ * hole_preference_count limits how often a hole is looked for after each growth. */
 static bool
 is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, const cm_hole *fit)
@@ -656,10 +656,10 @@ is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
     if (nbytes >= TIDY_NBYTES && fit->touched > 0) {
         cm_heap_find_hole(heap, nbytes, align, view, false, &best);
     }
-    /* A hole that begins in the span `fit` itself does not count. If it did, so that
-     * `best.missing > 0` decided, the replay of traces (T13 of benchmarks/pools.py)
-     * would reserve 0.9 % more for two_streams, 0.6 % less for unet_attention and the
-     * same for three others. */
+    /* A hole that begins in the span `fit` itself does not count. We tried to count
+     * such holes too, by returning `best.missing > 0`. Then the replay of traces (T13
+     * of benchmarks/pools.py) reserved 0.9 % more for two_streams, 0.6 % less for
+     * unet_attention and the same for three others. */
     return best.first != fit->first;
 }
 

@@ -85,8 +85,8 @@ typedef struct cm_heap_span {
     struct cm_heap_span *prev; /* neighbours by address; NULL at the arena's ends */
     struct cm_heap_span *next;
     cm_arena *arena;
-    uint64_t requested_nbytes; /* in the states LIVE and FLIGHT, the size that was asked
-                                  for */
+    /* The size that was asked for, in the states LIVE and FLIGHT. */
+    uint64_t requested_nbytes;
     /* Work of the stream with the slot `tag` may run on the span until this epoch has
      * ended. On a LIVE span that is work from before it was handed out. */
     uint64_t epoch;
@@ -95,8 +95,8 @@ typedef struct cm_heap_span {
     uint64_t pending_nbytes;
     uint32_t tag; /* 0 if nothing runs on it */
     cm_span_state state;
-    /* The number of a fork: its children and those of later forks share this block. 0
-     * if no child does. This field belongs to fork.c. */
+    /* The number of the first fork whose children share this block, or 0 if none do.
+     * Children of later forks share the block too. This field belongs to fork.c. */
     _Atomic uint64_t first_fork;
     /* The block is being given back, and the recorder has noted that already. */
     bool was_noted;
@@ -116,7 +116,8 @@ struct cm_arena {
      * the granule has no memory. In a segment the whole table is NULL. */
     cm_chunk **chunk_at;
     uint64_t granule;
-    char *child_copy; /* owned, during a fork; from here on for fork.c */
+    /* This and the following members are for fork.c. Owned; set only during a fork. */
+    char *child_copy;
     bool is_living;   /* a block in it is live at that fork */
     bool keeps_place; /* what cm_host_hide() answered */
     /* In a forked child: the blocks that were live at the fork can be read. */
@@ -185,8 +186,9 @@ typedef struct cm_heap {
     uint64_t free_nbytes;
     uint64_t split_count;
     uint64_t merge_count;
-    uint32_t hole_preference_count; /* how many more takes may prefer a hole to a free
-                            span that fits */
+    /* How many more calls of cm_heap_take() may prefer a hole to a free span that
+     * fits. */
+    uint32_t hole_preference_count;
     /* Rises when neighbours could not join. While it is 0, cm_heap_join() has nothing
      * to do. */
     uint64_t unjoined_count;
@@ -235,8 +237,8 @@ cm_heap_span *cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align,
  * are considered too. */
 void cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
                        const cm_heap_view *view, bool grows, cm_hole *best);
-/* Make a LIVE, FLIGHT or BUSY span FREE, with that tag and epoch (tag 0: clean), and
- * join it to its neighbours. Returns the span that it is now part of. */
+/* Make a LIVE, FLIGHT or BUSY span FREE, with that tag and epoch, and join it to its
+ * neighbours. With tag 0 the span is clean. Returns the span that it is now part of. */
 cm_heap_span *cm_heap_give(cm_heap *heap, cm_heap_span *span, uint32_t tag,
                            uint64_t epoch, const cm_heap_view *view);
 /* Make a BUSY span, whose memory is gone, a GAP, and join it to gaps beside it. */
@@ -289,8 +291,7 @@ typedef struct cm_heap_pieces {
     uint64_t looked_count; /* spans that were looked at for this */
 } cm_heap_pieces;
 
-/* How many free spans are looked at for a count, at most: the lock is held
- * meanwhile. */
+/* A count looks at no more free spans than this, since the lock is held meanwhile. */
 enum { CM_PIECE_LOOKS = 512 };
 
 /* Count the pieces and find the largest. If there are more than CM_PIECE_LOOKS free

@@ -57,8 +57,8 @@
  *   - If memory can neither be unmapped nor be mapped back, the pool falls asleep all
  *     the same, because its bytes are safe on the host.
  *   - A block may be lent to another library, which has cut it up and needs only some
- *     of its bytes. Its caller names the others, the spare parts, and these are not
- *     saved.
+ *     of its bytes. cm_pool_set_spare() names the other bytes, the spare parts, and
+ *     these are not saved.
  *   - If memory cannot be mapped back before all bytes are safe, the pool falls asleep
  *     with all of its memory, which has the bytes. It is mapped when the pool wakes,
  *     and nothing is copied then.
@@ -130,7 +130,8 @@ cm_pool_settle(cm_pool *pool, cm_stream *const *uses, uint32_t use_count,
     if (cm_pool_has_unknown_work(pool)) {
         flags |= CM_POOL_FREE_FENCE;
     }
-    /* The flight is that of no block: making it records what has to be waited for. */
+    /* This flight belongs to no block. Creating it records the events that have to be
+     * waited for. */
     cm_flight *flight = cm_flight_create(pool, NULL, uses, use_count, flags);
     CM_TRY(cm_allocated(flight != NULL, sizeof(*flight)));
     bool captures = flight->captured;
@@ -167,8 +168,8 @@ is_worth_saving(const cm_block_row *row)
     return row->state == CM_BLOCK_LIVE || row->state == CM_BLOCK_IN_FLIGHT;
 }
 
-/* Return the length of a part: that of its page-locked memory, if that is there from
- * the last time. */
+/* Return the length of a part. If its page-locked memory was kept from the last time,
+ * that has this length. */
 static uint64_t
 part_length(const cm_saved *saved, uint32_t part, bool to_host)
 {
@@ -184,8 +185,9 @@ forget_spare(cm_saved *saved)
     saved->spare_count = 0;
 }
 
-/* Give each byte that is worth saving a place, in order of address. A block of the pool
- * is cut where a part ends. There is room for the runs. */
+/* Give each byte that is worth saving a place, in order of address. A run ends where
+ * its part ends, so a block may become several runs. The caller has made room for
+ * them. */
 static void
 place_runs(cm_saved *saved, const cm_block_row *rows, uint64_t row_count, bool to_host)
 {
@@ -227,8 +229,9 @@ cm_pool_set_spare(cm_pool *pool, const cm_spare_part *parts, uint64_t count)
     return cm_ok();
 }
 
-/* Append what is left of a row without the spare parts. The first `*at` parts end
- * before the row, and later calls are about later rows. */
+/* Append what is left of a row without the spare parts. Calls go through the rows in
+ * order of address. So the first `*at` parts, which end before this row, need not be
+ * looked at again. */
 static void
 append_without_spare(const cm_saved *saved, cm_block_row row, uint64_t *at,
                      cm_block_row *out, uint64_t *count)
@@ -627,8 +630,9 @@ cm_pool_end_waking(cm_pool *pool, bool sleeps_on)
                               cm_chunks_drop(pool, 0, UINT64_MAX)));
     }
     if (pool->range != NULL) {
-        /* The limits were charged for all that had no memory. More may have none now,
-         * if the driver takes a handle that it had refused before. */
+        /* The limits were charged for all chunks that had no memory when waking began.
+         * There may be more of them now, since the driver may have taken back a handle
+         * that it refused before. */
         count_asleep(pool);
         cm_budget_refund(pool->config.budget, pool->counters.asleep_nbytes);
     }

@@ -85,7 +85,7 @@ typedef CUresult(CUDAAPI *PFN_cuMemDiscardBatchAsync_v13000)(CUdeviceptr *addres
 #endif
 
 typedef struct cm_cuda {
-    cm_runtime base; /* first, so that a cm_runtime pointer is one to this */
+    cm_runtime base; /* first, so that a cm_runtime pointer can be cast to this */
     struct {         /* NULL if the driver lacks the function */
 #define FUNCTION_FIELD(name, version) PFN_##name##_v##version name;
         DRIVER_FUNCTIONS(FUNCTION_FIELD)
@@ -127,9 +127,9 @@ find_functions(cm_cuda *cuda)
 #undef FIND_FUNCTION
 }
 
-/* Codes that a newer driver adds pass unchanged. CUDA_ERROR_CONTEXT_ALREADY_CURRENT is
- * the only code of the driver for which the runtime has no name, so it becomes an
- * unknown error. */
+/* Turn a code of the driver into one of the runtime. Codes that a newer driver adds
+ * pass unchanged. CUDA_ERROR_CONTEXT_ALREADY_CURRENT is the only code of the driver for
+ * which the runtime has no name, so it becomes an unknown error. */
 static int32_t
 from_driver(CUresult result)
 {
@@ -318,9 +318,9 @@ prefetch_batch_async(cm_runtime *rt, const cm_address *addresses,
                   pointer(stream));
 }
 
-/* If the location is a NUMA node, the old attribute says only that it is on the host,
- * or that there is none. Newer drivers have a second attribute, which says which node
- * it is. */
+/* For a location that is a NUMA node, the old attribute says only that it is the host,
+ * or that there is no location. Newer drivers have a second attribute, which says which
+ * node it is. */
 static int32_t
 range_attribute(const cm_runtime *rt, const void *memory, size_t nbytes, int attribute,
                 int *out, int count)
@@ -456,8 +456,8 @@ count_devices(const cm_runtime *rt, int *out)
 
 /* ---- the table --------------------------------------------------------------------- */
 
-/* What each operation does, with the parameters of its row in ops.h. It makes a call,
- * or calls one of the functions above. */
+/* Each DO_… is what one operation does: a call of CUDA, or of one of the functions
+ * above. It uses the parameters of the operation's row in ops.h. */
 #define DO_driver_version (*out = rt->driver_version, CM_OK)
 #define DO_runtime_version (*out = CUDART_VERSION, CM_OK)
 #define DO_device_count count_devices(rt, out)

@@ -466,7 +466,7 @@ int cm_cuda_find_driver(void);
  * the caller expects the driver to report. If that is -1, the driver is started to find
  * out. Creates no context.
  * Fails: driver_version, device_count. CM_CUDA_INSUFFICIENT_DRIVER and
- * CM_CUDA_NO_DEVICE mean that there is no GPU here, anything else a broken
+ * CM_CUDA_NO_DEVICE mean that there is no GPU here. Any other code means a broken
  * installation. */
 CM_NODISCARD cm_status cm_cuda_open(int device_count, cm_runtime **out);
 

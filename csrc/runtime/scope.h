@@ -31,7 +31,9 @@ CM_NODISCARD cm_status cm_scope_enter(cm_runtime *rt, int device, int mode,
                                       cm_scope *scope);
 void cm_scope_leave(cm_scope *scope);
 
-/* Make `call` in a scope, and give its status, or that of entering if that failed. */
+/* Make `call` in a scope, and give its status, or that of entering if that failed.
+ * CM_IN_SCOPE() is for calls of our own, and CM_ASKING() for calls that the user asked
+ * for. */
 #define CM_IN_SCOPE(rt, device, call) CM_IN_MODE(rt, device, CM_CAPTURE_RELAXED, call)
 #define CM_ASKING(rt, device, call)                                                    \
     CM_IN_MODE(rt, device, CM_CAPTURE_THREAD_LOCAL, call)
@@ -47,6 +49,6 @@ void cm_scope_leave(cm_scope *scope);
         cm_scope_status_;                                                              \
     })
 
-/* Return the outcome of a call that was to give something back. If its code says that
- * the driver is gone, the thing is gone too, which counts as success. */
+/* Return the outcome of a call that gives something back. If its code says that the
+ * driver is gone, so is what it was to give back, and that counts as success. */
 cm_status cm_scope_accept_gone(cm_status status);

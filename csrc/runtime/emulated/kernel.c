@@ -33,11 +33,13 @@ typedef struct launch {
         cm_table_job table;
         cm_rows_job rows;
     } job;
-    int64_t dst_low; /* strided: the lowest byte that is touched, from the start */
+    /* For the strided kernel: where the lowest byte that it touches lies, counted from
+     * the start of each end. */
+    int64_t dst_low;
     int64_t src_low;
     uint64_t warp_count;
-    void *copied;   /* rows: where an array of numbers is copied to */
-    uint32_t wrong; /* rows: what is stored at the flag */
+    void *copied;   /* for the rows kernel: where an array of numbers is copied to */
+    uint32_t wrong; /* for the rows kernel: what is stored at the flag */
 } launch;
 
 int32_t
@@ -263,8 +265,8 @@ typedef struct numbers {
     uint64_t row_count;
 } numbers;
 
-/* The counters of a slot. The kernel has no others, so a step that leaves out a slot,
- * or comes to one twice, shows here as well. */
+/* The counters of a slot. The real kernel has the same three, so if its steps leave out
+ * a slot, or come to one twice, the emulation does so too. */
 typedef struct slot {
     uint32_t part;
     uint64_t group;
@@ -402,7 +404,7 @@ copy_slot(cm_emulated *emulated, launch *what, const numbers *ends, const slot *
     return 0;
 }
 
-/* Go on by this many parts, groups and layers, as the kernel does. */
+/* Advance the slot by this many parts, groups and layers, as the kernel does. */
 static void
 slot_advance(slot *at, const cm_rows_job *job, uint32_t parts, uint64_t groups,
              uint32_t layers)
@@ -471,8 +473,8 @@ row_numbers_are_sane(cm_address address, uint32_t nbytes)
     return address == 0 ? nbytes == 0 : nbytes <= 8 && cm_is_power_of_two(nbytes);
 }
 
-/* What a GPU would read as nonsense, or would copy only in part or twice, is refused
- * here, where the test sees it. */
+/* False for a job that a GPU would misread, or would copy only in part or twice. It is
+ * refused here, so that the test that launched it fails. */
 static bool
 rows_is_sane(const launch *what, uint64_t thread_count)
 {
@@ -501,7 +503,8 @@ rows_is_sane(const launch *what, uint64_t thread_count)
 
 /* ---- launching ------------------------------------------------------------------------- */
 
-/* What is to be known of each kernel, by the number in the handle of its function. */
+/* What the launch needs to know about a kernel. The table is indexed by the number in
+ * the handle of the kernel's function. */
 typedef struct kernel_fact {
     uint64_t nbytes; /* of its parameter */
     int32_t (*run)(cm_emulated *emulated, cm_emulated_job *base);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The mappings of the host that emulated memory is made of: mappings between guard
- * pages, memory that can be made untouchable, and bytes that can be mapped at several
+/* Makes the mappings of the host that emulated memory consists of. They lie between
+ * guard pages, can be made untouchable, and their bytes can be mapped at several
  * places. This file knows nothing of ranges and holds no state. */
 #pragma once
 

@@ -4,8 +4,8 @@
  * Queues and items
  * ----------------
  * A queue is the thread behind a stream, and an item is one piece of work in it. An
- * item runs when it is the first of its queue, the queue's gate is open, and nothing
- * that CUDA's order puts before it is left. Items are numbered in the order in which
+ * item runs when it is the first of its queue, the queue's gate is open, and everything
+ * that CUDA's order puts before it is done. Items are numbered in the order in which
  * they were queued, over all queues. That makes CUDA's legacy rule one comparison: an
  * item on the legacy stream waits for each earlier item on a blocking stream of its
  * device, and the other way round (must_follow()).
@@ -469,7 +469,7 @@ cm_emulated_submit(cm_emulated *emulated, uint64_t stream, cm_emulated_job *job,
     return code;
 }
 
-/* Waits for non-blocking streams too. */
+/* This waits for non-blocking streams too. */
 int32_t
 cm_emulated_op_device_synchronize(cm_emulated *emulated)
 {
@@ -800,7 +800,7 @@ cm_emulated_op_event_record(cm_emulated *emulated, uint64_t handle, uint64_t str
     return record(queue, each);
 }
 
-/* A call of the driver, which makes no context by itself. */
+/* CUDA's own function is one of the driver's, so it makes no context by itself. */
 int32_t
 cm_emulated_op_context_record_event(cm_emulated *emulated, uint64_t handle)
 {
