@@ -134,9 +134,9 @@ load(const unsigned char *bytes)
     return _mm_loadu_si128((const __m128i *)(const void *)bytes);
 }
 
-/* Move a vector some bytes further in the message: `powers` has the remainders by which
- * its two halves are multiplied. The result has the same remainder as the vector with
- * those bytes behind it, so it can be added to what is there. */
+/* Move a vector some bytes further on in the message, and add it to the vector that is
+ * `there`. `powers` has the remainders by which its two halves are multiplied. The
+ * product has the same remainder as the vector with those bytes behind it. */
 FOLD_TARGET static inline __m128i
 fold(__m128i a, __m128i powers, __m128i there)
 {

@@ -76,7 +76,7 @@ cm_pages_probe(const void *p, uint64_t nbytes, bool writes)
 /* Several threads populate the memory, since clearing pages takes most of the time that
  * making page-locked memory takes, and the driver clears them with one thread. */
 
-/* A thread is started for each part of this size. */
+/* At most one thread is started for each part of this size. */
 #define NBYTES_PER_THREAD (UINT64_C(4) << 20)
 
 enum { SLICE = 4 << 20, MAX_THREADS = 16 };

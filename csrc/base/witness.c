@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Witnesses, made with a memfd and F_SEAL_WRITE. witness.h explains the idea. */
+/* Implements witnesses with a memfd and F_SEAL_WRITE. witness.h explains the idea. */
 #include "base/witness.h"
 
 #include <fcntl.h>
@@ -21,8 +21,8 @@ cm_witness_create(cm_witness *witness)
     if (ftruncate(witness->fd, (off_t)nbytes) == 0) {
         page = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, witness->fd, 0);
     }
-    /* Sealing must fail while the page is mapped here. On a system where it succeeds,
-     * it could not tell later whether a child is left. */
+    /* Sealing must fail while the page is mapped here. If it succeeds, the system does
+     * not keep this rule, and sealing could not tell later whether a child is left. */
     if (page == MAP_FAILED || fcntl(witness->fd, F_ADD_SEALS, F_SEAL_WRITE) == 0) {
         cm_witness_close(witness);
         return;

@@ -41,8 +41,8 @@ cm_limit_is_share(uint64_t limit_nbytes)
     return limit_nbytes >= CM_LIMIT_SHARE && limit_nbytes != UINT64_MAX;
 }
 
-/* Return a limit in bytes. If it is a share, it is taken of `total_nbytes`; else it is
- * returned as it is. */
+/* Return a limit in bytes. A share becomes that share of `total_nbytes`. Any other
+ * limit is in bytes already. */
 uint64_t cm_limit_in_bytes(uint64_t limit_nbytes, uint64_t total_nbytes);
 
 void cm_budget_init(cm_budget *budget, uint64_t limit_nbytes, cm_budget *parent);

@@ -46,7 +46,7 @@
  * long copy needs a long block, and where a long block was, memory is free in long
  * stretches later. So chunks for a long block may be longer, in proportion to it, up to
  * 16 MiB. Recorded programs then reserve 0.1 % more. With chunks of 1/48, 1/32 or 1/16
- * of the block, one of them reserves 3 to 6 % more.
+ * of the block, one of these programs reserves 3 to 6 % more.
  *
  * Plans
  * -----
@@ -861,8 +861,8 @@ cm_pool_obey_limits(cm_pool *pool, bool may_fence)
         cm_spin_lock_give(&pool->lock);
         uint64_t released_nbytes = 0;
         uint64_t keep_nbytes = cached > excess && attempt == 0 ? cached - excess : 0;
-        /* If the runtime refuses a chunk, it counts as lost; a trim of a user reports
-         * it. */
+        /* If the runtime refuses to take a chunk back, the chunk counts as lost. A trim
+         * that the user asks for would report the failure. */
         cm_ignore(trim(pool, keep_nbytes, &released_nbytes));
     }
     cm_spin_lock_take(&pool->lock);
@@ -931,8 +931,8 @@ cm_pool_trim_idle(cm_pool *pool)
     cm_spin_lock_give(&pool->lock);
     if (over && !first && unused > 0) {
         uint64_t released_nbytes = 0;
-        /* If the runtime refuses a chunk, it counts as lost; a trim of a user reports
-         * it. */
+        /* If the runtime refuses to take a chunk back, the chunk counts as lost. A trim
+         * that the user asks for would report the failure. */
         cm_ignore(trim(pool, cached - unused, &released_nbytes));
     }
 }

@@ -726,11 +726,11 @@ cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses, uint32_t use_
 }
 
 /* Give a span back to the heap. Until the work of `stream` has ended, only that stream
- * may have the span. `stream` is NULL if nothing worked on the span. Work from before
- * the span was handed out may still run too, whoever has used the span since. If an
- * event was recorded just now, `due` names its slot and epoch, else its slot is 0.
- * Returns false, with nothing changed, if the stream gets no slot, or if work of
- * another stream may still run on the span. */
+ * may have the span. `stream` is NULL if nothing worked on the span. Work that ran on
+ * the span before it was handed out may still be running; the span's old tag and epoch
+ * say so. If an event was recorded just now, `due` names its slot and epoch, else its
+ * slot is 0. Returns false, with nothing changed, if there is no free slot for the
+ * stream, or if work of another stream may still run on the span. */
 static bool
 try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, cm_due due)
 {

@@ -261,8 +261,8 @@ void cm_pool_init_slots(cm_pool *pool);
 /* Return the slot of a stream, or 0 if it has none. */
 uint32_t cm_pool_search_slot_locked(const cm_pool *pool, const cm_stream *stream);
 
-/* Do the same as cm_pool_search_slot_locked(), but first compare the pointer with that
- * of the first slot, which nearly always is the only slot in use and has this very
+/* Do the same as cm_pool_search_slot_locked(), but first compare `stream` with the
+ * stream of slot 1. Nearly always that is the only slot in use, and has this very
  * cm_stream. */
 static inline uint32_t
 cm_pool_find_slot_locked(const cm_pool *pool, const cm_stream *stream)

@@ -62,8 +62,8 @@
  *   - If memory cannot be mapped back before all bytes are safe, the pool falls asleep
  *     with all of its memory, which has the bytes. It is mapped when the pool wakes,
  *     and nothing is copied then.
- *   - The page-locked memory is that of a pool of its own, so giving all of it back
- *     takes nothing from anybody else. */
+ *   - The page-locked memory comes from a separate pool that nobody else uses, so
+ *     giving all of it back takes nothing from anybody. */
 #include <stdlib.h>
 #include <string.h>
 

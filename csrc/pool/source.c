@@ -178,8 +178,9 @@ populate_next(void *context)
     return NULL;
 }
 
-/* Begin to populate the next of the expected chunks. If that is not possible, it is
- * populated when it is asked for, and whoever asks learns what is wrong. */
+/* Begin to populate the next of the expected chunks. If there is no memory or no thread
+ * for it now, the chunk is populated when somebody asks for it, and that call reports
+ * what is wrong. */
 static void
 prepare_next(segment_source *self)
 {

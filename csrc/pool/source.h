@@ -81,7 +81,7 @@ struct cm_source {
     const cm_source_ops *ops; /* borrowed, static */
     cm_runtime *rt;           /* borrowed */
     cm_pool_config config;    /* a copy, for what it says about memory */
-    /* Sizes and offsets of chunks are multiples of it; a power of 2. */
+    /* Sizes and offsets of chunks are multiples of this power of 2. */
     uint64_t granule;
     uint64_t peers;  /* bits of the devices that can reach this memory */
     bool is_placed;  /* all chunks lie in one range, so that neighbours can join */
@@ -110,9 +110,9 @@ typedef struct cm_host_world {
 } cm_host_world;
 
 /* The two sources. cm_source_vmm_open() maps device memory on demand.
- * cm_source_segments_open() makes memory of any kind, each chunk by itself: host memory
- * by populating a mapping and then registering it, if that is possible, and all else by
- * an allocation of the runtime. `world` is copied.
+ * cm_source_segments_open() makes memory of any kind, and each chunk separately. It
+ * makes host memory by populating a mapping and then registering it, if that is
+ * possible. All other chunks are allocations of the runtime. `world` is copied.
  * Fails: CM_ENOTSUP if that source is not possible here; as cm_source_open(). */
 CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt, const cm_pool_config *config,
                                           cm_source **out);

@@ -267,8 +267,9 @@ location_of(int location)
                                     .id = CM_NUMA_LOCATION(location)};
 }
 
-/* The functions take a location from CUDA 12.2 on, under names with _v2, and from CUDA
- * 13 on under the plain names. Older drivers take only a device index. */
+/* cudaMemPrefetchAsync and cudaMemAdvise take a location from CUDA 12.2 on, under names
+ * with _v2, and from CUDA 13 on under the plain names. Older drivers take only a device
+ * index. */
 static int32_t
 prefetch_async(const cm_runtime *rt, const void *memory, size_t nbytes, int location,
                cudaStream_t stream)
@@ -609,10 +610,10 @@ close_runtime(cm_runtime *rt)
     free(rt);
 }
 
-/* Find a function in the driver's library, without the CUDA runtime library: any call
- * of that would start the driver, which then works in no forked child. The driver's
- * library is never closed, since other code may be using it. Returns NULL if there is
- * no such library or function. */
+/* Find a function in the driver's library. This does not use the CUDA runtime library,
+ * because any call of the latter would start the driver, and a started driver works in
+ * no forked child. The driver's library is never closed, since other code may be using
+ * it. Returns NULL if there is no such library or function. */
 static void *
 driver_function(const char *name)
 {
@@ -631,7 +632,8 @@ cm_cuda_find_driver(void)
     return is_found && version >= OLDEST_DRIVER ? version : 0;
 }
 
-/* The driver counts devices only after somebody has started it. */
+/* True if somebody in the process has started the driver. Before that
+ * cuDeviceGetCount() fails. */
 static bool
 is_driver_started(const cm_runtime *rt CM_UNUSED)
 {

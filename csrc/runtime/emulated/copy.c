@@ -9,7 +9,7 @@
 #include "runtime/emulated/private.h"
 
 typedef struct move {
-    cm_emulated_job base; /* first; owns what a pageable source held */
+    cm_emulated_job base; /* comes first; owns the staged bytes of a pageable source */
     uint64_t dst_pitch;
     uint64_t src_pitch;
     uint64_t width;
@@ -129,8 +129,8 @@ find_extent(uint64_t pitch, const move *what, uint64_t *out)
     return 0;
 }
 
-/* Check, stage and queue a copy; `devices` are those that the ends must belong to, or
- * NULL. */
+/* Check, stage and queue a copy. If `devices` is not NULL, it holds the devices of the
+ * target and the source, to which the ends must belong. */
 static int32_t
 move_submit(cm_emulated *emulated, move what, const int *devices, uint64_t stream)
 {

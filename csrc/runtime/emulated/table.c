@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A sorted array with binary search. table.h says what the numbers are by which it is
- * sorted. */
+/* Implements the table as a sorted array with binary search. */
 #include "runtime/emulated/table.h"
 
 #include <stdlib.h>
