@@ -18,9 +18,9 @@
 
 /* Set the folders of the control groups, which cumem/base/control_groups.py finds.
  * `folders` has a line for each group, of version 1 or 2, that may limit the memory of
- * the process; each line, the last one too, ends with a newline. `cpu_count` is the
- * number of CPUs that the quotas of these groups allow, at least 1. Only one thread at
- * a time calls this. Returns false if there is no memory. */
+ * the process. Every line ends with a newline. `cpu_count` is the number of CPUs that
+ * the quotas of these groups allow, at least 1. Only one thread at a time calls this.
+ * Returns false if there is no memory. */
 CM_NODISCARD bool cm_control_groups_set(const char *folders, uint64_t cpu_count);
 
 /* -- memory ----------------------------------------------------------------------------------- */

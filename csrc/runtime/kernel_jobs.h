@@ -95,7 +95,7 @@ enum {
     CM_ROWS_SLOTS = 4,
     CM_ROWS_WARP_SHIFT = 5, /* a warp has 1 << 5 threads */
     /* What the kernel stores: one of the two, or their sum. If several rows are wrong,
-     * what is stored for any one of them remains. */
+     * the word holds the value of any one of them. */
     CM_ROWS_WRONG_DST = 1,
     CM_ROWS_WRONG_SRC = 2,
 };
@@ -129,8 +129,9 @@ typedef struct cm_rows_job {
     uint32_t src_row_nbytes;
     uint32_t dst_row_is_signed;
     uint32_t src_row_is_signed;
-    /* 1 if row i of the source lies at place i, and its number is only checked. Rows
-     * that were gathered into memory of their own are copied on in this way. */
+    /* If this is 1, row i of the source lies at place i whatever its number is, and the
+     * number is only checked. This is so if the rows have been gathered into a buffer
+     * first, from which the kernel takes them. */
     uint32_t src_is_packed;
     uint32_t spare[3];                  /* always 0 */
     cm_address dst[CM_ROWS_MAX_LAYERS]; /* row 0 of each layer */

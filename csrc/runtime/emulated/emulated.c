@@ -9,9 +9,9 @@
 
 enum { RUNTIME_VERSION = 12090 };
 
-/* Flags for what the wrapper does before an operation. Operations that are neither BARE
- * nor A_DEVICE make a context on device 0 for a thread that has none, as CUDA's runtime
- * does, even for operations that only name a handle. */
+/* Flags for what the wrapper does before an operation. Unless an operation is BARE or
+ * A_DEVICE, a thread that has no context gets one on device 0. CUDA's runtime does the
+ * same, even before operations that only take a handle. */
 enum {
     BARE = 1,       /* does nothing: makes no context and needs no device */
     A_DEVICE = 2,   /* there must be a device at all; makes no context */
