@@ -61,6 +61,7 @@ typedef struct table {
     uint32_t of[WORD_NBYTES][VALUE_COUNT];
 } table;
 
+/* Fill the table. Each entry follows from the one with one zero byte less. */
 static void
 make_table(table *out)
 {

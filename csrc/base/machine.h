@@ -60,6 +60,7 @@ typedef struct cm_cpus {
 /* Read on which CPUs the calling thread may run. Returns false, with *out empty, if
  * that is not known. */
 bool cm_cpus_read(cm_cpus *out);
+/* Return the number of CPUs in a set. */
 unsigned cm_cpus_count(const cm_cpus *cpus);
 
 /* Return the number of CPUs that the calling thread may use: those on which it may run,

@@ -113,6 +113,7 @@ rows_of_lines(const cm_numbered_end *dst, const cm_numbered_end *src, uint64_t c
 typedef void (*copy_rows)(const cm_numbered_end *dst, const cm_numbered_end *src,
                           uint64_t count, size_t nbytes);
 
+/* Return the function that copies such rows fastest. */
 static copy_rows
 choose(const cm_numbered_end *dst, size_t nbytes, bool wide)
 {

@@ -94,6 +94,7 @@ cm_event_origin cm_recorder_lend_origin(cm_event_origin origin);
  * there is no memory. A forked child notes nothing until it calls this itself. */
 typedef cm_event_origin cm_origin_finder(uint64_t nbytes, cm_event_origin lent);
 bool cm_recorder_open(uint64_t capacity, cm_origin_finder *find_origin);
+/* Stop noting events, and forget all rows. */
 void cm_recorder_close(void);
 /* Return how many rows were noted so far, in all the times that the recorder was
  * open. */

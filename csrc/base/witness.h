@@ -34,4 +34,5 @@ void cm_witness_leave(cm_witness *witness);
 void cm_witness_inherit(cm_witness *witness);
 /* In the parent: true if no process has the page any more. Once true, it stays true. */
 bool cm_witness_is_over(const cm_witness *witness);
+/* Close the file of the witness. cm_witness_is_over() is false from then on. */
 void cm_witness_close(cm_witness *witness);

@@ -45,6 +45,7 @@ cm_limit_is_share(uint64_t limit_nbytes)
  * limit is in bytes already. */
 uint64_t cm_limit_in_bytes(uint64_t limit_nbytes, uint64_t total_nbytes);
 
+/* Make a budget with no bytes charged. `parent` is borrowed, and may be NULL. */
 void cm_budget_init(cm_budget *budget, uint64_t limit_nbytes, cm_budget *parent);
 /* True if any limit in the chain is a share. */
 bool cm_budget_has_share(const cm_budget *budget);
@@ -54,6 +55,7 @@ void cm_budget_resolve_shares(cm_budget *budget, uint64_t total_nbytes);
 /* Charge each budget of the chain. Returns false, with nothing charged, if that would
  * exceed any limit of the chain. */
 bool cm_budget_try_charge(cm_budget *budget, uint64_t nbytes);
+/* Subtract bytes that were charged from each budget of the chain. */
 void cm_budget_refund(cm_budget *budget, uint64_t nbytes);
 /* Return the bytes that this budget alone still allows; UINT64_MAX if it has no
  * limit. */

@@ -195,6 +195,9 @@ number_fork(fork_list *list)
     return list->fork_count;
 }
 
+/* Make an arena ready for the fork, as the pool's cm_fork demands. If its live blocks
+ * are to be copied but there is no room for the copy, the child will not be able to
+ * touch them. */
 static void
 prepare_arena(fork_list *list, cm_fork way, cm_arena *arena, uint64_t *room_nbytes)
 {
@@ -225,6 +228,8 @@ prepare_arena(fork_list *list, cm_fork way, cm_arena *arena, uint64_t *room_nbyt
     }
 }
 
+/* The handler before a fork. It takes the locks that end_fork() gives back, and
+ * prepares the page-locked memory of all pools. */
 static void
 prepare(void)
 {
@@ -315,6 +320,8 @@ keep_or_drop_families(fork_list *list, bool is_child)
     }
 }
 
+/* After a fork, in the parent or in the child: move the copies in if this is the child,
+ * drop what is left of them, and give all locks back. */
 static void
 end_fork(bool is_child)
 {

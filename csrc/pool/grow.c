@@ -584,6 +584,9 @@ fill(cm_pool *pool, place_plan *plan)
     return status;
 }
 
+/* Grow a pool of placed memory: plan, make the calls, and cut the BUSY span *out of
+ * `size` bytes from the place.
+ * Fails: CM_ENOMEM, CM_ELIMIT, CM_CUDA_OUT_OF_MEMORY; as the source's calls. */
 static cm_status
 grow_placed(cm_pool *pool, uint64_t size, uint32_t share, const cm_stream *stream,
             cm_heap_span **out)
@@ -628,6 +631,10 @@ grow_placed(cm_pool *pool, uint64_t size, uint32_t share, const cm_stream *strea
 
 /* -- one chunk, one segment ------------------------------------------------------------- */
 
+/* Grow by one segment of `nbytes`, and cut the BUSY span *out of `size` bytes from it.
+ * After a failure the pool is as before, unless the runtime refuses to take the chunk
+ * back, which then counts as lost.
+ * Fails: CM_ELIMIT, CM_ENOMEM; as open_chunk(). */
 static cm_status
 grow_segment(cm_pool *pool, uint64_t size, uint64_t nbytes, cm_heap_span **out)
 {

@@ -203,6 +203,8 @@ cm_heap_fini(cm_heap *heap)
     cm_heap_init(heap);
 }
 
+/* Add an arena that is covered by one span in the given state. Returns NULL if there is
+ * no memory. */
 static cm_arena *
 add_arena(cm_heap *heap, void *host, cm_address base, uint64_t nbytes,
           cm_span_state state)

@@ -194,6 +194,7 @@ typedef struct cm_heap {
     uint64_t unjoined_count;
 } cm_heap;
 
+/* Make an empty heap, which has no arena. */
 void cm_heap_init(cm_heap *heap);
 /* Free all nodes and arenas, in whatever state the spans are. */
 void cm_heap_fini(cm_heap *heap);

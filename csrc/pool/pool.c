@@ -793,6 +793,8 @@ try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
  * blocks make a miss ask as well. */
 enum { FLIGHT_NBYTES = 16 << 10 };
 
+/* Put a LIVE span into flight. `flight` and `held` are nodes for it, or NULL. If this
+ * was the last live block of a pool that nobody holds, the pool ends. */
 static void
 give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight, bool fenced,
                cm_list *held)
@@ -860,6 +862,7 @@ cm_pool_set_number(cm_pool *pool, uint64_t number)
 
 /* -- checking --------------------------------------------------------------------------- */
 
+/* True if the invariants in private.h hold that can be checked by counting. */
 static bool
 check_locked(const cm_pool *pool)
 {
@@ -980,6 +983,7 @@ cm_pool_fits_after_flight(cm_pool *pool, uint64_t nbytes)
     return is_behind;
 }
 
+/* Copy the counters to *out, and fill in those that are not kept in `counters`. */
 static void
 read_locked(cm_pool *pool, cm_pool_counters *out)
 {

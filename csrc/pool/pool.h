@@ -564,7 +564,9 @@ typedef struct cm_block_row {
  * Fails: CM_ENOMEM, CM_EFORKED. */
 CM_NODISCARD cm_status cm_pool_list(cm_pool *pool, cm_block_row **out, uint64_t *count);
 
+/* Return the config of a pool, borrowed. */
 const cm_pool_config *cm_pool_get_config(const cm_pool *pool);
+/* Set the number under which users see the pool. */
 void cm_pool_set_number(cm_pool *pool, uint64_t number);
 
 /* True if the invariants in private.h hold. Tests and debug builds call this. */

@@ -256,6 +256,7 @@ void cm_pool_note(const cm_pool *pool, uint8_t op, const cm_block *block,
 
 /* Streams and their epochs. */
 
+/* Make all slots free. Called once, when the pool is made. */
 void cm_pool_init_slots(cm_pool *pool);
 
 /* Return the slot of a stream, or 0 if it has none. */

@@ -103,6 +103,8 @@ registry_release(cm_registry *registry)
 
 /* -- locking one piece, also where somebody else was there first --------------------------- */
 
+/* Call the driver to lock the pages of a piece, with the flags `extra` besides the
+ * usual ones. */
 static cm_status
 register_pages(const cm_registry *registry, const cm_page_piece *p, unsigned extra)
 {
@@ -165,6 +167,8 @@ find_run(const cm_registry *registry, const cm_page_piece *p, uintptr_t *run_end
     return cm_ok();
 }
 
+/* True if a registration may have failed because somebody else has locked some of the
+ * pages. */
 static bool
 may_be_foreign(cm_status status)
 {
@@ -386,6 +390,8 @@ remove_locked(cm_registry *registry, cm_page_piece *p, bool at_last)
 
 /* -- shares ------------------------------------------------------------------------------- */
 
+/* Return the array of pieces in which there are shares. While there is at most one,
+ * that is the member `one`. */
 static cm_page_piece **
 list_of(cm_page_shares *shares)
 {
@@ -631,6 +637,9 @@ add_piece_locked(cm_registration *r, uintptr_t base, uintptr_t end, cm_page_piec
     return status;
 }
 
+/* Take a share of each piece in [cursor, end), and fill the gaps with new pieces. The
+ * lock is given back meanwhile. Waits for busy pieces.
+ * Fails: CM_ENOMEM, CM_EBUSY; as add_piece_locked() and remove_locked(). */
 static cm_status
 share_range_locked(cm_registration *r, uintptr_t cursor, uintptr_t end)
 {

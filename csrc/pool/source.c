@@ -78,6 +78,8 @@ leave_out(const cm_source *source, void *start, uint64_t nbytes)
 
 /* -- one allocation of the runtime ------------------------------------------------------- */
 
+/* Let the runtime allocate a chunk of page-locked host memory.
+ * Fails: host_alloc, host_device_address. */
 static cm_status
 open_plain_host(cm_source *source, uint64_t nbytes, cm_chunk *out)
 {
@@ -101,6 +103,8 @@ open_plain_host(cm_source *source, uint64_t nbytes, cm_chunk *out)
     return cm_ok();
 }
 
+/* Let the runtime allocate a chunk of the source's kind.
+ * Fails: as the call that allocates; host_device_address. */
 static cm_status
 open_plain(cm_source *source, uint64_t nbytes, cm_chunk *out)
 {
@@ -237,6 +241,9 @@ map_populated(segment_source *self, uint64_t nbytes, char **out)
     return status;
 }
 
+/* Make a chunk of host memory that is populated and then registered. After a failure no
+ * memory is left, unless the driver refuses to unregister it.
+ * Fails: as map_populated(); host_register, host_device_address. */
 static cm_status
 open_populated(segment_source *self, uint64_t nbytes, cm_chunk *out)
 {
@@ -274,6 +281,8 @@ open_populated(segment_source *self, uint64_t nbytes, cm_chunk *out)
 
 /* -- segments --------------------------------------------------------------------------- */
 
+/* Make a chunk as cm_source_ops says. If the system cannot register the memory, the
+ * runtime allocates it instead, unless the source has to make it itself. */
 static cm_status
 open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
 {

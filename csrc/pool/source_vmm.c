@@ -114,6 +114,9 @@ drop_chunk(cm_source *base, cm_chunk *chunk)
     return cm_ok();
 }
 
+/* Map a chunk again, with the memory of its handle or, if that is gone, with new
+ * memory. After a failure the chunk is as it was.
+ * Fails: physical_create; as place(). */
 static cm_status
 map_chunk(cm_source *base, cm_chunk *chunk)
 {
@@ -225,6 +228,9 @@ reserve(vmm_source *source, uint64_t driver_granule)
     return status;
 }
 
+/* Ask the device what its memory can do, and reserve the addresses.
+ * Fails: CM_ENOTSUP if the device cannot map memory on demand; as the calls that ask it
+ *        and as reserve(). */
 static cm_status
 init(vmm_source *source)
 {

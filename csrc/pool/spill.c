@@ -207,6 +207,9 @@ return_memory(cm_pool *pool, const cm_block *block, stretch s, uint64_t missing)
     count_late(pool, block, left - cm_least(left, missing));
 }
 
+/* Get memory for the chunks of a stretch that have none, and charge the budget for it.
+ * After a failure they have none again.
+ * Fails: CM_ELIMIT; as cm_chunks_map(). */
 static cm_status
 borrow(cm_pool *pool, const cm_block *block, stretch s)
 {

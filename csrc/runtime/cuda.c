@@ -231,6 +231,7 @@ kind_of_type(enum cudaMemoryType type)
     }
 }
 
+/* Ask the driver about an address. Memory that it does not know is PAGEABLE. */
 static int32_t
 pointer_attributes(cm_address address, cm_pointer_info *out)
 {

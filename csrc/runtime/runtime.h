@@ -395,7 +395,8 @@ CM_OPS(CM_OP_CALLER)
 /* Make `device` current for the calling thread, and remember the context that was
  * current before. cm_device_leave() makes that context current again, or none if there
  * was none, so that nothing is created on device 0 by accident. A failed enter needs no
- * leave. A failure to leave is ignored, since the caller could do nothing about it. */
+ * leave. A failure to leave is ignored, since the caller could do nothing about it.
+ * Fails: context_get, device_set, context_set. */
 typedef struct cm_device_guard {
     uint64_t previous;
     bool switched;

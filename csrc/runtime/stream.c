@@ -81,6 +81,8 @@ stream_new(cm_runtime *rt, int device, uint64_t handle, uint64_t id, cm_stream *
     return cm_ok();
 }
 
+/* Make a stream on the current device, whose index is `device`.
+ * Fails: as cm_stream_create(). */
 static cm_status
 create_on_current(cm_runtime *rt, int device, unsigned flags, int priority,
                   cm_stream **out)

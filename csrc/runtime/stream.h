@@ -175,6 +175,7 @@ cm_stream_may_capture(const cm_stream *stream)
     return atomic_load_explicit(&stream->capture_refs, memory_order_relaxed) != 0;
 }
 
+/* Hold the record until a release. Returns the stream. */
 cm_stream *cm_stream_hold(cm_stream *stream);
 /* Release the record. The last release destroys the handle if the record owns it. Work
  * that is queued on the stream still completes. */

@@ -96,4 +96,5 @@ CM_NODISCARD cm_status cm_emulated_set_capturing(cm_runtime *rt, uint64_t stream
 CM_NODISCARD cm_status cm_emulated_host_pages(cm_runtime *rt, cm_address address,
                                               uint64_t nbytes, uint64_t *out);
 
+/* Read all counts at one moment. */
 void cm_emulated_read_counts(cm_runtime *rt, cm_emulated_counts *out);

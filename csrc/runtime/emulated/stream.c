@@ -191,6 +191,8 @@ next_item(cm_stream_thread *queue)
     }
 }
 
+/* Run an item after its random delay, and mark it as done. If its job fails, the code
+ * becomes the fault of the device. */
 static void
 run_item(cm_stream_thread *queue, cm_emulated_item *item)
 {
@@ -219,6 +221,8 @@ run_item(cm_stream_thread *queue, cm_emulated_item *item)
     cm_cond_signal_all(&emulated->changed);
 }
 
+/* The thread of a queue, which runs items until the queue is closed, and then frees
+ * it. */
 static void *
 queue_main(void *arg)
 {
@@ -236,6 +240,7 @@ queue_main(void *arg)
     return NULL;
 }
 
+/* Make a queue and start its thread. Returns CM_CUDA_OUT_OF_MEMORY if that fails. */
 static int32_t
 queue_open(cm_emulated *emulated, cm_stream_thread_kind kind, int device,
            cm_stream_thread **out)
@@ -489,6 +494,8 @@ set_gate(cm_stream_thread *queue, bool shut)
     return 0;
 }
 
+/* Begin a capture of the queue's stream, or end the one that it is in. Returns
+ * CM_CUDA_CAPTURE_INVALIDATED at the end of a capture that was broken. */
 static int32_t
 set_capture(cm_stream_thread *queue, bool on)
 {
