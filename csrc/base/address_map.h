@@ -7,8 +7,8 @@
  * lock.
  * Locks: its own, which is held for a few probes or, when the map grows, for one pass
  *        over it. Memory is allocated without the lock. A caller that may fork while
- *        another thread is in here takes `lock` before the fork and gives it back
- *        afterwards, in parent and child. */
+ *        another thread uses the map takes `lock` before the fork, and gives it back
+ *        afterwards in both parent and child. */
 #pragma once
 
 #include "base/thread.h"

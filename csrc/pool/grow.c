@@ -861,7 +861,7 @@ cm_pool_obey_limits(cm_pool *pool, bool may_fence)
         if (excess == 0) {
             return;
         }
-        /* What cannot be asked about stays in flight. */
+        /* Blocks for which asking fails stay in flight. */
         cm_ignore(cm_pool_poll(pool, may_fence));
         cm_spin_lock_take(&pool->lock);
         uint64_t cached = pool->heap.free_nbytes;

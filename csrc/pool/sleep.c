@@ -572,7 +572,7 @@ static cm_status
 charge_memory(cm_pool *pool)
 {
     uint64_t released_nbytes = 0;
-    /* A chunk that cannot be forgotten is mapped. */
+    /* A chunk that the runtime refuses to take is mapped later, as the others are. */
     cm_ignore(cm_pool_release_chunks(pool, 0, &released_nbytes));
     CM_TRY(forget_dead_runs(pool));
     uint64_t nbytes = pool->counters.asleep_nbytes;

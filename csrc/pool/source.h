@@ -46,8 +46,9 @@ typedef struct cm_source_ops {
     /* Move the memory of a chunk of a placed source to base + offset, and empty its old
      * place. Its contents are undefined afterwards. The pointer is NULL in a source
      * that cannot move chunks.
-     * Fails: the operation that failed. The chunk is still where it was and usable; or,
-     * if its address is 0 now, it could not be put back and is closed. */
+     * Fails: the operation that failed. If the chunk's address is 0 then, it could not
+     *        be put back and is closed. Otherwise it is still where it was, and
+     *        usable. */
     cm_status (*move_chunk)(cm_source *source, cm_chunk *chunk, uint64_t offset);
     /* Take the memory of a chunk away from the chunk's addresses, but keep it. The host
      * has already seen all work on it end. This and the next two are NULL in a source
