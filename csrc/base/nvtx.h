@@ -24,8 +24,9 @@ extern _Atomic(const cm_nvtx_tool *) cm_nvtx_tool_now; /* NULL if nobody listens
  * returns true. Blocks while the tool starts, so the caller must not hold the GIL. */
 bool cm_nvtx_attach(const char *path, char *reason, size_t capacity);
 
-/* Begin a range, as CM_NVTX() says. A tool must be attached. Returns the tool, which
- * cm_nvtx_pop() tells that the range ends. With NULL cm_nvtx_pop() does nothing. */
+/* Begin a range, as CM_NVTX() says. A tool must be attached. Returns the tool for
+ * cm_nvtx_pop(), which ends the range. If the pointer to the tool is NULL,
+ * cm_nvtx_pop() does nothing. */
 const cm_nvtx_tool *cm_nvtx_push(const char *what, uint64_t nbytes);
 void cm_nvtx_pop(const cm_nvtx_tool *const *tool);
 

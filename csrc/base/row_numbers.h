@@ -3,10 +3,10 @@
  * file knows the processor and nothing else.
  *
  * A GPU kernel moves a short row faster than the host can check its number with a
- * branch. So the loops here have no branch that depends on a number. Each loop is
- * compiled twice, and the version with wider vectors runs on processors that have them.
- * A loop reports only whether any number is wrong. The caller finds out which one it
- * is. */
+ * branch. So the loops here have no branch that depends on a number. On x86-64 each
+ * loop is compiled twice, and the version with wider vectors runs on processors that
+ * have them. A loop reports only whether any number is wrong. The caller finds out
+ * which one it is. */
 #pragma once
 
 #include <stdbool.h>

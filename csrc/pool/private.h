@@ -153,7 +153,7 @@ struct cm_pool {
     /* Blocks that were freed but that forked children still have: see fork.c. */
     cm_list held_by_children;
     cm_list fork_node; /* in the list of all pools; this and the next are for fork.c */
-    bool is_copied; /* a fork is under way, in which the child gets the live blocks */
+    bool is_copied; /* a fork is under way, for which fork.c has prepared this pool */
 };
 
 /* True while the pool may not hand out free memory because it sleeps or because a limit

@@ -28,7 +28,7 @@
  * capture. While the count is 0, neither is so, and the driver need not be asked.
  * Example: the driver is never asked about a stream of ours until somebody has read
  * `stream.handle`; from then on it is asked each time. Threads: the counts are atomic,
- * everything else is set once. */
+ * `capturable` is guarded by the lock of its list, and everything else is set once. */
 #pragma once
 
 #include <stdatomic.h>
@@ -37,8 +37,8 @@
 
 typedef struct cm_stream {
     atomic_uint refs;
-    /* How many reasons there are why it may be in a capture; see
-     * cm_stream_may_capture(). */
+    /* How many reasons there are to ask whether it is in a capture. If this is 0 it is
+     * in none; see cm_stream_may_capture(). */
     atomic_uint capture_refs;
     uint64_t handle; /* other code gets it from cm_stream_export_handle() */
     /* From cudaStreamGetId. The id of the legacy stream is its handle, and the id of a
@@ -91,7 +91,7 @@ cm_stream_is_kept(const cm_stream *stream)
 
 /* True if two records are of the same stream. A record whose id could not be read is
  * compared by its handle: while its stream captures, no other stream can have that
- * handle, and all that the stream is given to do meanwhile goes into a graph. */
+ * handle, and all work that is queued on the stream meanwhile goes into a graph. */
 static inline bool
 cm_stream_same(const cm_stream *a, const cm_stream *b)
 {
