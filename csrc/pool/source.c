@@ -157,7 +157,8 @@ populate(const segment_source *self, char *start, uint64_t nbytes)
     return cm_ok();
 }
 
-/* Map fresh memory, unless there is too little of it. */
+/* Map fresh memory, unless the process would then use more than it may. Returns
+ * CM_EHOSTMEMORY in that case. */
 static cm_status
 map_fresh(const segment_source *self, uint64_t nbytes, char **out)
 {

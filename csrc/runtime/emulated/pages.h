@@ -30,7 +30,7 @@ bool cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable);
 /* Make whole pages of bytes that are not zero, which can be mapped at other places.
  * Returns NULL if there is no memory. */
 unsigned char *cm_emulated_bytes_new(uint64_t nbytes);
-/* Map such bytes once more at `at`, in place of a part of a mapping that
- * cm_emulated_pages_map() made. There they can be neither read nor written, until the
- * caller allows it. Returns false if the system refuses. */
+/* Map bytes that cm_emulated_bytes_new() made once more, at `at`, in place of a part of
+ * a mapping that cm_emulated_pages_map() made. There they can be neither read nor
+ * written, until the caller allows it. Returns false if the system refuses. */
 bool cm_emulated_bytes_map(unsigned char *bytes, uint64_t nbytes, unsigned char *at);
