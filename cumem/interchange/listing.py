@@ -2,7 +2,7 @@
 """Lists the names of buffers, streams, events, transfers and pools for ``dir()``.
 
 The extension says whether a buffer has the CUDA array interface, which depends on its
-memory, its strides and its dtype.
+memory, its strides and its dtype, and whether its memory is there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from cumem.buffers.hints import (
     TRANSFER_MEMBERS,
 )
 
-#: Members that raise an error once the object is closed.
+#: Members that raise an error once the object is closed, and those of a buffer also while
+#: its region sleeps.
 _OF_OPEN: dict[type, frozenset[str]] = {
     _core.Buffer: frozenset(
         {
@@ -48,7 +49,9 @@ _HIDDEN: dict[type, frozenset[str]] = {
 }
 
 
-def list_names(owner: Any, has_interface: bool = False) -> list[str]:
+def list_names(
+    owner: Any, has_interface: bool = False, is_there: bool = True
+) -> list[str]:
     """Return the names that can be read now, for ``dir(owner)``.
 
     Completion, debuggers and ``inspect.getmembers`` read every name in the list. This
@@ -59,7 +62,7 @@ def list_names(owner: Any, has_interface: bool = False) -> list[str]:
     names = {*object.__dir__(owner)} - _HIDDEN[own]
     if own not in _OF_OPEN:
         return sorted(names)
-    if owner.closed:
+    if owner.closed or not is_there:
         names -= _OF_OPEN[own]
     elif not has_interface:
         names.discard("__cuda_array_interface__")

@@ -204,6 +204,34 @@ def test_closed_objects_do_not_list_what_they_refuse(runtime) -> None:
             getattr(each, name)
 
 
+def test_buffers_without_their_memory_do_not_list_what_they_refuse(emulated) -> None:
+    region = cumem.Region("dir")
+    with region:
+        asleep = cumem.zeros(8, "f4", "device")
+    region.sleep()
+    names = dir(asleep)
+    assert {"T", "ptr", "_address"}.isdisjoint(names)
+    assert "nbytes" in names
+    for name in names:
+        getattr(asleep, name)
+    with pytest.raises(RuntimeError, match="asleep"):
+        asleep.ptr  # noqa: B018
+    region.wake()
+    assert {"T", "ptr"} <= set(dir(asleep))
+
+
+def test_buffers_of_memory_that_moved_do_not_list_what_they_refuse(emulated) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(1000)
+    moved = cumem.asbuffer(tensor)
+    assert "ptr" in dir(moved)
+    tensor.share_memory_()
+    for name in dir(moved):
+        getattr(moved, name)
+    with pytest.raises(BufferError, match="gone"):
+        moved.ptr  # noqa: B018
+
+
 def test_listing_names_exports_nothing(runtime) -> None:
     """Listing names exports no memory, so that the block can be reused at once."""
     buffer = cumem.empty_managed(1000, "u1")

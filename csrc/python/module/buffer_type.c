@@ -169,14 +169,24 @@ buffer_str(PyObject *object)
 }
 
 /* List the names that can be read of the buffer now. Whether the CUDA array interface
- * is one of them depends on its memory, its strides and its dtype. */
+ * is one of them depends on its memory, its strides and its dtype. The memory is not
+ * there while its region sleeps, or if another library has moved it. */
 static PyObject *
 buffer_dir(PyObject *object, PyObject *unused CM_UNUSED)
 {
-    bool has_interface = cm_buffer_has_array_interface((const cm_buffer *)object);
-    return cm_package_call(
-        "interchange.listing", "list_names",
-        Py_BuildValue("(ON)", object, PyBool_FromLong(has_interface)));
+    const cm_buffer *self = (const cm_buffer *)object;
+    bool has_interface = cm_buffer_has_array_interface(self);
+    bool is_there = cm_buffer_check_there(self) == 0;
+    if (!is_there) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) { /* Ctrl-C, for example */
+            return NULL;
+        }
+        PyErr_Clear();
+    }
+    return cm_package_call("interchange.listing", "list_names",
+                           Py_BuildValue("(ONN)", object,
+                                         PyBool_FromLong(has_interface),
+                                         PyBool_FromLong(is_there)));
 }
 
 /* Ask the package for the HTML that a notebook shows. */
