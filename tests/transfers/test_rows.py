@@ -248,6 +248,19 @@ class TestNumbers:
         got = cumem.take_rows(np.arange(10), make(rows))
         assert got.to_numpy().tolist() == [0, 2, 4]
 
+    def test_ranges_that_are_too_long_say_how_long(self, emulated) -> None:
+        table = cumem.zeros((100, 4), "f4", "pinned")
+        for call in (
+            lambda rows: cumem.take_rows(table, rows),
+            lambda rows: cumem.copy_rows(table, table, src_rows=rows),
+        ):
+            with pytest.raises(MemoryError, match=r"Unable to allocate.*1099511627776"):
+                call(range(2**40))
+            with pytest.raises(IndexError, match=r"rows is range\(.*more numbers than"):
+                call(range(2**70))
+        with pytest.raises(IndexError, match="not the number of a row"):
+            cumem.take_rows(table, range(2**70, 2**70 + 2))
+
     def test_no_numbers_copy_nothing(self, runtime) -> None:
         target = np.arange(3)
         cumem.copy_rows(target, np.zeros(0, int), src_rows=[])

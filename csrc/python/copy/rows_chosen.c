@@ -48,24 +48,45 @@ read_number(PyObject *item, const char *name, int64_t *out)
     return overflow == 0 ? 0 : -1;
 }
 
+/* Read `count` numbers of a tuple or a range into a new array. */
 static int
-read_items(PyObject *object, const char *name, cm_given_rows *out)
+read_all(PyObject *items, Py_ssize_t count, const char *name, cm_given_rows *out)
 {
-    PyObject *items = PySequence_Tuple(object); /* __index__() may change a list */
     PyObject *dtype = cm_numpy_dtype_of_letter('q');
-    if (items != NULL && dtype != NULL) {
-        const int64_t count = PyTuple_Size(items);
+    if (dtype != NULL) {
+        const int64_t shape = count;
         out->count = (uint64_t)count;
-        out->array = cm_numpy_empty(dtype, 1, &count);
+        out->array = cm_numpy_empty(dtype, 1, &shape);
     }
     Py_XDECREF(dtype);
     int result = out->array == NULL ? -1 : 0;
     int64_t *numbers = result == 0 ? cm_numpy_data(out->array) : NULL;
-    for (uint64_t i = 0; result == 0 && i < out->count; i++) {
-        PyObject *item = PyTuple_GetItem(items, (Py_ssize_t)i);
-        result = read_number(item, name, &numbers[i]);
+    for (Py_ssize_t i = 0; result == 0 && i < count; i++) {
+        PyObject *item = PySequence_GetItem(items, i);
+        result = item == NULL ? -1 : read_number(item, name, &numbers[i]);
+        Py_XDECREF(item);
     }
-    Py_XDECREF(items);
+    return result;
+}
+
+/* Read a list or a tuple by way of a tuple, because __index__() may change a list. A
+ * range makes its numbers one by one, so it may be as long as its array has room. */
+static int
+read_items(PyObject *object, const char *name, cm_given_rows *out)
+{
+    bool is_range = PyRange_Check(object);
+    PyObject *items = is_range ? Py_NewRef(object) : PySequence_Tuple(object);
+    if (items == NULL) {
+        return -1;
+    }
+    Py_ssize_t count = PySequence_Size(items);
+    int result = count < 0 ? -1 : read_all(items, count, name, out);
+    if (count < 0) { /* only the length of a range overflows */
+        PyErr_Format(PyExc_IndexError,
+                     "%s is %R, which has more numbers than any array has rows", name,
+                     object);
+    }
+    Py_DECREF(items);
     return result;
 }
 
@@ -136,8 +157,9 @@ copy_buffer(cm_state *state, PyObject *memory, const char *name, PyObject *after
     if (array == NULL) {
         return -1;
     }
-    int result = after == NULL ? cm_copy_now(state, array, memory, NULL, NULL)
-                               : cm_copy_behind(state, array, memory, after, NULL);
+    int result = after == NULL
+                     ? cm_copy_now(state, array, memory, NULL, NULL)
+                     : cm_copy_behind(state, array, memory, after, NULL);
     if (result == 0) {
         result = take_array(array, name, out);
     }
