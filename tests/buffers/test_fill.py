@@ -179,6 +179,31 @@ def test_full_of_what_becomes_an_array_converts_as_of_an_array(runtime, kind) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_shapes_that_do_not_fit_are_refused_in_the_name_of_the_call(
+    runtime, kind
+) -> None:
+    kept = cumem.zeros((2, 3), "f4", kind)
+    sources: list[Any] = [
+        np.ones(4, "f4"),
+        [1, 2],
+        cumem.zeros(4, "f4", "pinned"),
+        cumem.zeros(4, "f4", "device"),
+    ]
+    shape = r"the source of shape \([24],\) does not fit the target of shape \(2, 3\)"
+    for source in sources:
+        with pytest.raises(ValueError, match="^fill: " + shape):
+            kept.fill(source)
+        with pytest.raises(ValueError, match="^fill: " + shape):
+            kept.fill(source, casting="unsafe")
+        with pytest.raises(ValueError, match="^full: " + shape):
+            cumem.full((2, 3), source, "f4", kind)
+        with pytest.raises(ValueError, match="^full: " + shape):
+            cumem.full_like(kept, source, "f8")
+    with pytest.raises(ValueError, match="^copy: " + shape):
+        cumem.copy(kept, sources[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_zeros_of_elements_of_any_size_are_zero(runtime, kind) -> None:
     record = np.dtype([("a", "i4", (40,)), ("b", "S3")])
     for dtype in ("S63", "S64", "S65", record, "M8[s]", "c16", ">i4"):

@@ -19,19 +19,21 @@ enum { DST, SRC, STREAM, PROGRESS, CASTING, SCALE, OFFSET, ARGUMENT_COUNT };
 enum { AFTER = PROGRESS };
 
 /* Make a copy with these arguments, among which NULL stands for one that was not
- * given. */
+ * given. `before` is the prefix of cm_copy_how. */
 static PyObject *
-copy_with(cm_state *state, PyObject *const *values, bool blocking)
+copy_with(cm_state *state, const char *before, PyObject *const *values, bool blocking)
 {
     cm_call_frame frame;
     PyObject *answer = NULL;
     int device = cm_device_hint_of(state, values[DST], values[SRC], values[STREAM], 0);
     PyObject *progress = blocking ? values[PROGRESS] : NULL;
     if (cm_call_enter(&frame, state, values[STREAM], device, progress, "copy") == 0) {
-        cm_copy_how how = {frame.stream, .blocking = blocking,
+        cm_copy_how how = {frame.stream,
+                           .blocking = blocking,
                            .after = blocking ? NULL : values[AFTER],
                            .casting = {values[CASTING], values[SCALE], values[OFFSET]},
-                           .progress = &frame.progress};
+                           .progress = &frame.progress,
+                           .prefix = before};
         answer = cm_copy_objects(state, values[DST], values[SRC], how);
     }
     return cm_call_leave(&frame, answer);
@@ -48,27 +50,27 @@ read_and_copy(PyObject *module, const char *function, PyObject *const *args,
     if (cm_args_parse(function, args, nargs, kwnames, names, 2, 2, values) < 0) {
         return NULL;
     }
-    return copy_with(cm_state_of_module(module), values, blocking);
+    return copy_with(cm_state_of_module(module), NULL, values, blocking);
 }
 
 int
-cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
-            PyObject *casting)
+cm_copy_now(cm_state *state, const char *before, PyObject *dst, PyObject *src,
+            PyObject *stream, PyObject *casting)
 {
     PyObject *const values[ARGUMENT_COUNT] = {
         [DST] = dst, [SRC] = src, [STREAM] = stream, [CASTING] = casting};
-    PyObject *done = copy_with(state, values, true);
+    PyObject *done = copy_with(state, before, values, true);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
 int
-cm_copy_behind(cm_state *state, PyObject *dst, PyObject *src, PyObject *after,
-               PyObject *casting)
+cm_copy_behind(cm_state *state, const char *before, PyObject *dst, PyObject *src,
+               PyObject *after, PyObject *casting)
 {
     PyObject *const values[ARGUMENT_COUNT] = {
         [DST] = dst, [SRC] = src, [AFTER] = after, [CASTING] = casting};
-    PyObject *transfer = copy_with(state, values, false);
+    PyObject *transfer = copy_with(state, before, values, false);
     if (transfer == NULL) {
         return -1;
     }
@@ -143,7 +145,7 @@ copy_array(cm_state *state, PyObject *source, PyObject *stream, PyObject *progre
     }
     PyObject *const values[ARGUMENT_COUNT] = {
         [DST] = array, [SRC] = source, [STREAM] = stream, [PROGRESS] = progress};
-    PyObject *done = copy_with(state, values, true);
+    PyObject *done = copy_with(state, NULL, values, true);
     if (done == NULL) {
         Py_CLEAR(array);
     }

@@ -20,13 +20,15 @@ extern PyMethodDef cm_multi_device_methods[]; /* multi_device.c; private, for
 int cm_register_row_plan_type(PyObject *module, cm_state *state);
 
 /* Copy as copy(dst, src, stream=stream, casting=casting) does. NULL means that an
- * argument is not given. Returns 0, or -1 with an exception. */
-int cm_copy_now(cm_state *state, PyObject *dst, PyObject *src, PyObject *stream,
-                PyObject *casting);
+ * argument is not given. Errors about the two ends begin with `before`, such as
+ * "fill: ". Returns 0, or -1 with an exception. */
+int cm_copy_now(cm_state *state, const char *before, PyObject *dst, PyObject *src,
+                PyObject *stream, PyObject *casting);
 /* Copy as copy_async(dst, src, after=after, casting=casting).wait() does, on a stream
- * of the source's own device. Returns 0, or -1 with an exception. */
-int cm_copy_behind(cm_state *state, PyObject *dst, PyObject *src, PyObject *after,
-                   PyObject *casting);
+ * of the source's own device. Errors about the two ends begin with `before`. Returns 0,
+ * or -1 with an exception. */
+int cm_copy_behind(cm_state *state, const char *before, PyObject *dst, PyObject *src,
+                   PyObject *after, PyObject *casting);
 
 /* Give the elements of a new buffer a value, as full() and zeros() do. An array of
  * another dtype is converted by the rule "same_kind" if no rule is given. NULL and None

@@ -106,6 +106,13 @@ take_ends(copy_call *call)
 
 /* -- the call ---------------------------------------------------------------------------- */
 
+/* Return what errors about the two ends begin with. */
+static const char *
+error_prefix(const copy_call *call)
+{
+    return call->how.prefix == NULL ? "copy: " : call->how.prefix;
+}
+
 /* Choose whether the driver is asked what kind of memory an end is. If the caller waits
  * for a copy and the other end, whose kind is `other`, is on a device, a short end need
  * not be asked about. */
@@ -146,7 +153,7 @@ init_ends(copy_call *call)
     if (cm_operand_init(state, &call->dst, call->dst_object, NULL, stream, asks) < 0) {
         return -1;
     }
-    if (cm_check_target("copy: ", &call->dst, call->dst_object) < 0) {
+    if (cm_check_target(error_prefix(call), &call->dst, call->dst_object) < 0) {
         return -1;
     }
     return init_source(call);
@@ -172,9 +179,9 @@ init_more(copy_call *call)
         cm_operand *end = &call->more[call->more_count++];
         cm_region stretched;
         if (cm_operand_init(call->call.state, end, object, NULL, NULL, CM_ASK) < 0
-            || cm_check_target("copy: ", end, object) < 0
-            || cm_check_dtypes("copy: ", end, &call->dst) < 0
-            || cm_check_shapes("copy: ", end, &call->src, &stretched) < 0) {
+            || cm_check_target(error_prefix(call), end, object) < 0
+            || cm_check_dtypes(error_prefix(call), end, &call->dst) < 0
+            || cm_check_shapes(error_prefix(call), end, &call->src, &stretched) < 0) {
             return -1;
         }
         call->regions[i] = end->region;
@@ -195,8 +202,8 @@ check_dtypes(copy_call *call)
     if (!asks && call->dst.dtype == call->src.dtype) {
         return 0;
     }
-    return cm_check_casting(&call->call, "copy: ", &call->dst, &call->src, *how,
-                            &call->convert);
+    return cm_check_casting(&call->call, error_prefix(call), &call->dst, &call->src,
+                            *how, &call->convert);
 }
 
 /* Return the number of bytes of the copy if each end is one run and no element changes;
@@ -227,7 +234,9 @@ init_call(copy_call *call)
     }
     int converts = check_dtypes(call);
     if (converts < 0
-        || cm_check_shapes("copy: ", &call->dst, &call->src, &call->request.src) < 0
+        || cm_check_shapes(error_prefix(call), &call->dst, &call->src,
+                           &call->request.src)
+               < 0
         || init_more(call) < 0) {
         return -1;
     }

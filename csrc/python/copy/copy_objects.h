@@ -25,6 +25,9 @@ typedef struct cm_copy_how {
     uint64_t number;   /* the number of that group: see cm_call_join(); else 0 */
     bool on_engine_stream; /* the copy runs on a stream of the engine's; the caller will
                     make `stream` wait for it */
+    const char *prefix; /* what errors about the two ends begin with, for a copy that is
+                           a part of another call: its name, as in "fill: "; NULL for
+                           "copy: " */
     /* makes the answer in place of the copy; NULL if the copy is to be made */
     cm_request_reader *explain;
 } cm_copy_how;

@@ -309,17 +309,19 @@ is_on_device(const cm_buffer *self, PyObject *source)
            && cm_kind_is_on_device(cm_buffer_kind((cm_buffer *)(void *)source));
 }
 
-/* Copy a value that a rule of casting may convert. The stream `on` may be one of
+/* Copy a value that a rule of casting may convert. Errors begin with `before`, the name
+ * of the call, as they do in the functions below. The stream `on` may be one of
  * another device than the source. So a copy from a device to memory of the host is made
  * on a stream of the source's device, which waits for `on`. */
 static int
-copy_by_rule(cm_buffer *self, PyObject *values, PyObject *on, PyObject *casting)
+copy_by_rule(cm_buffer *self, const char *before, PyObject *values, PyObject *on,
+             PyObject *casting)
 {
     PyObject *object = (PyObject *)self;
     bool is_behind =
         is_on_device(self, values) && !cm_kind_is_on_device(cm_buffer_kind(self));
-    return is_behind ? cm_copy_behind(self->state, object, values, on, casting)
-                     : cm_copy_now(self->state, object, values, on, casting);
+    return is_behind ? cm_copy_behind(self->state, before, object, values, on, casting)
+                     : cm_copy_now(self->state, before, object, values, on, casting);
 }
 
 /* Return the dtype, borrowed, of a source that is a buffer or an array, or NULL for any
@@ -333,8 +335,7 @@ dtype_of_memory(const cm_buffer *self, PyObject *source)
     return cm_numpy_is_array(source) ? cm_numpy_dtype_of(source) : NULL;
 }
 
-/* Read a value and copy it as the rule `casting` says. The rule is checked before the
- * copy, so that the error begins with `before`, the name of the call. */
+/* Read a value and copy it as the rule `casting` says. */
 static int
 fill_by_rule(cm_buffer *self, const char *before, PyObject *source, PyObject *on,
              PyObject *casting)
@@ -348,7 +349,7 @@ fill_by_rule(cm_buffer *self, const char *before, PyObject *source, PyObject *on
     int result =
         cm_check_rule(before, dtype_of_memory(self, values), self->dtype, casting);
     if (result == 0) {
-        result = copy_by_rule(self, values, on, casting);
+        result = copy_by_rule(self, before, values, on, casting);
     }
     Py_DECREF(values);
     return result;
@@ -357,54 +358,58 @@ fill_by_rule(cm_buffer *self, const char *before, PyObject *source, PyObject *on
 /* Check that memory has the dtype of the buffer, since nothing is converted without a
  * rule. Returns 0, or -1 with an exception. */
 static int
-check_dtype(const cm_buffer *self, PyObject *dtype)
+check_dtype(const cm_buffer *self, const char *before, PyObject *dtype)
 {
     if (cm_numpy_dtype_equal(dtype, self->dtype)) {
         return 0;
     }
     return cm_package_refuse("buffers.casting", "refuse_dtypes",
-                             Py_BuildValue("(sOO)", "fill: ", dtype, self->dtype));
+                             Py_BuildValue("(sOO)", before, dtype, self->dtype));
 }
 
 /* Fill with an array of the buffer's dtype: one that has dimensions is copied, and one
  * without is an element. */
 static int
-fill_by_array(cm_buffer *self, PyObject *array, PyObject *on, PyObject *given)
+fill_by_array(cm_buffer *self, const char *before, PyObject *array, PyObject *on,
+              PyObject *given)
 {
     if (cm_numpy_ndim(array) > 0) {
-        return cm_copy_now(self->state, (PyObject *)self, array, on, NULL);
+        return cm_copy_now(self->state, before, (PyObject *)self, array, on, NULL);
     }
     return fill_by(self, cm_numpy_data(array), given);
 }
 
 /* Fill with a buffer of the same dtype. A device's own memory is copied as it is. */
 static int
-fill_by_buffer(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
+fill_by_buffer(cm_buffer *self, const char *before, PyObject *source, PyObject *on,
+               PyObject *given)
 {
     PyObject *object = (PyObject *)self;
-    if (check_dtype(self, ((cm_buffer *)(void *)source)->dtype) < 0) {
+    if (check_dtype(self, before, ((cm_buffer *)(void *)source)->dtype) < 0) {
         return -1;
     }
     if (!is_on_device(self, source)) {
         PyObject *array = cm_buffer_numpy(source, NULL);
-        int result = array == NULL ? -1 : fill_by_array(self, array, on, given);
+        int result = array == NULL ? -1 : fill_by_array(self, before, array, on, given);
         Py_XDECREF(array);
         return result;
     }
     if (!cm_kind_is_on_device(self->storage->copy_kind)) {
-        return cm_copy_behind(self->state, object, source, on, NULL);
+        return cm_copy_behind(self->state, before, object, source, on, NULL);
     }
-    return cm_copy_now(self->state, object, source, on, NULL);
+    return cm_copy_now(self->state, before, object, source, on, NULL);
 }
 
 /* Fill with values. If they have a dtype of their own, it must be the buffer's. */
 static int
-fill_by_values(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
+fill_by_values(cm_buffer *self, const char *before, PyObject *source, PyObject *on,
+               PyObject *given)
 {
     PyObject *values;
     if (cm_value_is_array(source)) {
         values = cm_value_read_array(source);
-        if (values != NULL && check_dtype(self, cm_numpy_dtype_of(values)) < 0) {
+        if (values != NULL
+            && check_dtype(self, before, cm_numpy_dtype_of(values)) < 0) {
             Py_CLEAR(values);
         }
     }
@@ -414,7 +419,7 @@ fill_by_values(cm_buffer *self, PyObject *source, PyObject *on, PyObject *given)
     if (values == NULL) {
         return -1;
     }
-    int result = fill_by_array(self, values, on, given);
+    int result = fill_by_array(self, before, values, on, given);
     Py_DECREF(values);
     return result;
 }
@@ -446,6 +451,7 @@ fill_by_object(cm_buffer *self, PyObject *value, PyObject *given, PyObject *cast
     cm_state *state = self->state;
     const cm_storage *storage = self->storage;
     int device = cm_kind_is_pageable(storage->kind) ? 0 : storage->device;
+    const char *before = is_new ? "full: " : "fill: ";
     PyObject *source = NULL;
     PyObject *rule = NULL;
     int result = -1;
@@ -470,13 +476,13 @@ fill_by_object(cm_buffer *self, PyObject *value, PyObject *given, PyObject *cast
         }
     }
     if (rule != NULL) {
-        result = fill_by_rule(self, is_new ? "full: " : "fill: ", source, on, rule);
+        result = fill_by_rule(self, before, source, on, rule);
     }
     else if (cm_buffer_check(state, source)) {
-        result = fill_by_buffer(self, source, on, given);
+        result = fill_by_buffer(self, before, source, on, given);
     }
     else {
-        result = fill_by_values(self, source, on, given);
+        result = fill_by_values(self, before, source, on, given);
     }
 leave:
     Py_XDECREF(rule);

@@ -158,8 +158,8 @@ copy_buffer(cm_state *state, PyObject *memory, const char *name, PyObject *after
         return -1;
     }
     int result = after == NULL
-                     ? cm_copy_now(state, array, memory, NULL, NULL)
-                     : cm_copy_behind(state, array, memory, after, NULL);
+                     ? cm_copy_now(state, NULL, array, memory, NULL, NULL)
+                     : cm_copy_behind(state, NULL, array, memory, after, NULL);
     if (result == 0) {
         result = take_array(array, name, out);
     }
