@@ -13,7 +13,7 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cumem.files.file_hints import check_is_name, explain_missing
@@ -36,6 +36,19 @@ def check_regular(mode: int, name: object) -> None:
     check_sort(mode, name)
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is not a regular file", name)
+
+
+def is_data(given: object) -> bool:
+    """Return whether `given` is what people save, and so was given in the file's place.
+
+    `torch.save` and `pickle.dump` take the data first.
+    """
+    if isinstance(given, bytes | bytearray | memoryview):
+        return False  # these are more often taken for the contents of a file to read
+    return isinstance(given, Mapping) or any(
+        hasattr(type(given), name)
+        for name in ("__array__", "__dlpack__", "__cuda_array_interface__")
+    )
 
 
 def open_owned(path: Any, flags: int) -> io.FileIO:
@@ -103,6 +116,8 @@ def unwrapped(file: Any, writes: bool = False) -> Any:
         "file must be a path, a descriptor or a binary file that open() made, not "
         f"{type(file).__name__}"
     )
+    if writes and is_data(file):
+        raise TypeError(f"{text}: the file comes first, and then what is written to it")
     if hasattr(file, "read") or isinstance(file, bytearray | memoryview):
         text += ": its bytes are in no file, or are there in another form; "
         if writes:

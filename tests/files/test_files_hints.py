@@ -422,3 +422,29 @@ def test_fromfile_of_no_whole_number_of_items_names_count(
     assert cumem.fromfile(path, dtype, offset=1).size == 3
     with pytest.raises(ValueError, match="count=2"):
         cumem.fromfile(path, dtype, offset=2)
+
+
+@pytest.mark.parametrize("kind", ["pinned", "device"])
+def test_data_in_the_place_of_the_file_says_that_the_file_comes_first(
+    runtime, tmp_path: Path, monkeypatch, kind
+) -> None:
+    """`torch.save` and `pickle.dump` take the data first."""
+    monkeypatch.chdir(tmp_path)
+    arrays: list[Any] = [np.ones(3), cumem.zeros(3, kind=kind)]
+    for data in arrays:
+        for call in (
+            lambda data: cumem.save(data, "x.npy"),
+            lambda data: cumem.tofile(data, "x.bin"),
+            lambda data: cumem.savez(data, x=data),
+            lambda data: cumem.savez({"x": data}),
+            lambda data: cumem.write_ranges(data, [(0, data)]),
+        ):
+            with pytest.raises(TypeError, match="the file comes first, and then what"):
+                call(data)
+        with pytest.raises(TypeError, match="the path comes first, and then the"):
+            cumem.save_safetensors({"x": data}, "x.safetensors")  # type: ignore[arg-type]
+        # Nothing is to be written here.
+        with pytest.raises(TypeError) as caught:
+            cumem.load(data)
+        assert "comes first" not in str(caught.value)
+    assert not [*tmp_path.iterdir()]

@@ -46,7 +46,7 @@ from cumem.files.file_hints import (
     text_of,
     what_it_is,
 )
-from cumem.files.opening import open_regular
+from cumem.files.opening import is_data, open_regular
 
 __all__ = [
     "INDEX_SUFFIX",
@@ -502,8 +502,11 @@ def check_shard(index: Path, header: SafetensorsHeader, names: Iterable[str]) ->
             )
 
 
-def checked_path(path: object) -> Path:
-    """Return a path; refuse descriptors, which belong to others, and contents of files."""
+def checked_path(path: object, writes: bool = False) -> Path:
+    """Return a path; refuse descriptors, which belong to others, and contents of files.
+
+    `writes` says for the text of the error that the caller wants to write the file.
+    """
     if isinstance(path, (str, os.PathLike)):
         return Path(path)
     given = type(path).__name__
@@ -512,6 +515,8 @@ def checked_path(path: object) -> Path:
         cure = "; safetensors.numpy.load(data) reads the bytes of a file"
     elif hasattr(path, "read"):
         cure = "; pass the path, such as file.name, of the open file"
+    elif writes and is_data(path):
+        cure = ": the path comes first, and then the tensors"
     raise TypeError(f"path must be a str or path-like, not {given}{cure}")
 
 

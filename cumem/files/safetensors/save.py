@@ -151,7 +151,7 @@ def save_safetensors(
     >>> list(cumem.load_safetensors("a.safetensors"))
     ['w']
     """
-    path = checked_path(path)
+    path = checked_path(path, writes=True)
     fsync = read_flag(fsync, "fsync")
     if path.is_dir():
         path = path / "model.safetensors"
