@@ -233,6 +233,7 @@ class Region:
         """
         keep, folder = _read_keep(keep, path)
         with self._move():
+            self._check_open()
             if self.is_asleep:
                 return
             self._refuse_guests()
@@ -289,6 +290,7 @@ class Region:
                     f"region {self._tag!r} was closed while it was asleep: its contents "
                     "are gone"
                 )
+            self._check_open()
             files = self._files
             if files is not None:
                 files.check()
@@ -300,6 +302,14 @@ class Region:
                 raise files.failure(failure, writes=False)
             self._files = None
             files.close()
+
+    def _check_open(self) -> None:
+        if self._pool.closed:
+            raise ValueError(f"region {self._tag!r} is closed")
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled, since its addresses belong to this process."""
+        raise TypeError("cannot pickle a Region: its memory belongs to this process")
 
     def close(self) -> None:
         """Stop allocating, and give back memory that is not in use.

@@ -7,8 +7,10 @@ tests/c/test_pool_sleep.c tests the pool below, with every call of the driver fa
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -758,8 +760,15 @@ def test_region_closed_while_awake_leaves_buffers_valid(emulated) -> None:
     assert repr(region) == "<cumem.Region 'weights', device 0, closed>"
     assert not region.is_asleep
     for call in (region.sleep, region.wake):
-        with pytest.raises(ValueError, match="the pool is closed"):
+        with pytest.raises(ValueError, match=r"^region 'weights' is closed$"):
             call()
+
+
+def test_region_is_not_pickled_and_says_why(emulated) -> None:
+    region = cumem.Region("weights")
+    for call in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="its memory belongs to this process"):
+            call(region)
 
 
 def test_region_closed_while_asleep_gives_contents_up(emulated) -> None:
