@@ -94,7 +94,9 @@ ARGUMENTS = {
     "attach": "empty_managed() takes it",
     "attach_global": 'empty_managed(shape, attach="global") or "host"',
     "blocking": _NO_WAIT,
+    "callback": "transfer.add_done_callback(function) calls it when the copy is done",
     "copy": "cumem.asarray(obj, copy=False) never copies, cumem.array(obj) always does",
+    "kind": "cumem.empty(shape, dtype, kind) makes memory of that kind",
     "layout": "buffers are dense: leave it out",
     "like": "cumem.empty_like(buf) makes the same kind of memory",
     "mapped": 'kind="mapped" or empty_mapped() is such memory',
@@ -154,6 +156,24 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
         "initial_pool_size": "pool.allocate(nbytes) once fills the pool",
     },
     "set_limit": {**_LIMITS, "nbytes": _LIMIT},
+    "take_rows": {
+        "axis": "rows lie along the first axis: leave it out",
+        "dtype": "rows keep their dtype, which cumem.array(rows, dtype) converts",
+        **dict.fromkeys(
+            ("device", "kind"),
+            "out= takes memory for the rows, such as cumem.empty_pinned(shape, dtype)",
+        ),
+        **dict.fromkeys(
+            ("idx", "ids", "index", "indices"), "rows= takes the numbers of the rows"
+        ),
+    },
+    "record": dict.fromkeys(
+        ("file", "filename", "path"), "rec.save(path) writes a record to a file"
+    ),
+    "Region": {
+        "kind": "the memory of a region is device memory: leave it out",
+        "name": "tag= is the name of a region",
+    },
     "Event": {
         "block": "blocking=True lets the processor sleep in synchronize()",
         "disable_timing": "timing=False makes such an event",
@@ -211,7 +231,11 @@ ARGUMENTS_OF: dict[str, dict[str, str]] = {
         ("device", "dst", "location"),
         'to= says where the pages go: a device, "cpu" or "numa:N"',
     ),
-    "to_device": {"non_blocking": _AWAITED, "copy": _AWAITED},
+    "to_device": {
+        "non_blocking": _AWAITED,
+        "copy": _AWAITED,
+        "dtype": "cumem.array(obj, dtype) converts one array",
+    },
     "to_host": {"non_blocking": _AWAITED, "copy": _AWAITED},
     "copy": {
         **ARGUMENTS,
@@ -246,6 +270,7 @@ NAMES_OF_CUMEM: dict[str, str] = {
     "concatenate": "use cumem.copy(out[part], buf) for each part",
     "copyto": "use cumem.copy(dst, src)",
     "cuda": "use cumem.Stream, cumem.Event and cumem.Device themselves",
+    "device": "use cumem.Device(index)",
     "device_array": "use cumem.empty(shape)",
     "empty_cache": "use cumem.trim()",
     "from_dlpack": "use cumem.asbuffer(obj)",
@@ -259,6 +284,8 @@ NAMES_OF_CUMEM: dict[str, str] = {
     "mapped_array": "use cumem.empty_mapped(shape)",
     "max_memory_allocated": "use cumem.stats()[kind].peak_live_nbytes",
     "mem_get_info": "use cumem.memory_info()",
+    "memcpy": "use cumem.copy(dst, src)",
+    "memcpy_async": "use cumem.copy_async(dst, src)",
     "memory_allocated": "use cumem.stats()[kind].live_nbytes",
     "memory_reserved": "use cumem.stats()[kind].reserved_nbytes",
     "memory_stats": "use cumem.stats()",
@@ -273,6 +300,7 @@ NAMES_OF_CUMEM: dict[str, str] = {
     "cumem.read_safetensors_header(path) for names, shapes and memmap(name)",
     "save_file": "use cumem.save_safetensors(path, tensors)",
     "savez_compressed": "use cumem.savez(file), which does not compress",
+    "set_device": "use cumem.set_current_device(index), or `with cumem.Device(index):`",
     "stack": "use cumem.copy(out[index], buf) for each index",
     "tensor": "use cumem.array(obj)",
     "to_gpu": "use cumem.array(obj)",

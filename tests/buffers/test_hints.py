@@ -286,6 +286,9 @@ def test_every_constructor_says_what_to_type_for_arguments_of_others(
 
 
 NEEDED: dict[str, tuple[Any, ...]] = {
+    "take_rows": (np.ones((2, 2)), [1]),
+    "record": (),
+    "Region": ("weights",),
     "chunks": (np.ones(3),),
     "pipeline": (lambda *_: None, np.ones(3)),
     "prefetch": ([np.ones(3)],),

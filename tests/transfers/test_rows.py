@@ -261,6 +261,23 @@ class TestNumbers:
         with pytest.raises(IndexError, match="not the number of a row"):
             cumem.take_rows(table, range(2**70, 2**70 + 2))
 
+    def test_sources_that_are_no_memory_say_what_makes_an_array_of_them(
+        self, emulated
+    ) -> None:
+        class Lazy:
+            """An array that is read in slices, as a dataset of h5py is."""
+
+            shape, dtype = (3,), np.dtype("f8")
+
+            def __getitem__(self, index: object) -> np.ndarray:
+                return np.ones(3)[index]  # type: ignore[index]
+
+        for src in ([np.ones(3)], (1, 2), Lazy(), np.float32(3), "text", None):
+            with pytest.raises(
+                TypeError, match=r"^src must .* numpy\.asarray\(src\), n"
+            ):
+                cumem.take_rows(src, [0])  # type: ignore[arg-type]
+
     def test_no_numbers_copy_nothing(self, runtime) -> None:
         target = np.arange(3)
         cumem.copy_rows(target, np.zeros(0, int), src_rows=[])

@@ -565,8 +565,9 @@ static int
 read_taken(cm_row_copy *self, PyObject *src, PyObject *rows)
 {
     cm_rows_end *end = &self->ends[CM_SRC];
-    if (PyList_Check(src) || PyTuple_Check(src)) {
-        return cm_arg_refuse(src, "src", "a buffer or an array");
+    if (!cm_operand_is_memory(self->state, src)) { /* a list, for example */
+        return cm_arg_refuse(src, "src",
+                             "a buffer or an array, such as numpy.asarray(src)");
     }
     if (cm_rows_end_begin(end, src) < 0 || cm_rows_read_end(self, CM_SRC) < 0
         || cm_rows_take_numbers(self, CM_SRC, rows) < 0) {
