@@ -87,6 +87,7 @@ from cumem.pools.numpy_memory import numpy_pinned as numpy_pinned
 from cumem.pools.region import Region as Region, sleep as sleep, wake as wake
 from cumem.pools.pool import Pool as Pool, default_pool as default_pool, trim as trim
 from cumem.pools.registering import register as register
+from cumem.pools.sharing import shared_pinned as shared_pinned
 from cumem.pools.statistics import (
     measure as measure,
     stats as stats,

@@ -4981,6 +4981,46 @@ def _register(
 ) -> _LockedPages:
     """Page-lock the memory of an array or buffer in place."""
 
+@final
+@type_check_only
+class _SharedFacts(structseq[Any]):
+    """What a pickle says of a buffer of `cumem.shared_pinned`, or of a view of one."""
+
+    @property
+    def name(self) -> str:
+        """The name of the memory."""
+    @property
+    def form(self) -> str:
+        """The text by which all users agree on its dtype and shape."""
+    @property
+    def nbytes(self) -> int:
+        """The number of its bytes, which may be more than the view has."""
+    @property
+    def token(self) -> bytes:
+        """The 16 bytes that tell it from other memory of the same name."""
+    @property
+    def offset(self) -> int:
+        """The place of element 0 of the view, in bytes from the first byte on."""
+
+def _shared_pinned(
+    name: str,
+    form: str,
+    nbytes: int,
+    token: bytes | None,
+    numa_node: int,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    readonly: bool,
+    /,
+) -> PinnedBuffer:
+    """Open memory by its name, or make it, and return a buffer over a part of it.
+
+    With a `token` this opens the memory that has the token, and makes none. `numa_node` is
+    -1 if any node will do. Offset and strides are in bytes.
+    """
+
 def _unregister(buffer: Buffer, defers: bool, /) -> None:
     """Do what Registration.close() does.
 

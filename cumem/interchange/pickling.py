@@ -13,8 +13,15 @@ from cumem.base.errors import is_of_fork
 from cumem.base.kinds import KINDS, is_on_device
 
 
-def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]:
+def reduce(
+    buffer: _core.Buffer,
+    protocol: int,
+    pooled: bool,
+    shared: _core._SharedFacts | None,
+) -> tuple[Any, ...]:
     """Return the answer of `Buffer.__reduce_ex__`.
+
+    Of memory that has a name (`shared` is not None), the pickle has the name and no bytes.
 
     The elements are in memory order if they are contiguous, and otherwise in C order. From
     protocol 5 on they are the memory itself, which may travel out of band. Memory that is
@@ -25,6 +32,10 @@ def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]
             "a device buffer cannot be pickled: copy it to host memory first, e.g. to a "
             "buffer of empty_pinned()"
         )
+    if shared is not None:
+        place = (shared.name, shared.form, shared.nbytes, shared.token, shared.offset)
+        view = (buffer.dtype, buffer.shape, buffer.strides, buffer.readonly)
+        return reopen, (machine(), *place, *view)
     order = "F" if buffer.flags.fnc else "C"
     data: Any
     if protocol < 5:
@@ -34,6 +45,39 @@ def reduce(buffer: _core.Buffer, protocol: int, pooled: bool) -> tuple[Any, ...]
     flags = tuple(buffer.flags) if pooled else None
     form = (buffer.kind, buffer.dtype, buffer.shape, order, flags)
     return rebuild, (*form, data, buffer.readonly)
+
+
+def machine() -> str:
+    """Return a text that no other machine has, nor this one after another start."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def reopen(
+    made_on: str,
+    name: str,
+    form: str,
+    nbytes: int,
+    token: bytes,
+    offset: int,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    readonly: bool,
+) -> _core.Buffer:
+    """Unpickle a buffer over memory that has a name: open that memory, and no other."""
+    if made_on != machine():
+        raise RuntimeError(
+            f"the shared memory {name!r} of this pickle is on another machine, or was "
+            "there before this machine was started: a pickle holds no bytes, so send a "
+            "copy of the elements, such as buf.to_numpy()"
+        )
+    return _core._shared_pinned(
+        name, form, nbytes, token, -1, dtype, shape, strides, offset, readonly
+    )
 
 
 def _in_order(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -187,7 +187,7 @@ class Pool(_core._Pool[_B_co]):
             kind,
             index,
             _flags(kind, portable, write_combined, attach),
-            _node(kind, numa_node),
+            read_node(kind, numa_node),
             _is_second(segments, "segments", "auto", "malloc"),
             way,
             _idle_trim_ns(idle_trim),
@@ -634,7 +634,7 @@ def _fork(kind: str, fork: Any, segments: Any, write_combined: Any) -> int:
         raise ValueError(
             f"fork='share' needs memory that cumem maps itself: leave out {other}"
         )
-    if fork == "share" and (reason := _why_shared_pages_are_small()) is not None:
+    if fork == "share" and (reason := why_shared_pages_are_small()) is not None:
         warn_caller(
             "fork='share' uses pages of 4 KiB on this system, which makes copies and "
             f"page-locking slower: {reason}",
@@ -646,7 +646,7 @@ def _fork(kind: str, fork: Any, segments: Any, write_combined: Any) -> int:
 _SHARED_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 
-def _why_shared_pages_are_small() -> str | None:
+def why_shared_pages_are_small() -> str | None:
     """Return why shared memory gets no huge pages here, or None if it may have them."""
     try:
         with open(_SHARED_PAGES, encoding="ascii") as file:
@@ -664,7 +664,8 @@ def _why_shared_pages_are_small() -> str | None:
     )
 
 
-def _node(kind: str, numa_node: Any) -> int:
+def read_node(kind: str, numa_node: Any) -> int:
+    """Return the number of a NUMA node that was given, or -1 if none was."""
     if numa_node is None:
         return -1
     if kind not in PAGE_LOCKED:

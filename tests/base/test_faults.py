@@ -409,6 +409,17 @@ def register_ordinary_memory() -> None:
 
 
 @scenario
+def share_page_locked_memory() -> None:
+    shared = cumem.shared_pinned(f"faults of {os.getpid()}", 100_000, "u1")
+    shared.numpy()[:] = 5
+    device = cumem.empty_device(100_000, "u1")
+    cumem.copy(device, shared)
+    cumem.copy_many([(shared[:10], device[10:20]), (shared[20:30], device[:10])])
+    assert (shared.numpy() == 5).all()
+    assert pickle.loads(pickle.dumps(shared[5:])).ptr == shared.ptr + 5
+
+
+@scenario
 def await_an_event() -> None:
     async def main() -> None:
         stream = cumem.Stream()

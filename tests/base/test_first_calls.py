@@ -82,6 +82,7 @@ CALLS = {
     "scatter_async": "[x.wait() for x in cumem.scatter_async([n()[:500], n()[500:]], a)]",
     "set_current_device": "cumem.set_current_device(0)",
     "set_limit": "cumem.set_limit('pinned', '50%')",
+    "shared_pinned": "cumem.shared_pinned('first call', 10)",
     "shutdown": "cumem.shutdown()",
     "sleep": "r = cumem.Region('x'); b = r.pool.allocate(100); cumem.sleep('x')",
     "stats": "cumem.stats()",

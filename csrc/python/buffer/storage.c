@@ -117,6 +117,7 @@ cm_storage_inherit(cm_storage *storage)
     forget_block(storage);
     storage->registration = NULL;
     storage->holds_locked_pages = false;
+    storage->locks_late = false; /* nothing can be locked here */
     storage->is_advised = false;
     storage->was_exported = false;
     if (is_here && !has_pending_fill && host != NULL

@@ -139,10 +139,13 @@ typedef struct cm_storage {
     bool is_advised;
     /* A forked child does not have its bytes; it is closed then too. */
     bool was_not_inherited;
-    bool is_asleep;    /* its pool sleeps, or is on its way to sleep or awake */
-    bool may_spill;    /* its pool spills, so each use has to be noted */
-    bool is_moving;    /* on its way to page-locked memory or back */
-    bool is_kept;      /* by keep(): it never spills */
+    bool is_asleep; /* its pool sleeps, or is on its way to sleep or awake */
+    bool may_spill; /* its pool spills, so each use has to be noted */
+    bool is_moving; /* on its way to page-locked memory or back */
+    bool is_kept;   /* by keep(): it never spills */
+    /* Shared by name, and not page-locked yet: the first copy to or from a device does
+     * that (protocols/shared.c). */
+    bool locks_late;
     bool is_traced;    /* tracemalloc knows of the block */
     bool was_captured; /* a graph may use it at any time, so the pool keeps the block */
     /* These members are for thrashing.c, about managed memory. They say which side used
@@ -174,7 +177,8 @@ typedef struct cm_storage {
     cm_block *block;   /* owned, a block of `pool` */
     cm_block *spilled; /* owned: page-locked memory with its bytes; NULL if awake */
     uint64_t touched;  /* state->touch_count at its last use, if it may spill */
-    cm_registration *registration; /* owned; NULL unless register() made it */
+    cm_registration *registration; /* owned; NULL if we have not locked foreign memory
+                                    */
     /* Owned: an object, memoryview or capsule that keeps foreign memory alive. */
     PyObject *foreign;
     /* Owned: the object that has the foreign bytes, if its owner can put other bytes in

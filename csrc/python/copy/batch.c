@@ -177,7 +177,8 @@ read_ends(many_call *self, PyObject *dst, PyObject *src, cm_asking asking)
         return -1;
     }
     PyObject *dtype = self->dst.dtype;
-    if (cm_operand_init(state, &self->src, src, dtype, self->many.stream, asking) < 0) {
+    if (cm_operand_init(state, &self->src, src, dtype, self->many.stream, asking) < 0
+        || cm_operands_lock(state, &self->dst, &self->src) < 0) {
         return -1;
     }
     return check_casting(self);

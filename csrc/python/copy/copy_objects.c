@@ -156,7 +156,10 @@ init_ends(copy_call *call)
     if (cm_check_target(error_prefix(call), &call->dst, call->dst_object) < 0) {
         return -1;
     }
-    return init_source(call);
+    if (init_source(call) < 0) {
+        return -1;
+    }
+    return cm_operands_lock(state, &call->dst, &call->src);
 }
 
 /* Read and check the targets beside the first. */
@@ -180,6 +183,7 @@ init_more(copy_call *call)
         cm_region stretched;
         if (cm_operand_init(call->call.state, end, object, NULL, NULL, CM_ASK) < 0
             || cm_check_target(error_prefix(call), end, object) < 0
+            || cm_operands_lock(call->call.state, end, &call->src) < 0
             || cm_check_dtypes(error_prefix(call), end, &call->dst) < 0
             || cm_check_shapes(error_prefix(call), end, &call->src, &stretched) < 0) {
             return -1;

@@ -189,7 +189,10 @@ cm_rows_check_layers(cm_row_copy *self)
     }
     self->layer_count = count;
     for (Py_ssize_t layer = 0; layer < count; layer++) {
-        if (check_rows(self, layer) < 0) {
+        if (check_rows(self, layer) < 0
+            || cm_operands_lock(self->state, &self->ends[CM_DST].operands[layer],
+                                &self->ends[CM_SRC].operands[layer])
+                   < 0) {
             return -1;
         }
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The buffer protocol of the types that the host may use, and their pickles. Shape and
- * strides of a view are the buffer's own arrays, which live as long as the buffer that
- * the view keeps. `internal` of a view holds the format. */
+/* The buffer protocol of the types that the host may use. Shape and strides of a view
+ * are the buffer's own arrays, which live as long as the buffer that the view keeps.
+ * `internal` of a view holds the format. */
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"
@@ -135,16 +135,7 @@ cm_buffer_releasebuffer(PyObject *self, Py_buffer *view)
     cm_storage_end_export(buffer->storage);
 }
 
-/* -- pickles -------------------------------------------------------------------------- */
-
-PyObject *
-cm_buffer_reduce_ex(PyObject *self, PyObject *protocol)
-{
-    bool pooled = ((cm_buffer *)(void *)self)->storage->pool != NULL;
-    return cm_package_call(
-        "interchange.pickling", "reduce",
-        Py_BuildValue("(OOO)", self, protocol, pooled ? Py_True : Py_False));
-}
+/* -- read-only buffers -------------------------------------------------------------------- */
 
 void
 cm_buffer_freeze(cm_buffer *buffer)

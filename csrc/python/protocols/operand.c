@@ -245,6 +245,7 @@ PyMethodDef cm_protocol_methods[] = {
     {"_read_any_value", read_any_value, METH_VARARGS, CM_DOC__read_any_value},
     {"_read_array", read_array_of, METH_O, CM_DOC__read_array},
     {"_register", cm_register_memory, METH_VARARGS, CM_DOC__register},
+    {"_shared_pinned", cm_shared_pinned, METH_VARARGS, CM_DOC__shared_pinned},
     {"_unregister", cm_unregister_memory, METH_VARARGS, CM_DOC__unregister},
     {NULL, NULL, 0, NULL},
 };

@@ -76,6 +76,16 @@ PyObject *cm_import_by_array_interface(cm_state *state, PyObject *object,
 PyObject *cm_register_memory(PyObject *module, PyObject *args);
 PyObject *cm_unregister_memory(PyObject *module, PyObject *args);
 
+/* For cumem/pools/sharing.py: make a buffer over memory that has a name
+ * (METH_VARARGS). */
+PyObject *cm_shared_pinned(PyObject *module, PyObject *args);
+/* Return what a pickle says of such a buffer, or None for another one. */
+PyObject *cm_shared_facts(const cm_buffer *buffer);
+/* register.c: page-lock the memory of a storage that `locks_late`, in the context of
+ * `device`. The GIL is released meanwhile, and another thread may lock it first.
+ * Returns 0, or -1 with OutOfMemoryError or CudaError. */
+int cm_storage_lock_pages(cm_state *state, cm_storage *storage, int device);
+
 /* asbuffer() and the private functions above. */
 extern PyMethodDef cm_protocol_methods[];
 
@@ -126,3 +136,16 @@ typedef enum cm_asking {
 int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream, cm_asking asking);
 void cm_operand_fini(cm_operand *operand);
+
+/* Do what cm_operands_lock() does for an end that is to be locked. */
+int cm_operands_lock_late(cm_state *state, cm_operand *dst, cm_operand *src);
+/* Page-lock an end whose memory is locked by the first copy between it and a device.
+ * This comes after both ends were read and before anything looks at their kinds.
+ * Returns 0, or -1 with an exception. */
+static inline int
+cm_operands_lock(cm_state *state, cm_operand *dst, cm_operand *src)
+{
+    bool is_late = (dst->storage != NULL && dst->storage->locks_late)
+                   || (src->storage != NULL && src->storage->locks_late);
+    return CM_UNLIKELY(is_late) ? cm_operands_lock_late(state, dst, src) : 0;
+}

@@ -102,6 +102,47 @@ refuse_locking(cm_state *state, const cm_storage *storage, cm_status status)
             (unsigned long long)storage->nbytes, cm_limits_list(budget)));
 }
 
+/* True if the pages are locked, but devices cannot reach all of them by one address. */
+static bool
+has_no_address(cm_status status)
+{
+    return status.code == CM_ENOTSUP || status.code == CM_CUDA_INVALID_VALUE;
+}
+
+int
+cm_storage_lock_pages(cm_state *state, cm_storage *storage, int device)
+{
+    cm_registration *registration = NULL;
+    cm_address address = 0;
+    if (cm_state_runtime(state) == NULL) {
+        return -1;
+    }
+    storage->device = device;
+    cm_status status = lock_with_room(state, storage, false, &registration);
+    if (status.code == CM_ECANCELLED) {
+        return -1; /* a signal's handler has raised */
+    }
+    if (!cm_is_ok(status)) {
+        return refuse_locking(state, storage, status);
+    }
+    status = CM_WITHOUT_GIL(cm_registration_device_address(registration, &address));
+    if (has_no_address(status)) {
+        status = cm_ok(); /* copies need none */
+        address = 0;
+    }
+    if (!cm_is_ok(status) || !storage->locks_late) { /* another thread was first */
+        cm_status released = CM_WITHOUT_GIL(cm_registration_release(registration));
+        return cm_py_check(state, cm_first_failure(status, released),
+                           "while registering host memory");
+    }
+    storage->registration = registration;
+    storage->address = address;
+    storage->copy_kind = CM_KIND_PINNED;
+    storage->locks_late = false;
+    cm_storage_note_registered(storage, CM_EVENT_ALLOCATE);
+    return 0;
+}
+
 /* Lock the memory that `bytes` describes, and fill in `storage`. */
 static int
 lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
@@ -126,8 +167,7 @@ lock_pages(cm_state *state, cm_storage *storage, const cm_import *bytes,
     if (registration != NULL && cm_registration_is_read_only(registration)) {
         storage->flags |= CM_REGISTER_READ_ONLY;
     }
-    if (registration != NULL
-        && (status.code == CM_ENOTSUP || status.code == CM_CUDA_INVALID_VALUE)) {
+    if (registration != NULL && has_no_address(status)) {
         if (mapped) {
             return refuse_mapping(state, storage, status);
         }

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from typing import TYPE_CHECKING
 
 import cumem
@@ -55,6 +57,27 @@ def closed_by_block(worker: Worker) -> None:
     if not memory.closed:
         raise WrongError("a buffer is not closed at the end of its block")
     worker.compare(held, box.expect, f"{box!r}, closed")
+
+
+@operation(1)
+def shared_by_name(worker: Worker) -> None:
+    """Copy to and from memory that has a name, and drop it while a copy is under way."""
+    rng = worker.rng
+    size = rng.randrange(1, 200_000)
+    content = worker.world.content(rng, size)
+    # Threads may have the same name at a time, so each name is of one thread.
+    name = f"torture {os.getpid()} {threading.get_ident()}"
+    shared = cumem.shared_pinned(name, size, "u1")
+    target = cumem.empty_device(size, "u1", device=worker.device())
+    shared.numpy()[:] = content
+    transfer = cumem.copy_async(target, shared)
+    if rng.random() < 0.5:
+        again = cumem.shared_pinned(name, size, "u1")
+        worker.compare(again.numpy(), content, "memory by its name")
+        del again
+    del shared
+    transfer.wait()
+    worker.compare(cumem.asnumpy(target), content, "dropped memory that has a name")
 
 
 @operation(2)

@@ -1,0 +1,575 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory by name: the note and its locks, the memfd, and how a user of it is found.
+ * shared_memory.h tells the idea. */
+#include "base/shared_memory.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/checked_math.h"
+#include "base/fresh_pages.h"
+#include "base/machine.h"
+
+enum { PATH_NBYTES = 320, LINK_NBYTES = 80, LOCK_GATE = 0, LOCK_USERS = 1 };
+
+/* The content of a note. It is valid only while the memory has users: a process that
+ * was killed while it wrote the note has not locked the users yet. */
+typedef struct note {
+    cm_shared_token token;
+    uint64_t nbytes;
+    int32_t pid; /* a user of the memory, unless it has ended since */
+    int32_t fd;  /* the number that the memfd has there */
+    char form[CM_SHARED_FORM_NBYTES];
+} note;
+
+struct cm_shared_memory {
+    atomic_uint refs;
+    cm_shared_token token;
+    char *host; /* mapped, at a huge page */
+    uint64_t nbytes;
+    uint64_t mapped_nbytes; /* whole pages, at least one */
+    int memory_fd;
+    int users_fd; /* has the lock of the users; children inherit it */
+    char path[PATH_NBYTES];
+    char name[CM_SHARED_NAME_NBYTES + 1];
+    char form[CM_SHARED_FORM_NBYTES];
+};
+
+static cm_status
+system_failure(void)
+{
+    return cm_fail(CM_ESYSTEM, (uint64_t)errno);
+}
+
+static void
+close_fd(int fd)
+{
+    if (fd >= 0) {
+        (void)close(fd);
+    }
+}
+
+/* -- locks of the note --------------------------------------------------------------- */
+
+/* Take or release a lock, or ask whether it could be taken. The lock belongs to the
+ * open file, and not to the process, so that it also excludes other threads. */
+static int
+lock_byte(int fd, int command, short type, off_t byte, bool *is_free)
+{
+    struct flock lock = {
+        .l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    int result = fcntl(fd, command, &lock);
+    if (is_free != NULL) {
+        *is_free = result == 0 && lock.l_type == F_UNLCK;
+    }
+    return result;
+}
+
+/* True if any process holds the memory of this note, through another open file. */
+static bool
+has_users(int fd)
+{
+    bool is_free = false;
+    return lock_byte(fd, F_OFD_GETLK, F_WRLCK, LOCK_USERS, &is_free) == 0 && !is_free;
+}
+
+/* The descriptors of all gates of this process, each with 1 added to it. A child that
+ * is forked while a thread is in a gate closes them, or else the gate would stay shut
+ * as long as the child lives, even if its parent was killed. If there are more gates
+ * than places, those that found no place do without. */
+enum { GATE_COUNT = 64 };
+static atomic_int gates[GATE_COUNT];
+static pthread_once_t gates_once = PTHREAD_ONCE_INIT;
+
+static void
+close_gates_in_child(void)
+{
+    for (int i = 0; i < GATE_COUNT; i++) {
+        close_fd(atomic_exchange(&gates[i], 0) - 1);
+    }
+}
+
+static void
+watch_forks(void)
+{
+    (void)pthread_atfork(NULL, NULL, close_gates_in_child);
+}
+
+static int
+open_note(const char *path, int flags)
+{
+    return open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
+}
+
+/* True if the path still leads to the open file, which somebody may have unlinked. */
+static bool
+is_at(int fd, const char *path)
+{
+    struct stat here, there;
+    return fstat(fd, &here) == 0 && stat(path, &there) == 0
+           && here.st_ino == there.st_ino && here.st_dev == there.st_dev;
+}
+
+static void
+leave_gate(int fd)
+{
+    int expected = fd + 1;
+    for (int i = 0; i < GATE_COUNT; i++) {
+        int value = expected;
+        if (atomic_compare_exchange_strong(&gates[i], &value, 0)) {
+            break;
+        }
+    }
+    /* A child may have the open file as well, so closing it would not be enough. */
+    (void)lock_byte(fd, F_OFD_SETLK, F_UNLCK, LOCK_GATE, NULL);
+    (void)close(fd);
+}
+
+static void
+note_gate(int fd)
+{
+    (void)pthread_once(&gates_once, watch_forks);
+    for (int i = 0; i < GATE_COUNT; i++) {
+        int value = 0;
+        if (atomic_compare_exchange_strong(&gates[i], &value, fd + 1)) {
+            return;
+        }
+    }
+}
+
+/* Open the note and take its gate. The note may have been unlinked by its last user
+ * while this waited; then the next one is opened.
+ * Fails: CM_ESYSTEM; CM_ECANCELLED. */
+static cm_status
+take_gate(const char *path, bool creates, int *out)
+{
+    for (;;) {
+        int fd = open_note(path, creates ? O_CREAT : 0);
+        if (fd < 0) {
+            return system_failure();
+        }
+        note_gate(fd);
+        if (lock_byte(fd, F_OFD_SETLKW, F_WRLCK, LOCK_GATE, NULL) != 0) {
+            cm_status status =
+                errno == EINTR ? cm_fail(CM_ECANCELLED, 0) : system_failure();
+            leave_gate(fd);
+            return status;
+        }
+        if (is_at(fd, path)) {
+            *out = fd;
+            return cm_ok();
+        }
+        leave_gate(fd);
+    }
+}
+
+/* Unlink the note if nobody has the memory. Whoever is in the gate looks after the note
+ * itself, so this does not wait for it. */
+static void
+forget_note(const char *path)
+{
+    int fd = open_note(path, 0);
+    if (fd < 0) {
+        return;
+    }
+    note_gate(fd);
+    if (lock_byte(fd, F_OFD_SETLK, F_WRLCK, LOCK_GATE, NULL) == 0 && is_at(fd, path)
+        && !has_users(fd)) {
+        (void)unlink(path);
+    }
+    leave_gate(fd);
+}
+
+/* -- the folder of the notes --------------------------------------------------------- */
+
+/* Find the path of a note, and make its folder. All processes of a user must choose the
+ * same folder, so no variable decides about it. Anybody may make a folder there, so one
+ * that belongs to somebody else, or that others may write to, is refused. */
+static cm_status
+find_path(const char *name, char path[PATH_NBYTES])
+{
+    const char *parent = access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : "/tmp";
+    struct stat facts;
+    int length =
+        snprintf(path, PATH_NBYTES, "%s/cumem-%u", parent, (unsigned)geteuid());
+    if (mkdir(path, 0700) != 0 && errno != EEXIST) {
+        return system_failure();
+    }
+    if (lstat(path, &facts) != 0) {
+        return system_failure();
+    }
+    if (!S_ISDIR(facts.st_mode) || facts.st_uid != geteuid()
+        || (facts.st_mode & 077) != 0) {
+        return cm_fail(CM_ESYSTEM, EPERM);
+    }
+    (void)snprintf(path + length, (size_t)(PATH_NBYTES - length), "/%s.note", name);
+    return cm_ok();
+}
+
+/* -- the memfd ------------------------------------------------------------------------ */
+
+/* Write the text that /proc shows for the memfd. */
+static void
+write_link(cm_shared_token token, char text[LINK_NBYTES])
+{
+    (void)snprintf(text, LINK_NBYTES, "/memfd:cumem-shared:%016llx%016llx (deleted)",
+                   (unsigned long long)token.words[0],
+                   (unsigned long long)token.words[1]);
+}
+
+static bool
+has_link(const char *place, const char *wanted)
+{
+    char text[LINK_NBYTES];
+    ssize_t length = readlink(place, text, sizeof(text));
+    return length == (ssize_t)strlen(wanted)
+           && memcmp(text, wanted, (size_t)length) == 0;
+}
+
+/* Open descriptor `number` of process `pid` if it is the memfd. Returns a descriptor,
+ * or -1. The link is read first, since opening another file, such as a pipe or a
+ * terminal, could have effects; and once more afterwards, since the process may have
+ * closed the memfd in between. */
+static int
+open_of(long pid, long number, const char *wanted)
+{
+    char place[LINK_NBYTES];
+    (void)snprintf(place, sizeof(place), "/proc/%ld/fd/%ld", pid, number);
+    if (!has_link(place, wanted)) {
+        return -1;
+    }
+    int fd = open(place, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0) {
+        return -1;
+    }
+    (void)snprintf(place, sizeof(place), "/proc/self/fd/%d", fd);
+    if (!has_link(place, wanted)) {
+        (void)close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* Read the next entry of a folder of /proc whose name is a number. Returns -1 at the
+ * end. */
+static long
+next_number(DIR *folder)
+{
+    const struct dirent *entry;
+    while ((entry = readdir(folder)) != NULL) {
+        char *end;
+        long number = strtol(entry->d_name, &end, 10);
+        if (end != entry->d_name && *end == '\0') {
+            return number;
+        }
+    }
+    return -1;
+}
+
+/* Look for the memfd among the descriptors of a process. */
+static int
+search_process(long pid, const char *wanted)
+{
+    char place[LINK_NBYTES];
+    (void)snprintf(place, sizeof(place), "/proc/%ld/fd", pid);
+    DIR *folder = opendir(place);
+    if (folder == NULL) { /* it has ended, or belongs to somebody else */
+        return -1;
+    }
+    int fd = -1;
+    for (long number; fd < 0 && (number = next_number(folder)) >= 0;) {
+        fd = open_of(pid, number, wanted);
+    }
+    (void)closedir(folder);
+    return fd;
+}
+
+/* Look for the memfd in all processes. That takes a readlink for each descriptor of
+ * each process of the user, which is why the note names a process. */
+static int
+search_all(const char *wanted)
+{
+    DIR *folder = opendir("/proc");
+    if (folder == NULL) {
+        return -1;
+    }
+    int fd = -1;
+    for (long pid; fd < 0 && (pid = next_number(folder)) >= 0;) {
+        fd = search_process(pid, wanted);
+    }
+    (void)closedir(folder);
+    return fd;
+}
+
+/* Map the memfd from a huge page on.
+ * Fails: CM_ENOMEM; CM_ESYSTEM. */
+static cm_status
+map_memory(cm_shared_memory *self)
+{
+    char *start = NULL;
+    CM_TRY(cm_host_map_as(self->mapped_nbytes, false, &start));
+    void *at = mmap(start, self->mapped_nbytes, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_FIXED, self->memory_fd, 0);
+    if (at == MAP_FAILED) {
+        cm_status status = system_failure();
+        cm_host_unmap(start, self->mapped_nbytes);
+        return status;
+    }
+    (void)madvise(start, self->mapped_nbytes, MADV_HUGEPAGE);
+    self->host = start;
+    return cm_ok();
+}
+
+/* Give each page its memory, on the node that was asked for.
+ * Fails: CM_ENOMEM; CM_EINVALID; CM_ENUMA. */
+static cm_status
+populate_memory(const cm_shared_memory *self, int node)
+{
+    cm_cpus cpus;
+    cm_populate populate = {.start = self->host, .nbytes = self->mapped_nbytes};
+    if (node == CM_NUMA_NO_NODE) {
+        return cm_populate_run(&populate);
+    }
+    if (node < 0 || node >= CM_NUMA_MAX_NODES
+        || (cm_numa_read_nodes(NULL) >> node & 1) == 0) {
+        return cm_fail(CM_EINVALID, (uint64_t)(int64_t)node);
+    }
+    bool is_bound = cm_numa_prefer(self->host, self->mapped_nbytes, node);
+    if (cm_numa_read_cpus(NULL, node, &cpus)) {
+        populate.cpus = &cpus;
+        populate.only_helpers = !is_bound;
+    }
+    CM_TRY(cm_populate_run(&populate));
+    uint64_t elsewhere =
+        cm_numa_elsewhere(cm_numa_find_nodes, self->host, self->mapped_nbytes, node);
+    return elsewhere == 0 ? cm_ok() : cm_fail(CM_ENUMA, elsewhere);
+}
+
+/* Make the memfd, seal its size, and populate it. A process that goes beyond the limit
+ * of its control group is killed without an error, so the limit is looked at first. */
+static cm_status
+make_memory(cm_shared_memory *self, int node)
+{
+    char link[LINK_NBYTES];
+    cm_host_memory memory;
+    cm_host_memory_read(NULL, &memory);
+    if (self->mapped_nbytes > memory.available_nbytes) {
+        return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
+    }
+    if (getrandom(&self->token, sizeof(self->token), 0) != sizeof(self->token)) {
+        return system_failure();
+    }
+    write_link(self->token, link);
+    *strchr(link, ' ') = '\0'; /* the rest is added by /proc, as "/memfd:" is */
+    self->memory_fd =
+        memfd_create(link + strlen("/memfd:"), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (self->memory_fd < 0
+        || ftruncate(self->memory_fd, (off_t)self->mapped_nbytes) != 0
+        || fcntl(self->memory_fd, F_ADD_SEALS,
+                 F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+               != 0) {
+        return system_failure();
+    }
+    CM_TRY(map_memory(self));
+    return populate_memory(self, node);
+}
+
+/* -- opening ---------------------------------------------------------------------------- */
+
+/* Take the memory of a note from one of its users. *is_new says whether the note has to
+ * name another user. */
+static cm_status
+join_users(cm_shared_memory *self, const note *found, bool *is_new)
+{
+    char wanted[LINK_NBYTES];
+    struct stat facts;
+    write_link(found->token, wanted);
+    self->memory_fd = open_of(found->pid, found->fd, wanted);
+    *is_new = self->memory_fd < 0;
+    if (self->memory_fd < 0) {
+        self->memory_fd = search_all(wanted);
+    }
+    if (self->memory_fd < 0) {
+        return cm_fail(CM_EBUSY, 0);
+    }
+    if (fstat(self->memory_fd, &facts) != 0
+        || (uint64_t)facts.st_size != self->mapped_nbytes) {
+        return cm_fail(CM_EBUSY, 0);
+    }
+    self->token = found->token;
+    return map_memory(self);
+}
+
+static bool
+read_note(int fd, note *out)
+{
+    bool is_whole = pread(fd, out, sizeof(*out), 0) == (ssize_t)sizeof(*out);
+    out->form[sizeof(out->form) - 1] = '\0';
+    return is_whole;
+}
+
+static cm_status
+write_note(int fd, const cm_shared_memory *self)
+{
+    note text = {.token = self->token,
+                 .nbytes = self->nbytes,
+                 .pid = (int32_t)getpid(),
+                 .fd = self->memory_fd};
+    memcpy(text.form, self->form, sizeof(text.form));
+    bool is_written = pwrite(fd, &text, sizeof(text), 0) == (ssize_t)sizeof(text);
+    return is_written ? cm_ok() : system_failure();
+}
+
+/* With the gate: find or make the memory, and become one of its users. */
+static cm_status
+enter(cm_shared_memory *self, const cm_shared_request *request, int gate,
+      char found_form[CM_SHARED_FORM_NBYTES])
+{
+    note found;
+    bool is_new = true;
+    const cm_shared_token *token = request->token;
+    bool is_there = read_note(gate, &found) && has_users(gate);
+    if (token != NULL
+        && (!is_there || memcmp(token, &found.token, sizeof(*token)) != 0)) {
+        return cm_fail(CM_ECLOSED, 0);
+    }
+    if (is_there
+        && (found.nbytes != self->nbytes || strcmp(found.form, self->form) != 0)) {
+        memcpy(found_form, found.form, sizeof(found.form));
+        return cm_fail(CM_ESHAPE, found.nbytes);
+    }
+    if (is_there) {
+        CM_TRY(join_users(self, &found, &is_new));
+    }
+    else {
+        CM_TRY(make_memory(self, request->numa_node));
+    }
+    if (is_new) {
+        CM_TRY(write_note(gate, self));
+    }
+    self->users_fd = open_note(self->path, 0);
+    if (self->users_fd < 0
+        || lock_byte(self->users_fd, F_OFD_SETLK, F_RDLCK, LOCK_USERS, NULL) != 0) {
+        return system_failure();
+    }
+    return cm_ok();
+}
+
+/* Undo what enter() and find_path() have done so far. */
+static void
+end_memory(cm_shared_memory *self)
+{
+    if (self->host != NULL) {
+        cm_host_unmap(self->host, self->mapped_nbytes);
+    }
+    close_fd(self->memory_fd);
+    close_fd(self->users_fd);
+    if (self->path[0] != '\0') {
+        forget_note(self->path);
+    }
+    free(self);
+}
+
+cm_status
+cm_shared_open(const cm_shared_request *request, char found_form[CM_SHARED_FORM_NBYTES],
+               cm_shared_memory **out)
+{
+    uint64_t mapped_nbytes;
+    if (request->name[0] == '\0' || strchr(request->name, '/') != NULL) {
+        return cm_fail(CM_EINVALID, 0); /* a pickle may have any name */
+    }
+    if (!cm_round_up_u64(request->nbytes + (request->nbytes == 0), cm_page_nbytes(),
+                         &mapped_nbytes)
+        || mapped_nbytes > INT64_MAX || strlen(request->name) > CM_SHARED_NAME_NBYTES
+        || strlen(request->form) >= CM_SHARED_FORM_NBYTES) {
+        return cm_fail(CM_EOVERFLOW, request->nbytes);
+    }
+    cm_shared_memory *self = calloc(1, sizeof(*self));
+    CM_TRY(cm_allocated(self != NULL, sizeof(*self)));
+    int gate = -1;
+    atomic_init(&self->refs, 1);
+    self->nbytes = request->nbytes;
+    self->mapped_nbytes = mapped_nbytes;
+    self->memory_fd = self->users_fd = -1;
+    memcpy(self->name, request->name, strlen(request->name) + 1);
+    memcpy(self->form, request->form, strlen(request->form) + 1);
+    cm_status status = find_path(self->name, self->path);
+    if (!cm_is_ok(status)) {
+        self->path[0] = '\0';
+        goto fail;
+    }
+    status = take_gate(self->path, request->token == NULL, &gate);
+    if (status.code == CM_ESYSTEM && status.arg == ENOENT && request->token != NULL) {
+        status = cm_fail(CM_ECLOSED, 0);
+    }
+    if (!cm_is_ok(status)) {
+        goto fail;
+    }
+    status = enter(self, request, gate, found_form);
+    leave_gate(gate);
+    if (!cm_is_ok(status)) {
+        goto fail;
+    }
+    *out = self;
+    return status;
+fail:
+    end_memory(self);
+    return status;
+}
+
+/* -- users -------------------------------------------------------------------------------- */
+
+cm_shared_memory *
+cm_shared_hold(cm_shared_memory *memory)
+{
+    atomic_fetch_add_explicit(&memory->refs, 1, memory_order_relaxed);
+    return memory;
+}
+
+void
+cm_shared_release(cm_shared_memory *memory)
+{
+    if (atomic_fetch_sub_explicit(&memory->refs, 1, memory_order_acq_rel) == 1) {
+        end_memory(memory);
+    }
+}
+
+char *
+cm_shared_host(const cm_shared_memory *memory)
+{
+    return memory->host;
+}
+
+uint64_t
+cm_shared_nbytes(const cm_shared_memory *memory)
+{
+    return memory->nbytes;
+}
+
+const char *
+cm_shared_name(const cm_shared_memory *memory)
+{
+    return memory->name;
+}
+
+const char *
+cm_shared_form(const cm_shared_memory *memory)
+{
+    return memory->form;
+}
+
+cm_shared_token
+cm_shared_token_of(const cm_shared_memory *memory)
+{
+    return memory->token;
+}
