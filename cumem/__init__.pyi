@@ -75,7 +75,10 @@ from cumem.files.safetensors.format import (
     SafetensorsError as SafetensorsError,
     read_safetensors_header as read_safetensors_header,
 )
-from cumem.files.safetensors.save import save_safetensors as save_safetensors
+from cumem.files.safetensors.save import (
+    save_safetensors as save_safetensors,
+    save_safetensors_async as save_safetensors_async,
+)
 from cumem.pools.memory import (
     get_limit as get_limit,
     limit as limit,

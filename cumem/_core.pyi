@@ -4956,6 +4956,25 @@ def _write_files(
     or None.
     """
 
+def _write_file_async(
+    fd: int,
+    offsets: tuple[int, ...],
+    memories: tuple[object, ...],
+    direct: int,
+    name: object,
+    temporary: bytes,
+    target: bytes,
+    permissions: int,
+    /,
+) -> Transfer:
+    """Write memory to a new file in the background, and let the file replace another one.
+
+    `temporary` is the path of the file, which is renamed to the absolute path `target` once
+    it has all bytes and its permissions, and is on the disk. If the transfer fails
+    or is cancelled, the file is removed. Errors call the file `name`. The transfer begins
+    when those of earlier calls are over.
+    """
+
 def _maps_file(open: Callable[[], int], offset: int, memory: object, /) -> bool:
     """Say whether memory is a map of bytes of the file, from an offset on."""
 

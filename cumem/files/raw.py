@@ -50,7 +50,7 @@ from cumem.buffers.progress import Parts, Progress
 from cumem.files.converting import Item, read_as, write_as
 from cumem.files.file_hints import HEAD_NBYTES, why_not_plain
 from cumem.files.opening import check_sort, open_owned, open_path, unwrapped
-from cumem.files.replacing import replacing, sync_folder
+from cumem.files.replacing import Replacement, replacing, sync_folder
 from cumem.pools.pool import Pool
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -352,6 +352,33 @@ def write_files(
         memory.nbytes,
         writes=True,
     )
+
+
+def write_behind(
+    file: io.BufferedWriter,
+    ranges: Sequence[tuple[int, Any]],
+    new: Replacement,
+    mode: int,
+    name: object,
+) -> _core.Transfer:
+    """Write the rest of a new file in the background, and let it replace the old file.
+
+    `file` is the temporary file of `new`, whose buffer the caller has flushed. When all
+    ranges are written it gets the permissions `mode`, is flushed to the disk and renamed.
+    Errors of the transfer call it `name`. From now on the file belongs to the transfer.
+    """
+    transfer = _core._write_file_async(
+        file.fileno(),
+        tuple(offset for offset, _ in ranges),
+        tuple(memory for _, memory in ranges),
+        _direct_number(None),
+        name,
+        os.fsencode(new.temporary),
+        os.fsencode(new.target),
+        mode,
+    )
+    new.is_left = True
+    return transfer
 
 
 class _CutMapError(Exception):

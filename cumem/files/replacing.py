@@ -33,6 +33,9 @@ class Replacement:
         replaced.
     temporary : Path
         Where the new file lies until `place` renames it.
+    is_left : bool
+        Whether somebody else will rename the file, or remove it, so that `replacing` does
+        not remove it.
     """
 
     def __init__(self, target: pathlib.Path) -> None:
@@ -40,6 +43,7 @@ class Replacement:
         self.temporary: pathlib.Path = target.with_name(
             f".cumem-{os.urandom(8).hex()}.tmp"
         )
+        self.is_left = False
 
     @contextlib.contextmanager
     def open(self, fsync: bool = False) -> Iterator[io.BufferedWriter]:
@@ -48,12 +52,7 @@ class Replacement:
         Until then only its owner may open it. With `fsync` its bytes are on the disk when
         the ``with`` block ends, which is before `place` gives the file its name.
         """
-        before = self.check()
-        new_mode = self._new_mode() if before is None else 0
-        with (
-            self._named(),
-            open(self.temporary, "xb", opener=_OPEN_PRIVATE) as file,
-        ):
+        with self._created() as (file, before, new_mode):
             yield file
             file.flush()
             if before is None:
@@ -62,6 +61,36 @@ class Replacement:
                 _give_rights(file.fileno(), before, self.target)
             if fsync:
                 os.fsync(file.fileno())
+
+    @contextlib.contextmanager
+    def open_to_leave(self) -> Iterator[tuple[io.BufferedWriter, int]]:
+        """Create the temporary file for somebody else to complete, after the block.
+
+        Yields the file and the mode that it is to have in the end. Group, access list and
+        owner are those of the file that it will replace. Its own mode lets only its owner
+        open it, until whoever completes it calls ``os.fchmod``. The caller sets `is_left`
+        in the block once the file has changed hands.
+        """
+        with self._created() as (file, before, mode):
+            if before is not None:
+                fd = file.fileno()
+                _give_rights(fd, before, self.target)
+                mode = stat.S_IMODE(os.fstat(fd).st_mode)
+                os.fchmod(fd, mode & 0o700)
+            yield file, mode
+
+    @contextlib.contextmanager
+    def _created(
+        self,
+    ) -> Iterator[tuple[io.BufferedWriter, os.stat_result | None, int]]:
+        """Yield the temporary file, the status of the old file, and a new file's mode."""
+        before = self.check()
+        new_mode = self._new_mode() if before is None else 0
+        with (
+            self._named(),
+            open(self.temporary, "xb", opener=_OPEN_PRIVATE) as file,
+        ):
+            yield file, before, new_mode
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
@@ -136,7 +165,8 @@ def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
             raise
         raise explained from None
     finally:
-        made.temporary.unlink(missing_ok=True)
+        if not made.is_left:
+            made.temporary.unlink(missing_ok=True)
 
 
 def sync_folder(path: str | bytes | os.PathLike[str]) -> None:

@@ -736,6 +736,20 @@ def write_files_through_to_the_disk() -> None:
 
 
 @scenario
+def write_a_file_in_the_background() -> None:
+    source = cumem.array(np.arange(1000.0))
+    with tempfile.TemporaryDirectory() as folder:
+        tensors = {"a": source, "b": source[::2]}
+        cumem.save_safetensors_async(f"{folder}/a.safetensors", tensors).wait()
+        cumem.save_safetensors_async(
+            f"{folder}/a.safetensors", tensors, host_limit=source.nbytes
+        ).wait()
+        loaded = cumem.load_safetensors(f"{folder}/a.safetensors", kind="host")
+        assert (values.get(loaded["b"]) == np.arange(1000.0)[::2]).all()
+        assert len(os.listdir(folder)) == 1
+
+
+@scenario
 def go_through_chunks() -> None:
     data = np.arange(1 << 16, dtype="i4").reshape(-1, 64)
     chunked = cumem.chunks(data, nbytes=1 << 16, depth=1)

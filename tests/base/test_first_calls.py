@@ -77,6 +77,9 @@ CALLS = {
     "report_leaks_at_exit": "cumem.report_leaks_at_exit()",
     "save": "cumem.save(t + '/z.npy', a)",
     "save_safetensors": "cumem.save_safetensors(t + '/z.safetensors', {'a': a})",
+    "save_safetensors_async": (
+        "cumem.save_safetensors_async(t + '/z.safetensors', {'a': a}).wait()"
+    ),
     "savez": "cumem.savez(t + '/z.npz', a=a)",
     "scatter": "cumem.scatter([np.empty(500), np.empty(500)], a)",
     "scatter_async": "[x.wait() for x in cumem.scatter_async([n()[:500], n()[500:]], a)]",

@@ -222,6 +222,7 @@ PyMethodDef cm_copy_methods[] = {
     {"_raw_copy", cm_raw_copy, METH_VARARGS, CM_DOC__raw_copy},
     {"_transfer_file", cm_transfer_file, METH_VARARGS, CM_DOC__transfer_file},
     {"_write_files", cm_write_files, METH_VARARGS, CM_DOC__write_files},
+    {"_write_file_async", cm_write_file_async, METH_VARARGS, CM_DOC__write_file_async},
     {"_maps_file", cm_maps_file, METH_VARARGS, CM_DOC__maps_file},
     {NULL, NULL, 0, NULL},
 };

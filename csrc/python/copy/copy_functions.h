@@ -53,6 +53,7 @@ PyObject *cm_flush_cache(PyObject *module, PyObject *object);
 PyObject *cm_raw_copy(PyObject *module, PyObject *args);
 PyObject *cm_transfer_file(PyObject *module, PyObject *args);
 PyObject *cm_write_files(PyObject *module, PyObject *args);
+PyObject *cm_write_file_async(PyObject *module, PyObject *args);
 PyObject *cm_maps_file(PyObject *module, PyObject *args);
 
 /* the method __dlpack_device__(); METH_NOARGS */

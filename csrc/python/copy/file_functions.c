@@ -3,7 +3,7 @@
  * them, in which case checksums can be made as well. _write_files() writes several new
  * files at the same time. As copy_objects.c does for a copy, this file reads the
  * objects, makes the request for the engine, lets it come after earlier work, and keeps
- * the memory alive.
+ * the memory alive. _write_file_async() writes one new file in the background.
  *
  * An end may be a map of the very file, as a memmap is. Bytes that are read into a map
  * of the same bytes would change the file under the call, so such ends are found before
@@ -18,6 +18,7 @@
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/core/progress.h"
+#include "python/device/objects.h"
 #include "transfer/file/file.h"
 
 typedef struct file_call {
@@ -37,6 +38,8 @@ typedef struct file_call {
     _Atomic uint32_t *checksums; /* owned array; NULL unless `sums` is set */
     Py_ssize_t checksum_count;
     cm_file_request request;
+    cm_file_place place; /* of _write_file_async() */
+    PyObject *name;      /* borrowed; what its errors call the file */
 } file_call;
 
 /* -- ends --------------------------------------------------------------------------------- */
@@ -558,6 +561,95 @@ cm_write_files(PyObject *module, PyObject *args)
     }
     PyMem_Free(call);
     return cm_call_leave(&frame, result);
+}
+
+/* -- in the background ------------------------------------------------------------------- */
+
+/* Let the call come after the work on the streams of its devices. The engine then uses
+ * streams of its own, since the job outlives the call that has borrowed these. */
+static int
+come_after_streams(file_call *call)
+{
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        cm_stream *stream = call->request.streams[device];
+        if (stream != NULL && cm_call_come_after_stream(&call->call, stream) < 0) {
+            return -1;
+        }
+    }
+    cm_ticket *last = call->call.state->last_save;
+    return last == NULL ? 0 : cm_call_come_after_ticket(&call->call, last);
+}
+
+/* Give the request to the engine, without the streams of the call. */
+static cm_status
+start_writing(file_call *call, cm_engine *engine, cm_ticket **out)
+{
+    cm_file_request request = call->request;
+    for (int device = 0; device < CM_MAX_DEVICES; device++) {
+        request.streams[device] = NULL;
+    }
+    return cm_engine_write_file(engine, &request, &call->place, out);
+}
+
+/* The `run` of _write_file_async(). */
+static PyObject *
+begin_writing(file_call *call)
+{
+    cm_state *state = call->call.state;
+    cm_engine *engine =
+        come_after_streams(call) < 0 ? NULL : cm_call_engine(state, call->devices);
+    if (engine == NULL || cm_call_prepare(&call->call, &call->request.copy) < 0) {
+        return NULL;
+    }
+    cm_ticket *ticket = NULL;
+    cm_call_let_go(&call->call);
+    cm_status status = start_writing(call, engine, &ticket);
+    cm_call_take_back(&call->call);
+    if (!cm_is_ok(status)) {
+        return cm_py_raise(state, status, "while writing a file");
+    }
+    call->call.is_ordered = true;
+    call->call.moves_bytes = call->nbytes > 0;
+    cm_state_set_last_save(state, ticket);
+    if (cm_call_remember(&call->call, ticket) < 0) {
+        return NULL;
+    }
+    PyObject *transfer = cm_call_handle(&call->call, ticket, Py_None, Py_None, -1);
+    if (transfer != NULL) {
+        cm_transfer_name_file(transfer, call->name);
+    }
+    return transfer;
+}
+
+PyObject *
+cm_write_file_async(PyObject *module, PyObject *args)
+{
+    PyObject *offsets, *memories, *name;
+    const char *temporary, *target;
+    int fd, direct, mode;
+    if (!PyArg_ParseTuple(args, "iO!O!iOyyi", &fd, &PyTuple_Type, &offsets,
+                          &PyTuple_Type, &memories, &direct, &name, &temporary, &target,
+                          &mode)) {
+        return NULL;
+    }
+    file_call *call = PyMem_Calloc(1, sizeof(*call));
+    if (call == NULL) {
+        return PyErr_NoMemory();
+    }
+    cm_state *state = cm_state_of_module(module);
+    call->call = (cm_call){.state = state, .has_ticket = true};
+    call->request.writes = true;
+    call->request.direct = (cm_file_direct)direct;
+    call->request.faults = &state->file_faults;
+    call->request.fds[0] = fd;
+    call->name = name;
+    call->place = (cm_file_place){
+        .temporary = temporary, .target = target, .mode = (uint32_t)mode};
+    cm_state_enter(state);
+    PyObject *result = run_call(call, offsets, memories, begin_writing);
+    cm_state_leave(state);
+    PyMem_Free(call);
+    return result;
 }
 
 PyObject *

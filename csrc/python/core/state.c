@@ -224,3 +224,13 @@ cm_state_engine(cm_state *state, int device)
             && set_engine_pool(state, device, CM_KIND_DEVICE, 0, device));
     return has_pools ? state->engine : NULL;
 }
+
+void
+cm_state_set_last_save(cm_state *state, cm_ticket *ticket)
+{
+    cm_ticket *before = state->last_save;
+    state->last_save = ticket == NULL ? NULL : cm_ticket_hold(ticket);
+    if (before != NULL) {
+        cm_ticket_release(before);
+    }
+}

@@ -155,6 +155,7 @@ typedef struct cm_transfer_object {
     /* owned: memory that may have moved during the copy; may be NULL */
     PyObject *watched;
     int (*check)(cm_state *state, PyObject *watched); /* 0, or -1 with BufferError */
+    PyObject *file_name; /* owned: the file that the transfer writes; may be NULL */
     /* The device whose default stream order(None) and order(1) mean; -1 if there is
      * none. */
     int device;
@@ -167,6 +168,8 @@ PyObject *cm_transfer_object_new(cm_state *state, cm_ticket *ticket, PyObject *d
 /* Whoever first sees that the copy is done calls `check` with `watched`, a list. */
 void cm_transfer_watch(PyObject *transfer, PyObject *watched,
                        int (*check)(cm_state *state, PyObject *watched));
+/* Say which file the transfer writes. An error of the system then has this name. */
+void cm_transfer_name_file(PyObject *transfer, PyObject *name);
 /* Let `stream` wait for the copy. Blocks as cm_ticket_order() does; Ctrl-C ends that
  * wait. Returns 0, or -1 with an exception. */
 int cm_transfer_order(const cm_transfer_object *transfer, cm_stream *stream);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cumem.Transfer is a copy that may still be running. */
+#include <errno.h>
+
 #include "base/nvtx.h"
 #include "docstrings.h"
 #include "python/core/arguments.h"
@@ -39,6 +41,12 @@ cm_transfer_watch(PyObject *transfer, PyObject *watched,
     self->check = check;
 }
 
+void
+cm_transfer_name_file(PyObject *transfer, PyObject *name)
+{
+    ((cm_transfer_object *)(void *)transfer)->file_name = Py_NewRef(name);
+}
+
 static int
 transfer_traverse(PyObject *op, visitproc visit, void *arg)
 {
@@ -47,6 +55,7 @@ transfer_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(self->dst);
     Py_VISIT(self->src);
     Py_VISIT(self->watched);
+    Py_VISIT(self->file_name);
     Py_VISIT(self->module);
     return 0;
 }
@@ -73,6 +82,7 @@ transfer_dealloc(PyObject *op)
                      (PyObject *)(void *)Py_TYPE(op));
     }
     (void)transfer_clear(op);
+    Py_CLEAR(self->file_name);
     /* The module is dropped last, since the interpreter's last garbage collection
      * clears objects in any order. */
     PyObject *module = self->module;
@@ -114,6 +124,19 @@ check_memory(cm_transfer_object *self)
 
 /* -- waiting ----------------------------------------------------------------------------- */
 
+/* Raise the failure of the copy. If the system has refused to write a file, the error
+ * is that of Python's own functions, with the name of the file. Returns -1. */
+static int
+raise_failure(const cm_transfer_object *self, cm_status status)
+{
+    if (self->file_name == NULL || status.code != CM_ESYSTEM) {
+        return cm_py_raise_int(self->state, status, "while copying");
+    }
+    errno = (int)status.arg;
+    (void)PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, self->file_name);
+    return -1;
+}
+
 /* Wait for the copy of `nbytes`, and report to `progress` how far it is. `progress` is
  * NULL if nobody wants to know. Returns 0, or -1 with an exception. */
 static int
@@ -133,7 +156,7 @@ wait_for_end(cm_transfer_object *self, PyObject *timeout_object,
         return -1;
     }
     if (!cm_is_ok(status)) {
-        return cm_py_raise_int(self->state, status, "while copying");
+        return raise_failure(self, status);
     }
     cm_state_drop_own(self->state); /* frees now the objects that were dropped
                                        meanwhile */

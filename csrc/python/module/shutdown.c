@@ -229,6 +229,7 @@ collect(cm_state *state, detached_state *out)
     state->has_several = false;
     state->registry = NULL;
     state->engine = NULL;
+    cm_state_set_last_save(state, NULL);
     cm_configure_close(state);
     state->generation++;
     while (!cm_list_is_empty(&state->storages)) {

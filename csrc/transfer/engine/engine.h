@@ -104,7 +104,8 @@ typedef struct cm_copy_request {
                                     layer for records; the engine owns them from the
                                     call on; may be NULL */
     struct cm_file_job *file; /* ranges of a file to read or write, in place of dst and
-                                 src; may be NULL */
+                                 src; if it is written in the background the engine
+                                 owns it from the call on; may be NULL */
     cm_stream *stream; /* the copy is in its order; NULL for a copy in the background */
     const struct cm_broadcast *broadcast; /* further targets; may be NULL */
     bool blocking;                        /* return only when the data has arrived */

@@ -135,10 +135,11 @@ typedef struct cm_job {
     cm_host_run host;
     struct cm_many *many; /* owned; runs to copy together, in place of dst and src */
     struct cm_kernel_rows *rows; /* owned; rows for a kernel, in place of dst and src */
-    struct cm_file_job *file; /* borrowed; ranges of a file, in place of dst and src */
-    struct cm_ring *ring;     /* owned; see routes/ring.h; made for the first piece */
-    cm_targets *targets; /* owned; see routes/broadcast.c; NULL if there are no further
-                            targets */
+    struct cm_file_job *file;    /* ranges of a file, in place of dst and src; borrowed
+                                    unless it is written in the background */
+    struct cm_ring *ring; /* owned; see routes/ring.h; made for the first piece */
+    cm_targets *targets;  /* owned; see routes/broadcast.c; NULL if there are no further
+                             targets */
 } cm_job;
 
 /* dependencies.c: mark the ticket as started, so that it can no longer be cancelled.

@@ -6,6 +6,7 @@
 
 #include "base/checked_math.h"
 #include "transfer/file/job.h"
+#include "transfer/file/save.h"
 #include "transfer/host/host_copy.h"
 #include "transfer/plan/ring_policy.h"
 #include "transfer/routes/device_side.h"
@@ -113,6 +114,18 @@ cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure)
     check_end_again(file);
     *failure = file->failure;
     free(file);
+}
+
+void
+cm_file_job_drop(cm_file_job *file)
+{
+    if (file == NULL || file->save == NULL) {
+        return;
+    }
+    cm_file_failure failure;
+    cm_file_save *save = file->save;
+    cm_file_job_destroy(file, &failure);
+    cm_file_save_destroy(save);
 }
 
 /* Refuse ends that nobody reaches, and streams that are being captured. */
@@ -299,6 +312,22 @@ reserve_slots(const cm_job *job)
     }
 }
 
+/* Begin the ring, unless the job has been suspended since and now goes on. */
+static cm_status
+begin_ring(cm_job *job)
+{
+    if (job->ring != NULL) {
+        return cm_ok();
+    }
+    if (job->plan.device < 0) {
+        CM_TRY(cm_job_begin(job)); /* a job with a device has begun already */
+    }
+    CM_TRY(cm_ring_create_for(job, cut_chunk));
+    find_next_chunk(job);
+    reserve_slots(job);
+    return cm_ok();
+}
+
 cm_status
 cm_job_copy_file(cm_job *job)
 {
@@ -313,11 +342,11 @@ cm_job_copy_file(cm_job *job)
                                             .begin = move_on_device,
                                             .pass = move_at_file};
     const cm_file_request *request = job->file->request;
-    CM_TRY(cm_ring_create_for(job, cut_chunk));
-    find_next_chunk(job);
-    reserve_slots(job);
+    CM_TRY(begin_ring(job));
     if (!request->writes) {
         return cm_ring_run(job, &reads, true);
     }
-    return cm_ring_run(job, request->file_count > 1 ? &writes_many : &writes_one, true);
+    CM_TRY(
+        cm_ring_run(job, request->file_count > 1 ? &writes_many : &writes_one, true));
+    return job->file->save == NULL ? cm_ok() : cm_file_save_place(job->file->save);
 }

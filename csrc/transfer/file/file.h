@@ -123,6 +123,13 @@ typedef struct cm_file_request {
     cm_file_faults *faults; /* borrowed; may be NULL */
 } cm_file_request;
 
+/* Where a file that is written in the background lies, and what becomes of it. */
+typedef struct cm_file_place {
+    const char *temporary; /* the file's name while it is written */
+    const char *target;    /* the name that it gets when it is complete */
+    uint32_t mode;         /* the permissions that it gets when it is complete */
+} cm_file_place;
+
 /* Read all ranges of the request, or write them, in any order (run/request.c). It
  * blocks until all bytes are there, and sets `failure`.
  *
@@ -136,3 +143,21 @@ typedef struct cm_file_request {
 CM_NODISCARD cm_status cm_engine_transfer_file(cm_engine *engine,
                                                const cm_file_request *request,
                                                cm_file_failure *failure);
+/* Begin to write all ranges of the only file of the request in the background
+ * (save.h). Nothing of the request is borrowed beyond the call but what its `copy`
+ * keeps alive. The request must not name streams: the work of the devices goes on
+ * streams of the engine, and `copy.after` says what comes first.
+ *
+ * If `place` is not NULL, the file then gets the permissions, is flushed to the disk,
+ * and takes the name of the target, which is flushed as well. The call takes over the
+ * temporary file: if the transfer fails or is cancelled, the file is removed, and the
+ * target stays as it was. There must be at least one byte to write.
+ *
+ * The caller owns *out. The transfer fails as cm_engine_transfer_file() does, and with
+ * CM_ESYSTEM and its errno if the file cannot be flushed or renamed.
+ * Fails: CM_ESYSTEM, CM_ENOMEM, CM_ETHREAD, CM_ECAPTURING, CM_ECLOSED, CM_EFORKED,
+ * CM_EINVALID. */
+CM_NODISCARD cm_status cm_engine_write_file(cm_engine *engine,
+                                            const cm_file_request *request,
+                                            const cm_file_place *place,
+                                            cm_ticket **out);

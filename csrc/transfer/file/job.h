@@ -101,6 +101,9 @@ typedef struct cm_file_job {
     /* Under lock: the failure nearest to the beginning of the first file that
      * failed. */
     cm_file_failure failure;
+    /* Owned. What a transfer in the background has for itself; NULL if a caller waits
+     * for the transfer, and then that caller destroys this. */
+    struct cm_file_save *save;
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;
 
@@ -124,6 +127,9 @@ CM_NODISCARD cm_status cm_file_job_create(const cm_file_request *request,
                                           cm_file_job **out);
 /* Free it, and set `failure` to what went wrong with the file. */
 void cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure);
+/* Do the same, and destroy its `save`, if it has one. Otherwise the file belongs to a
+ * caller that waits, and this does nothing. `file` may be NULL. */
+void cm_file_job_drop(cm_file_job *file);
 /* Return the device of the first range that has bytes on a device, or -1 if all bytes
  * are in host memory. */
 int cm_file_first_device(const cm_file_request *request);

@@ -7,6 +7,7 @@
 #include "base/fresh_pages.h"
 #include "runtime/scope.h"
 #include "transfer/file/job.h"
+#include "transfer/file/save.h"
 #include "transfer/plan/numbered_rows.h"
 #include "transfer/routes/broadcast.h"
 #include "transfer/routes/kernel_rows.h"
@@ -305,6 +306,7 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
         free(job);
         cm_many_destroy(request->many);
         cm_kernel_rows_destroy(request->rows);
+        cm_file_job_drop(request->file);
         cm_request_drop_keeps(request);
         return cm_fail(CM_ENOMEM, 0);
     }
@@ -353,6 +355,7 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
     if (!cm_is_ok(status)) {
         cm_many_destroy(request->many);
         cm_kernel_rows_destroy(request->rows);
+        cm_file_job_drop(request->file);
         cm_request_drop_keeps(request);
         return status;
     }
@@ -402,4 +405,38 @@ cm_engine_transfer_file(cm_engine *engine, const cm_file_request *request,
     status = cm_engine_copy(engine, &copy, NULL);
     cm_file_job_destroy(copy.file, failure);
     return status;
+}
+
+/* Make the state of a file that is written in the background. */
+static cm_status
+create_save(const cm_file_request *request, const cm_file_place *place,
+            cm_file_job **out)
+{
+    cm_file_save *save;
+    CM_TRY(cm_file_save_create(request, place, &save));
+    cm_status status = cm_file_job_create(&save->request, out);
+    if (!cm_is_ok(status)) {
+        cm_file_save_destroy(save);
+        return status;
+    }
+    (*out)->save = save;
+    return cm_ok();
+}
+
+cm_status
+cm_engine_write_file(cm_engine *engine, const cm_file_request *request,
+                     const cm_file_place *place, cm_ticket **out)
+{
+    cm_copy_request copy = request->copy;
+    int device = cm_file_first_device(request);
+    cm_status status = create_save(request, place, &copy.file);
+    if (!cm_is_ok(status)) {
+        cm_request_drop_keeps(&copy);
+        return status;
+    }
+    copy.blocking = false;
+    copy.dst.device = device;
+    copy.src.device = device;
+    copy.stream = NULL;
+    return cm_engine_copy(engine, &copy, out);
 }

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves tensors from memory of any kind as safetensors files, completely or not at all."""
+"""Saves tensors from memory of any kind as safetensors files, completely or not at all.
+
+`save_safetensors` returns when the files are written. `save_safetensors_async` writes in
+the background what devices hold. The devices first copy their tensors into page-locked
+memory, and the streams that may change those tensors wait for these copies. The core writes
+the file from there, and renames it (``csrc/transfer/file/save.h``).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -15,10 +22,11 @@ import numpy as np
 
 from cumem import _core
 from cumem.base.carried import Note, find
+from cumem.base.kinds import is_on_device
 from cumem.base.units import read_size
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.buffers.progress import Parts, Progress
-from cumem.files.raw import FILES_AT_ONCE, write_files
+from cumem.files.raw import FILES_AT_ONCE, write_behind, write_files
 from cumem.files.replacing import Replacement, replacing, sync_folder
 from cumem.files.safetensors.format import (
     INDEX_SUFFIX,
@@ -38,7 +46,7 @@ from cumem.files.safetensors.format import (
     type_of,
 )
 
-__all__ = ["save_safetensors"]
+__all__ = ["save_safetensors", "save_safetensors_async"]
 
 _Path = str | os.PathLike[str]
 _BY_TORCH = {element.torch: element for element in TYPES.values() if element.torch}
@@ -151,26 +159,8 @@ def save_safetensors(
     >>> list(cumem.load_safetensors("a.safetensors"))
     ['w']
     """
-    path = checked_path(path, writes=True)
     fsync = read_flag(fsync, "fsync")
-    if path.is_dir():
-        path = path / "model.safetensors"
-    if path.suffix == ".json":
-        raise ValueError(
-            f"{path}: a name that ends in .json is that of an index; use a name such as "
-            "model.safetensors, also for several files"
-        )
-    metadata = _checked_metadata(
-        _known_texts(tensors) if metadata is None else metadata
-    )
-    declared = _checked_dtypes(dtypes)
-    named = _mapping(tensors, "tensors", "names to arrays")
-    for name, value in declared.items():
-        # `infos` of a loaded file has all types, even if only some tensors are saved.
-        if name not in named and not isinstance(value, SafetensorsInfo):
-            raise KeyError(f"dtypes: there is no tensor {name!r} to save")
-    known = _known_infos(tensors)
-    sources = [_source(name, obj, declared, known) for name, obj in named.items()]
+    path, metadata, sources = _checked(path, tensors, metadata, dtypes)
     limit = _limit(max_shard_nbytes)
     shards = _shards(sources, limit)
     stem = path.name.removesuffix(".safetensors")
@@ -218,6 +208,184 @@ def save_safetensors(
         if old.is_symlink() or old.is_file():
             old.unlink(missing_ok=True)
     return result
+
+
+@hinting
+def save_safetensors_async(
+    path: _Path,
+    tensors: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    dtypes: Mapping[str, str | SafetensorsInfo] | None = None,
+    host_limit: int | str | None = None,
+) -> _core.Transfer:
+    """Save tensors as a safetensors file in the background, while the device computes on.
+
+    The device copies its tensors into page-locked memory, threads write them from there to
+    a new file, and the file takes the place of an older one when it is on the disk.
+
+    Parameters
+    ----------
+    path : str or path-like
+        As for `save_safetensors`.
+    tensors : mapping of str to array
+        As for `save_safetensors`. They have the contents that the work on the current
+        stream, so far, leaves in them. Changes that come later on that stream are not in
+        the file.
+    metadata, dtypes : optional
+        As for `save_safetensors`.
+    host_limit : int or str, optional
+        A number of bytes, or a text such as ``"8GiB"``: the most page-locked memory that
+        keeps tensors of devices until they are written. By default there is enough for all
+        of them. Tensors for which there is no room are written before the call returns, in
+        pieces, and 0 writes all of them so.
+
+    Returns
+    -------
+    Transfer
+        The transfer is done when the file is on the disk and has its name. ``wait()``
+        raises the `OSError` of a file that could not be written. ``cancel()`` succeeds only
+        until writing begins, and removes the new file.
+
+    Raises
+    ------
+    TypeError, ValueError, KeyError
+        As for `save_safetensors`; or if `host_limit` is not a number of bytes.
+    OSError
+        If the file cannot be created, for instance because there is no such folder; if its
+        name belongs to something that is not a regular file; or if the disk is full before
+        the call returns.
+    MemoryError
+        If there is no page-locked memory for the tensors of devices.
+    CudaError
+        If a copy could not be started, or the current stream is being captured.
+
+    Notes
+    -----
+    **Blocks** until tensors of the host, also page-locked ones, have been read, since
+    nothing orders later writes of the host after them. For tensors of devices it does not
+    wait, unless `host_limit` leaves no room for them.
+
+    **Ordered after** the same work as a `copy` from the same objects, and after the work
+    on the current stream of each device: cumem's and, if PyTorch uses the device, also
+    PyTorch's. From the call on these streams wait until the device has copied its tensors.
+    They do not wait until the file is written. On another stream use ``stream.wait`` first.
+
+    Tensors may be dropped, closed or overwritten in the order of the stream as soon as the
+    call returns. Views that share memory are each written in full.
+
+    Files are written one after another, in the order of the calls, so that of two calls
+    for one path the later one wins. If the process exits, it first waits for the file. If
+    it is killed, the old file is whole, and a file ``.cumem-….tmp`` is left beside it. In
+    a forked child the transfer belongs to the parent, which goes on with it.
+
+    Examples
+    --------
+    >>> saving = cumem.save_safetensors_async("a.safetensors", {"w": cumem.zeros(3, "f4")})
+    >>> saving.wait()
+    >>> list(cumem.load_safetensors("a.safetensors"))
+    ['w']
+    """
+    path, metadata, sources = _checked(path, tensors, metadata, dtypes)
+    room = math.inf
+    if host_limit is not None:
+        room = read_size(host_limit, "host_limit", False, None)
+    head, infos = header_bytes(
+        ((name, dtype, shape, data.nbytes) for name, dtype, shape, data in sources),
+        metadata,
+    )
+    staging = _Staging()
+    now: list[tuple[int, _core.Buffer]] = []
+    later: list[tuple[int, Any]] = [(0, np.frombuffer(head, "u1"))]
+    for source in sources:
+        offset, nbytes = infos[source.name].offset, source.data.nbytes
+        if not is_on_device(source.data.kind) or nbytes > room:
+            now.append((offset, source.data))
+        elif nbytes > 0:
+            room -= nbytes
+            later.append((offset, staging.add(source.data)))
+    with replacing(path) as new, new.open_to_leave() as (file, mode):
+        file.truncate(len(head) + sum(info.nbytes for info in infos.values()))
+        staging.begin()
+        write_files([(file, now)])
+        staging.order()
+        return write_behind(file, later, new, mode, str(path))
+
+
+class _Staging:
+    """Copies of tensors of devices in page-locked memory, which the devices make.
+
+    The copies of a device are made on a stream of their own, beside the work that the
+    caller's streams get meanwhile from other threads. `order` makes those streams wait.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, list[tuple[_core.Buffer, _core.Buffer]]] = {}
+        self._begun: list[tuple[list[_core.Stream], _core.Transfer]] = []
+
+    def add(self, data: _core.Buffer) -> _core.Buffer:
+        """Return the page-locked memory that the contents of `data` will be copied to."""
+        made: _core.Buffer = _core.empty(
+            data.shape, data.dtype, "pinned", device=data.device
+        )
+        device: Any = data.device  # only memory of the host has none
+        self._pairs.setdefault(device.index, []).append((made, data))
+        return made
+
+    def begin(self) -> None:
+        """Begin the copies, after the work that the caller's streams have so far."""
+        for device, pairs in self._pairs.items():
+            streams = _current_streams(device)
+            side = _core.Stream(device=device)
+            for stream in streams:
+                side.wait(stream)
+            self._begun.append((streams, _core.copy_many_async(pairs, stream=side)))
+        self._pairs.clear()
+
+    def order(self) -> None:
+        """Make the caller's streams wait until the copies are made."""
+        for streams, transfer in self._begun:
+            for stream in streams:
+                transfer.order(stream)
+
+
+def _current_streams(device: int) -> list[_core.Stream]:
+    """Return the streams on which the caller may change tensors of a device next."""
+    found = [_core.current_stream(device)]
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and not _core._is_emulated() and torch.cuda.is_initialized():
+        theirs = torch.cuda.current_stream(device)
+        found.append(_core.Stream.from_external(theirs, device=device))
+    return found
+
+
+def _checked(
+    path: _Path,
+    tensors: Mapping[str, Any],
+    metadata: Mapping[str, str] | None,
+    dtypes: Mapping[str, str | SafetensorsInfo] | None,
+) -> tuple[Path, Mapping[str, str] | None, list[_Source]]:
+    """Check what both functions take; return the path, the texts and the tensors."""
+    path = checked_path(path, writes=True)
+    if path.is_dir():
+        path = path / "model.safetensors"
+    if path.suffix == ".json":
+        raise ValueError(
+            f"{path}: a name that ends in .json is that of an index; use a name such as "
+            "model.safetensors, also for several files"
+        )
+    metadata = _checked_metadata(
+        _known_texts(tensors) if metadata is None else metadata
+    )
+    declared = _checked_dtypes(dtypes)
+    named = _mapping(tensors, "tensors", "names to arrays")
+    for name, value in declared.items():
+        # `infos` of a loaded file has all types, even if only some tensors are saved.
+        if name not in named and not isinstance(value, SafetensorsInfo):
+            raise KeyError(f"dtypes: there is no tensor {name!r} to save")
+    known = _known_infos(tensors)
+    sources = [_source(name, obj, declared, known) for name, obj in named.items()]
+    return path, metadata, sources
 
 
 def _known_texts(tensors: Any) -> Mapping[str, str] | None:

@@ -88,7 +88,12 @@ def safetensors(worker: Worker) -> None:
     path = worker.path().with_suffix(".safetensors")
     most = rng.choice((None, 1000))
     named = {f"{i}.w": box.memory for i, box in enumerate(boxes)}
-    saved = cumem.save_safetensors(path, named, {"a": "b"}, max_shard_nbytes=most)
+    if rng.random() < 0.5:
+        limit = rng.choice((None, 0, 1000))
+        cumem.save_safetensors_async(path, named, host_limit=limit).wait()
+        saved = path
+    else:
+        saved = cumem.save_safetensors(path, named, {"a": "b"}, max_shard_nbytes=most)
     if saved == path:
         cumem.read_safetensors_header(path)
     kind: Any = rng.choice((*POOLED, "host"))
