@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/attributes.h"
 #include "base/status.h"
 
 static atomic_int check_failures;
@@ -102,6 +103,33 @@ static atomic_int check_failures;
         }                                                                              \
     } while (0)
 
+/* Return the place of the first byte that differs, or `nbytes` if there is none. The
+ * loop runs only if memcmp() has found a difference, because a sanitizer checks each
+ * access of a loop, but all that memcmp() reads at once. */
+CM_UNUSED static size_t
+check_same_until_(const unsigned char *a, const unsigned char *b, size_t nbytes)
+{
+    if (nbytes == 0 || memcmp(a, b, nbytes) == 0) {
+        return nbytes;
+    }
+    size_t i = 0;
+    while (i < nbytes && a[i] == b[i]) {
+        i++;
+    }
+    return i;
+}
+
+/* Return the place of the first byte that is not `value`, or `nbytes` if there is none.
+ * If all bytes have the value of the first, each equals the one after it. */
+CM_UNUSED static size_t
+check_filled_until_(const unsigned char *a, unsigned char value, size_t nbytes)
+{
+    if (nbytes == 0 || a[0] != value) {
+        return 0;
+    }
+    return 1 + check_same_until_(a, a + 1, nbytes - 1);
+}
+
 /* Check that the `nbytes` bytes at `a` equal those at `b`. A failure prints the first
  * byte that differs. */
 #define CHECK_BYTES_EQ(a, b, nbytes)                                                   \
@@ -109,13 +137,12 @@ static atomic_int check_failures;
         const unsigned char *check_a_ = (const unsigned char *)(a);                    \
         const unsigned char *check_b_ = (const unsigned char *)(b);                    \
         size_t check_n_ = (size_t)(nbytes);                                            \
-        for (size_t check_i_ = 0; check_i_ < check_n_; check_i_++) {                   \
-            if (check_a_[check_i_] != check_b_[check_i_]) {                            \
-                CHECK_FAIL_("%s and %s differ at byte %zu of %zu: %#x against %#x",    \
-                            #a, #b, check_i_, check_n_, check_a_[check_i_],            \
-                            check_b_[check_i_]);                                       \
-                return;                                                                \
-            }                                                                          \
+        size_t check_i_ = check_same_until_(check_a_, check_b_, check_n_);             \
+        if (check_i_ < check_n_) {                                                     \
+            CHECK_FAIL_("%s and %s differ at byte %zu of %zu: %#x against %#x", #a,    \
+                        #b, check_i_, check_n_, check_a_[check_i_],                    \
+                        check_b_[check_i_]);                                           \
+            return;                                                                    \
         }                                                                              \
     } while (0)
 
@@ -124,12 +151,12 @@ static atomic_int check_failures;
     do {                                                                               \
         const unsigned char *check_a_ = (const unsigned char *)(a);                    \
         size_t check_n_ = (size_t)(nbytes);                                            \
-        for (size_t check_i_ = 0; check_i_ < check_n_; check_i_++) {                   \
-            if (check_a_[check_i_] != (unsigned char)(value)) {                        \
-                CHECK_FAIL_("%s: byte %zu of %zu is %#x, not %#x", #a, check_i_,       \
-                            check_n_, check_a_[check_i_], (unsigned)(value));          \
-                return;                                                                \
-            }                                                                          \
+        size_t check_i_ =                                                              \
+            check_filled_until_(check_a_, (unsigned char)(value), check_n_);           \
+        if (check_i_ < check_n_) {                                                     \
+            CHECK_FAIL_("%s: byte %zu of %zu is %#x, not %#x", #a, check_i_, check_n_, \
+                        check_a_[check_i_], (unsigned)(value));                        \
+            return;                                                                    \
         }                                                                              \
     } while (0)
 
