@@ -12,7 +12,7 @@
 
 #define MIB ((size_t)1 << 20)
 
-static void
+CHECK_UNWATCHED static void
 fill_bytes(unsigned char *p, size_t nbytes, uint64_t seed)
 {
     for (size_t i = 0; i < nbytes; i++) {
@@ -118,6 +118,15 @@ typedef struct world {
     bool same;
 } world;
 
+/* Gather every second element of 4 bytes. */
+CHECK_UNWATCHED static void
+gather_elements(unsigned char *dst, const unsigned char *src, int64_t count)
+{
+    for (int64_t k = 0; k < count; k++) {
+        memcpy(dst + k * 4, src + k * 8, 4);
+    }
+}
+
 /* The body of a thread: copy every second element of 4 bytes, in several tasks of one
  * group. */
 static void *
@@ -130,10 +139,12 @@ copy_through_group(void *argument)
     cm_copy_task *tasks = calloc(TASKS, sizeof(*tasks));
     unsigned char *src = malloc(2 * nbytes);
     unsigned char *dst = malloc(TASKS * nbytes);
+    unsigned char *wanted = malloc(nbytes);
     cm_layout layout = {.run_nbytes = sizeof(float),
                         .ndim = 1,
                         .axes = {{count, {sizeof(float), 2 * sizeof(float)}}}};
     fill_bytes(src, 2 * nbytes, w->seed);
+    gather_elements(wanted, src, count);
     w->same = true;
     for (int round = 0; round < ROUNDS; round++) {
         cm_task_group group;
@@ -145,16 +156,14 @@ copy_through_group(void *argument)
         }
         for (int i = 0; i < TASKS; i++) {
             cm_task_group_wait(&group, &tasks[i]);
-            for (int64_t k = 0; k < count; k++) {
-                w->same &=
-                    memcmp(dst + (size_t)i * nbytes + k * 4, src + k * 8, 4) == 0;
-            }
+            w->same &= memcmp(dst + (size_t)i * nbytes, wanted, nbytes) == 0;
         }
         cm_task_group_close(&group);
     }
     free(tasks);
     free(src);
     free(dst);
+    free(wanted);
     return NULL;
 }
 
@@ -216,6 +225,7 @@ test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
 {
     enum { PART = 4096, PARTS = 24, LAST = 1000 };
     static unsigned char src[PARTS * PART + LAST], dst[PARTS * PART + LAST];
+    static unsigned char wanted[PARTS * PART + LAST];
     cm_workers workers;
     cm_tuning tuning = tuned();
     cm_task_group group;
@@ -234,14 +244,16 @@ test_workers_early_task_is_taken_as_far_as_it_is_ready(void)
         for (size_t at = 0; at < sizeof(src); at += 3 * PART + 100) {
             size_t end = at + 3 * PART + 100;
             end = end < sizeof(src) ? end : sizeof(src);
-            fill_bytes(src + at, end - at, at + (size_t)round);
+            fill_bytes(wanted + at, end - at, at + (size_t)round);
+            /* A sanitizer watches memcpy() and sees a thread that reads too early. */
+            memcpy(src + at, wanted + at, end - at);
             cm_copy_task_set_ready(&task, end);
             while (cm_task_group_help(&group)) {
             }
             CHECK(end == sizeof(src) || !cm_copy_task_is_done(&task));
         }
         cm_task_group_wait(&group, &task);
-        CHECK_BYTES_EQ(dst, src, sizeof(src));
+        CHECK_BYTES_EQ(dst, wanted, sizeof(src));
     }
     cm_task_group_post(&group, &task, &layout, dst, src, CM_COPY_PLAIN);
     cm_task_group_close(&group); /* nothing of this task is ready */
