@@ -21,7 +21,8 @@ row_of(cm_buffer *self, int64_t index)
         return NULL;
     }
     int64_t offset = self->offset;
-    /* Without elements the offset does not matter, so it need not fit. */
+    /* A buffer without elements has no bytes to point at, and its strides may be so
+     * large that this product would overflow. */
     if (cm_buffer_size(self) > 0) {
         offset += index * cm_buffer_strides(self)[0];
     }

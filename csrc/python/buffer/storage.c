@@ -84,7 +84,7 @@ cm_storage_detach(cm_storage *storage, cm_storage *out)
 {
     CM_NEEDS_GIL();
     memcpy((void *)out, storage, sizeof(*out));
-    out->spans = NULL; /* giving back waits for all uses, whatever their spans */
+    out->spans = NULL; /* all uses are waited for, whatever bytes they use */
     out->span_count = out->span_capacity = 0;
     if (storage->uses == &storage->first_use) {
         out->uses = &out->first_use;
@@ -168,7 +168,8 @@ wait_for_uses(const cm_storage *detached, cm_runtime *runtime)
     bool fence = detached->was_exported;
     for (uint32_t i = 0; i < detached->use_count; i++) {
         cm_stream *use = detached->uses[i];
-        /* The handle may mean another thread's stream. */
+        /* This handle means the stream of the thread that uses it. The work may be on
+         * that of another thread, which only a wait for whole devices includes. */
         fence |= use->handle == CM_STREAM_PER_THREAD;
         first = cm_first_failure(
             first, CM_ASKING(use->rt, use->device,
@@ -457,7 +458,9 @@ cm_storage_unlock(cm_storage *storage)
     }
     cm_storage detached;
     cm_storage_detach(storage, &detached);
-    if (storage->view_count > 0) { /* others may still read the bytes, unlocked */
+    /* Others may still read the bytes through views, although the pages are no longer
+     * locked, so the storage keeps what keeps the bytes. */
+    if (storage->view_count > 0) {
         storage->foreign = detached.foreign;
         storage->foreign_drop = detached.foreign_drop;
         storage->foreign_argument = detached.foreign_argument;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views of a buffer: basic indexing, views as other dtypes, and as_device(). Other
- * shapes are in shapes.c, axes in another order in axes.c. */
+/* Makes views of a buffer by basic indexing, as other dtypes, and by as_device(). Views
+ * of other shapes are made in shapes.c, and those with axes in another order in axes.c.
+ */
 #include "base/checked_math.h"
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"

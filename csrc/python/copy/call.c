@@ -226,9 +226,9 @@ is_on_stream(const cm_call *call)
     return !call->blocking && call->stream != NULL;
 }
 
-/* True if the use that was added last is of the same storage, and its extent and its
- * writing include those of `extent`, so that the call already comes after all that
- * `extent` needs. */
+/* True if the call already comes after all that `extent` needs. That is so if the use
+ * that was added last is of the same storage, covers these bytes, and writes if
+ * `extent` does. */
 static bool
 is_named(const cm_call *call, const cm_storage *storage, cm_extent extent)
 {

@@ -19,14 +19,15 @@
  * `first`, `nbytes` and `low`, which cm_import_measure() writes. */
 typedef struct cm_import {
     cm_region region; /* ndim, itemsize, shape, strides */
-    /* The claimed address of element 0; may be anything if it is empty. */
+    /* The claimed address of element 0, which may be anything if the memory is empty.
+     */
     uint64_t data;
     bool host;       /* the exporter claims that this is an address of the host */
     PyObject *dtype; /* borrowed */
     bool readonly;
     cm_kind kind;      /* says what consumers may do with it */
-    uint64_t first;    /* the lowest byte; 0 if it is empty */
-    uint64_t nbytes;   /* from the lowest byte to the highest; 0 if it is empty */
+    uint64_t first;    /* address of the lowest byte; 0 if empty */
+    uint64_t nbytes;   /* from the lowest byte to the highest; 0 if empty */
     int64_t low;       /* the place of the lowest byte relative to element 0; <= 0 */
     PyObject *foreign; /* borrowed: keeps the bytes alive; may be NULL */
     /* Called once, when the last buffer is gone; may be NULL. */
@@ -43,9 +44,10 @@ int cm_import_measure(cm_import *import, const char *what);
  *
  * Memory for which only the driver can vouch (`host` is false) must be one allocation:
  * the two answers must agree, and on the emulated device all bytes are looked at.
- * Memory of the host (`host` is true) may not be a device's. It counts as PAGEABLE if
- * the two answers differ, for example if half of it is page-locked. Pages that we have
- * locked stay locked as long as `locked` lives.
+ * If the exporter claims memory of the host (`host` is true), an answer that it is a
+ * device's is an error. Such memory counts as PAGEABLE if the two answers differ, for
+ * example if half of it is page-locked. Pages that we have locked stay locked as long
+ * as `locked` lives.
  *
  * Returns 0, or -1 with ValueError or CudaError. */
 int cm_import_probe(cm_state *state, cm_import *import, const char *what,
@@ -74,8 +76,8 @@ int cm_import_order(cm_state *state, PyObject *buffer, cm_stream *given, int dev
 PyObject *cm_import_finish(cm_state *state, const cm_import *import);
 
 /* Find out what memory `region` of an ndarray lies in, as cm_numpy_region() has read
- * it. The driver is not asked about up to `unasked` bytes. After success the caller
- * owns `locked`. Returns 0, or -1 with an exception. */
+ * it. The driver is asked only if there are more than `unasked` bytes. After success
+ * the caller owns `locked`. Returns 0, or -1 with an exception. */
 int cm_import_ask_about(cm_state *state, PyObject *array, const cm_region *region,
                         uint64_t unasked, cm_import *out);
 /* Make a buffer over the memory of an ndarray, which the buffer keeps. */

@@ -95,7 +95,8 @@ import_any(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unaske
     }
     Py_DECREF(buffer);
     bool has_buffer = PyObject_CheckBuffer(object) != 0;
-    if (!PyType_Check(object)) { /* the methods of a type are those of its objects */
+    /* A type has the methods of these protocols too, but they are for its objects. */
+    if (!PyType_Check(object)) {
         buffer = cm_import_by_dlpack(state, object, stream, has_buffer);
         if (buffer != Py_NotImplemented) {
             return buffer;
@@ -140,9 +141,9 @@ explain_tensor(cm_state *state, PyObject *object)
 
 /* Make a new Buffer of any exporter, without a copy. This tries, in this order, a
  * Buffer itself, DLPack (with `stream`, which may be NULL), the CUDA array interface,
- * and the buffer protocol. The driver is not asked about host memory of up to `unasked`
- * bytes that comes by DLPack's C functions. An object that has none of these raises a
- * TypeError, which names its type. */
+ * and the buffer protocol. Host memory that comes by DLPack's C functions is looked
+ * up with the driver only if it has more than `unasked` bytes. An object that has none
+ * of these protocols raises a TypeError, which names its type. */
 static PyObject *
 import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {
@@ -276,7 +277,8 @@ cm_operand_storage_of(const cm_state *state, PyObject *array)
     PyObject *owner = cm_numpy_owner(array);
     cm_storage *storage = NULL;
     if (owner != NULL && cm_buffer_check(state, owner)) {
-        storage = ((cm_buffer *)(void *)owner)->storage; /* the array keeps it */
+        storage = ((cm_buffer *)(void *)owner)->storage; /* borrowed: the array keeps it
+                                                          */
     }
     Py_XDECREF(owner);
     return storage;
@@ -296,8 +298,8 @@ is_short_run(const cm_operand *operand, uint64_t most)
 
 /* Describe the memory of `array`, which is kept. The driver is asked whether the
  * memory is page-locked or managed, because the planner should know. It is not asked
- * about up to `unasked` bytes of memory that is not ours, and about no memory at all if
- * `unasked` is UINT64_MAX. */
+ * if the memory is not ours and has at most `unasked` bytes, and never if `unasked` is
+ * UINT64_MAX. */
 static int
 read_array(cm_state *state, cm_operand *operand, PyObject *array, uint64_t unasked)
 {
@@ -376,7 +378,9 @@ read_other(PyObject *object, PyObject *target_dtype)
     return cm_value_read_array(object);
 }
 
-/* Python values become elements of the target's dtype, if they stay the same. */
+/* Make an array of the target's dtype from a Python value, or from a list of them. A
+ * value that the dtype cannot hold unchanged is refused. Returns 0, or -1 with an
+ * exception. */
 static int
 init_value(cm_state *state, cm_operand *operand, PyObject *object,
            PyObject *target_dtype)

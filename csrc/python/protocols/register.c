@@ -263,7 +263,7 @@ cm_unregister_memory(PyObject *module, PyObject *args)
     }
     cm_buffer *buffer = (cm_buffer *)(void *)object;
     cm_storage *storage = cm_storage_hold(buffer->storage);
-    /* free() may have closed it and left the pages to a transfer */
+    /* free() may have closed the storage and left the pages locked for a transfer. */
     bool open = !storage->closed || storage->registration != NULL;
     int result = 0;
     if (!open) {

@@ -14,7 +14,9 @@
 
 enum {
     GROUP_MAX = 200,
-    AHEAD_MAX = 256, /* many more parts than a device ever has queued but not begun */
+    /* How many parts may be under way before the next one is started. A device never
+     * has nearly as many in its queues, so it does not run dry. */
+    AHEAD_MAX = 256,
 };
 
 /* One call. Piece i belongs to group groups[i], and is made alone if that is 0. Group g
@@ -98,7 +100,8 @@ cm_many_find_conflicts(cm_runtime *rt, const cm_many_request *request, bool *out
 
 /* -- groups ------------------------------------------------------------------------------- */
 
-/* Find the group of that shape, or make it. Returns 0 if there are too many. */
+/* Find the group for copies that go this way between these devices, or make it. Returns
+ * its number, or 0 if there are too many groups. */
 static uint8_t
 find_group(batch *b, cm_many_way way, int device, int src_device)
 {
@@ -201,8 +204,8 @@ set_group(batch *b, uint32_t group)
 
 /* -- several parts ------------------------------------------------------------------------ */
 
-/* Wait until the part is done. If the call does not block, wait only until the rest is
- * up to the device. */
+/* Wait until the part is done. If the call does not block, wait only until all
+ * work of the part has been queued on the device. */
 static cm_status
 wait_for_part(batch *b, uint64_t index)
 {
@@ -226,7 +229,7 @@ make_way(batch *b)
     if (b->request->common.blocking && b->part_count >= AHEAD_MAX) {
         return wait_for_part(b, b->part_count - AHEAD_MAX);
     }
-    /* A single part may be too short to ask. */
+    /* A part may be too short to ask the hooks itself, so they are asked here. */
     return cm_wait_check_interrupted(&b->hooks, &b->asked_ns);
 }
 

@@ -161,7 +161,7 @@ measure(cm_runtime *rt, const cm_many_request *request, uint64_t *count,
     return cm_ok();
 }
 
-/* Add the two copies of a piece: to the stage, and on from there. */
+/* Add the two copies of a piece, one to the stage and one from the stage. */
 static cm_status
 add_piece(const piece_walk *walk, char *memory, cm_piece_regions *out)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many threads share a row, how wide they copy, and how many blocks there are.
  *
- * A warp loads CM_ROWS_SLOTS units a thread before it stores any, 2 KiB in units of 16
- * bytes. A copy over the bus has just enough blocks to keep a certain number of bytes
- * on their way. Reads need READ_NBYTES: what the bus delivers in the time of one read
- * of host memory, and as much again, since a warp waits for the numbers of its rows
- * before it reads the rows. If the numbers come over the bus too, reads need
- * FAR_NBYTES.
+ * Each thread of a warp loads CM_ROWS_SLOTS units before it stores any. With units of
+ * 16 bytes a warp so loads 2 KiB at once. A copy over the bus has just enough blocks to
+ * keep a certain number of bytes on their way. Reads need READ_NBYTES: what the bus
+ * delivers in the time of one read of host memory, and as much again, since a warp
+ * waits for the numbers of its rows before it reads the rows. If the numbers come over
+ * the bus too, reads need FAR_NBYTES.
  *
  * Writes wait for nothing, and need only WRITE_NBYTES. If more of them are on their way
  * than the bus takes, they fill the queues between all multiprocessors and memory, and
@@ -62,10 +62,10 @@ parts_of(uint64_t units, uint32_t team_shift)
     return parts > 0 ? parts : 1;
 }
 
-/* Choose the team that leaves the fewest threads without a unit, and the largest of
- * these. Rows of 33 units go better as 5 parts of 8 threads than as 2 of 32. A row of
- * 16 units leaves room for another one in the same warp. A team of fewer than 8 threads
- * is only for rows that it copies in one part. */
+/* Choose the team that leaves the fewest threads without a unit. If several do, the
+ * largest of them is chosen. Rows of 33 units go better as 5 parts of 8 threads than as
+ * 2 of 32. A row of 16 units leaves room for another one in the same warp. A team of
+ * fewer than 8 threads is only for rows that it copies in one part. */
 static uint32_t
 choose_team(uint64_t units)
 {
@@ -203,8 +203,8 @@ choose_blocks(cm_rows_job *job, uint32_t threads, uint32_t limit)
     return (uint32_t)blocks;
 }
 
-/* Describe the first layer and those after it that are like it, as many as one launch
- * takes. */
+/* Describe one launch. It copies the first layer, and as many of those after it as are
+ * like the first and fit into the launch. */
 static cm_status
 collect_layers(cm_rows_job *job, const cm_rows_move *move, const cm_rows_layer *layers,
                uint64_t layer_count)
