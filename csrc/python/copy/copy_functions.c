@@ -190,7 +190,7 @@ asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
 
 /* -- assignment to a part ----------------------------------------------------------------- */
 
-/* buf[index] = value */
+/* Make the assignment `buf[index] = value`. Returns 0, or -1 with an exception. */
 int
 cm_buffer_ass_subscript(PyObject *object, PyObject *index, PyObject *value)
 {

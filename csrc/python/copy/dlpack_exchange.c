@@ -79,7 +79,7 @@ allocate(const cm_dl_tensor *like)
     if (shape == NULL || cm_arg_shape(shape, "shape", &layout.ndim, layout.shape) < 0) {
         goto done;
     }
-    kind = cm_kind_is_pageable(kind) ? CM_KIND_PINNED : kind; /* pools have no other */
+    kind = cm_kind_is_pageable(kind) ? CM_KIND_PINNED : kind; /* no pool is pageable */
     int device =
         like->device.type == CM_DL_CUDA ? like->device.id : cm_state_device(state);
     buffer = cm_buffer_allocate_kind(state, kind, cm_kinds[kind].flags, device, dtype,

@@ -19,8 +19,7 @@
  * `first`, `nbytes` and `low`, which cm_import_measure() writes. */
 typedef struct cm_import {
     cm_region region; /* ndim, itemsize, shape, strides */
-    /* The claimed address of element 0, which may be anything if the memory is empty.
-     */
+    /* The claimed address of element 0, or anything if the memory is empty. */
     uint64_t data;
     bool host;       /* the exporter claims that this is an address of the host */
     PyObject *dtype; /* borrowed */

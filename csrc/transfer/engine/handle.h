@@ -70,9 +70,9 @@ CM_NODISCARD cm_status cm_ticket_wait_ended(cm_ticket *ticket, uint64_t timeout_
  * until then.
  * Fails: CM_EFORKED, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ticket_notify(cm_ticket *ticket, cm_bell *bell);
-/* Make `stream` wait for the ticket. Blocks until the ticket is submitted; a copy to
- * the host is submitted only if the host has no part in it, and otherwise this blocks
- * until it is done.
+/* Make `stream` wait for the ticket. Blocks until the ticket is submitted. A copy
+ * to the host in which the host takes part is never submitted before it is done, so
+ * this blocks until then.
  * Fails: CM_EFORKED, stream_wait_event; with the transfer's own failure. */
 CM_NODISCARD cm_status cm_ticket_order(cm_ticket *ticket, cm_stream *stream);
 /* Do the same as cm_ticket_order(), but leave a failure of the transfer to be read by

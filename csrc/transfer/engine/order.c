@@ -54,9 +54,9 @@ watch(cm_ticket *ticket, bool is_watched)
     }
 }
 
-/* Look again at each ticket in engine->going_on: it hangs on another one, or its job is
- * queued, or, if it has no job, its state advances. A ticket that becomes over adds its
- * own waiters to the list, so this loop takes the place of a recursion. */
+/* Look again at each ticket in engine->going_on. Either it hangs on another ticket now,
+ * or its job is queued, or, if it has no job, its state advances. A ticket that becomes
+ * over adds its own waiters to the list, so this loop replaces a recursion. */
 static void
 go_on(cm_engine *engine, cm_list *advanced)
 {
