@@ -351,12 +351,12 @@ class Buffer:
     def squeeze(
         self, axis: SupportsIndex | Sequence[SupportsIndex] | None = None
     ) -> Self:
-        """View without axes of length 1.
+        """Return a view without axes of length 1.
 
         Parameters
         ----------
         axis : int or sequence of int, optional
-            The axes to remove; default: all of length 1. Negative numbers count from
+            The axes to remove, by default all of length 1. Negative numbers count from
             the end.
 
         Returns
@@ -441,7 +441,7 @@ class Buffer:
         [[1, 2], [3, 4]]
         """
     def transpose(self, *axes: SupportsIndex | Sequence[SupportsIndex] | None) -> Self:
-        """View with the axes in another order, reversed if there are no arguments.
+        """Return a view with the axes permuted, or reversed if there are no arguments.
 
         Parameters
         ----------
@@ -467,7 +467,7 @@ class Buffer:
         (4, 2, 3)
         """
     def view(self, dtype: DTypeLike = ...) -> Self:
-        """View the same bytes as another dtype, by NumPy's rules.
+        """Return a view of the same bytes as another dtype, by NumPy's rules.
 
         Parameters
         ----------
@@ -483,8 +483,9 @@ class Buffer:
         Raises
         ------
         ValueError
-            The itemsize differs and the buffer has no dimensions, its last axis is not
-            contiguous, or the sizes do not divide; or the buffer is closed.
+            The buffer is closed. Or the itemsize differs, and the buffer has no
+            dimensions, its last axis is not contiguous, a smaller itemsize does not
+            divide the old one, or a larger one does not divide the bytes of that axis.
         TypeError
             `dtype` is not a dtype or holds Python objects.
 
@@ -871,7 +872,8 @@ class Buffer:
         """Pickle the kind, dtype, shape, flags, whether it is read-only, and the bytes.
 
         With protocol 5 the bytes are a ``pickle.PickleBuffer`` over this memory, so that
-        a ``buffer_callback`` gets them without a copy; otherwise they are in the stream.
+        a ``buffer_callback`` gets them without a copy. Without a callback, and with older
+        protocols, the bytes are in the pickle itself.
         Unpickling allocates memory of the same kind on the current device.
 
         Raises
@@ -918,7 +920,7 @@ class Buffer:
 
         Notes
         -----
-        Blocks: exports to the CPU wait for pending work; others do not.
+        Blocks: an export to the CPU waits for pending work, and others do not.
         Ordered after: work that cumem knows of on this buffer.
         """
     def __dlpack_device__(self) -> tuple[int, int]:
