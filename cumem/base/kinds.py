@@ -15,7 +15,7 @@ Kind = Literal["pinned", "mapped", "managed", "device"]
 
 #: The properties of each kind. Ordinary memory is left out, since no pool has it.
 KINDS = {kind: facts for kind, facts in _core._KINDS.items() if kind != "pageable"}
-#: The kinds in the order of tables.
+#: The kinds in the order in which tables list them: memory of the device comes first.
 DEVICE_FIRST = tuple(sorted(KINDS, key=lambda kind: not KINDS[kind].on_device))
 PAGE_LOCKED = tuple(kind for kind, facts in KINDS.items() if facts.page_locked)
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warns of a profiler's tool that sees no NVTX ranges; csrc/base/nvtx.c does the rest."""
+"""Warns that a profiler's tool cannot be loaded, and therefore sees no NVTX ranges.
+
+The file csrc/base/nvtx.c loads the tool and makes the ranges.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def parse_nbytes(size: int | str, total: int | None = None) -> int:
         unit is a power of 1024, and without one (``10G``, ``512m``, ``1.5 GB``) a power of
         1000. Case does not matter. ``"50%"`` is a share of `total`.
     total : int, optional
-        The bytes that are 100 %.
+        The number of bytes that ``"100%"`` means.
 
     Returns
     -------
@@ -254,9 +254,10 @@ _SHORT_PART = re.compile(r"\([^()]{,48}(?:\([^()]{,16}\)[^()]{,8})?\)")
 
 
 def fit(text: str) -> str:
-    """Break lines that are wider than the terminal, and indent the rest of each.
+    """Break lines that are wider than the terminal.
 
-    The part of a line that fits keeps its alignment.
+    The first part of a broken line stays as it was, and the other parts are indented by
+    four more columns.
     """
     width = terminal_width()
     lines: list[str] = []

@@ -70,8 +70,8 @@ def wrong_call(
 def unexpected(function: str, keyword: str, names: Iterable[str] = ()) -> TypeError:
     """Make the TypeError for a keyword that a function does not have.
 
-    It says what to type instead: what cumem has for an argument of another library, or else
-    the most similar of `names`.
+    Its text suggests what to type. If the keyword belongs to another library, that is what
+    cumem has in its place, and otherwise the most similar of `names`.
     """
     text = f"{function}() got an unexpected keyword argument '{keyword}'"
     hint = hints.argument_hint(function, keyword) or hints.nearest(keyword, names)

@@ -50,9 +50,9 @@ def array(
         Where the values come from.
     dtype : dtype_like, optional
         Default: the dtype of `obj`. An array of another dtype is converted as `casting`
-        says. Python's numbers, NumPy's scalars and lists of them must keep their kind and
-        their value, except that floats are rounded; otherwise TypeError is raised (reals
-        for integers) or OverflowError (300 in ``uint8``).
+        says. Python's numbers, NumPy's scalars and lists of them must fit into `dtype`: a
+        float for an integer dtype raises TypeError, and 300 for ``uint8`` raises
+        OverflowError. Floats are rounded to a shorter float dtype.
     kind : str
         The kind of memory, as in `empty`; default: device memory.
     order : {'C', 'F', 'A', 'K'}
@@ -143,7 +143,7 @@ def asarray(
     pool: Pool | None = None,
     copy: bool | None = None,
 ) -> _core.Buffer:
-    """Return a buffer of an object's memory if that fits what is asked for, else of a copy.
+    """Return a buffer over an object's memory, or over a copy if that memory does not fit.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def asarray(
 
 
 def _has_dtype(source: object) -> bool:
-    """Return True for memory, whose dtype needs a rule of casting; False for a value."""
+    """Return whether a source is memory, to whose dtype `casting` applies, not a value."""
     is_plain = isinstance(source, (bytes, str, list, tuple))
     return is_memory(source) or (not is_plain and _core._is_memory(source))
 

@@ -44,7 +44,7 @@ class Flags(tuple[str, ...]):
     aligned: bool
 
     def __new__(cls, names: Iterable[str], **numpys: bool) -> Flags:
-        """Make flags of `names` and of NumPy's five that do not follow from others."""
+        """Make flags of `names` and of the five of NumPy's that tell all others."""
         made = super().__new__(cls, names)
         vars(made).update(numpys)
         return made

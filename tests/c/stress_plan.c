@@ -63,8 +63,9 @@ shuffle(int *order, int count)
     }
 }
 
-/* Make strides for the region, whose axes follow each other in memory in the order of
- * `order`, with gaps. Some axes run backwards or are repeated. */
+/* Make random strides for the region. `order` lists its axes, and the last one of them
+ * gets the smallest stride. There are gaps, and some axes run backwards or are
+ * repeated, which is a stride of 0. */
 static void
 make_strides(cm_region *region, const int *order, uint64_t repeated)
 {
@@ -227,8 +228,8 @@ trace(const cm_layout *part, int64_t to, int64_t from, bool dst_packed, bool src
     }
 }
 
-/* Check that each byte was written as often as `expected` says, or once if that is
- * NULL. */
+/* Check that each byte was written as often as `expected` says, or exactly once if
+ * `expected` is NULL. */
 static void
 check_written_once(const unsigned char *expected, uint64_t nbytes)
 {
@@ -273,7 +274,7 @@ copy_in_parts(const fuzz_case *c, const cm_layout *layout, unsigned char *dst,
     uint64_t count = 0;
     bool aligns = layout->ndim == 0 && one_in(2);
     while (aligns && (limit & (limit - 1)) != 0) {
-        limit &= limit - 1; /* this leaves a power of two */
+        limit &= limit - 1; /* clears bits until the highest one is left */
     }
     cm_cut_init(&cut, layout, limit);
     if (aligns) {

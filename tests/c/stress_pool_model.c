@@ -20,8 +20,9 @@ static uint64_t operation_count, refused_count, injected_count, seed_count,
 
 /* -- faults ----------------------------------------------------------------------------- */
 
-/* End the plan of faults after a call, and note whether it made a call fail. A fault
- * may have made a pool refuse, so the model takes over that counter. */
+/* Stop injecting faults after an operation, and note whether a fault made one of its
+ * runtime calls fail. A pool may have refused a block because of such a fault, which
+ * the model cannot foresee, so the model takes over the pools' counts of refusals. */
 static void
 settle_fault(void)
 {
@@ -89,8 +90,9 @@ has_room(const model_pool *of, uint64_t nbytes)
            && need + others <= atomic_load(&budget->parent->limit_nbytes);
 }
 
-/* Allocate a block under a plan of faults, and check that a hit made no runtime
- * call. */
+/* Allocate a block while runtime calls may be made to fail. Check that no runtime call
+ * was made if the pool counted a hit, which is a block that it took from its cache, or
+ * if cm_pool_try_alloc() was asked. */
 static cm_status
 take_block(model_pool *of, uint64_t nbytes, cm_stream *stream, cm_block **block)
 {
@@ -112,8 +114,8 @@ take_block(model_pool *of, uint64_t nbytes, cm_stream *stream, cm_block **block)
     return status;
 }
 
-/* Allocate a block for this place and note it. A refusal must have a reason. Returns
- * whether there is a block. */
+/* Allocate a block, and note it at this place of the table `world.blocks`. The pool may
+ * refuse only for a reason that the model knows. Returns true if there is a block. */
 static bool
 take_at(uint32_t place, model_pool *of, uint64_t nbytes, cm_stream *stream)
 {
@@ -188,8 +190,8 @@ op_free(void)
     }
 }
 
-/* Take and free one block three times for the same stream, whose first work on it is
- * held behind a gate; other streams may use the later ones. */
+/* Take and free a block three times for the same stream. The stream's work on the first
+ * block is held behind a gate, and any stream may work on the later two. */
 static void
 op_relay(void)
 {
@@ -213,8 +215,8 @@ op_relay(void)
 
 /* -- pools ------------------------------------------------------------------------------ */
 
-/* Make the pool of a random place, or release it. If no pool is open any more, give all
- * blocks back and make one. */
+/* Choose one of the pools at random: make it if it is not open, or else sometimes
+ * release it. If no pool is open any more, give all blocks back and make one. */
 static void
 op_close(void)
 {
@@ -313,8 +315,8 @@ op_read(void)
 
 /* -- one operation, one seed ------------------------------------------------------------ */
 
-/* Check that no call has changed the thread's current device and its mode of captures,
- * unless a fault prevented a call from restoring them. Now and then go on with the
+/* Check that no call has changed the thread's current device or its capture mode,
+ * unless a fault prevented the call from restoring them. Now and then go on with the
  * other device. */
 static void
 check_thread(void)

@@ -16,8 +16,8 @@ test_map_of_zeros_is_empty(void)
     cm_address_map_fini(&map);
 }
 
-/* The map remembers the least and the greatest address that was ever put, so that it
- * need not search for others. Both of these addresses must be found themselves. */
+/* The map remembers the least and the greatest address that was ever put into it, and
+ * does not search for addresses outside. It must still find these two themselves. */
 static void
 test_map_bounds_include_what_was_put(void)
 {

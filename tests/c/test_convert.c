@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of conversion between types of numbers. Results are compared with arithmetic
- * that knows nothing of bits, those of the vector instructions of this processor with
- * those of instructions that every processor has, and conversions at any distance and
- * address with those of single elements. The file includes convert.c to reach its
- * tables. */
+/* Tests of conversion between types of numbers. Results are compared with those of
+ * plain arithmetic, which does not look at bits. The functions that use this
+ * processor's vector instructions must give the same bytes as those that run on every
+ * processor. Elements at any distance and address must become what they become when
+ * each is converted alone. The file includes convert.c to reach its tables. */
 #include "base/convert.c"
 
 #include <math.h>

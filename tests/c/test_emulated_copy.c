@@ -26,8 +26,9 @@ pages(size_t nbytes)
     return at == MAP_FAILED ? NULL : at;
 }
 
-/* A copy or fill must be refused if one end leaves its memory: an allocation, a
- * registration (also into the next one) or ordinary memory beside a registration. */
+/* A copy or fill must be refused if one end leaves the memory in which it begins. That
+ * memory is an allocation, a registration, or ordinary memory beside a registration.
+ * The copy must be refused even if the next registration follows without a gap. */
 static void
 test_copy_over_an_edge_is_refused(void)
 {
@@ -244,8 +245,8 @@ test_fill_writes_its_pattern(void)
     close_emulated(rt);
 }
 
-/* Memory is freed while a fill of it is queued. The fill must fail with code 700, every
- * later call of the device too, and only a reset makes the device usable again. */
+/* Memory is freed while a fill of it is queued. The fill and every later call for the
+ * device must fail with code 700, until a reset makes the device usable again. */
 static void
 test_freed_while_queued_is_an_illegal_address(void)
 {

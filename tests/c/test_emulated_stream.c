@@ -120,8 +120,8 @@ read_own_id(void *arg)
     return NULL;
 }
 
-/* The per-thread stream has the same id each time on one thread and another one on
- * another thread. It is a blocking stream, so it waits for the legacy stream. */
+/* The per-thread stream must have the same id whenever one thread asks, and a different
+ * id on each thread. It is a blocking stream, so it waits for the legacy stream. */
 static void
 test_per_thread_stream_is_the_threads_own(void)
 {
