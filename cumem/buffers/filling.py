@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def read_source(value: Any, stream: object) -> Any:
-    """Return a Buffer over the memory of an exporter, and any other `value` itself.
+    """Return a Buffer over the memory of an exporter, or `value` itself if it is none.
 
     An exporter must be asked by its protocol, because NumPy cannot read memory of a device,
     and does not say of which kind other memory is. Work on the buffer is ordered after the
@@ -61,7 +61,7 @@ def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
 
 
 def is_memory(source: object) -> bool:
-    """Return whether a source is memory rather than a value; `casting` is about memory."""
+    """Return whether a source is memory rather than a value. `casting` is for memory."""
     return isinstance(source, (_core.Buffer, np.ndarray)) or (
         hasattr(source, "__array__") and not isinstance(source, np.generic)
     )

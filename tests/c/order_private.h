@@ -9,9 +9,9 @@
 /* The oracle that is open now. */
 extern order_oracle *order_it;
 
-/* Replace some operations of the table by hooks: the first function those of streams
- * and events, the second those of memory. */
+/* Replace the table's operations of streams and events by hooks. */
 void order_hook_streams(cm_ops_table *table);
+/* Replace the table's operations of memory by hooks. */
 void order_hook_memory(cm_ops_table *table);
 
 /* Note the first thing that was wrong. `a` and `b` are figures that help to find the

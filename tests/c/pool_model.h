@@ -29,8 +29,9 @@ typedef struct model_block {
     model_pool *of;
     uint64_t begin;  /* the host's address, or the device's if the host has none */
     uint64_t nbytes; /* as it was asked for */
-    /* The stream that the block was handed out to, if earlier work may still run there
-     * in its order; else NULL. It is only compared, and never used. */
+    /* The stream that the block was handed out to, if earlier work on its memory may
+     * still run on that stream, which is allowed because later work there comes after
+     * it. Otherwise NULL. The pointer is only compared, and never used. */
     const cm_stream *behind;
     /* The streams that worked on it, which this struct holds. */
     cm_stream *uses[MODEL_USES];
@@ -60,9 +61,9 @@ void model_take(pool_model *model, model_pool *of, uint32_t place, cm_block *blo
 /* Note that a block is about to be given back. Its place becomes empty, and the caller
  * gets what was noted there. */
 model_block model_give(pool_model *model, uint32_t place);
-/* Note that the pool's peaks were reset, or with the second function those of its
- * window. */
+/* Note that the pool's peaks were reset. */
 void model_reset_peaks(model_pool *of);
+/* Note that the peaks of the pool's window were reset. */
 void model_reset_window(model_pool *of);
 /* Check that the pool's counters agree with the model. Also check that the pool holds
  * no more than its limits allow, unless it held more already at the last comparison. */

@@ -525,7 +525,8 @@ test_engine_interrupted_copy_goes_on_behind_its_keeps(void)
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, 4096);
     memory c = take_memory(&w, CM_KIND_PAGEABLE, 0, 4096);
     memory *pairs[][2] = {{&b, &a}, {&b, &c}, {&c, &b}};
-    /* For this long an interrupted call waits for its queued work, here in vain. */
+    /* An interrupted call waits this long for its queued work, which here stays behind
+     * the gate. */
     w.engine->drain_ns = 1000000;
     for (int i = 0; i < 12; i++) {
         interrupted_call call;
@@ -857,8 +858,8 @@ test_engine_long_queue_is_not_looked_through(void)
     close_world(&w);
 }
 
-/* A copy comes after a cancelled one. It must then come after everything that the
- * cancelled copy was to wait for. */
+/* A copy waits for another one, which is cancelled. The first copy must still wait for
+ * everything that the cancelled one would have waited for. */
 static void
 test_engine_cancelled_ticket_keeps_its_place(void)
 {

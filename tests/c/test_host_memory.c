@@ -82,7 +82,7 @@ test_memory_tightest_group_on_the_way_up_counts(void)
     root_write(&root, "/sys/fs/cgroup/a/b/memory.stat",
                "anon 3\nfile 9\ninactive_file 1048576\nactive_file 2097152\n");
     CHECK_EQ(read_memory(&root).available_nbytes, 1 * GIB + 3 * MIB);
-    /* No more of them can count than the group uses. */
+    /* Of the file cache no more can count than the memory that the group uses. */
     root_write(&root, "/sys/fs/cgroup/a/b/memory.stat",
                "inactive_file 18446744073709551615\nactive_file 5\n");
     CHECK_EQ(read_memory(&root).available_nbytes, 3 * GIB);
@@ -93,8 +93,8 @@ test_memory_tightest_group_on_the_way_up_counts(void)
     root_remove(&root);
 }
 
-/* A group's limit above the machine's memory changes nothing but the figure of the
- * group. */
+/* If a group's limit is above the machine's memory, the machine's memory is the limit
+ * that counts. Only the figure of the group itself shows the higher one. */
 static void
 test_memory_limit_above_the_machine_is_the_machine(void)
 {
@@ -232,7 +232,8 @@ test_cpu_quota_counts_where_it_allows_fewer(void)
     CHECK_EQ(cm_usable_cpu_count(), all);
 }
 
-/* The body of a thread that lets itself run on its first CPU only, and counts. */
+/* The body of a thread that restricts itself to its first CPU, and then counts the CPUs
+ * that it may use. */
 static void *
 count_on_one_cpu(void *out)
 {
@@ -251,7 +252,7 @@ count_on_one_cpu(void *out)
     return NULL;
 }
 
-/* A thread that may run on one CPU only must count one. */
+/* A thread that may run on only one CPU must count one CPU. */
 static void
 test_cpu_affinity_of_the_thread_counts(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of how a pool places chunks of device memory. It maps them side by side in one
  * range of addresses, and can move a free chunk to where a longer block needs it
- * instead of making a new one. A gap is a stretch of addresses without memory, and a
+ * instead of making new memory. A gap is a stretch of addresses without memory, and a
  * granule (2 MiB) is the smallest chunk. The last part makes each step of such growths
  * fail. */
 #include "place_world.h"

@@ -211,8 +211,8 @@ test_registry_foreign_pages_are_shared_and_left_alone(void)
     munmap(memory, PAGE_COUNT * page);
 }
 
-/* Memory that cudaHostAlloc made can be registered; there is nothing to lock, and it
- * has a device address. */
+/* Memory that cudaHostAlloc made can be registered. Nothing has to be locked, and the
+ * memory has a device address. */
 static void
 test_registry_memory_that_is_pinned_already_is_no_error(void)
 {
@@ -264,8 +264,8 @@ test_registry_device_address_of_a_range(void)
     munmap(memory, 4 * page);
 }
 
-/* The registry is closed before a registration is released. Its pages must be unlocked
- * then. */
+/* The registry is closed before a registration is released. Closing must unlock the
+ * registration's pages. */
 static void
 test_registry_close_unregisters_what_is_left(void)
 {

@@ -162,8 +162,8 @@ test_numbers_outside_are_found_at_their_position(void)
     CHECK_EQ(cm_chosen_rows_at(&numbers, 5), 5);
 }
 
-/* Long lists are looked at in blocks. A number that is outside must be found in each of
- * them, and in what is left behind the last. */
+/* Long lists are checked in blocks. A number that is outside must be found in each
+ * block, and among the numbers after the last whole block. */
 static void
 test_numbers_outside_are_found_in_long_lists(void)
 {
@@ -192,8 +192,8 @@ test_numbers_outside_are_found_in_long_lists(void)
     }
 }
 
-/* A row of a target that is named twice, once from the end, must be found at its second
- * position. In a source that is not a fault. */
+/* A list names one row twice, once by a number from the end. For a target that is a
+ * fault, which must be reported at the second position. For a source it is allowed. */
 static void
 test_numbers_of_a_target_that_repeat_are_found(void)
 {
@@ -364,7 +364,7 @@ test_rows_that_are_named_twice_are_found_for_a_kernel(void)
     for (uint32_t nbytes = 4; nbytes <= 8; nbytes += 4) {
         for (int i = 0; i < 2; i++) {
             for (int k = 0; k < MANY; k++) {
-                values[k] = k; /* they rise */
+                values[k] = k; /* the numbers rise */
             }
             cm_kernel_numbers numbers = kernel_numbers(room, nbytes, values, MANY);
             CHECK(!is_twice(&numbers, row_counts[i]));
@@ -372,7 +372,7 @@ test_rows_that_are_named_twice_are_found_for_a_kernel(void)
             numbers = kernel_numbers(room, nbytes, values, MANY);
             CHECK(is_twice(&numbers, row_counts[i]));
             values[MANY - 1] = 999;
-            values[0] = MANY; /* they do not rise */
+            values[0] = MANY; /* the numbers no longer rise */
             numbers = kernel_numbers(room, nbytes, values, MANY);
             CHECK(!is_twice(&numbers, row_counts[i]));
             values[1] = -1;
@@ -394,7 +394,7 @@ test_rows_of_both_ends_are_found_for_a_kernel(void)
     cm_kernel_numbers b = kernel_numbers(rooms[1], 8, second, 4);
     CHECK_OK(cm_kernel_numbers_find_shared(&a, &b, 9, &answer));
     CHECK(!answer);
-    CHECK_OK(cm_kernel_numbers_find_shared(&a, &b, 10, &answer)); /* -5 is 5 */
+    CHECK_OK(cm_kernel_numbers_find_shared(&a, &b, 10, &answer)); /* -5 is row 5 */
     CHECK(answer);
     cm_kernel_numbers all = {.count = 1};
     CHECK_OK(cm_kernel_numbers_find_shared(&all, &b, 9, &answer));
@@ -569,12 +569,14 @@ test_layer_of_whole_rows_is_one_for_the_kernel(void)
     CHECK_EQ(only->row_count[CM_SRC], 5);
     CHECK_EQ(only->row_nbytes, 4);
     CHECK_EQ(rows->nbytes, 12);
-    /* The bus is between them, and the host's memory has to stay page-locked. */
+    /* The two ends have the bus between them, and the memory of the host has to stay
+     * page-locked. */
     CHECK(rows->move.is_over_bus);
     CHECK_EQ(rows->span_count, 1);
     CHECK(rows->spans[0].begin == src);
     CHECK_EQ(rows->spans[0].nbytes, 20);
-    /* The kernel reads that memory, and would take fewer blocks to write it. */
+    /* The kernel reads the memory of the host. To write it, the kernel would run with
+     * fewer blocks. */
     CHECK(!rows->move.is_to_host);
     cm_region read = layer.array[CM_SRC];
     layer.array[CM_SRC] = layer.array[CM_DST];

@@ -83,8 +83,8 @@ fail_address(cm_runtime *rt, void *host, cm_address *out)
 /* -- chunks ----------------------------------------------------------------------------- */
 
 /* A chunk must have all its pages, must be zero, and must be registered by one call.
- * Closing it must unmap it. The number of threads that populate it differs, and the
- * kernel may lack calls that help. */
+ * Closing it must unmap it. The test does this with several numbers of threads that
+ * populate the chunk, and as if the kernel lacked the calls that populate or bind. */
 static void
 test_host_chunk_is_populated_and_registered_once(void)
 {
@@ -157,9 +157,10 @@ check_populated_chunk(cm_source *source, uint64_t nbytes)
     CHECK_OK(source->ops->close_chunk(source, &chunk));
 }
 
-/* A source that expects chunks maps the next one while nobody has asked for it. Chunks
- * of this length and of others are as ever, and what was prepared in vain goes back,
- * whether the source is told so or ends. */
+/* A source that was told to expect chunks maps the next one before anybody asks for it.
+ * Chunks of the expected length and of other lengths must be as they are without that.
+ * A prepared chunk that nobody takes must be unmapped when the source is told to expect
+ * none, or when it is destroyed. */
 static void
 test_host_chunk_that_is_expected_is_prepared(void)
 {
@@ -167,7 +168,8 @@ test_host_chunk_that_is_expected_is_prepared(void)
     static const cm_host_world world = {.thread_count = 1};
     cm_runtime *rt = open_emulated(13000, 1, 256 * MIB);
     cm_source *source = open_source(rt, &PINNED, &world);
-    source->ops->expect(source, EXPECTED, 1); /* some memory of a thread stays */
+    /* The first chunk to be prepared starts a thread, and some of its memory stays. */
+    source->ops->expect(source, EXPECTED, 1);
     source->ops->expect(source, 0, 0);
     process_memory before = read_process_memory();
     CHECK(before.resident_nbytes > 0);
@@ -176,7 +178,7 @@ test_host_chunk_that_is_expected_is_prepared(void)
         CHECK(read_process_memory().mapped_nbytes >= before.mapped_nbytes + EXPECTED);
         check_populated_chunk(source, EXPECTED);
         CHECK(read_process_memory().mapped_nbytes
-              >= before.mapped_nbytes + EXPECTED); /* the second one */
+              >= before.mapped_nbytes + EXPECTED); /* the second chunk */
         check_populated_chunk(source, 2 * MIB);
         check_populated_chunk(source, EXPECTED);
         if (is_told != 0) {
@@ -185,7 +187,7 @@ test_host_chunk_that_is_expected_is_prepared(void)
                   < before.resident_nbytes + NOISE);
             source->ops->expect(source, EXPECTED, 1);
             check_populated_chunk(source, EXPECTED);
-            check_populated_chunk(source, EXPECTED); /* which nobody has announced */
+            check_populated_chunk(source, EXPECTED); /* one more than expected */
             CHECK(read_process_memory().resident_nbytes
                   < before.resident_nbytes + NOISE);
             source->ops->expect(source, EXPECTED, 1);
@@ -319,8 +321,8 @@ test_host_chunk_without_addresses_for_it_fails(void)
 
 /* -- registering ------------------------------------------------------------------------ */
 
-/* If the driver refuses to unregister a chunk it must stay usable, and if it refuses to
- * register one nothing is left. */
+/* If the driver refuses to unregister a chunk, the chunk must stay usable. If it
+ * refuses to register one, nothing may be left of it. */
 static void
 test_host_chunk_is_registered_by_one_call(void)
 {

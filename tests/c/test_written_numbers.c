@@ -11,7 +11,8 @@
 
 enum { COUNT = 100003, ROWS = 2 * COUNT };
 
-/* The numbers of both ends: as they are given, by cm_side, and as they are written. */
+/* The numbers of both ends, as they are given and as they are written. cm_side is the
+ * index. */
 typedef struct pair {
     int64_t given[2][COUNT];
     int32_t narrow[2][COUNT];
@@ -112,7 +113,7 @@ test_numbers_outside_are_found_in_every_part(void)
 }
 
 /* A row that is named twice must be found whether one thread sees both numbers or two
- * threads see one each. In the source a row may be named as often as one likes. */
+ * threads see one each. A source may name a row any number of times. */
 static void
 test_rows_that_are_named_twice_are_found_within_parts_and_across_them(void)
 {
@@ -135,7 +136,7 @@ test_rows_that_are_named_twice_are_found_within_parts_and_across_them(void)
 }
 
 /* Threads do not mark negative numbers, numbers of 8 bytes, or numbers of an array with
- * many times as many rows. Whoever calls has to look for rows that are named twice. */
+ * many times as many rows. There the caller has to look for rows named twice. */
 static void
 test_numbers_that_are_not_marked_are_only_found_in_range(void)
 {

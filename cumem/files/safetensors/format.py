@@ -698,7 +698,7 @@ def _usual_entries(
 
 
 def _usual_shape(dtype: str, lengths: str) -> tuple[str, tuple[int, ...], int]:
-    """Return type, shape and bytes; a ValueError says that the entry is not a usual one."""
+    """Return type, shape and bytes, or raise a ValueError if the entry is unusual."""
     parts = lengths.replace(", ", ",").split(",") if lengths else []
     if dtype not in TYPES or not all(map(_LENGTH.fullmatch, parts)):
         raise ValueError(lengths)
@@ -723,7 +723,7 @@ def _texts(scan: _Scan) -> dict[str, str]:
 
 
 def check_text(text: str) -> None:
-    """Refuse halves of surrogate pairs, which JSON can escape and UTF-8 cannot write."""
+    """Raise a ValueError for half a surrogate pair, which UTF-8 cannot write."""
     if not text.isascii():
         try:
             text.encode()

@@ -119,8 +119,8 @@ def save_safetensors(
     TypeError
         If an argument is not a mapping, a name or text is not a str, or a value of `dtypes`
         is neither a str nor a `SafetensorsInfo`. If a value of `tensors` is not an array,
-        or the format has no type for its dtype. If a loaded tensor has integers that stand
-        for another type, and a new shape from which nobody can tell whether they still do.
+        or the format has no type for its dtype. If a tensor was loaded as integers in place
+        of another type, and its new shape does not tell whether they still stand for it.
     ValueError
         If a tensor is called ``__metadata__``, has more than 64 dimensions or a size that
         does not fit in 63 bits; if `dtypes` does not fit a tensor; if `max_shard_nbytes`
