@@ -5,7 +5,7 @@
 
 FOLDER holds `.npz` files of recorded allocations, or those that `made_traces.py` makes up.
 Each is replayed twice on the same pool of the emulated device. The pool reserves the same
-memory and makes the same driver calls there as on a GPU, but the calls take other times.
+memory and makes the same driver calls there as on a GPU, but not in the same time.
 So the script counts the calls, and multiplies each count by the time that this call takes
 on an H200 (`results/driver-calls-h200.json`).
 """

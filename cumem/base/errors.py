@@ -96,8 +96,8 @@ class OutOfMemoryError(CudaError, MemoryError):
     limit : int or None
         The strictest limit in bytes, or None if there is no limit.
     live, cached, in_flight, largest_free : int
-        The bytes of the pool that are handed out, that are free, that are freed but still
-        in use by streams, and that its largest free piece has.
+        Bytes of the pool: those handed out, those free, those freed but still in use by
+        streams, and those of its largest free piece.
     others : int
         The bytes that other pools hold under the same limit, or if there is none, that
         other pools of the same kind hold; cached ones are included.
@@ -248,7 +248,7 @@ def is_of_fork(error: BaseException) -> bool:
 _WRONG_ROWS = {1: "dst_rows", 2: "src_rows", 3: "dst_rows and src_rows", 6: "rows"}
 
 #: How messages show the argument of a failed operation. If the argument is signed, the
-#: second item is 2**(bits - 1), from which on the unsigned number means a negative one.
+#: second item is 2**(bits - 1): an unsigned number from there on means a negative one.
 _ARGUMENTS: dict[str | None, tuple[str, int]] = {
     None: ("", 0),
     "NOTHING": ("", 0),

@@ -85,8 +85,8 @@ def _register_late(**hooks: Callable[..., object]) -> None:
 def after_fork_in_parent() -> None:
     """Register the late hooks, unless another thread is forking as well.
 
-    For that thread's fork only the second hook would run, and it would release a lock that
-    nobody took.
+    If they were registered during the other thread's fork, only its second hook would run
+    then, and would release a lock that nobody took.
     """
     global _fork_count
     _fork_count -= 1

@@ -2,8 +2,8 @@
 """The protocol `__cuda_array_interface__`, out of cumem and into it.
 
 The first part compares the dictionary of a buffer with NumPy's, and looks at which
-stream it names while work is pending. The second makes buffers of such dictionaries,
-right ones and wrong ones.
+stream it names while work is pending. The second makes buffers from valid
+and from invalid dictionaries.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def test_work_of_a_default_stream_is_waited_for_by_a_named_one(
             buffer.fill(1, stream=default)
         else:
             cumem.copy_async(buffer, source, stream=default)
-        # JAX takes the numbers of the default streams for no stream at all.
+        # JAX ignores the numbers that stand for the default streams.
         named = interface(buffer)["stream"]
         assert named not in (None, 1, 2)
         assert interface(buffer)["stream"] == named

@@ -190,7 +190,7 @@ def placed(
 def registered(
     memory: np.ndarray, device: int, mapped: bool
 ) -> cumem.types.Registration:
-    """Register memory. It is mapped only if no registration beside it locks its pages."""
+    """Register memory, mapped unless a registration beside it locks one of its pages."""
     try:
         return cumem.register(memory, mapped=mapped, device=device)
     except cumem.CudaError as error:
