@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Calls of the driver for the pages of managed memory. A call is for the span of a
- * buffer: the bytes from its lowest element to the end of its highest, with whatever
- * lies between them; the driver rounds that to whole pages. The GIL is held; the calls
- * of the driver are made without it. */
+ * buffer, which is all bytes from its lowest element to the end of its highest. The
+ * driver rounds the span to whole pages. These functions need the GIL, and give it up
+ * while they call the driver. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"

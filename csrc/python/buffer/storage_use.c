@@ -38,8 +38,9 @@
  *   C writes on stream 4    waits for W, A and B. Whatever has to wait for one of them
  *                           has to wait for C, which covers their bytes. uses: C
  *
- * is_in_the_way() and is_covered() are these two rules; `followed` is the third line. A
- * call that waited on the host for a use just forgets it.
+ * cm_storage_is_in_the_way() decides what a call waits for, and is_covered() what can
+ * be forgotten. `followed` in A's span is why A does not wait for W twice. A call that
+ * waited on the host for a use just forgets it.
  *
  * Besides, idle streams are looked for when eight or more have gathered
  * (cm_storage_prune_uses()), and with more than CM_MOST_USES a call waits for all of

@@ -378,9 +378,9 @@ read_other(PyObject *object, PyObject *target_dtype)
     return cm_value_read_array(object);
 }
 
-/* Make an array of the target's dtype from a Python value, or from a list of them. A
- * value that the dtype cannot hold unchanged is refused. Returns 0, or -1 with an
- * exception. */
+/* Read a Python value, or a list of values, into an array of the target's dtype. A
+ * value that the dtype cannot hold unchanged is refused. What only NumPy can read keeps
+ * its own dtype (read_other()). Returns 0, or -1 with an exception. */
 static int
 init_value(cm_state *state, cm_operand *operand, PyObject *object,
            PyObject *target_dtype)

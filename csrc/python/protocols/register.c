@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Page-locks memory that somebody else made. This is the beginning and the end of a
- * Registration. */
+/* Page-locks memory that somebody else made, for register(), and unlocks it at the end
+ * of the Registration. */
 #include "python/buffer/memory_watch.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"

@@ -2,7 +2,7 @@
 /* How many threads share a row, how wide they copy, and how many blocks there are.
  *
  * Each thread of a warp loads CM_ROWS_SLOTS units before it stores any. With units of
- * 16 bytes a warp so loads 2 KiB at once. A copy over the bus has just enough blocks to
+ * 16 bytes, a warp loads 2 KiB at once. A copy over the bus has just enough blocks to
  * keep a certain number of bytes on their way. Reads need READ_NBYTES: what the bus
  * delivers in the time of one read of host memory, and as much again, since a warp
  * waits for the numbers of its rows before it reads the rows. If the numbers come over
@@ -182,8 +182,9 @@ find_block_limit(cm_runtime *rt, int device, const cm_rows_move *move,
     return cm_ok();
 }
 
-/* Take as many blocks as have something to do, up to the limit, and tell the kernel how
- * many slots a warp goes on by after each one. */
+/* Choose as many blocks as have something to do, up to the limit, and return their
+ * number. Also tell the kernel how many slots a warp moves on by after each step: all
+ * that the blocks copy in one step. */
 static uint32_t
 choose_blocks(cm_rows_job *job, uint32_t threads, uint32_t limit)
 {
