@@ -123,7 +123,8 @@ typedef struct cm_file_request {
     cm_file_faults *faults; /* borrowed; may be NULL */
 } cm_file_request;
 
-/* Where a file that is written in the background lies, and what becomes of it. */
+/* Where a file that is written in the background lies, and what becomes of it. Both
+ * names are absolute, since the process may change its folder meanwhile. */
 typedef struct cm_file_place {
     const char *temporary; /* the file's name while it is written */
     const char *target;    /* the name that it gets when it is complete */
