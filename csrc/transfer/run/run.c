@@ -303,7 +303,9 @@ destroy(cm_job *job)
     if (job->rows != NULL) {
         cm_kernel_rows_destroy(job->rows);
     }
-    cm_file_job_drop(job->file);
+    if (job->file != NULL) {
+        cm_file_job_drop(job->file);
+    }
     if (cm_job_has_lent_stream(job) && job->step != CM_JOB_SUBMITTED && job->has_queued
         && !job->lost_track) {
         cm_cache_give_stream(engine, job->stream);
