@@ -45,8 +45,9 @@ bool cm_kernels_lack_compiler(cm_status status);
 /* -- the strided-copy kernel -- */
 
 /* Queue the copy on `stream`; dst and src are the device addresses of element 0.
- * `convert` is a conversion of cm_convert_has_kernel() that is done on the way, with
- * each element of the source as a run, or NULL.
+ * `convert` is NULL, or a conversion for which cm_convert_has_kernel() is true. The
+ * kernel then converts the elements on the way, and each element of the source is a run
+ * of the layout.
  * Fails: as cm_kernels_find(); kernel_launch. */
 CM_NODISCARD cm_status cm_kernels_launch(cm_kernels *kernels, int device,
                                          const cm_convert *convert,

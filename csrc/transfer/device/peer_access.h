@@ -10,9 +10,10 @@
 
 #include "transfer/plan/plan.h"
 
-/* asked[d] and enabled[d] have a bit for each device whose memory device d may come to
- * use: whether the driver was asked about the pair, and whether access is enabled. All
- * but `rt` is zero at first. */
+/* Both arrays are indexed by the device that uses memory, and have a bit for each
+ * device whose memory it may use. In `asked` the bit says that the driver has been
+ * asked about the pair, and in `enabled` that access is enabled. All but `rt` is zero
+ * at first. */
 typedef struct cm_peer_access {
     cm_runtime *rt; /* borrowed */
     _Atomic uint64_t asked[CM_MAX_DEVICES];
@@ -20,8 +21,8 @@ typedef struct cm_peer_access {
     atomic_bool denied; /* set by tests: no device reaches another */
 } cm_peer_access;
 
-/* True if it is known that one of the two was let into the other's memory. Nobody is
- * asked. */
+/* True if access of one of the two devices to the other's memory has been enabled. This
+ * does not ask the driver. */
 bool cm_peer_access_is_enabled(const cm_peer_access *access, int device, int other);
 
 /* Find out what two devices can do to each other's regions. With `all`, which is for

@@ -48,7 +48,8 @@ typedef struct cm_rows_move {
     bool is_over_bus;
     /* The target is memory of the host, which even fewer blocks fill. */
     bool is_to_host;
-    /* The numbers pass the bus as well, behind the bytes that are under way. */
+    /* The numbers are read over the bus as well, and wait there behind the bytes that
+     * are under way. */
     bool has_far_numbers;
     uint32_t max_sms; /* how many multiprocessors it may use; 0 for as many as it
                          takes */
@@ -63,8 +64,8 @@ typedef struct cm_rows_move {
  * CM_ROWS_MAX_LAYERS neighbouring layers of the same strides, counts, row length and
  * alignment, so layers of the same shape should stand next to each other.
  *
- * Layers must not write what another one reads or writes. A row that is written twice
- * has bytes of either.
+ * Layers must not write what another one reads or writes. If two numbers name the same
+ * row of the target, its bytes may come from either source.
  * Fails: as cm_kernels_find(); device_attribute; kernel_launch; CM_EOVERFLOW (rows of
  * more than 64 GiB, or more rows than INT64_MAX). Layers before the failure may be
  * queued. */

@@ -65,8 +65,9 @@ typedef struct cm_file_range {
      * run, whose elements are taken in C order; `host` and `address` are not used
      * then. */
     const cm_region *region;
-    /* For a call that makes checksums: the index of the one that the range belongs to,
-     * and how many bytes of other ranges come behind it in that one. */
+    /* A call that makes checksums uses these. The first is the index of the checksum
+     * that the range belongs to, and the second is how many bytes of later ranges
+     * belong to the same checksum. */
     uint64_t checksum_index;
     uint64_t nbytes_behind;
 } cm_file_range;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans a batch, many copies that one call asks for: which of them may be made at the
- * same time, which way each of them goes, and which are made by one call of the
- * runtime. Everything is pure: no function calls the runtime, and facts that only
- * others know come in as plain values. There are no locks. */
+/* Plans a batch, which is all the copies that one call asks for. The plan says which of
+ * them may be made at the same time, which way each of them goes, and which are made by
+ * one call of the runtime. Everything is pure: no function calls the runtime, and facts
+ * that only others know come in as plain values. There are no locks. */
 #pragma once
 
 #include "base/convert.h"
@@ -52,9 +52,10 @@ typedef enum cm_many_way {
 } cm_many_way;
 
 /* Pieces that go the same way, brought together by the plan. This owns its two arrays.
- * If the bytes pass through a packed space on their way, piece i begins at starts[i] of
- * that space, which has `span` bytes, and starts[count] = span. Each start has the
- * alignment that the piece's address has on the device. */
+ * Where the pieces pass through page-locked blocks or are shared out among threads,
+ * they are given places in a packed space of `span` bytes, in which they lie one behind
+ * the other. Piece i begins at starts[i] of that space, and starts[count] = span. Each
+ * start has the alignment that the piece's address has on the device. */
 typedef struct cm_many {
     cm_many_way way;
     int device; /* -1 for the host */
@@ -64,8 +65,8 @@ typedef struct cm_many {
     uint64_t span;
     cm_piece *pieces; /* owned */
     uint64_t *starts; /* owned; for HOST, UP and DOWN, otherwise NULL */
-    /* Owned; rows from which HOST, UP and DOWN make runs as they go, and then there are
-     * no pieces (numbered_rows.h). NULL if the pieces are the runs. */
+    /* Owned, or NULL if the pieces are the runs. If it is set there are no pieces, and
+     * HOST, UP and DOWN make the runs from these rows as they go (numbered_rows.h). */
     struct cm_numbered_rows *rows;
 } cm_many;
 

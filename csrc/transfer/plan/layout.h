@@ -73,8 +73,8 @@ bool cm_layout_is_packed(const cm_layout *layout, cm_side side);
 /* Change that side so that it is one run without gaps, which begins at offset 0. */
 void cm_layout_pack(cm_layout *layout, cm_side side);
 
-/* Move the axes along which the source is only repeated from `layout` to `repeats`,
- * which holds nothing else: its run and its offsets are 0. */
+/* Take the axes along which the source is broadcast out of `layout`, and put them into
+ * `repeats`, whose run and offsets are set to 0. */
 void cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats);
 /* Set `core` to the layout without these axes; returns how many there are. */
 int cm_layout_get_core(const cm_layout *layout, cm_layout *core);

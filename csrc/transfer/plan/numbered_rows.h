@@ -29,9 +29,9 @@ typedef struct cm_numbered_layer {
     cm_piece_end end[2]; /* of row 0 */
     int64_t stride[2];   /* bytes from one row to the next; may be negative or 0 */
     cm_region array[2];  /* the whole arrays, which is what is kept page-locked */
-    /* For an array that maps a file: how its bytes are divided into windows, and which
-     * of these have been brought into memory for this copy. Owned array of a flag for
-     * each window; NULL for other memory. */
+    /* An array that maps a file is divided into windows, and each has a flag here,
+     * which is set once the window has been brought into memory for this copy. Owned;
+     * NULL for other memory. */
     atomic_uchar *is_there[2];
     uintptr_t low[2];    /* the first byte of the first window */
     uintptr_t high[2];   /* the end of the last */
@@ -56,9 +56,10 @@ void cm_numbered_rows_destroy(cm_numbered_rows *rows); /* does nothing with NULL
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_numbered_rows_place(cm_numbered_rows *rows, uint64_t *span);
 
-/* How much of a mapped file is brought in at once: neighbours on a page or near it cost
- * one call of the system for all. Pages that are written are brought in one by one, as
- * each becomes one that the system has to write to the disk. */
+/* Return how many bytes of a mapped file are brought into memory at once. When rows are
+ * read, a window has 64 KiB, so that rows which lie near each other cost one call of
+ * the system. When rows are written, a window is a single page, because the system
+ * later writes every page that was brought in for this back to the disk. */
 static inline uintptr_t
 cm_numbered_window(cm_side side)
 {
@@ -71,12 +72,13 @@ cm_numbered_window(cm_side side)
 CM_NODISCARD cm_status cm_numbered_layer_make_windows(cm_numbered_layer *layer,
                                                       cm_side side);
 
-/* Count the runs of a layer without gaps in a list: rows that follow on each other on
- * both sides are one. Stops as soon as there are more than `most`. */
+/* Count the runs that a list of the rows would have if the layer has no gaps. Rows that
+ * follow on each other on both sides are one run. Stops as soon as there are more than
+ * `most`. */
 uint64_t cm_numbered_rows_count_runs(const cm_numbered_rows *rows, uint64_t most);
 /* True if both arrays of the layer have their rows without gaps. */
 bool cm_numbered_layer_is_dense(const cm_numbered_layer *layer);
-/* True if the array of that side has the rows of the layer one behind the other. */
+/* True if the rows that are copied lie one behind the other in that side's array. */
 bool cm_numbered_rows_are_packed(const cm_numbered_rows *rows,
                                  const cm_numbered_layer *layer, cm_side side);
 /* Find the layer that byte `at` of the packed space belongs to. */
