@@ -175,7 +175,7 @@ set_other(batch *b, const cm_piece_regions *other)
     b->part.convert = cm_convert_is_on(&other->convert) ? &other->convert : NULL;
 }
 
-/* Let the next part be a group. If its pieces have been joined to one, or form rows, it
+/* Make a group the next part. If its pieces have been joined into one, or form rows, it
  * is made as an ordinary copy. */
 static cm_status
 set_group(batch *b, uint32_t group)
@@ -256,8 +256,8 @@ start_part(batch *b)
     b->parts[b->part_count++] = ticket;
     cm_ticket_peek(ticket, &info);
     part->part_of->captured |= info.captured;
-    /* A part without work is done at once, whatever it was to come after, so the next
-     * one cannot come after it. */
+    /* A part without work is done at once, even before the part that it was to follow.
+     * So the next part is not chained to it. */
     if (b->in_order && info.row != NULL) {
         part->chained_to = ticket;
     }

@@ -83,8 +83,8 @@ cm_kernels_lack_compiler(cm_status status)
                || status.code == NO_JIT || status.code == OLD_PTX);
 }
 
-/* Find the largest unit, a power of two up to 16, that addresses, strides and runs are
- * all multiples of: the lowest bit that is set in any of these. */
+/* Find the largest unit, a power of two up to 16, that divides all addresses, strides
+ * and runs. It is the lowest bit that is set in any of these. */
 static uint32_t
 unit_of(const cm_layout *layout, cm_address dst, cm_address src)
 {

@@ -42,8 +42,8 @@ enum {
  * even while a step is added to them. */
 #define MAX_PARTS (UINT64_C(1) << 31)
 
-/* Find the widest unit that addresses, strides and the length of rows are all multiples
- * of: the lowest bit that is set in any of these. */
+/* Find the widest unit that divides the addresses, the strides and the length of rows.
+ * It is the lowest bit that is set in any of these. */
 static uint32_t
 unit_of(const cm_rows_layer *layer)
 {

@@ -124,7 +124,7 @@ cm_file_is_cached(const cm_file_job *file, uint32_t index, uint64_t offset,
 
 /* -- one part of a chunk ------------------------------------------------------------ */
 
-/* True if a place in a range comes before that of the failure which is kept. */
+/* True if this place comes before the place of the failure that is kept. */
 static bool
 comes_first(const cm_file_job *file, uint64_t offset, uint64_t range_index)
 {

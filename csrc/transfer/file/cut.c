@@ -34,8 +34,8 @@ place_of(uint64_t at, uint64_t offset)
     return at + ((offset - at) & mask);
 }
 
-/* Go on to the next range of a file that has bytes and whose memory is on a device, or
- * with `at_host` the host's. */
+/* Go on to the next range of a file that has bytes and whose memory is on a device or,
+ * if the job's `at_host` is set, is the host's. Returns false if there is none left. */
 static bool
 find_in(const cm_file_job *file, cm_file_state *state)
 {
@@ -49,8 +49,8 @@ find_in(const cm_file_job *file, cm_file_state *state)
     return false;
 }
 
-/* Ranges of devices come first: from the first chunk of the host on, no slot needs
- * memory. */
+/* Ranges of devices come first, so that no slot needs memory once the first chunk of
+ * the host is cut. */
 bool
 cm_file_find_next(cm_file_job *file)
 {
@@ -103,8 +103,8 @@ choose_direct(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
     bool pays = request->direct == CM_FILE_DIRECT_ALWAYS;
     chunk->is_cold = false;
     if (!request->writes && !pays) {
-        /* The middle of the chunk is probed, which is further on than the kernel reads
-         * ahead for the chunk before. */
+        /* The middle of the chunk is probed, since the kernel may have read the
+         * beginning ahead with the chunk before. */
         uint64_t length = cm_least(nbytes, limit_of(file, chunk->device, false));
         uint64_t probe = cm_least(length, PROBE_NBYTES);
         chunk->is_cold =

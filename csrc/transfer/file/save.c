@@ -97,7 +97,8 @@ cm_file_save_create(const cm_file_request *request, const cm_file_place *place,
 
 /* -- the file's name --------------------------------------------------------------------- */
 
-/* Wait until the name of the target is on the disk, which its folder holds. */
+/* Wait until the folder of the target is on the disk, since the folder holds the
+ * target's name. */
 static cm_status
 sync_folder(const cm_file_save *save)
 {

@@ -18,7 +18,7 @@ enum {
     PART_EDGE = 4096,
 };
 
-/* As the next part of a task this means that none can be taken. */
+/* If a task has this as its next part, no part of it can be taken. */
 #define CLOSED UINT32_MAX
 
 /* True if every thread may help with the task, because threads do not get in each
@@ -138,8 +138,8 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
     }
 }
 
-/* Call for the threads below number `end`. Only `count` are woken here; each of them
- * wakes others before it takes a part, because a part that it had taken would wait
+/* Call for the threads below number `end`. Only `count` are woken here. Each of them
+ * wakes others before it takes a part, since a part that it took first would wait
  * meanwhile. */
 static void
 call_threads(cm_workers *workers, uint32_t end, uint32_t count)

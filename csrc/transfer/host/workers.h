@@ -23,7 +23,7 @@
 
 enum { CM_WORKERS_MAX = CM_LINKS_THREAD_MAX - 1, CM_OPEN_TASKS_MAX = 64 };
 
-/* Moves one part of a task where a group does it in another way than its layout says.
+/* Moves one part of a task, for a group that does not copy as the task's layout says.
  * Any thread may call it. */
 typedef void (*cm_move_part)(const void *context, const cm_layout *part, void *dst,
                              const void *src, bool wide);

@@ -142,8 +142,8 @@ bool cm_plan_goes_via_host(cm_runtime *rt, const cm_region *dst, const cm_region
  * bytes straight to their place (`up`), or take them from it (not `up`). Otherwise a
  * kernel has to spread them out or pack them there. */
 bool cm_plan_is_packed_there(const cm_layout *layout, bool up);
-/* Choose the route again for the layout that the plan has, after a fact about the copy
- * has changed, or the memory that there is for it. */
+/* Choose the route again for the plan's present layout. This is called after a fact
+ * about the copy, or the memory that is available for it, has changed. */
 void cm_plan_choose_again(cm_plan *plan, const cm_region *dst, const cm_region *src,
                           cm_end_facts dst_facts, cm_end_facts src_facts,
                           cm_plan_options options);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A region is a strided view of memory anywhere, as plain data: what a copy reads or
- * writes. This file is pure except for the functions that take a runtime, which ask it
- * where memory is mapped. Nothing here allocates. */
+/* A region describes what a copy reads or writes. It is a strided view of memory of any
+ * kind, as plain data. This file is pure except for the functions that take a runtime,
+ * which ask it where memory is mapped. Nothing here allocates. */
 #pragma once
 
 #include "runtime/runtime.h"

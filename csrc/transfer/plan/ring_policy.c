@@ -26,8 +26,8 @@ choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
     if (cm_layout_has_items(&plan->layout) && share < plan->layout.run_nbytes) {
         share = plan->layout.run_nbytes; /* an element that is converted is not cut */
     }
-    /* Pieces of whole huge pages let one thread make each page. The tuning may have
-     * shorter pieces, as with few processors. */
+    /* Pieces of whole huge pages let one thread make each page. The tuning may allow
+     * only shorter pieces, as it does with few processors. */
     if (plan->is_fresh && share < CM_HUGE_PAGE_NBYTES
         && tuning->chunk_nbytes >= CM_HUGE_PAGE_NBYTES
         && tuning->ring_nbytes >= PIPELINE * CM_HUGE_PAGE_NBYTES) {
@@ -141,8 +141,8 @@ cm_ring_policy_cut(const cm_plan *plan, const cm_tuning *tuning, const cm_layout
     if (plan->row->crosses) {
         return;
     }
-    /* The link has no work before the first piece is packed, unless another copy was
-     * just before this one. */
+    /* The link has no work before the first piece is packed, unless another copy came
+     * just before this one. So pieces begin short and grow. */
     out->least_nbytes = plan->train_nbytes == 0 ? tuning->chunk_min_nbytes : 0;
     if (plan->is_download && plan->piece_nbytes >= CM_HUGE_PAGE_NBYTES) {
         /* Two pieces never write into the same huge page, which may not exist yet. */

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-/* What lies in memory; callers have the address of the first number. */
+/* One allocation. Callers know only the address of its first number. */
 typedef struct shared {
     atomic_uint owner_count;
     int64_t numbers[];

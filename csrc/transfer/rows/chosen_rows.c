@@ -42,7 +42,7 @@ cm_chosen_rows_fini(cm_chosen_rows *self)
 /* -- reading ------------------------------------------------------------------------ */
 
 /* Copy integers of one type. They may lie at any address, so each is read by memcpy(),
- * which the compiler makes one load. */
+ * which the compiler turns into one load. */
 #define READ_ALL(type, limit)                                                          \
     for (uint64_t i = 0; i < count; i++) {                                             \
         type value;                                                                    \

@@ -17,8 +17,8 @@
 typedef struct cm_chosen_rows {
     int64_t *given; /* held (shared_numbers.h); NULL if the numbers are 0, 1, … */
     /* Held. cm_chosen_rows_settle() sets these numbers, of which none is negative. They
-     * are the same array as `given` if that has no negative number, and NULL as above.
-     */
+     * are the same array as `given` if that has no negative number, and NULL if `given`
+     * is NULL. */
     int64_t *rows;
     uint64_t count;
     int64_t row_count; /* the one for which `rows` are settled, or -1 if they are not */
@@ -54,8 +54,8 @@ typedef struct cm_row_fault {
 CM_NODISCARD cm_status cm_chosen_rows_init(cm_chosen_rows *self, uint64_t count);
 /* Make this the numbers 0, 1, …, which take no memory. */
 void cm_chosen_rows_init_all(cm_chosen_rows *self, uint64_t count);
-/* Make this the same numbers, settled as those of `with` are. They may be settled anew
- * without a change to the others. */
+/* Make this share the numbers of `with` and the rows that they are settled for. Either
+ * of the two may be settled anew without a change to the other. */
 void cm_chosen_rows_share(cm_chosen_rows *self, const cm_chosen_rows *with);
 void cm_chosen_rows_fini(cm_chosen_rows *self);
 

@@ -6,11 +6,12 @@
 
 /* -- writing ------------------------------------------------------------------------ */
 
-/* The loops of row_numbers.h do not read integers of every type. The others are first
- * made 8 bytes long, this many at a time, so that they stay in the nearest cache. */
+/* The loops of row_numbers.h do not read integers of every type. Integers of other
+ * types are first widened to 8 bytes. BLOCK of them are widened at a time, so that they
+ * stay in the nearest cache. */
 enum { BLOCK = 256 };
 
-/* True if the integers lie one behind the other and are what the loops read. */
+/* True if the integers lie one behind the other and those loops read their type. */
 static bool
 are_numbers(cm_integers from, uint32_t to_nbytes)
 {

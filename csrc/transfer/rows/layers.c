@@ -9,8 +9,8 @@
 
 enum {
     FIRST_ROOM = 256,
-    /* So few runs are queued one by one faster than by a kernel, which has to read
-     * their numbers over the bus before it begins. */
+    /* Up to this many runs are copied faster one by one than by a kernel, which has to
+     * read their numbers over the bus before it begins. */
     FEW_RUNS = 3,
     /* A kernel fills 93 % of a link. The copy engine fills all of it, but rests for 3
      * us between two copies. So copies of this length are as fast by the engine, and
@@ -79,7 +79,7 @@ add_run(cm_row_runs *runs, const cm_layer *layer, const int64_t offset[2],
     return cm_ok();
 }
 
-/* Describe one row of an array: what the axes after the first one span. */
+/* Describe one row of an array, which is what its axes after the first one span. */
 static cm_region
 row_of(const cm_region *array)
 {

@@ -46,8 +46,8 @@ cm_paired_rows_count(const cm_paired_rows *self, cm_side side)
  * numbers->nbytes is what cm_kernel_numbers_nbytes() says. */
 void cm_paired_rows_write(const cm_paired_rows *self, const cm_piece *pieces,
                           cm_side side, cm_kernel_numbers *numbers);
-/* Find out whether a target touches another end, if the numbers say so: then *is_known
- * is true, and *touches is the answer.
+/* Find out whether a target touches another end. If the numbers are enough to tell,
+ * *is_known is true and *touches is the answer.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_paired_rows_find_touch(const cm_paired_rows *self,
                                                  const cm_kernel_numbers numbers[2],

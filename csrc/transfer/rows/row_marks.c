@@ -9,8 +9,8 @@ enum { BITS_A_MARK = 256, BITS_BESIDES = 1 << 16 };
 
 enum { HASH_BITS = 64 };
 
-/* The words of a bitmap, or of a hash table of which at least half stays free, so that
- * a search soon meets a free slot. */
+/* Choose between a bitmap and a hash table, and return how many words it takes. At
+ * least half of a hash table stays free, so that a search soon meets a free slot. */
 static uint64_t
 choose_size(cm_row_marks *self, uint64_t row_count, uint64_t count)
 {

@@ -85,8 +85,8 @@ mark_some(shared_pass *pass, const cm_kernel_numbers *some)
     atomic_fetch_or(&pass->unused, bit);
 }
 
-/* True if the numbers of the target are marked. Negative numbers are not: they would
- * have to be counted from the end first. */
+/* True if the numbers of the target are marked. Negative numbers are not marked, since
+ * they would have to be counted from the end first. */
 static bool
 do_marks_help(const shared_pass *pass)
 {
@@ -148,7 +148,8 @@ find(const shared_pass *pass)
     return do_marks_help(pass) ? CM_NUMBERS_RIGHT : CM_NUMBERS_IN_RANGE;
 }
 
-/* Let threads take the parts of a task. It is so short that all are woken at once. */
+/* Let threads take the parts of a task. The task is so short that all threads are woken
+ * at once. */
 static void
 share_out(cm_task_group *group, uint64_t nbytes, uint64_t part_nbytes,
           cm_move_part do_one)
