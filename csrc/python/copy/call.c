@@ -716,3 +716,11 @@ cm_call_handle(const cm_call *call, cm_ticket *ticket, PyObject *dst, PyObject *
     }
     return handle;
 }
+
+int
+cm_operands_lock(cm_state *state, cm_operand *dst, cm_operand *src)
+{
+    bool is_late = (dst->storage != NULL && dst->storage->locks_late)
+                   || (src->storage != NULL && src->storage->locks_late);
+    return CM_UNLIKELY(is_late) ? cm_operands_lock_late(state, dst, src) : 0;
+}

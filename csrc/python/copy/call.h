@@ -273,3 +273,8 @@ PyObject *cm_call_report_end(const cm_call *call, cm_ticket *ticket);
  * remember every stream that has ever used it, and each copy would wait for all of
  * these. */
 void cm_call_fini(cm_call *call);
+
+/* Page-lock an end whose memory is locked by the first copy between it and a device.
+ * This comes after both ends were read and before anything looks at their kinds.
+ * Returns 0, or -1 with an exception. */
+int cm_operands_lock(cm_state *state, cm_operand *dst, cm_operand *src);

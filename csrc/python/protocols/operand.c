@@ -497,11 +497,3 @@ cm_operand_fini(cm_operand *operand)
     Py_CLEAR(operand->locked);
     Py_CLEAR(operand->keep);
 }
-
-int
-cm_operands_lock(cm_state *state, cm_operand *dst, cm_operand *src)
-{
-    bool is_late = (dst->storage != NULL && dst->storage->locks_late)
-                   || (src->storage != NULL && src->storage->locks_late);
-    return CM_UNLIKELY(is_late) ? cm_operands_lock_late(state, dst, src) : 0;
-}

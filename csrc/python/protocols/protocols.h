@@ -137,9 +137,5 @@ int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream, cm_asking asking);
 void cm_operand_fini(cm_operand *operand);
 
-/* Page-lock an end whose memory is locked by the first copy between it and a device.
- * This comes after both ends were read and before anything looks at their kinds.
- * Returns 0, or -1 with an exception. */
-int cm_operands_lock(cm_state *state, cm_operand *dst, cm_operand *src);
 /* Do what cm_operands_lock() does for an end that is to be locked. */
 int cm_operands_lock_late(cm_state *state, cm_operand *dst, cm_operand *src);
