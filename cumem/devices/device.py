@@ -229,6 +229,19 @@ def make(index: int) -> Device:
     return device
 
 
+def current_streams(device: int) -> list[_core.Stream]:
+    """Return the streams on which the caller may queue work on a device next.
+
+    These are cumem's current stream and, if PyTorch uses the GPUs, also PyTorch's.
+    """
+    found = [_core.current_stream(device)]
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and not _core._is_emulated():
+        theirs = torch.cuda.current_stream(device)
+        found.append(_core.Stream.from_external(theirs, device=device))
+    return found
+
+
 def current_of_torch(about: object) -> int:
     """Return the index of PyTorch's current device, or -1.
 

@@ -24,6 +24,7 @@ from cumem.base.errors import is_of_fork
 from cumem.base.units import read_count, read_size
 from cumem.buffers.arguments import hinting
 from cumem.buffers.values import refuse_masked
+from cumem.devices.device import current_streams
 from cumem.interchange.structures import (
     has_own_memory,
     is_record,
@@ -54,12 +55,6 @@ def _torch() -> Any:
     return sys.modules.get("torch")
 
 
-def _uses_cuda(torch: Any) -> bool:
-    return (
-        torch is not None and torch.cuda.is_initialized() and not _core._is_emulated()
-    )
-
-
 def _device() -> int:
     """Return the index of the device that batches are for."""
     return _core._device(None, "device", True).index
@@ -70,12 +65,7 @@ def _streams() -> list[_core.Stream]:
 
     PyTorch's current stream is one of them, because cumem does not see its copies.
     """
-    torch, device = _torch(), _device()
-    found = [_core.current_stream(device)]
-    if _uses_cuda(torch):
-        theirs = torch.cuda.current_stream(device)
-        found.append(_core.Stream.from_external(theirs, device=device))
-    return found
+    return current_streams(_device())
 
 
 def _array_over(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:

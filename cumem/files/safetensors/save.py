@@ -26,6 +26,7 @@ from cumem.base.kinds import is_on_device
 from cumem.base.units import read_size
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.buffers.progress import Parts, Progress
+from cumem.devices.device import current_streams
 from cumem.files.raw import FILES_AT_ONCE, write_behind, write_files
 from cumem.files.replacing import Replacement, replacing, sync_folder
 from cumem.files.safetensors.format import (
@@ -335,7 +336,7 @@ class _Staging:
     def begin(self) -> None:
         """Begin the copies, after the work that the caller's streams have so far."""
         for device, pairs in self._pairs.items():
-            streams = _current_streams(device)
+            streams = current_streams(device)
             side = _core.Stream(device=device)
             for stream in streams:
                 side.wait(stream)
@@ -347,16 +348,6 @@ class _Staging:
         for streams, transfer in self._begun:
             for stream in streams:
                 transfer.order(stream)
-
-
-def _current_streams(device: int) -> list[_core.Stream]:
-    """Return the streams on which the caller may change tensors of a device next."""
-    found = [_core.current_stream(device)]
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and not _core._is_emulated() and torch.cuda.is_initialized():
-        theirs = torch.cuda.current_stream(device)
-        found.append(_core.Stream.from_external(theirs, device=device))
-    return found
 
 
 def _checked(
