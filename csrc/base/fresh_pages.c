@@ -165,6 +165,17 @@ choose_thread_count(const cm_populate *populate)
     return count > 1 ? (unsigned)count : 1;
 }
 
+void
+cm_populate_on_node(cm_populate *populate, const char *root, int node, bool can_bind,
+                    cm_cpus *cpus)
+{
+    bool is_bound = can_bind && cm_numa_prefer(populate->start, populate->nbytes, node);
+    if (cm_numa_read_cpus(root, node, cpus)) {
+        populate->cpus = cpus;
+        populate->only_helpers = !is_bound;
+    }
+}
+
 cm_status
 cm_populate_run(const cm_populate *populate)
 {

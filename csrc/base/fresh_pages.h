@@ -57,6 +57,13 @@ typedef struct cm_populate {
     bool can_not_populate; /* the kernel has no MADV_POPULATE_WRITE */
 } cm_populate;
 
+/* Let the pages come from `node` as far as the kernel allows it, and let helper threads
+ * run on its CPUs. `cpus` keeps these until the pages are populated. Tests pass their
+ * own `root`. They pass false for `can_bind` to act as a kernel that refuses to bind
+ * memory. */
+void cm_populate_on_node(cm_populate *populate, const char *root, int node,
+                         bool can_bind, cm_cpus *cpus);
+
 /* Give every page of the range its memory.
  * Blocks: until all threads are done.
  * Fails:  CM_ENOMEM; some pages may then have their memory, and others not. */

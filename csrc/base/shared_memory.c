@@ -344,11 +344,7 @@ populate_memory(const cm_shared_memory *self, int node)
         || (cm_numa_read_nodes(NULL) >> node & 1) == 0) {
         return cm_fail(CM_EINVALID, (uint64_t)(int64_t)node);
     }
-    bool is_bound = cm_numa_prefer(self->host, self->mapped_nbytes, node);
-    if (cm_numa_read_cpus(NULL, node, &cpus)) {
-        populate.cpus = &cpus;
-        populate.only_helpers = !is_bound;
-    }
+    cm_populate_on_node(&populate, NULL, node, true, &cpus);
     CM_TRY(cm_populate_run(&populate));
     uint64_t elsewhere =
         cm_numa_elsewhere(cm_numa_find_nodes, self->host, self->mapped_nbytes, node);

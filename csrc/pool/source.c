@@ -141,12 +141,8 @@ populate(const segment_source *self, char *start, uint64_t nbytes)
     };
     leave_out(&self->base, start, nbytes);
     if (self->node != CM_NUMA_NO_NODE) {
-        bool bound =
-            !self->world.can_not_bind && cm_numa_prefer(start, nbytes, self->node);
-        if (cm_numa_read_cpus(self->world.root, self->node, &cpus)) {
-            populate.cpus = &cpus;
-            populate.only_helpers = !bound;
-        }
+        cm_populate_on_node(&populate, self->world.root, self->node,
+                            !self->world.can_not_bind, &cpus);
     }
     CM_TRY(cm_populate_run(&populate));
     if (self->is_exact) {
