@@ -119,7 +119,7 @@ cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure)
 void
 cm_file_job_drop(cm_file_job *file)
 {
-    if (file == NULL || file->save == NULL) {
+    if (file->save == NULL) {
         return;
     }
     cm_file_failure failure;

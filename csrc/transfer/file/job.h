@@ -128,7 +128,7 @@ CM_NODISCARD cm_status cm_file_job_create(const cm_file_request *request,
 /* Free it, and set `failure` to what went wrong with the file. */
 void cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure);
 /* Do the same, and destroy its `save`, if it has one. Otherwise the file belongs to a
- * caller that waits, and this does nothing. `file` may be NULL. */
+ * caller that waits, and this does nothing. */
 void cm_file_job_drop(cm_file_job *file);
 /* Return the device of the first range that has bytes on a device, or -1 if all bytes
  * are in host memory. */

@@ -306,7 +306,9 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
         free(job);
         cm_many_destroy(request->many);
         cm_kernel_rows_destroy(request->rows);
-        cm_file_job_drop(request->file);
+        if (request->file != NULL) {
+            cm_file_job_drop(request->file);
+        }
         cm_request_drop_keeps(request);
         return cm_fail(CM_ENOMEM, 0);
     }
@@ -355,7 +357,9 @@ cm_engine_copy(cm_engine *engine, const cm_copy_request *request, cm_ticket **ou
     if (!cm_is_ok(status)) {
         cm_many_destroy(request->many);
         cm_kernel_rows_destroy(request->rows);
-        cm_file_job_drop(request->file);
+        if (request->file != NULL) {
+            cm_file_job_drop(request->file);
+        }
         cm_request_drop_keeps(request);
         return status;
     }
