@@ -16,10 +16,11 @@
  * The note has two bytes on which processes take locks. The kernel releases a lock when
  * the last descriptor of the open file that has it is closed, also by SIGKILL.
  *
- *   byte 0, "the gate"   is locked for writing by whoever opens or ends the memory.
- * While a process makes and populates it, others wait here. byte 1, "the users"  is
- * locked for reading by each user. A lock for writing would be possible only if there
- * were none left, which is how the next process finds out.
+ *   - Byte 0, the gate, is locked for writing by whoever opens or ends the memory.
+ *     While a process makes and populates it, others wait here.
+ *   - Byte 1, the users, is locked for reading by each user. A lock for writing would
+ *     be possible only if there were none left, which is how the next process finds
+ *     out.
  *
  * Example: A opens "kv", which nobody has. It takes the gate, makes the memfd,
  * populates it, writes the note, locks the users and leaves the gate. B takes the gate,
@@ -75,10 +76,11 @@ typedef struct cm_shared_request {
  * Blocks: while another process makes or opens the memory of this name.
  * Fails:  CM_ESHAPE if the name is in use with another form or size; CM_ECLOSED if the
  *         memory of the token is gone; CM_EBUSY if it has users, but none from which
- * this process may take it; CM_EHOSTMEMORY with the bytes that can be had; CM_ENOMEM;
- *         CM_EINVALID if the name or the node cannot be, CM_ENUMA if the memory came
- * from another; CM_ECANCELLED if a signal came while it waited; CM_ESYSTEM with the
- * errno, which is EPERM if the folder of the notes belongs to another user. */
+ *         this process may take it; CM_EHOSTMEMORY with the bytes that can be had;
+ *         CM_ENOMEM; CM_EINVALID if the name or the node cannot be; CM_ENUMA if the
+ *         memory came from another node; CM_ECANCELLED if a signal came while it
+ *         waited; CM_ESYSTEM with the errno, which is EPERM if the folder of the notes
+ *         belongs to another user. */
 CM_NODISCARD cm_status cm_shared_open(const cm_shared_request *request,
                                       char found_form[CM_SHARED_FORM_NBYTES],
                                       cm_shared_memory **out);

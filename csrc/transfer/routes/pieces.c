@@ -351,7 +351,7 @@ next_run(slot_walk *walk, device_run *out)
  *   kernel of `table` moves the run between that block and the place.
  * - A run whose place is device memory may get a copy by the runtime. This is needed if
  *   the slot is ordinary memory, which no kernel can reach, and it is fast if the run
- * is long.
+ *   is long.
  * - Otherwise the kernel moves the run between the page-locked slot and the place. If
  *   the place is host memory, only a kernel writes it in the order of the stream. */
 static cm_status
