@@ -276,9 +276,11 @@ def save_safetensors_async(
     call returns. Views that share memory are each written in full.
 
     Files are written one after another, in the order of the calls, so that of two calls
-    for one path the later one wins. If the process exits, it first waits for the file. If
-    it is killed, the old file is whole, and a file ``.cumem-….tmp`` is left beside it. In
-    a forked child the transfer belongs to the parent, which goes on with it.
+    for one path the later one wins. A process that exits first waits for the file, but one
+    second at most while daemon threads run, which may use cumem for ever. If the process
+    ends before the file is written, the old file is whole, and a file ``.cumem-….tmp`` is
+    left beside it. In a forked child the transfer belongs to the parent, which goes on with
+    it.
 
     Examples
     --------
