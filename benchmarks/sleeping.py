@@ -12,6 +12,9 @@ of its own, which reports
 
 - how long the first and the later sleeps and wakes take, and for comparison the link, which
   is how long copies of one page-locked block of the same size take;
+- how long a wake takes that begins as soon as the sleep is over. The driver then still
+  clears the memory that it got back, and copies wait for it, so that all other wakes begin
+  a tenth of a second later, which is less than any other program would use the memory for;
 - how much device memory was free before the process allocated any, and how much is free
   while the blocks sleep;
 - how much memory the process and the machine use, and have page-locked, at each moment.
@@ -58,6 +61,8 @@ MIB, GIB = 1 << 20, 1 << 30
 SHARE = 0.6
 #: The share of the blocks of mixed sizes that are freed before the first sleep.
 FREED = 0.4
+#: The seconds between a sleep and its wake, in which the driver clears the memory.
+PAUSE = 0.1
 #: After so many seconds without an answer a process is ended, and its case says so.
 PATIENCE = 300
 
@@ -428,6 +433,8 @@ class Case:
         contents while they sleep; 0 if cumem does not keep them there.
     sleeps, wakes : list of float
         The seconds of each sleep and of each wake, in order.
+    wakes_at_once : list of float
+        The seconds of wakes that followed their sleeps without a pause.
     free_before, free_asleep : int
         How much device memory was free before the first allocation, and the least that was
         free while all blocks slept.
@@ -448,6 +455,7 @@ class Case:
     copied_nbytes: int = 0
     sleeps: list[float] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
+    wakes_at_once: list[float] = field(default_factory=list)
     free_before: int = 0
     free_asleep: int = 0
     host: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -503,8 +511,12 @@ def measure(case: Case, way: Way, sizes: list[int], size: Size) -> None:
         case.free_asleep = min(case.free_asleep or free, free)
         case.copied_nbytes = cumem.stats()["pinned"].live_nbytes - pinned
         case.host["asleep"] = host_memory()
+        time.sleep(PAUSE)
         case.wakes.append(timed(way.wake))
         case.host["awake"] = host_memory()
+    for _ in range(2):
+        way.sleep()
+        case.wakes_at_once.append(timed(way.wake))
     case.keeps_addresses = addresses == [way.address(number) for number in numbers]
     if case.way not in (DROP, USED_DROP):
         check(way, numbers, sizes)
@@ -860,6 +872,9 @@ class Lines:
         cells.append(f"sleep {rate('sleeps', case.sleeps[0])}")
         cells.append(f"again {rate('sleeps', later(case.sleeps))}")
         cells.append(f"wake {rate('wakes', later(case.wakes))}")
+        if case.wakes_at_once:
+            seconds = statistics.median(case.wakes_at_once)
+            cells.append(f"at once {rate('wakes', seconds)}")
         if case.way != "link":
             missing_nbytes = max(0, case.free_before - case.free_asleep)
             cells.append(f"not free {format_nbytes(missing_nbytes)}")
