@@ -145,8 +145,8 @@ take_array(PyObject *array, const char *name, cm_given_rows *out)
     return 0;
 }
 
-/* Copy memory that transfers and streams may still be writing to an array, after them
- * and those of `after`. */
+/* Copy a buffer to a new array of the host. Transfers and streams may still be writing
+ * the buffer, so the copy comes after their work and after the work on `after`. */
 static int
 copy_buffer(cm_state *state, PyObject *memory, const char *name, PyObject *after,
             cm_given_rows *out)

@@ -457,7 +457,8 @@ any_patterns_meet(const row_pattern *dst, const row_pattern *src, Py_ssize_t cou
     return false;
 }
 
-/* Set *out to whether arrays of the ends whose spans meet have bytes in common, too. */
+/* Set *out to whether any arrays of the ends really have bytes in common. The caller
+ * has found that the spans of some of them meet. */
 static cm_status
 compare_patterns(cm_runtime *rt, cm_rows_end *const ends[2], Py_ssize_t count,
                  bool *out)

@@ -184,10 +184,8 @@ pair_pitch(const cm_job *job)
 cm_status
 cm_job_try_pair(cm_job *job)
 {
-    enum {
-        PLENTY = 8
-    }; /* the pool has plenty of room if this many such pairs would
-          fit */
+    /* The pool has plenty of room if this many such pairs would fit. */
+    enum { PLENTY = 8 };
     cm_pool *pool = job->engine->device_pools[job->plan.device];
     bool is_download = job->plan.is_download && job->many == NULL;
     if (job->block != NULL || is_download || job->plan.piece_count < 2

@@ -34,8 +34,10 @@ CM_NODISCARD cm_status cm_job_copy_over_edges(cm_job *job, cm_address dst,
 CM_NODISCARD cm_status cm_job_chain_streams(cm_job *job, const cm_stream *worker,
                                             cm_stream *waiter);
 
-/* -- sides: beside the job's own stream there may be one more stream on each device, also
- * on the device of the job's own -- */
+/* -- sides ------------------------------------------------------------------------ */
+
+/* A side is a second stream of a job. Beside its own stream a job may have one side on
+ * each device, and also on the device of its own stream. */
 
 /* Open the side on `device`, unless it is open: its stream comes after all that the
  * job's own stream was given. The stream is `given` or, if that is NULL, one that the

@@ -9,8 +9,8 @@
  * PEER, and that is what users see.
  *
  * A job is still needed if the host would have to wait for transfers that are not
- * submitted yet, and for whatever needs a closer look: streams that are captured,
- * memory that was page-locked in pieces, and ends that may overlap. */
+ * submitted yet. It is also needed if a stream is captured, if memory was page-locked
+ * in pieces, or if the ends may overlap, since these cases need a closer look. */
 #include "runtime/scope.h"
 #include "transfer/engine/ticket.h"
 #include "transfer/routes/routes.h"

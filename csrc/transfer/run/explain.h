@@ -12,7 +12,7 @@ typedef struct cm_explanation {
     cm_end_facts src_facts;
     /* The calling thread makes it with few calls of the runtime. */
     bool is_short;
-    bool is_bounced; /* and through a page-locked block of its own */
+    bool is_bounced; /* the short copy goes through a page-locked block of its own */
     /* The ends overlap, so the source is read as a whole first. */
     bool overlaps;
     bool is_broadcast;     /* the source is repeated */
