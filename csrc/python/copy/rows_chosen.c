@@ -145,8 +145,9 @@ take_array(PyObject *array, const char *name, cm_given_rows *out)
     return 0;
 }
 
-/* Copy a buffer to a new array of the host. Transfers and streams may still be writing
- * the buffer, so the copy comes after their work and after the work on `after`. */
+/* Copy a buffer to a new array of the host, and take that array. Transfers and streams
+ * may still be writing the buffer, so the copy comes after their work. It also comes
+ * after what `after` names, unless that is NULL. Returns 0, or -1 with an exception. */
 static int
 copy_buffer(cm_state *state, PyObject *memory, const char *name, PyObject *after,
             cm_given_rows *out)

@@ -457,8 +457,10 @@ any_patterns_meet(const row_pattern *dst, const row_pattern *src, Py_ssize_t cou
     return false;
 }
 
-/* Set *out to whether any arrays of the ends really have bytes in common. The caller
- * has found that the spans of some of them meet. */
+/* Set *out to whether any two arrays of the ends, of which one is written, may have
+ * bytes in common. The caller has found that the spans of some of them meet, and here
+ * their rows are compared as well.
+ * Fails: CM_ENOMEM. */
 static cm_status
 compare_patterns(cm_runtime *rt, cm_rows_end *const ends[2], Py_ssize_t count,
                  bool *out)

@@ -36,8 +36,9 @@ CM_NODISCARD cm_status cm_job_chain_streams(cm_job *job, const cm_stream *worker
 
 /* -- sides ------------------------------------------------------------------------ */
 
-/* A side is a second stream of a job. Beside its own stream a job may have one side on
- * each device, and also on the device of its own stream. */
+/* A side is a further stream of a job on one device, with a block there for packed
+ * bytes. A job may have one side on each device, and also on the device of its own
+ * stream, where job->block takes the place of the side's block. */
 
 /* Open the side on `device`, unless it is open: its stream comes after all that the
  * job's own stream was given. The stream is `given` or, if that is NULL, one that the
