@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finds the work that must come before a copy, which is that of other streams and other
- * transfers, and whether the stream of the copy is being captured. It also has the
- * waits of the thread that runs a job for an event or a stream. */
+/* Finds the work of other streams and transfers that must come before a copy, and finds
+ * out whether the stream of the copy is being captured. The functions by which the
+ * thread of a job waits for an event or a stream are here as well. */
 #include <stdlib.h>
 
 #include "base/backoff.h"
@@ -16,8 +16,8 @@ poll_event(cm_job *job, int device, uint64_t event)
 {
     uint64_t begin_ns = cm_now_ns();
     uint64_t asked_ns = begin_ns;
-    /* Work of others, for which the first step waits, may take for ever, so a job
-     * thread leaves at once. The job's own work is worth a short wait. */
+    /* The first step waits for the work of others, which may take for ever, so a job
+     * thread puts the job aside at once. The job's own work is worth a short wait. */
     uint64_t patience_ns = job->step == CM_JOB_ORDER ? 0 : CM_PARK_AFTER_NS;
     for (;;) {
         bool done = false;
@@ -97,9 +97,10 @@ cm_job_fits_stream(const cm_job *job)
         return false; /* a part may run in a job thread, where this handle means that
                          thread's stream */
     }
-    /* A copy between devices that somebody waits for gets a stream of the engine's. All
-     * that uses memory comes after the stream for which it was allocated. If the copy
-     * were on that stream, a copy the other way would come after it. */
+    /* A blocking copy between devices gets a stream of the engine's. Whatever uses a
+     * block of memory comes after the stream for which the block was allocated. If this
+     * copy were on such a stream, a copy in the other direction would have to wait for
+     * it. */
     if (row->crosses && job->blocking && !job->capturing) {
         return false;
     }
@@ -111,10 +112,11 @@ cm_job_fits_stream(const cm_job *job)
 }
 
 /* Record an event behind the work of a stream that must come first. A copy between
- * devices waits for no stream that is idle. Two copies that cross each other both come
- * after the streams for which their memory was allocated. With events on these streams
- * the driver makes one copy after the other, though nothing else is queued there (391
- * GB/s both ways instead of 760 between two H200s, with memory of cudaMalloc). */
+ * devices does not wait for a stream that is idle, so that two copies which cross each
+ * other can be made at the same time. Both come after the streams for which their
+ * memory was allocated, and with events on those streams the driver makes one copy
+ * after the other, even though nothing else is queued there. Between two H200s, with
+ * memory of cudaMalloc, both together moved 391 GB/s instead of 760. */
 static cm_status
 record_one(cm_job *job, const cm_stream *stream)
 {
@@ -164,7 +166,8 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
             cm_ticket_hold(request->after_tickets[i]);
     }
     /* A job in which the host acts waits until all that it comes after is over. It
-     * takes neither a stream nor slots before, as it could do nothing with them. */
+     * takes neither a stream nor slots before that, as it could do nothing with
+     * them. */
     ticket->needs_completion = cm_job_uses_host(job) || job->plan.row->uses_ring;
     if (job->capturing) {
         return cm_ok(); /* cm_job_check_capture() has seen that all of them are over */
@@ -174,8 +177,8 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
             CM_TRY(record_one(job, request->after[i]));
         }
     }
-    /* If another stream or the host does the work, it comes after the request's stream
-     * as well. */
+    /* If another stream or the host does the work, the copy comes after the request's
+     * stream as well. */
     if (job->request_stream != NULL && !fits) {
         return record_one(job, job->request_stream);
     }
@@ -183,7 +186,7 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
 }
 
 /* Wait until the ticket is far enough. A caller's thread asks meanwhile whether it is
- * to go on; in the background the job is suspended. */
+ * to go on. In the background the job is suspended. */
 static cm_status
 wait_for_ticket(cm_job *job, cm_ticket *before)
 {
@@ -256,7 +259,8 @@ can_be_captured(const cm_job *job)
     return row->fits_graph && (!row->crosses || job->plan.layout.ndim == 0);
 }
 
-/* Check that all that must come first is over, since a graph cannot wait for it. */
+/* Check that all that must come first is over, since a graph cannot wait for it.
+ * Fails: CM_ECAPTURING, if it is not; stream_query. */
 static cm_status
 check_all_over(cm_job *job, const cm_copy_request *request)
 {

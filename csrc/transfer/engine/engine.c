@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine itself: how it is created, the bracket around each call of it, the pools
- * that it stages through, and what it finds out about the ends of a copy.
+/* The engine itself: how it is created, the functions that begin and end each call of
+ * it, the pools that it stages through, and what it finds out about the ends of a copy.
  * run/job_threads.c closes it. */
 #include <stdlib.h>
 

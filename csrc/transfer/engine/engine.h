@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine: the entry for moving bytes, by one copy or fill (batch.h moves many).
+/* The engine, which moves bytes. This header has the entry for one copy or one fill,
+ * and batch.h has the entry for many copies.
  *
  * The idea
  * --------
@@ -101,8 +102,8 @@ typedef struct cm_copy_request {
                              owns them from the call on; may be NULL */
     struct cm_kernel_rows *rows; /* rows for a kernel (routes/kernel_rows.h), in place
                                     of dst and src, which then only describe the first
-                                    layer for records; the engine owns them from the
-                                    call on; may be NULL */
+                                    layer for the recorder; the engine owns them from
+                                    the call on; may be NULL */
     struct cm_file_job *file; /* ranges of a file to read or write, in place of dst and
                                  src; if it is written in the background the engine
                                  owns it from the call on; may be NULL */
@@ -118,8 +119,8 @@ typedef struct cm_copy_request {
     /* One more such transfer. If that one fails, this copy is not made and fails in the
      * same way. May be NULL. */
     cm_ticket *chained_to;
-    cm_ticket *part_of; /* the ticket of the whole that this copy is a part of, which is
-                           done later than this; may be NULL */
+    cm_ticket *part_of; /* the ticket of the whole that this copy is a part of; the
+                           whole is done later than this copy; may be NULL */
     /* Asked about every 50 ms while a thread of the caller waits, without any lock
      * held. If it answers true the call ends with CM_ECANCELLED. What has been queued
      * by then still runs to its end, and the keeps are dropped only after that; the
@@ -179,9 +180,9 @@ cm_request_is_run(const cm_copy_request *request)
                && cm_region_is_c_contiguous(&request->src));
 }
 
-/* Return the number of bytes of a copy of runs whose elements have `itemsize` bytes at
- * the wider end. Returns 0 if there are more than `most`, or if the shapes differ,
- * which the job will report. */
+/* Return the number of bytes of a copy between two runs, where `itemsize` is that of
+ * the wider end. Returns 0 if there are more than `most` bytes, or if the shapes
+ * differ, which the job will report. */
 static inline uint64_t
 cm_request_run_nbytes(const cm_copy_request *request, uint64_t itemsize, uint64_t most)
 {

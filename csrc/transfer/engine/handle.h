@@ -15,6 +15,7 @@ cm_ticket *cm_ticket_hold(cm_ticket *ticket);
 /* Add a reference whose owner will either ask for the outcome or call
  * cm_ticket_abandon(). */
 cm_ticket *cm_ticket_share(cm_ticket *ticket);
+/* Drop a reference. */
 void cm_ticket_release(cm_ticket *ticket);
 /* Drop the reference of an owner that will not ask for the outcome. If no owner is left
  * that may still ask, a failure that nobody has read goes to cm_engine_take_unread(),
@@ -27,7 +28,8 @@ typedef struct cm_ticket_info {
     cm_status status;        /* the first failure; CM_OK while it is not done */
     const cm_route_row *row; /* the route; NULL if no bytes have to move */
     bool captured;           /* it went into a graph, which may run it at any time */
-    bool cancelled;  /* cm_ticket_cancel() did it before anything was read or written */
+    bool cancelled;  /* ended by cm_ticket_cancel(), before anything was read or written
+                      */
     uint64_t nbytes; /* the payload, in which elements that a broadcast repeats count
                         once */
     double seconds;  /* from start to end, by the device's clock where events were

@@ -7,8 +7,8 @@
  * done, while the ticket lives on until the last holder lets go of it.
  *
  * A job that has to wait in the background leaves its thread to other jobs. The
- * function that would have waited stores in job->wait for what it would have waited,
- * and returns CM_ETIMEOUT, which each of its callers passes on. When the job can go on,
+ * function that would have to wait stores in job->wait what the job waits for, and
+ * returns CM_ETIMEOUT, which each of its callers passes on. When the job can go on,
  * some job thread calls cm_job_run() again, which starts at job->step. So whatever can
  * wait must be able to be called a second time.
  *
@@ -45,7 +45,8 @@ typedef enum cm_job_step {
                       routes/replan.c */
     CM_JOB_MOVE,     /* it moves its bytes */
     CM_JOB_DRAIN,    /* all is queued; a job thread unpacks what arrives at the host */
-    CM_JOB_END, /* all is queued; a job that blocks waits for it, and is over then */
+    CM_JOB_END, /* all is queued; a job that blocks waits for the end of that, and is
+                   then over */
     CM_JOB_SUBMITTED, /* all is queued, and the ticket sees to the end */
     CM_JOB_DETACHED,  /* all is queued, and nobody asks when it ends */
 } cm_job_step;
@@ -92,8 +93,8 @@ typedef struct cm_job {
     bool is_fill;          /* a fill; unless it blocks, nobody asks when it is done */
     bool in_background;    /* a job thread runs it, so it must not wait for long */
     bool has_queued;       /* the stream may be working for this job */
-    bool is_populated[2];  /* by cm_side: the pages of this end, which is a mapped
-                          file's, were brought in before the copy began */
+    bool is_populated[2];  /* indexed by cm_side: this end maps a file, whose pages were
+                              brought in before the copy began */
     bool lost_track;       /* a wait for the device failed: nobody knows what still
                               runs */
     /* Why a thread of the host could not move its part: the errno of the file or of
@@ -105,7 +106,7 @@ typedef struct cm_job {
     struct cm_lane *lane;  /* NULL for a job that needs none: see scheduler.c */
     bool is_in_lane;       /* it is this job's turn there */
     bool counts_slots;     /* the lane's sum of slots includes its slots */
-    uint64_t slots_nbytes; /* the page-locked slots that the job has */
+    uint64_t slots_nbytes; /* the bytes of the page-locked slots that the job has */
     uint64_t train_nbytes; /* the bytes of the jobs that it follows in its lane, and its
                               own */
     uint64_t lane_nbytes;  /* what it has worked on since it entered its lane */
@@ -119,8 +120,9 @@ typedef struct cm_job {
     cm_stream *request_stream; /* held; NULL in the background */
     cm_stream *stream;         /* held; the stream that works: request_stream, or one
                                   lent by the engine */
-    uint64_t start_event;      /* lent, of stream->device: when the device began */
-    uint64_t idle_event; /* lent, of that device, while cm_job_wait_stream() waits */
+    uint64_t start_event; /* lent, of stream->device; reached when the device begins the
+                             copy */
+    uint64_t idle_event;  /* lent, of that device, while cm_job_wait_stream() waits */
     uint32_t after_count;
     cm_after *afters;     /* owned array of lent events: what must come first */
     void *host_temporary; /* owned; a copy of a source that overlaps its target */
@@ -162,8 +164,8 @@ void cm_job_count_slot(cm_job *job, int64_t nbytes);
 /* -- dependencies.c: what a job waits for, before it begins and between its pieces. All
  * of these are called by the thread that runs the job -- */
 
-/* Record what must come before the copy: an event behind each stream of
- * request->after, and a hold of each ticket.
+/* Record what must come before the copy: an event behind each stream of request->after,
+ * and a reference to each ticket.
  * Fails: CM_ENOMEM, CM_ECAPTURING (such a stream captures), event_create,
  * event_record. */
 CM_NODISCARD cm_status cm_job_record_after(cm_job *job, const cm_copy_request *request);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order of tickets (see ticket.h). A ticket hangs on one of those that it comes
- * after: the first that is not far enough. When that one is, the ticket goes on to the
- * next, so a long queue costs no more per turn than a short one. All of this is under
- * the engine's lock. */
+ * after: the first that is not far enough. Once that ticket is far enough, this one
+ * goes on to the next, so a long queue costs no more per turn than a short one. All of
+ * this is under the engine's lock. */
 #include "transfer/engine/job.h"
 
 bool
@@ -24,8 +24,9 @@ is_called_off(const cm_ticket *ticket)
 }
 
 /* Hang the ticket on the next one in `after` that is not far enough. Returns false if
- * there is none, so that the ticket can go on. A whole waits twice for its parts, which
- * are what it comes after: until all are submitted, and then until all are over. */
+ * there is none, so that the ticket can go on. A whole comes after its parts, and waits
+ * for them twice. It waits first until all are submitted, and then until all are
+ * over. */
 static bool
 hang(cm_ticket *ticket)
 {
@@ -56,7 +57,7 @@ watch(cm_ticket *ticket, bool is_watched)
 
 /* Look again at each ticket in engine->going_on. Either it hangs on another ticket now,
  * or its job is queued, or, if it has no job, its state advances. A ticket that becomes
- * over adds its own waiters to the list, so this loop replaces a recursion. */
+ * OVER adds its own waiters to the list, so this loop replaces a recursion. */
 static void
 go_on(cm_engine *engine, cm_list *advanced)
 {
@@ -95,7 +96,8 @@ cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state,
 {
     cm_engine *engine = ticket->engine;
     ticket->state = state;
-    ticket->passed_count = 0; /* the new state may ask more of those before */
+    ticket->passed_count = 0; /* begin anew, as the new state may ask more of the
+                                 tickets in `after` */
     watch(ticket, state == CM_TICKET_SUBMITTED && !ticket->is_whole);
     if (state == CM_TICKET_DONE) {
         atomic_fetch_sub(&engine->pending_count, 1);

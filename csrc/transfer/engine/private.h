@@ -19,9 +19,9 @@
 enum {
     CM_MAX_JOB_THREADS = 4,
     CM_CACHE_SLOTS = 16, /* how many spare events, and spare streams, a device keeps */
-    /* Memory that is shorter than this is not passed to cm_pages_probe(), which takes
-     * as long as copying a few KiB. The first is for copies to and from a device, the
-     * second for copies between two host ends and for batches. */
+    /* Memory that is shorter than these limits is not passed to cm_pages_probe(), which
+     * takes as long as copying a few KiB. The first limit is for copies to and from a
+     * device, the second for copies between two host ends and for batches. */
     CM_PROBE_NBYTES = 64 << 10,
     CM_PROBE_HOST_NBYTES = 1 << 20,
     CM_PARK_AFTER_NS = 1000 * 1000,   /* how long a job thread waits for an event before
@@ -38,17 +38,17 @@ typedef struct cm_spares {
     uint64_t items[CM_CACHE_SLOTS];
 } cm_spares;
 
-/* A stream of ours that works beside a stream of the user, for all copies that are in
- * the order of that one (see cm_cache_take_side()). */
+/* A stream of the engine's that works beside a stream of the user. All copies in the
+ * order of the user's stream share it (see cm_cache_take_side()). */
 typedef struct cm_side_stream {
     uint64_t beside;   /* the id of the user's stream */
     cm_stream *stream; /* held; NULL if the place is free */
 } cm_side_stream;
 
-/* What an event is used for. The end of an event that records no time is seen sooner.
- * Only threads that ask without a pause use such events: on an H200 short copies lost a
- * microsecond of what they gain by such events when the ring and the streams used them
- * as well. */
+/* How an event is used. The end of an event is seen sooner if the event records no
+ * time. Only threads that do nothing but ask for the end use such events. When the ring
+ * and the streams used them as well, short copies on an H200 lost a microsecond of what
+ * they gain. */
 typedef enum cm_event_sort {
     CM_WAITED, /* streams and jobs wait for it, and some are asked for the time */
     CM_POLLED, /* a short copy, or a job that blocks, asks until it is over */
@@ -62,21 +62,21 @@ typedef struct cm_resource_cache {
     cm_side_stream sides[CM_CACHE_SLOTS];
 } cm_resource_cache;
 
-/* Where the jobs of one direction of one link take turns, the short ones or the long
- * ones (see scheduler.c). */
+/* A lane, in which jobs that copy in one direction over one link take turns. Short jobs
+ * and long jobs have a lane each (see scheduler.c). */
 typedef struct cm_lane {
     bool is_taken;
     cm_list waiting;       /* jobs that wait until the lane is free, oldest first */
     uint64_t train_nbytes; /* the bytes of the jobs in the present train */
-    /* The page-locked slots that its jobs use. Job threads change it without the
-     * lock. */
+    /* The bytes of the page-locked slots that its jobs use. Job threads change this
+     * without the lock. */
     _Atomic uint64_t slots_nbytes;
 } cm_lane;
 
 enum { CM_LANES_OF_LINK = 4 }; /* up and down, for short jobs and for long ones */
 
-/* The engine is counted: its creator holds one reference until it is closed, and each
- * ticket holds one. These invariants hold under the lock:
+/* The engine counts its references. Its creator holds one until the engine is closed,
+ * and each ticket holds one. These invariants hold under the lock:
  *
  *     pending_count = the tickets that are not done
  *     waiting_count = the jobs whose ticket is in `watched`, or in the `waiters` of
@@ -84,7 +84,7 @@ enum { CM_LANES_OF_LINK = 4 }; /* up and down, for short jobs and for long ones 
  *     0 <= idle_count <= thread_count */
 struct cm_engine {
     atomic_uint refs;
-    atomic_bool over;      /* closed to the end: `rt` may be gone */
+    atomic_bool over;      /* the engine is closed completely, so `rt` may be gone */
     cm_runtime *rt;        /* borrowed */
     cm_registry *registry; /* borrowed */
     cm_relief *relief;     /* set once, with its argument; may be NULL */
@@ -106,13 +106,13 @@ struct cm_engine {
     bool stop;             /* the job threads and the watcher are to end */
     uint64_t caller_count; /* threads that may be calling the runtime for the engine */
     cm_list watched;    /* tickets that wait for an event: their own, or their job's */
-    cm_list unread;     /* failed tickets that nobody has asked about or will */
-    cm_list going_on;   /* used by order.c alone: tickets to be looked at again, since
-                           what they waited for may be far enough */
+    cm_list unread;     /* failed tickets whose outcome nobody will ask for */
+    cm_list going_on;   /* tickets that order.c has to look at again, since what they
+                           waited for may be far enough */
     cm_list short_jobs; /* jobs that can go on, oldest first (see scheduler.c) */
     cm_list long_jobs;
     cm_lane lanes[CM_MAX_DEVICES][CM_LANES_OF_LINK];
-    uint64_t job_count;     /* of both lists and of all lanes together */
+    uint64_t job_count;     /* jobs in both lists and in all lanes */
     uint64_t pick_count;    /* how often job threads have picked a job */
     uint64_t waiting_count; /* jobs that cannot go on yet */
     int thread_count;
@@ -133,16 +133,18 @@ struct cm_engine {
     cm_resource_cache cache[CM_MAX_DEVICES];
 };
 
-/* Count one more copy that has ended and that went that way. `row` is NULL if no bytes
- * had to move. */
+/* Count one more copy that has ended, by its route. `row` is NULL if no bytes had to
+ * move. */
 void cm_engine_count_route(cm_engine *engine, const cm_route_row *row);
 /* Drop one reference; the last one frees the engine. */
 void cm_engine_release(cm_engine *engine);
 /* True in a forked child of the process that made the engine. Once the engine is closed
- * the answer is false: a ticket may outlive the runtime, which cannot be asked then. */
+ * the answer is false, because a ticket may outlive the runtime, which cannot be asked
+ * then. */
 bool cm_engine_is_forked(const cm_engine *engine);
-/* Begin a call that may use the runtime: cm_engine_close() waits for its end. Stores a
- * copy of the tuning. Fails: CM_ECLOSED, CM_EFORKED; then there is no call to end. */
+/* Begin a call that may use the runtime. cm_engine_close() waits for its end. Stores a
+ * copy of the tuning.
+ * Fails: CM_ECLOSED, CM_EFORKED; then there is no call to end. */
 CM_NODISCARD cm_status cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning);
 void cm_engine_end_call(cm_engine *engine);
 
@@ -169,9 +171,10 @@ CM_NODISCARD cm_status cm_cache_take_stream(cm_engine *engine, int device,
 void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* does nothing for
                                                                     NULL */
 /* Lend a stream of `device` for work that comes after all work that `beside` has been
- * given so far, and before all that it is given later. The caller releases it when that
- * work is over. All copies beside one stream share it, so that many copies on a stream
- * do not need many streams.
+ * given so far, and before all that `beside` is given later. The caller makes one
+ * stream wait for the other, and releases the lent stream when the work is over. All
+ * copies beside one stream share it, so that many copies on a stream do not need many
+ * streams.
  * Fails: stream_create. */
 CM_NODISCARD cm_status cm_cache_take_side(cm_engine *engine, int device,
                                           const cm_stream *beside, cm_stream **out);
@@ -186,8 +189,9 @@ CM_NODISCARD cm_status cm_cache_chain_streams(cm_engine *engine,
 cm_pool *cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);
 /* Undo cm_cache_enter_ring() for memory that is no longer used. */
 void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
-/* Release all spare events and streams. Fails: with the first failure of event_destroy;
- * the others are destroyed all the same. */
+/* Release all spare events and streams.
+ * Fails: with the first failure of event_destroy; the others are destroyed all the
+ * same. */
 CM_NODISCARD cm_status cm_cache_fini(cm_engine *engine);
 
 /* engine.c: do the same as cm_engine_facts_of() for one end of a piece. */
@@ -200,7 +204,7 @@ cm_end_facts cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end,
  * is none. */
 struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
 /* Put a job that can go on into the list for its length, and wake a job thread. While
- * another job is in the lane that this one needs, it waits there instead. */
+ * another job is in the lane that this one needs, this one waits there instead. */
 void cm_engine_queue_job_locked(cm_engine *engine, struct cm_job *job);
 /* Take a job out of its list. Returns false if it was in none. */
 bool cm_engine_unqueue_job_locked(cm_engine *engine, struct cm_job *job);

@@ -41,7 +41,8 @@ cm_cache_take_event(cm_engine *engine, int device, cm_event_sort sort, uint64_t 
                               cm_rt_event_create(engine->rt, flags, out));
 }
 
-/* The device is entered, as a thread without a context would make one on device 0. */
+/* Destroy an event while its device is current. Otherwise a thread without a context
+ * would make one on device 0. */
 static cm_status
 destroy_event(cm_runtime *rt, int device, uint64_t event)
 {
@@ -76,9 +77,9 @@ cm_cache_give_stream(cm_engine *engine, cm_stream *stream)
     }
 }
 
-/* Find the side stream for the stream with the id `beside`, or else one that nobody
- * uses, or a free place. Returns NULL if there is none of these. The caller holds the
- * lock. */
+/* Find the side stream that works beside the stream with the id `beside`. If there is
+ * none, find a side stream that nobody uses, or a free place. Returns NULL if there is
+ * none of these either. The caller holds the lock. */
 static cm_side_stream *
 find_side(cm_resource_cache *cache, uint64_t beside)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decides which job a job thread takes next, among those that can go on.
  *
- * There are few job threads, and a copy of gigabytes may keep one for a second, while
- * a copy of a few megabytes behind it would be over in a millisecond. The jobs
- * therefore wait in two lists, by the bytes that they still have to move: up to 16 MiB
- * a job is short. Each list is first come, first served. A thread takes a short job if
+ * There are few job threads, and a copy of gigabytes may keep one for a second, while a
+ * copy of a few megabytes behind it would be over in a millisecond. The jobs therefore
+ * wait in two lists. A job is short if it has no more than 16 MiB left to move, and
+ * long otherwise. Each list is first come, first served. A thread takes a short job if
  * there is one, and every fourth time a long one, so that no long copy waits for ever.
  *
  * A long job that already runs gives way as well: each time it has worked on more than
@@ -41,8 +41,8 @@
  *     stream, leaves the lane and enters it again later.
  *   - A copy of many gigabytes lets another job pass after each LANE_NBYTES. Its slots
  *     do not count in the lane meanwhile, or the other job would lack them.
- *   - Batches enter no lane: those of two arrays on an H200 were 3 % slower one at a
- *     time.
+ *   - Batches enter no lane, since batches of two arrays were 3 % slower on an H200
+ *     when they went one at a time.
  *   - A blocking call runs its job in its own thread and enters no lane. */
 #include "transfer/engine/job.h"
 
@@ -84,8 +84,8 @@ lane_of(const cm_job *job)
     return &job->engine->lanes[plan->device][number];
 }
 
-/* True if the job has to be in its lane before it can go on. A job that only has to end
- * does not. */
+/* True if the job has to be in its lane before it can go on. A job that has moved
+ * everything need not be, and neither need one that was stopped. */
 static bool
 needs_lane(const cm_job *job)
 {

@@ -26,7 +26,7 @@ cm_request_event(const cm_copy_request *request)
     const cm_region *src = &request->src;
     int device = cm_region_is_on_device(dst) ? dst->device : src->device;
     device = request->stream != NULL ? request->stream->device : device;
-    int64_t fill_count = 0; /* the plan of a fill counts one element only */
+    int64_t fill_count = 0; /* the elements of a fill, whose plan counts only one */
     if (request->is_fill) {
         cm_ignore(cm_region_count(dst, &fill_count));
     }
@@ -108,9 +108,9 @@ cm_ticket_share(cm_ticket *ticket)
     return cm_ticket_hold(ticket);
 }
 
-/* Keep a failure that nobody has read for cm_engine_take_unread(), with a reference to
- * the ticket. Returns false if there is no such failure, or if the engine has ended, so
- * that nobody will ask. */
+/* If the ticket has failed and nobody has read the failure, put it into the list of
+ * cm_engine_take_unread(), which then has a reference. Returns false if there is no
+ * such failure, or if the engine has ended, so that nobody will ask. */
 static bool
 queue_unread_locked(cm_ticket *ticket)
 {
@@ -163,8 +163,8 @@ cm_ticket_hand_over(cm_ticket *ticket, cm_status status, cm_ticket **out)
         *out = ticket;
         return status;
     }
-    /* The answer is CM_OK: the engine has not ended, so a failure that nobody has read
-     * is queued for cm_engine_take_unread(). */
+    /* This can only return CM_OK. The engine has not ended, so a failure that nobody
+     * has read is queued for cm_engine_take_unread(). */
     cm_ignore(cm_ticket_abandon(ticket));
     return status;
 }
@@ -208,8 +208,9 @@ let_go_of_those_before(cm_ticket *ticket)
     free(after);
 }
 
-/* Put the ticket into `state`, release the lock, which the caller holds, and finish the
- * tickets that have become over. */
+/* Put the ticket into `state` and release the lock, which the caller holds. Then drop
+ * the order's reference to each ticket that has become OVER, and finish each whole
+ * whose parts are all over. */
 static void
 enter_state_and_unlock(cm_ticket *ticket, cm_ticket_state state)
 {
@@ -289,8 +290,8 @@ has_event(const cm_ticket *ticket)
     return ticket->state == CM_TICKET_SUBMITTED && !ticket->is_whole;
 }
 
-/* Wait while another thread asks about the ticket's events, or makes it done, which
- * never takes long. The lock is released meanwhile. */
+/* Wait while another thread asks about the ticket's events or makes it done. Neither
+ * takes long. The lock is released meanwhile. */
 static void
 await_others_locked(const cm_ticket *ticket)
 {
@@ -381,8 +382,9 @@ cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read)
     double seconds = (double)(cm_now_ns() - ticket->start_ns) * 1e-9;
     if (loan->start_event != 0 && loan->end_event != 0 && cm_is_ok(status)) {
         float milliseconds = 0;
-        /* A thread without a context would make one on device 0, so the device is
-         * entered. If the time cannot be read, the copy is done all the same. */
+        /* The device is entered, since a thread without a context would otherwise make
+         * one on device 0. If the time cannot be read, the copy is done all the
+         * same. */
         cm_status asked =
             CM_IN_SCOPE(engine->rt, loan->device,
                         cm_rt_event_elapsed(engine->rt, loan->start_event,
@@ -469,9 +471,9 @@ query_end(cm_ticket *ticket)
     return false;
 }
 
-/* Return the first part of a submitted whole, from *index on, that is not known to be
- * over, with a reference, and store its index. Returns NULL if there is none, or if the
- * ticket is not such a whole. */
+/* Find the first part of a submitted whole, from *index on, that is not known to be
+ * over. Returns it with a reference and stores its index. Returns NULL if there is
+ * none, or if the ticket is not a submitted whole. */
 static cm_ticket *
 hold_part(cm_ticket *whole, uint64_t *index)
 {

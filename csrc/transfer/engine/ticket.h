@@ -22,17 +22,17 @@
  * The order
  * ---------
  * A ticket that waits hangs on one other ticket: it is in the `waiters` of the first
- * one in `after` that is not far enough. When that one is, the ticket is moved to the
- * next, and when there is none left its job can go on. So a queue of a thousand copies
- * costs the same per turn as a queue of two. "Far enough" means OVER if the host is to
- * act next, and SUBMITTED otherwise, since a stream can wait for the rest. order.c has
- * the rules.
+ * one in `after` that is not far enough. Once that one is far enough, the ticket moves
+ * on to the next, and when there is none left its job can go on. So a queue of a
+ * thousand copies costs the same per turn as a queue of two. "Far enough" means OVER if
+ * the host is to act next, and SUBMITTED otherwise, since a stream can wait for the
+ * rest. order.c has the rules.
  *
  * Wholes
  * ------
  * A batch that is made in several parts has a ticket for the whole, and each part has
- * one of its own. The parts are what the whole comes after: it is SUBMITTED once all of
- * them are, and DONE with the last of them. A whole has no event and no job.
+ * one of its own. The whole comes after its parts. It is SUBMITTED once all of them
+ * are, and DONE once all of them are OVER. A whole has no event and no job.
  *
  * Nobody has to wait for a ticket to advance. Whoever finds that its event has passed,
  * be it the watcher, a thread that waits or one that merely reads the ticket, makes it
@@ -63,8 +63,9 @@ typedef struct cm_loan {
     int device;           /* the device of the events and of the stream */
     uint64_t start_event; /* 0 if there is none */
     uint64_t end_event;
-    cm_stream *stream; /* that worked for the copy; NULL if it was the caller's own */
-    cm_stream *side;   /* that worked beside it; may be NULL */
+    cm_stream *stream; /* the stream that worked for the copy; NULL if that was the
+                          caller's own */
+    cm_stream *side;   /* the stream that worked beside it; may be NULL */
 } cm_loan;
 
 struct cm_ticket {
@@ -83,26 +84,27 @@ struct cm_ticket {
     uint64_t after_count;
     bool is_whole;
     atomic_uint refs; /* the order has one of them until the ticket is over */
-    /* A word that a kernel sets if numbers of rows are wrong, and what else the failure
-     * is to say. Borrowed: a keep has the word. NULL if there is none. Set by the
-     * thread that runs the job, before the ticket is submitted. */
+    /* A word that a kernel sets if numbers of rows are wrong, or NULL if there is none.
+     * It is borrowed, since a keep has the word. The bits are added to what the failure
+     * says. The thread that runs the job sets both members before the ticket is
+     * submitted. */
     const uint32_t *wrong_rows;
     uint32_t wrong_rows_bits;
-    /* Another word, in which several copies gather what was wrong; kept in the same
-     * way, and NULL if there is none. */
+    /* Another word, in which several copies gather what was wrong. It is borrowed in
+     * the same way, and NULL if there is none. */
     _Atomic uint32_t *wrong_rows_of_all;
     bool captured;         /* the copy went into a graph, and was not run */
     atomic_bool stopped;   /* by cm_ticket_stop() */
     bool is_chained;       /* if after[0] fails, so does this ticket */
     bool needs_completion; /* those in `after` must be over; otherwise it is enough that
-                     they are submitted, and a stream waits for the rest */
+                              they are submitted, and a stream waits for the rest */
     /* The members from here on are under engine->lock. */
     uint64_t passed_count;   /* how many of `after`, from the first, are far enough */
     cm_list order_node;      /* in the `waiters` of after[passed_count], or on its way
                                 from there in engine->going_on or a list of order.c's */
     cm_list waiters;         /* the tickets that hang on this one */
     struct cm_job *job;      /* its job, unless a thread is running it; may be NULL */
-    const cm_route_row *row; /* of the plan, once that is made */
+    const cm_route_row *row; /* the route of the plan, once that is made */
     cm_ticket_state state;
     bool started; /* it is too late to cancel it */
     bool cancelled;
@@ -153,8 +155,9 @@ CM_NODISCARD cm_status cm_ticket_submit(cm_ticket *ticket, cm_stream *stream,
  * memory and its keeps are dropped. With `read` the caller itself reports a failure to
  * the user. */
 void cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read);
-/* Return the outcome of work that has ended with `status`: if that is a success, but
- * the kernel has met wrong numbers, it is CM_EROWS. The keeps must be there still. */
+/* Return the outcome of work that has ended with `status`. It is `status`, or CM_EROWS
+ * if that is a success but the kernel has met wrong numbers. The keeps must still be
+ * there. */
 CM_NODISCARD cm_status cm_ticket_check_rows(const cm_ticket *ticket, cm_status status);
 /* Let a whole, which nobody else sees yet, become done with the last of its parts.
  * Takes over the array and its references. */
@@ -174,9 +177,9 @@ CM_NODISCARD cm_status cm_ticket_outcome(cm_ticket *ticket, bool read);
 /* Ask the device whether the copy has ended, or, if its job waits for an event, whether
  * the job can go on. Returns true if the ticket is over. */
 bool cm_ticket_update(cm_ticket *ticket);
-/* Come after the ticket: block until it is submitted or over and make `stream` wait for
- * it or, if `stream` is NULL, block until it is over. A failure of that copy is not a
- * failure of this call.
+/* Make what follows come after the ticket. With a `stream`, block until the ticket is
+ * submitted or over, and make the stream wait for it. If `stream` is NULL, block until
+ * the ticket is over. A failure of that copy is not a failure of this call.
  * Fails: CM_ETIMEOUT, after `timeout_ns`; CM_EFORKED, stream_wait_event. */
 CM_NODISCARD cm_status cm_ticket_depend(cm_ticket *ticket, cm_stream *stream,
                                         uint64_t timeout_ns);
@@ -194,8 +197,8 @@ void cm_ticket_drain(cm_ticket *ticket);
  * submitted. */
 bool cm_ticket_is_passed(const cm_ticket *ticket, bool needs_completion);
 /* Put the ticket into `state`, and let the tickets that hang on it advance. Tickets
- * that become over in this way, perhaps this one too, and wholes whose last part became
- * over, are put into `advanced`, by their `order_node`. */
+ * that become OVER in this way, perhaps this one too, are put into `advanced` by their
+ * `order_node`. So are wholes whose last part has become OVER. */
 void cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state,
                                   cm_list *advanced);
 /* Put a job that no thread runs where it waits: for its event, for what comes before

@@ -57,7 +57,7 @@ trim_idle_locked(cm_engine *engine)
     if (engine->stop || engine->idle_due_ns == 0 || cm_now_ns() < engine->idle_due_ns) {
         return false;
     }
-    engine->idle_due_ns = 0; /* a pool that gets one meanwhile sets it again */
+    engine->idle_due_ns = 0; /* a pool that gets an idle trim meanwhile sets it again */
     cm_mutex_unlock(&engine->lock);
     uint64_t due = cm_pools_trim_idle(engine->rt);
     uint64_t least = cm_now_ns() + LEAST_IDLE_NS;
@@ -150,7 +150,8 @@ cm_engine_need_idle_trims(cm_engine *engine)
     }
     CM_TRY(cm_engine_need_watcher(engine));
     cm_mutex_lock(&engine->lock);
-    engine->idle_due_ns = 1; /* at once; that round finds out when the next is due */
+    engine->idle_due_ns = 1; /* trim at once; that round finds out when the next trim is
+                                due */
     cm_cond_signal_all(&engine->watch);
     cm_mutex_unlock(&engine->lock);
     return cm_ok();
@@ -160,7 +161,7 @@ void
 cm_engine_poll(cm_engine *engine)
 {
     /* A busy caller that updates two tickets at each call sees its own work end sooner
-     * than the watcher would, which updates all the others. */
+     * than the watcher would. All the others are left to the watcher. */
     enum { POLL_COUNT = 2 };
     if (!cm_engine_is_forked(engine)) {
         (void)update_some(engine, POLL_COUNT);

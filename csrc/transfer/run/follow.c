@@ -3,11 +3,11 @@
 #include "runtime/scope.h"
 #include "transfer/engine/ticket.h"
 
-/* Submit the ticket after the user's event. A ticket already has everything that a
- * thread needs to sleep until a device has finished: the watcher queries its event and
- * writes to its descriptors, and shutdown() and a forked child know of it. So to wait
- * for an event, a ticket is made on a stream that does nothing but wait for the event.
- */
+/* Submit the ticket on a stream that does nothing but wait for the user's event. A
+ * ticket already has everything that a thread needs to sleep until a device has
+ * finished. The watcher queries its event and rings its bells, and shutdown() and
+ * forked children take care of it. So those who wait for an event wait for such a
+ * ticket. */
 static cm_status
 submit_behind(cm_ticket *ticket, int device, uint64_t event)
 {
