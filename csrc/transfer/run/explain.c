@@ -6,8 +6,9 @@
 #include "transfer/plan/ring_policy.h"
 #include "transfer/run/run.h"
 
-/* Find the outermost of the target's axes that were joined into the axis `loop` of the
- * loops or, if there is no such axis, into the run. */
+/* A layout joins axes of the target, both into its own axes and into its run. Return
+ * the outermost axis of the target that became part of axis `loop` of the layout or, if
+ * the layout has no such axis, of its run. Returns -1 if there is none. */
 static int
 find_axis(const cm_region *dst, const cm_layout *layout, int loop)
 {
@@ -75,11 +76,12 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     out->overlaps = job->overlaps && !out->is_short;
     out->thread_count = count_threads(job, request, out->is_short);
     if (out->is_short && plan->device >= 0 && !plan->row->crosses) {
-        plan->row = &cm_routes[CM_ROUTE_DIRECT]; /* whichever route a job would have */
+        plan->row = &cm_routes[CM_ROUTE_DIRECT]; /* whichever route a job would take */
     }
     else if (out->overlaps
              && (job->is_two_maps || plan->layout.ndim > 0 || plan->device >= 0)) {
-        /* The answer is given as if the memory had been taken. */
+        /* A job would first read the source into memory of its own. The rest of the
+         * plan is explained as if it had. */
         bool on_device = cm_job_can_own_on_device(job);
         cm_job_plan_own_source(job, on_device ? NULL : job->src.host,
                                on_device ? job->src.address : 0);

@@ -10,7 +10,7 @@ typedef struct cm_explanation {
     cm_tuning tuning; /* as cm_tuning_resolve() left it */
     cm_end_facts dst_facts;
     cm_end_facts src_facts;
-    /* The calling thread makes it with few calls of the runtime. */
+    /* The calling thread makes the copy with few calls of the runtime. */
     bool is_short;
     bool is_bounced; /* the short copy goes through a page-locked block of its own */
     /* The ends overlap, so the source is read as a whole first. */

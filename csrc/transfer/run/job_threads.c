@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The threads that run whole jobs in the background, and that unpack bytes that have
- * arrived at the host. The file also ends jobs before they have begun, and ends the
- * engine with all of them.
+ * arrived at the host. This file also cancels jobs that have not begun, and closes the
+ * engine.
  *
  * A thread is started when there is a job and no thread is idle, up to
  * CM_MAX_JOB_THREADS. A job that has to wait does not keep its thread: it is put back,
@@ -25,16 +25,17 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
         job->has_queued = false; /* it has queued only waits for other streams */
         status = cm_fail(CM_ECANCELLED, 0);
     }
-    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* the caller has
+    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* a drain has to go on,
+                                                                 as its caller has
                                                                  returned */
         status = cm_first_failure(status, cm_job_run(job));
     }
     else {
-        /* If it had queued something before it waited, nobody knows now when that
+        /* If the job queued something before it waited, nobody knows now when that
          * ends. */
         job->lost_track = job->has_queued;
     }
-    /* A job that has begun stays in its lane while it waits, since it waits for the
+    /* A job that has a ring stays in its lane while it waits, since it waits for the
      * link. */
     if (job->wait == CM_WAIT_NONE || job->ring == NULL) {
         cm_job_leave_lane(job);
@@ -71,9 +72,9 @@ work(void *argument)
         cm_status status = cm_ok();
         /* The thread's capture mode is relaxed once, since what we call would otherwise
          * break a capture that another thread has under way. A job that has already
-         * queued something needs this more, so it tries twice. Until somebody has
-         * started the driver nothing is captured, and a copy from host to host must not
-         * start it. */
+         * queued something needs this more, so the thread then tries twice. Until
+         * somebody has started the driver nothing is captured, and a copy from host to
+         * host must not start it. */
         bool asks = !relaxed && cm_runtime_wake_if_started(engine->rt);
         for (int i = 0; asks && !relaxed && i <= job->has_queued; i++) {
             int mode = CM_CAPTURE_RELAXED;
@@ -100,7 +101,7 @@ cm_engine_give_job(cm_engine *engine, cm_job *job)
         engine->thread_count += cm_is_ok(status);
     }
     if (engine->thread_count > 0) {
-        status = cm_ok(); /* the threads that there are will come to it */
+        status = cm_ok(); /* one of the threads that are there will take the job */
         cm_order_put_job_locked(engine, job);
     }
     cm_mutex_unlock(&engine->lock);
@@ -137,7 +138,7 @@ cm_ticket_cancel(cm_ticket *ticket)
     if (ticket->state == CM_TICKET_QUEUED && !ticket->started) {
         ticket->cancelled = true;
         atomic_store(&ticket->stopped, true);
-        ticket->read = true; /* the thread that cancels it knows */
+        ticket->read = true; /* the thread that cancels it knows of the failure */
         job = cm_order_take_job_locked(ticket);
         engine->caller_count += job != NULL;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entry of copies. It makes a job of a request, and runs it here, on a stream or in
- * the background. */
+/* The entry of copies. Each request becomes a job, which runs in the caller's thread or
+ * in a job thread. A few copies and fills need no job. */
 #include <stdlib.h>
 
 #include "base/file_maps.h"
@@ -35,9 +35,9 @@ run_here(cm_job *job, bool is_reported)
     return cm_job_finish(job, cm_job_run(job), is_reported);
 }
 
-/* Keep memory page-locked until the ticket is done, if the plan has found that it is.
- * It may have been registered after the ticket took its shares. If it is not locked any
- * more by now, the runtime copies it as ordinary memory. */
+/* Keep the memory at one end page-locked until the ticket is done, if the plan has
+ * found it page-locked. It may have been registered after the ticket took its shares.
+ * If it is not locked any more by now, the runtime copies it as ordinary memory. */
 static cm_status
 share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
 {
@@ -201,7 +201,8 @@ cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
     job->keeps_source = request->take_keeps == NULL ? NULL : request;
 }
 
-/* Run the job, here or in the background; or give it up if its preparation failed. */
+/* Run the job in this thread, or give it to a job thread. If its preparation failed, or
+ * if there is nothing to copy, finish it instead. */
 static cm_status
 start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
 {
@@ -215,8 +216,8 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
     bool background = request->stream == NULL && !request->blocking;
     bool waits = cm_job_uses_host(job);
     if (background && (waits || cm_job_must_wait_after(job))) {
-        /* A job thread waits for the end of a copy in which the host has a part; any
-         * other it only queues. */
+        /* A job thread waits for the end of a copy if the host has a part in it. It
+         * only queues any other copy. */
         job->blocking = waits;
         job->hooks.interrupted = NULL;
         cm_status given = cm_engine_give_job(job->engine, job);
@@ -264,8 +265,9 @@ start(cm_job *job, const cm_copy_request *request)
     return status;
 }
 
-/* Add the ends of a batch or of a file to the recorded event: those of the first of
- * many runs, row 0 of the first layer, or the memory of the first range of a file. */
+/* Add the ends of a batch or of a file to the recorded event. A batch is represented by
+ * its first run or, if it copies rows by numbers, by row 0 of the first layer. A file
+ * is represented by the memory of its first range. */
 static void
 note_ends(const cm_copy_request *request, cm_event *noted)
 {
@@ -329,10 +331,11 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
     return cm_ticket_hand_over(ticket, status, out);
 }
 
-/* Try to make the copy without a job: a short copy that the caller waits for, or one
- * that its stream takes as it is. `out` tells them apart: a caller that wants no ticket
- * waits in this call and shows no progress, and a caller that gets a ticket can come
- * back to the queued copy. A run that is longer than every short copy is not tried. */
+/* Try to make the copy without a job. A caller without `out` waits in this call and
+ * shows no progress, so its copy can be made as a short copy, unless it is longer than
+ * every short copy. A caller that gets a ticket can come back to the copy, so a stream
+ * can take it as it is. Returns false if a job is needed. Otherwise *status is the
+ * outcome. */
 static bool
 try_without_job(cm_engine *engine, const cm_copy_request *request,
                 const cm_tuning *tuning, cm_ticket **out, cm_status *status,

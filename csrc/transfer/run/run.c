@@ -65,8 +65,8 @@ end_asynchronously(cm_job *job)
 }
 
 /* Do everything that comes before bytes are moved. Work that is queued behind the work
- * of others cannot be called back. So a call that may be interrupted and leaves nothing
- * behind first waits for the others. */
+ * of others cannot be called back. So a call that may be interrupted, and must not
+ * leave anything behind, first waits for the others. */
 static cm_status
 prepare_stream(cm_job *job)
 {
@@ -184,10 +184,11 @@ leave_to_ticket(cm_job *job, cm_status status)
 }
 
 /* Deal with the work that a failed copy has left in flight, since nothing may be in
- * flight any more when its caller learns of the failure. Three kinds go on behind their
- * ticket instead: a copy that the user interrupted; one in the background, whose
- * failure only the ticket reports; and a part of several, whose caller learns of the
- * whole. The stream's device is current. */
+ * flight any more when its caller learns of the failure. Three kinds of copy are left
+ * to their tickets instead. The first is a copy that the user interrupted. The second
+ * is a copy in the background, whose failure only the ticket reports. The third is a
+ * part of a whole, whose caller asks about the whole. The stream's device is
+ * current. */
 static void
 abandon(cm_job *job, cm_status status)
 {
@@ -200,7 +201,8 @@ abandon(cm_job *job, cm_status status)
         return;
     }
     cm_ring_stop(job);
-    /* Before it has started, a job has queued nothing but waits for others. */
+    /* A job that has not started has queued nothing of its own: its stream only waits
+     * for others. */
     job->has_queued = job->has_queued && job->ticket->started;
     if (!job->has_queued) {
         return;
@@ -213,8 +215,8 @@ abandon(cm_job *job, cm_status status)
     job->lost_track = job->lost_track || !waited;
 }
 
-/* Enter the device of the job's stream. A job that has queued something has to be
- * looked after, so it tries twice. */
+/* Enter the device of the job's stream. If the job has queued something, somebody has
+ * to wait for that, so the call tries twice. */
 static cm_status
 enter_device(cm_job *job, cm_device_guard *guard)
 {
@@ -227,7 +229,7 @@ enter_device(cm_job *job, cm_device_guard *guard)
     return status;
 }
 
-/* Take a stream for the job. It is the one asked for, if that can do the work.
+/* Take a stream for the job. It is the stream of the request, if that can do the work.
  * Otherwise it is the stream of a copy that this one comes after, so that a chain of
  * copies of the same bytes shares one, or else a spare one. */
 static cm_status
@@ -310,8 +312,8 @@ destroy(cm_job *job)
         && !job->lost_track) {
         cm_cache_give_stream(engine, job->stream);
     }
-    /* The stream is not the engine's own, or it may have work left for which its next
-     * user would wait, so it does not become a spare. */
+    /* Otherwise the stream does not become a spare. It is not the engine's own, or the
+     * ticket has it, or it may have work left for which its next user would wait. */
     else if (job->stream != NULL) {
         cm_stream_release(job->stream);
     }

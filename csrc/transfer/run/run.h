@@ -7,7 +7,8 @@
 #include "transfer/routes/routes.h"
 
 /* request.c: does the work of cm_engine_copy() within a call that has begun. It takes
- * over `many`, `rows` and the keeps that the request has. Fails: as cm_engine_copy(). */
+ * over `many`, `rows` and the keeps of the request, and `file` if the engine owns that.
+ * Fails: as cm_engine_copy(). */
 CM_NODISCARD cm_status cm_request_start(cm_engine *engine,
                                         const cm_copy_request *request,
                                         const cm_tuning *tuning, cm_ticket **out);
@@ -16,14 +17,16 @@ void cm_request_drop_keeps(const cm_copy_request *request);
  * be given back. */
 void cm_job_init(cm_job *job, cm_engine *engine, const cm_copy_request *request,
                  const cm_tuning *tuning);
-/* Plan the job by what is known about its two ends now. Fails: as cm_plan_init(). */
+/* Plan the job by what is known about its two ends now.
+ * Fails: as cm_plan_init(). */
 CM_NODISCARD cm_status cm_job_plan(cm_job *job, const cm_copy_request *request);
 /* run.c: make the copy, going on from the job's step. After success the step is DRAIN,
  * SUBMITTED, DETACHED or END, and this call is not needed again, except that a job in
  * DRAIN is run once more by a job thread. After a failure nothing is in flight, unless
- * the step is SUBMITTED, which it may be with CM_ECANCELLED or in a job thread. In a
- * job thread this may also return CM_ETIMEOUT with job->wait set; it is then called
- * again once the job need not wait any more. */
+ * the step is SUBMITTED. The ticket then tells when the rest has ended. That is
+ * possible after CM_ECANCELLED, in the background, and for a part of a whole. In a job
+ * thread this may also return CM_ETIMEOUT with job->wait set. It is then called again
+ * once the job need not wait any more. */
 CM_NODISCARD cm_status cm_job_run(cm_job *job);
 /* Give back everything and free the job. Unless it was submitted, its ticket is done
  * with `status`. With `is_reported` the caller reports a failure to the user itself.
