@@ -35,8 +35,9 @@ find_sent(const cm_targets *targets, int device)
     return i;
 }
 
-/* Put the further targets into their order: those that are sent to, then the
- * replicas. */
+/* Put the further targets into their order: those that are sent to, then the replicas.
+ * Fails: CM_EINVALID, if a target is not on a device, or if none that is sent to is on
+ * its device. */
 static cm_status
 sort_targets(cm_targets *targets, const cm_broadcast *broadcast)
 {
@@ -141,7 +142,8 @@ cm_targets_send(cm_job *job, cm_slot *s)
     }
     cm_stream *join = job->sides[job->stream->device].stream;
     cm_slot_unpack(job, s, &unpack);
-    CM_TRY(cm_job_chain_streams(job, job->stream, join)); /* its own target is queued */
+    CM_TRY(cm_job_chain_streams(job, job->stream, join)); /* the copy to the job's own
+                                                             target is queued */
     for (uint32_t i = 1; i < targets->sent_count; i++) {
         const target *t = &targets->all[i];
         CM_TRY(send_to(job, t, &unpack, s));

@@ -10,11 +10,11 @@
 /* Further targets of a copy in the background whose own target is device memory. All
  * have its shape. There is one ticket for all of them.
  *
- * A target on the same device as the copy's own is copied from it there. A target on
- * another device needs a source that goes through page-locked blocks: each block is
- * then sent to that device as well, at the same time. The first target on each such
- * device must have the strides of the copy's own, and others on that device are copied
- * from it. */
+ * A target on the same device as the copy's own target is copied from that one. A
+ * target on another device needs a source that goes through page-locked blocks. Each
+ * block is then sent to that device as well, at the same time. The first target on each
+ * such device must have the strides of the copy's own target, and others on that device
+ * are copied from the first. */
 typedef struct cm_broadcast {
     const cm_region *dsts; /* borrowed for the call */
     uint32_t dst_count;

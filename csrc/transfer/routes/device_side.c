@@ -84,7 +84,7 @@ cm_job_open_side(cm_job *job, int device, cm_stream *given)
     }
     cm_status status = cm_job_chain_streams(job, job->stream, stream);
     if (!cm_is_ok(status)) {
-        cm_stream_release(stream); /* it would not wait for the job's own stream */
+        cm_stream_release(stream); /* the stream would not wait for the job's own */
         return status;
     }
     side->stream = stream;

@@ -73,8 +73,9 @@ CM_NODISCARD cm_status cm_job_alloc_block(cm_job *job, uint64_t nbytes,
  * Fails: as cm_job_alloc_block. */
 CM_NODISCARD cm_status cm_job_take_device_block(cm_job *job, uint64_t number,
                                                 cm_address *out);
-/* Allocate job->block for two pieces, and set job->has_pair, if the pool has plenty of
- * room. The call does not wait, and a lack of memory is not a failure. */
+/* If the job can use room for two pieces, and the pool has plenty of it, allocate
+ * job->block for two and set job->has_pair. The call does not wait, and a lack of
+ * memory is not a failure. */
 CM_NODISCARD cm_status cm_job_try_pair(cm_job *job);
 /* Free a block at the end of the job, and tell the pool which streams may still work on
  * it. This does nothing for NULL. */

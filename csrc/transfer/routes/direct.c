@@ -96,8 +96,8 @@ prepare_ordinary_memory(cm_job *job)
     CM_TRY(cm_job_probe_pages(job, &job->plan.layout));
     CM_TRY(populate_files(job));
     if (job->in_background || (job->hooks.interrupted != NULL && !job->blocking)) {
-        /* The runtime's call would wait for the stream, and nobody could end it. So the
-         * wait is done here. */
+        /* The runtime's call would wait for the stream, and nobody could end that wait
+         * early. So this thread waits here instead. */
         CM_TRY(cm_job_wait_stream(job));
     }
     return cm_ok();

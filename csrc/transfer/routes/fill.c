@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fills with a pattern of 1, 2 or 4 bytes, which the device makes: the runtime has a
+/* Fills with a pattern of 1, 2 or 4 bytes, which the device makes. The runtime has a
  * call for each of these lengths. Two ways lead here.
  *
- * A fill of device memory without gaps that comes after nothing but the earlier work of
- * its stream is queued by the call that asks for it, and nothing is kept of it:
- * cm_fill_try_queue().
+ * cm_fill_try_queue() is for a fill of device memory without gaps that comes after
+ * nothing but the earlier work of its stream. The call that asks for such a fill queues
+ * it, and keeps nothing of it.
  *
  * All other fills are jobs, and those of them that the device can make in this way take
  * the row FILL of CM_ROUTES: fills that come after other streams, fills that a capture
@@ -31,8 +31,8 @@ period_of(const char *value, uint64_t nbytes, cm_address dst)
     return 0;
 }
 
-/* Queue a fill of `nbytes` bytes, a multiple of `period`. The bytes of the pattern
- * become a number in the order of a little-endian host, as every supported host is. */
+/* Queue a fill of `nbytes` bytes, a multiple of `period`. The bytes of the pattern are
+ * read as a little-endian number, since every supported host is little-endian. */
 static cm_status
 queue_pattern(cm_runtime *rt, uint64_t stream, const void *value, uint32_t period,
               cm_address dst, uint64_t nbytes)
@@ -51,7 +51,8 @@ queue_pattern(cm_runtime *rt, uint64_t stream, const void *value, uint32_t perio
 
 /* -- without a job ------------------------------------------------------------------------ */
 
-/* Queue the fill; the stream's device is entered. Returns false if it was not tried. */
+/* Queue the fill and store the outcome in *out. The caller has entered the stream's
+ * device. Returns false if the fill was not tried. */
 static bool
 try_queue(cm_runtime *rt, const cm_short_fill *fill, uint32_t period, cm_status *out)
 {
@@ -103,8 +104,8 @@ cm_fill_suits(cm_plan *plan, const cm_plan_ends *ends)
            && period_of_plan(plan, ends->dst, ends->src) != 0;
 }
 
-/* The fill is cut where registrations begin or end. They do so at pages, so each run
- * has whole patterns. */
+/* The fill is cut where registrations begin or end. Those places are the edges of
+ * pages, so each run has whole patterns. */
 cm_status
 cm_job_fill(cm_job *job)
 {

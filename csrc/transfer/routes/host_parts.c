@@ -24,9 +24,9 @@ cm_job_probe_pages(const cm_job *job, const cm_layout *layout)
     return by_dst ? cm_host_probe(layout, CM_DST, job->dst.host, least) : cm_ok();
 }
 
-/* Pages are brought in by steps, and after each the job asks whether to go on. An end
- * that is longer than the second value is not brought in ahead: its first pages might
- * be gone again by the time that they are needed. */
+/* Pages are brought in by steps, and before each step the job asks whether to go on. An
+ * end that is longer than AHEAD_MOST_NBYTES is not brought in ahead, since its first
+ * pages might be gone again by the time that they are needed. */
 enum { AHEAD_STEP_NBYTES = 32 << 20, AHEAD_MOST_NBYTES = 1 << 30 };
 
 /* Bring in the pages of one end, which maps a file, if its elements lie apart. */
@@ -129,7 +129,7 @@ cm_job_share(cm_job *job, const cm_layout *layout, void *dst, const void *src,
 }
 
 /* The sizes of the pieces of a layout include repeated bytes, and the gaps between many
- * runs, so they are scaled to those of the payload. */
+ * runs, so they are scaled to the payload. */
 void
 cm_job_count_moved(cm_job *job, uint64_t nbytes)
 {
@@ -137,7 +137,8 @@ cm_job_count_moved(cm_job *job, uint64_t nbytes)
         (double)job->plan.nbytes / (double)cm_layout_nbytes(&job->plan.layout);
     job->moved_nbytes += nbytes;
     uint64_t moved = (uint64_t)((double)job->moved_nbytes * payload);
-    if (moved < job->plan.nbytes) { /* the last piece counts once nothing has failed */
+    if (moved < job->plan.nbytes) { /* cm_ticket_finish() counts the last piece if
+                                       nothing has failed */
         cm_ticket_set_moved(job->ticket, moved);
     }
 }

@@ -7,12 +7,14 @@
 #include "transfer/routes/routes.h"
 
 enum {
-    PIECE_NBYTES = 8 << 20, /* a piece in a job thread, for which other jobs may wait */
+    PIECE_NBYTES = 8 << 20,   /* a piece in a job thread, since other jobs may wait for
+                                 that thread */
     TURNED_NBYTES = 64 << 20, /* the same for a transposing copy, where a cache line of
                                  the source has elements of many rows of the target */
     SHARED_PIECE_NBYTES = 64 << 20, /* a piece in a thread that no other job needs */
     SHARED_NBYTES = 1 << 20,  /* shorter pieces are over before other threads wake */
-    CACHED_NBYTES = 32 << 20, /* a shorter target may be in a cache when it is read */
+    CACHED_NBYTES = 32 << 20, /* a shorter target may still be in a cache when somebody
+                                 reads it */
 };
 
 bool
@@ -85,8 +87,9 @@ choose_way(const cm_job *job)
     return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
 }
 
-/* Cut the next piece of a run that overlaps its source, from the end that is not in the
- * way of the rest. Returns false if nothing is left. */
+/* Cut the next piece of a run that overlaps its source. The run is cut from the end at
+ * which a piece overwrites nothing that is still to be read. Returns false if nothing
+ * is left. */
 static bool
 next_of_overlapping(const cm_job *job, cm_layout *piece)
 {
@@ -101,10 +104,10 @@ next_of_overlapping(const cm_job *job, cm_layout *piece)
     return left > 0;
 }
 
-/* Copy the pieces that are left. Between two of them a job thread may be needed by
- * other jobs, and the caller is asked whether to go on. All mapped memory is checked
- * before the first piece. Each later piece is checked again before it is copied, unless
- * the target is fresh. */
+/* Copy the pieces that are left. Between two of them a job thread goes to other jobs
+ * that need it more, and the caller is asked whether to go on. All mapped memory is
+ * checked before the first piece. Each later piece is checked again before it is
+ * copied, unless the target is fresh. */
 static cm_status
 copy_pieces(cm_job *job)
 {

@@ -14,7 +14,8 @@
 /* As a rule the link is slower than the threads, which therefore wait for a slot after
  * each piece. A thread that waits spins before it sleeps, because it takes time to
  * wake. If pieces are long, the packed ones keep the link busy while a thread wakes. So
- * a thread spins only for this time, and then leaves its processor to others. */
+ * with pieces of LONG_PIECE_NBYTES or more a thread spins for no longer than
+ * LONG_PIECE_SPIN_NS, and then leaves its processor to others. */
 enum { LONG_PIECE_NBYTES = 4 << 20, LONG_PIECE_SPIN_NS = 3 * 1000 };
 
 /* Count a ring that begins (1) or ends (-1) its work for a device. */
@@ -82,7 +83,8 @@ cm_ring_stop(cm_job *job)
     }
 }
 
-/* Give back the page-locked block of a slot, if it has one, for other rings. */
+/* Give back the page-locked block of a slot, if it has one, so that other rings can use
+ * the memory. */
 static void
 give_block_back(cm_job *job, cm_slot *s)
 {
@@ -192,9 +194,9 @@ cm_ring_equip(cm_job *job)
 }
 
 /* Let the tasks use more threads if rings of other devices are at work. Each link that
- * is in use has its own rate, and the threads serve all of them. On the way up, where
- * threads read ordinary memory, each is slower the more of them there are, so another
- * link gets one and a half times the threads of one. */
+ * is in use has its own rate, and the threads serve all of them. In an upload the
+ * threads read ordinary memory, and each of them is slower the more there are. So each
+ * further link then gets one and a half times as many threads as the first. */
 static void
 ask_for_threads(cm_job *job)
 {
@@ -245,7 +247,7 @@ begin_piece(cm_job *job, cm_slot **out)
     } while (s != cm_slot_at(ring, ring->begun));
     if (s->plain != NULL && ring->needs_host) {
         /* With ordinary memory the runtime's call would wait for the stream, and nobody
-         * could end it. So the wait is done here. */
+         * could end that wait early. So this thread waits here instead. */
         CM_TRY(cm_job_wait_stream(job));
     }
     if (job->in_background && !job->plan.row->crosses) {
@@ -271,7 +273,8 @@ cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out)
     *out = s->piece;
     cm_layout_pack(out, CM_SRC);
     if (!job->plan.is_download && !job->plan.converts_on_device) { /* packing has
-                                                                      converted it */
+                                                                      converted the
+                                                                      elements */
         cm_layout_drop_items(out);
     }
     cm_layout_put_repeats(out, &job->ring->repeats);
@@ -310,9 +313,10 @@ oldest_in(cm_ring *ring, bool second)
     return at < end ? cm_slot_at(ring, at) : NULL;
 }
 
-/* End the first half of the oldest piece, or with `second` the second half, if it is
- * over, and store in *out whether it was. With `waits` the call waits for a half that
- * the device does; this is the only wait of the ring that may suspend the job. */
+/* Find the oldest piece whose first half, or with `second` its second half, is under
+ * way. If that half is over, take the piece to its next state and set *out to true.
+ * Otherwise *out is false. With `waits` the call waits for a half that the device
+ * makes, and may suspend the job. */
 static cm_status
 end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *out)
 {
@@ -365,9 +369,9 @@ wait_for_tasks(cm_ring *ring, const cm_ring_way *way, cm_slot *at_host)
 }
 
 /* Each round ends what the host has finished and then begins a piece, if there is a
- * slot for it. Only when no piece can begin does it ask about the device's oldest half,
- * or wait for it, or help with the tasks. `last` is the counter that has to reach
- * `begun`. */
+ * slot for it. Only when no piece can begin does the thread ask about the device's
+ * oldest half, or wait for it, or help with the tasks. `last` is the counter that has
+ * to reach `begun`. */
 cm_status
 cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
 {

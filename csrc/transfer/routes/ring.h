@@ -9,7 +9,7 @@
  * The ring cuts the copy into pieces, and while the device works on one piece the host
  * works on another, so that the copy takes about as long as the slower half. In a copy
  * between two devices the slots may lie on the devices themselves, which then do all
- * the work; the host moves no bytes.
+ * the work, while the host moves no bytes.
  *
  * Each piece occupies one slot from the start of its first half to the end of its
  * second. Three counters, which only rise, tell how far the pieces have got:
@@ -35,10 +35,9 @@
  *   - The limit on the memory of all rings does not hold for the first slot of a copy,
  *     so that every copy advances. If a later slot gets no memory, the ring goes on
  *     with fewer slots.
- *   - The slots of jobs that follow one another in a lane (engine/scheduler.c) are few
- *     enough to stay in the caches, all of them together. So once a job has cut its
- *     last piece it gives back each slot whose piece has ended, and the next job takes
- *     it.
+ *   - The slots of jobs that follow one another in a lane (engine/scheduler.c) are
+ *     together few enough to stay in the caches. So once a job has cut its last piece
+ *     it gives back each slot whose piece has ended, and the next job takes it.
  *   - If not even the first slot gets page-locked memory, a copy that does not cross
  *     devices stages through one slot of ordinary memory.
  *   - If the cm_ring_way has no `pass`, no piece has a half at the host. A slot is then
@@ -86,7 +85,7 @@ typedef struct cm_ring {
     cm_slot slots[];
 } cm_ring;
 
-/* What the two halves of each piece are. The host's half is the slot's task; the
+/* How both halves of each piece are made. The host's half is the slot's task, and the
  * device's half is over when the slot's event has passed. The comment at the top
  * explains a way without `pass`. */
 typedef struct cm_ring_way {
@@ -112,7 +111,8 @@ cm_slot_at(cm_ring *ring, uint64_t index)
  * CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
 /* Give the first slot its event and its memory. A ring that goes by way of the host
- * cannot run without them; a copy that does not cross devices may get ordinary memory.
+ * cannot run without them. In a copy that does not cross devices the memory may be
+ * ordinary.
  * Fails: as cm_engine_alloc; CM_EINVALID where there is no pool. The copy then has to
  * go another way. */
 CM_NODISCARD cm_status cm_ring_equip(cm_job *job);
@@ -123,8 +123,9 @@ CM_NODISCARD cm_status cm_ring_create_for(cm_job *job,
                                                                 cm_slot *s));
 /* Move all pieces. If the host's half comes first, this returns when the host has
  * nothing more to do. If the device's half comes first, it returns when all of it is
- * queued. With `drain` it returns when every piece has ended. Fails: as its way, the
- * pinned pool and event_create; CM_EFAULT, CM_ECANCELLED, CM_ETIMEOUT (it waits). */
+ * queued. With `drain` it returns when every piece has ended. Fails: as the functions
+ * of `way`, the pinned pool and event_create; CM_EFAULT, CM_ECANCELLED; CM_ETIMEOUT, if
+ * the job is suspended. */
 CM_NODISCARD cm_status cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain);
 /* Compute the layout by which the piece is copied from the source into the slot, and
  * the one by which it is copied from the slot to the target. */

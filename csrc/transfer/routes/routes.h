@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The functions of the rows of CM_ROUTES (plan/route.h), and what several of them use.
  *
- * Each can fail because a call of the runtime fails, or with CM_ECANCELLED. In a job
- * thread it can also return CM_ETIMEOUT: job->wait then says what the job waits for,
- * and the same function is called again once the job can go on.
+ * Each of these functions can fail because a call of the runtime fails, or with
+ * CM_ECANCELLED. In a job thread it can also return CM_ETIMEOUT. Then job->wait says
+ * what the job waits for, and the same function is called again once the job can go on.
  *
  * Locks: none; the thread that runs the job calls them. */
 #pragma once
@@ -57,8 +57,8 @@ void cm_job_count_moved(cm_job *job, uint64_t nbytes);
 CM_NODISCARD cm_status cm_job_probe_pages(const cm_job *job, const cm_layout *layout);
 /* Bring in the pages of an end that maps a file and whose elements lie apart, such as
  * every third element or a matrix that is turned. This happens before the parts are
- * shared out, since many parts touch each page of such an end, and each would have to
- * ask for it. Blocks while the pages come from a disk.
+ * shared out, since many parts touch each page of such an end, and each of them would
+ * have to ask for the page. Blocks while the pages come from a disk.
  * Fails: CM_EFAULT, CM_ECANCELLED. */
 CM_NODISCARD cm_status cm_job_populate_ahead(cm_job *job);
 /* A cm_move_part for ends that map files and for elements that are converted; `context`

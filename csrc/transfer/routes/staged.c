@@ -118,9 +118,10 @@ move_on_host(cm_job *job, cm_slot *s)
 
 /* -- the device's half: to the device ---------------------------------------------------- */
 
-/* Queue packed bytes into the block on the device, from where a kernel will put them in
- * their places. If the block has room for two pieces the copy is on a side, so that one
- * piece is on its way while the kernel places the one before. */
+/* Queue the copy of packed bytes to the block on the device. From there a kernel will
+ * put them in their places. If the block has room for two pieces, the copy is on the
+ * stream of a side, so that one piece is on its way while the kernel places the one
+ * before. */
 static cm_status
 fill_block(cm_job *job, cm_address block, cm_address from, uint64_t nbytes)
 {
@@ -130,7 +131,8 @@ fill_block(cm_job *job, cm_address block, cm_address from, uint64_t nbytes)
     }
     CM_TRY(cm_job_open_side(job, job->plan.device, NULL));
     cm_stream *side = cm_job_use_side(job, job->plan.device);
-    if (ring->passed >= 2) { /* wait for the last kernel that read this half of it */
+    if (ring->passed >= 2) { /* wait for the last kernel that read this half of the
+                                block */
         CM_TRY(cm_stream_wait_event(side, cm_slot_at(ring, ring->passed - 2)->event));
     }
     CM_TRY(cm_job_copy_run(job, side, block, from, nbytes));
@@ -389,8 +391,8 @@ way_of(const cm_job *job)
     return job->plan.is_download ? &down : &up;
 }
 
-/* Go on with a ring whose work is all queued until every piece has ended; in a download
- * this unpacks what has arrived. */
+/* Run a ring whose work is all queued until every piece has ended. In a download this
+ * unpacks what arrives. */
 cm_status
 cm_staged_drain(cm_job *job)
 {
