@@ -25,7 +25,8 @@ cm_kernel_rows_destroy(cm_kernel_rows *rows)
     free(rows);
 }
 
-/* Make room for one more item in an owned array. */
+/* Make room for one more item in an owned array.
+ * Fails: CM_ENOMEM. */
 static cm_status
 make_room(void **items, size_t item_nbytes, uint64_t count, uint64_t *room)
 {
@@ -104,8 +105,8 @@ cm_kernel_rows_can_load(cm_engine *engine, int device)
 
 /* -- the route ---------------------------------------------------------------------- */
 
-/* Fewer bytes of numbers than this are not copied to the device, because the kernel
- * reads them over the bus before the copy of them could begin. */
+/* Fewer bytes of numbers than this are not copied to the device. The kernel has read
+ * them over the bus before a copy of them could begin. */
 enum { LEAST_SHEET_NBYTES = 1 << 10 };
 
 /* Copy the numbers that the host has written to the device, and let `move` read them

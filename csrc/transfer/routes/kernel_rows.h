@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows whose numbers a kernel reads. A job that has them in place of two regions goes
- * by the route ROWS: the kernel of rows_kernel.h reads the numbers when the stream gets
- * there, so that neither the call nor a job thread waits for numbers that a device
- * computes, and a graph can hold the copy.
+ * by the route ROWS. The kernel of rows_kernel.h reads the numbers when the stream gets
+ * there. So neither the call nor a job thread waits for numbers that a device computes,
+ * and a graph can hold the copy.
  *
- * Numbers that the host has were checked before. In memory of a device only the kernel
- * finds a number that names no row. It moves nothing for that number, and notes the
- * fault in a word of page-locked memory. The ticket reads the word when the copy is
- * done, and fails with CM_EROWS. In a graph there is no such word, since a captured
- * ticket is done before the graph runs. A RowPlan has a word of its own as well. In a
- * graph the kernel writes into that one, and the tickets of all other copies of the
- * plan do so too. Whoever owns the plan reads it.
+ * Numbers that the host has are checked before there is a job. In memory of a device
+ * only the kernel can find a number that names no row. The kernel moves nothing for
+ * such a number, and notes the fault in a word of page-locked memory. The ticket reads
+ * the word when the copy is done, and fails with CM_EROWS. In a graph there is no such
+ * word, since a captured ticket is done before the graph runs. A RowPlan, which copies
+ * by the same numbers many times, has a word of its own as well. In a graph the kernel
+ * writes into the word of the plan, and the tickets of all other copies of the plan do
+ * so too. Whoever owns the plan reads it.
  * Locks: none; these functions belong to the thread that runs the job. */
 #pragma once
 
@@ -67,8 +68,9 @@ CM_NODISCARD cm_status cm_kernel_rows_add_span(cm_kernel_rows *rows, const char 
  * runtime only if it asks the driver. */
 bool cm_kernel_reaches(cm_engine *engine, int device, const cm_region *region,
                        const cm_region *beside);
-/* True if the device can have the kernel at all. If so, it is loaded there, unless that
- * fails for a reason which the copy itself will tell. */
+/* False if the driver lacks the compiler for the kernel. Otherwise the call has tried
+ * to load the kernel there. If that has failed for another reason, the copy will fail
+ * for the same reason. */
 bool cm_kernel_rows_can_load(cm_engine *engine, int device);
 /* True if the kernel has been loaded there. Makes no call of the runtime. */
 static inline bool

@@ -10,9 +10,9 @@
 #include "transfer/routes/routes.h"
 
 enum {
-    /* A shorter row takes mostly the time until its first bytes arrive from memory.
-     * With more threads, more rows are waited for at the same time. With longer rows a
-     * few threads already read as fast as the memory delivers. */
+    /* A thread that copies a shorter row mostly waits for its first bytes to arrive
+     * from memory. With more threads, more rows are waited for at the same time. With
+     * longer rows a few threads already read as fast as the memory delivers. */
     SHORT_NBYTES = 1024,
     /* If the slots then go to a device, the threads only have to be faster than its
      * link. With short rows a few threads are, because each row is prefetched before it
@@ -41,8 +41,8 @@ cm_numbered_share_locked(cm_job *job)
     return cm_ok();
 }
 
-/* Probe the runs of one side of a layer that are long enough. Rows without gaps and
- * numbers are a single run, which costs one look. */
+/* Probe the runs of one side of a layer that are long enough. Rows that lie without
+ * gaps, and have no numbers, are a single run, which costs one look. */
 static cm_status
 probe_side(const cm_numbered_rows *rows, const cm_numbered_layer *layer, cm_side side)
 {
@@ -102,8 +102,7 @@ cm_numbered_choose_way(const cm_job *job, bool wide)
  * ends may be a slot of the ring, in which the rows lie one behind the other. */
 typedef struct part_of_layer {
     const cm_numbered_layer *layer;
-    cm_numbered_end end[2]; /* by cm_side; their rows begin with the first of the
-                               part */
+    cm_numbered_end end[2]; /* indexed by cm_side; row 0 is the first row of the part */
     uint64_t row_count;     /* rows of which the part has bytes */
     uint64_t skipped;       /* bytes of the first row that belong to another part */
     uint64_t nbytes;
@@ -136,7 +135,7 @@ bring_in(const cm_numbered_layer *layer, cm_side side, size_t window, uintptr_t 
     return cm_pages_populate((const void *)from, to - from, writes);
 }
 
-/* Bring in the pages of bytes of a row, if that end maps a file, unless they were
+/* Bring in the pages of some bytes of a row, if this end maps a file, unless they were
  * brought in before. */
 static cm_status
 populate(const part_of_layer *p, cm_side side, uint64_t row, uint64_t from,
@@ -298,7 +297,8 @@ cm_numbered_move_part(const void *context, const cm_layout *part, void *dst,
 
 /* -- a slot on the device ----------------------------------------------------------- */
 
-/* All layers share the numbers, and have the same number of rows. */
+/* Return how many rows an array of this side has. All layers have the same count, since
+ * they share the numbers. */
 static int64_t
 row_count_of(const cm_numbered_rows *rows, cm_side side)
 {
@@ -391,7 +391,7 @@ launch_rows(cm_job *job, const cm_numbered_layer *layer, uint64_t first, uint64_
 }
 
 /* Add one run of a slot to the table. `at` is its place in the packed space, and
- * `there` where the slot has it. */
+ * `there` is its address in the slot. */
 static cm_status
 add_to_table(const cm_many *many, uint64_t at, uint64_t nbytes, cm_address there,
              cm_table *table)
@@ -403,7 +403,8 @@ add_to_table(const cm_many *many, uint64_t at, uint64_t nbytes, cm_address there
                         side == CM_DST ? there : place, nbytes);
 }
 
-/* Each layer of the slot has the end of a row, whole rows, and the beginning of one. */
+/* A slot may have the end of a row, whole rows, and the beginning of a row of each
+ * layer. */
 cm_status
 cm_numbered_launch(cm_job *job, const cm_slot *s, cm_address there, bool is_over_bus,
                    cm_table *table)

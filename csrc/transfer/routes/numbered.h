@@ -10,14 +10,16 @@
 #include "transfer/plan/numbered_rows.h"
 #include "transfer/routes/ring.h"
 
-/* Rows of this length or more, in a slot, are no slower by the copy engine than by a
- * kernel, as the rest of the slot waits for the copy anyway. */
+/* The copy engine moves rows of this length or more between a slot and the device no
+ * slower than a kernel does, since the slot has to wait for all of its bytes in any
+ * case. */
 enum { CM_NUMBERED_LONG_NBYTES = 64 << 10 };
 
 /* Do for rows what cm_many_share_locked() and cm_many_probe_pages() do for pieces. */
 CM_NODISCARD cm_status cm_numbered_share_locked(cm_job *job);
 CM_NODISCARD cm_status cm_numbered_probe_pages(const cm_numbered_rows *rows);
-/* Choose how threads copy the parts of `nbytes` bytes. */
+/* Choose how threads copy the rows. With `wide` they write past the caches. The length
+ * of the rows decides whether all threads help. */
 cm_copy_way cm_numbered_choose_way(const cm_job *job, bool wide);
 /* A cm_move_part that does the same as cm_many_move_part(). */
 void cm_numbered_move_part(const void *context, const cm_layout *part, void *dst,
@@ -27,8 +29,9 @@ void cm_numbered_move_part(const void *context, const cm_layout *part, void *dst
  * their places on the device. It does so if these places lie apart and are more than
  * one launch of the table kernel takes. */
 bool cm_numbered_goes_by_kernel(cm_job *job, const cm_slot *s);
-/* Queue the device's half of such a slot, whose bytes the device has at `there`.
- * Incomplete rows at the ends of the slot are added to the table.
+/* Queue the device's half of such a slot, whose bytes the device reaches at `there`.
+ * `is_over_bus` says that they lie in host memory. Incomplete rows at the ends of the
+ * slot are added to the table.
  * Fails: as cm_rows_launch(), cm_table_add(). */
 CM_NODISCARD cm_status cm_numbered_launch(cm_job *job, const cm_slot *s,
                                           cm_address there, bool is_over_bus,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between two devices. A copy that is not one contiguous run goes in pieces:
- * each is gathered on the source's device, sent, and scattered on the target's. If the
+/* Copies between two devices. A copy that is not one contiguous run goes in pieces.
+ * Each is gathered on the source's device, sent, and scattered on the target's. If the
  * devices do not reach each other, pieces are sent through page-locked blocks, so that
  * both links work at the same time. Each piece uses the next slot of a ring (ring.h),
  * and the streams order a slot's uses one behind the other, so no thread waits for any
@@ -23,8 +23,7 @@ cm_peer_suits(cm_plan *plan CM_UNUSED, const cm_plan_ends *ends CM_UNUSED)
     return true;
 }
 
-/* Queue a copy of one run to the other device, for which the runtime chooses the way.
- */
+/* Queue a copy of one run to the other device. The runtime chooses the way. */
 static cm_status
 copy_across(cm_job *job, cm_address to, cm_address from, uint64_t nbytes)
 {

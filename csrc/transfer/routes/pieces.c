@@ -14,8 +14,9 @@
 
 enum {
     /* The copy engine moves a run of this length or more as fast as the kernel does, so
-     * such a run gets a copy of its own. For a run in a slot of the ring the length is
-     * shorter, because the slot has to wait for the copy of its bytes in any case. */
+     * such a run gets a copy of its own. For a run in a slot of the ring the second
+     * limit holds. It is lower, because the slot has to wait for the copy of its bytes
+     * in any case. */
     LONG_NBYTES = 256 << 10,
     LONG_PACKED_NBYTES = CM_NUMBERED_LONG_NBYTES,
     /* The host copies shorter runs faster through its caches than past them. */
@@ -187,8 +188,7 @@ cm_many_probe_pages(const cm_many *many)
     return cm_ok();
 }
 
-/* Those bytes of a piece that lie in a given range of the packed space (see pieces.h).
- */
+/* The bytes of a piece that lie in one range of the packed space (see pieces.h). */
 typedef struct slice {
     const cm_piece *piece;
     uint64_t from; /* the offset of the slice in its piece */
@@ -248,9 +248,9 @@ populate_slice(populated *seen, cm_side side, const cm_piece_end *end, const cha
     return cm_pages_populate(at, nbytes, side == CM_DST);
 }
 
-/* On the way up `dst` is the ring's block, and on the way down `src` is. The route HOST
- * has no block, but copies from piece to piece, and both offsets of `part` are equal.
- */
+/* On the way up `dst` is the block of a slot, and on the way down `src` is. The route
+ * HOST has no block. It copies from piece to piece, and both offsets of `part` are
+ * equal. */
 void
 cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                   const void *src, bool wide)
@@ -290,11 +290,10 @@ cm_many_move_part(const void *context, const cm_layout *part, void *dst,
 
 /* -- through page-locked blocks ----------------------------------------------------------- */
 
-/* A run of bytes that the device moves between a slot and the place where it belongs.
- */
+/* A run of bytes that the device moves between a slot and the place of the run. */
 typedef struct device_run {
-    const cm_piece_end *end; /* the end of its piece, or of its layer, with that place
-                              */
+    const cm_piece_end *end; /* the end of the piece, or of the layer, in which the
+                                place lies */
     cm_address place;        /* the address of the place */
     uint64_t at;             /* the offset of the run in the slot */
     uint64_t nbytes;

@@ -31,10 +31,10 @@ CM_NODISCARD cm_status cm_many_plan_rows(cm_job *job);
  * the host touches ordinary memory.
  * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_many_probe_pages(const cm_many *many);
-/* Return how many runs of a slot have their place in device memory, or 0 if one of them
- * has it elsewhere. With rows by their numbers, 2 stands for all higher counts. If one
- * run fills the whole slot, *whole is set to the address of its place, and otherwise to
- * 0. */
+/* Return how many runs of a slot have their place in device memory, or 0 if the place
+ * of one of them is elsewhere. With rows by their numbers, 2 stands for all higher
+ * counts. If one run fills the whole slot, *whole is set to the address of its place,
+ * and otherwise to 0. */
 uint64_t cm_many_count_device_runs(const cm_many *many, const cm_slot *s,
                                    cm_address *whole);
 /* Return false if the driver lacks the compiler for the kernel that moves a slot's

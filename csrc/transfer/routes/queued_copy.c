@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies that a stream takes as they are. Such a copy is one run of bytes to, from or
  * within the device of a stream that the caller has named. Its other end may be
- * page-locked memory of a pool, or memory of another device that is known to reach this
- * one. However long the copy is, one call of the runtime queues it behind the earlier
- * work of the stream, and the host has no part in it. So there is nothing to plan and
- * nothing that a job would have to wait for. Once the copy is queued, only its ticket
- * is left. A job would make the same copy by the route DIRECT or, between two devices,
- * PEER, and that is what users see.
+ * page-locked memory of a pool, or memory of another device, if access between the two
+ * devices is known to be enabled. However long the copy is, one call of the runtime
+ * queues it behind the earlier work of the stream, and the host has no part in it. So
+ * there is nothing to plan and nothing that a job would have to wait for. Once the copy
+ * is queued, only its ticket is left. A job would make the same copy by the route
+ * DIRECT or, between two devices, PEER, and that is what users see.
  *
  * A job is still needed if the host would have to wait for transfers that are not
  * submitted yet. It is also needed if a stream is captured, if memory was page-locked
@@ -86,7 +86,7 @@ come_after(cm_engine *engine, const cm_copy_request *request)
     for (uint32_t i = 0; i < request->after_count; i++) {
         const cm_stream *other = request->after[i];
         if (crosses_devices(request) && cm_stream_is_idle(other)) {
-            continue; /* a job between two devices skips it as well */
+            continue; /* a job between two devices skips such a stream as well */
         }
         if (!cm_stream_same(other, stream)) {
             /* An event that is recorded in a capture would make our stream a part of
@@ -113,7 +113,8 @@ queue(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes)
 }
 
 /* Queue the copy between two events, of which the second decides when the ticket is
- * done. After a failure nothing of it is in flight. The stream's device is current. */
+ * done. After a failure nothing of the copy is in flight. The stream's device is
+ * current. */
 static cm_status
 submit(cm_engine *engine, const cm_copy_request *request, cm_ticket *ticket)
 {

@@ -36,7 +36,8 @@ enum {
      * hardly make it shorter, and would keep spinning between two copies of a
      * series. */
     ALONE_NBYTES = 64 << 10,
-    LOOK_NS = 30 * 1000,  /* a wait spins so long, since most copies end within it */
+    LOOK_NS = 30 * 1000,  /* how long a wait spins, since most copies end within that
+                             time */
     HELD_NS = 200 * 1000, /* how long the caller may hold the GIL */
     HELD_NBYTES = 4 << 20 /* the longest copy that usually ends within HELD_NS */
 };
@@ -147,7 +148,7 @@ host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
 
 /* -- to, from and between devices ----------------------------------------------------- */
 
-/* One copy under way; the stream's device is entered. */
+/* One copy under way. The stream's device is entered. */
 typedef struct short_copy {
     cm_engine *engine;
     const cm_copy_request *request;
@@ -165,7 +166,7 @@ typedef struct short_copy {
     uint64_t events[PIECES_MAX]; /* lent */
     char *to;              /* where the host's half writes: the block, or on the way
                               down the user's memory */
-    const char *from;      /* where it reads: the other one of these two */
+    const char *from;      /* where the host's half reads: the other of these two */
     cm_task_group *group;  /* if workers help; else NULL */
     cm_copy_task *tasks;   /* up: one for each piece; down: one for all */
     bool wakes;            /* sleeping workers are woken to help as well */
@@ -173,8 +174,8 @@ typedef struct short_copy {
     bool ticket_has_keeps; /* the copy goes on behind a ticket, which keeps its ends */
 } short_copy;
 
-/* True if the runtime's own way is the best one for a copy between ends on devices:
- * they are apart on one device, or the two devices reach each other. */
+/* True if a copy between two ends on devices is best left to the runtime. That is so if
+ * the ends are apart on one device, or if the two devices reach each other. */
 static bool
 is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *src,
                 uint64_t nbytes)
@@ -347,8 +348,8 @@ copy_whole(short_copy *c)
 /* -- by way of a page-locked block --------------------------------------------------- */
 
 /* Post a part of the copy as a task for the workers, if they help. On the way up a
- * device reads the block, so it is written past the caches, and no core has to fetch
- * lines that other cores had last. */
+ * device reads the block, so it is written past the caches. Then no core has to fetch
+ * lines that other cores used last. */
 static void
 share(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
 {
@@ -441,7 +442,8 @@ move_pieces(short_copy *c)
     cm_task_group group;
     cm_copy_task tasks[PIECES_MAX];
     cm_tuning tuning = *c->tuning;
-    /* So many threads help that each has enough to do to be worth waking. */
+    /* Only so many threads help that each of them has enough work to be worth
+     * waking. */
     uint64_t shares = c->nbytes / tuning.part_min_nbytes / 2;
     uint64_t helpers = cm_least(shares > 0 ? shares - 1 : 0, tuning.quick_thread_count);
     if (c->nbytes <= ALONE_NBYTES) {
@@ -492,9 +494,10 @@ is_worth_a_block(const short_copy *c)
            && (c->down || c->nbytes >= c->tuning->bounce_nbytes);
 }
 
-/* Check that the pages of a mapped file at the host's end are still there, before the
- * host or the runtime touches them. The pages of a mapped file are all populated, which
- * costs more than the check. */
+/* Make sure that the pages at the host's end are still there, before the host or the
+ * runtime touches them. If the memory is known to map a file, all of the pages are
+ * populated. Other memory may map a file as well, so it is checked, which costs
+ * less. */
 static cm_status
 probe_pages(const short_copy *c)
 {
@@ -598,7 +601,8 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
 
 /* Take shares of the page-locked memory at the ends, so that it stays page-locked while
  * the copy relies on that. The caller does this again after is_free(), which may find
- * memory that was page-locked since. */
+ * that memory has been page-locked since. Returns false if there is no memory for the
+ * shares. */
 static bool
 share_ends(cm_engine *engine, const cm_copy_request *request, cm_page_shares *shares)
 {
@@ -670,8 +674,9 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
         }
     }
     if (!cm_registry_try_unshare(engine->registry, &shares)) {
-        /* One of them is the last of its piece, so giving it back calls the runtime. If
-         * the copy goes on behind a ticket, the ticket has shares of its own. */
+        /* One of the shares is the last of its piece, so giving it back calls the
+         * runtime. If the copy goes on behind a ticket, the ticket has shares of its
+         * own. */
         cm_request_let_go(request);
         cm_registry_unshare(engine->registry, &shares);
     }
