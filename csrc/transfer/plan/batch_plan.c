@@ -43,7 +43,7 @@ choose_host_way(const cm_piece *piece, cm_end_facts dst, cm_end_facts src,
     bool reaches_dst = on_stream && dst.locked && piece->dst.address != 0;
     bool reaches_src = on_stream && src.locked && piece->src.address != 0;
     bool reaches_both = reaches_dst && reaches_src;
-    /* Page-locked memory of two devices is copied by the processor, too. */
+    /* If the ends are page-locked memory of two devices, the host copies as well. */
     if ((!reaches_dst && !reaches_src)
         || (reaches_both && piece->dst.device != piece->src.device)) {
         *device = -1;
@@ -184,8 +184,9 @@ cm_many_destroy(cm_many *many)
     }
 }
 
-/* Set `out` to the distance between two ends. Returns whether it can be a pitch: it
- * must not be shorter than a row, which has `width` bytes. */
+/* Set `out` to the distance between two ends. Returns whether it can be a pitch. A
+ * pitch is neither shorter than a row, which has `width` bytes, nor longer than
+ * CM_PITCH_MAX. */
 static bool
 pitch_of(const cm_piece_end *first, const cm_piece_end *second, uint64_t width,
          uint64_t *out)
@@ -272,7 +273,7 @@ compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Sort the spans by where they begin. They mostly are already. */
+/* Sort the spans by where they begin. Most lists are in that order already. */
 static void
 sort_spans(cm_byte_span *spans, uint64_t count)
 {

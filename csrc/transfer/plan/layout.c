@@ -71,6 +71,7 @@ join_axes(cm_layout *layout)
     }
 }
 
+/* Add an axis of the two regions to the layout. Returns false if numbers overflow. */
 static bool
 take_axis(cm_layout *layout, cm_axis axis)
 {

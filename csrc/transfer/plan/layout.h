@@ -22,8 +22,8 @@ typedef enum cm_side { CM_DST, CM_SRC } cm_side;
 
 typedef struct cm_axis {
     int64_t length;
-    /* In bytes, by cm_side. The target's is > 0; the source's may be anything, and is 0
-     * where the source is broadcast. */
+    /* In bytes, indexed by cm_side. The target's is > 0. The source's may be anything,
+     * and is 0 where the source is broadcast. */
     int64_t stride[2];
 } cm_axis;
 
@@ -37,9 +37,9 @@ typedef struct cm_axis {
 typedef struct cm_layout {
     uint64_t run_nbytes; /* 0 if there is nothing to copy */
     int ndim;
-    /* By cm_side: the size of an element that is converted; 0 if none is. */
+    /* Indexed by cm_side: the size of an element that is converted; 0 if none is. */
     uint32_t item_nbytes[2];
-    int64_t offset[2]; /* by cm_side; may be negative */
+    int64_t offset[2]; /* indexed by cm_side; may be negative */
     cm_axis axes[CM_MAX_NDIM];
 } cm_layout;
 
@@ -55,8 +55,8 @@ CM_NODISCARD cm_status cm_layout_init(const cm_region *dst, const cm_region *src
  * differ on the two sides. Each counts as a run of `run_nbytes`. */
 CM_NODISCARD cm_status cm_layout_init_items(const cm_region *dst, const cm_region *src,
                                             int64_t run_nbytes, cm_layout *out);
-/* The elements are not converted any more: both sides now have the same bytes, and runs
- * are joined. */
+/* Change the layout to one whose elements are not converted any more. Both sides then
+ * have the same bytes, and runs are joined. */
 void cm_layout_drop_items(cm_layout *layout);
 static inline bool
 cm_layout_has_items(const cm_layout *layout)
@@ -141,6 +141,8 @@ typedef struct cm_cut {
     int64_t index[CM_MAX_NDIM + 1];
 } cm_cut;
 
+/* Begin a walk over `whole` in pieces of at most `piece_nbytes`. A single element that
+ * is converted may be longer than that. */
 void cm_cut_init(cm_cut *cut, const cm_layout *whole, uint64_t piece_nbytes);
 /* Let pieces end at addresses that are multiples of `step`, a power of two, where a
  * piece has such an address within it. This concerns only a layout that is a single
@@ -150,7 +152,7 @@ void cm_cut_align(cm_cut *cut, const void *base, uintptr_t step);
 uint64_t cm_cut_count(const cm_cut *cut);
 /* Take the next piece. Returns false if there is none left. */
 bool cm_cut_next(cm_cut *cut, cm_layout *piece);
-/* Make the piece with this number, which is below cm_cut_count(), whichever pieces were
- * taken before. The cut must not have a ramp (`least_nbytes`), and where it is aligned,
- * the step of cm_cut_align() has to be the length of a piece. */
+/* Make the piece with this number, which is below cm_cut_count(). It does not matter
+ * which pieces were taken before. The cut must not have a ramp (`least_nbytes`), and
+ * where it is aligned, the step of cm_cut_align() has to be the length of a piece. */
 void cm_cut_piece(const cm_cut *cut, uint64_t number, cm_layout *piece);

@@ -67,7 +67,7 @@ cm_numbered_rows_place(cm_numbered_rows *rows, uint64_t *span)
     return cm_ok();
 }
 
-/* -- rows in a row ------------------------------------------------------------------ */
+/* -- rows that follow each other --------------------------------------------------- */
 
 static bool
 has_gaps(const cm_numbered_layer *layer, cm_side side)
@@ -75,7 +75,7 @@ has_gaps(const cm_numbered_layer *layer, cm_side side)
     return layer->stride[side] != (int64_t)layer->row_nbytes;
 }
 
-/* True if number `i` + 1 is the number after number `i`. */
+/* True if the number at index `i` + 1 is higher by one than that at index `i`. */
 static bool
 follows(const cm_numbered_rows *rows, cm_side side, uint64_t i)
 {

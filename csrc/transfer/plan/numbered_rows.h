@@ -24,7 +24,7 @@
 #include "base/numbered_copy.h"
 #include "transfer/plan/batch_plan.h"
 
-/* A pair of arrays. Each member of two is by cm_side. */
+/* A pair of arrays. Members that come in pairs are indexed by cm_side. */
 typedef struct cm_numbered_layer {
     cm_piece_end end[2]; /* of row 0 */
     int64_t stride[2];   /* bytes from one row to the next; may be negative or 0 */
@@ -34,16 +34,16 @@ typedef struct cm_numbered_layer {
      * NULL for other memory. */
     atomic_uchar *is_there[2];
     uintptr_t low[2];    /* the first byte of the first window */
-    uintptr_t high[2];   /* the end of the last */
-    uint64_t row_nbytes; /* > 0; they lie together */
+    uintptr_t high[2];   /* the end of the last window */
+    uint64_t row_nbytes; /* > 0; the bytes of a row lie together */
     uint64_t start;      /* where the layer begins in the packed space */
 } cm_numbered_layer;
 
 /* All that is copied; there is at least one row. */
 typedef struct cm_numbered_rows {
     uint64_t count;      /* rows of each layer */
-    int64_t *numbers[2]; /* held (shared_numbers.h), by cm_side; none is negative.
-                            NULL: 0, 1, … */
+    int64_t *numbers[2]; /* held (shared_numbers.h), indexed by cm_side; none is
+                            negative; NULL stands for 0, 1, … */
     uint64_t layer_count;
     cm_numbered_layer layers[];
 } cm_numbered_rows;
@@ -52,14 +52,15 @@ typedef struct cm_numbered_rows {
  * starts. Returns NULL if there is no memory. */
 cm_numbered_rows *cm_numbered_rows_create(uint64_t count, uint64_t layer_count);
 void cm_numbered_rows_destroy(cm_numbered_rows *rows); /* does nothing with NULL */
-/* Give each layer its place in the packed space, and return the length of that.
+/* Give each layer its place in the packed space, and store the length of the space in
+ * *span.
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_numbered_rows_place(cm_numbered_rows *rows, uint64_t *span);
 
 /* Return how many bytes of a mapped file are brought into memory at once. When rows are
  * read, a window has 64 KiB, so that rows which lie near each other cost one call of
  * the system. When rows are written, a window is a single page, because the system
- * later writes every page that was brought in for this back to the disk. */
+ * later writes back to the disk every page that was brought in for writing. */
 static inline uintptr_t
 cm_numbered_window(cm_side side)
 {
@@ -84,7 +85,7 @@ bool cm_numbered_rows_are_packed(const cm_numbered_rows *rows,
 /* Find the layer that byte `at` of the packed space belongs to. */
 const cm_numbered_layer *cm_numbered_rows_find(const cm_numbered_rows *rows,
                                                uint64_t at);
-/* Return the end of a layer for copies of its rows by the host. */
+/* Return one end of a layer, as functions that copy its rows on the host take it. */
 cm_numbered_end cm_numbered_rows_end(const cm_numbered_rows *rows,
                                      const cm_numbered_layer *layer, cm_side side);
 

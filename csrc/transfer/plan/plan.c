@@ -15,10 +15,10 @@ cm_plan_is_packed_there(const cm_layout *layout, bool up)
 }
 
 /* Find the device that can make a copy between two ends of the host in the order of a
- * stream. The device has to reach both ends, or one of them while the host does the
- * other. Returns -1 if the host makes the copy alone. The runtime's own copy of such
- * memory is no alternative, since it would keep the caller until the stream came to
- * it. */
+ * stream. The device has to reach both ends, or one of them while the host reads or
+ * writes the other. Returns -1 if the host makes the copy alone. The runtime's own copy
+ * of such memory is no alternative, since it would keep the caller until the stream
+ * came to it. */
 static int
 find_host_device(const cm_plan_ends *ends)
 {
@@ -53,8 +53,8 @@ find_devices(cm_plan *plan, const cm_plan_ends *ends)
     plan->src_device = src_on_device ? ends->src->device : plan->device;
 }
 
-/* Set the route and what follows from it, the pieces of a copy that goes in pieces
- * included. */
+/* Set the route and what follows from it, such as the pieces of a copy that goes in
+ * pieces. */
 static void
 choose_route(cm_plan *plan, const cm_plan_ends *ends)
 {

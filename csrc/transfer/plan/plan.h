@@ -66,7 +66,7 @@ typedef struct cm_plan {
     uint64_t piece_nbytes; /* the size of the largest piece */
     uint64_t piece_count;  /* 1 if the copy goes as a whole */
     uint32_t slot_count;   /* the most pieces that are in flight at once */
-    /* dst.host as a number, from which the edges of huge pages are reckoned */
+    /* dst.host as a number, by which the edges of huge pages are found */
     uintptr_t target;
     cm_layout layout;
 } cm_plan;

@@ -46,8 +46,8 @@ cm_runs_meet(cm_address a, cm_address b, uint64_t nbytes)
 }
 
 /* Return how many bytes the elements of two regions of one shape would have with
- * `itemsize` bytes each. It is 0 if the shapes differ, if they are empty, or if there
- * are more than `most` bytes. */
+ * `itemsize` bytes each. Returns 0 if the shapes differ, if the regions are empty, or
+ * if there are more than `most` bytes. */
 uint64_t cm_region_common_nbytes(const cm_region *a, const cm_region *b,
                                  uint64_t itemsize, uint64_t most);
 
@@ -71,25 +71,25 @@ bool cm_region_shares_bytes(const cm_region *region);
 bool cm_region_is_c_contiguous(const cm_region *region);
 bool cm_region_is_f_contiguous(const cm_region *region);
 
-/* Set the strides of `region` to those of C order for its shape and itemsize. Fails:
- * CM_EOVERFLOW. */
+/* Set the strides of `region` to those of C order for its shape and itemsize.
+ * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_region_set_c_strides(cm_region *region);
 
 /* Stretch `src` to the shape of `dst` as NumPy broadcasts: the new strides are 0.
  * Fails: CM_ESHAPE. */
 CM_NODISCARD cm_status cm_region_broadcast(const cm_region *dst, cm_region *src);
 
-/* Give a run of `nbytes` of memory a number that is the same for all views of it, so
- * that overlaps are found by comparing numbers. Views may have different addresses:
- * emulated memory of a device has a second mapping, which is exported as memory of the
- * host, and page-locked memory has addresses of the device's own. */
+/* Return a number for a run of `nbytes` of memory. It is the same for all views of that
+ * memory, so that overlaps are found by comparing numbers. Views may have different
+ * addresses: emulated memory of a device has a second mapping, which is exported as
+ * memory of the host, and page-locked memory has addresses of the device's own. */
 uint64_t cm_overlap_place(cm_runtime *rt, cm_address address, const void *host,
                           uint64_t nbytes);
 /* Return the span of such numbers from the region's lowest byte to its highest. */
 cm_byte_span cm_overlap_span(cm_runtime *rt, const cm_region *region);
 
-/* True if the two regions may have bytes in common, even if they are views of the
- * memory by different addresses. */
+/* True if the two regions may have bytes in common, even if they are views of the same
+ * memory at different addresses. */
 bool cm_overlap_is_possible(cm_runtime *rt, const cm_region *a, const cm_region *b);
 
 /* True if the strides are equal along each axis that is longer than 1. The shapes are

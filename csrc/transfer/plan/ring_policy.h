@@ -16,9 +16,10 @@
 /* Set piece_nbytes, piece_count, slot_count and is_cached of a plan whose route and
  * layout are known. This is called again after either of the two has changed. */
 void cm_ring_policy_init(cm_plan *plan, const cm_tuning *tuning);
-/* How many threads share a piece of such a plan on the host, the one that runs the copy
- * included; 0 if the host has no part in it. Only explain.c asks: a copy leaves it to
- * the workers, who count their threads when they cut the piece up. */
+/* Return how many threads share a piece of such a plan on the host, including the one
+ * that runs the copy. Returns 0 if the host has no part in it. Only explain.c asks. A
+ * copy leaves this to the workers, who count their threads when they cut the piece
+ * up. */
 uint32_t cm_ring_policy_thread_count(const cm_plan *plan, const cm_tuning *tuning);
 /* Do the same as cm_ring_policy_init() for the plan of a file transfer. Pages of the
  * files have `page_nbytes` bytes. `writer_count` files are written through the page

@@ -29,9 +29,9 @@
  * Some things that look like routes have no row. A short copy (routes/short_copy.c) is
  * made by its caller before there is a plan, since planning takes longer than the copy.
  * A copy that its stream takes as it is (routes/queued_copy.c) leaves nothing to be
- * planned. Users see these two as "host" or "direct". A broadcast (routes/broadcast.c)
- * is not a way but more targets of one: it goes by the rows that pack, and sends each
- * slot to each device. */
+ * planned. Users see these two as "host", "direct" or "peer". A broadcast
+ * (routes/broadcast.c) is not a way but more targets of one: it goes by the rows that
+ * pack, and sends each slot to each device. */
 #pragma once
 
 #include <stdatomic.h>
@@ -45,7 +45,7 @@
     /* between two ends that the host reaches */                                         \
     X(HOST, "host", cm_host_suits, cm_job_run_on_host,                                   \
       .ends = CM_ENDS_HOST, .uses_host = true)                                           \
-    /* by memset of the device: not a copy, but one element for all of a region */       \
+    /* one element for all of a region, by a call of the runtime that fills memory */    \
     X(FILL, "fill", cm_fill_suits, cm_job_fill,                                          \
       .ends = CM_ENDS_FILL, .fits_graph = true)                                          \
     X(DIRECT, "direct", cm_direct_suits, cm_job_copy_direct,                             \
@@ -54,7 +54,8 @@
       .ends = CM_ENDS_DEVICE, .fits_graph = true)                                        \
     X(KERNEL, "kernel", cm_kernel_suits, cm_job_copy_by_kernel,                          \
       .ends = CM_ENDS_DEVICE | CM_ENDS_DEVICES, .fits_graph = true)                      \
-    /* between devices that do not reach each other: in a graph as if they did */        \
+    /* between devices that do not reach each other; in a graph it copies as PEER        \
+     * does */                                                                           \
     X(PEER_STAGED, "peer-staged", cm_peer_staged_suits, cm_job_copy_peer,                \
       .ends = CM_ENDS_DEVICES, .reserve = cm_peer_staged_reserve,                        \
       .uses_ring = true, .crosses = true, .fits_graph = true)                            \
@@ -118,11 +119,11 @@ typedef struct cm_route_row {
     cm_status (*drain)(struct cm_job *job);   /* NULL if there is nothing to do */
     bool uses_host;  /* a thread of the host works until the end */
     bool uses_ring;  /* the bytes go through page-locked slots */
-    bool packs;      /* and the host packs or unpacks them */
+    bool packs;      /* in addition, the host packs or unpacks them */
     bool joins_runs; /* many runs share a slot */
-    bool crosses;    /* between two devices */
-    /* A stream that is being captured can take it; if the route crosses, only with a
-     * copy in one run. */
+    bool crosses;    /* the copy is between two devices */
+    /* A stream that is being captured can take the copy. If the route crosses, that
+     * holds only for a copy in one run. */
     bool fits_graph;
 } cm_route_row;
 

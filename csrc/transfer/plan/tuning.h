@@ -73,9 +73,10 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16, CM_LINKS_THREAD_MAX = 20 };
     /* How much one thread packs or unpacks at a time. */                                \
     X(part_min_nbytes, 16 << 10, 1 << 10, 1 << 30)                                       \
     X(part_max_nbytes, 256 << 10, 1 << 10, 1 << 30)                                      \
-    /* Files: the size of the largest page-locked chunk, and how many chunks of one      \
-     * transfer are in flight. The most that one call reads or writes. The size from     \
-     * which a transfer goes past the page cache, if its pages are not in it. */         \
+    /* Files. A page-locked chunk has at most file_chunk_nbytes, and at most             \
+     * file_slot_count chunks of one transfer are in flight. One call reads or writes at \
+     * most file_part_nbytes. A transfer of direct_nbytes or more goes past the page     \
+     * cache, if its pages are not in it. */                                             \
     X(file_chunk_nbytes, 8 << 20, 64 << 10, 256 << 20)                                   \
     X(file_slot_count, 16, 2, CM_SLOT_MAX)                                               \
     X(file_part_nbytes, 1 << 20, 4 << 10, 1 << 30)                                       \
