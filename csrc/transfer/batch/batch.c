@@ -325,7 +325,7 @@ join_parts(batch *b, cm_ticket *ticket, cm_status started)
     bool failed = !cm_is_ok(status);
     cm_ticket_finish_after_parts(ticket, b->parts, b->part_count,
                                  failed ? cm_fail(CM_ECANCELLED, 0) : cm_ok(),
-                                 /* Otherwise the ticket reports it. */
+                                 /* Otherwise the ticket reports the failure. */
                                  failed || blocking);
     /* They belong to the ticket now. */
     b->parts = NULL;

@@ -37,8 +37,8 @@ CM_NODISCARD cm_status cm_many_find_conflicts(cm_runtime *rt,
  *
  * After a failure some copies may have been made, but none that touches what the failed
  * one does and has a higher index. Some may still be under way. A blocking call waits
- * for them unless it is interrupted. Otherwise *out may be a ticket, which is done when
- * they are, whatever came of them.
+ * for them unless it is interrupted. Otherwise *out may be a ticket, which is done once
+ * they have ended, in whichever way.
  * Fails: as cm_engine_copy(). */
 CM_NODISCARD cm_status cm_engine_copy_many(cm_engine *engine,
                                            const cm_many_request *request,

@@ -6,7 +6,8 @@
 
 enum {
     THREADS_PER_BLOCK = 256,
-    MAX_BLOCK_COUNT = 1 << 14, /* with more blocks threads take several elements each */
+    MAX_BLOCK_COUNT = 1 << 14, /* where more would be needed, threads take several
+                                  elements each */
 };
 
 cm_status

@@ -76,5 +76,6 @@ void cm_table_init(cm_table *table, cm_kernels *kernels, int device, uint64_t st
  * Fails: as cm_kernels_find(); kernel_launch. */
 CM_NODISCARD cm_status cm_table_add(cm_table *table, cm_address dst, cm_address src,
                                     uint64_t nbytes);
-/* Launch what has not been launched yet. */
+/* Launch what has not been launched yet.
+ * Fails: as cm_table_add(). */
 CM_NODISCARD cm_status cm_table_flush(cm_table *table);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many threads share a row, how wide they copy, and how many blocks there are.
+/* Chooses how many threads share a row, how wide they copy, and how many blocks there
+ * are.
  *
  * Each thread of a warp loads CM_ROWS_SLOTS units before it stores any. With units of
  * 16 bytes, a warp loads 2 KiB at once. A copy over the bus has just enough blocks to
@@ -183,8 +184,8 @@ find_block_limit(cm_runtime *rt, int device, const cm_rows_move *move,
 }
 
 /* Choose as many blocks as have something to do, up to the limit, and return their
- * number. Also tell the kernel how many slots a warp moves on by after each step: all
- * that the blocks copy in one step. */
+ * number. Also tell the kernel by how many slots a warp moves on after each step, which
+ * is as many as all blocks copy in one step. */
 static uint32_t
 choose_blocks(cm_rows_job *job, uint32_t threads, uint32_t limit)
 {

@@ -27,7 +27,7 @@ typedef struct cm_row_numbers {
     bool is_signed;     /* negative numbers count from the end */
 } cm_row_numbers;
 
-/* A pair of arrays. Each member of two is by cm_side. */
+/* A pair of arrays. Members that come in pairs are indexed by cm_side. */
 typedef struct cm_rows_layer {
     cm_address address[2]; /* of row 0 */
     int64_t stride[2];     /* bytes from one row to the next; may be negative or 0 */
@@ -38,7 +38,7 @@ typedef struct cm_rows_layer {
 /* What all layers of a call share. */
 typedef struct cm_rows_move {
     uint64_t count;            /* how many rows of each layer are copied */
-    cm_row_numbers numbers[2]; /* by cm_side */
+    cm_row_numbers numbers[2]; /* indexed by cm_side */
     /* Row i of the source lies at place i, and its number is only checked. This is for
      * the second of two calls, where the first has gathered the rows of the source into
      * memory between the ends: both calls leave out rows with a wrong number. */

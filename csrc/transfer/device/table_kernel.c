@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs of bytes are gathered into tables; one launch copies all runs of a table. */
+/* Runs of bytes are gathered into tables, and one launch copies all runs of a table. */
 #include "transfer/device/kernel.h"
 
 enum {
@@ -19,8 +19,8 @@ cm_table_init(cm_table *table, cm_kernels *kernels, int device, uint64_t stream)
     table->job.spare[0] = table->job.spare[1] = 0;
 }
 
-/* Choose how many threads work on one piece, so that each has one unit of an average
- * piece. */
+/* Choose how many threads work on one part of the table, so that each has one unit of
+ * an average part. Returns that number as a power of two. */
 static uint32_t
 choose_team(const cm_table *table)
 {

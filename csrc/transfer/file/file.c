@@ -88,8 +88,8 @@ check_sizes(cm_file_job *file)
     return cm_ok();
 }
 
-/* Set where a file ends. It is a matter of chance which part found the end first, so
- * that file is asked again. */
+/* Set where a file ends. Which part found the end first is a matter of chance, so the
+ * file is asked for its size again. */
 static void
 check_end_again(cm_file_job *file)
 {

@@ -2,8 +2,9 @@
 /* Moves bytes between ranges of files and memory of any kind. Reads and writes are
  * shared out among the engine's threads. If the host may touch the memory they go
  * straight to it. Otherwise they go through page-locked chunks, while the device copies
- * other chunks. This file knows open descriptors, but no names of files. Locks: the
- * engine's, and one for each call that guards its first failure.
+ * other chunks. Callers pass open descriptors. Names are needed only to put a file that
+ * was written in the background into its place.
+ * Locks: the engine's, and one for each call that guards its first failure.
  *
  * Several files
  * -------------
@@ -118,8 +119,8 @@ typedef struct cm_file_request {
     /* Says what comes first, what is kept alive, and who is asked whether to go on. It
      * has neither ends nor a stream, and it blocks. */
     cm_copy_request copy;
-    /* Borrowed, or NULL. Before the call each is the checksum of as many zeros, and the
-     * call adds to it what the bytes that are written add. */
+    /* Borrowed, or NULL. Before the call each is the checksum of as many zero bytes as
+     * are written, and the call adds to it what the bytes contribute. */
     _Atomic uint32_t *checksums;
     cm_file_faults *faults; /* borrowed; may be NULL */
 } cm_file_request;
@@ -145,8 +146,8 @@ typedef struct cm_file_place {
 CM_NODISCARD cm_status cm_engine_transfer_file(cm_engine *engine,
                                                const cm_file_request *request,
                                                cm_file_failure *failure);
-/* Begin to write all ranges of the only file of the request in the background
- * (save.h). Nothing of the request is borrowed beyond the call but what its `copy`
+/* Begin to write all ranges of the only file of the request in the background (save.h).
+ * After the call nothing of the request is borrowed any more, except what its `copy`
  * keeps alive. The request must not name streams: the work of the devices goes on
  * streams of the engine, and `copy.after` says what comes first.
  *

@@ -138,7 +138,7 @@ copy_packed_tile(copy_block copy, block *tile, char *dst, const char *src,
     copy(tile, dst, lines + (src - first), run_nbytes);
 }
 
-/* The processor does not prefetch these lines by itself. */
+/* Prefetch the lines of a tile, which the processor does not do by itself. */
 static void
 prefetch_lines(const block *tile, const char *src)
 {

@@ -16,16 +16,16 @@ void cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide
 bool cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
                      const void *src);
 
-/* Called before a copy for either end, whose element 0 is at `base`: does
- * cm_pages_probe() if the end has at least `least_nbytes` from its first byte to its
- * last.
+/* Check before a copy that the pages of one end, whose element 0 is at `base`, are
+ * there (cm_pages_probe()). This does nothing if the end has fewer than `least_nbytes`
+ * from its first byte to its last.
  * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_host_probe(const cm_layout *layout, cm_side side,
                                      const void *base, uint64_t least_nbytes);
 
-/* Called for an end that is known to be a mapping of a file: does cm_pages_populate()
- * for each page that the layout touches. Pages between its runs are left alone, since
- * they need not exist.
+/* Populate each page that the layout touches at an end that is known to be a mapping of
+ * a file (cm_pages_populate()). Pages between its runs are left alone, since they need
+ * not exist.
  * Fails: CM_EFAULT. */
 CM_NODISCARD cm_status cm_host_populate(const cm_layout *layout, cm_side side,
                                         const void *base);

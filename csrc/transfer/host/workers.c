@@ -12,7 +12,7 @@
 enum {
     MANY_THREADS = 4, /* with this many threads the poster need not copy parts */
     WAKE_COUNT = 2,   /* waking takes time, so each thread that is awake wakes others */
-    REST_TURNS = 20,
+    REST_TURNS = 20,  /* rounds for which a poster rests that has nothing to do */
     VAIN_TURNS = 2000, /* rounds in which a thread finds no part before it yields */
     PAUSES = 64,       /* pauses in vain after which the poster copies a part */
     PART_EDGE = 4096,
@@ -58,6 +58,8 @@ enter_place(cm_workers *workers, cm_copy_task *task, uint64_t turn)
     task->place = -1; /* none is free, so the poster copies all of it */
 }
 
+/* Take the next part of the task, and store its number. Returns false if no part can be
+ * taken now. */
 static bool
 take_part(cm_workers *workers, cm_copy_task *task, uint32_t *part)
 {
@@ -130,7 +132,8 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
     }
     /* This lets the next waker choose other threads. */
     atomic_fetch_and(&workers->asleep, ~chosen);
-    cm_mutex_unlock(&workers->sleep); /* first, as the woken thread needs it at once */
+    cm_mutex_unlock(&workers->sleep); /* before the signals, as a woken thread needs it
+                                         at once */
     for (uint32_t i = 0; chosen >> i != 0; i++) {
         if (chosen >> i & 1) {
             cm_cond_signal_one(&workers->wake[i]);
@@ -386,8 +389,8 @@ cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
     uint32_t all = (uint32_t)tuning->fresh_thread_count - 1;
     uint32_t most = is_for_all(task) ? all : (uint32_t)tuning->links_thread_count - 1;
     task->limit = is_for_all(task) ? all : few + group->more;
-    /* The tuning may say that fewer threads than `few` are for fresh memory or for
-     * several links. */
+    /* For fresh memory, or for several links, the tuning may allow fewer threads than
+     * `few`. */
     if (task->limit >= most) {
         task->limit = most > few ? most : few;
     }
@@ -452,8 +455,8 @@ cm_task_group_post(cm_task_group *group, cm_copy_task *task, const cm_layout *la
     cut_task(group, task, nbytes);
     bool is_shared = atomic_load(&task->part_count) > 1 || group->crew > 1;
     /* Its turn comes after all that the group has posted. A group that has been idle
-     * starts from the lowest turn that is open, or it would be served before all others
-     * for long. */
+     * starts from the lowest turn that is open. Otherwise it would be served before all
+     * others for a long time. */
     int first = find_place(workers, 0, atomic_load(&workers->open));
     uint64_t turn = first < 0 ? 0 : atomic_load(&workers->places[first].turn);
     group->turn = group->turn + 1 > turn ? group->turn + 1 : turn;

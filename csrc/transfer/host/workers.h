@@ -36,7 +36,7 @@ typedef enum cm_copy_way {
     CM_COPY_WIDE,      /* by stores past the caches */
     CM_COPY_PLAIN_ALL, /* by every thread there is, as the next two are */
     CM_COPY_WIDE_ALL,
-    /* The copy makes pages of the target; one thread makes each huge page. */
+    /* The copy makes the pages of the target. Each huge page is made by one thread. */
     CM_COPY_FRESH,
 } cm_copy_way;
 
@@ -133,8 +133,8 @@ typedef struct cm_task_group {
     bool lets_sleep;
     /* Parts can only be taken after cm_copy_task_set_ready() has said so. */
     bool is_early;
-    /* How long threads look for more work after such tasks before they sleep. It is
-     * that of the tuning, or shorter if nobody waits for the threads to wake. */
+    /* How long threads look for more work after its tasks before they sleep. It is that
+     * of the tuning, or shorter if nobody waits for the threads to wake. */
     uint64_t spin_ns;
     /* Parts begin at multiples of this; 0 leaves their size to the group. */
     uint64_t part_nbytes;
