@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file transfer that is under way: what a job has for it besides its ring.
+/* The state of a file transfer that is under way, which a job has besides its ring.
  *
  * Each piece of the ring is a chunk, which is one run of the file or a few short ones
  * (cut.c). A chunk is moved in two halves. The file's half is done by the workers, who
@@ -14,7 +14,8 @@
  * nearest to the beginning of the file is kept, and nothing new is begun.
  *
  * The thread that runs the job makes all calls of the runtime, and workers see only
- * tasks. Locks: `lock` guards the failure. */
+ * tasks.
+ * Locks: `lock` guards the failure. */
 #pragma once
 
 #include "transfer/engine/job.h"
@@ -38,8 +39,8 @@ enum {
 /* A run of the file within a chunk. The job's thread writes pieces and chunks; workers
  * read them while their task is posted. */
 typedef struct cm_file_piece {
-    /* Where it begins in the chunk: as far from the beginning of a page there as
-     * `offset` is from the beginning of a page of the file. */
+    /* Where it begins in the chunk. It lies as far from the beginning of a page there
+     * as `offset` lies from the beginning of a page of the file. */
     uint64_t at;
     uint64_t nbytes;
     uint64_t offset;
@@ -147,8 +148,8 @@ CM_NODISCARD cm_status cm_file_cut_next(cm_file_job *file, cm_file_chunk *chunk)
 
 /* calls.c: post the reading or writing of a chunk. */
 void cm_file_post(cm_file_chunk *chunk, cm_task_group *group, cm_copy_task *task);
-/* Return how many bytes the file has, or UINT64_MAX if it does not say, as a pipe does
- * not. */
+/* Return how many bytes the file has, or UINT64_MAX if its size is not known, as that
+ * of a pipe is not. */
 uint64_t cm_file_size(int fd);
 /* Open another descriptor of a file that goes past the page cache. Returns -1 if that
  * fails. */

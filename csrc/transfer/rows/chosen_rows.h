@@ -2,10 +2,10 @@
 /* The numbers of rows that a call copies, as the host has them: read from memory of any
  * integer width, counted from the end where they are negative, and checked.
  *
- * Several arrays may share the numbers, and then a negative number means another row in
- * each that has another number of rows. So the numbers are kept as they were given, and
- * settled for a number of rows before they are used. Arrays of equal length, which are
- * the usual case, settle them once.
+ * Several arrays may share the numbers, and then a negative number means a different
+ * row in each array that has a different number of rows. So the numbers are kept as
+ * they were given, and settled for a number of rows before they are used. Arrays of
+ * equal length, which are the usual case, settle them once.
  *
  * Everything is pure. There are no locks. */
 #pragma once
@@ -21,7 +21,8 @@ typedef struct cm_chosen_rows {
      * is NULL. */
     int64_t *rows;
     uint64_t count;
-    int64_t row_count; /* the one for which `rows` are settled, or -1 if they are not */
+    int64_t row_count; /* how many rows `rows` are settled for, or -1 if they are not
+                          settled */
     int64_t bound;     /* every given number is in [0, bound); 0 if that is not known */
 } cm_chosen_rows;
 
@@ -33,8 +34,8 @@ typedef struct cm_integers {
     bool is_signed;
 } cm_integers;
 
-/* Write `count` integers to `out`. One that does not fit in 63 bits becomes the largest
- * that does, which no array has as a row. */
+/* Write `count` integers to `out`. A number that does not fit in 63 bits becomes the
+ * largest that does. No array has a row of that number. */
 void cm_integers_read(cm_integers from, uint64_t count, int64_t *out);
 
 /* What can be wrong with row numbers. */

@@ -35,11 +35,11 @@ cm_kernel_numbers_nbytes(int64_t row_count)
     return row_count <= INT32_MAX ? sizeof(int32_t) : sizeof(int64_t);
 }
 
-/* Write `self->count` integers to self->at, as numbers of self->nbytes, which is at
- * least what cm_kernel_numbers_nbytes() says, and set self->has_negative. Returns false
- * if one of them names no row of an array of `row_count` rows; what has been written is
- * of no use then. Each integer is read once, so that what is written has been checked
- * even if another thread changes the integers meanwhile. */
+/* Write `self->count` integers to self->at, and set self->has_negative. Each is written
+ * with self->nbytes bytes, which is at least what cm_kernel_numbers_nbytes() says.
+ * Returns false if one of them names no row of an array of `row_count` rows. What has
+ * been written is then of no use. Each integer is read once, so that what is written
+ * has been checked even if another thread changes the integers meanwhile. */
 bool cm_kernel_numbers_write(cm_kernel_numbers *self, cm_integers from,
                              int64_t row_count);
 

@@ -18,7 +18,7 @@ enum {
     LONG_RUN_NBYTES = 2 << 20,
 };
 
-/* The end of a run that begins `offset` bytes behind element 0 of an array. */
+/* Return the end of a run that begins `offset` bytes behind element 0 of an array. */
 static cm_piece_end
 end_at(const cm_layer *layer, cm_side side, int64_t offset)
 {
@@ -33,8 +33,8 @@ end_at(const cm_layer *layer, cm_side side, int64_t offset)
     };
 }
 
-/* The place where the last run of the layer ends in each array, by cm_side, as an
- * offset from element 0. The next run is joined to it if it begins there. */
+/* The place where the last run of the layer ends in each array, as an offset from
+ * element 0, indexed by cm_side. The next run is joined to it if it begins there. */
 typedef struct reached {
     bool is_known;
     int64_t at[2];
@@ -227,7 +227,7 @@ goes_along(cm_engine *engine, const cm_numbered_layer *layer, bool on_stream,
            || (way == CM_MANY_DOWN && cm_piece_end_is_on_device(&piece.src));
 }
 
-/* Fill in all layers. */
+/* Fill in all layers. *suits becomes false if one of them does not suit. */
 static cm_status
 collect_layers(cm_engine *engine, const cm_layer *layers,
                cm_chosen_rows *const numbers[2], bool on_stream, cm_many *many,
@@ -267,8 +267,9 @@ is_list_short(cm_numbered_rows *rows, cm_chosen_rows *const numbers[2])
     return is_short;
 }
 
-/* Numbers that rise by one need not be looked up: the rows are 0, 1, … of an array that
- * begins with the first of them. */
+/* Drop the numbers of a side if each is one higher than the one before. They need not
+ * be looked up, since the rows are then 0, 1, … of an array that begins with the first
+ * of them. */
 static void
 drop_even_numbers(cm_numbered_rows *rows, cm_side side)
 {

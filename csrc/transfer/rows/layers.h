@@ -18,8 +18,8 @@
 #include "transfer/rows/chosen_rows.h"
 #include "transfer/rows/kernel_numbers.h"
 
-/* The arrays of a layer, by cm_side. Their first axis counts the rows, and the others
- * are the same on both sides, as the itemsizes are. */
+/* The arrays of a layer, indexed by cm_side. Their first axis counts the rows, and the
+ * others are the same on both sides, as the itemsizes are. */
 typedef struct cm_layer {
     cm_region array[2];
     const void *owner[2]; /* as the `owner` of a cm_piece_end */
@@ -59,9 +59,9 @@ CM_NODISCARD cm_status cm_numbered_many_create(cm_engine *engine,
  * least as fast as a kernel that reads their numbers. It does so if there are only a
  * few runs, if the runs are long, or if they lie at equal distances, so that one
  * pitched copy moves them. `layer` stands for all `layer_count` layers, and `count`
- * rows of each are copied. `numbers`, by cm_side, are needed to find neighbouring rows,
- * which become one run. If it is NULL, the answer is true only if it does not depend on
- * that. */
+ * rows of each are copied. `numbers`, indexed by cm_side, are needed to find
+ * neighbouring rows, which become one run. If `numbers` is NULL, the answer is true
+ * only if it would be true for all numbers. */
 bool cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
                          const cm_kernel_numbers *numbers);
 

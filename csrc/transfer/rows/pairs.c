@@ -37,7 +37,8 @@ divides(uint64_t unit, uint64_t distance)
                                     : distance % unit == 0;
 }
 
-/* Add an end, if a kernel of `device` reaches it. */
+/* Add an end to what is known about its side. Returns whether a kernel of `device`
+ * reaches it. */
 static inline bool
 add_end(side_of_pairs *side, const cm_piece_end *end, int device)
 {

@@ -4,8 +4,8 @@
  * Blocks of a cache come as thousands of pairs, each with two addresses. If one device
  * reaches all of them, and all have one size, they are rows of two arrays: each array
  * begins at the lowest address of its side, and its rows lie `unit` bytes apart. The
- * unit is the largest that all distances between addresses, and the size, are multiples
- * of. It may be shorter than a row. So two numbers say what a pair is, and the host
+ * unit is the largest number that divides the size and all distances between addresses.
+ * It may be shorter than a row. So two numbers say what a pair is, and the host
  * describes it to the device in a few nanoseconds, where a run of a table takes a
  * hundred.
  *
@@ -25,10 +25,11 @@ typedef struct cm_paired_rows {
      * of the host, since memory of several allocations may lie elsewhere there. */
     cm_layer layer;
     int device; /* one that reaches the memory of all pairs */
-    /* No end of one side lies in memory of the kind of the other side. */
+    /* All targets are on the device and all sources on the host, or the other way
+     * round. */
     bool has_sides_apart;
     bool is_over_bus; /* some of the pairs' memory is page-locked host memory */
-    bool is_to_host;  /* some of the targets' memory is */
+    bool is_to_host;  /* some of the targets' memory is such memory */
 } cm_paired_rows;
 
 /* Find out whether pairs can be rows, and describe their arrays. At least one end of

@@ -33,7 +33,7 @@ typedef struct shared_pass {
     _Atomic uint32_t unused; /* has a bit for each bitmap that no thread has now */
     _Atomic uint32_t begun;  /* has a bit for each bitmap that has been cleared */
     atomic_bool has_outside;
-    atomic_bool has_negative[2]; /* by cm_side */
+    atomic_bool has_negative[2]; /* indexed by cm_side */
     atomic_bool is_twice;
 } shared_pass;
 
@@ -94,7 +94,8 @@ do_marks_help(const shared_pass *pass)
            && !atomic_load(&pass->has_negative[CM_DST]);
 }
 
-/* A part of the task, which counts each number as 8 bytes. */
+/* Do a part of the task that writes and marks the numbers. The task counts each number
+ * as 8 bytes. */
 static void
 do_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
         const void *src CM_UNUSED, bool wide CM_UNUSED)
@@ -113,7 +114,7 @@ do_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
     }
 }
 
-/* A part of the task that joins the bitmaps, of which each thread takes some words. */
+/* Do a part of the task that joins the bitmaps. A part is some words of each bitmap. */
 static void
 join_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
           const void *src CM_UNUSED, bool wide CM_UNUSED)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes and checks the row numbers of both ends of a call, if there are many of them
- * by several threads.
+/* Writes and checks the row numbers of both ends of a call. If there are many of them,
+ * several threads do this.
  *
  * The idea
  * --------
@@ -41,8 +41,8 @@ typedef enum cm_numbers_finding {
     CM_NUMBERS_RIGHT,    /* the same, and no row of the target is named twice */
 } cm_numbers_finding;
 
-/* Write the numbers of both sides, by cm_side, as cm_kernel_numbers_write() does. Both
- * have the same count.
+/* Write the numbers of both sides, which are indexed by cm_side, as
+ * cm_kernel_numbers_write() does. Both have the same count.
  * Fails: CM_ECLOSED, CM_EFORKED. */
 CM_NODISCARD cm_status cm_numbers_write_both(cm_engine *engine,
                                              const cm_numbers_side sides[2],
