@@ -5,9 +5,9 @@
  * The idea
  * --------
  * A request names two regions, and says how it is ordered after other work. The engine
- * plans it (plan.h), which chooses a route: directly, by a kernel, or staged through
- * page-locked memory. The request becomes a job (job.h), which does the work, and a
- * ticket (ticket.h), which outlives the job and tells the outcome.
+ * plans the copy (plan.h). The plan chooses a route: directly, by a kernel, or staged
+ * through page-locked memory. The request becomes a job (job.h), which does the work,
+ * and a ticket (ticket.h), which outlives the job and tells the outcome.
  *
  * Example: a background copy of 100 MB from ordinary memory to a GPU. The call makes a
  * ticket and a job and returns. A job thread takes the job (scheduler.c), packs pieces

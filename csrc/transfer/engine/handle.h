@@ -28,8 +28,7 @@ typedef struct cm_ticket_info {
     cm_status status;        /* the first failure; CM_OK while it is not done */
     const cm_route_row *row; /* the route; NULL if no bytes have to move */
     bool captured;           /* it went into a graph, which may run it at any time */
-    bool cancelled;  /* ended by cm_ticket_cancel(), before anything was read or written
-                      */
+    bool cancelled;  /* cm_ticket_cancel() ended it before it read or wrote anything */
     uint64_t nbytes; /* the payload, in which elements that a broadcast repeats count
                         once */
     double seconds;  /* from start to end, by the device's clock where events were

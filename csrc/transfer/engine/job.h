@@ -23,7 +23,7 @@ typedef struct cm_targets cm_targets;
 struct cm_many;
 struct cm_kernel_rows;
 
-/* Work that must come first: an event that was recorded behind it. */
+/* An event that was recorded behind work that must come first. */
 typedef struct cm_after {
     uint64_t event;
     int device;

@@ -511,7 +511,7 @@ cm_ticket_update(cm_ticket *ticket)
 {
     cm_engine *engine = ticket->engine;
     cm_ticket *part;
-    bool goes_on = true; /* a whole is over with the last of its parts */
+    bool goes_on = true; /* a whole is over once its last part is */
     for (uint64_t i = 0; goes_on && (part = hold_part(ticket, &i)) != NULL; i++) {
         goes_on = cm_ticket_update(part);
         cm_ticket_release(part);

@@ -85,8 +85,8 @@ struct cm_ticket {
     bool is_whole;
     atomic_uint refs; /* the order has one of them until the ticket is over */
     /* A word that a kernel sets if numbers of rows are wrong, or NULL if there is none.
-     * It is borrowed, since a keep has the word. The bits are added to what the failure
-     * says. The thread that runs the job sets both members before the ticket is
+     * It is borrowed, since a keep has the word. `wrong_rows_bits` is added to what the
+     * failure says. The thread that runs the job sets both members before the ticket is
      * submitted. */
     const uint32_t *wrong_rows;
     uint32_t wrong_rows_bits;

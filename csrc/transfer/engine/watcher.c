@@ -49,8 +49,8 @@ update_some(cm_engine *engine, int limit)
  * nanosecond, which must not keep this thread busy. */
 #define LEAST_IDLE_NS (UINT64_C(10) * 1000 * 1000)
 
-/* Trim idle pools if that is due. Returns true if it was; then the lock has been
- * released meanwhile. */
+/* Trim idle pools if that is due. Returns true if it was due. The lock is then released
+ * meanwhile. */
 static bool
 trim_idle_locked(cm_engine *engine)
 {

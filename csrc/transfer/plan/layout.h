@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A layout is a copy as loops: two regions of the same shape, reduced to the simplest
- * loops that visit the same bytes. It consists of a run, which is a number of bytes
- * that lie together on both sides, and of axes, which say how often and at which
- * distances the run is repeated. This file also cuts layouts into pieces, which are
- * moved one after another or by several threads.
+/* A layout describes a copy as loops. It is made of two regions of the same shape, and
+ * has the simplest loops that visit the same bytes. It consists of a run, which is a
+ * number of bytes that lie together on both sides, and of axes, which say how often and
+ * at which distances the run is repeated. This file also cuts layouts into pieces,
+ * which are moved one after another or by several threads.
  *
  * An example: a C-contiguous array of shape (4, 3, 8) and 2 bytes an element is copied
  * into `out[:, :3]` of an array of shape (4, 5, 8). On both sides 3 * 8 elements lie
@@ -31,9 +31,9 @@ typedef struct cm_axis {
  * from element 0, on either side. Invariants: every length is > 1, and the strides of
  * the target fall from axis to axis.
  *
- * If elements are converted on the way, each element is a run. `run_nbytes` is then its
- * size on the link or, between host and host, its size in the target, and runs are
- * neither joined nor cut. */
+ * If elements are converted on the way, each element is a run. `run_nbytes` is then the
+ * size of an element on the link. Between two ends of the host it is the size in the
+ * target. Such runs are neither joined nor cut. */
 typedef struct cm_layout {
     uint64_t run_nbytes; /* 0 if there is nothing to copy */
     int ndim;
@@ -76,7 +76,7 @@ void cm_layout_pack(cm_layout *layout, cm_side side);
 /* Take the axes along which the source is broadcast out of `layout`, and put them into
  * `repeats`, whose run and offsets are set to 0. */
 void cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats);
-/* Set `core` to the layout without these axes; returns how many there are. */
+/* Set `core` to the layout without these axes. Returns how many such axes there are. */
 int cm_layout_get_core(const cm_layout *layout, cm_layout *core);
 /* Put the axes of `repeats` back into `layout`, where they were. */
 void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);

@@ -3,7 +3,8 @@
  * memory, and uses further streams beside its own.
  *
  * Any device may be current when these functions are called, except where they say
- * otherwise. Locks: none; they belong to the thread that runs the job. */
+ * otherwise.
+ * Locks: none; the functions belong to the thread that runs the job. */
 #pragma once
 
 #include "transfer/engine/job.h"
@@ -56,8 +57,8 @@ CM_NODISCARD cm_status cm_job_open_stream_on(cm_job *job, int device, cm_stream 
 CM_NODISCARD cm_status cm_job_take_block_on(cm_job *job, int device, cm_address *out);
 /* Make the job's own stream wait for all that the sides were given. */
 CM_NODISCARD cm_status cm_job_join_sides(cm_job *job);
-/* Do the same after the job has failed. If that fails too, the call waits for the sides
- * instead.
+/* Do the same after the job has failed. If the stream cannot be made to wait, the call
+ * itself waits for the sides.
  * Fails: stream_synchronize; then nobody knows what still runs. */
 CM_NODISCARD cm_status cm_job_abandon_sides(cm_job *job);
 

@@ -93,7 +93,8 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     }
 }
 
-/* Explain a copy between devices that converts elements. */
+/* Explain a copy between devices that goes by way of the host, which converts the
+ * elements. */
 static void
 explain_far(const cm_job *job, uint64_t count, cm_explanation *out)
 {

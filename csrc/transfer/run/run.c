@@ -10,7 +10,7 @@
  *
  * After that the copy is over, or somebody else finds out when it is:
  *
- *     END        a blocking call has waited for it, or it was captured, or moves a file
+ *     END        a blocking call has waited for it, it was captured, or it moves a file
  *     SUBMITTED  the device does the rest, and the ticket has the event behind it
  *     DRAIN      the host still has to unpack what arrives, which a job thread does
  *     DETACHED   a fill: nobody asks for its end

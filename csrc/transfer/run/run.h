@@ -12,6 +12,7 @@
 CM_NODISCARD cm_status cm_request_start(cm_engine *engine,
                                         const cm_copy_request *request,
                                         const cm_tuning *tuning, cm_ticket **out);
+/* Drop the keeps of a request that no ticket has taken over. */
 void cm_request_drop_keeps(const cm_copy_request *request);
 /* Fill in a zeroed job for the request. It has no ticket, and holds nothing that has to
  * be given back. */
@@ -23,8 +24,8 @@ CM_NODISCARD cm_status cm_job_plan(cm_job *job, const cm_copy_request *request);
 /* run.c: make the copy, going on from the job's step. After success the step is DRAIN,
  * SUBMITTED, DETACHED or END, and this call is not needed again, except that a job in
  * DRAIN is run once more by a job thread. After a failure nothing is in flight, unless
- * the step is SUBMITTED. The ticket then tells when the rest has ended. That is
- * possible after CM_ECANCELLED, in the background, and for a part of a whole. In a job
+ * the step is SUBMITTED. The ticket then tells when the rest has ended. The step can be
+ * SUBMITTED after CM_ECANCELLED, in the background, and for a part of a whole. In a job
  * thread this may also return CM_ETIMEOUT with job->wait set. It is then called again
  * once the job need not wait any more. */
 CM_NODISCARD cm_status cm_job_run(cm_job *job);
