@@ -36,8 +36,8 @@ find_sent(const cm_targets *targets, int device)
 }
 
 /* Put the further targets into their order: those that are sent to, then the replicas.
- * Fails: CM_EINVALID, if a target is not on a device, or if none that is sent to is on
- * its device. */
+ * Fails: CM_EINVALID, if a target is not on a device, or if no target that is sent to
+ * is on the same device. */
 static cm_status
 sort_targets(cm_targets *targets, const cm_broadcast *broadcast)
 {

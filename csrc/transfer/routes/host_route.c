@@ -40,8 +40,9 @@ is_fresh(const cm_layout *layout, const cm_region *dst)
                                  layout->run_nbytes);
 }
 
-/* True if the copy is a single run that overlaps its source. Like memmove(), it then
- * begins at the end from which no byte is overwritten before it is read. */
+/* True if the copy is a single run whose target overlaps its source. Like memmove(),
+ * the copy then begins at the end from which no byte is overwritten before it is
+ * read. */
 static bool
 shifts(const cm_job *job)
 {
@@ -87,9 +88,9 @@ choose_way(const cm_job *job)
     return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
 }
 
-/* Cut the next piece of a run that overlaps its source. The run is cut from the end at
- * which a piece overwrites nothing that is still to be read. Returns false if nothing
- * is left. */
+/* Cut the next piece of such a run (see shifts()). The run is cut from the end at which
+ * a piece overwrites nothing that is still to be read. Returns false if nothing is
+ * left. */
 static bool
 next_of_overlapping(const cm_job *job, cm_layout *piece)
 {

@@ -15,10 +15,11 @@ enum {
      * longer rows a few threads already read as fast as the memory delivers. */
     SHORT_NBYTES = 1024,
     /* If the slots then go to a device, the threads only have to be faster than its
-     * link. With short rows a few threads are, because each row is prefetched before it
-     * is needed, and more threads would be in the way of the one that queues the slots.
-     * A few threads also suffice for rows of a page or more, in which the processor
-     * reads ahead by itself. Rows of a length between these two take all threads. */
+     * link. With short rows a few threads are fast enough, because each row is
+     * prefetched before it is needed, and more threads would be in the way of the one
+     * that queues the slots. A few threads also suffice for rows of a page or more, in
+     * which the processor reads ahead by itself. Rows of a length between these two
+     * take all threads. */
     PAGE_NBYTES = 4096,
     WIDE_NBYTES = 4096, /* a shorter part of a row is copied faster through the
                            caches */

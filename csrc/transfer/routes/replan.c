@@ -51,7 +51,8 @@ void
 cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
 {
     bool on_device = address != 0;
-    if (!on_device && !job->plan.converts_on_device) { /* reading it has converted it */
+    if (!on_device && !job->plan.converts_on_device) { /* reading the source has
+                                                          converted it */
         job->converts = false;
         cm_layout_drop_items(&job->plan.layout);
     }

@@ -107,8 +107,8 @@ cm_slot_at(cm_ring *ring, uint64_t index)
     return &ring->slots[index % ring->slot_count];
 }
 
-/* Make job->ring, unless the job has kept one from before a wait. Fails: CM_EFAULT,
- * CM_ENOMEM. */
+/* Make job->ring, unless the job has kept one from before a wait.
+ * Fails: CM_EFAULT, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
 /* Give the first slot its event and its memory. A ring that goes by way of the host
  * cannot run without them. In a copy that does not cross devices the memory may be
@@ -122,10 +122,10 @@ CM_NODISCARD cm_status cm_ring_create_for(cm_job *job,
                                           cm_status (*cut_next)(cm_job *job,
                                                                 cm_slot *s));
 /* Move all pieces. If the host's half comes first, this returns when the host has
- * nothing more to do. If the device's half comes first, it returns when all of it is
- * queued. With `drain` it returns when every piece has ended. Fails: as the functions
- * of `way`, the pinned pool and event_create; CM_EFAULT, CM_ECANCELLED; CM_ETIMEOUT, if
- * the job is suspended. */
+ * nothing more to do. If the device's half comes first, it returns when all work of the
+ * device is queued. With `drain` it returns when every piece has ended.
+ * Fails: as the functions of `way`, the pinned pool and event_create; CM_EFAULT,
+ * CM_ECANCELLED; CM_ETIMEOUT, if the job is suspended. */
 CM_NODISCARD cm_status cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain);
 /* Compute the layout by which the piece is copied from the source into the slot, and
  * the one by which it is copied from the slot to the target. */

@@ -286,10 +286,10 @@ gather_runs(cm_job *job, const cm_slot *s, cm_address *out)
 }
 
 /* Queue the copies that bring the runs of a slot into it, the reverse of send_runs().
- * All that crosses the link is on the side, one copy for each slot, while a kernel on
- * the job's own stream gathers the runs of the next slot. If that is not possible,
- * each long run is a copy of its own, and a kernel writes the short ones over the
- * bus. */
+ * All that crosses the link is on the stream of the side, one copy for each slot, while
+ * a kernel on the job's own stream gathers the runs of the next slot. If that is not
+ * possible, each long run is a copy of its own, and a kernel writes the short ones over
+ * the bus. */
 static cm_status
 fetch_runs(cm_job *job, cm_slot *s)
 {
