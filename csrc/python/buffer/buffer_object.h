@@ -19,9 +19,11 @@ typedef struct cm_buffer {
     int64_t itemsize;
     int ndim;
     bool readonly;
-    /* Its `with` block has ended: it is closed, whatever becomes of the storage. */
+    /* Its `with` block has ended. The buffer then counts as closed, even if its storage
+     * is still open. */
     bool with_ended;
-    /* Made by as_device(): the device type over mapped or managed memory. */
+    /* as_device() made this view. It has the type of device buffers, and its memory is
+     * mapped or managed. */
     bool as_device;
     /* shape[ndim], strides[ndim] in bytes, and room for strides[ndim] in elements,
      * which DLPack borrows. Points to `few`, or is owned beyond CM_FEW_NDIM. */

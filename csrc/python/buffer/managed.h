@@ -57,5 +57,6 @@ int cm_buffer_set_preferred_location(PyObject *self, PyObject *value, void *unus
 int cm_buffer_set_accessed_by(PyObject *self, PyObject *value, void *unused);
 
 /* The functions that managed.c adds to the module: prefetch_pages(), and
- * _prefetch_rows(), which tiles() of the package calls. Ends with an empty row. */
+ * _prefetch_rows(), which tiles() of the package calls. The table ends with an empty
+ * row. */
 extern PyMethodDef cm_managed_methods[];

@@ -6,17 +6,18 @@
  * next one moves. So the axes of the old and of the new shape are compared, the fastest
  * ones first, in runs that have the same number of elements in both: (4, 6) as (2, 2,
  * 3, 2) is the run 6 = 2 * 3 and the run 4 = 2 * 2. Within a run the old axes must step
- * as one axis would, each by the length times the step of the one before it. Then the
- * new axes of that run do so too, beginning with the step of the run's fastest old
- * axis. If an old run does not step evenly, no strides describe the new shape, and that
- * takes a copy.
+ * as one axis would: each step is the length times the step of the axis before it. The
+ * strides of the new axes follow by the same rule, and begin with the step of the run's
+ * fastest old axis. If an old run does not step evenly, no strides describe the new
+ * shape, and that takes a copy.
  *
  *     (4, 6) with strides (6, 1)    as (24): 6 == 6 * 1, so the stride is 1
  *     (4, 5) of that, strides (6, 1), as (20): 6 != 5 * 1, so there is no stride
  *     the same as (2, 2, 5): run 5 with stride 1, run 4 = 2 * 2 with strides 6 and 12
  *
- * Axes of length 1 take part in nothing. Negative strides and strides of 0 need no case
- * of their own. In Fortran's order the first axis is the fastest, else the last one. */
+ * Axes of length 1 are left out. Negative strides and strides of 0 need no case of
+ * their own. In Fortran's order the first axis is the fastest, and in C's order the
+ * last one. */
 #include "base/checked_math.h"
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"

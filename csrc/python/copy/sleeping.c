@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Puts the pool of a Region to sleep and wakes it: what pool/sleep.c leaves to its
- * caller.
+/* Puts the pool of a Region to sleep and wakes it. pool/sleep.c does the part that
+ * needs no Python.
  *
- * A pool knows its memory, but neither the buffers over it nor how bytes are copied. So
- * sleep() here goes these steps:
+ * A pool knows its memory, but it does not know the buffers over it, and it does not
+ * copy bytes. So sleep() here takes these steps:
  *
  *   1. With the GIL held, it refuses if a call of ours works on a buffer of the pool,
- * and marks the storages of all its buffers as asleep. From then on nothing of ours
- *      touches them: each use is an error.
- *   2. It waits for transfers that were begun before that, and collects the streams
- * that the storages remember. If anybody else may work on the memory, because it was
+ *      and otherwise marks the storages of all its buffers as asleep. From then on each
+ *      use of such a buffer through cumem raises an error.
+ *   2. It waits for transfers that began before that, and collects the streams that the
+ *      storages remember. If anybody else may work on the memory, because it was
  *      exported or because a block belongs to no buffer, the pool waits for whole
  *      devices.
  *   3. The pool settles, sleep_bytes.c moves its bytes to page-locked memory or to
  *      files, and the pool gives its memory back.
  *
- * wake() gets the memory, moves the bytes back, and takes the marks away.
- * Until that moment nobody can use the buffers, so whatever comes later sees the bytes.
+ * wake() gets the memory, moves the bytes back, and takes the marks away. Nobody can
+ * use the buffers before that, so every later use sees the bytes.
  *
- * The page-locked memory is that of a pool which only this pool uses. It counts against
- * the pinned limit as any other, forked children get no copy of it, and all of it can
- * go back without a search for what belongs to whom.
+ * The page-locked memory comes from a pool that only this pool uses. It counts against
+ * the pinned limit as any other does, and forked children get no copy of it. As nobody
+ * else has blocks of it, all of it can go back at once.
  *
  * Locks: the GIL is held, and released for whatever waits. cumem/pools/region.py lets one
  * thread at a time in for each pool. */

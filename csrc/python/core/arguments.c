@@ -154,8 +154,8 @@ cm_args_parse_new(const char *function, PyObject *args, PyObject *kwargs,
 
 /* -- numbers ----------------------------------------------------------------------- */
 
-/* Read an integer. Returns 0, or -1 with TypeError if it is not an integer, which says
- * what is `expected`, or with ValueError if it is too large. */
+/* Read an integer. Returns 0, or -1 with an exception: TypeError, which says what is
+ * `expected`, if the object is not an integer, or ValueError if it is too large. */
 static int
 to_int64(PyObject *object, const char *name, const char *expected, int64_t *out)
 {
@@ -209,7 +209,7 @@ cm_arg_timeout(PyObject *object, const char *name, uint64_t *out)
         PyErr_Clear();
         return cm_arg_refuse(object, name, "a number of seconds or None");
     }
-    if (!(seconds >= 0)) { /* nan is refused too: it is not at least 0 */
+    if (!(seconds >= 0)) { /* this refuses nan too */
         PyErr_Format(PyExc_ValueError, "%s must be at least 0 seconds, not %R", name,
                      object);
         return -1;
@@ -438,8 +438,8 @@ cm_arg_order(PyObject *object, const char *name, const char *letters, char fallb
 
 /* Return the current device, or -1 with an exception. PyTorch is asked only if that can
  * make a difference, that is, if there are several devices and the user has not chosen
- * one for cumem. PyTorch may see other devices than cumem, and an answer that is not
- * one of ours does not count. */
+ * one for cumem. PyTorch may see other devices than cumem, and if it names a device
+ * that cumem does not have, its answer does not count. */
 static int
 find_current(cm_state *state, PyObject *about)
 {
@@ -491,10 +491,10 @@ parse_device(const char *text, int64_t *out)
     return digits > 0 && *text == '\0';
 }
 
-/* Return the text that names a device. It is the object itself if that is a text. For a
- * device of another library, which is recognised by the `type` and `index` of its type,
- * it is what str() makes of it: PyTorch's are "cuda:0" and "cpu". Returns a new
- * reference, or NULL with an exception. */
+/* Return the text that names a device. If the object is a text, it is returned as it
+ * is. For a device of another library this is the text that str() makes of it, such as
+ * PyTorch's "cuda:0" and "cpu". Such a device is recognised by the attributes `type`
+ * and `index` of its type. Returns a new reference, or NULL with an exception. */
 static PyObject *
 name_of_device(PyObject *object, const char *name)
 {

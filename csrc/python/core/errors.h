@@ -23,8 +23,8 @@ cm_py_check(cm_state *state, cm_status status, const char *doing)
 }
 
 /* Clear the exception of something that may fail without harm, if there is one. Returns
- * 0, or -1 if the exception stays because it is no Exception (a KeyboardInterrupt, for
- * instance). */
+ * 0, or -1 if the exception stays because it is not an Exception (a KeyboardInterrupt,
+ * for instance). */
 static inline int
 cm_error_forgive(void)
 {
@@ -56,9 +56,10 @@ cm_error_restore(cm_kept_error kept)
     PyErr_Restore(kept.type, kept.value, kept.traceback);
 }
 
-/* Report a failure where nothing can be raised, by the unraisable hook, with `where`
- * (borrowed, may be NULL) as its object. Codes that say that the runtime is unloading
- * (4, 709, 35) are not reported. Keeps a pending exception. */
+/* Report a failure by sys.unraisablehook, for places where nothing can be raised.
+ * `where` (borrowed, may be NULL) is the object that the hook gets. The codes 4, 709
+ * and 35, by which the runtime says that it is unloading, are not reported. Keeps a
+ * pending exception. */
 void cm_py_report(cm_state *state, cm_status status, PyObject *where);
 
 /* Make the exception of a failed status, with its attributes and the note `doing`,

@@ -185,8 +185,9 @@ find_type(const char *name)
     return type;
 }
 
-/* True if a text is the name of a type of ml_dtypes: either our list of dtypes has it
- * and NumPy does not, or it looks like that of a type which is newer than the list. */
+/* True if a text is the name of a type of ml_dtypes. Either our list of dtypes has it
+ * and NumPy does not, or it looks like the name of a type that is newer than the list.
+ */
 static bool
 is_name_of_ml_dtypes(const char *text)
 {
@@ -375,7 +376,8 @@ ask_format(PyObject *dtype)
         PyBuffer_Release(&view);
     }
     else if (PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyErr_Clear(); /* NumPy names only a letter, and the package the whole dtype */
+        PyErr_Clear(); /* NumPy's error has only a letter, and the package's the whole
+                          dtype */
         cm_package_refuse("buffers.arguments", "refuse_format", PyTuple_Pack(1, dtype));
     }
     Py_DECREF(array);
@@ -844,8 +846,8 @@ cm_numpy_number_meant(PyObject *dtype, bool *swapped)
 /* True if the rule allows a conversion in which integers stand for numbers. bfloat16 is
  * the only number that they stand for. By the rules of ml_dtypes it can be converted to
  * each dtype to which float32 can, or to anything by "unsafe". A dtype can be converted
- * to bfloat16 if it can be converted to float16. Only float16 itself is judged as
- * if it were float32, since bfloat16 does not hold all of its numbers. */
+ * to bfloat16 if it can be converted to float16. The exception is float16, which is
+ * judged as if it were float32, since bfloat16 does not hold all of its numbers. */
 static bool
 can_cast_meant(PyArray_Descr *from, PyArray_Descr *to, bool is_from_meant,
                bool is_to_meant, NPY_CASTING rule)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding functions of the package, and calling them. */
+/* Finds functions of the package and calls them. */
 #include "python/core/package.h"
 
 #include <limits.h>
@@ -28,9 +28,10 @@ cm_find_loaded(const char *module, const char *name)
     return found;
 }
 
-/* Find a function of a module. Looking into sys.modules first saves most of the time.
- * But a module that another thread is still loading may lack the function; then this
- * imports it, which waits for that thread. */
+/* Find a function of a module. Most of the time is saved by looking into sys.modules
+ * first. A module that another thread is still loading may lack the function. In that
+ * case this imports the module, which waits for that thread. Returns a new reference,
+ * or NULL with an exception. */
 static PyObject *
 find(const char *module, const char *function)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stacks and tags of events, moments, and the functions by which the package uses the
- * recorder and the profiler's tool. */
+/* Finds the stacks and tags of events and the moments of calls (recording.h), and has
+ * the functions by which the package uses the recorder and the profiler's tool. */
 #include "python/core/recording.h"
 
 #include <dlfcn.h>
@@ -108,7 +108,7 @@ cm_moment_now(void)
         return now;
     }
     cm_kept_error kept = cm_error_keep();
-    int collects = PyGC_Disable(); /* a collection would run finalizers, here */
+    int collects = PyGC_Disable(); /* a collection would run finalizers here */
     PyFrameObject *at = PyEval_GetFrame();
     long young = at == NULL ? -1 : count_young();
     if (young >= 0) {
@@ -167,7 +167,7 @@ find_stack(PyThreadState *thread)
     frame frames[DEPTH];
     uint32_t count = 0;
     uint64_t hash = 1;
-    int collects = PyGC_Disable(); /* a collection would run finalizers, here */
+    int collects = PyGC_Disable(); /* a collection would run finalizers here */
     PyFrameObject *at = PyThreadState_GetFrame(thread);
     while (at != NULL && count < DEPTH) {
         PyObject *code = (PyObject *)(void *)PyFrame_GetCode(at);

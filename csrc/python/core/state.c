@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The devices of the process, opened at first use and handed out to the rest of
- * python/. */
+/* Hands the process's runtime, engine and default pools out to the rest of python/,
+ * which opens them by their first use. It also finds the current device. */
 #include "python/core/state.h"
 
 #include "python/core/errors.h"
@@ -94,7 +94,8 @@ cm_state_ask_device(const cm_state *state)
     return device < 0 ? 0 : device;
 }
 
-/* Report failures of transfers whose handles nobody asked, by the unraisable hook. */
+/* Report, by the unraisable hook, failures of transfers about which nobody asked their
+ * handles. */
 static void
 report_unread(cm_state *state)
 {
@@ -126,7 +127,7 @@ cm_state_runtime(cm_state *state)
         if (state->leave_parent(state) < 0) {
             return NULL;
         }
-        /* There may be no runtime now, so that one is opened afresh. */
+        /* leave_parent() may have left no runtime, and then this opens another one. */
         return cm_state_runtime(state);
     }
     if (CM_UNLIKELY(!cm_state_is_quiet(state))) {

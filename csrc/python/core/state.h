@@ -166,8 +166,8 @@ typedef struct cm_state {
     uint64_t context_count; /* how many of the runtime's contexts the pools know */
     cm_registry *registry;
     cm_engine *engine;
-    /* Held: the last file that was to be written in the background, which the next one
-     * comes after. NULL if there is none. */
+    /* Held: the ticket of the last file that was given to the engine to be written in
+     * the background. The next such file is written after it. NULL if there is none. */
     cm_ticket *last_save;
     cm_tuning_choice tuning;
     /* Whether the engine has been given its pinned pool (index 0) and its pool of
@@ -331,8 +331,8 @@ cm_pool *cm_state_pool(cm_state *state, cm_kind kind, unsigned flags, int device
  * With `device` -1 it keeps the pools that it has. This opens the runtime if need be.
  * Returns NULL with an exception if it fails. */
 cm_engine *cm_state_engine(cm_state *state, int device);
-/* Remember the last file that is written in the background, in the place of the one
- * before. NULL forgets it. */
+/* Let `ticket` be `last_save`, in place of the ticket that was there. With NULL there
+ * is none any more. */
 void cm_state_set_last_save(cm_state *state, cm_ticket *ticket);
 
 /* A reference to a Python object that a thread without the GIL may drop (see

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Turns values that a user writes into buffers into elements of a dtype: numbers in
- * values.c, lists, text, times and records in read_values.c. The GIL is held
- * throughout. */
+/* Turns the values that a user writes to a buffer into elements of its dtype. values.c
+ * reads numbers, and read_values.c reads lists, text, times and records. The GIL is
+ * held throughout. */
 #pragma once
 
 #include "base/dtypes.h"
 #include "python/python.h"
 
-/* the size of the widest number, complex128 */
+/* This is the size of the widest number, a complex128. */
 enum { CM_ELEMENT_NBYTES = 16 };
 
 /* Write a number, Python's or a scalar of NumPy, as one element of `dtype`: the same

@@ -247,7 +247,7 @@ synchronize_device(PyObject *module, PyObject *args)
     }
     cm_status status;
     bool is_over = cm_wait_for_device(state, rt, device, &status);
-    if (!is_over) { /* with the exception of a signal handler */
+    if (!is_over) { /* a signal handler has raised */
         cm_state_leave(state);
         return NULL;
     }

@@ -99,7 +99,8 @@ void cm_stream_give(cm_state *state, cm_stream *stream); /* does nothing for NUL
  * is a RuntimeError if no emulated device is open. */
 PyObject *cm_emulated_stream_act(cm_state *state, PyObject *object,
                                  cm_status (*act)(cm_runtime *rt, uint64_t handle));
-/* _hold_stream() and _release_stream(); ends with an empty row. */
+/* The Python functions _hold_stream() and _release_stream(). The table ends with an
+ * empty row. */
 extern PyMethodDef cm_emulated_stream_methods[];
 
 /* -- events ------------------------------------------------------------------------------- */
@@ -137,7 +138,7 @@ PyObject *cm_device_object_new(cm_state *state, int index);
 /* Functions about the current device and stream, and those that cumem/devices/device.py
  * calls; the table ends with an empty row. */
 extern PyMethodDef cm_device_methods[];
-/* Functions that ask the driver; ends with an empty row. */
+/* Functions that ask the driver. The table ends with an empty row. */
 extern PyMethodDef cm_driver_methods[];
 
 /* -- transfers ---------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waits in slices, threads that wait for a device, and the hooks of pools. */
+/* Waits for events, streams and devices so that Ctrl-C is noticed: in slices of time,
+ * or in a thread of their own. It also has the hooks by which pools wait. */
 #include "python/device/wait.h"
 
 #include <signal.h>
@@ -205,8 +206,8 @@ await_end(device_wait *wait, uint64_t most_ns)
     return ended;
 }
 
-/* Wait in slices until `wait` has ended. Returns 0, or -1 with the exception of a
- * signal handler; cm_device_waits_join() then waits for the rest. */
+/* Wait in slices until `wait` has ended. Returns 0, or -1 with what a signal handler
+ * raised; then cm_device_waits_join() waits for the rest. */
 static int
 end_wait(cm_state *state, device_wait *wait, cm_status *out)
 {

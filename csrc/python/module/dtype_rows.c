@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dtypes as the package reads them: the list of base/dtypes.h, which is
- * `_core._DTYPES`, and the dtype of an object that a user passed as one. */
+/* Gives the package the list of base/dtypes.h as `_core._DTYPES`, and reads objects
+ * that users pass as dtypes. */
 #include "docstrings.h"
 #include "python/core/numpy_bridge.h"
 #include "python/core/structseq.h"

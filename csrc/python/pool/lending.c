@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loans, the exported functions, and the count of threads that are inside them.
+/* This file has the loans, the functions that other libraries call (lending.h), and the
+ * count of threads that are inside these.
  *
  * Desks
  * -----
@@ -73,8 +74,9 @@ leave(void)
     (void)atomic_fetch_sub(&lending.callers, 1);
 }
 
-/* Come in. Returns the runtime, which stays until leave(). Returns NULL if nothing may
- * be touched, and then leave() must not be called. */
+/* Count this thread as one that is inside. Returns the runtime, which stays open until
+ * leave(), or NULL if nothing is lent at present, in which case leave() must not be
+ * called. */
 static cm_runtime *
 enter(void)
 {
@@ -88,8 +90,8 @@ enter(void)
 }
 
 /* Begin a loan from a desk or, with NO_DESK, from the pool of the whole device. Returns
- * the pool, held, or NULL if nothing is lent there. Unless it is NULL, end_counted()
- * must be called. */
+ * the pool, held, or NULL if nothing is lent there. After a success end_counted() must
+ * be called. */
 static cm_pool *
 begin_counted(int at, int device)
 {
@@ -201,9 +203,10 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment, int at)
 {
     cm_address address = 0;
     bool possible = nbytes > 0 && device >= 0 && device < CM_MAX_DEVICES;
-    /* For a segment the caller's Python code is not looked at, since the caller then
-     * holds a lock that threads with the GIL wait for. Otherwise it is looked at before
-     * enter(), since a thread with the GIL may wait until nobody is inside. */
+    /* The record of the allocation has the Python stack of the caller, and reading it
+     * takes the GIL. It is not read for a segment, because its caller holds a lock for
+     * which threads with the GIL wait. It is read before enter(), because a thread with
+     * the GIL may wait until nobody is inside. */
     cm_event_origin before = cm_recording_lend_caller(!is_segment);
     cm_runtime *rt = possible ? enter() : NULL;
     if (rt == NULL) {

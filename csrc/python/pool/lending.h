@@ -3,9 +3,9 @@
  * functions of ours by their addresses, from any thread, with or without the GIL, until
  * the process ends.
  *
- * These functions never take the GIL: the caller may hold a lock that a thread with the
- * GIL waits for. After shutdown() nothing is lent, and blocks that come back are
- * leaked, as in a forked child. `stream` is a cudaStream_t.
+ * Once inside, these functions never take the GIL, since the caller may hold a lock
+ * that a thread with the GIL waits for. After shutdown() and in a forked child nothing
+ * is lent, and blocks that come back are leaked. `stream` is a cudaStream_t.
  *
  * There are two uses (cumem/integrations/torch.py). replace_allocator() puts cumem in
  * the place of PyTorch's allocator: a tensor of 1 MB calls cumem_lend(1000000, 0,
@@ -59,9 +59,9 @@ void cm_lending_leak(void);
 #define CM_EXPORT __attribute__((visibility("default")))
 
 /* Allocate a block of the pool that was lent for the device. Returns NULL if there is
- * none. A segment is for an allocator that cuts it up itself and relies on cudaFree to
- * wait for all work of the device. Only idle memory is taken for it, since no stream's
- * order says when it is used. */
+ * no such pool or no memory. A segment is for an allocator that cuts it up itself and
+ * relies on cudaFree to wait for all work of the device. Only idle memory is taken for
+ * it, since no stream's order says when it is used. */
 CM_EXPORT void *cumem_lend(size_t nbytes, int device, void *stream);
 CM_EXPORT void *cumem_lend_segment(size_t nbytes, int device, void *stream);
 /* Do the same as cumem_lend_segment() with the pool of one desk. */
@@ -69,7 +69,7 @@ CM_EXPORT void *cumem_lend_segment(size_t nbytes, int device, void *stream);
     CM_EXPORT void *cumem_desk_##tens##ones(size_t nbytes, int device, void *stream);
 CM_DESKS(CM_DESK)
 #undef CM_DESK
-/* Take a block back. It was used on the stream that it was asked for on, and on those
- * that were noted since. */
+/* Take a block back. It was used on the stream for which it was allocated, and on those
+ * that cumem_note_stream() has named since. */
 CM_EXPORT void cumem_take_back(void *address, size_t nbytes, int device, void *stream);
 CM_EXPORT void cumem_note_stream(void *address, void *stream);

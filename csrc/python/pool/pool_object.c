@@ -280,7 +280,7 @@ cm_state_trim(cm_state *state, cm_trim_request *r, bool wait)
     cm_status status = cm_pools_trim(rt, r, &hooks);
     cm_pool_waiter_end(&waiter, status);
     cm_state_leave(state);
-    return cm_is_ok(status) ? 0 : -1; /* with the exception of a signal handler */
+    return cm_is_ok(status) ? 0 : -1; /* a signal handler has raised */
 }
 
 /* -- peers: a device that has got a context reaches the memory of all pools ------------- */

@@ -65,7 +65,7 @@ PyObject *cm_is_memory_in_flight(PyObject *module, PyObject *args);
 PyObject *cm_reserve_memory(PyObject *module, PyObject *args);
 
 /* Call cm_pools_trim(). With `wait`, this first waits for work on freed memory. Returns
- * 0, or -1 with the exception of a signal handler. */
+ * 0, or -1 with what a signal handler raised. */
 int cm_state_trim(cm_state *state, cm_trim_request *r, bool wait);
 
 /* Open the memory of all pools to the devices that have got a context. Sets no

@@ -65,9 +65,10 @@ describe_pool(cm_state *state, cm_pool *pool, bool window)
                     atomic_load(&config->budget->limit_nbytes), &counters);
 }
 
-/* Describe the memory that register() has locked, as if it were a pool of which
- * everything is handed out. Each generation has one, with a serial of its own. Returns
- * NULL without an exception if nothing was ever locked. */
+/* Describe the memory that register() has locked, as if it were a pool all of whose
+ * memory is handed out. After a shutdown() this counts as another pool, so the serial
+ * number depends on the generation. Returns NULL without an exception if nothing was
+ * ever locked. */
 static PyObject *
 describe_registered(cm_state *state, bool window)
 {
@@ -124,8 +125,8 @@ list_blocks(cm_state *state, cm_pool *pool)
 
 /* -- construction and end ---------------------------------------------------------- */
 
-/* Let the engine's thread make idle trims, once the first pool has one. Returns 0, or
- * -1 with an exception. */
+/* Start the engine's thread for idle trims if this pool has a time for them. Returns 0,
+ * or -1 with an exception. */
 static int
 see_to_idle_trims(cm_state *state, uint64_t idle_trim_ns)
 {
@@ -187,7 +188,8 @@ pool_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     if (cm_is_ok(status)) {
         atomic_store(&cm_pool_get_config(pool)->budget->limit_nbytes, limit);
         self = cm_pool_object_new(state, pool);
-        /* The object holds the pool. If there is no object, the pool was never used. */
+        /* The object holds the pool. If there is no object, this ends the pool, which
+         * was never used. */
         cm_pool_release(pool);
     }
     if (self != NULL && see_to_idle_trims(state, idle_trim_ns) < 0) {
@@ -315,12 +317,13 @@ pool_close(PyObject *op, PyObject *Py_UNUSED(unused))
     cm_pool_waiter waiter = {self->state, cm_gil_give()};
     cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
     uint64_t released;
-    /* This waits while the pool is still open. */
+    /* This trim may wait for the device. The pool stays open meanwhile, so that a
+     * signal handler can still end the call. */
     cm_status status = cm_pool_trim(pool, 0, &hooks, &released);
     cm_pool_waiter_end(&waiter, status);
     if (status.code == CM_ECANCELLED) {
         cm_pool_object_give(op, pool);
-        return NULL; /* with the exception of a signal handler */
+        return NULL; /* a signal handler has raised */
     }
     cm_pool_object_close(self);
     status = cm_first_failure(status,
@@ -512,7 +515,8 @@ default_pool(PyObject *module, PyObject *args)
         || cm_arg_check_range(device, "device", 0, CM_MAX_DEVICES) < 0) {
         return NULL;
     }
-    /* A garbage collection may run Python code while this is made. */
+    /* Making the object may run a garbage collection, and with it Python code, which
+     * must not shut cumem down meanwhile. */
     cm_state_enter(state);
     cm_pool *pool = cm_state_pool(state, kind, cm_kinds[kind].flags, device);
     PyObject *made = pool == NULL ? NULL : cm_pool_object_new(state, pool);

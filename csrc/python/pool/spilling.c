@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spills buffers of a pool with spill="pinned": what pool/spill.c leaves to its caller.
+/* Spills buffers of a pool with spill="pinned". pool/spill.c does the part that needs
+ * no Python.
  *
  * The idea
  * --------
@@ -45,12 +46,12 @@
  *   - free() of a buffer that moves only closes it, because the move holds it as a
  *     transfer does. A buffer that sleeps is freed without waking.
  *   - A signal handler or a callback may run during a move and use a buffer that moves.
- *     It is told so by an error, since waiting would never end.
+ *     It gets an error, since waiting would never end.
  *   - Nothing moves while a stream that is known is being captured.
  *   - A request and the users of what it spills could take the memory from each other
  *     for ever. So a request gives up once it has spilled CONTENDED_TIMES as much as
  *     lives in the pool. Without others it would have spilled each buffer once.
- *   - If a copy or a call fails, the buffers that it was for are as they were. */
+ *   - If a copy or a call fails, the buffers that it was for stay as they were. */
 #include "python/pool/spilling.h"
 
 #include <stdlib.h>
@@ -63,7 +64,7 @@
 #include "python/pool/limits.h"
 #include "runtime/stream.h"
 
-/* How often a request may spill as much as lives in the pool. */
+/* A request may spill this many times the memory that lives in the pool. */
 enum { CONTENDED_TIMES = 16 };
 
 /* A storage that moves. */
@@ -345,8 +346,8 @@ find_host(const spill_move *self, cm_pool *host_pool, const cm_wait_hooks *hooks
     return cm_ok();
 }
 
-/* Copy the marked storages to the host, and give their memory back. Whatever fails,
- * each of them sleeps or is as it was. Called without the GIL.
+/* Copy the marked storages to the host, and give their memory back. If something fails,
+ * each of them either sleeps or is unchanged. Called without the GIL.
  * Fails: the first failure; some of them may sleep all the same. */
 static cm_status
 put_to_sleep(const spill_move *self, cm_pool *host_pool, const cm_wait_hooks *hooks)

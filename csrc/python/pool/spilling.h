@@ -23,8 +23,8 @@ typedef struct cm_spill_report {
 
 /* Put buffers of the pool to sleep, those that have been idle longest first, because a
  * request for `nbytes` has failed with `shortage`. Adds to the report. Returns 1 if the
- * request is worth trying again, 0 if there is nothing to gain, or -1 with the
- * exception of a signal handler. */
+ * request is worth trying again, 0 if there is nothing to gain, or -1 with what a
+ * signal handler raised. */
 int cm_spill(cm_state *state, cm_pool *pool, uint64_t nbytes, cm_status shortage,
              cm_spill_report *report);
 

@@ -127,7 +127,7 @@ cm_storage_lock_pages(cm_state *state, cm_storage *storage, int device)
     }
     status = CM_WITHOUT_GIL(cm_registration_device_address(registration, &address));
     if (has_no_address(status)) {
-        status = cm_ok(); /* copies need none */
+        status = cm_ok(); /* copies need no address */
         address = 0;
     }
     if (!cm_is_ok(status) || !storage->locks_late) { /* another thread was first */
