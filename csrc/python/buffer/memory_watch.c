@@ -58,8 +58,8 @@ keep_storage_of(cm_storage *storage, PyObject *tensor)
 {
     PyObject *name = storage->state->words[CM_WORD_untyped_storage];
     storage->memory = PyObject_CallMethodObjArgs(tensor, name, NULL);
-    /* If an object does not tell where its memory is, the memory is not watched, here
-     * and below. This is no failure. */
+    /* If an object does not tell where its memory is, the memory is not watched. That
+     * is not a failure, here and in the other functions. */
     return storage->memory != NULL ? 0 : cm_error_forgive();
 }
 

@@ -13,10 +13,10 @@
  * error instead of reading memory that is gone. If memory moves while a copy runs in
  * the background, that is found when somebody waits for the copy.
  *
- * A copy that the caller waits for only keeps the storage, which costs one call of a
- * method: nothing uses the buffer after it. Whatever lives longer (asbuffer(),
- * register(), copies in the background) is watched as well. The GIL is held
- * throughout. */
+ * A copy that the caller waits for only keeps the storage, since nothing uses the
+ * buffer after it. That costs one call of a method. Whatever lives longer (asbuffer(),
+ * register(), copies in the background) is watched as well. The GIL is held throughout.
+ */
 #pragma once
 
 #include "python/buffer/storage.h"

@@ -18,23 +18,24 @@ PyObject *cm_buffer_view(PyObject *self, PyObject *const *args, Py_ssize_t nargs
 /* Called as METH_NOARGS. */
 PyObject *cm_buffer_as_device(PyObject *self, PyObject *unused);
 
-/* In shapes.c; METH_FASTCALL | METH_KEYWORDS. */
+/* This is in shapes.c, and called as METH_FASTCALL | METH_KEYWORDS. */
 PyObject *cm_buffer_reshape(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
 /* Make a view of all elements with one axis. Returns NotImplemented if that takes a
  * copy, or NULL with an exception. */
 PyObject *cm_buffer_in_a_row(cm_buffer *self);
 
-/* In axes.c; a getter, and METH_FASTCALL | METH_KEYWORDS. */
+/* These are in axes.c: a getter, and methods called as METH_FASTCALL | METH_KEYWORDS.
+ */
 PyObject *cm_buffer_get_transposed(PyObject *self, void *closure);
 PyObject *cm_buffer_transpose(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames);
 PyObject *cm_buffer_squeeze(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
 /* Return a view, or the buffer itself, whose elements in C's order are those of the
- * buffer in the order `order`: for 'F' the view with the axes reversed. 'A' means
- * Fortran's order for a buffer that is in that order alone; 'K' means the order in
- * which they lie in memory. */
+ * buffer in the order `order`. For 'F' that is the view with the axes reversed. 'A'
+ * means 'F' for a buffer that is in Fortran's order alone, and 'C' for any other. 'K'
+ * means the order in which the elements lie in memory. */
 PyObject *cm_buffer_reorder(cm_buffer *self, char order);
 
 /* In rows.c: Py_tp_iter, __reversed__ (METH_NOARGS), and the type of the iterators,
@@ -43,7 +44,7 @@ PyObject *cm_buffer_iter(PyObject *self);
 PyObject *cm_buffer_reversed(PyObject *self, PyObject *unused);
 int cm_register_rows_type(PyObject *module, cm_state *state);
 
-/* In flags.c; a getter. */
+/* This is a getter, in flags.c. */
 PyObject *cm_buffer_get_flags(PyObject *self, void *closure);
 
 /* -- what else a buffer does -------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The spans of buffers, which may be cut into one for each row, and the calls of the
+/* Finds the spans of buffers, or one span for each row, and makes the calls of the
  * driver for them. */
 #include "python/buffer/page_calls.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Storages: how they are made, counted, closed and given back, and how exports, calls
- * and transfers delay the giving back. */
+/* Makes, counts and closes storages, and gives their memory back. Exports, calls and
+ * transfers delay that until they end. */
 #include "python/buffer/storage.h"
 
 #include <stdlib.h>
@@ -435,7 +435,7 @@ cm_storage_close(cm_storage *storage)
     if (cm_storage_check_not_exported(storage, "free a buffer") < 0) {
         return -1;
     }
-    storage->closed = true; /* set first: a transfer that ends now looks at it */
+    storage->closed = true; /* set first, since a transfer that ends now looks at it */
     if (!is_idle(storage) || try_give_back(storage)) {
         return 0;
     }
@@ -459,7 +459,7 @@ cm_storage_unlock(cm_storage *storage)
     cm_storage detached;
     cm_storage_detach(storage, &detached);
     /* Others may still read the bytes through views, although the pages are no longer
-     * locked, so the storage keeps what keeps the bytes. */
+     * locked, so the storage keeps the object that keeps the bytes. */
     if (storage->view_count > 0) {
         storage->foreign = detached.foreign;
         storage->foreign_drop = detached.foreign_drop;

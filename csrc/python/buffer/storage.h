@@ -43,8 +43,9 @@
 
 /* -- transfers of it ---------------------------------------------------------------------- */
 
-/* The bytes of a storage that a transfer touches, counted from its first byte on, gaps
- * included, and whether it writes them. */
+/* The range of bytes in a storage that a transfer touches, from the lowest to the
+ * highest with all gaps between them, and whether it writes them. Both ends are counted
+ * from the storage's first byte. */
 typedef struct cm_extent {
     uint64_t low;
     uint64_t high;
@@ -80,22 +81,23 @@ cm_storage_transfer_is_in_the_way(const cm_storage_transfer *transfer, cm_extent
  * other code queues work on the stream as it likes. Such a stream may write
  * everything. */
 typedef struct cm_use_span {
-    cm_extent reads; /* in these two, `writes` means nothing; empty: low == high */
+    cm_extent reads; /* an empty extent has low == high; the member `writes` of these
+                        two is not used */
     cm_extent writes;
     bool is_known;
     /* The storage's use_calls when the stream was last given work. */
     uint64_t named_at;
-    /* The stream has already come after all work that conflicts with `followed`, as far
-     * as streams had been given that work when use_calls was `followed_at`. If it has
-     * come after nothing, `followed_at` is 0. */
+    /* The stream has come after all work that conflicts with `followed` and that
+     * streams had been given by the time use_calls was `followed_at`. If it has come
+     * after nothing, `followed_at` is 0. */
     cm_extent followed;
     uint64_t followed_at;
 } cm_use_span;
 
 /* -- itself ------------------------------------------------------------------------------- */
 
-/* Exports and transfers are counted in one number, so that one of them sees that it was
- * the last. */
+/* Exports and transfers are counted in one number, so that whichever ends last sees
+ * that it is the last. */
 #define CM_HOLD_EXPORT UINT64_C(1)
 #define CM_HOLD_TRANSFER (UINT64_C(1) << 32)
 
@@ -165,8 +167,8 @@ typedef struct cm_storage {
      * keep only the object alive, so after such an export the bytes go with the last
      * reference. Arrays of our own take their export back. */
     size_t view_count;
-    /* These members are about a view that is the only export so far, as long as the
-     * view may still turn out not to count as one (cm_storage_watch_view()). */
+    /* These members describe the only export so far. It is a view that may still turn
+     * out not to count as an export (cm_storage_watch_view()). */
     const void *only_view;   /* where its consumer keeps it; NULL if there is none */
     uint64_t only_number;    /* state->export_total when it was given */
     Py_ssize_t only_refs;    /* references of the buffer before that */
@@ -192,8 +194,8 @@ typedef struct cm_storage {
     void *foreign_argument;
     /* Streams that worked on it, held, without duplicates; guarded by the GIL. */
     cm_stream **uses;
-    /* How many of the streams, counted from the first, other code uses too. Any work
-     * that is queued there may use the memory as long as it lives. */
+    /* Other code works on this many of the streams too. They are the first in `uses`.
+     * As long as the memory lives, any work that is queued on them may use it. */
     uint32_t lasting_count;
     uint64_t use_calls;   /* how often a stream was given work */
     cm_stream *first_use; /* uses points here while one is enough */
@@ -271,8 +273,8 @@ void cm_storage_release(cm_storage *storage, bool have_gil);
  * -1 with an exception: BufferError while it is exported, and then nothing was done, or
  * CudaError if giving the memory back failed. */
 int cm_storage_close(cm_storage *storage);
-/* Close it at the end of a `with` block: exports put the end of the bytes off, too.
- * Failures go to the unraisable hook. */
+/* Close it at the end of a `with` block. Here exports do not make the call fail: the
+ * bytes go when the last export ends. Failures go to the unraisable hook. */
 void cm_storage_retire(cm_storage *storage);
 /* Close it and unlock registered pages now, after the streams that use them are done
  * (with the GIL released). Nothing else may use it. Returns 0, or -1 with CudaError. */
@@ -373,7 +375,8 @@ void cm_storage_drop_export(cm_storage *storage);
 /* Hold it for a transfer. cm_storage_drop_transfer() ends that hold, and has the
  * signature of cm_keep.drop. */
 cm_storage *cm_storage_hold_transfer(cm_storage *storage);
-/* The same for a storage of state->storages, as cm_storage_try_hold(). */
+/* Do the same for a storage of state->storages. Returns false as cm_storage_try_hold()
+ * does. */
 bool cm_storage_try_hold_transfer(cm_storage *storage);
 void cm_storage_drop_transfer(void *storage);
 
@@ -400,8 +403,8 @@ cm_storage_is_in_transfer(const cm_storage *storage)
     return atomic_load(&storage->holds) >= CM_HOLD_TRANSFER;
 }
 
-/* False if it remembers nothing but its lasting streams. Those are in everybody's way
- * and are never forgotten, so that nobody has to know which bytes are used. */
+/* False if it remembers nothing but its lasting streams. Every call comes after those,
+ * whatever bytes it uses, and none of them is ever forgotten. */
 static inline bool
 cm_storage_has_past(const cm_storage *storage)
 {

@@ -4,10 +4,11 @@
  *
  * The question
  * ------------
- * Whoever is about to read or write a storage has to come after the work on it that
- * conflicts. Work conflicts if both touch a byte and one of them writes it. Work that
- * does not conflict should not wait: four GPUs that read rows of one page-locked batch,
- * or write rows of their own to it, do so at the same time.
+ * Whoever is about to read or write a storage has to come after earlier work that
+ * conflicts. Two pieces of work conflict if both touch the same byte and at least one
+ * of them writes it. Work that does not conflict should not wait: four GPUs that read
+ * rows of one page-locked batch, or write rows of their own to it, do so at the same
+ * time.
  *
  * Two kinds of work are remembered:
  *   uses       streams that were given work on the memory, each with the spans of bytes
@@ -18,10 +19,10 @@
  * Uses
  * ----
  * A copy of ours says which bytes it reads and writes (cm_storage_add_use_of()).
- * Streams of others, as record_stream() names them, may do anything for as long as the
- * memory lives: they are lasting uses, come first in the list, are in everybody's way
- * and are never forgotten. The stream for which device memory was allocated is one of
- * them.
+ * Streams on which other code works, which record_stream() names, may do anything for
+ * as long as the memory lives. They are lasting uses: they come first in the list,
+ * every call waits for them, and they are never forgotten. The stream for which device
+ * memory was allocated is one of them.
  *
  * Forgetting
  * ----------
@@ -42,9 +43,9 @@
  * be forgotten. `followed` in A's span is why A does not wait for W twice. A call that
  * waited on the host for a use just forgets it.
  *
- * Besides, idle streams are looked for when eight or more have gathered
- * (cm_storage_prune_uses()), and with more than CM_MOST_USES a call waits for all of
- * them.
+ * In addition, once eight streams or more have gathered, those that are idle are looked
+ * for and forgotten (cm_storage_prune_uses()). With more than CM_MOST_USES a call waits
+ * for all of them.
  *
  * Pending transfers
  * -----------------
@@ -496,8 +497,8 @@ cm_storage_note_written(cm_storage *storage)
     }
 }
 
-/* True if the transfer writes to the storage. One within the storage, which also reads
- * it, is in the list twice. */
+/* True if the transfer writes to the storage. A copy from one part of the storage to
+ * another is in the list twice, since it also reads. */
 static bool
 is_written_by(const cm_storage *storage, const cm_ticket *ticket)
 {

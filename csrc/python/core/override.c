@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chains of current objects, in context variables. All code that changes a chain is
- * here, in C, where no signal handler can run in between. */
+/* Keeps chains of current objects in context variables. All code that changes a chain
+ * is in this file, in C, where no signal handler can run between two steps. */
 #include "python/core/override.h"
 
 #include "python/core/state.h"
@@ -372,7 +372,8 @@ take_out(const cm_override *override, PyObject *chain, const with_block *self)
     }
     int is_home = self->token == NULL ? 0 : reset(override, self->token);
     if (is_home == 1 && head_of(chain) == self && !self->is_relinked) {
-        /* Everything around it is as it was, and the token has set it back. */
+        /* The chain outside of the block has not changed, so setting the token back was
+         * enough. */
         Py_DECREF(rest);
         return 1;
     }

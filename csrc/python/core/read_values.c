@@ -48,7 +48,7 @@ enum { BLOCK_COUNT = 8192 };
 
 /* Convert one number to a dtype of another package and back, and write what comes back
  * to `out`. If such numbers cannot be converted, *out is NaN. Returns 0, or -1 with an
- * exception that says nothing about the dtype: MemoryError, or one that is no
+ * exception that says nothing about the dtype: MemoryError, or one that is not an
  * Exception, such as KeyboardInterrupt. */
 static int
 echo(PyObject *dtype, bool is_complex, double real, double imaginary, double out[2])

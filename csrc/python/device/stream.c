@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams as arguments. This file finds the counted record of any stream argument, even
- * of an object of another library, and the current stream of a context. */
+/* Reads streams that are passed as arguments. This file finds the counted record of any
+ * stream, even if that is an object of another library, and the current stream of a
+ * context. */
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
 #include "python/device/objects.h"

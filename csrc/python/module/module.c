@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The module cumem._core, which is put together here from the tables of the other
- * folders. Importing it makes no CUDA call and loads no driver. */
+/* Puts the module cumem._core together from the tables of the other folders. Importing
+ * it makes no CUDA call and loads no driver. */
 #include "python/module/module.h"
 #include "python/buffer/managed.h"
 #include "python/buffer/methods.h"
@@ -186,8 +186,8 @@ visit_all(PyObject **first, size_t count, visitproc visit, void *arg)
     return 0;
 }
 
-/* Visit every object that the state owns, except kept buffers; with `visit` NULL they
- * are dropped instead. */
+/* Visit every object that the state owns, except the buffers that are kept for reuse.
+ * If `visit` is NULL, drop the objects instead. */
 static int
 visit_owned(cm_state *state, visitproc visit, void *arg)
 {

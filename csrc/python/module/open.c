@@ -217,8 +217,8 @@ fail:
 }
 
 /* Wait a while, without the GIL, for the thread that is opening. Returns 0, or -1 with
- * the exception of a signal handler, or with RuntimeError in a child that was forked
- * meanwhile, where no thread will finish the opening. */
+ * an exception: what a signal handler raised, or RuntimeError in a child that was
+ * forked meanwhile, where no thread will finish the opening. */
 static int
 wait_while_opening(cm_state *state)
 {
@@ -231,8 +231,8 @@ wait_while_opening(cm_state *state)
     return PyErr_CheckSignals();
 }
 
-/* Warn once in the life of the process. A warning that is an error undoes the
- * opening. */
+/* Warn once in the life of the process. If the user has made warnings errors, the error
+ * undoes the opening. */
 static int
 warn_of_emulation(cm_state *state, const char *reason)
 {

@@ -403,7 +403,8 @@ shut_down(cm_state *state, bool reset_devices)
     return cm_py_check(state, status, "while shutting down");
 }
 
-/* Does the work of the package's shutdown(), which passes True or False. */
+/* Does the work of the package's shutdown(), which passes its argument reset_devices,
+ * read as True or False. */
 static PyObject *
 shutdown(PyObject *module, PyObject *reset_devices)
 {
@@ -430,7 +431,7 @@ at_exit(PyObject *module, PyObject *others_run)
     cm_status status = cm_ok();
     state->engine = shared ? engine : NULL;
     Py_BEGIN_ALLOW_THREADS
-    /* Daemon threads may start transfers for ever: wait at most a second. */
+    /* Daemon threads may start transfers for ever, so this waits at most a second. */
     if (shared) {
         (void)transfers_end(engine, UINT64_C(1000000000));
     }

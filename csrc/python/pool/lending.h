@@ -4,8 +4,8 @@
  * the process ends.
  *
  * Once inside, these functions never take the GIL, since the caller may hold a lock
- * that a thread with the GIL waits for. After shutdown() and in a forked child nothing
- * is lent, and blocks that come back are leaked. `stream` is a cudaStream_t.
+ * that a thread with the GIL waits for. After shutdown(), and in a forked child,
+ * nothing is lent, and blocks that come back are leaked. `stream` is a cudaStream_t.
  *
  * There are two uses (cumem/integrations/torch.py). replace_allocator() puts cumem in
  * the place of PyTorch's allocator: a tensor of 1 MB calls cumem_lend(1000000, 0,

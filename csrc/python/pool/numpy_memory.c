@@ -8,11 +8,12 @@
  * default handler may then lie in page-locked or in ordinary memory, and only those
  * whose addresses are in the map `process.storages` lie in page-locked memory.
  *
- *   np.empty(n)   numpy_malloc()   from min_nbytes on pin(): a block of the pool;
- *                                  else, or without one, NumPy's own malloc
- *   del array     numpy_free()     in the map: back to the pool, with a fence, since
- *                                  anybody may have started a copy from the array;
- *                                  not in the map: NumPy's own free
+ *   np.empty(n)   numpy_malloc()   From min_nbytes on, pin() takes a block of the pool.
+ *                                  Smaller arrays, and those for which there is no
+ *                                  block, get memory from NumPy's own malloc.
+ *   del array     numpy_free()     Memory in the map goes back to the pool, with a
+ *                                  fence, since anybody may have started a copy from
+ *                                  the array. NumPy's own free takes all other memory.
  *
  * NumPy holds the GIL in these calls, except for some of realloc. We give the GIL up
  * while a pool looks for more memory, as NumPy's own calloc does, but not in realloc,

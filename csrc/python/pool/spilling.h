@@ -18,7 +18,7 @@ typedef struct cm_spill_report {
     bool is_capturing;    /* a stream is being captured, so nothing may sleep now */
     bool is_contended;    /* others wake buffers as fast as this request spills them */
     bool has_waited;      /* the last attempt waited for the turn and spilled nothing */
-    cm_status failure;    /* the first of the last attempt; or a success */
+    cm_status failure;    /* the first failure of the last attempt, or a success */
 } cm_spill_report;
 
 /* Put buffers of the pool to sleep, those that have been idle longest first, because a

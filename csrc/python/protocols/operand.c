@@ -147,8 +147,8 @@ explain_tensor(cm_state *state, PyObject *object)
 static PyObject *
 import_object(cm_state *state, PyObject *object, cm_stream *stream, uint64_t unasked)
 {
-    cm_state_enter(state); /* what one protocol says of the object must hold to the
-                              end */
+    cm_state_enter(state); /* no shutdown() may come between what a protocol says and
+                              its use */
     PyObject *buffer = import_any(state, object, stream, unasked);
     if (buffer == NULL) {
         explain_tensor(state, object);

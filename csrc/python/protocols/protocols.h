@@ -123,7 +123,8 @@ bool cm_operand_is_memory(const cm_state *state, PyObject *object);
  * everything else that comes before a short copy. */
 typedef enum cm_asking {
     CM_ASK,              /* now */
-    CM_ASK_UNLESS_SHORT, /* now, but short memory counts as ordinary unasked */
+    CM_ASK_UNLESS_SHORT, /* now, unless the memory is short, which then counts as
+                            ordinary */
     CM_ASK_LATER         /* the caller will ask about arrays */
 } cm_asking;
 /* Read one end of a copy. This runs foreign code and lets other threads run, so the
@@ -137,5 +138,5 @@ int cm_operand_init(cm_state *state, cm_operand *operand, PyObject *object,
                     PyObject *target_dtype, cm_stream *stream, cm_asking asking);
 void cm_operand_fini(cm_operand *operand);
 
-/* Do what cm_operands_lock() does for an end that is to be locked. */
+/* Do the same as cm_operands_lock() when at least one end is still to be locked. */
 int cm_operands_lock_late(cm_state *state, cm_operand *dst, cm_operand *src);
