@@ -43,8 +43,9 @@ block_enter(PyObject *object, PyObject *unused CM_UNUSED)
     return Py_NewRef((PyObject *)buffer);
 }
 
-/* Sends the pages back. They move after the work that the block gave to the stream on
- * which they came, even if they go to another device. */
+/* Send the pages back. The move is queued on the stream of the first move or, if none
+ * was given, on the current stream of the same device. So it comes after the block's
+ * work on that stream, even if the pages go to another device. */
 static PyObject *
 block_exit(PyObject *object, PyObject *const *args CM_UNUSED,
            Py_ssize_t nargs CM_UNUSED)

@@ -350,7 +350,8 @@ cm_arg_shape(PyObject *object, const char *name, int *ndim, int64_t *shape)
 int
 cm_arg_nbytes(int ndim, const int64_t *shape, int64_t itemsize, uint64_t *out)
 {
-    /* Lengths of 0 are left out of the product, so that strides fit as well. */
+    /* Lengths of 0 are left out of the product, since the strides are computed from the
+     * other lengths and have to fit as well. */
     int64_t product = itemsize;
     bool empty = false;
     for (int i = 0; i < ndim; i++) {
@@ -509,7 +510,8 @@ name_of_device(PyObject *object, const char *name)
     return NULL;
 }
 
-/* Read a device that is given by a text, or as another library's object. */
+/* Read a device that is given by a text, or as another library's object. Returns 0, or
+ * -1 with an exception. */
 static int
 read_named_device(cm_state *state, PyObject *object, const char *name, PyObject *about,
                   int64_t *out)

@@ -66,7 +66,7 @@ void cm_py_report(cm_state *state, cm_status status, PyObject *where);
  * without setting it. Returns a new reference, or NULL with another exception. */
 PyObject *cm_py_exception_new(cm_state *state, cm_status status, const char *doing);
 
-/* Load cumem/base/errors.py. This is done when the runtime is opened, so that errors
- * can still be raised at exit, when nothing can be imported; or by the first error, if
- * that comes earlier. Returns 0, or -1 with an exception. */
+/* Load cumem/base/errors.py, if it is not loaded yet. Opening the runtime calls this,
+ * so that errors can still be raised at exit, when nothing can be imported. An error
+ * that comes earlier calls it too. Returns 0, or -1 with an exception. */
 int cm_errors_load(cm_state *state);

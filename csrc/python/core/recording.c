@@ -27,7 +27,7 @@ enum {
 
 typedef struct frame {
     PyObject *code; /* owned, and never dropped */
-    int place;      /* of the instruction, in the bytes of the code */
+    int place;      /* the instruction's place in the bytes of the code */
 } frame;
 
 typedef struct stack {
@@ -159,8 +159,8 @@ add_stack(uint64_t hash, const frame *frames, uint32_t count)
     return new->number = recording.count;
 }
 
-/* Return the number of this thread's stack. Its frames live as long as the call that
- * asks. */
+/* Return the number of this thread's stack. The code objects are not held
+ * meanwhile, since the frames that run them stay alive until this call returns. */
 static uint32_t
 find_stack(PyThreadState *thread)
 {
@@ -208,8 +208,9 @@ find_tag(void)
     return tag;
 }
 
-/* Find on whose behalf this thread works. A thread that has given the GIL up, or never
- * had it, works on behalf of the origin that it was lent. */
+/* Find the stack and tag of an event that this thread notes. In a thread that has the
+ * GIL they are those of its own Python code. A thread without the GIL uses those that
+ * it was lent. */
 static cm_event_origin
 find_origin(uint64_t nbytes, cm_event_origin lent)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Devices by their index: Device objects and their `with` blocks, the current device,
- * the current stream, and the questions of cumem/devices/device.py about the
- * runtime. */
+/* Makes Device objects and has their `with` blocks, finds the current device and
+ * stream, and answers what cumem/devices/device.py asks about the runtime. */
 #include <string.h>
 
 #include "docstrings.h"
@@ -198,7 +197,8 @@ read_backend(PyObject *module, PyObject *Py_UNUSED(unused))
     }
     cm_state *state = cm_state_of_module(module);
     bool asked_for = rt->reason == NULL || rt->reason[0] == '\0';
-    /* A garbage collection while the answer is made may run Python code. */
+    /* Making the answer may run a garbage collection, and with it Python code, which
+     * must not shut cumem down meanwhile. */
     cm_state_enter(state);
     PyObject *answer = Py_BuildValue(
         "(ss)", "emulated", asked_for ? "emulation was asked for" : rt->reason);

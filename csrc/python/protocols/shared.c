@@ -48,8 +48,10 @@ find_here(const cm_state *state, const char *name)
     return NULL;
 }
 
-/* Compare the memory that the process has with what is asked for, as cm_shared_open()
- * does with memory of others. */
+/* Check that memory which the process has already is the memory that is asked for.
+ * cm_shared_open() checks the same when it opens memory.
+ * Fails: CM_ECLOSED if its token is another one; CM_ESHAPE if its size or form is, and
+ *        then its form is written to `found_form`. */
 static cm_status
 check_here(const cm_shared_memory *memory, const cm_shared_request *request,
            char found_form[CM_SHARED_FORM_NBYTES])
@@ -66,7 +68,7 @@ check_here(const cm_shared_memory *memory, const cm_shared_request *request,
     return cm_ok();
 }
 
-/* Always returns NULL, with an exception. */
+/* Raise the error of memory that could not be opened. Always returns NULL. */
 static cm_shared_memory *
 refuse(cm_state *state, const cm_shared_request *request, cm_status status,
        const char *found_form)
@@ -263,7 +265,8 @@ cm_shared_facts(const cm_buffer *buffer)
 
 /* -- page-locking --------------------------------------------------------------------- */
 
-/* Let an end say what its storage says since the pages were locked. */
+/* Copy the kind, device and address of the storage to the end, since locking the pages
+ * has changed them. */
 static void
 place_again(cm_operand *end)
 {
@@ -278,8 +281,8 @@ place_again(cm_operand *end)
     region->address = storage->address == 0 ? 0 : storage->address + from;
 }
 
-/* Lock the memory of `end` if `other`, to or from which it is copied, is on a device.
- */
+/* Lock the memory of `end` if the other end of the copy is on a device. Returns 0, or
+ * -1 with an exception. */
 static int
 lock_for(cm_state *state, cm_operand *end, const cm_region *other)
 {
