@@ -43,9 +43,9 @@ block_enter(PyObject *object, PyObject *unused CM_UNUSED)
     return Py_NewRef((PyObject *)buffer);
 }
 
-/* Send the pages back. The move is queued on the stream of the first move or, if none
- * was given, on the current stream of the same device. So it comes after the block's
- * work on that stream, even if the pages go to another device. */
+/* Send the pages back. The move is queued on the stream of the first move or, if the
+ * block was given no stream, on the current stream of the same device. So it comes
+ * after the block's work on that stream, even if the pages go to another device. */
 static PyObject *
 block_exit(PyObject *object, PyObject *const *args CM_UNUSED,
            Py_ssize_t nargs CM_UNUSED)

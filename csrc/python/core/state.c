@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hands the process's runtime, engine and default pools out to the rest of python/,
- * which opens them by their first use. It also finds the current device. */
+/* Hands the process's runtime, engine and default pools out to the rest of python/, and
+ * opens each of them when it is first asked for. It also finds the current device. */
 #include "python/core/state.h"
 
 #include "python/core/errors.h"
@@ -94,8 +94,8 @@ cm_state_ask_device(const cm_state *state)
     return device < 0 ? 0 : device;
 }
 
-/* Report, by the unraisable hook, failures of transfers about which nobody asked their
- * handles. */
+/* Report failures of transfers to the unraisable hook, if nobody has seen them through
+ * the transfers' handles. */
 static void
 report_unread(cm_state *state)
 {

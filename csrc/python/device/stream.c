@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads streams that are passed as arguments. This file finds the counted record of any
- * stream, even if that is an object of another library, and the current stream of a
+/* Reads streams that are passed as arguments. It finds the counted record of a stream,
+ * even if the argument is an object of another library, and the current stream of a
  * context. */
 #include "python/core/arguments.h"
 #include "python/core/errors.h"

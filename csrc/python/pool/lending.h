@@ -3,9 +3,11 @@
  * functions of ours by their addresses, from any thread, with or without the GIL, until
  * the process ends.
  *
- * Once inside, these functions never take the GIL, since the caller may hold a lock
- * that a thread with the GIL waits for. After shutdown(), and in a forked child,
- * nothing is lent, and blocks that come back are leaked. `stream` is a cudaStream_t.
+ * A thread with the GIL may wait for a lock that the caller of these functions holds,
+ * or until no thread is inside them. So at most cumem_lend() takes the GIL, to read the
+ * caller's Python stack while a recorder is on, and it does so before it counts as
+ * inside. After shutdown(), and in a forked child, nothing is lent, and blocks that
+ * come back are leaked. `stream` is a cudaStream_t.
  *
  * There are two uses (cumem/integrations/torch.py). replace_allocator() puts cumem in
  * the place of PyTorch's allocator: a tensor of 1 MB calls cumem_lend(1000000, 0,
