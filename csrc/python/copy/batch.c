@@ -31,8 +31,7 @@
 #include "transfer/routes/kernel_rows.h"
 #include "transfer/rows/pairs.h"
 
-/* The state of one call, which stays at one address. The stream of the call is given to
- * exporters of DLPack. */
+/* The state of one call. The struct must not be moved. */
 typedef struct many_call {
     cm_many_call many;
     cm_state *state;  /* borrowed */
@@ -42,7 +41,7 @@ typedef struct many_call {
     cm_piece_regions *others;
     uint32_t other_count;
     uint32_t other_room;
-    bool asks;           /* the driver must be asked what memory some arrays have */
+    bool asks; /* the driver must be asked what kind of memory some arrays lie in */
     PyObject *casting;   /* borrowed; NULL or None if dtypes must be equal */
     PyObject *dtypes[2]; /* owned; the dtypes of the last pair, if there is a casting */
     bool may_convert;    /* there is a casting; without one no pair is converted */
@@ -54,7 +53,8 @@ typedef struct many_call {
 
 /* -- a pair of buffers and arrays --------------------------------------------------------- */
 
-/* An array that lies in one of our buffers has the kind of memory of that buffer. */
+/* Give an array that lies in one of our buffers the kind of memory, the device and the
+ * address of that buffer. */
 static void
 place_array(cm_operand *end, uint64_t nbytes)
 {
@@ -109,7 +109,8 @@ is_unknown(const cm_piece_end *end)
            && (storage == NULL || !cm_kind_is_pageable(storage->copy_kind));
 }
 
-/* Add the ends of the pair being read, whose source is stretched to `src`. */
+/* Add the ends of the pair being read, whose source is stretched to `src`. Returns 0,
+ * or -1 with an exception. */
 static int
 add_ends(many_call *self, const cm_region *src)
 {
@@ -139,7 +140,8 @@ is_usual(const many_call *self, PyObject *object)
 
 /* Find out how the pair's elements are converted. Without casting= no elements are
  * converted, and self->convert says so from the start. With casting= most pairs have
- * the same dtypes as the pair before, and then that pair's conversion is used again. */
+ * the same dtypes as the pair before, and then that pair's conversion is used again.
+ * Returns 0, or -1 with an exception. */
 static int
 check_casting(many_call *self)
 {
@@ -241,8 +243,9 @@ shift(cm_region *region, int64_t nbytes)
     region->address = region->address == 0 ? 0 : region->address + (uint64_t)nbytes;
 }
 
-/* Add the pair that was read. Ends that are a single run in effect are added as one,
- * whatever their shapes and strides look like. */
+/* Add the pair that was read. If the elements of both ends lie in a single run, the
+ * pair becomes a piece, even if the shapes and strides differ. Returns 0, or -1 with an
+ * exception. */
 static int
 add_any(many_call *self, uint64_t index)
 {
@@ -271,8 +274,8 @@ add_any(many_call *self, uint64_t index)
     return add_piece(self, index, layout.run_nbytes);
 }
 
-/* Read a pair, which must be a tuple or a list of two. Pairs that try_usual() does not
- * take are read in the way that works for all. */
+/* Read a pair, which must be a tuple or a list of two. A pair that try_usual() does not
+ * take is read as copy() reads its ends. Returns 0, or -1 with an exception. */
 static int
 read_pair(many_call *self, PyObject *pair, uint64_t index)
 {
@@ -311,8 +314,8 @@ read_pair(many_call *self, PyObject *pair, uint64_t index)
 
 /* -- asking the driver what kind of memory all arrays have -------------------------------- */
 
-/* Set the kind of an end by that of its first and last byte. The kind DEVICE means that
- * the host may not touch the memory. */
+/* Set the kind of an end to that of its first and last byte. The kind DEVICE here means
+ * that the host may not touch the memory. */
 static cm_status
 ask_registry(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end,
              uint64_t nbytes)
@@ -346,8 +349,8 @@ ask_all(many_call *self, cm_registry *registry, cm_page_shares *locked)
     return cm_ok();
 }
 
-/* Keep the shares of page-locked memory until the engine has its own. Takes them
- * over. */
+/* Keep the shares of page-locked memory until the engine has its own. Takes the shares
+ * over. Returns 0, or -1 with an exception. */
 static int
 keep_locked(many_call *self, cm_registry *registry, cm_page_shares *locked)
 {
@@ -357,7 +360,7 @@ keep_locked(many_call *self, cm_registry *registry, cm_page_shares *locked)
     return result;
 }
 
-/* Let the package add to the exception which pair was wrong. */
+/* Let the package put the index of the wrong pair into the text of the exception. */
 static void
 name_pair(uint64_t index)
 {
@@ -366,7 +369,7 @@ name_pair(uint64_t index)
     PyObject *named =
         cm_package_call("buffers.texts", "name_pair",
                         Py_BuildValue("(OK)", error.value, (unsigned long long)index));
-    PyErr_Clear(); /* the failure itself is what matters */
+    PyErr_Clear(); /* if that failed too, only the first exception is raised */
     cm_error_restore(error);
     if (named != NULL && named != error.value) {
         PyErr_SetObject((PyObject *)Py_TYPE(named), named); /* replaces the first one */
@@ -374,8 +377,8 @@ name_pair(uint64_t index)
     Py_XDECREF(named);
 }
 
-/* Take over what ask_registry() has found: refuse an array over device memory, and note
- * the device of page-locked memory. */
+/* Use the answer of ask_registry(): refuse an array over device memory, and note the
+ * device of page-locked memory. Returns 0, or -1 with ValueError. */
 static int
 take_answer(many_call *self, const cm_piece *piece, const cm_piece_end *end)
 {
@@ -471,7 +474,7 @@ enum {
 typedef struct paired_call {
     cm_paired_rows rows;
     cm_kernel_numbers numbers[2]; /* by cm_side */
-    cm_address addresses[2];      /* where the device finds them */
+    cm_address addresses[2];      /* where the device finds the numbers */
 } paired_call;
 
 /* Allocate the memory of all numbers. Returns a new reference. */
@@ -489,8 +492,9 @@ allocate_numbers(const many_call *self, paired_call *paired)
                                   paired->addresses, &region);
 }
 
-/* Write the numbers, and say whether the kernel is to copy the rows: no target may
- * touch another end, and the copy engine must not be as fast. Needs no GIL. */
+/* Write the numbers, and set *suits to whether the kernel is to copy the rows. It is
+ * not if a target touches another end, or if the copy engine is as fast. Needs no GIL.
+ */
 static cm_status
 write_numbers(many_call *self, paired_call *paired, bool *suits)
 {
@@ -511,7 +515,7 @@ write_numbers(many_call *self, paired_call *paired, bool *suits)
     return cm_ok();
 }
 
-/* Turn the request into one for rows. */
+/* Turn the request into one for rows. Returns 0, or -1 with an exception. */
 static int
 set_rows(many_call *self, const paired_call *paired, PyObject *sheet)
 {
@@ -618,7 +622,8 @@ fini_call(many_call *self)
     Py_XDECREF(self->dtypes[1]);
 }
 
-/* Give the request to the engine, and make the answer: None or a Transfer. */
+/* Give the request to the engine, and make the answer, which is None or a Transfer.
+ * Returns NULL with an exception if it fails. */
 static PyObject *
 run(many_call *self)
 {

@@ -47,7 +47,7 @@ cm_check_shapes(const char *before, const cm_operand *dst, const cm_operand *src
 }
 
 /* Return the device of the first memory on a device that is found in `object` or, down
- * to `depth`, in its items, or -1 if there is none. With `asks` objects of other
+ * to `depth`, in its items, or -1 if there is none. If `asks` is true, objects of other
  * libraries are asked as well. */
 static int
 find_device(const cm_state *state, PyObject *object, bool asks, int depth)
@@ -277,8 +277,9 @@ cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent)
 }
 
 /* True if the call has to know which bytes of the storage it uses. A blocking call
- * leaves nothing that the storage must remember; knowing the bytes could only let it
- * forget earlier work. Most storages of blocking copies have no such work. */
+ * leaves no work behind that the storage must remember. Knowing the bytes could only
+ * help the storage to forget earlier work, and most storages of blocking copies have
+ * none. */
 static bool
 needs_extent(const cm_call *call, const cm_storage *storage)
 {
@@ -368,7 +369,8 @@ cm_call_keep_on_request(cm_call *call, const cm_operand *end)
     call->deferred_ends[call->deferred_count++] = end;
 }
 
-/* A single keep that stands for more keeps than a request has room for. */
+/* A bundle is one keep that stands for several, for calls with more keeps than a
+ * request has room for. */
 typedef struct bundle {
     uint32_t count;
     cm_keep keeps[];
@@ -384,8 +386,8 @@ drop_bundle(void *object)
     free(all);
 }
 
-/* Hand the keeps over to the request: as they are if it has room for them, else in a
- * bundle. */
+/* Hand the keeps over to the request, as they are if it has room for them, and
+ * otherwise in a bundle. Returns 0, or -1 with MemoryError. */
 static int
 give_keeps(cm_call *call, cm_copy_request *request)
 {
@@ -461,10 +463,11 @@ cm_call_ask_capturing(const cm_stream *stream, bool *out)
 
 /* Let the storages remember the call's stream. Afterwards use->use_calls is the count
  * that the storage has if nobody but this call has used it since cm_call_come_after().
- * Only if it still has that count at the end are earlier streams forgotten. Example:
- * the count was 7 in cm_call_come_after() and is 9 now, so others used the storage
- * twice. This call's use makes it 10, and use->use_calls becomes 10 - 2 = 8, a count
- * that the storage never has again. */
+ * Earlier streams are forgotten only if the storage still has that count at the end of
+ * the call. Example: the count was 7 in cm_call_come_after() and is 9 now, so others
+ * used the storage twice. This call's use makes it 10, and use->use_calls becomes 10 -
+ * 2 = 8, a count that the storage never has again. Returns 0, or -1 with an exception.
+ */
 static int
 add_uses(cm_call *call)
 {
@@ -502,7 +505,8 @@ cm_call_fill_request(cm_call *call, cm_copy_request *request)
     }
     /* A thread that gives the GIL up may get it back only after 5 ms, if another thread
      * computes in Python. That is a hundred times longer than a short copy takes. So
-     * the GIL is not released here; the engine says when it is worth it. */
+     * the GIL is not released here. The engine calls let_go() once the copy is going to
+     * take long enough. */
     request->let_go = cm_call_let_go;
     request->interrupted_argument = call;
 }
@@ -563,10 +567,10 @@ report_progress(const cm_call *call)
                               info.nbytes);
 }
 
-/* The engine asks here, without the GIL, whether to go on waiting. Signal handlers run
- * in the main thread alone, so another thread that reports no progress has nothing to
- * look for. Beside threads that compute in Python, taking the GIL would make it wait
- * for many milliseconds. */
+/* The engine calls this without the GIL to ask whether it has to stop waiting. Signal
+ * handlers run in the main thread alone, so another thread that reports no progress has
+ * nothing to look for. Beside threads that compute in Python, taking the GIL would make
+ * it wait for many milliseconds. */
 bool
 cm_call_is_interrupted(void *argument)
 {
@@ -597,8 +601,9 @@ cm_call_mark_captured(const cm_call *call)
     }
 }
 
-/* Let the target remember the transfer, and the source as well if no stream says that
- * it is read, since the next writer of the source has to wait. */
+/* Let the target remember the transfer. If no stream says that the source is read, the
+ * source remembers the transfer too, since its next writer has to wait. Returns 0, or
+ * -1 with MemoryError. */
 static int
 add_transfers(const cm_call *call, cm_ticket *ticket)
 {

@@ -4,11 +4,11 @@
  *
  * The idea
  * --------
- * The engine copies bytes and knows nothing of Python. A cm_call stands between the two
- * for as long as one function runs. It collects the streams and unfinished transfers
- * that the copy must come after, keeps the memory of both ends alive until the engine
- * is done, releases the GIL, looks for signals, and afterwards lets the storages
- * remember how they were used.
+ * The engine copies bytes and knows nothing of Python. A cm_call stands between Python
+ * and the engine for as long as one function runs. It collects the streams and
+ * unfinished transfers that the copy must come after, keeps the memory of both ends
+ * alive until the engine is done, releases the GIL, looks for signals, and afterwards
+ * lets the storages remember how they were used.
  *
  *     cm_call call = {.state = state, ...};
  *     ... for each end: cm_call_come_after(), cm_call_keep()
@@ -67,12 +67,13 @@ typedef struct cm_call {
     cm_state *state;
     cm_stream *stream; /* on loan, or lent (see `stream_is_lent`); may be NULL */
     bool blocking;
-    /* The engine makes a ticket for this call. A ticket that comes after a cancelled
-     * transfer also comes after everything that the cancelled one was to come after. So
-     * transfers that a later one covers need not be named. */
+    /* The engine makes a ticket for this call. A copy with a ticket also waits for the
+     * work before the transfers that it names, even if these are cancelled. So it need
+     * not name a transfer that a later one covers (storage_use.c says when that is). */
     bool has_ticket;
-    /* Bytes move. A copy that moves none waits for nothing either, so storages must not
-     * forget what came before it. May be set later. */
+    /* The call copies at least one byte. A copy of no bytes waits for nothing, so
+     * storages must not forget the work that came before it. The caller may set this
+     * after the other members. */
     bool moves_bytes;
     const cm_progress *progress; /* borrowed; NULL if there is no progress= */
     /* Set for one of several copies that begin together. It comes after transfers whose
@@ -97,12 +98,14 @@ typedef struct cm_call {
     uint32_t keep_room;
     const cm_operand *deferred_ends[2]; /* borrowed; kept when the engine asks */
     uint32_t deferred_count;
-    cm_copy_request *request; /* borrowed; gets those keeps */
+    cm_copy_request *request; /* borrowed; the request to which these keeps are added */
     cm_ticket *ticket;     /* borrowed from the engine while it asks for interrupts */
-    PyThreadState *thread; /* while the GIL is released; else NULL */
-    bool has_short_turns;  /* it has asked for them when it released the GIL */
-    PyObject *watched; /* owned list, for the handle: memory of the ends that its owner
-                          can move (memory_watch.h); NULL if there is none */
+    PyThreadState *thread; /* the state of this thread while it has released the GIL, or
+                              else NULL */
+    bool has_short_turns; /* the call asked for short turns of the interpreter (turns.h)
+                             when it released the GIL */
+    PyObject *watched;    /* owned list, for the handle, of those ends whose memory its
+                             owner can move (memory_watch.h); NULL if there is none */
     /* The stream is a default one, which the module has until shutdown(). shutdown()
      * cannot begin while a call runs, so such a stream need not be counted. */
     bool stream_is_lent;
@@ -116,9 +119,9 @@ typedef struct cm_call {
 
 /* -- ends, as they were read -------------------------------------------------------------- */
 
-/* Check that a copy may write the target. Returns 0, or -1 with ValueError, if it is
- * read-only or if elements of it share memory, since several threads or a kernel would
- * write those in any order. `before` begins the message. */
+/* Check that a copy may write the target. Returns 0, or -1 with ValueError if the
+ * target is read-only, or if some of its elements share memory, since several threads
+ * or a kernel would write those in any order. The message begins with `before`. */
 int cm_check_target(const char *before, const cm_operand *dst, PyObject *object);
 /* casting.c: check that the dtypes of both ends are equal. Returns 0, or -1 with
  * TypeError. */
@@ -152,11 +155,11 @@ cm_devices_of(const cm_region *region)
                    && region->device < CM_MAX_DEVICES;
     return has_one ? UINT64_C(1) << region->device : 0;
 }
-/* Guess the device of `stream`, an argument that may not say it itself, such as the
- * handle of a default stream. It is the device of the first memory on a device that is
- * found in `object`, or in the items of a tuple or list or, with `depth` 2, in their
- * items. Returns -1 if there is none, or if `stream` is not given or is a Stream, which
- * needs no hint. */
+/* Guess the device of the argument `stream`, which may not tell it, as the handle of a
+ * default stream does not. The first memory on a device decides. It is looked for in
+ * `object` itself, in its items if it is a tuple or list and `depth` is at least 1, and
+ * in their items if `depth` is 2. Returns -1 if there is no such memory, or if `stream`
+ * is not given or is a Stream, which needs no guess. */
 int cm_device_hint(const cm_state *state, PyObject *object, PyObject *stream,
                    int depth);
 /* Guess the device of `stream` in the same way, for the two ends of a copy. */
@@ -189,35 +192,38 @@ cm_call_reports_progress(const cm_call *call)
 {
     return call->progress != NULL && call->progress->report != NULL;
 }
-/* Choose the call's stream. It is `given`, which must be of one of `devices` (a set of
- * indices; if it is empty any will do), or else, for a blocking call, the current
- * stream of `device` (-1: none). Returns 0, or -1 with ValueError. */
+/* Choose the call's stream. If `given` is not NULL it is that stream, which must be of
+ * one of `devices`, a set of indices. If that set is empty, a stream of any device will
+ * do. Without a `given` stream, a blocking call gets the current stream of `device`, or
+ * no stream if `device` is -1. Returns 0, or -1 with ValueError. */
 int cm_call_choose_stream(cm_call *call, const char *function, cm_stream *given,
                           uint64_t devices, int device);
-/* Let the call come after those streams that used the storage, and those of its
- * unfinished transfers, that are in the way of work on `extent`. Returns 0, or -1 with
- * MemoryError. */
+/* Let the call come after the earlier work on the storage, by streams and by unfinished
+ * transfers, that conflicts with work on `extent`. Returns 0, or -1 with MemoryError.
+ */
 int cm_call_come_after(cm_call *call, cm_storage *storage, cm_extent extent);
-/* Do the same as cm_call_come_after() for an end of the call, which reads or writes its
- * bytes of the storage. If its memory is not a storage of ours there is nothing to come
- * after. */
+/* Do the same as cm_call_come_after() for the bytes of an end, which the call reads or
+ * writes. If the memory of the end is not a storage of ours, this does nothing. */
 int cm_call_come_after_end(cm_call *call, const cm_operand *end, bool writes);
 int cm_call_come_after_stream(cm_call *call, cm_stream *stream);
-/* Let the call come after a transfer, whatever becomes of it. Returns 0, or -1 with
- * MemoryError. */
+/* Let the call come after a transfer, even if that fails or is cancelled. Returns 0, or
+ * -1 with MemoryError. */
 int cm_call_come_after_ticket(cm_call *call, cm_ticket *ticket);
 /* Let the call come after the streams of the argument after=, which is a stream, or a
  * tuple or list of streams, or NULL or None for no stream. The call copies `src` to
- * `dst`. Each of these is memory or, if `depth` is 1, may be a list of memory. */
+ * `dst`. Both are memory. If `depth` is 1, each may also be a list of memory. Returns
+ * 0, or -1 with an exception. */
 int cm_call_come_after_given(cm_call *call, PyObject *after, PyObject *dst,
                              PyObject *src, int depth);
-/* Keep the memory of an end alive: a storage, counted as used by a transfer, or else an
- * object. Returns 0, or -1 with an exception. */
+/* Keep memory alive until the engine is done: a storage, which then counts as used by a
+ * transfer, any other object, or whichever of the two an end has. Return 0, or -1 with
+ * an exception. */
 int cm_call_keep_storage(cm_call *call, cm_storage *storage);
 int cm_call_keep_object(cm_call *call, PyObject *object);
 int cm_call_keep(cm_call *call, const cm_operand *end);
-/* Keep one of at most two ends of a blocking call later, and only if the engine needs
- * it for longer than the call, since the caller holds it until then. */
+/* Note an end of a blocking call, which has at most two, so that it can be kept later.
+ * It is kept only if the engine needs it after the call has returned, since the caller
+ * holds it until then. */
 void cm_call_keep_on_request(cm_call *call, const cm_operand *end);
 /* The request's hook `take_keeps`, whose argument is the call. Returns true at once if
  * no end was left for later. */
@@ -227,8 +233,8 @@ bool cm_call_take_keeps(void *call);
 PyObject *cm_call_handle(const cm_call *call, cm_ticket *ticket, PyObject *dst,
                          PyObject *src, int device);
 
-/* Ask whether the stream captures; NULL does not. The GIL is released only if the
- * runtime has to be asked. */
+/* Set *out to whether the stream is being captured. If it is NULL, *out is false. The
+ * GIL is released only if the runtime has to be asked. */
 cm_status cm_call_ask_capturing(const cm_stream *stream, bool *out);
 
 /* Return the engine, once it has the pools of all `devices` (a set of indices). Returns
@@ -247,17 +253,20 @@ int cm_call_prepare(cm_call *call, cm_copy_request *request);
  * GIL again if the call has released it. */
 void cm_call_let_go(void *call);
 void cm_call_take_back(cm_call *call);
-/* The request's hook `interrupted`, whose argument is the call: runs signal handlers
- * and reports progress. It takes the GIL only where there may be either. Called without
- * the GIL, after cm_call_let_go(). */
+/* The request's hook `interrupted`, whose argument is the call. It runs signal handlers
+ * and reports progress. It is called without the GIL, after cm_call_let_go(), and takes
+ * the GIL only if there may be a signal to handle or progress to report. Returns true
+ * if the engine is to stop, because a signal handler or the report of progress has
+ * raised an exception. */
 bool cm_call_is_interrupted(void *call);
 
-/* Find out whether a copy moves bytes. A copy of no elements does not, nor does one
- * into its own place, and such copies wait for nothing. */
+/* Find out whether a copy moves bytes. It does not if it has no elements or if the
+ * source is the target, and such copies wait for nothing. */
 bool cm_call_moves_bytes(const cm_region *dst, const cm_region *src);
 /* Let the storages remember an unfinished transfer, so that the next use of the ends
  * comes after it. Returns 0, or -1 with MemoryError. In that case nobody could wait for
- * it later, so this function has waited for it, and has released the ticket. */
+ * the transfer later, so this function has already waited for it and released the
+ * ticket. */
 int cm_call_remember(cm_call *call, cm_ticket *ticket);
 /* Unless `number` is 0, note on the storages that the call is one of a group that has
  * this number. After the last of them _end_parts() lets the storages forget the streams
@@ -268,13 +277,13 @@ void cm_call_mark_captured(const cm_call *call);
 /* End a blocking call: report its progress, release the ticket, and return None, or
  * NULL with an exception. */
 PyObject *cm_call_report_end(const cm_call *call, cm_ticket *ticket);
-/* Release everything that the call has. If it went well (is_ordered) its storages
- * forget the streams that came before it. If storages never forgot, a buffer would
- * remember every stream that has ever used it, and each copy would wait for all of
- * these. */
+/* Release everything that the call has. If the call went well (is_ordered), its
+ * storages forget the streams that it came after. If storages never forgot, a buffer
+ * would remember every stream that has ever used it, and each copy would wait for all
+ * of them. */
 void cm_call_fini(cm_call *call);
 
-/* Page-lock an end whose memory is locked by the first copy between it and a device.
- * This comes after both ends were read and before anything looks at their kinds.
- * Returns 0, or -1 with an exception. */
+/* Page-lock the memory of those ends for which that was put off until the first copy to
+ * or from a device (protocols/shared.c). Call this after both ends were read, and
+ * before anything looks at their kinds. Returns 0, or -1 with an exception. */
 int cm_operands_lock(cm_state *state, cm_operand *dst, cm_operand *src);

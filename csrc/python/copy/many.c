@@ -28,7 +28,8 @@ cm_many_call_init(cm_many_call *self, cm_state *state, bool blocking, cm_stream 
 
 /* -- ends --------------------------------------------------------------------------- */
 
-/* Add the storage of an end, once for all ends that have it. */
+/* Add the storage of an end, once for all ends that lie in it. Returns 0, or -1 with an
+ * exception. */
 static int
 add_storage(cm_many_call *self, cm_storage *storage, bool written)
 {
@@ -49,7 +50,7 @@ add_storage(cm_many_call *self, cm_storage *storage, bool written)
     return 0;
 }
 
-/* Keep the memory of an end alive. */
+/* Keep the memory of an end alive. Returns 0, or -1 with an exception. */
 static int
 keep_end(cm_many_call *self, const cm_operand *end, bool written)
 {
@@ -133,10 +134,11 @@ cm_many_call_fini(cm_many_call *self)
 static bool
 moves_bytes(const cm_many_request *request)
 {
-    if (request->common.rows != NULL) { /* their ends are apart */
+    if (request->common.rows != NULL) { /* targets and sources of rows never overlap */
         return request->common.rows->layer_count > 0;
     }
-    if (request->common.many != NULL) { /* so are theirs, and they are not empty */
+    if (request->common.many != NULL) { /* nor do those of such runs, of which there is
+                                           at least one */
         return true;
     }
     for (uint64_t i = 0; i < request->piece_count; i++) {
@@ -198,7 +200,7 @@ cm_many_call_run(cm_many_call *self, const char *doing, cm_ticket **out)
     cm_status status = is_one_job
                            ? cm_engine_copy(engine, common, &ticket)
                            : cm_engine_copy_many(engine, &self->request, &ticket);
-    common->rows = NULL; /* they are the engine's */
+    common->rows = NULL; /* the engine owns them now */
     common->many = NULL;
     cm_call_take_back(call);
     if (!cm_is_ok(status)) {
@@ -208,7 +210,8 @@ cm_many_call_run(cm_many_call *self, const char *doing, cm_ticket **out)
         remember_rest(call, ticket);
     }
     if (PyErr_Occurred()) {
-        return -1; /* Ctrl-C was pressed, even if the copies ended at the same time */
+        return -1; /* a signal handler or the progress bar has raised, even if all
+                      copies have ended */
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(self->state, status, doing);

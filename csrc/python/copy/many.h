@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What calls that move many runs of bytes at once have in common: copy_many(), whose
- * runs come as pairs, and copy_rows(), which cuts them out of arrays by row numbers.
+/* The part that copy_many() and copy_rows() have in common. Both move many runs of
+ * bytes at once. The runs of copy_many() come as pairs, and copy_rows() cuts them out
+ * of arrays by row numbers.
  *
  * The idea
  * --------
@@ -37,14 +38,14 @@ enum { CM_MANY_STORAGES = 4 };
  * into it. */
 typedef struct cm_many_call {
     cm_call call;
-    /* The caller fills in the arrays, which it owns, or common.rows with the two
-     * regions that go with them, or common.many. The call owns common.rows and
-     * common.many from then on. */
+    /* The caller fills in one of three things: the arrays, which the caller owns,
+     * common.rows with the two regions that go with it, or common.many. The call owns
+     * common.rows and common.many from then on. */
     cm_many_request request;
     cm_state *state;           /* borrowed */
-    cm_stream *stream;         /* borrowed: the one that was asked for; may be NULL */
+    cm_stream *stream;         /* borrowed: the argument stream=; may be NULL */
     uint64_t number;           /* of the call, by which a storage knows its entry */
-    cm_many_storage *storages; /* the first few are in first_storages */
+    cm_many_storage *storages; /* points to first_storages as long as that has room */
     uint32_t storage_count;
     uint32_t storage_room;
     PyObject *owners;     /* owned list of all objects that keep memory alive */
@@ -64,11 +65,11 @@ int cm_many_call_init(cm_many_call *self, cm_state *state, bool blocking,
 int cm_many_call_add_end(cm_many_call *self, const cm_operand *end,
                          const cm_region *region, bool written);
 /* Choose the stream, order the call after the earlier work on its ends, and keep their
- * memory alive. `function` is the name with which the message begins if the stream is
- * of the wrong device. Returns 0, or -1 with an exception. */
+ * memory alive. If the stream is of the wrong device, the message of the exception
+ * begins with `function`. Returns 0, or -1 with an exception. */
 int cm_many_call_take_ends(cm_many_call *self, const char *function);
-/* Give the request to the engine. If that fails, `doing` becomes the exception's note.
- * Returns 0 with a ticket that the caller owns, or -1 with an exception. */
+/* Give the request to the engine. If the engine fails, `doing` becomes the note of the
+ * exception. Returns 0 with a ticket that the caller owns, or -1 with an exception. */
 int cm_many_call_run(cm_many_call *self, const char *doing, cm_ticket **out);
 /* Make the answer of the call: None, or a Transfer of `dst` and `src`. Takes the ticket
  * over. Returns NULL with an exception if it fails. */

@@ -21,7 +21,7 @@ typedef struct cm_sleep_copy {
     cm_address end;    /* where the last run of that part ends */
 } cm_sleep_copy;
 
-/* Return the number of the first run behind the part of run `first`. */
+/* Return the index of the first run after the part that begins with run `first`. */
 static uint64_t
 end_of_part(const cm_sleep_copy *self, uint64_t first)
 {
@@ -32,9 +32,10 @@ end_of_part(const cm_sleep_copy *self, uint64_t first)
     return i;
 }
 
-/* Make the piece of a run. `stretch` is the first of the runs that follow one another
- * without a gap up to this one. It stands for the allocation on the device, since no
- * two runs are one allocation to CUDA if chunks without memory may lie between them. */
+/* Make the piece that copies a run. Runs that follow one another without a gap form a
+ * stretch, and `stretch` is its first run. The engine takes it for the allocation that
+ * the device's end belongs to. Runs with a gap between them must not count as one
+ * allocation, since there may be no memory in the gap. */
 static cm_piece
 make_piece(const cm_sleep_copy *self, const cm_saved_run *run,
            const cm_saved_run *stretch)
@@ -89,9 +90,8 @@ end_part(cm_sleep_copy *self)
     return cm_handover_end(self->stream, ticket, self->hooks);
 }
 
-/* Begin to copy the part of the runs from `first` to `end`, and then end the one
- * before. So the device always has work. The chunks of the part before are unmapped
- * meanwhile. */
+/* Begin to copy the part of the runs from `first` to `end`, and then wait for the part
+ * before, whose chunks are unmapped. So the device always has work. */
 static cm_status
 save_part(cm_sleep_copy *self, uint64_t first, uint64_t end)
 {
@@ -141,7 +141,8 @@ save_all(cm_sleep_copy *self)
     return end_part(self);
 }
 
-/* Map the memory of a part while the device fills the one before. */
+/* Map the memory of a part while the device still fills the part before, begin to fill
+ * it, and then wait for the part before. */
 static cm_status
 restore_part(cm_sleep_copy *self, uint64_t first, uint64_t end)
 {
@@ -204,8 +205,8 @@ cm_sleep_restore(cm_state *state, cm_engine *engine, cm_pool *pool,
 
 /* -- files -------------------------------------------------------------------------------- */
 
-/* Make a range of each saved run, those of a file one after the other. Returns an array
- * that the caller frees, or NULL if there is no memory. */
+/* Make the file range of each saved run. The ranges of one file follow one another.
+ * Returns an array that the caller frees, or NULL if there is no memory. */
 static cm_file_range *
 make_ranges(const cm_pool *pool, uint32_t file_count, uint64_t *count)
 {

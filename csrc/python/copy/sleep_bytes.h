@@ -5,8 +5,8 @@
  * Page-locked memory
  * ------------------
  * Page-locking memory takes longer than copying to it, and a copy of the device needs
- * no thread. So the bytes go part by part: while the device copies one part, the thread
- * page-locks the memory of the next, and unmaps the chunks of the part before.
+ * no thread. So the bytes go part by part. While the device copies one part, the thread
+ * page-locks the memory of the next one, and unmaps the chunks of the part before.
  *
  * Example: the first sleep of 600 MiB, in parts of 256, 256 and 88 MiB.
  *
@@ -25,8 +25,8 @@
  * file p % count, behind the parts of that file before it.
  *
  * A sleep ends with the process, and the page cache holds the bytes until then, so
- * nothing waits for the disk. The page cache is memory of the system, which it takes
- * back once it has written the bytes.
+ * nothing waits for the disk. The page cache is the system's memory, which the system
+ * can use for something else once it has written the bytes to the disk.
  *
  * Locks: none. All of this is called without the GIL, by the one thread that puts the
  * pool to sleep or wakes it. */

@@ -22,8 +22,8 @@
  * the pinned limit as any other does, and forked children get no copy of it. As nobody
  * else has blocks of it, all of it can go back at once.
  *
- * Locks: the GIL is held, and released for whatever waits. cumem/pools/region.py lets one
- * thread at a time in for each pool. */
+ * Locks: the GIL is held, and released for whatever waits. cumem/pools/region.py lets
+ * one thread at a time in for each pool. */
 #include <stdlib.h>
 
 #include "docstrings.h"
@@ -48,8 +48,8 @@ typedef struct sleep_call {
 
 /* -- the storages of the pool --------------------------------------------------------- */
 
-/* Return the first storage with a block of the pool behind `node`, or NULL if there is
- * none. */
+/* Return the next storage after `node`, in the list of all storages, that has a block
+ * of the pool, or NULL if there is none. */
 static cm_storage *
 next_storage(const sleep_call *self, const cm_list *node)
 {
@@ -163,8 +163,8 @@ collect_streams(sleep_call *self)
 
 /* -- room for the bytes ----------------------------------------------------------------- */
 
-/* Refuse before anything is copied if the limits have no room for the bytes, even after
- * other pools have given back what they cache. Called without the GIL. */
+/* Fail before anything is copied if the limits leave no room for the bytes, even after
+ * other pools have given back the memory that they cache. Called without the GIL. */
 static cm_status
 check_host(const sleep_call *self, const cm_wait_hooks *hooks)
 {
@@ -179,9 +179,8 @@ check_host(const sleep_call *self, const cm_wait_hooks *hooks)
 
 /* -- sleep -------------------------------------------------------------------------------- */
 
-/* Go to sleep, from the moment on at which all transfers have ended. *asleep says
- * whether the pool sleeps, which it may do in spite of a failure. Called without the
- * GIL. */
+/* Go to sleep, once all transfers have ended. Sets *asleep to whether the pool sleeps,
+ * which it may do in spite of a failure. Called without the GIL. */
 static cm_status
 fall_asleep(sleep_call *self, cm_engine *engine, bool keep, const cm_wait_hooks *hooks,
             bool *asleep)
@@ -208,7 +207,7 @@ fall_asleep(sleep_call *self, cm_engine *engine, bool keep, const cm_wait_hooks 
     return cm_pool_fall_asleep(pool, asleep);
 }
 
-/* True if a file was at fault. */
+/* True if `status` is the failure of a file, which files.failure describes. */
 static bool
 has_file_failed(const sleep_call *self, cm_status status)
 {
@@ -216,8 +215,9 @@ has_file_failed(const sleep_call *self, cm_status status)
     return status.code == CM_ESYSTEM && (failure->at_end || failure->error != 0);
 }
 
-/* End the part of a call without the GIL, which returned `status`. Returns 0, or -1
- * with an exception. A file that is at fault raises none, since end_call() tells it. */
+/* Take the GIL again after the part of a call that ran without it and returned
+ * `status`. Returns 0, or -1 with an exception. If a file was at fault there is no
+ * exception, since end_call() returns the file's failure to the caller. */
 static int
 end_wait(const sleep_call *self, const cm_pool_waiter *waiter, cm_status status,
          const char *doing)
@@ -388,9 +388,11 @@ set_spare(PyObject *module, PyObject *args)
 
 /* -- wake --------------------------------------------------------------------------------- */
 
-/* Bring the memory and the bytes back from page-locked memory. After a failure the pool
- * is asleep. Memory that the driver does not take back then stays with the pool, which
- * counts it as lost, and which wakes with it the next time. */
+/* Give the pool memory again, and copy the bytes back from page-locked memory. After a
+ * failure the pool is asleep. If the driver then refuses to take some of the memory
+ * back, the pool keeps that memory, counts it as lost, and uses it when it wakes the
+ * next time.
+ */
 static cm_status
 wake_from_host(const sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
 {
@@ -400,7 +402,7 @@ wake_from_host(const sleep_call *self, cm_engine *engine, const cm_wait_hooks *h
     return status;
 }
 
-/* Do the same from files. */
+/* Do the same with bytes that are in files. */
 static cm_status
 wake_from_files(sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
 {
