@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fill(): store one value in all elements of a buffer. zeros(), full(), zeros_like()
- * and full_like() also fill their new buffers here.
+/* The method fill(), which stores one value in all elements of a buffer. zeros(),
+ * full(), zeros_like() and full_like() also fill their new buffers here.
  *
  * Memory of a device is filled by that device, and ordinary memory by the host. For
  * memory that both reach it depends on whether a stream was given. With a stream,
@@ -38,7 +38,8 @@ choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
     bool on_device = cm_kind_is_on_device(storage->copy_kind);
     bool managed = cm_kind_migrates(storage->copy_kind);
     if ((!on_device && !cm_kind_is_shared(storage->copy_kind))
-        || (managed && storage->flags == CM_MANAGED_HOST)) { /* only the host may */
+        || (managed && storage->flags == CM_MANAGED_HOST)) { /* the memory was made for
+                                                                the host alone */
         return -1;
     }
     if (managed && named) {
@@ -54,10 +55,9 @@ choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
     return location < 0 ? -1 : location;
 }
 
-/* Note that the fill is done or, unless it was `blocking`, queued on `stream`. The fill
- * came after all earlier work on the storage, so the storage forgets the other streams
- * of that work, unless the storage was used again after `use_calls` was read from
- * it. */
+/* Note on the storage that the fill is done, if it was `blocking`, or queued on
+ * `stream`. The fill came after all earlier work on the storage, so the storage forgets
+ * the other streams, unless it was used again since `use_calls` was read from it. */
 static void
 note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
             uint64_t use_calls)
@@ -117,9 +117,9 @@ try_queue(cm_buffer *self, const void *element, cm_stream *stream)
     return is_made;
 }
 
-/* Let the engine make the fill. If `filler` is a device, the fill is queued there; if
+/* Let the engine make the fill. If `filler` is a device, the fill is queued there. If
  * it is -1, the host makes the fill, and this waits for it. The caller keeps the
- * storage open. */
+ * storage open. Returns 0, or -1 with an exception. */
 static int
 queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
 {
@@ -147,7 +147,8 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     cm_ticket_info info = {.done = false};
     cm_ticket *ticket;
     cm_pool_waiter waiter = {self->state, cm_gil_give()};
-    if (blocking) { /* a fill by the device is only queued: there is no wait to end */
+    if (blocking) { /* a fill by a device is only queued, so there is no wait to
+                       interrupt */
         cm_wait_hooks hooks = cm_wait_hooks_of(&waiter);
         request.interrupted = hooks.interrupted;
         request.interrupted_argument = hooks.argument;
@@ -164,7 +165,7 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
     uint64_t use_calls = before.use_calls;
     cm_pending_give(&before);
     if (status.code == CM_ECANCELLED && PyErr_Occurred()) {
-        return -1; /* a signal's handler raised */
+        return -1; /* a signal handler has raised */
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise_int(self->state, status, "while filling a buffer");
@@ -198,9 +199,9 @@ is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, boo
 }
 
 /* Fill a buffer whose storage the caller keeps open. This first waits for unfinished
- * transfers, because a request to the engine can be ordered only after streams. At the
+ * transfers, because the requests that are made here come after streams only. At the
  * end it waits for the fill, unless the caller `named` a stream or cannot tell whether
- * the fill is done. */
+ * the fill is done. Returns 0, or -1 with an exception. */
 static int
 fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
 {
@@ -226,8 +227,8 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
         return -1;
     }
     /* Memory of others may be freed as soon as this returns, so the fill must be over.
-     * Registered memory need not be waited for here: the end of a registration waits
-     * for it. */
+     * A fill of registered memory need not, since the end of the registration waits for
+     * it. */
     bool foreign = storage->pool == NULL && storage->registration == NULL;
     if ((foreign || !named) && cm_storage_has_pending_fill(storage)) {
         return cm_storage_wait(storage, true);
@@ -235,8 +236,8 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
     return 0;
 }
 
-/* Return the stream of a fill. Memory of a device needs a stream of that device; any
- * other memory may be filled on a stream of any device. */
+/* Return the stream of a fill, or NULL with an exception. Memory of a device needs a
+ * stream of that device. Any other memory may be filled on a stream of any device. */
 static cm_stream *
 find_stream(const cm_buffer *self, PyObject *object)
 {
@@ -253,7 +254,7 @@ find_stream(const cm_buffer *self, PyObject *object)
  * be aligned. If a stream is given, this returns when the fill is queued. Otherwise it
  * returns when the memory is filled, or earlier if the caller cannot tell. The storage
  * is kept open until the end, because other threads and Python code may run during the
- * waits. */
+ * waits. Returns 0, or -1 with an exception. */
 static int
 fill_by(cm_buffer *self, const void *element, PyObject *given)
 {
@@ -309,10 +310,11 @@ is_on_device(const cm_buffer *self, PyObject *source)
            && cm_kind_is_on_device(cm_buffer_kind((cm_buffer *)(void *)source));
 }
 
-/* Copy a value that a rule of casting may convert. Errors begin with `before`, the name
- * of the call, as they do in the functions below. The stream `on` may be one of
- * another device than the source. So a copy from a device to memory of the host is made
- * on a stream of the source's device, which waits for `on`. */
+/* Copy values whose dtype the rule `casting` allows to be converted. Errors begin with
+ * `before`, the name of the call, here and in the functions below. The stream `on` may
+ * belong to another device than the source. So a copy from a device to memory of the
+ * host is made on a stream of the source's device, which waits for `on`. Returns 0, or
+ * -1 with an exception. */
 static int
 copy_by_rule(cm_buffer *self, const char *before, PyObject *values, PyObject *on,
              PyObject *casting)
@@ -335,7 +337,8 @@ dtype_of_memory(const cm_buffer *self, PyObject *source)
     return cm_numpy_is_array(source) ? cm_numpy_dtype_of(source) : NULL;
 }
 
-/* Read a value and copy it as the rule `casting` says. */
+/* Read a value and copy it as the rule `casting` says. Returns 0, or -1 with an
+ * exception. */
 static int
 fill_by_rule(cm_buffer *self, const char *before, PyObject *source, PyObject *on,
              PyObject *casting)
@@ -367,8 +370,8 @@ check_dtype(const cm_buffer *self, const char *before, PyObject *dtype)
                              Py_BuildValue("(sOO)", before, dtype, self->dtype));
 }
 
-/* Fill with an array of the buffer's dtype: one that has dimensions is copied, and one
- * without is an element. */
+/* Fill with an array of the buffer's dtype. An array with dimensions is copied, and one
+ * without dimensions is an element. Returns 0, or -1 with an exception. */
 static int
 fill_by_array(cm_buffer *self, const char *before, PyObject *array, PyObject *on,
               PyObject *given)
@@ -379,7 +382,8 @@ fill_by_array(cm_buffer *self, const char *before, PyObject *array, PyObject *on
     return fill_by(self, cm_numpy_data(array), given);
 }
 
-/* Fill with a buffer of the same dtype. A device's own memory is copied as it is. */
+/* Fill with a buffer of the same dtype. A device's own memory is copied as it is.
+ * Returns 0, or -1 with an exception. */
 static int
 fill_by_buffer(cm_buffer *self, const char *before, PyObject *source, PyObject *on,
                PyObject *given)
@@ -400,7 +404,8 @@ fill_by_buffer(cm_buffer *self, const char *before, PyObject *source, PyObject *
     return cm_copy_now(self->state, before, object, source, on, NULL);
 }
 
-/* Fill with values. If they have a dtype of their own, it must be the buffer's. */
+/* Fill with values. If they have a dtype of their own, it must be the buffer's. Returns
+ * 0, or -1 with an exception. */
 static int
 fill_by_values(cm_buffer *self, const char *before, PyObject *source, PyObject *on,
                PyObject *given)
@@ -443,7 +448,7 @@ read_source(const cm_buffer *self, PyObject *value, PyObject *on, bool is_new)
 }
 
 /* Fill with an object that is neither a number nor an element. `given` and `casting`
- * may be None. */
+ * may be None. Returns 0, or -1 with an exception. */
 static int
 fill_by_object(cm_buffer *self, PyObject *value, PyObject *given, PyObject *casting,
                bool is_new)
@@ -510,7 +515,7 @@ fill_with(cm_buffer *self, PyObject *value, PyObject *stream, PyObject *casting,
     if (found == NULL) {
         return fill_by_object(self, value, stream, casting, is_new);
     }
-    Py_INCREF(value); /* others may drop it while the fill waits */
+    Py_INCREF(value); /* other threads may drop the value while the fill waits */
     int result = fill_by(self, found, stream);
     Py_DECREF(value);
     return result;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The part of broadcast(), scatter() and gather() that cumem/transfers/multi_device.py
- * leaves to C: this file says where ends lie, and makes each of the copies.
+ * leaves to C. This file says where ends lie, and makes each of the copies.
  *
  * Several copies that begin together are a group. _begin_parts() gives the group a
  * number, holds the memory of all ends, and notes how many transfers there were so far
  * (`before`). _copy_part() makes one copy, which comes after those transfers but not
  * after the others of the group. _end_parts() lets the storages forget the streams that
- * came before the whole group, which no single copy could do for the others. */
+ * came before the whole group. A single copy could not let them do so, since the other
+ * copies still had to come after these streams. */
 #include <stdlib.h>
 
 #include "docstrings.h"
@@ -21,9 +22,11 @@
 
 /* -- ends --------------------------------------------------------------------------------- */
 
-/* Describe an end: the object that keeps its memory, where its element 0 lies, and
- * whether all of it is page-locked in one piece or on a device. All views of the memory
- * give the same number for this place, even if they have different addresses. */
+/* Make a _CopyEnd, which says what object keeps the memory of an end, at which place
+ * its element 0 lies, and whether all of it is page-locked in one piece or on a device.
+ * The place is a number. Two views of the same bytes give the same number, even if the
+ * bytes have different addresses in them. Returns NULL with an exception if it fails.
+ */
 static PyObject *
 describe_end(cm_state *state, const cm_operand *end)
 {
@@ -119,7 +122,8 @@ storage_of(const cm_state *state, PyObject *end)
     return cm_numpy_is_array(end) ? cm_operand_storage_of(state, end) : NULL;
 }
 
-/* Make a capsule that holds the storages of all ends. */
+/* Make a capsule that holds the storages of all ends. Returns a new reference, or NULL
+ * with an exception. */
 static PyObject *
 hold_ends(cm_state *state, PyObject *module, PyObject *ends)
 {
@@ -151,7 +155,8 @@ hold_ends(cm_state *state, PyObject *module, PyObject *ends)
     return capsule;
 }
 
-/* Make a _CopyParts: give the group a number, and hold its ends. */
+/* Give the group a number, hold its ends, and return both as a _CopyParts, or NULL with
+ * an exception. */
 static PyObject *
 make_parts(cm_state *state, PyObject *module, PyObject *ends, bool captures)
 {
@@ -217,8 +222,8 @@ copy_part(PyObject *module, PyObject *args)
     return cm_call_leave(&frame, transfers);
 }
 
-/* This is the Python function _end_parts(number, stream, capsule). A storage that was
- * used otherwise since its copy forgets nothing. */
+/* This is the Python function _end_parts(number, stream, capsule). A storage that
+ * anybody else has used since its copy of the group forgets nothing. */
 static PyObject *
 end_parts(PyObject *module, PyObject *args)
 {

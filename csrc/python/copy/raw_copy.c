@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* _raw_copy() makes a copy with a single asynchronous call of the runtime, without
  * cumem's engine. `python -m cumem bench` and the doctor compare cumem's copies with
- * it. _flush_cache() takes an object out of the processor's caches, so that what is
- * measured afterwards is memory. */
+ * it. _flush_cache() takes the memory of an object out of the processor's caches, so
+ * that the next measurement reads from memory. */
 #include "base/simd_copy.h"
 #include "base/thread.h"
 #include "python/copy/copy_functions.h"

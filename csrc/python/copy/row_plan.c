@@ -53,12 +53,14 @@ typedef struct row_plan {
     uint64_t generation;
     cm_row_copy copy; /* what is prepared; its ends own the arrays and the numbers */
     cm_rows_kernel kernel;
-    bool has_kernel; /* a kernel copies, unless it says that runs are better */
-    /* How much it copies, which it still says when it is closed. */
+    bool has_kernel; /* the kernel copies, unless runs are better
+                      */
+    /* The plan reports these three numbers even after it is closed. */
     Py_ssize_t layer_count;
     uint64_t row_count; /* of each layer */
     uint64_t nbytes;    /* of all layers */
-    Py_ssize_t users;   /* calls under way that need the ends, the constructor too */
+    Py_ssize_t users;   /* calls that need the ends, as the constructor does
+                         */
     bool is_ready;      /* the constructor is done */
     bool closed;
     PyObject *weakrefs;
@@ -66,7 +68,7 @@ typedef struct row_plan {
 
 /* -- life --------------------------------------------------------------------------- */
 
-/* Count the memory of the ends as used by a call, or no longer. */
+/* Count one more call, or one less, that uses the memory of the ends. */
 static void
 count_calls(const row_plan *self, bool begins)
 {
@@ -104,8 +106,9 @@ drop_parts(row_plan *self)
     if (self->users > 0) {
         return;
     }
-    count_calls(self, true); /* which dropping the ends takes back */
-    /* Dropping an array may run Python code, which must not find it here. */
+    count_calls(self, true); /* dropping the ends takes this back */
+    /* Dropping an array may run Python code, which must not find the array here any
+     * more. */
     cm_row_copy copy = self->copy;
     cm_rows_kernel kernel = self->kernel;
     memset(&self->copy, 0, sizeof(self->copy));
@@ -165,7 +168,8 @@ plan_dealloc(PyObject *op)
 /* The arguments of RowPlan(), by their places. */
 enum { DSTS, SRCS, DST_ROWS, SRC_ROWS, MAX_SMS, PLAN_COUNT };
 
-/* Begin an end, which keeps its arrays whatever becomes of the list that was given. */
+/* Begin an end, which keeps its arrays even if the list that was given changes. Returns
+ * 0, or -1 with an exception. */
 static int
 begin_end(cm_rows_end *end, PyObject *object)
 {
@@ -252,7 +256,8 @@ prepare(row_plan *self)
     return cm_rows_kernel_add_word(&self->kernel);
 }
 
-/* Fill in a new plan. The caller has entered the state. */
+/* Fill in a new plan. The caller has entered the state. Returns 0, or -1 with an
+ * exception. */
 static int
 init_plan(row_plan *self, PyObject *const *values)
 {
@@ -324,13 +329,14 @@ check_open(const row_plan *self)
 
 /* -- a copy ------------------------------------------------------------------------- */
 
-/* Which layers a copy has. */
+/* The layers that a copy has. */
 typedef struct layers {
     Py_ssize_t first;
     Py_ssize_t count;
 } layers;
 
-/* Read the argument layer=. If it is not given, the copy has all layers. */
+/* Read the argument layer=. If it is not given, the copy has all layers. Returns 0, or
+ * -1 with an exception. */
 static int
 read_layer(const row_plan *self, PyObject *given, layers *out)
 {
@@ -352,14 +358,15 @@ read_layer(const row_plan *self, PyObject *given, layers *out)
     return 0;
 }
 
-/* Check that the memory of an end is there and where it was. */
+/* Check that the memory of an end is still there, and at the same address. Returns 0,
+ * or -1 with an exception. */
 static int
 check_memory(const cm_operand *operand)
 {
     return operand->storage == NULL ? 0 : cm_storage_check_open(operand->storage);
 }
 
-/* Borrow an end of the plan for one copy. */
+/* Borrow an end of the plan for one copy. Returns 0, or -1 with an exception. */
 static int
 borrow_end(const row_plan *self, cm_side side, layers which, cm_rows_end *out)
 {
@@ -381,7 +388,7 @@ borrow_end(const row_plan *self, cm_side side, layers which, cm_rows_end *out)
     return self->kernel.has_memory[side] ? check_memory(&self->kernel.memory[side]) : 0;
 }
 
-/* Drop what a copy has for itself. */
+/* Drop the parts of a borrowed end that the copy owns. */
 static void
 give_end_back(cm_rows_end *end)
 {
@@ -389,8 +396,8 @@ give_end_back(cm_rows_end *end)
     cm_given_rows_fini(&end->given);
 }
 
-/* Copy some layers, and make the answer: None or a Transfer. `copy` has what is given
- * for this copy alone. */
+/* Copy some layers, and make the answer, which is None or a Transfer. `copy` has the
+ * arguments of this copy alone. Returns NULL with an exception if it fails. */
 static PyObject *
 copy_layers_by(row_plan *self, cm_row_copy *copy, layers which)
 {
@@ -508,12 +515,13 @@ plan_copy_async(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
 /* Start the copy of each layer, after that of the layer before. On a stream the layers
  * have this order anyway, and a layer in which the host has a part need not wait until
  * the layer before is over. Only the first layer has to come after the streams that
- * were given. Returns a list of Transfers, or NULL with an exception; then some of the
- * copies may be under way. */
+ * were given. Returns a list of Transfers, or NULL with an exception, after which some
+ * of the copies may be under way. */
 static PyObject *
 start_layers(row_plan *self, const cm_row_copy *given)
 {
-    cm_ticket *before = NULL; /* borrowed from the Transfer, which the list has */
+    cm_ticket *before = NULL; /* borrowed from the Transfer of the layer before, which
+                                 is in the list */
     PyObject *transfers = PyList_New(0);
     for (Py_ssize_t i = 0; transfers != NULL && i < self->layer_count; i++) {
         cm_row_copy copy = *given;
@@ -561,9 +569,9 @@ plan_copy_layers(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- wrong numbers ------------------------------------------------------------------ */
 
-/* Read the word for wrong numbers, and clear it. A ticket stores what it knows in that
- * word when its copy is found to have ended, so the engine first looks which copies
- * have ended. */
+/* This is the method check(), which reads the word for wrong numbers and clears it. A
+ * ticket writes to that word when somebody finds that its copy has ended, so the engine
+ * first looks which copies have ended. */
 static PyObject *
 plan_check(PyObject *op, PyObject *Py_UNUSED(unused))
 {
@@ -645,8 +653,8 @@ plan_repr(PyObject *op)
                       PyBool_FromLong(cm_state_is_emulated(self->state))));
 }
 
-/* A plan is bound to memory of this process, so neither a pickle nor a copy of it could
- * be used. */
+/* This refuses pickle and copy, always with TypeError. A plan is bound to memory of
+ * this process, so neither a pickle nor a copy of it could be used. */
 static PyObject *
 plan_reduce(PyObject *op CM_UNUSED, PyObject *Py_UNUSED(protocol))
 {

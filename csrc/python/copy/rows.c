@@ -1,26 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy_rows(), copy_rows_async() and take_rows(): rows of arrays by their numbers.
+/* copy_rows(), copy_rows_async() and take_rows(), which copy rows of arrays by their
+ * numbers.
  *
  * The idea
  * --------
- * A call reads both ends once, each an array or a list of arrays (layers), and the
- * numbers of the rows. A pass is one request of the engine (many.h). Nearly all calls
- * are one pass. If threads of the host have a part in the copy, the engine gets the
- * ends and the numbers, from which the threads make runs of bytes as they go
- * (plan/numbered_rows.h). Otherwise the pass lists all runs, joined where rows follow
- * on each other, and has them copied as a batch.
+ * A call reads both ends and the numbers of the rows once. An end is an array or a list
+ * of arrays, which are called layers. A pass is one request to the engine (many.h), and
+ * nearly all calls are one pass. If threads of the host have a part in the copy, the
+ * engine gets the ends and the numbers, from which the threads make runs of bytes as
+ * they go (plan/numbered_rows.h). Otherwise the pass lists all runs, joined where rows
+ * follow on each other, and has them copied as a batch.
  *
  * If the rows that are written touch rows that are read, the result has to be as if all
  * of the source were read first, as in NumPy's dst[d] = src[s]. Then there are two
  * passes: from the source into packed memory of the rows' size, and from there to the
- * target. The second comes after the first, and fails with it. Whether ends touch is
- * asked of whole arrays first. Only where arrays meet, as two views of one cache may,
- * are the runs compared.
+ * target. The second comes after the first, and fails if that fails. To find out
+ * whether ends touch, whole arrays are compared first. Only if arrays have bytes in
+ * common, as two views of one cache may, are their runs compared.
  *
  * If one device reaches both ends, no runs are made. A kernel reads the numbers and
- * finds the rows by itself: rows_by_kernel.c. rows_ends.c has what both ways need.
+ * finds the rows by itself (rows_by_kernel.c). rows_ends.c has the functions that both
+ * ways need.
  *
- * All that can be wrong with the arguments is found before the first pass begins.
+ * Every error in the arguments is found before the first pass begins.
  * Locks: none; the GIL is held, and released to cut the runs and to copy. */
 #include <stdlib.h>
 
@@ -41,11 +43,13 @@
 typedef struct rows_pass {
     cm_many_call many;
     cm_rows_end *ends[2]; /* borrowed, by cm_side */
-    bool meets;           /* a layer may write what another array shows as well */
+    bool meets;           /* a layer may write bytes that belong to another array too */
     cm_row_runs runs;
 } rows_pass;
 
-/* Settle the numbers for the arrays of a layer. Needs no GIL. */
+/* Settle the numbers of both ends for the arrays of a layer (cm_chosen_rows_settle()),
+ * so that negative numbers count from the end of these arrays. Stops at a wrong number,
+ * which *side and *fault then describe. Needs no GIL. */
 static cm_status
 settle_layer(const rows_pass *pass, Py_ssize_t index, cm_side *side,
              cm_row_fault *fault)
@@ -100,8 +104,8 @@ list_runs(const cm_row_copy *self, rows_pass *pass)
         cm_side side;
         cm_row_fault fault;
         cm_layer layer = layer_at(pass, i);
-        /* The layer before may have had another number of rows. The numbers have been
-         * checked for all of them. */
+        /* The numbers may be settled for a layer with another number of rows. They
+         * cannot be wrong here, since they have been checked for all layers. */
         CM_TRY(settle_layer(pass, i, &side, &fault));
         const cm_chosen_rows settled[2] = {pass->ends[CM_DST]->numbers,
                                            pass->ends[CM_SRC]->numbers};
@@ -112,8 +116,8 @@ list_runs(const cm_row_copy *self, rows_pass *pass)
     return cm_ok();
 }
 
-/* Leave the making of runs to the copy threads, if they can take these rows. Needs no
- * GIL. */
+/* Give the rows to the copy threads by their numbers, if the threads can take these
+ * rows. Otherwise common.many stays NULL. Needs no GIL. */
 static cm_status
 number_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
 {
@@ -133,8 +137,8 @@ number_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
     return status;
 }
 
-/* Say how the rows are to be copied: by their numbers or, where nobody takes these, as
- * a list of runs. Needs no GIL. */
+/* Describe the rows to the engine, by their numbers or, if the copy threads cannot take
+ * these, as a list of runs. Needs no GIL. */
 static cm_status
 describe_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
 {
@@ -156,7 +160,8 @@ find_touch(const cm_row_copy *self, rows_pass *pass, bool *out)
     return cm_many_find_conflicts(self->state->runtime, &pass->many.request, out);
 }
 
-/* Begin a pass: its ends, and what comes first. */
+/* Begin a pass: settle the numbers, add the ends, and come after the streams that were
+ * given. Returns 0, or -1 with an exception. */
 static int
 begin_pass(const cm_row_copy *self, rows_pass *pass, cm_rows_end *dst, cm_rows_end *src,
            const cm_progress *progress)
@@ -196,7 +201,7 @@ run_pass(const cm_row_copy *self, rows_pass *pass, cm_ticket **out)
     if (engine == NULL) {
         return -1;
     }
-    if (pass->runs.count == 0) { /* else find_touch() has listed them */
+    if (pass->runs.count == 0) { /* otherwise find_touch() has listed the runs */
         cm_status status = CM_WITHOUT_GIL(describe_rows(self, pass, engine));
         if (cm_py_check(self->state, status, "while reading rows") < 0) {
             return -1;
@@ -214,8 +219,9 @@ fini_pass(rows_pass *pass)
 
 /* -- through packed memory ---------------------------------------------------------- */
 
-/* Read all rows into the packed memory. With a call in the background *out is the
- * ticket of this pass, which the caller owns; else it is NULL. */
+/* Read all rows into the packed memory. If the call is in the background, *out is the
+ * ticket of this pass, which the caller owns. Otherwise *out is NULL. Returns 0, or -1
+ * with an exception. */
 static int
 pack(const cm_row_copy *self, rows_pass *pass, cm_ticket **out)
 {
@@ -239,7 +245,8 @@ pack(const cm_row_copy *self, rows_pass *pass, cm_ticket **out)
     return 0;
 }
 
-/* Write the rows from the packed memory to the target. */
+/* Write the rows from the packed memory to the target. Returns None or a Transfer, or
+ * NULL with an exception. */
 static PyObject *
 unpack(const cm_row_copy *self, rows_pass *pass, cm_ticket *packed)
 {
@@ -255,7 +262,8 @@ unpack(const cm_row_copy *self, rows_pass *pass, cm_ticket *packed)
                                self->ends[CM_SRC].object);
 }
 
-/* Copy rows whose ends touch each other, by two passes. */
+/* Copy rows whose ends touch each other, by two passes. Returns None or a Transfer, or
+ * NULL with an exception. */
 static PyObject *
 copy_through_memory(cm_row_copy *self)
 {
@@ -269,7 +277,8 @@ copy_through_memory(cm_row_copy *self)
         answer = unpack(self, &passes[1], packed);
     }
     if (packed != NULL) {
-        cm_ticket_release(packed); /* whoever has the second ticket learns of both */
+        cm_ticket_release(packed); /* the second ticket also tells whether the first
+                                      pass failed */
     }
     fini_pass(&passes[0]);
     fini_pass(&passes[1]);
@@ -279,7 +288,9 @@ copy_through_memory(cm_row_copy *self)
 
 /* -- the call ----------------------------------------------------------------------- */
 
-/* Copy the rows, if their ends do not touch; *touches says whether they do. */
+/* Copy the rows, unless their ends touch, and set *touches to whether they do. Returns
+ * None or a Transfer. Returns NULL with an exception if it fails, and without one if
+ * the ends touch. */
 static PyObject *
 copy_at_once(cm_row_copy *self, rows_pass *pass, bool *touches)
 {
@@ -320,9 +331,9 @@ cm_rows_copy_by_runs(cm_row_copy *self)
     return touches ? copy_through_memory(self) : answer;
 }
 
-/* True if a kernel may read the numbers, which the host has. Between memory of the host
- * the processor copies, unless a stream is to order the copy. Few runs and long ones go
- * by the copy engine. */
+/* True if a kernel may copy by numbers that the host has. If both ends are memory of
+ * the host, the processor copies, unless the copy is in the order of a stream. If the
+ * rows make few or long runs, the copy engine copies them. */
 static bool
 may_suit_kernel(const cm_row_copy *self)
 {
@@ -345,8 +356,8 @@ may_suit_kernel(const cm_row_copy *self)
 
 /* If a device reaches all of the rows, its kernel reads the numbers, wherever they lie.
  * Otherwise, or if runs are faster, the host gets the numbers and makes runs of them.
- * With max_sms the kernel copies even then, since only the kernel keeps such a
- * limit. */
+ * With max_sms the kernel copies even if runs are faster, since only the kernel can
+ * keep to such a limit. */
 int
 cm_rows_choose(cm_row_copy *self, int *device)
 {
@@ -369,7 +380,8 @@ copy_by_kernel(cm_row_copy *self, int device, PyObject **answer)
     return copied;
 }
 
-/* Copy what was read and checked, and make the answer: None or a Transfer. */
+/* Copy the rows that were read and checked. Returns None or a Transfer, or NULL with an
+ * exception. */
 static PyObject *
 copy_all(cm_row_copy *self)
 {
@@ -400,7 +412,8 @@ cm_rows_name_ends(cm_row_copy *self, const char *dst, const char *src)
     self->ends[CM_SRC].numbers_name = "src_rows";
 }
 
-/* Begin a call with its arguments, and refuse shutdown() until fini_call(). */
+/* Begin a call, which the caller then gives its arguments, and refuse shutdown() until
+ * fini_call(). Returns NULL with an exception if it fails. */
 static cm_row_copy *
 begin_call(cm_call_frame *frame, const char *function, bool blocking)
 {
@@ -509,9 +522,10 @@ copy_rows_async(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- a new buffer ------------------------------------------------------------------- */
 
-/* Make the target of take_rows(): memory of the device that has the source or, if none
- * has, of the stream's device, of the device that has the numbers, or of the current
- * one. */
+/* Make the target of take_rows() in memory of a device. That is the device that has the
+ * source or, if the source is on none, the stream's device, the device that has the
+ * numbers, or the current device. Returns a new reference, or NULL with an exception.
+ */
 static PyObject *
 allocate_target(const cm_row_copy *self)
 {
@@ -546,7 +560,7 @@ allocate_target(const cm_row_copy *self)
     return made;
 }
 
-/* Check that out= has one row for each number. */
+/* Check that out= has one row for each number. Returns 0, or -1 with ValueError. */
 static int
 check_out(const cm_row_copy *self)
 {
@@ -560,7 +574,7 @@ check_out(const cm_row_copy *self)
     return -1;
 }
 
-/* Read the source and the numbers of the rows. */
+/* Read the source and the numbers of the rows. Returns 0, or -1 with an exception. */
 static int
 read_taken(cm_row_copy *self, PyObject *src, PyObject *rows)
 {
@@ -579,7 +593,8 @@ read_taken(cm_row_copy *self, PyObject *src, PyObject *rows)
 /* The arguments of take_rows(), by their places. */
 enum { TAKEN, ROWS, OUT, TAKE_STREAM, TAKE_MAX_SMS, TAKE_PROGRESS, TAKE_COUNT };
 
-/* take_rows(src, rows, out, ...): returns the target. */
+/* Do the work of take_rows(src, rows, out, ...). Returns the target, or NULL with an
+ * exception. */
 static PyObject *
 take_given(cm_call_frame *frame, PyObject *const *values)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows whose numbers a kernel reads.
+/* Copies rows by a kernel that reads their numbers itself.
  *
  * The idea
  * --------
- * A kernel of a device that reaches all arrays reads the numbers in the order of the
- * stream (routes/kernel_rows.h), and the host only describes the arrays. If the numbers
- * lie on a device, the host could not read them here without waiting for the stream, so
- * their buffer is an end of the call like the source. Numbers that the host has are
- * checked, and written to page-locked memory, where the kernel finds them
+ * The kernel runs on a device that reaches all arrays, and reads the numbers in the
+ * order of the stream (routes/kernel_rows.h). The host only describes the arrays. If
+ * the numbers lie on a device, the host could not read them here without waiting for
+ * the stream, so their buffer is an end of the call like the source. Numbers that the
+ * host has are checked, and written to page-locked memory, where the kernel finds them
  * (rows/kernel_numbers.h). That memory is an end of the call, too, so it stays until
- * the copy is done, and belongs to the graph that captures it.
+ * the copy is done, or as long as a graph that has captured the copy.
  *
  * Only the kernel sees whether a number on a device names a row. If it does not, the
  * kernel leaves that row out and says so in a word of page-locked memory, which the
@@ -22,9 +22,9 @@
  * given the numbers of the source again, so that it leaves out the rows that the first
  * one could not read.
  *
- * Numbers that the host has tell which rows are written. Within one array they say
- * whether a row is both read and written. Arrays that touch in another way are left to
- * the runs of rows.c.
+ * If the host has the numbers, they tell which rows are written. If source and target
+ * are the same array, they also tell whether a row is both read and written. Arrays
+ * that touch in another way are copied by runs (rows.c).
  *
  * If no device reaches all ends, for example because one of them is ordinary memory,
  * the host fetches the numbers and waits for them (cm_rows_fetch_numbers()). The same
@@ -53,7 +53,8 @@ cm_rows_device_of_numbers(const cm_rows_end *end)
     return numbers_of(end)->storage->device;
 }
 
-/* True if a kernel can read the numbers: they are aligned and in this byte order. */
+/* True if a kernel can read the numbers, which have to be aligned and in the
+ * processor's byte order. */
 static bool
 are_readable(const cm_rows_end *end)
 {
@@ -126,8 +127,8 @@ writes_numbers(const cm_row_copy *self)
     return false;
 }
 
-/* Find the first device, beginning with that of the stream, that has a part in the call
- * and reaches everything; -1 if none does. Needs no GIL. */
+/* Return the first device, beginning with that of the stream, that has a part in the
+ * call and reaches everything, or -1 if no device does. Needs no GIL. */
 static int
 find_reaching(const cm_row_copy *self, cm_engine *engine)
 {
@@ -153,8 +154,8 @@ find_reaching(const cm_row_copy *self, cm_engine *engine)
 }
 
 /* Do the same as find_reaching(), but only for a device that can load the kernel.
- * Without the kernel, rows by numbers of the host go by the copy engine. Needs no
- * GIL. */
+ * Without the kernel, rows whose numbers the host has are copied by the copy engine.
+ * Returns the device or -1. Needs no GIL. */
 static int
 find_able(const cm_row_copy *self, cm_engine *engine)
 {
@@ -182,8 +183,9 @@ cm_rows_find_device(cm_row_copy *self, int *device)
 
 /* -- by the host after all ---------------------------------------------------------- */
 
-/* Make a tuple of the streams that the numbers come after: that of the call and those
- * of after=. *out is NULL if there are none. */
+/* Make a tuple of the streams whose work may still write the numbers, which are that of
+ * the call and those of after=. *out is NULL if there are none. Returns 0, or -1 with
+ * an exception. */
 static int
 streams_before(const cm_row_copy *self, PyObject **out)
 {
@@ -250,11 +252,12 @@ cm_rows_fetch_numbers(cm_row_copy *self)
 
 /* -- what is prepared ---------------------------------------------------------------- */
 
-/* One copy and, before it, what is prepared for it. */
+/* Here a cm_rows_kernel is called a kernel_call. It is the preparation for copies and,
+ * in a struct of its own for each, one copy (rows_call.h). */
 typedef cm_rows_kernel kernel_call;
 
-/* More layers than these are looked through without the GIL, as more numbers than
- * CM_ROWS_MANY_NUMBERS are. */
+/* If there are more layers than these, or more numbers than CM_ROWS_MANY_NUMBERS, the
+ * GIL is released while they are looked through. */
 enum { MANY_LAYERS = 16 };
 
 static bool
@@ -263,8 +266,9 @@ are_of_host(const kernel_call *self, cm_side side)
     return self->copy->ends[side].given.array != NULL;
 }
 
-/* Make room for the numbers that the host has, in one piece of memory for both ends.
- * *sheet is a new reference to its buffer, or NULL if there are none. */
+/* Make room for the numbers that the host has, in one buffer for both ends, which is
+ * called the sheet. *sheet is a new reference to it, or NULL if the host has no
+ * numbers. Returns 0, or -1 with an exception. */
 static int
 begin_sheet(kernel_call *self, PyObject **sheet)
 {
@@ -302,8 +306,9 @@ begin_sheet(kernel_call *self, PyObject **sheet)
     return 0;
 }
 
-/* Set *out to whether a row of the target is named twice. Negative numbers mean other
- * rows in arrays of other lengths. */
+/* Set *out to whether a row of the target is named twice. Negative numbers mean
+ * different rows in arrays of different lengths, so arrays of each length are looked
+ * at. */
 static cm_status
 find_twice(const kernel_call *self, bool *out)
 {
@@ -320,9 +325,10 @@ find_twice(const kernel_call *self, bool *out)
     return cm_ok();
 }
 
-/* True if the numbers 0, 1, … of an end are more than its arrays have rows. Those of
- * the host are checked where they are written, and those of a device are left to the
- * kernel. */
+/* True if the rows of an end are 0, 1, … because no numbers were given for it, and
+ * there are more of these than the shortest of its arrays has rows. Numbers that the
+ * host has are checked where they are written, and numbers on a device are checked by
+ * the kernel. */
 static bool
 are_too_many(const kernel_call *self, cm_side side)
 {
@@ -350,7 +356,7 @@ side_of(kernel_call *self, cm_side side)
                              cm_rows_shortest(self->copy, side)};
 }
 
-/* Write numbers to the sheet, and set *right to whether all of them are. Needs no
+/* Write numbers to the sheet, and set *right to whether all of them are right. Needs no
  * GIL. */
 static cm_status
 write_and_check(const kernel_call *self, cm_engine *engine,
@@ -392,7 +398,8 @@ write_numbers(kernel_call *self)
 
 /* Look for the number that is wrong, layer by layer, and refuse it. The numbers are
  * copied first. If no number of that copy is wrong, because somebody has changed the
- * numbers meanwhile, the copy is written to the sheet instead. */
+ * numbers meanwhile, the numbers are written to the sheet again. Returns 0, or -1 with
+ * an exception. */
 static int
 refuse_numbers(kernel_call *self)
 {
@@ -411,8 +418,8 @@ refuse_numbers(kernel_call *self)
     return write_numbers(self) < 0 ? -1 : 0;
 }
 
-/* Read the memory in which the kernel finds the numbers of an end, so that the call can
- * have it as an end. */
+/* Read the memory in which the kernel finds the numbers of an end, so that this memory
+ * can be an end of the call too. Returns 0, or -1 with an exception. */
 static int
 add_memory(kernel_call *self, cm_side side, PyObject *sheet)
 {
@@ -439,7 +446,7 @@ add_memory(kernel_call *self, cm_side side, PyObject *sheet)
 }
 
 /* Put the numbers of both ends where the kernel reads them, and check those that the
- * host has. */
+ * host has. Returns 0, or -1 with an exception. */
 static int
 begin_numbers(kernel_call *self)
 {
@@ -480,7 +487,8 @@ cm_rows_kernel_fini(cm_rows_kernel *self)
     }
 }
 
-/* Make a word that the kernel and the host write. */
+/* Make a word that the kernel and the host write. Returns a new reference to its
+ * buffer, or NULL with an exception. */
 static PyObject *
 allocate_word(const kernel_call *self)
 {
@@ -513,7 +521,8 @@ cm_rows_kernel_add_word(cm_rows_kernel *self)
 
 /* -- one copy ----------------------------------------------------------------------- */
 
-/* Make the word into which the kernel writes, unless nobody would read it. */
+/* Make the word into which the kernel writes whether a number was wrong, unless nobody
+ * would read it. Returns 0, or -1 with an exception. */
 static int
 begin_flag(kernel_call *self)
 {
@@ -538,14 +547,14 @@ begin_flag(kernel_call *self)
 typedef struct kernel_pass {
     cm_many_call many;
     cm_rows_end *ends[2]; /* borrowed, by cm_side */
-    bool reads_dst_rows;  /* else the rows of the target are 0, 1, … */
+    bool reads_dst_rows;  /* otherwise the rows of the target are 0, 1, … */
     bool is_packed;       /* the source has been gathered by the pass before */
-    bool is_last;         /* it shows progress, and notes wrong numbers */
+    bool is_last;         /* this pass shows progress, and notes wrong numbers */
     bool in_order;
 } kernel_pass;
 
-/* Name the numbers of one end to the kernel, and make their memory an end of the
- * call. */
+/* Tell the kernel where the numbers of one end are, and make their memory an end of the
+ * call. Returns 0, or -1 with an exception. */
 static int
 add_numbers(const kernel_call *self, kernel_pass *pass, cm_side side)
 {
@@ -558,7 +567,8 @@ add_numbers(const kernel_call *self, kernel_pass *pass, cm_side side)
 }
 
 /* Arrange for wrong numbers to be noted in the word of a plan. The ticket does so or,
- * in a graph, the kernel. The word is an end of the copy, so a graph keeps it. */
+ * in a graph, the kernel. The word is an end of the copy, so a graph keeps it. Returns
+ * 0, or -1 with an exception. */
 static int
 add_word(const kernel_call *self, kernel_pass *pass)
 {
@@ -571,7 +581,8 @@ add_word(const kernel_call *self, kernel_pass *pass)
     return cm_many_call_add_end(&pass->many, word, &word->region, false);
 }
 
-/* Let the kernel note wrong numbers, and the ticket look for them. */
+/* Let the kernel note wrong numbers, and the ticket look for them. Returns 0, or -1
+ * with an exception. */
 static int
 add_flag(const kernel_call *self, kernel_pass *pass)
 {
@@ -594,8 +605,8 @@ add_flag(const kernel_call *self, kernel_pass *pass)
     return PyList_Append(pass->many.owners, self->flag);
 }
 
-/* Add the arrays of a layer. The numbers of a source that has been gathered are those
- * of the array that it was gathered from. */
+/* Add the arrays of a layer. If the source has been gathered, its numbers still are
+ * those of the array that it was gathered from. Returns 0, or -1 with an exception. */
 static int
 add_layer(const kernel_call *self, kernel_pass *pass, Py_ssize_t index)
 {
@@ -623,7 +634,7 @@ add_layer(const kernel_call *self, kernel_pass *pass, Py_ssize_t index)
     return cm_py_check(self->copy->state, status, "while reading rows");
 }
 
-/* Make the request of a pass. */
+/* Make the request of a pass. Returns 0, or -1 with an exception. */
 static int
 begin_pass(const kernel_call *self, kernel_pass *pass)
 {
@@ -656,8 +667,8 @@ begin_pass(const kernel_call *self, kernel_pass *pass)
         || add_flag(self, pass) < 0) {
         return -1;
     }
-    many->first_device = self->device; /* whose current stream is taken, and which the
-                                          Transfer names */
+    many->first_device = self->device; /* the call takes the current stream of this
+                                          device, and the Transfer names it */
     return cm_rows_come_after_given(copy, &many->call);
 }
 
@@ -672,7 +683,8 @@ run_pass(const kernel_call *self, kernel_pass *pass, cm_ticket **out)
 }
 
 /* Gather the rows of the source into the packed memory. *out is the ticket of that
- * copy, which the caller owns, or NULL if the rows are there already. */
+ * copy, which the caller owns, or NULL if the rows are there already. Returns 0, or -1
+ * with an exception. */
 static int
 gather(const kernel_call *self, kernel_pass *pass, cm_ticket **out)
 {
@@ -694,7 +706,8 @@ gather(const kernel_call *self, kernel_pass *pass, cm_ticket **out)
     return 0;
 }
 
-/* Make the last pass, from `src`, and the answer. */
+/* Make the last pass, which reads `src`. Returns None or a Transfer, or NULL with an
+ * exception. */
 static PyObject *
 finish(const kernel_call *self, kernel_pass *pass, cm_rows_end *src)
 {
@@ -710,7 +723,8 @@ finish(const kernel_call *self, kernel_pass *pass, cm_rows_end *src)
                                self->copy->ends[CM_SRC].object);
 }
 
-/* Copy in one pass, or in two through packed memory if the ends touch. */
+/* Copy in one pass, or in two through packed memory if the ends touch. Returns None or
+ * a Transfer, or NULL with an exception. */
 static PyObject *
 copy_in_passes(const kernel_call *self, kernel_pass passes[2], bool touches)
 {
@@ -727,12 +741,14 @@ copy_in_passes(const kernel_call *self, kernel_pass passes[2], bool touches)
     passes[1].many.request.common.chained_to = gathered;
     PyObject *answer = finish(self, &passes[1], &self->copy->between);
     if (gathered != NULL) {
-        cm_ticket_release(gathered); /* whoever has the second ticket learns of both */
+        cm_ticket_release(gathered); /* the second ticket also tells whether the first
+                                        pass failed */
     }
     return answer;
 }
 
-/* True if negative numbers of the host mean other rows in each layer. */
+/* True if negative numbers that the host has mean different rows in different layers.
+ */
 static bool
 differ_by_layer(const kernel_call *self)
 {
@@ -746,9 +762,9 @@ differ_by_layer(const kernel_call *self)
            && (self->known[CM_DST].has_negative || self->known[CM_SRC].has_negative);
 }
 
-/* Compare the numbers of rows that are read with those of rows that are written, where
- * arrays meet, and set *touches. *out is false if the numbers cannot tell. Needs no
- * GIL. */
+/* For arrays that have bytes in common, compare the numbers of the rows that are read
+ * with those of the rows that are written, and set *touches. Sets *out to whether the
+ * numbers can tell. Needs no GIL. */
 static cm_status
 compare_rows(const kernel_call *self, cm_rows_end *const ends[2], bool *touches,
              bool *out)
@@ -768,8 +784,8 @@ compare_rows(const kernel_call *self, cm_rows_end *const ends[2], bool *touches,
 }
 
 /* Set *touches to whether rows that are written may touch rows that are read, and
- * *is_known to whether that was found out. Numbers on a device do not tell, so arrays
- * that meet count as rows that do. Needs no GIL. */
+ * *is_known to whether that was found out. Numbers on a device cannot tell, so rows
+ * count as touching if their arrays do. Needs no GIL. */
 static cm_status
 find_touch(const kernel_call *self, bool *touches, bool *is_known)
 {

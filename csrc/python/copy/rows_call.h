@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A call of copy_rows(), or of a function like it, as three files see it. rows_ends.c
+/* A call of copy_rows(), or of a function like it, which three files share. rows_ends.c
  * reads and checks the ends. rows_by_kernel.c lets a kernel copy, which reads the
  * numbers itself. rows.c has the Python functions, and copies by runs that the host
  * makes of the numbers.
@@ -43,8 +43,8 @@ typedef struct cm_row_copy {
     PyObject *stream_argument;   /* borrowed: that of `stream`; NULL or None */
     uint32_t max_sms;            /* 0 for as many as the kernel takes */
     PyObject *after;             /* borrowed; NULL or None if there is none */
-    cm_ticket *after_ticket;     /* borrowed; comes first as well; may be NULL */
-    cm_rows_end ends[2];         /* by cm_side */
+    cm_ticket *after_ticket; /* borrowed; the copy comes after it too; may be NULL */
+    cm_rows_end ends[2];     /* by cm_side */
     Py_ssize_t layer_count;
     /* Owned list of packed memory, and its description, where ends touch. */
     PyObject *packed;
@@ -60,20 +60,20 @@ typedef struct cm_rows_kernel {
     cm_kernel_numbers known[2]; /* by cm_side: what the host has written */
     cm_row_numbers read[2];     /* by cm_side: what the kernel reads */
     cm_address sheet;           /* where the host's numbers of both ends begin */
-    uint64_t sheet_nbytes;      /* 0 if there are none */
-    cm_operand memory[2];       /* by cm_side: where that lies */
+    uint64_t sheet_nbytes;      /* 0 if the host has none */
+    cm_operand memory[2];       /* by cm_side: where the kernel reads numbers */
     bool has_memory[2];
-    /* Owned: the word in which all copies of a plan gather which numbers were wrong,
-     * one uint32 of page-locked memory. In a graph the kernel writes into it. NULL:
-     * there is none. */
+    /* Owned: one uint32 of page-locked memory, in which all copies of a plan gather
+     * which ends had wrong numbers. In a graph the kernel writes into it. NULL if there
+     * is no such word. */
     cm_operand *word;
     PyObject *flag; /* owned by each copy: a buffer of one uint32, which its ticket
-                       reads; NULL if wrong numbers are noted in the word of the plan,
-                       or nowhere */
+                       reads; NULL if wrong numbers are noted in the word of the plan or
+                       are not noted */
 } cm_rows_kernel;
 
-/* More numbers than these are looked through without the GIL. With fewer, getting the
- * GIL back may take longer than the look. */
+/* If there are more numbers than these, the GIL is released while they are looked
+ * through. With fewer, getting the GIL back may take longer than that. */
 enum { CM_ROWS_MANY_NUMBERS = 4096 };
 
 /* -- rows_ends.c ------------------------------------------------------------------------- */
@@ -87,8 +87,8 @@ int cm_rows_read_end(cm_row_copy *self, cm_side side);
 /* Check that both ends have the same number of layers, and that each pair of arrays
  * fits together. Returns 0, or -1 with TypeError or ValueError. */
 int cm_rows_check_layers(cm_row_copy *self);
-/* Take the numbers of an end, which are not None. Returns 0, or -1 with an
- * exception. */
+/* Take the numbers of an end from an argument that is not None. Returns 0, or -1 with
+ * an exception. */
 int cm_rows_take_numbers(cm_row_copy *self, cm_side side, PyObject *argument);
 /* Take the arguments dst_rows and src_rows, of which one at most is None. Returns 0, or
  * -1 with an exception. */
@@ -102,7 +102,7 @@ int cm_rows_keep_numbers(cm_row_copy *self);
 /* Settle the numbers of one end, which have been kept, for the array of a layer, and
  * refuse them if they are wrong. Returns 0, or -1 with an exception. */
 int cm_rows_settle(cm_row_copy *self, Py_ssize_t layer, cm_side side);
-/* Refuse a number of a row. Returns -1 with IndexError or ValueError. */
+/* Refuse a number of a row. Always returns -1, with IndexError or ValueError. */
 int cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
                           cm_row_fault fault);
 /* Set *out to whether two arrays of the ends, of which one is written, have bytes in
@@ -111,17 +111,17 @@ int cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side sid
 CM_NODISCARD cm_status cm_rows_find_meeting_arrays(cm_runtime *rt,
                                                    cm_rows_end *const ends[2],
                                                    Py_ssize_t count, bool *out);
-/* Set *out to whether each array of the target is that of the source, and touches no
- * array of another layer. Then rows touch only where they have the same number. Needs
- * no GIL.
+/* Set *out to whether, in each layer, target and source are the same array, and this
+ * touches no array of another layer. If so, rows touch only if they have the same
+ * number. Needs no GIL.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_rows_are_in_place(cm_runtime *rt, cm_rows_end *const ends[2],
                                             Py_ssize_t count, bool *out);
 /* Let a call come after the streams and the transfer that were given. Returns 0, or -1
  * with an exception. */
 int cm_rows_come_after_given(const cm_row_copy *self, cm_call *call);
-/* Make and describe the packed memory of all layers. Rows that lie on a device get it
- * on `device`, or on their own device if that is -1. Returns 0, or -1 with an
+/* Make and describe the packed memory of all layers. For rows on a device the packed
+ * memory is on `device`, or on their own device if that is -1. Returns 0, or -1 with an
  * exception. */
 int cm_rows_begin_between(cm_row_copy *self, int device);
 
@@ -160,9 +160,9 @@ void cm_rows_kernel_fini(cm_rows_kernel *self);
 int cm_rows_kernel_add_word(cm_rows_kernel *self);
 /* Copy the rows of self->copy, by what was prepared for them or for more layers.
  * Returns 1 with *answer, which is None or a Transfer, or -1 with an exception. Returns
- * 0 if only the host knows the numbers, and they say that the rows had better go
- * another way: they are few or long runs, or arrays touch in such a way that the
- * numbers do not tell whether rows touch. */
+ * 0 without copying if the host has all numbers and they show that another way is
+ * better. That is so if the rows are few or long runs, or if arrays touch in such a way
+ * that the numbers do not tell whether rows touch. */
 int cm_rows_copy_by_kernel(cm_rows_kernel *self, PyObject **answer);
 /* Fetch numbers from a device, in the order of the call, and wait for them. Returns 0,
  * or -1 with an exception, for example if the call's stream captures. */
@@ -170,7 +170,8 @@ int cm_rows_fetch_numbers(cm_row_copy *self);
 
 /* -- rows.c ------------------------------------------------------------------------- */
 
-/* Set what errors call the arguments: dst and src, or dsts and srcs. */
+/* Set the names by which errors call the two arguments: dst and src, or dsts and srcs.
+ */
 void cm_rows_name_ends(cm_row_copy *self, const char *dst, const char *src);
 /* Read the argument max_sms=, which may be NULL. Returns 0, or -1 with TypeError or
  * ValueError. */

@@ -12,8 +12,9 @@ static const char expected[] = "integers: a list, a range or a one-dimensional a
 
 /* -- lists -------------------------------------------------------------------------- */
 
-/* Read one number, which may be any object with __index__() but a bool: True and False
- * are most likely a mask, which is another way of choosing rows. */
+/* Read one number, which may be any object with __index__() except a bool. True and
+ * False are most likely a mask, which would choose rows in another way. Returns 0, or
+ * -1 with an exception. */
 static int
 read_number(PyObject *item, const char *name, int64_t *out)
 {
@@ -48,7 +49,8 @@ read_number(PyObject *item, const char *name, int64_t *out)
     return overflow == 0 ? 0 : -1;
 }
 
-/* Read `count` numbers of a tuple or a range into a new array. */
+/* Read `count` numbers of a tuple or a range into a new array. Returns 0, or -1 with an
+ * exception. */
 static int
 read_all(PyObject *items, Py_ssize_t count, const char *name, cm_given_rows *out)
 {
@@ -70,7 +72,8 @@ read_all(PyObject *items, Py_ssize_t count, const char *name, cm_given_rows *out
 }
 
 /* Read a list or a tuple by way of a tuple, because __index__() may change a list. A
- * range makes its numbers one by one, so it may be as long as its array has room. */
+ * range makes its numbers one by one, so only the memory for the array limits its
+ * length. Returns 0, or -1 with an exception. */
 static int
 read_items(PyObject *object, const char *name, cm_given_rows *out)
 {
@@ -121,7 +124,8 @@ check_ndim(int ndim, const char *name)
     return -1;
 }
 
-/* Take an array that nobody else writes now. */
+/* Take an array to which no unfinished work writes. Returns 0, or -1 with an exception.
+ */
 static int
 take_array(PyObject *array, const char *name, cm_given_rows *out)
 {
@@ -132,7 +136,7 @@ take_array(PyObject *array, const char *name, cm_given_rows *out)
     if (cm_numpy_plain_kind(dtype) != 0) {
         out->array = Py_NewRef(array);
     }
-    else { /* bytes in the other order are rare enough for a copy by NumPy */
+    else { /* numbers in the other byte order are rare, so NumPy copies them */
         bool is_signed = cm_numpy_letter(dtype) == 'i';
         out->array = cm_numpy_cast_array(array, is_signed ? 'q' : 'Q');
     }

@@ -44,7 +44,8 @@ cm_rows_end_fini(cm_rows_end *end)
 
 enum { PLACE_NBYTES = 96 };
 
-/* Write "copy_rows: " or "copy_rows: layer 3: ", which begins messages. */
+/* Write the beginning of messages to `text`, which is "copy_rows: " or "copy_rows:
+ * layer 3: ", and return `text`. */
 static const char *
 place_of(const cm_row_copy *self, Py_ssize_t layer, char text[PLACE_NBYTES])
 {
@@ -60,7 +61,7 @@ place_of(const cm_row_copy *self, Py_ssize_t layer, char text[PLACE_NBYTES])
 
 /* Read memory that a plan keeps. Its owner may move it between two copies. So memory
  * that can move becomes a buffer, and each copy checks whether it has moved
- * (memory_watch.h). */
+ * (memory_watch.h). Returns 0, or -1 with an exception. */
 static int
 read_kept_array(cm_row_copy *self, cm_operand *operand, PyObject *array)
 {
@@ -83,7 +84,8 @@ read_kept_array(cm_row_copy *self, cm_operand *operand, PyObject *array)
     return result;
 }
 
-/* Read the array of a layer, and check what can be said about it alone. */
+/* Read the array of a layer, and check it as far as that needs no other array. Returns
+ * 0, or -1 with an exception. */
 static int
 read_array(cm_row_copy *self, cm_side side, Py_ssize_t layer)
 {
@@ -128,7 +130,8 @@ cm_rows_read_end(cm_row_copy *self, cm_side side)
     return 0;
 }
 
-/* Check that two arrays have rows of one dtype and one shape. */
+/* Check that the two arrays of a layer have rows of the same dtype and shape. Returns
+ * 0, or -1 with an exception. */
 static int
 check_rows(const cm_row_copy *self, Py_ssize_t layer)
 {
@@ -280,7 +283,8 @@ begin_keeping(const cm_row_copy *self, cm_side side, cm_kernel_numbers *to,
 }
 
 /* Copy the numbers, and look at them on the way. If one of them is wrong, they are
- * copied once more for whoever looks for it. Needs no GIL. */
+ * copied once more as they were given, so that cm_rows_settle() can find it. Needs no
+ * GIL. */
 static cm_status
 keep_numbers(cm_engine *engine, const cm_numbers_side sides[2],
              cm_chosen_rows *const kept[2])
@@ -341,8 +345,9 @@ cm_rows_settle(cm_row_copy *self, Py_ssize_t layer, cm_side side)
                : cm_rows_refuse_number(self, layer, side, fault);
 }
 
-/* Return a number that was refused, as the argument has it, which is a new reference. A
- * number of 2**63 or more was read as INT64_MAX, so the array is read again. */
+/* Return a new reference to a number that was refused, as the argument has it, or NULL
+ * with an exception. A number of 2**63 or more was read as INT64_MAX, so the array is
+ * read again. */
 static PyObject *
 number_as_given(const cm_rows_end *end, cm_row_fault fault)
 {
@@ -352,7 +357,8 @@ number_as_given(const cm_rows_end *end, cm_row_fault fault)
                : PyLong_FromLongLong(fault.number);
 }
 
-/* Refuse a number that names no row of the array. */
+/* Refuse a number that names no row of the array. Always returns -1, with an exception.
+ */
 static int
 refuse_outside(const cm_rows_end *end, const char *place, long long row_count,
                cm_row_fault fault)
@@ -399,11 +405,11 @@ cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
  * one. */
 enum { MOST_COMPARED = 256 };
 
-/* The bytes of an array as rows of `length` bytes, each `step` bytes behind the one
- * before. The lowest row begins at span.begin. */
+/* The bytes of an array as rows of `length` bytes. The lowest row begins at span.begin,
+ * and each of the others `step` bytes after the row before it. */
 typedef struct row_pattern {
     cm_byte_span span;
-    uint64_t length; /* with the gaps within a row */
+    uint64_t length; /* including the gaps within a row */
     uint64_t step;   /* 0 if nothing is known of the rows */
 } row_pattern;
 
@@ -552,9 +558,10 @@ cm_rows_come_after_given(const cm_row_copy *self, cm_call *call)
 
 /* -- packed memory ------------------------------------------------------------------ */
 
-/* Allocate memory for the rows of an array, where the array itself lies: ordinary
- * memory, memory of its device or of `device` if that is not -1, or else page-locked
- * memory. Returns a new reference, or NULL with an exception. */
+/* Allocate packed memory for the rows of an array. For an array in ordinary memory it
+ * is ordinary memory. For an array on a device it is memory of `device` or, if that is
+ * -1, of the array's own device. For any other array it is page-locked memory. Returns
+ * a new reference, or NULL with an exception. */
 static PyObject *
 allocate_packed(const cm_row_copy *self, const cm_operand *src, uint64_t count,
                 int device)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes Python objects of the values of a buffer: a number of one element, or a list,
- * bytes or an array of all of them. NumPy makes the objects.
+/* Makes Python objects of the values of a buffer: a number of a single element, or a
+ * list, bytes or an array of all elements. NumPy makes the objects.
  *
  * A number that the host can read becomes a number of Python's at once. Any other
  * single element is first copied into an array of its own. So the memory of the buffer
@@ -39,7 +39,8 @@ wait_until_readable(cm_buffer *self)
 /* -- one element -------------------------------------------------------------------------- */
 
 /* Copy the element that lies `offset` bytes after the first one into a new array, which
- * has a single axis of length 1 or, if `ndim` is 0, no axes. */
+ * has a single axis of length 1 or, if `ndim` is 0, no axes. Returns a new reference,
+ * or NULL with an exception. */
 static PyObject *
 copy_element(cm_buffer *self, int64_t offset, int ndim)
 {
@@ -96,8 +97,8 @@ read_number(cm_buffer *self, cm_number number, int64_t offset)
     return cm_value_from_element(number, element);
 }
 
-/* Convert a buffer of one element to a number, by calling `type` with an array of
- * it. */
+/* Convert a buffer of one element to a number, by calling `type` with an array of that
+ * element. Returns a new reference, or NULL with an exception. */
 static PyObject *
 to_number(PyObject *object, PyTypeObject *type)
 {
@@ -112,8 +113,8 @@ to_number(PyObject *object, PyTypeObject *type)
     cm_number known = number_at_once(self);
     bool is_real =
         known != CM_NUMBER_NONE && cm_number_class_of(known) <= CM_CLASS_FLOAT;
-    /* Buffers with axes and complex numbers go through NumPy, so that its warnings
-     * about them are given. */
+    /* NumPy converts complex numbers and elements of buffers with axes, so that its
+     * warnings about these are given. */
     bool at_once = is_real && self->ndim == 0;
     PyObject *array = at_once ? read_number(self, known, 0)
                               : copy_element(self, 0, self->ndim > 0 ? 1 : 0);
@@ -164,9 +165,9 @@ cm_buffer_bool(PyObject *object)
 
 /* -- item() ------------------------------------------------------------------------------- */
 
-/* Turn an index that may count from the end into one from the beginning. Returns -1
- * with IndexError if it is out of bounds. The message names the axis or, for `axis` -1,
- * the size. */
+/* Turn an index that may count from the end into one that counts from the beginning.
+ * Returns -1 with IndexError if it is out of bounds. The message names the axis or, for
+ * `axis` -1, the size. */
 static int64_t
 wrap(int64_t index, int64_t length, int axis)
 {
@@ -185,7 +186,7 @@ wrap(int64_t index, int64_t length, int axis)
     return -1;
 }
 
-/* Find the element by one index for each axis. */
+/* Find the element by one index for each axis. Returns 0, or -1 with IndexError. */
 static int
 find_by_axes(const cm_buffer *self, const int64_t *index, int64_t *offset)
 {
@@ -199,7 +200,7 @@ find_by_axes(const cm_buffer *self, const int64_t *index, int64_t *offset)
     return 0;
 }
 
-/* Find the element by its number in C's order. */
+/* Find the element by its number in C's order. Returns 0, or -1 with IndexError. */
 static int
 find_by_number(const cm_buffer *self, int64_t index, int64_t *offset)
 {
@@ -215,8 +216,8 @@ find_by_number(const cm_buffer *self, int64_t index, int64_t *offset)
     return 0;
 }
 
-/* Find the element that the arguments of item() name, and write how many bytes it lies
- * behind the first one. Returns 0, or -1 with an exception. */
+/* Find the element that the arguments of item() name, and set *offset to the number of
+ * bytes from the first element to it. Returns 0, or -1 with an exception. */
 static int
 find_element(const cm_buffer *self, PyObject *const *args, Py_ssize_t nargs,
              int64_t *offset)
@@ -309,8 +310,8 @@ cm_buffer_format(PyObject *object, PyObject *spec)
 
 /* -- all elements ------------------------------------------------------------------------- */
 
-/* Return what `read` makes of an array of the values. It must keep nothing of the
- * array. */
+/* Return the object that `read` makes of an array of the values, or NULL with an
+ * exception. `read` must not keep the array. */
 static PyObject *
 read_values(cm_buffer *self, cm_array_reader *read, PyObject *argument)
 {
