@@ -4,7 +4,7 @@
  *
  * The rules are NumPy's: NumPy is asked whether one of them allows a pair of dtypes. If
  * both are numbers of the list in base/dtypes.h, the copy threads convert them. NumPy
- * converts every other pair that it knows, a piece at a time, in whichever thread has
+ * converts every other pair that it knows, a piece at a time, in the thread that copies
  * the piece. The package has the texts of the refusals. */
 #include "python/copy/call.h"
 
@@ -95,7 +95,8 @@ cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src
 /* -- scale= and offset= ------------------------------------------------------------------- */
 
 /* Read a real number, or take `fallback` if none is given. A text is refused, even one
- * that float() would read. */
+ * that float() would read. Returns 0, or -1 with an exception, which may be one of the
+ * object's own __float__(). */
 static int
 read_real(PyObject *value, const char *name, double fallback, double *out)
 {
@@ -118,8 +119,8 @@ read_real(PyObject *value, const char *name, double fallback, double *out)
     return 0;
 }
 
-/* Check that elements of `dtype` can be scaled: they must be numbers without an
- * imaginary part. */
+/* Check that elements of `dtype` can be scaled, that is, that they are numbers without
+ * an imaginary part. Returns 0, or -1 with TypeError. */
 static int
 check_scaled(const char *before, PyObject *dtype, cm_number number)
 {
@@ -187,8 +188,9 @@ check_numpy(const char *before, PyObject *from, PyObject *part, PyObject *to)
     return result;
 }
 
-/* Let a call convert its elements as the plan says: fill in *out, and keep the object
- * through which NumPy converts, if it does. */
+/* Let a call convert its elements as the plan says. Fills in *out and, if NumPy
+ * converts, lets the call keep the object that does so. Returns 0, or -1 with an
+ * exception. */
 static int
 follow_plan(cm_call *call, const plan *found, PyObject *to, cm_convert *out)
 {
@@ -215,11 +217,11 @@ warn_of_imaginary(const plan *found)
 
 /* -- plans that were made before ---------------------------------------------------------- */
 
-/* The copies of a loop need the same plan again and again, so plans are kept, each in
- * the place that its dtypes give. An entry owns its objects, so that no other object
- * can get their addresses. The next plan with the same place replaces the entry. Dtypes
- * with metadata are not kept, as they may keep anything alive. The GIL guards the
- * table. */
+/* The copies of a loop need the same plan again and again, so plans are kept. The
+ * addresses of the two dtypes choose the entry of this table that a plan may take. An
+ * entry owns its objects, so that no other object can get their addresses. The next
+ * plan for the same entry replaces it. Dtypes with metadata are not kept, as they may
+ * keep anything alive. The GIL guards the table. */
 enum { KNOWN_PLANS = 64 };
 static struct known_plan {
     PyObject *from;
@@ -235,7 +237,7 @@ place_of_plan(const PyObject *from, const PyObject *to)
     return &known_plans[key * UINT64_C(0x9E3779B97F4A7C15) >> 58];
 }
 
-/* Keep a plan, if nothing but the two dtypes and the rule decides about it. */
+/* Keep a plan, if it follows from the two dtypes and the rule alone. */
 static void
 remember_plan(PyObject *from, PyObject *to, PyObject *casting, const plan *made)
 {

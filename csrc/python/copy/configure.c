@@ -14,7 +14,7 @@ cm_configure_close(cm_state *state)
     state->tuning = (cm_tuning_choice){.was_set = state->tuning.was_set};
 }
 
-/* Fill in the tuning from the settings and, where there is none, from defaults. */
+/* Fill in the tuning: the settings that were made, and defaults for all others. */
 static void
 get_tuning(cm_state *state, unsigned cpu_count, cm_tuning *out)
 {
@@ -100,7 +100,8 @@ make_tuning_dict(cm_state *state)
     return found;
 }
 
-/* Let the package read the environment, and set the values that it finds there. */
+/* Let the package read the environment, and set the values that it finds there. Returns
+ * 0, or -1 with an exception. */
 static int
 begin_tuning(cm_state *state)
 {

@@ -6,7 +6,8 @@
 
 #include "python/core/state.h"
 
-/* _set_tuning() and _read_tuning(); the table ends with an empty row. */
+/* The Python functions _set_tuning() and _read_tuning(). The table ends with an empty
+ * row. */
 extern PyMethodDef cm_configure_methods[];
 
 /* Let the package read the settings, unless it has done so since the last shutdown().

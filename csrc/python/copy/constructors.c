@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions that make new buffers: empty(), whose kind is an argument, one function
- * for each kind, empty_like(), and zeros(), full(), zeros_like() and full_like(), which
- * also give the elements a value (fill.c). Usual calls are answered by fast_path.c,
- * which each function tries first. Calls with any other arguments are read here.
- * array() and asarray(), which read whatever is like an array, are in
- * cumem/buffers/constructors.py. */
+/* The functions that make new buffers. empty() takes the kind as an argument, and there
+ * is one function for each kind, such as empty_pinned(). empty_like() takes the shape
+ * and more from another array. zeros(), full(), zeros_like() and full_like() also give
+ * the elements a value (fill.c). Each function first tries fast_path.c, which answers
+ * usual calls. Calls with any other arguments are read here. array() and asarray(),
+ * which read whatever is like an array, are in cumem/buffers/constructors.py. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/copy_functions.h"
@@ -75,8 +75,8 @@ read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *o
 }
 
 /* Read the stream on which the memory is allocated. Host memory is not allocated on a
- * stream, which is then only for filling it; but a wrong argument is refused all the
- * same. Returns 0, or -1 with an exception. */
+ * stream, and a stream that is given is only used to fill it. A wrong argument is
+ * refused all the same. Returns 0, or -1 with an exception. */
 static int
 read_stream(cm_state *state, const request *asked, int device, cm_stream **out)
 {
@@ -136,8 +136,8 @@ enum {
     NEW_COUNT
 };
 
-/* Read which kind is meant. If none is given, the pool determines it. Returns 0, or -1
- * with an exception. */
+/* Read the kind. If none is given, it is that of the pool or, without a pool, device
+ * memory. Returns 0, or -1 with an exception. */
 static int
 read_kind(PyObject *given, const cm_pool_object *pool, cm_kind *out)
 {
@@ -146,7 +146,7 @@ read_kind(PyObject *given, const cm_pool_object *pool, cm_kind *out)
 }
 
 /* Allocate what the arguments of empty() ask for. `values` has one place for each
- * parameter. */
+ * parameter. Returns a new buffer, or NULL with an exception. */
 static PyObject *
 allocate_any(cm_state *state, PyObject *const *values)
 {
@@ -255,7 +255,7 @@ read_kind_like(const cm_state *state, PyObject *const *values,
 }
 
 /* Allocate what the arguments of empty_like() ask for. `values` has one place for each
- * parameter. */
+ * parameter. Returns a new buffer, or NULL with an exception. */
 static PyObject *
 allocate_like(cm_state *state, PyObject *const *values)
 {
@@ -315,10 +315,11 @@ filled(PyObject *made, PyObject *value, PyObject *stream, PyObject *casting)
     return made;
 }
 
-/* Find the stream on which the value of full() is read from the memory of another
- * library: the stream that was given, or for device memory the device's current stream,
- * which fills the buffer. *out is a new reference, or NULL if any stream will do.
- * Returns 0, or -1 with an exception. */
+/* Find the stream on which the value of full() is read, if that is memory of another
+ * library. It is the stream that was given. If none was given and the new buffer is
+ * device memory, it is the device's current stream, which fills the buffer too. *out is
+ * a new reference, or NULL if any stream will do. Returns 0, or -1 with an exception.
+ */
 static int
 find_reading_stream(cm_state *state, PyObject *const *values, PyObject **out)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions copy(), copy_async() and asnumpy(), and the methods of buffers that do
- * the same: to_numpy() and `buf[index] = value`. */
+/* The functions copy(), copy_async() and asnumpy(), and what buffers have of the same
+ * kind: the method to_numpy() and the assignment `buf[index] = value`. */
 #include "python/copy/copy_functions.h"
 
 #include "docstrings.h"
@@ -19,7 +19,8 @@ enum { DST, SRC, STREAM, PROGRESS, CASTING, SCALE, OFFSET, ARGUMENT_COUNT };
 enum { AFTER = PROGRESS };
 
 /* Make a copy with these arguments, among which NULL stands for one that was not
- * given. `before` is the prefix of cm_copy_how. */
+ * given. `before` is the prefix of cm_copy_how. Returns what cm_copy_objects() returns.
+ */
 static PyObject *
 copy_with(cm_state *state, const char *before, PyObject *const *values, bool blocking)
 {
@@ -96,7 +97,8 @@ copy_async_function(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- a new array: asnumpy(), Buffer.to_numpy() -------------------------------------------- */
 
-/* Copy a buffer into a new array, and wait for it. */
+/* Copy a buffer into a new array, and wait for the copy. Returns the array, or NULL
+ * with an exception. */
 static PyObject *
 copy_out(PyObject *object, PyObject *stream, PyObject *progress)
 {
@@ -131,8 +133,9 @@ cm_buffer_to_numpy(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
     return copy_out(object, values[0], values[1]);
 }
 
-/* Copy an array into a new one, and wait for it. If the array lies in memory of a
- * buffer, the copy comes after the work on that buffer. */
+/* Copy an array into a new one, and wait for the copy. If the array lies in memory of a
+ * buffer, the copy comes after the work on that buffer. Returns the new array, or NULL
+ * with an exception. */
 static PyObject *
 copy_array(cm_state *state, PyObject *source, PyObject *stream, PyObject *progress)
 {
@@ -153,8 +156,8 @@ copy_array(cm_state *state, PyObject *source, PyObject *stream, PyObject *progre
     return array;
 }
 
-/* If the object is neither a buffer nor an array, it becomes a buffer if it has memory,
- * or else an array. */
+/* The function asnumpy(). An object that is neither a buffer nor an array is first made
+ * a buffer if it exports memory, or otherwise an array. */
 static PyObject *
 asnumpy(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {

@@ -37,16 +37,16 @@ int cm_buffer_fill_new(PyObject *buffer, PyObject *value, PyObject *stream,
                        PyObject *casting);
 int cm_buffer_zero(PyObject *buffer, PyObject *stream);
 /* True if the value is memory of another library that NumPy cannot read, or that NumPy
- * would take for ordinary memory. Such memory is read by a protocol, and reading it
- * comes after its exporter's work. */
+ * would take for ordinary memory. Such memory has to be read by a protocol, which
+ * orders the reading after the exporter's work. */
 bool cm_is_exporter(const cm_state *state, PyObject *value);
 
 /* Make a _FileFailure, which says what was wrong with a file (file_functions.c).
  * Returns NULL with an exception if it fails. */
 PyObject *cm_file_failure_new(cm_state *state, const struct cm_file_failure *failure);
 
-/* Private functions, for the package; METH_VARARGS, except _flush_cache(), which is
- * METH_O. */
+/* These are private functions for the package. They are called as METH_VARARGS, except
+ * _flush_cache(), which is called as METH_O. */
 PyObject *cm_check_casting_of(PyObject *module, PyObject *args);
 PyObject *cm_explain(PyObject *module, PyObject *args);
 PyObject *cm_flush_cache(PyObject *module, PyObject *object);
@@ -56,13 +56,15 @@ PyObject *cm_write_files(PyObject *module, PyObject *args);
 PyObject *cm_write_file_async(PyObject *module, PyObject *args);
 PyObject *cm_maps_file(PyObject *module, PyObject *args);
 
-/* the method __dlpack_device__(); METH_NOARGS */
+/* The method __dlpack_device__(), which is called as METH_NOARGS. */
 PyObject *cm_buffer_dlpack_device(PyObject *self, PyObject *unused);
-/* Called as METH_FASTCALL | METH_KEYWORDS. */
+/* The methods from here on are called as METH_FASTCALL | METH_KEYWORDS, unless their
+ * comment says otherwise. */
 PyObject *cm_buffer_to_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames);
-/* duplicates.c. cm_buffer_duplicate() makes a copy in C's order, in memory of `kind` on
- * the buffer's device. */
+/* These are in duplicates.c. cm_buffer_duplicate() makes a copy in C's order, in memory
+ * of `kind` on the buffer's device. It returns a new reference, or NULL with an
+ * exception. */
 PyObject *cm_buffer_duplicate(cm_buffer *self, cm_kind kind);
 PyObject *cm_buffer_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
@@ -72,14 +74,16 @@ PyObject *cm_buffer_flatten(PyObject *self, PyObject *const *args, Py_ssize_t na
                             PyObject *kwnames);
 PyObject *cm_buffer_astype(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
-/* __copy__ (METH_NOARGS) and __deepcopy__ (METH_O) */
+/* The methods __copy__() and __deepcopy__(): METH_NOARGS and METH_O.
+ */
 PyObject *cm_buffer_copied(PyObject *self, PyObject *memo);
 PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
 PyObject *cm_buffer_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
-/* values.c: slots, METH_NOARGS (complex, tolist, bytes), METH_O (format), METH_FASTCALL
- * (item), and METH_FASTCALL | METH_KEYWORDS (array) */
+/* These are in values.c. The first three are slots. The methods are called as
+ * METH_NOARGS (complex, tolist, bytes), METH_O (format), METH_FASTCALL (item), and
+ * METH_FASTCALL | METH_KEYWORDS (array). */
 PyObject *cm_buffer_int(PyObject *self);
 PyObject *cm_buffer_float(PyObject *self);
 int cm_buffer_bool(PyObject *self);
@@ -93,5 +97,5 @@ PyObject *cm_buffer_array(PyObject *self, PyObject *const *args, Py_ssize_t narg
 /* dlpack_exchange.c: give a type of buffers DLPack's C functions. Returns 0, or -1 with
  * an exception. */
 int cm_dlpack_add_exchange(PyTypeObject *type);
-/* Py_mp_ass_subscript */
+/* The slot Py_mp_ass_subscript. */
 int cm_buffer_ass_subscript(PyObject *self, PyObject *index, PyObject *value);

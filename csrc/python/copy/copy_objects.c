@@ -46,9 +46,9 @@ device_of(const copy_call *call)
     return cm_kind_is_on_device(call->src.region.kind) ? call->src.region.device : -1;
 }
 
-/* Return the device that the handle of the copy to `dst` belongs to: that of its
- * target, else of its source, else of its stream, or -1 if the copy has nothing to do
- * with a device. */
+/* Return the device that the handle of the copy to `dst` names. The first of the
+ * target, the source and the stream that is on a device decides. Returns -1 if the copy
+ * has nothing to do with a device. */
 static int
 home_of(const copy_call *call, const cm_operand *dst)
 {
@@ -63,7 +63,8 @@ home_of(const copy_call *call, const cm_operand *dst)
 }
 
 /* Choose the stream. If an end is device memory, a stream of a third device is refused,
- * unless the copy is one of several that begin together on it. */
+ * unless the copy is one of several that begin together on that stream. Returns 0, or
+ * -1 with an exception. */
 static int
 choose_stream(copy_call *call)
 {
@@ -76,7 +77,7 @@ choose_stream(copy_call *call)
 
 /* Let the call come after earlier work on this end, and keep the end alive. The ends
  * are kept open during the call, so a blocking call needs keeps only if Ctrl-C leaves
- * the copy running. */
+ * the copy running. Returns 0, or -1 with an exception. */
 static int
 take_end(copy_call *call, const cm_operand *end, bool writes)
 {
@@ -113,9 +114,9 @@ error_prefix(const copy_call *call)
     return call->how.prefix == NULL ? "copy: " : call->how.prefix;
 }
 
-/* Choose whether the driver is asked what kind of memory an end is. If the caller waits
- * for a copy and the other end, whose kind is `other`, is on a device, a short end need
- * not be asked about. */
+/* Return whether the driver is asked what kind of memory an end is. `other` is the kind
+ * of the other end. If that is on a device and the caller waits for the copy, the
+ * driver is not asked about a short end. */
 static cm_asking
 asking(const copy_call *call, cm_kind other)
 {
@@ -123,8 +124,9 @@ asking(const copy_call *call, cm_kind other)
                                                              : CM_ASK;
 }
 
-/* Read the source. With a casting= a single value is made an array of its own dtype if
- * the target's dtype would change it, so that the rule decides about it. */
+/* Read the source. If there is a casting=, a value that is not memory and that the
+ * target's dtype would change is made an array of its own dtype, so that the rule
+ * decides whether it may be converted. Returns 0, or -1 with an exception. */
 static int
 init_source(copy_call *call)
 {
@@ -162,7 +164,7 @@ init_ends(copy_call *call)
     return cm_operands_lock(state, &call->dst, &call->src);
 }
 
-/* Read and check the targets beside the first. */
+/* Read and check the targets beside the first. Returns 0, or -1 with an exception. */
 static int
 init_more(copy_call *call)
 {
@@ -210,8 +212,8 @@ check_dtypes(copy_call *call)
                             *how, &call->convert);
 }
 
-/* Return the number of bytes of the copy if each end is one run and no element changes;
- * else 0. A source that was stretched is shorter than its target. */
+/* Return the number of bytes of the copy if each end is one run and no element changes,
+ * or else 0. A source that was stretched is shorter than its target. */
 static uint64_t
 run_nbytes_of(const copy_call *call)
 {
@@ -222,7 +224,8 @@ run_nbytes_of(const copy_call *call)
     return are_runs ? dst->run_nbytes : 0;
 }
 
-/* Read and check everything that the call needs, in the order in which it is needed. */
+/* Read and check everything that the call needs, in the order in which it is needed.
+ * Returns 0, or -1 with an exception. */
 static int
 init_call(copy_call *call)
 {
@@ -267,7 +270,8 @@ fini_call(copy_call *call)
     cm_state_leave(call->call.state);
 }
 
-/* Make a Transfer for each target of a copy. Takes the ticket over. */
+/* Make a Transfer for each target of a copy. Takes the ticket over. Returns a list, or
+ * NULL with an exception. */
 static PyObject *
 make_transfers(const copy_call *call, cm_ticket *ticket)
 {
@@ -313,9 +317,9 @@ goes_via_host(const copy_call *call)
                                     &request->src, request->convert);
 }
 
-/* Copy between two devices and convert the elements. This is made of several copies by
- * way of the host. Such a copy has no further targets; cumem/transfers/multi_device.py
- * makes sure of that. */
+/* Copy between two devices and convert the elements. This takes several copies by way
+ * of the host. Such a copy has only one target, as cumem/transfers/multi_device.py
+ * makes sure. */
 static cm_status
 copy_via_host(copy_call *call, cm_engine *engine, cm_ticket **out)
 {
@@ -352,14 +356,15 @@ nbytes_of(const copy_call *call)
                : 0;
 }
 
-/* Give the request to the engine, and make the answer: None, a Transfer or a list of
- * them. */
+/* Give the request to the engine, and make the answer, which is None, a Transfer or a
+ * list of Transfers. Returns NULL with an exception if it fails. */
 static PyObject *
 run(copy_call *call)
 {
     cm_state *state = call->call.state;
     bool blocking = call->call.blocking;
-    bool reports_progress = cm_call_reports_progress(&call->call); /* blocking */
+    /* Only a blocking call reports progress. */
+    bool reports_progress = cm_call_reports_progress(&call->call);
     cm_ticket *ticket = NULL;
     cm_engine *engine = cm_call_engine(state, call->devices);
     if (engine == NULL || cm_call_prepare(&call->call, &call->request) < 0) {
@@ -377,10 +382,11 @@ run(copy_call *call)
     cm_call_take_back(&call->call);
     if (PyErr_Occurred()) {
         if (ticket != NULL) {
-            cm_ignore(cm_ticket_abandon(ticket)); /* this returns CM_OK, since the
-                                                     engine is open */
+            cm_ignore(cm_ticket_abandon(ticket)); /* this cannot fail, since the engine
+                                                     is open */
         }
-        return NULL; /* Ctrl-C was pressed, even if the copy ended at the same time */
+        return NULL; /* a signal handler or the progress bar has raised, even if the
+                        copy has ended */
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, "while copying");
@@ -397,7 +403,7 @@ run(copy_call *call)
     return make_transfer(call, ticket);
 }
 
-/* Run the call within a range that a profiler shows. */
+/* Do the same as run(), within a range that a profiler shows. */
 static PyObject *
 run_in_range(copy_call *call)
 {

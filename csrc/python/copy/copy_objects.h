@@ -4,7 +4,8 @@
 
 #include "python/copy/call.h"
 
-/* Makes an answer of the request for a copy that is not made, as explain() does. */
+/* Makes the answer from the request of a copy that is only described, as explain()
+ * does, and not made. Returns NULL with an exception if it fails. */
 typedef PyObject *cm_request_reader(cm_state *state, const cm_copy_request *request);
 
 /* How a copy is made. All of it is borrowed. */
@@ -21,20 +22,21 @@ typedef struct cm_copy_how {
     PyObject *targets; /* for a copy in the background: a tuple of dst and of further
                           targets of its shape (see cm_broadcast); NULL if dst is the
                           only target */
-    uint64_t before;   /* for one of several that begin together: see cm_call; else 0 */
-    uint64_t number;   /* the number of that group: see cm_call_join(); else 0 */
+    uint64_t before; /* for one of several copies that begin together (see cm_call), or
+                        else 0 */
+    uint64_t number; /* the number of that group (see cm_call_join()), or else 0 */
     bool on_engine_stream; /* the copy runs on a stream of the engine's; the caller will
                     make `stream` wait for it */
     const char *prefix; /* what errors about the two ends begin with, for a copy that is
                            a part of another call: its name, as in "fill: "; NULL for
                            "copy: " */
-    /* makes the answer in place of the copy; NULL if the copy is to be made */
+    /* Makes the answer in place of the copy. NULL if the copy is to be made. */
     cm_request_reader *explain;
 } cm_copy_how;
 
 /* Copy `src` to `dst`. Shapes (the source is broadcast), dtypes (see cm_casting) and
- * read-only targets are checked first. Returns a new Transfer, or a list with one for
- * each of `targets`; or None, if the copy is blocking. Returns NULL with an exception
- * if it fails. */
+ * read-only targets are checked first. Returns None if the copy is blocking, and
+ * otherwise a new Transfer or, with `targets`, a list with a Transfer for each of them.
+ * Returns NULL with an exception if it fails. */
 PyObject *cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src,
                           cm_copy_how how);

@@ -32,8 +32,8 @@ open_own(PyObject *capsule, cm_dl_versioned **out)
 }
 
 /* Tell the caller which exception was raised and what it says, and clear it. Callers
- * know Python's exceptions by name, so each that means a lack of memory is a
- * MemoryError. */
+ * know only Python's own exceptions by name, so every exception that means a lack of
+ * memory is reported as a MemoryError. */
 static void
 report_exception(void *context, cm_dl_set_error set_error)
 {
@@ -94,7 +94,8 @@ done:
     return capsule;
 }
 
-/* Allocate memory like that of `like`. The caller need not hold the GIL. */
+/* Allocate memory like that of `like`. The caller need not hold the GIL. Returns 0, or
+ * -1 after telling the caller by `set_error` what was wrong. */
 static int
 give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
             cm_dl_set_error set_error)
@@ -109,7 +110,8 @@ give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
     return result;
 }
 
-/* Export a buffer, ordered on the current stream. */
+/* Export a buffer, ordered on the current stream. Returns 0, or -1 with an exception.
+ */
 static int
 give_tensor(void *object, cm_dl_versioned **out)
 {
@@ -117,7 +119,8 @@ give_tensor(void *object, cm_dl_versioned **out)
 }
 
 /* Describe a buffer without exporting it. The shape, the strides and the memory stay
- * the buffer's, so the caller may use them only while it holds the buffer. */
+ * the buffer's, so the caller may use them only while it holds the buffer. Returns 0,
+ * or -1 with an exception, such as BufferError for a read-only buffer. */
 static int
 lend_tensor(void *object, cm_dl_tensor *out)
 {
@@ -138,8 +141,9 @@ lend_tensor(void *object, cm_dl_tensor *out)
     return buffer->readonly ? -1 : 0;
 }
 
-/* Make a buffer of a tensor. If that fails the tensor stays the caller's and is not
- * deleted, which is what PyTorch does too. */
+/* Make a buffer of a tensor. Returns 0, or -1 with an exception. After a failure the
+ * tensor still belongs to the caller and is not deleted, which is what PyTorch does
+ * too. */
 static int
 take_tensor(cm_dl_versioned *managed, void **out)
 {
@@ -151,7 +155,8 @@ take_tensor(cm_dl_versioned *managed, void **out)
     cm_kind kind =
         buffer == NULL ? CM_KIND_PAGEABLE : cm_buffer_kind((cm_buffer *)(void *)buffer);
     if (cm_kind_is_on_device(kind) || cm_kind_migrates(kind)) {
-        /* Streams are going to use the memory, so the current one is recorded. */
+        /* Streams are going to use the memory, so the current stream is recorded for
+         * it. */
         PyObject *done = PyObject_CallMethod(buffer, "record_stream", "O", Py_None);
         if (done == NULL) {
             /* Without its deleter the tensor outlives the buffer. */
@@ -167,7 +172,7 @@ take_tensor(cm_dl_versioned *managed, void **out)
 }
 
 /* Store the handle of the current stream of a device, or 0 if no stream orders the
- * memory. */
+ * memory. Returns 0, or -1 with an exception. */
 static int
 get_current_stream(int32_t type, int32_t id, void **out)
 {
@@ -194,8 +199,8 @@ get_current_stream(int32_t type, int32_t id, void **out)
     return 0;
 }
 
-/* The attribute is put into the dictionary of the type, as these types refuse to have
- * attributes set. */
+/* This puts the attribute into the dictionary of the type, since these types do not let
+ * their attributes be set. */
 int
 cm_dlpack_add_exchange(PyTypeObject *type)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `__dlpack__` and `__dlpack_device__`. This file reads a consumer's arguments, chooses
- * the device of the memory that it gets, orders the consumer after the work on the
- * memory, and makes the capsule, if need be over a copy. */
+/* The methods `__dlpack__` and `__dlpack_device__`. This file reads a consumer's
+ * arguments, chooses the device that the consumer is told, orders the consumer after
+ * the work on the memory, and makes the capsule. If need be the capsule is over a copy.
+ */
 #include <stdlib.h>
 
 #include "base/checked_math.h"
@@ -23,8 +24,8 @@ typedef struct export_request {
     bool has_device;
     cm_dl_device device; /* the buffer's own, the CPU, or, for memory that the host and
                             a GPU reach, that GPU */
-    bool is_copy; /* the buffer is a copy made for the consumer: there is no work to
-                     come after */
+    bool is_copy; /* the buffer is a copy that was made for the consumer, so there is no
+                     work to come after */
 } export_request;
 
 /* Raise ValueError. Always returns -1. */
@@ -71,7 +72,7 @@ read_request(PyObject *stream, PyObject *max_version, export_request *out)
 /* The memory that the consumer gets. */
 typedef struct answer {
     cm_dl_tensor tensor; /* dtype, device and data (NULL when empty) */
-    bool on_host; /* the consumer reads with the CPU: everything must be done before */
+    bool on_host; /* the consumer reads with the CPU, so all work must be done before */
 } answer;
 
 /* -- the device --------------------------------------------------------------------------- */
@@ -137,8 +138,8 @@ find_answer(const cm_buffer *buffer, const cm_runtime *rt, const export_request 
 
 /* -- order -------------------------------------------------------------------------------- */
 
-/* Let the consumer come after all work on the memory, by waiting for it or by ordering
- * the consumer's stream. */
+/* Let the consumer come after all work on the memory, by waiting for the work or by
+ * ordering the consumer's stream after it. Returns 0, or -1 with an exception. */
 static int
 order_consumer(const cm_buffer *buffer, const export_request *asked,
                const answer *found)
@@ -233,8 +234,9 @@ fill_extents(const cm_buffer *buffer, int64_t *extents)
 /* Make a capsule over `buffer`. `tensor` has the element type, the device and the
  * address of the data there (NULL if the buffer is empty). The storage is held, and
  * counted as exported, until the consumer is done. No Python code may run here before
- * it is counted. Raises BufferError for strides that DLPack cannot describe and, in the
- * legacy form, for a read-only buffer. */
+ * the storage is counted. Returns NULL with an exception if it fails, for example with
+ * BufferError for strides that DLPack cannot describe or, in the legacy form, for a
+ * read-only buffer. */
 static PyObject *
 make_capsule(const cm_buffer *buffer, const export_request *asked,
              const cm_dl_tensor *tensor)
@@ -287,8 +289,9 @@ make_capsule(const cm_buffer *buffer, const export_request *asked,
 
 /* -- the methods -------------------------------------------------------------------------- */
 
-/* Choose the device, order the consumer, and make the capsule. The buffer must be
- * checked again after each step that can run Python code. */
+/* Choose the device, order the consumer, and make the capsule. Each step can run Python
+ * code that closes the buffer, so the buffer is checked again after each. Returns what
+ * export_asked() returns. */
 static PyObject *
 export_as(cm_buffer *buffer, const cm_runtime *rt, const export_request *asked)
 {
@@ -326,9 +329,9 @@ export_asked(PyObject *self, const export_request *asked)
     return capsule;
 }
 
-/* Read `dl_device`, and check that the memory can be had there: on its own device, by
- * the CPU, or on the GPU if it is memory that both reach. Returns 0, or -1 with an
- * exception. */
+/* Read `dl_device`, and check that the memory can be exported to that device. It can be
+ * exported to its own device, to the CPU and, if both the CPU and a GPU reach it, to
+ * that GPU. Returns 0, or -1 with an exception. */
 static int
 read_place(const cm_buffer *buffer, PyObject *object, cm_dl_device *out)
 {
@@ -366,8 +369,9 @@ read_place(const cm_buffer *buffer, PyObject *object, cm_dl_device *out)
     return 0;
 }
 
-/* Export a copy, which is the consumer's alone. It is of the same kind, or pinned
- * memory if the CPU asks for memory that it cannot reach. */
+/* Export a copy that belongs to the consumer alone. The copy is of the same kind, or is
+ * pinned memory if the CPU asks for memory that it cannot reach. Returns a capsule, or
+ * NULL with an exception. */
 static PyObject *
 export_copy(PyObject *self, export_request asked)
 {

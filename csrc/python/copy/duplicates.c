@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* New buffers that are copies of one: copy(), flatten(), astype(), and ravel() if no
- * view will do. The new buffer has the same kind of memory as the old one, the same
- * flags and the same device: a copy of managed memory is managed memory. Ordinary
- * memory has no pool, so a copy of it is memory of NumPy's, which is page-locked inside
- * numpy_pinned(). */
+/* The methods that copy a buffer to a new one: copy(), flatten(), astype(), and ravel()
+ * if no view will do. The new buffer has the same kind of memory as the old one, the
+ * same flags and the same device, so that a copy of managed memory is managed memory.
+ * Ordinary memory has no pool. So a copy of it lies in memory of NumPy's, which is
+ * page-locked inside numpy_pinned(). */
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
@@ -14,7 +14,8 @@
 
 /* -- memory like that of a buffer --------------------------------------------------------- */
 
-/* Make a buffer over a new array of NumPy's. */
+/* Make a buffer over a new array of NumPy's. Returns a new reference, or NULL with an
+ * exception. */
 static PyObject *
 make_ordinary(cm_state *state, PyObject *dtype, const cm_region *like, char order)
 {
@@ -43,8 +44,9 @@ make_ordinary(cm_state *state, PyObject *dtype, const cm_region *like, char orde
     return buffer;
 }
 
-/* Make a buffer of `kind` with the shape of `like`, and strides in `order`. If that is
- * the kind of `self`, its memory has the flags of `self` too. */
+/* Make a buffer of `kind` with the shape of `like`, and strides in `order`. If `self`
+ * is of the same kind, the memory has the flags of `self` too. Returns a new reference,
+ * or NULL with an exception. */
 static PyObject *
 make_like(cm_buffer *self, cm_kind kind, PyObject *dtype, const cm_region *like,
           char order)
@@ -54,7 +56,8 @@ make_like(cm_buffer *self, cm_kind kind, PyObject *dtype, const cm_region *like,
         return make_ordinary(state, dtype, like, order);
     }
     if (cm_state_runtime(state) == NULL || cm_buffer_check_open(self) < 0) {
-        return NULL; /* if the runtime was opened anew the buffer is closed */
+        return NULL; /* a runtime that was opened just now means that shutdown() has
+                        closed the buffer */
     }
     int device = self->storage->device;
     unsigned flags = cm_kinds[kind].flags;
@@ -85,8 +88,9 @@ copy_into(cm_state *state, PyObject *dst, PyObject *src, PyObject *casting)
 
 /* -- copy() ------------------------------------------------------------------------------- */
 
-/* Make a copy of `kind` whose elements have the dtype `dtype`. `casting` is that of
- * copy_into(). */
+/* Make a copy of `kind` whose elements have the dtype `dtype`. `casting` has the
+ * meaning that it has in copy_into(). Returns a new buffer, or NULL with an exception.
+ */
 static PyObject *
 duplicate(cm_buffer *self, cm_kind kind, PyObject *dtype, char order, PyObject *casting)
 {
@@ -137,8 +141,9 @@ cm_buffer_copied(PyObject *object, PyObject *memo CM_UNUSED)
 /* -- in one row --------------------------------------------------------------------------- */
 
 /* Make a buffer with a single axis that has the elements of `reordered` in C's order.
- * The buffer is written through a view that has the axes of `reordered`. That view is
- * dropped here, so the result is not a view of another buffer. */
+ * The new buffer is written through a view of it that has the axes of `reordered`. Only
+ * that view is dropped at the end, so the result is a buffer of its own and not a view.
+ * Returns a new reference, or NULL with an exception. */
 static PyObject *
 copy_into_a_row(cm_buffer *reordered)
 {
@@ -164,7 +169,8 @@ copy_into_a_row(cm_buffer *reordered)
     return made;
 }
 
-/* flatten(), which always copies, and ravel(), which copies only if no view will do. */
+/* Do the work of flatten(), which always copies, and of ravel(), which copies only if
+ * no view will do. Returns a new reference, or NULL with an exception. */
 static PyObject *
 put_in_a_row(PyObject *object, const char *function, bool copies, PyObject *const *args,
              Py_ssize_t nargs, PyObject *kwnames)
@@ -221,7 +227,8 @@ is_answer(const cm_buffer *self, PyObject *dtype, char order, PyObject *copy)
     return copies < 0 ? -1 : copies == 0;
 }
 
-/* astype(), once its dtype has been read. */
+/* Do the work of astype(), once its dtype has been read. Returns a new reference, or
+ * NULL with an exception. */
 static PyObject *
 convert(cm_buffer *self, PyObject *dtype, PyObject *const *values)
 {

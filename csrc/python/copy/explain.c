@@ -27,8 +27,8 @@ name_or_none(cm_dtype dtype)
     return name == NULL ? Py_NewRef(Py_None) : PyUnicode_FromString(name);
 }
 
-/* Make a _CopyFacts of all that is known of the copy. cumem.explain() makes sentences
- * of these facts. */
+/* Make a _CopyFacts of all that is known of the copy. cumem.explain() turns these facts
+ * into sentences. Returns a new reference, or NULL with an exception. */
 static PyObject *
 describe(cm_state *state, const cm_explanation *e, const cm_copy_request *request)
 {

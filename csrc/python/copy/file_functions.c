@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* _transfer_file(): ranges of a file are read into objects in memory, or written from
- * them, in which case checksums can be made as well. _write_files() writes several new
- * files at the same time. As copy_objects.c does for a copy, this file reads the
- * objects, makes the request for the engine, lets it come after earlier work, and keeps
- * the memory alive. _write_file_async() writes one new file in the background.
+/* _transfer_file() reads ranges of a file into objects in memory, or writes ranges from
+ * them, and can then make checksums too. _write_files() writes several new files at the
+ * same time, and _write_file_async() writes one new file in the background. As
+ * copy_objects.c does for a copy, this file reads the objects, makes the request for
+ * the engine, lets it come after earlier work, and keeps the memory alive.
  *
- * An end may be a map of the very file, as a memmap is. Bytes that are read into a map
- * of the same bytes would change the file under the call, so such ends are found before
- * anything is moved (find_own_maps()), and the package goes by way of other memory.
- * _maps_file() only looks whether memory is such a map. */
+ * An end may be a map of the same file, such as a numpy.memmap. Reading bytes of a file
+ * into a map of these bytes would change the file during the call. So such ends are
+ * found before anything is moved (find_own_maps()), and the package then reads or
+ * writes by way of other memory. _maps_file() only looks whether memory is such a map.
+ */
 #include "base/checked_math.h"
 #include "base/crc32.h"
 #include "base/file_maps.h"
@@ -23,9 +24,11 @@
 
 typedef struct file_call {
     cm_call call;
-    PyObject *open;   /* borrowed; called for the descriptor once all ends are good */
-    PyObject *fds;    /* borrowed; of _write_files(), in place of `open` */
-    PyObject *counts; /* borrowed; how many ends each of those has */
+    PyObject *open; /* borrowed; a function that is called for the descriptor once all
+                       ends are known to be good */
+    PyObject *fds; /* borrowed; _write_files() has this tuple of descriptors in place of
+                      `open` */
+    PyObject *counts; /* borrowed; a tuple: how many ends each of these files has */
     cm_stream *given; /* borrowed; NULL for the current streams */
     uint64_t nbytes;  /* of all ends */
     uint64_t devices; /* the devices of all ends, as a set of indices */
@@ -44,7 +47,8 @@ typedef struct file_call {
 
 /* -- ends --------------------------------------------------------------------------------- */
 
-/* Read one end: its offset in the file, and its memory. */
+/* Read one end: its offset in the file, and its memory. Returns 0, or -1 with an
+ * exception. */
 static int
 read_end(file_call *call, PyObject *offset_object, PyObject *memory)
 {
@@ -63,7 +67,7 @@ read_end(file_call *call, PyObject *offset_object, PyObject *memory)
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, NULL);
 }
 
-/* Read all ends. */
+/* Read all ends. Returns 0, or -1 with an exception. */
 static int
 read_ends(file_call *call, PyObject *offsets, PyObject *memories)
 {
@@ -89,8 +93,9 @@ read_ends(file_call *call, PyObject *offsets, PyObject *memories)
     return 0;
 }
 
-/* Make the checksums, of which each run of ranges without a gap has one, and say in the
- * ranges which is theirs. */
+/* Make the checksums, if they are asked for. Ranges that follow one another in the file
+ * without a gap have one checksum together, whose index is noted in each of them.
+ * Returns 0, or -1 with MemoryError. */
 static int
 begin_checksums(file_call *call)
 {
@@ -151,7 +156,8 @@ take_ends(file_call *call)
                                : cm_call_come_after_stream(&call->call, call->given);
 }
 
-/* Choose a stream for each device whose memory is an end. */
+/* Choose a stream for each device that has the memory of an end. Returns 0, or -1 with
+ * an exception. */
 static int
 choose_streams(file_call *call)
 {
@@ -210,8 +216,8 @@ fini_call(file_call *call)
     PyMem_Free(call->checksums);
 }
 
-/* Call for the descriptor. This may create the file that is to be written, so all that
- * is wrong with the ends must have been found before. */
+/* Call for the descriptor. This may create the file that is to be written, so the ends
+ * must have been checked before. Returns 0, or -1 with an exception. */
 static int
 open_file(file_call *call)
 {
@@ -223,8 +229,8 @@ open_file(file_call *call)
     return result;
 }
 
-/* A call with at most this many ends asks for the maps of each end alone. A call with
- * more ends reads the whole list of the process's maps. */
+/* With at most this many ends that may be maps, the system is asked about each of them.
+ * With more ends, the whole list of the process's maps is read. */
 enum { SPANS_MAX = 32 };
 
 /* -- maps of the file itself -------------------------------------------------------------- */
@@ -241,7 +247,7 @@ may_be_map(const file_call *call, Py_ssize_t i)
 }
 
 /* Return the bytes of the file that the call reads or changes, from the first to the
- * last. Bytes that are cut off behind the last range count as changed. */
+ * last. Bytes behind the last range that the call cuts off count as changed. */
 static cm_file_span
 touched_span(const file_call *call)
 {
@@ -276,7 +282,7 @@ map_span(const file_call *call, Py_ssize_t i, cm_file_span *out)
 }
 
 /* Append to `shown` the indices of those ends that are maps of bytes which the call
- * touches. */
+ * touches. Returns 0, or -1 with an exception. */
 static int
 list_shown(const file_call *call, const cm_file_maps *maps, PyObject *shown)
 {
@@ -299,7 +305,8 @@ list_shown(const file_call *call, const cm_file_maps *maps, PyObject *shown)
 /* Return a list of the indices of those ends that are maps of bytes which the call
  * touches. If bytes of a file are read into a map of the same bytes, or written from
  * one, they change under the call, as pieces move in any order. Nothing has been moved
- * yet, so the caller can go by way of memory of its own. */
+ * yet, so the caller can still use memory of its own in place of these ends. Returns
+ * NULL with an exception if it fails. */
 static PyObject *
 find_own_maps(file_call *call)
 {
@@ -339,13 +346,13 @@ find_own_maps(file_call *call)
     return shown;
 }
 
-/* Return the engine, once the file is open. The file is opened last, when nothing else
- * is wrong. Returns NULL with an exception if it fails. */
+/* Open the file, and return the engine. The file is opened last, when everything else
+ * is known to be right. Returns NULL with an exception if it fails. */
 static cm_engine *
 open_call(file_call *call)
 {
-    /* Ranges in host memory alone need no page-locked chunks, so no device is needed to
-     * page-lock any. */
+    /* If all ranges are in host memory, the engine needs no page-locked memory and thus
+     * no device. */
     cm_engine *engine = cm_call_engine(call->call.state, call->devices);
     return engine == NULL || open_file(call) < 0 ? NULL : engine;
 }
@@ -377,7 +384,7 @@ move_bytes(file_call *call, cm_engine *engine)
     cm_call_take_back(&call->call);
     bool writes = call->request.writes;
     if (PyErr_Occurred()) {
-        return NULL; /* the exception is that of Ctrl-C or of the progress callback */
+        return NULL; /* a signal handler or the progress callback has raised */
     }
     if (failure.at_end || failure.error != 0) {
         return cm_file_failure_new(state, &failure);
@@ -394,7 +401,8 @@ move_bytes(file_call *call, cm_engine *engine)
     return Py_NewRef(Py_None);
 }
 
-/* Make a _FileOutcome. Takes over the references to `own_maps` and `failure`. */
+/* Make a _FileOutcome. Takes over the references to `own_maps` and `failure`. Returns
+ * NULL with an exception if it fails. */
 static PyObject *
 make_outcome(const file_call *call, uint64_t nbytes, PyObject *own_maps,
              PyObject *failure)
@@ -409,7 +417,8 @@ make_outcome(const file_call *call, uint64_t nbytes, PyObject *own_maps,
     return cm_structseq_new(state, CM_STRUCTSEQ_FileOutcome, members);
 }
 
-/* The `run` of _transfer_file(): move the bytes, unless an end is a map of the file. */
+/* The `run` of _transfer_file(). Moves the bytes, unless an end is a map of the file,
+ * and returns a _FileOutcome, or NULL with an exception. */
 static PyObject *
 transfer(file_call *call)
 {
@@ -430,7 +439,8 @@ transfer(file_call *call)
     return make_outcome(call, nbytes, own_maps, failure);
 }
 
-/* The `run` of _maps_file(): find out whether an end is a map of the file. */
+/* The `run` of _maps_file(). Returns whether an end is a map of the file, or NULL with
+ * an exception. */
 static PyObject *
 look_for_maps(file_call *call)
 {
@@ -444,7 +454,8 @@ look_for_maps(file_call *call)
 }
 
 /* Read the ends, let `run` make the answer from them, and release everything that
- * `call` has. The frame of the call is entered. */
+ * `call` has. The caller has entered the frame of the call. Returns NULL with an
+ * exception if it fails. */
 static PyObject *
 run_call(file_call *call, PyObject *offsets, PyObject *memories,
          PyObject *(*run)(file_call *call))
@@ -491,7 +502,8 @@ cm_transfer_file(PyObject *module, PyObject *args)
 }
 
 /* Read the descriptors, and note for each range which file it belongs to. The ranges of
- * the first file come first, then those of the second, and so on. */
+ * the first file come first, then those of the second, and so on. Returns 0, or -1 with
+ * an exception. */
 static int
 read_files(file_call *call)
 {
@@ -523,7 +535,8 @@ read_files(file_call *call)
     return 0;
 }
 
-/* The `run` of _write_files(). No memory can be a map of a new file. */
+/* The `run` of _write_files(). It looks for no maps, since no memory can be a map of a
+ * new file. Returns what move_bytes() returns. */
 static PyObject *
 write_files(file_call *call)
 {
@@ -565,8 +578,10 @@ cm_write_files(PyObject *module, PyObject *args)
 
 /* -- in the background ------------------------------------------------------------------- */
 
-/* Let the call come after the work on the streams of its devices. The engine then uses
- * streams of its own, since the job outlives the call that has borrowed these. */
+/* Let the call come after the work on the streams of its devices, and after the last
+ * file that is written in the background. The engine then uses streams of its own,
+ * since the job outlives this call, which has only borrowed its streams. Returns 0, or
+ * -1 with MemoryError. */
 static int
 come_after_streams(file_call *call)
 {
@@ -591,7 +606,7 @@ start_writing(file_call *call, cm_engine *engine, cm_ticket **out)
     return cm_engine_write_file(engine, &request, &call->place, out);
 }
 
-/* The `run` of _write_file_async(). */
+/* The `run` of _write_file_async(). Returns a Transfer, or NULL with an exception. */
 static PyObject *
 begin_writing(file_call *call)
 {
@@ -672,7 +687,7 @@ cm_maps_file(PyObject *module, PyObject *args)
     cm_state *state = cm_state_of_module(module);
     call->call = (cm_call){.state = state, .blocking = true};
     call->open = open;
-    call->cuts = true; /* every byte behind the lowest offset counts as touched */
+    call->cuts = true; /* so every byte behind the lowest offset counts as touched */
     cm_state_enter(state);
     result = run_call(call, offsets, memories, look_for_maps);
     cm_state_leave(state);
