@@ -24,10 +24,10 @@
 
 static atomic_int check_failures;
 
-/* Shortens what a single thread repeats: it is the step of the loop, or a divisor for
- * the number of rounds. It is `n` under ThreadSanitizer, where each round takes many
- * times as long and more rounds of one thread show nothing new, and 1 in any other
- * build. */
+/* Tests use this as the step of a loop, or divide the number of rounds by it, so that a
+ * single thread repeats less. It is `n` under ThreadSanitizer, where each round takes
+ * many times as long and more rounds of one thread find nothing new. In any other build
+ * it is 1. */
 #define CHECK_EVERY(n) (CHECK_TSAN ? (n) : 1)
 #ifdef __SANITIZE_THREAD__
 #    define CHECK_TSAN 1
@@ -104,8 +104,8 @@ static atomic_int check_failures;
     } while (0)
 
 /* Return the place of the first byte that differs, or `nbytes` if there is none. The
- * loop runs only if memcmp() has found a difference, because a sanitizer checks each
- * access of a loop, but all that memcmp() reads at once. */
+ * loop runs only if memcmp() has found a difference. A sanitizer would check each
+ * access of the loop, whereas it checks the whole range of memcmp() at once. */
 CM_UNUSED static size_t
 check_same_until_(const unsigned char *a, const unsigned char *b, size_t nbytes)
 {
@@ -120,7 +120,8 @@ check_same_until_(const unsigned char *a, const unsigned char *b, size_t nbytes)
 }
 
 /* Return the place of the first byte that is not `value`, or `nbytes` if there is none.
- * If all bytes have the value of the first, each equals the one after it. */
+ * All bytes equal the first one as long as each of them equals the next, so the bytes
+ * are compared with themselves, shifted by one. */
 CM_UNUSED static size_t
 check_filled_until_(const unsigned char *a, unsigned char value, size_t nbytes)
 {

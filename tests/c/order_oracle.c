@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The clocks of the order oracle, and the functions that tests call. The idea is
- * explained in order_oracle.h. A clock has a number for each line; work A comes before
+ * explained in order_oracle.h. A clock has a number for each line. Work A comes before
  * work B if B's clock contains A's number. */
 #include "order_private.h"
 
@@ -44,7 +44,7 @@ order_join_locked(oracle_clock *into, const oracle_clock *from)
 }
 
 /* CUDA itself orders the legacy stream of a device and its blocking streams after each
- * other; everything else is in `after`. */
+ * other. Every other order is in `after`. */
 oracle_clock
 order_clock_locked(uint32_t index)
 {
@@ -63,8 +63,8 @@ order_clock_locked(uint32_t index)
     return clock;
 }
 
-/* Note that the host has seen the end of the work in the clock. If some of it is behind
- * a shut gate, the runtime was wrong: that work cannot have ended. */
+/* Note that the host has seen the end of the work in the clock. If some of that work is
+ * behind a shut gate, the runtime was wrong, since it cannot have ended. */
 static void
 see(const oracle_clock *clock)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order oracle says who may touch which bytes. It learns this from the calls of the
- * runtime alone: hooks under an emulated runtime follow which earlier work the work of
- * each stream comes after (by events, waits, the legacy stream and waits for devices),
- * and which work the host has seen end. Tests report each use of memory to it. It
+ * runtime alone. Hooks under an emulated runtime follow the order between streams,
+ * which comes from events, waits, the legacy stream and waits for devices. They also
+ * note which work the host has seen end. Tests report each use of memory to it. It
  * checks a range of memory when that is handed out and when it goes back to the
  * runtime. It knows nothing of pools, so it cannot share a mistake of theirs. Only one
  * oracle can be open in a process. Locks: one, which is never held across a call of the

@@ -68,7 +68,8 @@ take(cm_pool *pool, uint64_t nbytes, cm_stream *stream)
     return block;
 }
 
-/* Free a block that `stream` has used (NULL: no stream) and check the invariants. */
+/* Free a block that `stream` has used, or no stream if that is NULL, and check the
+ * invariants. */
 CM_UNUSED static void
 give(cm_pool *pool, cm_block *block, cm_stream *stream, unsigned flags)
 {

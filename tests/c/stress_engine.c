@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stress of the engine: eight threads make random copies. They use every route,
- * strides, and all ways to wait; they cancel, drop and interrupt transfers, and runtime
- * calls fail at random. After each copy the target is compared byte by byte, and the
- * ticket with what has happened. A keep is an object that a copy must drop once, when
- * it is over. Arguments: seconds (4), seed (1). */
+ * strides, and all ways to wait. They also cancel, drop and interrupt transfers, and
+ * runtime calls fail at random. After each copy the target is compared byte by byte,
+ * and the ticket with what has happened. A keep is an object that a copy must drop
+ * once, when it is over. Arguments: seconds (4), seed (1). */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -128,14 +128,15 @@ typedef struct copy {
     const memory *dst;
     const memory *src;
     int64_t count;
-    /* In bytes, of target and source; a negative one runs backwards. */
+    /* The steps of target and source in bytes. With a negative step the bytes run
+     * backwards. */
     int64_t steps[2];
     unsigned char first;
     atomic_int drops;
     /* How often the engine may still ask whether to go on before it is interrupted. */
     int asks;
-    /* The request, if it has no keep yet and the engine has to ask for one; NULL once
-     * it has asked. */
+    /* The request, as long as it has no keep and the engine has to ask for one. NULL
+     * once the engine has asked. */
     cm_copy_request *unkept;
 } copy;
 

@@ -68,8 +68,9 @@ test_event_recorded_again_means_the_later_work(void)
     tear_down(&t);
 }
 
-/* The time between two events is refused until both have happened, and for events
- * without time. Then it must contain the time for which the gate was shut. */
+/* The time between two events is refused for events without time, and as long as one of
+ * them has not happened. After that it must contain the time for which the gate was
+ * shut. */
 static void
 test_event_elapsed_measures_and_refuses(void)
 {
@@ -309,8 +310,9 @@ set_capturing_elsewhere(void *arg)
     return NULL;
 }
 
-/* Another thread has begun a capture. In the global mode it forbids this thread's
- * calls, in the thread-local mode only captures that this thread began do. */
+/* Another thread has begun a capture. In the global mode that capture forbids this
+ * thread's calls. In the thread-local mode only captures that this thread began forbid
+ * them. */
 static void
 test_capture_of_other_thread_counts_in_global_mode_only(void)
 {

@@ -399,7 +399,7 @@ test_no_devices_answers_no_device(void)
 
 /* Work that runs while its memory is being freed. */
 typedef struct executing {
-    /* Comes first, since the job is converted back to this struct. */
+    /* This member is first, since the job is converted back to this struct. */
     cm_emulated_job job;
     cm_runtime *rt;
     cm_address address;
@@ -416,8 +416,8 @@ free_it(void *arg)
     return NULL;
 }
 
-/* The work itself: starts the free in another thread, waits until the memory is no
- * longer found, and writes to it. */
+/* The work itself. It starts the free in another thread, waits until the memory is no
+ * longer found, and writes to the memory. */
 static void
 write_while_it_is_freed(cm_emulated_job *job, unsigned char *dst,
                         const unsigned char *src CM_UNUSED)

@@ -68,7 +68,7 @@ test_legacy_waits_for_blocking_streams(void)
     tear_down(&t);
 }
 
-/* Work on a blocking stream must wait for earlier work of the legacy stream; a
+/* Work on a blocking stream must wait for earlier work of the legacy stream. Work on a
  * non-blocking stream need not. */
 static void
 test_blocking_streams_wait_for_legacy(void)

@@ -364,7 +364,7 @@ unmap_first(const world *w)
     MUST(unmap(w, 0, 1));
 }
 
-/* Put other memory in the place of the first granule. */
+/* Map other memory in the place of the first granule. */
 static void
 put_another(const world *w)
 {
@@ -407,7 +407,7 @@ test_work_queued_before_unmapping_fails(void)
 
 /* Work of device 0 that runs while its memory is unmapped. */
 typedef struct executing {
-    /* Comes first, since the job is converted back to this struct. */
+    /* This member is first, since the job is converted back to this struct. */
     cm_emulated_job job;
     cm_runtime *rt;
     cm_address base;
@@ -439,8 +439,8 @@ execute(executing *what, cm_address address, uint64_t nbytes,
     return code;
 }
 
-/* Work on the second granule and the first byte of the third: unmaps the first two
- * granules in another thread, and returns once they are gone from view. */
+/* Work on the second granule and the first byte of the third. It unmaps the first two
+ * granules in another thread, and returns once they are no longer found. */
 static void
 begin_to_unmap(cm_emulated_job *job, unsigned char *dst CM_UNUSED,
                const unsigned char *src CM_UNUSED)
@@ -559,8 +559,8 @@ test_reset_takes_the_devices_memory_from_every_range(void)
     close_emulated(w.rt);
 }
 
-/* These calls need no current context and make none. During a capture they are
- * refused. */
+/* The calls that reserve, create and map memory need no current context and make none.
+ * During a capture they are refused. */
 static void
 test_calls_make_no_context_and_respect_captures(void)
 {

@@ -657,7 +657,6 @@ test_engine_takes_no_kernel_to_memory_a_peer_may_use_in_part(void)
     close_world(&w);
 }
 
-/* clang-format off */
 /* Without a pool of page-locked memory the engine packs into ordinary memory, as it
  * does if that pool has nothing left. */
 static void
@@ -688,6 +687,7 @@ test_engine_packs_without_a_page_locked_pool(void)
     close_world(&w);
 }
 
+/* clang-format off */
 MAIN(RUN(test_engine_random_copies_between_all_kinds)
      RUN(test_engine_copies_an_empty_array_without_an_address)
      RUN(test_engine_packs_without_a_page_locked_pool)

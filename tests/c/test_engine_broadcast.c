@@ -14,7 +14,8 @@ enum { COUNT = 1 << 20, TARGETS = 4 };
 
 typedef struct targets {
     memory src;
-    /* On device 0, on device 1, on device 1 with gaps, and on device 0 again. */
+    /* The targets are on device 0, on device 1, on device 1 with gaps, and on device 0
+     * again. */
     memory dst[TARGETS];
     cm_region regions[TARGETS];
 } targets;

@@ -108,7 +108,8 @@ typedef struct scenario {
     cm_kind src;
     int dst_device;
     int64_t stride;
-    int stream_device; /* -1: in the background, or without a stream if it blocks */
+    int stream_device; /* -1 for a copy in the background, or without a stream if it
+                          blocks */
     bool blocking;
     bool overlap;
 } scenario;
@@ -227,8 +228,8 @@ test_engine_short_copy_down_does_without_page_locked_memory(void)
 static uint64_t user_source;
 static uint64_t odd_count;
 
-/* Called before each copy (hook_copies()): count sources that are neither the user's
- * memory nor at the beginning of a page. */
+/* This is called before each copy (hook_copies()). It counts sources that are neither
+ * the user's memory nor at the beginning of a page. */
 static void
 count_odd_sources(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes CM_UNUSED)
 {
@@ -236,9 +237,9 @@ count_odd_sources(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes CM_U
 }
 
 /* No page-locked memory can be had, so the engine packs into ordinary memory. That
- * memory must not share a page with memory that others have registered: the device
- * might read it after the call has returned, and one copy of the runtime could not take
- * it. */
+ * memory must not share a page with memory that others have registered. Otherwise the
+ * device might read it after the call has returned, and one copy of the runtime could
+ * not read it across the edge of the registration. */
 static void
 test_engine_block_that_is_not_page_locked_has_pages_of_its_own(void)
 {

@@ -76,8 +76,9 @@ open_going(world *w, going *g, const way *how)
     number_bytes(&g->src, (unsigned)(how - ways) + 1);
 }
 
-/* Start the copy. It comes after what the stream `after` has been given (NULL: after
- * nothing), and runs on the stream `on` or in the background. */
+/* Start the copy. It comes after the work that the stream `after` has been given, if
+ * that is not NULL. It runs on the stream `on` or, if that is NULL, in the background.
+ */
 static void
 start_going(world *w, going *g, cm_stream *after, cm_stream *on)
 {

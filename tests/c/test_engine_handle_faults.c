@@ -207,8 +207,8 @@ open_tuned(world *w)
 
 /* Let calls of this copy fail, one in each run. In a world that has made such copies
  * before, every second call gets its turn. Opening a world takes longer than the copy,
- * so in fresh worlds only every eighth call does; there the copy also makes threads,
- * streams and blocks. `offset` shifts which calls these are. */
+ * so in fresh worlds only every eighth call fails. In a fresh world the copy also makes
+ * threads, streams and blocks. `offset` shifts which calls these are. */
 static void
 sweep(const route_case *c, mode how, size_t offset)
 {
@@ -307,7 +307,8 @@ test_ticket_is_cancelled_whichever_call_fails(void)
                                   .after_count = 1,
                                   .keep = {{&drops, count_drop}},
                                   .keep_count = 1};
-        /* This makes it an upload on a stream of the engine, which then waits. */
+        /* In half of the rounds the copy is an upload on a stream of the engine, and
+         * that stream waits. */
         if (i / OPS % 2 == 0) {
             second.dst = row(&device, 0, 2048, 1, 1);
             second.src = row(&held, 0, 2048, 0, 1);

@@ -152,7 +152,8 @@ test_ticket_that_waits_for_a_cancelled_one_goes_on(void)
 static atomic_int copies_begun;
 static atomic_bool copies_may_go;
 
-/* Called before each copy (hook_copies()): hold it until the test lets it go. */
+/* This is called before each copy (hook_copies()), and holds the copy until the test
+ * lets it go. */
 static void
 hold_copy(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes CM_UNUSED)
 {
@@ -160,10 +161,11 @@ hold_copy(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes CM
     wait_for_flag(&copies_may_go);
 }
 
-/* All job threads are held inside copies: one copy for each direction of each link,
- * since copies of the same direction take turns in a lane. Copies that wait for their
- * lane or for a thread can be cancelled, or stopped, which means that they are not made
- * when a thread comes to them. A copy that has begun cannot be cancelled any more. */
+/* All job threads are held inside copies. There is one such copy for each direction of
+ * each link, since copies of the same direction take turns in a lane. Copies that wait
+ * for their lane or for a thread can be cancelled. They can also be stopped, which
+ * means that they are not made when a thread comes to them. A copy that has begun
+ * cannot be cancelled any more. */
 static void
 test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
 {
@@ -211,9 +213,9 @@ test_ticket_is_cancelled_before_a_worker_has_it_and_not_after(void)
     close_world(&w);
 }
 
-/* Cancel copies at random moments. Whatever the job thread is doing, either the whole
- * copy must happen and the ticket says so, or nothing of it and the ticket is
- * cancelled. */
+/* Cancel copies at random moments. Whatever the job thread is doing, there are two
+ * outcomes. Either the whole copy is made and the ticket says so, or no byte is copied
+ * and the ticket is cancelled. */
 static void
 test_ticket_cancelled_at_any_time_reports_the_truth(void)
 {
@@ -257,9 +259,10 @@ static int piece_count;
 static uint64_t last_moved;
 static int bad_count;
 
-/* Called before each piece is sent (hook_copies()), in the thread that runs the job.
- * That thread also counts the pieces that have arrived. It cannot have counted more
- * than were sent, and must have counted each piece whose slot is used again now. */
+/* This is called before each piece is sent (hook_copies()), in the thread that runs the
+ * job. That thread also counts the pieces that have arrived. It cannot have counted
+ * more pieces than were sent, and must have counted each piece whose slot is used again
+ * now. */
 static void
 look_at_progress(cm_address dst CM_UNUSED, cm_address src CM_UNUSED, uint64_t nbytes)
 {
@@ -349,8 +352,8 @@ test_ticket_progress_of_one_runtime_copy_is_nothing_or_all(void)
     close_world(&w);
 }
 
-/* A broadcast counts its payload: a source that is repeated counts once, also where the
- * host copies it. */
+/* A broadcast counts its payload, in which a source that is repeated counts once. This
+ * must also be so if the host copies. */
 static void
 test_ticket_progress_of_a_broadcast_is_of_its_payload(void)
 {

@@ -6,9 +6,9 @@
 
 enum {
     JOBS = 4,
-    NBYTES = 20 << 20, /* long for the scheduler */
+    NBYTES = 20 << 20, /* more than the 16 MiB of a short job */
     PIECE = 1 << 20,
-    RING = 4 * PIECE, /* of copies that stay in the caches */
+    RING = 4 * PIECE, /* the slots of copies that stay in the caches */
 };
 
 static cm_engine *engine;
@@ -30,8 +30,8 @@ job_at(cm_address dst)
     return -1;
 }
 
-/* Called before each copy of the runtime. It holds the first piece until all jobs are
- * queued. */
+/* This is called before each copy of the runtime. It holds the first piece until all
+ * jobs are queued. */
 static void
 note_order(cm_address dst, cm_address src CM_UNUSED, uint64_t nbytes CM_UNUSED)
 {
@@ -46,8 +46,9 @@ note_order(cm_address dst, cm_address src CM_UNUSED, uint64_t nbytes CM_UNUSED)
     atomic_store(&furthest, number);
 }
 
-/* Open a world in which uploads are cut into pieces of PIECE bytes, and in which long
- * ones, or long trains, keep to blocks of RING bytes. */
+/* Open a world in which uploads are cut into pieces of PIECE bytes. Long uploads, and
+ * long trains of uploads that follow one another in a lane, keep to slots of RING bytes
+ * together. */
 static void
 open_lanes(world *w, uint64_t slot_count)
 {
@@ -118,8 +119,9 @@ test_uploads_of_one_link_follow_one_another(void)
     close_world(&w);
 }
 
-/* While the stream of the first copy is shut, none of its pieces can leave. All of them
- * have slots, so it is packed, and the next copy goes on beside it. */
+/* While the stream of the first copy is shut, none of its pieces can leave. There are
+ * slots for all of its pieces, so the first copy is packed nevertheless, and then the
+ * next copy must go on beside it. */
 static void
 test_next_upload_is_packed_while_the_last_pieces_are_on_the_link(void)
 {
@@ -129,7 +131,8 @@ test_next_upload_is_packed_while_the_last_pieces_are_on_the_link(void)
     open_lanes(&w, CM_SLOT_MAX);
     atomic_store(&all_queued, true);
     MUST(cm_cache_take_stream(w.engine, 0, &stream));
-    cm_cache_give_stream(w.engine, stream); /* the next job is lent this one */
+    cm_cache_give_stream(w.engine, stream); /* the engine lends this stream to the next
+                                               job */
     memory source = take_memory(&w, CM_KIND_PAGEABLE, 0, NBYTES);
     memory a = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
     memory b = take_memory(&w, CM_KIND_DEVICE, 0, NBYTES);
@@ -289,8 +292,9 @@ test_job_that_is_stopped_waits_for_no_lane(void)
     close_world(&w);
 }
 
-/* A train must be cut as one long copy of its length would be: in longer pieces, with
- * full ones at its ends, and for the caches. */
+/* Jobs that follow one another in a lane form a train, and the bytes of those before a
+ * job count with its own. If a job is cut for the caches, its slots and those of the
+ * job before it share the RING bytes. A job that used no slot ends the train. */
 static void
 test_jobs_that_follow_each_other_count_as_one_long_copy(void)
 {
@@ -313,13 +317,13 @@ test_jobs_that_follow_each_other_count_as_one_long_copy(void)
     CHECK(pick() == &b);
     CHECK_EQ(b.train_nbytes, UINT64_C(2) * NBYTES);
     b.tuning.cached_ring_nbytes = RING;
-    CHECK(cm_job_may_take_slot(&b, RING)); /* it is not cut for the caches */
+    CHECK(cm_job_may_take_slot(&b, RING)); /* b is not cut for the caches */
     b.plan.is_cached = true;
-    CHECK(!cm_job_may_take_slot(&b, RING)); /* the other has a slot of the RING bytes */
+    CHECK(!cm_job_may_take_slot(&b, RING)); /* a still has one of these slots */
     CHECK(cm_job_may_take_slot(&b, RING - PIECE));
     cm_job_count_slot(&a, -PIECE);
     CHECK(cm_job_may_take_slot(&b, RING));
-    cm_job_leave_lane(&b); /* it had no ring, so nothing is on the link any more */
+    cm_job_leave_lane(&b); /* b used no slot, so nothing is on the link */
     queue(&c);
     CHECK(pick() == &c);
     CHECK_EQ(c.train_nbytes, NBYTES);

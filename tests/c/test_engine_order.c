@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the order of copies: after streams and after other copies, on a captured
  * stream, in calls that are interrupted, and in queues of many copies. They also test
- * tickets and keeps; a keep is an object that a copy holds until it is over and then
+ * tickets and keeps. A keep is an object that a copy holds until it is over and then
  * drops. A shut gate holds a stream up while a test looks. */
 #include "engine_world.h"
 #include "route_of.h"
@@ -162,7 +162,7 @@ test_ticket_order_and_notify(void)
     /* The ticket is done before anybody is notified. */
     CHECK_OK(cm_ticket_wait(second, 0));
     CHECK_FILLED(c.bytes, 6, 4096);
-    /* The ticket is done, so this writes at once. */
+    /* The ticket is done, so this rings the bell at once. */
     CHECK_OK(cm_ticket_notify(second, bell));
     CHECK_EQ(read(fd, &count, sizeof(count)), (ssize_t)sizeof(count));
     cm_bell_release(bell);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests that long copies in the background do not keep short ones waiting. The job
- * threads give way: a long copy leaves its thread after a while if other copies wait
- * for one. */
+/* Tests that long copies in the background do not keep short ones waiting. For this a
+ * long copy leaves its job thread after a while if other copies wait for a thread. */
 #include "engine_hook.h"
 #include "transfer/engine/job.h"
 
@@ -15,9 +14,9 @@ static atomic_bool small_queued;
 static atomic_bool small_done;
 static uint64_t giant_source;
 
-/* Called before each copy of the runtime (hook_copies()). It holds each giant copy
- * before its first pieces until the small copies are queued, and before its last piece
- * until they are done. */
+/* This is called before each copy of the runtime (hook_copies()). It holds each giant
+ * copy before its first pieces until the small copies are queued, and before its last
+ * piece until they are done. */
 static void
 hold_giants(cm_address dst CM_UNUSED, cm_address src, uint64_t nbytes)
 {
@@ -97,8 +96,8 @@ test_small_copies_overtake_more_long_downloads_than_workers(void)
     close_world(&w);
 }
 
-/* Start a long copy within the host on each job thread, which nothing holds up, and
- * then a short copy. Return whether the short one was done before any of them. */
+/* Start a long copy within the host on each job thread, and then a short copy. Nothing
+ * holds any of them up. Return whether the short copy was done before all long ones. */
 static bool
 overtakes_all(world *w, const memory *source, memory *targets, memory *target)
 {

@@ -41,7 +41,7 @@ test_faults_count_calls_by_operation(void)
 }
 
 /* The second call of an operation is to fail. It must report the operation and its
- * argument, leave its output alone and not reach the inner runtime; the calls before
+ * argument, leave its output alone and not reach the inner runtime. The calls before
  * and after it must succeed. */
 static void
 test_faults_fail_the_nth_call_only(void)

@@ -16,7 +16,7 @@
 
 enum {
     NBYTES = (5 << 20) + 123, /* a few pieces, whose parts have odd sizes */
-    SPREAD = 3,               /* strided memory has every third byte */
+    SPREAD = 3,               /* strided memory uses every third byte */
     COUNT = 100 * 1000,
     RANGES = 4,
 };
@@ -107,7 +107,7 @@ make_plan(setup *s, plan *p)
 }
 
 /* Make a request that reads all ranges of the plan. `drops` counts how often its keep
- * is dropped; NULL for no keep. */
+ * is dropped. If it is NULL, the request has no keep. */
 static cm_file_request
 request_for(setup *s, const plan *p, atomic_int *drops)
 {
@@ -261,8 +261,8 @@ close_files(setup *s, const int fds[FILES])
     close_setup(s);
 }
 
-/* Check that each range was written to its own file, and to no other: a file that had
- * only zeros has the content there and nothing elsewhere. */
+/* Check that each range was written to its own file, and to no other. A file that had
+ * only zeros must have the content in its ranges and zeros elsewhere. */
 static CHECK_UNWATCHED void
 check_files(const setup *s, const plan *p, const int fds[FILES])
 {
@@ -394,9 +394,10 @@ run_scenario(setup *s, const plan *p, const scenario *what, cm_file_failure *fai
     return clean ? status : cm_fail(CM_EBUSY, 0);
 }
 
-/* Each read or write of the file fails for good, which must be reported with its errno
- * and a place within its range; or it is interrupted once by a signal, which must not
- * matter. Reads and writes that move less than was asked for must not matter either. */
+/* Each read or write of the file fails for good. The failure must be reported with its
+ * errno and a place within its range. In other rounds a signal interrupts the call
+ * once, which must not matter. Reads and writes that move less than was asked for must
+ * not matter either. */
 static void
 test_file_every_call_on_the_file_may_fail(void)
 {
@@ -546,7 +547,7 @@ test_file_interrupted_call_leaves_its_copies_behind_the_keep(void)
     }
 }
 
-/* Interrupt as above, and open the gate at the same time. */
+/* A hook that does the same as interrupt(), and opens the gate at the same time. */
 static bool
 interrupt_and_open(void *argument)
 {

@@ -14,8 +14,8 @@ enum { NBYTES = 4096 };
 
 static atomic_bool arrived, may_go;
 
-/* Called before each copy of the runtime (hook_copies()): say that it was reached, and
- * hold it until the test lets it go. */
+/* This is called before each copy of the runtime (hook_copies()). It says that the copy
+ * was reached, and holds the copy until the test lets it go. */
 static void
 stop_at_copy(cm_address dst, cm_address src, uint64_t nbytes)
 {
@@ -398,9 +398,9 @@ shutting_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
                                    params_nbytes, stream);
 }
 
-/* Bytes are gathered on the source's device, on a stream beside that of the target's
- * device. Making the target's stream wait for it fails. Nevertheless the source must be
- * kept alive until that work is over. */
+/* A stream of the source's device gathers the bytes, and the stream of the target's
+ * device has to wait for it. The call that makes it wait fails. Nevertheless the source
+ * must be kept alive until the bytes are gathered. */
 static void
 test_failed_part_is_over_after_what_stands_beside_its_stream(void)
 {

@@ -10,7 +10,9 @@
 
 /* -- rows in memory ----------------------------------------------------------------------- */
 
-/* Copy rows of all lengths at odd addresses, whose numbers fall on one side. */
+/* Copy rows of `nbytes` bytes, which lie `gap` bytes apart, from an odd address to an
+ * address at `offset`. The numbers of the source are in no order, and the target has
+ * none. */
 static void
 check_copy(size_t nbytes, size_t offset, int64_t gap, bool wide)
 {
@@ -72,9 +74,9 @@ test_rows_from_a_later_one_on_are_the_same_rows(void)
 
 enum { COUNT = 5 };
 
-/* Two layers: the first has rows of 4 bytes without gaps on both sides, the second has
- * rows of 3 bytes, 7 apart in the target. The numbers of the source are 6, 2, 3, 4,
- * 0. */
+/* Make two layers. The first has rows of 4 bytes without gaps on both sides. The second
+ * has rows of 3 bytes, which lie 7 bytes apart in the target. The numbers of the source
+ * are 6, 2, 3, 4, 0. */
 static cm_numbered_rows *
 make_rows(char *dst, char *src)
 {
@@ -161,7 +163,8 @@ test_rows_that_are_too_many_are_refused(void)
 
 /* -- whole copies ------------------------------------------------------------------------- */
 
-/* Rows of `width` bytes, `pitch` apart, of two memories of `row_count` rows. */
+/* A copy of `count` rows between two memories that have `row_count` rows each. The rows
+ * have `width` bytes and lie `pitch` bytes apart. */
 typedef struct table_copy {
     memory to, from;
     uint64_t width, pitch, row_count, count;
@@ -182,7 +185,8 @@ table_of(const memory *m, const table_copy *t)
     return region;
 }
 
-/* Choose all rows of a side in another order; `factor` is prime to their count. */
+/* Choose all rows of a side in another order. `factor` has no divisor in common with
+ * their count. */
 static void
 choose_rows(table_copy *t, cm_side side, uint64_t factor)
 {

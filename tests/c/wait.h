@@ -44,7 +44,8 @@ wait_nap(uint64_t begun_ns, const char *what)
 
 enum { THREADS_MAX = 256 };
 
-/* How often each other thread had begun to wait when it was first looked at. */
+/* For each other thread, how often it had begun to wait when others_have_waited() first
+ * looked at it. */
 typedef struct threads_at_first {
     long thread[THREADS_MAX];
     long waits[THREADS_MAX];
