@@ -279,8 +279,8 @@ random_use(model_block *b, cm_stream *stream)
     MUST(cm_device_enter(world.inner, stream->device, &guard));
     if (b->behind != NULL && b->behind != stream) {
         /* The block was handed out only in the order of stream `behind`. A user who
-         * takes it to another stream has to order the two; a write without that would
-         * be the test's own race. */
+         * takes it to another stream has to order the two streams. If the test wrote
+         * without doing so, it would make a race of its own. */
         queue_mark(stream);
     }
     else {

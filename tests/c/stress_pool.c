@@ -62,8 +62,8 @@ try_take(world *w, cm_pool *pool, uint64_t nbytes, cm_stream *stream)
     return block;
 }
 
-/* Take a block, let the stream fill it (or the host, now and then, where it can), and
- * queue the copy that end() compares. */
+/* Take a block, let the stream or, now and then, the host fill it, and queue the copy
+ * that end() compares. */
 static void
 begin(job *j, held *h)
 {
@@ -87,7 +87,7 @@ begin(job *j, held *h)
     }
     else if (!cm_is_ok(cm_rt_fill_8_async(w->rt, h->block->address, h->mark,
                                           h->block->nbytes, h->stream->handle))) {
-        h->mark = 0; /* an injected fault; there is nothing to compare */
+        h->mark = 0; /* an injected fault has prevented the fill */
     }
     for (int part = 0; part < 2; part++) {
         cm_address from = h->block->address + (part == 0 ? 0 : h->block->nbytes - 128);

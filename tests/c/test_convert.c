@@ -2,8 +2,8 @@
 /* Tests of conversion between types of numbers. Results are compared with those of
  * plain arithmetic, which does not look at bits. The functions that use this
  * processor's vector instructions must give the same bytes as those that run on every
- * processor. Elements at any distance and address must become what they become when
- * each is converted alone. The file includes convert.c to reach its tables. */
+ * processor. Elements at any distance and address must be converted to the same numbers
+ * as each of them alone. The file includes convert.c to reach its tables. */
 #include "base/convert.c"
 
 #include <math.h>

@@ -82,8 +82,9 @@ test_parts_in_any_order_add_up_to_the_whole(void)
     }
 }
 
-/* A remainder is itself a message of four bytes, and dividing that appends four zeros
- * to what it is the remainder of. */
+/* The checksum of a part with zeros behind it is a remainder of four bytes. If these
+ * bytes are taken for a part themselves, with more zeros behind them, the result must
+ * be the checksum of the first part with four zeros and those more zeros behind it. */
 static void
 test_zeros_behind_a_part_are_appended_in_any_steps(void)
 {

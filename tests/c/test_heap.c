@@ -12,7 +12,8 @@
 
 enum { TAGS = 4 };
 
-/* For each stream (tag) the last epoch that has ended: here none has. */
+/* The last epoch that has ended for each stream, whose index is its tag. Here none has
+ * ended. */
 static const uint64_t NONE_DONE[TAGS] = {UINT64_MAX, 0, 0, 0};
 static const cm_heap_view ANY = {.tag = 0, .done = NONE_DONE};
 
@@ -39,8 +40,8 @@ largest_of(const cm_heap *heap)
     return cm_heap_count_pieces(heap, &ANY).largest_nbytes;
 }
 
-/* Return the view of the stream with this tag: what it may have while no epoch has
- * ended. */
+/* Return the view of the stream with this tag, which says what spans the stream may
+ * have while no epoch has ended. */
 static cm_heap_view
 view_of(uint32_t tag)
 {

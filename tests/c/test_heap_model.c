@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of pool/heap against a model. The model knows for each unit of 64 bytes whether
- * it is free, live or a gap. It also knows which stream it was last given back for
- * late, that is while work of the stream might still run there. Random operations
- * change both, and they must agree. Addresses are made up. The program's argument is
- * the number of operations of the long run. */
+ * it is free, live or a gap. It also knows for which stream each unit was last given
+ * back late, that is, while work of that stream might still run there. Random
+ * operations change the heap and the model, and the two must agree. Addresses are made
+ * up. The program's argument is the number of operations of the long run. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -94,8 +94,8 @@ model_view(const model *m, uint32_t tag)
     return (cm_heap_view){.tag = tag, .done = m->done, .single_stream = false};
 }
 
-/* Return the length of the shortest free span that could serve the request, found by a
- * walk over all spans; 0 if there is none. */
+/* Return the length of the shortest free span that could serve the request, or 0 if
+ * there is none. This walks over all spans. */
 static uint64_t
 best_fit(const model *m, uint64_t nbytes, uint64_t align, const cm_heap_view *view)
 {
@@ -115,8 +115,9 @@ best_fit(const model *m, uint64_t nbytes, uint64_t align, const cm_heap_view *vi
     return best;
 }
 
-/* Return the length of the free span from which `span` has just been cut. What is left
- * of that lies beside it, has the same tag and epoch, and has joined nothing. */
+/* Return the length of the free span from which `span` has just been cut. The rest of
+ * that free span lies beside `span`, has the same tag and epoch, and has joined
+ * nothing. */
 static uint64_t
 length_before(const cm_heap_span *span)
 {
@@ -203,7 +204,7 @@ model_give(model *m)
 }
 
 /* Return a span of the range, from a random place on, that is a GAP, or that is FREE
- * and clean; NULL if there is none. */
+ * and clean. Returns NULL if there is none. */
 static cm_heap_span *
 pick(model *m, cm_span_state state)
 {

@@ -141,7 +141,7 @@ test_elements_a_few_bytes_apart_are_brought_together(void)
     drop_fence(src);
 }
 
-/* Pack rows of such elements, in three axes. */
+/* Rows of elements that lie apart are packed, with three axes. */
 static void
 test_rows_of_elements_apart_are_brought_together(void)
 {
@@ -237,7 +237,6 @@ test_transpose_turns_every_element(void)
     }
 }
 
-/* clang-format off */
 /* A mapped file of four pages loses the last two. A probe of one byte there must report
  * it instead of crashing. */
 static void
@@ -356,6 +355,7 @@ test_populate_finds_what_is_gone_and_leaves_gaps_alone(void)
     CHECK_EQ(fclose(none), 0);
 }
 
+/* clang-format off */
 MAIN(RUN(test_look_finds_what_is_no_longer_there)
      RUN(test_populate_finds_what_is_gone_and_leaves_gaps_alone)
      RUN(test_elements_a_few_bytes_apart_are_brought_together)

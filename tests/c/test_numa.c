@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the NUMA functions of base/machine. Most read nodes and CPUs from files that
- * the test writes into a folder of its own; the last one asks the kernel where pages of
+ * the test writes into a folder of its own. The last one asks the kernel where pages of
  * this machine are. */
 #include <sys/mman.h>
 
@@ -8,8 +8,8 @@
 #include "fake_root.h"
 
 /* Each list of the kernel must become a set of bits. A list that cannot be understood,
- * or that ends in the middle, counts as far as it was understood; node 0 stands for an
- * empty result. */
+ * or that ends in the middle, counts as far as it was understood. If the result is
+ * empty, it is node 0. */
 static void
 test_numa_nodes_with_memory_are_read(void)
 {
@@ -87,7 +87,7 @@ find_halves(void *const *pages, size_t count, int *nodes)
 static void
 test_numa_bytes_elsewhere_stand_for_their_surroundings(void)
 {
-    /* This is only an address; there is no memory. */
+    /* This is only an address, and there is no memory behind it. */
     void *start = (void *)(uintptr_t)0x70000000;
     uint64_t half = cm_numa_elsewhere(find_halves, start, 0x10000000, 3);
     uint64_t quarter = cm_numa_elsewhere(find_halves, start, 0x10000000, 0);

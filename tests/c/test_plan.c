@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of plans and layouts. A plan chooses the route of a copy and cuts it into
- * pieces; tables say which route is expected for which ends. A layout describes a copy
- * as nested loops; random layouts are compared with a plain loop. Nothing here calls a
- * runtime. */
+/* Tests of plans and layouts. A plan chooses the route of a copy and cuts the copy into
+ * pieces. Tables say which route is expected for which ends. A layout describes a copy
+ * as nested loops, and random layouts are compared with a plain loop. Nothing here
+ * calls a runtime. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -129,7 +129,7 @@ typedef struct peer_case {
     int shape;
     cm_peer_facts peers;
     cm_route expected;
-    int device; /* the device that works: 0 has the target, 1 the source */
+    int device; /* the device that works; device 0 has the target and 1 the source */
 } peer_case;
 
 static const peer_case peer_cases[] = {
@@ -530,8 +530,9 @@ check_invariants(const cm_layout *layout)
     }
 }
 
-/* Copy in pieces of at most `limit` bytes. With `staged` each piece goes through a slot
- * without what a broadcast repeats, as staged copies do. `written` counts the bytes. */
+/* Copy in pieces of at most `limit` bytes. With `staged` each piece goes through a
+ * slot, as in staged copies. The slot has only one of the elements that a broadcast
+ * repeats. `written` counts the bytes. */
 static void
 copy_in_pieces(const cm_layout *whole, unsigned char *dst, const unsigned char *src,
                uint64_t limit, bool staged, uint64_t *written)

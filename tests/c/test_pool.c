@@ -42,7 +42,7 @@ test_pool_each_kind_gives_memory_and_takes_it_back(void)
         cm_pool_counters idle = read_counters(pool);
         CHECK_EQ(idle.cached_nbytes, idle.reserved_nbytes);
         uint64_t before = cm_faults_count(rt, CM_OP_none);
-        /* 990 bytes are rounded to the same size in every kind */
+        /* 990 bytes are rounded to the same size in every kind of memory. */
         block = take(pool, 990, NULL);
         /* A hit makes no runtime call. */
         CHECK_EQ(cm_faults_count(rt, CM_OP_none), before);
@@ -217,7 +217,7 @@ open_way(cm_runtime *rt, cm_segments way)
 /* The address at which the child maps memory of another library. */
 static void *squatted;
 
-/* A fork handler that takes the place of a library in the child: it maps memory where a
+/* A fork handler that stands for another library in the child. It maps memory where a
  * block of the parent lay, before the pools of the child do anything. */
 static void
 squat(void)

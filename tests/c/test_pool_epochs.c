@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of device memory that a stream has used and freed. Its own stream may have it
- * again at once; any other stream only after the pool has seen, by an event or a query
- * of the stream, that the work has ended. A gate holds back the work of a stream until
- * the test opens it. A fence stands for everything that a device is doing. */
+ * again at once. Any other stream may have it only after the pool has seen, by an event
+ * or a query of the stream, that the work has ended. A gate holds back the work of a
+ * stream until the test opens it. A fence stands for everything that a device is doing.
+ */
 #include "pool_world.h"
 
 /* A block is freed while work of its stream is held behind a gate. The same stream must
@@ -187,8 +188,8 @@ test_pool_block_given_back_unused_is_as_late_as_before(void)
     close_emulated(rt);
 }
 
-/* One stream is late with the first of 32 neighbours; nothing runs on the other blocks.
- * Another stream must be able to get all but two of them without a growth. */
+/* One stream is late with the first of 32 neighbours, and nothing runs on the other
+ * blocks. Another stream must be able to get all but two of them without a growth. */
 static void
 test_pool_late_stream_strands_no_clean_memory(void)
 {
@@ -336,7 +337,6 @@ test_pool_same_stream_needs_the_same_device(void)
     close_emulated(rt);
 }
 
-/* clang-format off */
 /* When nobody but the pool holds a stream any more, the pool must release it as soon as
  * it sees that the stream's work has ended. */
 static void
@@ -425,6 +425,7 @@ test_pool_block_of_a_foreign_stream_outlives_a_failed_record(void)
     close_emulated(rt);
 }
 
+/* clang-format off */
 MAIN(RUN(test_pool_stream_that_only_the_pool_keeps_is_let_go)
      RUN(test_pool_block_ordered_for_a_foreign_stream_comes_back)
      RUN(test_pool_block_of_a_foreign_stream_outlives_a_failed_record)

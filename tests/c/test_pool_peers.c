@@ -59,8 +59,8 @@ test_pool_peer_with_a_later_context_is_let_in(void)
     close_emulated(rt);
 }
 
-/* Only the first cm_pool_admit_peers() after a new context makes calls; the next one
- * makes no runtime call at all. */
+/* Only the first cm_pool_admit_peers() after a new context makes runtime calls. The
+ * next one makes none. */
 static void
 test_pool_peer_is_let_in_once(void)
 {

@@ -439,7 +439,7 @@ run_places(cm_pool *pool, outcome *o)
     note(o, pool_trim(pool, 0, false, &released));
 }
 
-/* Make the pool grow over three gaps: it moves one chunk and makes two. */
+/* Make the pool grow over three gaps, for which it moves one chunk and makes two. */
 static void
 run_holes(cm_runtime *rt, cm_pool *pool, outcome *o)
 {

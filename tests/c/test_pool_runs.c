@@ -46,8 +46,8 @@ test_pool_counts_free_runs_as_if_joined(void)
             blocks[i] = take(pool, 4 * KIB, streams[i % 3]);
         }
         uint64_t reserved = read_counters(pool).reserved_nbytes;
-        /* In the pool of device memory every other block was used on a stream; all work
-         * has ended. */
+        /* In the pool of device memory every other block was used on a stream, whose
+         * work has ended. */
         for (int i = 0; i < BLOCKS; i++) {
             give(pool, blocks[i], k == 1 && i % 2 ? streams[i % 3] : NULL, 0);
         }
@@ -73,8 +73,8 @@ test_pool_counts_free_runs_as_if_joined(void)
 }
 
 /* Two blocks are given back while work on two streams may still run on them. They must
- * not count as part of the free memory beside them until that work has ended; then
- * everything is one piece. */
+ * not count as part of the free memory beside them until that work has ended. Then
+ * everything must be one piece. */
 static void
 test_pool_counts_pending_runs_apart(void)
 {

@@ -11,7 +11,7 @@ static const cm_wait_hooks uninterrupted = {.interrupted = NULL};
 
 /* -- helpers ----------------------------------------------------------------------------- */
 
-/* The pool that sleeps, and the pool of page-locked memory that has its bytes. */
+/* The pool that sleeps, and the pool of page-locked memory that then has its bytes. */
 typedef struct pools {
     cm_runtime *rt;
     cm_pool *device;
@@ -91,8 +91,8 @@ plan_save(const pools *p)
     return cm_ok();
 }
 
-/* Take all steps to sleep, after the work of `stream` (NULL: nothing to wait for).
- * After a failure the pool is open again, or asleep. */
+/* Take all steps to sleep, after the work of `stream` if that is not NULL. After a
+ * failure the pool is open again, or asleep. */
 static cm_status
 put_to_sleep_after(const pools *p, cm_stream *stream, bool keep)
 {
@@ -119,7 +119,7 @@ put_to_sleep(const pools *p, bool keep)
     return put_to_sleep_after(p, NULL, keep);
 }
 
-/* Get all memory. After a failure the pool is asleep. */
+/* Give the pool all of its memory again. After a failure the pool is asleep. */
 static cm_status
 bring_back(cm_pool *pool)
 {
@@ -151,8 +151,9 @@ free_nbytes(const pools *p)
 
 /* -- sleep and wake ---------------------------------------------------------------------- */
 
-/* Blocks of several sizes keep their addresses and bytes, and the device has its memory
- * back in between. The bytes take more than one block of page-locked memory. */
+/* Blocks of several sizes must keep their addresses and bytes, and the device must have
+ * its memory back in between. The bytes take more than one block of page-locked
+ * memory. */
 static void
 test_sleep_keeps_addresses_and_bytes(void)
 {
@@ -240,8 +241,8 @@ test_sleep_refuses_allocations(void)
     close_pools(&p);
 }
 
-/* Blocks are given back while the pool sleeps. Their memory does not come back, and the
- * bytes of their neighbours do. */
+/* Blocks are given back while the pool sleeps. Their memory must not come back, but the
+ * bytes of their neighbours must. */
 static void
 test_sleep_forgets_blocks_that_are_given_back(void)
 {
@@ -310,7 +311,8 @@ settle(void *argument)
     return NULL;
 }
 
-/* Settling waits for the work of a stream that is named, or of an unknown one. */
+/* Check that a pool that settles waits for the work of a stream that is named to it, or
+ * of one that it does not know. */
 static void
 check_settling_waits(bool is_named)
 {
@@ -345,8 +347,8 @@ test_settle_waits_for_named_and_for_unknown_streams(void)
     check_settling_waits(false);
 }
 
-/* Memory that was given back in a stream's order has no block any more, and is waited
- * for all the same. */
+/* Memory that was given back in a stream's order has no block any more. The pool must
+ * wait for the work on it all the same. */
 static void
 test_settle_waits_for_memory_that_was_given_back(void)
 {
@@ -370,7 +372,8 @@ test_settle_waits_for_memory_that_was_given_back(void)
     close_pools(&p);
 }
 
-/* A capture that is known is not ended by a wait. */
+/* If the pool knows that a stream is being captured, it must refuse to sleep, since
+ * waiting for the stream would end the capture. */
 static void
 test_settle_refuses_a_capture(void)
 {
@@ -391,7 +394,7 @@ test_settle_refuses_a_capture(void)
     close_pools(&p);
 }
 
-/* A block that a graph used is given back and stays in flight. Its bytes are saved,
+/* A block that a graph used is given back and stays in flight. Its bytes must be saved,
  * because the graph may read them. */
 static void
 test_sleep_saves_what_a_graph_may_read(void)
@@ -409,8 +412,8 @@ test_sleep_saves_what_a_graph_may_read(void)
 
 /* -- memory that is not there -------------------------------------------------------------- */
 
-/* Somebody else has taken the memory meanwhile. Waking fails, nothing has changed, and
- * it works once the memory is there again. */
+/* Somebody else has taken the memory meanwhile. Waking must fail and change nothing,
+ * and must succeed once the memory is there again. */
 static void
 test_wake_fails_while_others_have_the_memory(void)
 {
@@ -434,7 +437,7 @@ test_wake_fails_while_others_have_the_memory(void)
     close_pools(&p);
 }
 
-/* A pool that sleeps counts against no limit, and may meet one when it wakes. */
+/* A pool that sleeps counts against no limit. When it wakes, a limit may stop it. */
 static void
 test_sleep_and_wake_count_against_limits(void)
 {
@@ -466,7 +469,8 @@ test_sleep_and_wake_count_against_limits(void)
     close_emulated(p.rt);
 }
 
-/* The page-locked memory does not fit under its limit, so nothing happens. */
+/* The limit leaves no room for the page-locked memory, so the call must fail and change
+ * nothing. */
 static void
 test_sleep_without_room_on_the_host_changes_nothing(void)
 {
@@ -487,7 +491,8 @@ test_sleep_without_room_on_the_host_changes_nothing(void)
     close_pools(&p);
 }
 
-/* Long granules: chunks are multiples of them, and the range begins at one. */
+/* The granule of a pool is longer than the driver's. Its chunks must be multiples of
+ * that granule, and so must the address at which its range begins. */
 static void
 test_granule_of_a_pool_may_be_longer_than_the_drivers(void)
 {
@@ -592,8 +597,8 @@ test_sleep_any_call_may_fail_and_no_byte_is_lost(void)
     sweep(CM_CUDA_OUT_OF_MEMORY, false);
 }
 
-/* Every call of one operation fails from some moment on, until it is over. So what was
- * done cannot be undone either. */
+/* From some moment on every call of one operation fails, until the test ends the plan
+ * of faults. So the pool cannot undo its earlier steps either. */
 static void
 test_sleep_survives_an_operation_that_goes_on_failing(void)
 {
@@ -631,8 +636,9 @@ test_sleep_survives_an_operation_that_goes_on_failing(void)
 
 /* -- blocks that another library has cut up ------------------------------------------------ */
 
-/* The parts that are spare are not saved: at the beginning, in the middle and at the
- * end of a block, across two blocks, a whole block, and where nothing is. */
+/* Parts that are spare must not be saved. Some are at the beginning, in the middle and
+ * at the end of a block, one lies across two blocks, one is a whole block, and one lies
+ * where there is no memory. */
 static void
 test_sleep_leaves_spare_parts_out(void)
 {
@@ -672,22 +678,22 @@ test_sleep_leaves_spare_parts_out(void)
     unsigned char *at =
         cm_runtime_host_alias(p.rt, blocks[1]->address + 4 * KIB, 4 * MIB - 4 * KIB);
     CHECK(at[0] == 1 + 4 * KIB / 256 && at[4 * MIB - 4 * KIB - 1] == 1);
-    /* The next sleep saves all again. */
+    /* The next sleep must save everything again. */
     write_block(&p, blocks[1], 8);
     write_block(&p, blocks[2], 9);
     MUST(put_to_sleep(&p, true));
     MUST(wake(&p, false));
     CHECK(has_pattern(&p, blocks[1], 8) && has_pattern(&p, blocks[2], 9));
-    MUST(cm_pool_set_spare(p.device, parts, 2)); /* forgotten when the pool ends */
+    MUST(cm_pool_set_spare(p.device, parts, 2)); /* the pool forgets these at its end */
     for (unsigned i = 1; i < 3; i++) {
         give(p.device, blocks[i], NULL, 0);
     }
     close_pools(&p);
 }
 
-/* Some chunks were unmapped while others were copied, and then a copy fails and nothing
- * can be mapped. The pool sleeps with all of its memory, and wakes with the bytes, of
- * which none are on the host. */
+/* Some chunks are unmapped while others are copied. Then a copy fails, and nothing can
+ * be mapped again. The pool must sleep with all of its memory, and wake with its bytes,
+ * although none of them are on the host. */
 static void
 test_sleep_that_cannot_be_undone_keeps_the_memory(void)
 {
@@ -714,7 +720,7 @@ test_sleep_that_cannot_be_undone_keeps_the_memory(void)
     for (unsigned i = 0; i < 3; i++) {
         CHECK(has_pattern(&p, blocks[i], i));
     }
-    MUST(put_to_sleep(&p, true)); /* as any other pool */
+    MUST(put_to_sleep(&p, true)); /* it sleeps as any other pool does */
     CHECK_GT(free_nbytes(&p), before);
     MUST(wake(&p, false));
     for (unsigned i = 0; i < 3; i++) {
@@ -724,7 +730,8 @@ test_sleep_that_cannot_be_undone_keeps_the_memory(void)
     close_pools(&p);
 }
 
-/* While bytes are copied, a trim by another thread takes no chunk away. */
+/* While the bytes of a pool are copied, a trim by another thread must take none of its
+ * chunks away. */
 static void
 test_trim_leaves_a_pool_alone_that_is_shut(void)
 {

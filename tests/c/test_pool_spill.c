@@ -50,7 +50,8 @@ make_sleeper(cm_runtime *rt, cm_pool *pool, uint64_t nbytes, unsigned seed,
     return cm_ok();
 }
 
-/* Save the bytes and put the block to sleep. If it does not sleep, it has its bytes. */
+/* Save the bytes and put the block to sleep. If the block does not sleep afterwards, it
+ * still has its bytes. */
 static cm_status
 put_to_sleep(cm_runtime *rt, cm_pool *pool, sleeper *s)
 {
@@ -112,7 +113,7 @@ test_inside_is_whole_chunks(void)
     cm_block *small = take(pool, 512, NULL);
     cm_block *block = take(pool, 5 * MIB, NULL);
     cm_address from = 0;
-    CHECK_EQ(block->address % CHUNK, 4096); /* behind the small one's page */
+    CHECK_EQ(block->address % CHUNK, 4096); /* after the page of the small block */
     CHECK_EQ(cm_block_inside(pool, block, &from), CHUNK);
     CHECK_EQ(from % CHUNK, 0);
     CHECK_EQ(cm_block_inside(pool, small, &from), 0);
@@ -122,7 +123,7 @@ test_inside_is_whole_chunks(void)
     close_emulated(rt);
 }
 
-/* Memory that is no range has no chunks that could go. */
+/* If the pool's memory is not a range of chunks, no part of it can be given back. */
 static void
 test_inside_is_nothing_in_segments(void)
 {
@@ -183,7 +184,8 @@ test_block_sleeps_and_wakes_beside_others(void)
     close_emulated(rt);
 }
 
-/* A pool may hand out more than the device has, as long as the rest sleeps. */
+/* A pool may hand out more memory than the device has, as long as enough of the blocks
+ * sleep. */
 static void
 test_blocks_may_be_more_than_the_device_has(void)
 {
@@ -213,7 +215,8 @@ test_blocks_may_be_more_than_the_device_has(void)
     close_emulated(rt);
 }
 
-/* A block that sleeps leaves gaps when it ends, and free memory at its two ends. */
+/* A block is freed while it sleeps. Its chunks must become gaps, and its memory in
+ * chunks that it shares with neighbours must become free. */
 static void
 test_block_that_sleeps_may_be_freed(void)
 {
@@ -244,7 +247,7 @@ test_block_that_sleeps_may_be_freed(void)
     close_emulated(rt);
 }
 
-/* A block that sleeps counts against no limit, and may meet one when it wakes. */
+/* A block that sleeps counts against no limit. When it wakes, a limit may stop it. */
 static void
 test_blocks_count_against_limits(void)
 {
@@ -322,7 +325,8 @@ test_one_thread_at_a_time_has_the_turn(void)
     pthread_t thread;
     CHECK(!cm_pool_has_spill_turn(pool));
     CHECK(cm_pool_take_spill_turn(pool));
-    CHECK(!cm_pool_take_spill_turn(pool)); /* not twice, either */
+    CHECK(!cm_pool_take_spill_turn(pool)); /* nor can the thread that has it take it
+                                              twice */
     CHECK(cm_pool_has_spill_turn(pool));
     asker other = {.pool = pool};
     MUST(pthread_create(&thread, NULL, ask_for_turn, &other) == 0
@@ -416,8 +420,9 @@ test_any_call_may_fail_and_no_byte_is_lost(void)
     sweep(CM_CUDA_OUT_OF_MEMORY);
 }
 
-/* A handle that the runtime has refused stays with its chunk. It may go back when the
- * block is freed, or when it fails to wake, and is counted then. */
+/* The runtime refuses to release the memory of a block that is put to sleep, so the
+ * pool keeps that memory. It goes back later, when the block fails to wake or is freed,
+ * and only then must the counters and the budget count it as gone. */
 static void
 test_refused_handle_is_counted_when_it_goes_back(void)
 {
@@ -454,7 +459,7 @@ test_refused_handle_is_counted_when_it_goes_back(void)
     close_emulated(rt);
 }
 
-/* Bytes that sleep are not held, so they count for no peak. */
+/* The pool does not hold bytes that sleep, so no peak may count them. */
 static void
 test_peak_does_not_count_what_sleeps(void)
 {
@@ -476,8 +481,8 @@ test_peak_does_not_count_what_sleeps(void)
     close_emulated(rt);
 }
 
-/* Every call of one operation fails from some moment on, until it is over. So what was
- * done cannot be undone either. */
+/* From some moment on every call of one operation fails, until the test ends the plan
+ * of faults. So the pool cannot undo its earlier steps either. */
 static void
 test_block_survives_an_operation_that_goes_on_failing(void)
 {

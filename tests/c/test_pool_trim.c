@@ -185,7 +185,7 @@ stops_at_last(void *argument)
 }
 
 /* A trim has to wait for a block behind a shut gate. The first time the hook interrupts
- * it, and it must give back nothing; the second time another thread opens the gate, and
+ * it, and it must give back nothing. The second time another thread opens the gate, and
  * it must give back everything. */
 static void
 test_pool_trim_waits_until_interrupted_or_until_all_has_passed(void)
@@ -432,8 +432,8 @@ test_pool_refused_free_counts_for_new_peaks(void)
 }
 
 /* At the end of a process the driver may be gone before the pool, and then a call that
- * frees memory fails with one of these codes. The memory is gone too, so the trim must
- * succeed. */
+ * frees memory fails with one of the codes below. The memory is gone too, so the trim
+ * must succeed. */
 static void
 test_pool_free_after_the_driver_is_gone_succeeds(void)
 {

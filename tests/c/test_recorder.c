@@ -70,8 +70,7 @@ test_last_rows_are_kept_in_order(void)
     CHECK_EQ(cm_recorder_count(), begin + 11);
 }
 
-/* A function that finds the origin of a row; its answer shows with what it was
- * called. */
+/* A function that finds the origin of a row. Its answer shows its arguments. */
 static cm_event_origin
 find(uint64_t nbytes, cm_event_origin lent)
 {

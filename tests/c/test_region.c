@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of transfer/plan/region: how many elements a strided region has, which bytes it
  * covers, how it broadcasts, and whether two regions may overlap. Everything here is
- * arithmetic on regions; no memory is read. */
+ * arithmetic on regions, and no memory is read. */
 #include "check.h"
 #include "transfer/plan/region.h"
 
@@ -21,8 +21,9 @@ make(int ndim, const int64_t *shape, const int64_t *strides, int64_t itemsize)
     return region;
 }
 
-/* A region without axes has one element, one with a length of 0 has none however long
- * the others are, and a number past 63 bits is refused. */
+/* A region without axes has one element. A region with a length of 0 has none, however
+ * long its other axes are. A number of elements that needs more than 63 bits is
+ * refused. */
 static void
 test_region_count_of_scalar_empty_and_huge(void)
 {

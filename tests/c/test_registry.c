@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of pool/registry, which page-locks ordinary memory in pieces of whole pages and
  * counts the users of each piece. They test pages, shares, gaps and pages that others
- * have locked; random changes are compared with a model; and threads and failing calls
- * come last. */
+ * have locked. Then random changes are compared with a model, and threads and failing
+ * calls come last. */
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -426,7 +426,7 @@ test_registry_piece_that_was_not_unlocked_may_be_shared(void)
 enum { MODEL_PAGES = 64, MODEL_HELD = 24 };
 
 typedef struct model {
-    int piece[MODEL_PAGES]; /* the number of each page's piece; 0 if it has none */
+    int piece[MODEL_PAGES]; /* the number of each page's piece, or 0 */
     int shares[4096];       /* how many shares each piece has */
     int pieces;             /* how many pieces there ever were */
 } model;

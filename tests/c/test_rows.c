@@ -724,8 +724,10 @@ test_pairs_at_odd_distances_have_a_shorter_unit(void)
     bool touches, is_known;
     cm_piece pieces[] = {make_pair(0x8000, 0x5000, 96), make_pair(0x8200, 0x5060, 96)};
     CHECK(cm_paired_rows_init(&rows, pieces, 2));
-    CHECK_EQ(rows.layer.array[CM_DST].strides[0], 32); /* of 512 and 96 */
-    CHECK_EQ(rows.layer.array[CM_SRC].strides[0], 96); /* no power of two */
+    CHECK_EQ(rows.layer.array[CM_DST].strides[0], 32); /* this divides the distances 512
+                                                          and 96 */
+    CHECK_EQ(rows.layer.array[CM_SRC].strides[0], 96); /* this need not be a power of
+                                                          two */
     cm_kernel_numbers numbers[2] = {{.at = room, .count = 2, .nbytes = 8}};
     cm_paired_rows_write(&rows, pieces, CM_DST, &numbers[CM_DST]);
     CHECK_EQ(cm_kernel_numbers_at(&numbers[CM_DST], 1, 17), 16);

@@ -2,7 +2,7 @@
 /* Tests of the source that makes each chunk by itself (cm_source_segments_open()). It
  * populates and registers fresh pages for host memory, and makes everything else by an
  * allocation of the runtime. The tests check where the pages are, what remains if a
- * step fails, and in which way each kind of memory is made. */
+ * step fails, and how each kind of memory is made. */
 #include <sys/mman.h>
 
 #include "base/thread.h"
@@ -370,8 +370,8 @@ test_host_chunk_that_cannot_be_registered_is_the_runtimes(void)
 
 /* -- NUMA ------------------------------------------------------------------------------- */
 
-/* Write files that describe two nodes. This machine has at most the first; device 0 is
- * near the second. */
+/* Write files that describe two nodes. This machine has at most the first, and device 0
+ * is near the second. */
 static void
 make_two_nodes(fake_root *root, cm_runtime *rt)
 {
@@ -437,8 +437,8 @@ test_numa_pages_on_the_wrong_node_fail_the_check(void)
     make_two_nodes(&root, rt);
     config.numa_node = FAR_NODE;
     /* The pages really come from a node of this machine, and not from the one that is
-     * asked for. A container may hide where pages are; then only the injected answers
-     * below can show it. */
+     * asked for. A container may hide where pages are. In that case only the injected
+     * answers below can show it. */
     char *page =
         mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(page != MAP_FAILED);

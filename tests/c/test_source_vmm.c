@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of the source of a pool that maps device memory on demand (pool/source_vmm.c).
- * A source makes chunks of memory; this one can place a chunk anywhere in a range of
+ * A source makes chunks of memory. This source can place a chunk anywhere in a range of
  * addresses and move it. Each call of opening, moving and closing a chunk is also made
  * to fail. */
 #include "emulated_bench.h"

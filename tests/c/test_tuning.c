@@ -109,13 +109,13 @@ test_engine_follows_every_tuning(void)
 /* What see_full_ring() finds. */
 typedef struct full_ring {
     world *w;
-    /* How much of the ring was in use when the hook was first called; 0 if it never
+    /* How much of the ring was in use when the hook was first called, or 0 if it never
      * was. */
     uint64_t nbytes;
 } full_ring;
 
 /* A cm_copy_request.interrupted. The engine calls it when the copy has to wait for a
- * slot of the ring; it then opens the gate. */
+ * slot of the ring. The hook then opens the gate. */
 static bool
 see_full_ring(void *argument)
 {

@@ -659,7 +659,7 @@ test_workers_keeps_the_limit_of_each_group(void)
 /* -- short copies ------------------------------------------------------------------------- */
 
 /* Copy in pieces, which are posted all at once or one by one. In some rounds the last
- * piece is given up: the group is closed before it is done. */
+ * piece is given up, which means that the group is closed before the piece is done. */
 static void
 copy_in_pieces(world *w, unsigned char *dst, const unsigned char *src, uint64_t nbytes,
                int round)

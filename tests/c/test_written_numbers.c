@@ -74,7 +74,7 @@ test_numbers_of_both_ends_are_written(void)
     free(p);
 }
 
-/* One end may have no numbers of the host. */
+/* The host may have the numbers of only one end. */
 static void
 test_numbers_of_one_end_are_written(void)
 {
