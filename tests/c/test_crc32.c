@@ -82,9 +82,10 @@ test_parts_in_any_order_add_up_to_the_whole(void)
     }
 }
 
-/* The checksum of a part with zeros behind it is a remainder of four bytes. If these
- * bytes are taken for a part themselves, with more zeros behind them, the result must
- * be the checksum of the first part with four zeros and those more zeros behind it. */
+/* A division in two steps must leave the same remainder as one division. The first step
+ * divides a byte with zeros behind it. The second step divides the four bytes that
+ * remain, with 77 zeros behind them. In the one division the byte is followed by the
+ * zeros of both steps, and by four zeros for the bytes that remained. */
 static void
 test_zeros_behind_a_part_are_appended_in_any_steps(void)
 {

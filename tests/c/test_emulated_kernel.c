@@ -308,8 +308,9 @@ test_kernel_jobs_without_sense_are_refused(void)
     close_emulated(rt);
 }
 
-/* A kernel with a misaligned address must fail with code 716, and one that leaves its
- * memory or uses the host's address of write-combined memory with code 700. */
+/* A kernel with a misaligned address must fail with code 716. A kernel that leaves its
+ * memory, or that uses the host's address of write-combined memory, must fail with code
+ * 700. */
 static void
 test_kernel_bad_addresses_are_faults(void)
 {

@@ -32,8 +32,8 @@ typedef struct request {
     unsigned flags;
 } request;
 
-/* Read the shape, or else the shape and the strides of `like`. Nothing else of `like`
- * matters here. Returns 0, or -1 with an exception. */
+/* Read the shape that is given or, if `like` is given, its shape and strides. Returns
+ * 0, or -1 with an exception. */
 static int
 read_layout(const cm_state *state, const request *asked, cm_region *out)
 {
@@ -62,8 +62,8 @@ read_order(const request *asked, char *out)
     return cm_arg_order(asked->order, "order", "CF", 'C', out);
 }
 
-/* Read the device. A pool that is given has one, and then nobody asks which device is
- * current. Returns 0, or -1 with an exception. */
+/* Read the device. If none is given, it is that of the pool or, without a pool, the
+ * current device. Returns 0, or -1 with an exception. */
 static int
 read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *out)
 {

@@ -56,8 +56,8 @@ make_like(cm_buffer *self, cm_kind kind, PyObject *dtype, const cm_region *like,
         return make_ordinary(state, dtype, like, order);
     }
     if (cm_state_runtime(state) == NULL || cm_buffer_check_open(self) < 0) {
-        return NULL; /* a runtime that was opened just now means that shutdown() has
-                        closed the buffer */
+        return NULL; /* if shutdown() came before, the runtime was opened anew and the
+                        buffer is closed */
     }
     int device = self->storage->device;
     unsigned flags = cm_kinds[kind].flags;

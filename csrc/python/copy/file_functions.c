@@ -47,8 +47,8 @@ typedef struct file_call {
 
 /* -- ends --------------------------------------------------------------------------------- */
 
-/* Read one end: its offset in the file, and its memory. Returns 0, or -1 with an
- * exception. */
+/* Read one end, which is some memory and its offset in the file. Returns 0, or -1 with
+ * an exception. */
 static int
 read_end(file_call *call, PyObject *offset_object, PyObject *memory)
 {
@@ -247,7 +247,8 @@ may_be_map(const file_call *call, Py_ssize_t i)
 }
 
 /* Return the bytes of the file that the call reads or changes, from the first to the
- * last. Bytes behind the last range that the call cuts off count as changed. */
+ * last. If the call ends the file with the last range, all bytes from there on count as
+ * changed. */
 static cm_file_span
 touched_span(const file_call *call)
 {

@@ -38,13 +38,13 @@ enum { CM_MANY_STORAGES = 4 };
  * into it. */
 typedef struct cm_many_call {
     cm_call call;
-    /* The caller fills in one of three things: the arrays, which the caller owns,
-     * common.rows with the two regions that go with it, or common.many. The call owns
-     * common.rows and common.many from then on. */
+    /* The caller fills in one of three things: the arrays `pieces` and `others`, which
+     * the caller owns, common.rows with the two regions that go with it, or
+     * common.many. The call owns common.rows and common.many from then on. */
     cm_many_request request;
     cm_state *state;           /* borrowed */
     cm_stream *stream;         /* borrowed: the argument stream=; may be NULL */
-    uint64_t number;           /* of the call, by which a storage knows its entry */
+    uint64_t number;           /* of the call; by this a storage finds its entry */
     cm_many_storage *storages; /* points to first_storages as long as that has room */
     uint32_t storage_count;
     uint32_t storage_room;
