@@ -235,8 +235,8 @@ test_capture_forbids_what_may_synchronise(void)
 }
 
 /* Work on a captured stream goes into the graph, which nobody runs, so the memory must
- * stay as it was. Events of the capture cannot be asked, and events from outside cannot
- * be waited for inside. */
+ * stay as it was. Events of the capture cannot be queried, and work in the capture
+ * cannot wait for events from outside. */
 static void
 test_capture_takes_work_that_then_never_runs(void)
 {

@@ -477,7 +477,8 @@ typedef struct paired_call {
     cm_address addresses[2];      /* where the device finds the numbers */
 } paired_call;
 
-/* Allocate the memory of all numbers. Returns a new reference. */
+/* Allocate the memory of all numbers. Returns a new reference, or NULL with an
+ * exception. */
 static PyObject *
 allocate_numbers(const many_call *self, paired_call *paired)
 {

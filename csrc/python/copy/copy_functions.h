@@ -74,8 +74,7 @@ PyObject *cm_buffer_flatten(PyObject *self, PyObject *const *args, Py_ssize_t na
                             PyObject *kwnames);
 PyObject *cm_buffer_astype(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
-/* The methods __copy__() and __deepcopy__(): METH_NOARGS and METH_O.
- */
+/* The methods __copy__() and __deepcopy__(): METH_NOARGS and METH_O. */
 PyObject *cm_buffer_copied(PyObject *self, PyObject *memo);
 PyObject *cm_buffer_fill(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);

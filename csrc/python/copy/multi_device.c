@@ -222,8 +222,8 @@ copy_part(PyObject *module, PyObject *args)
     return cm_call_leave(&frame, transfers);
 }
 
-/* This is the Python function _end_parts(number, stream, capsule). A storage that
- * anybody else has used since its copy of the group forgets nothing. */
+/* This is the Python function _end_parts(number, stream, capsule). If anybody else has
+ * used a storage since the group copied to or from it, that storage forgets nothing. */
 static PyObject *
 end_parts(PyObject *module, PyObject *args)
 {

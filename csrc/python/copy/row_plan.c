@@ -53,14 +53,12 @@ typedef struct row_plan {
     uint64_t generation;
     cm_row_copy copy; /* what is prepared; its ends own the arrays and the numbers */
     cm_rows_kernel kernel;
-    bool has_kernel; /* the kernel copies, unless runs are better
-                      */
+    bool has_kernel; /* the kernel copies, unless runs are better */
     /* The plan reports these three numbers even after it is closed. */
     Py_ssize_t layer_count;
     uint64_t row_count; /* of each layer */
     uint64_t nbytes;    /* of all layers */
-    Py_ssize_t users;   /* calls that need the ends, as the constructor does
-                         */
+    Py_ssize_t users;   /* calls under way, or the constructor, that need the ends */
     bool is_ready;      /* the constructor is done */
     bool closed;
     PyObject *weakrefs;

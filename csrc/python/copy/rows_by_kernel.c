@@ -14,7 +14,8 @@
  * Only the kernel sees whether a number on a device names a row. If it does not, the
  * kernel leaves that row out and says so in a word of page-locked memory, which the
  * ticket of the copy reads. A graph has no such word, since its ticket is done before
- * it runs.
+ * it runs. Only in the graph of a RowPlan does the kernel write to the word of the plan
+ * (row_plan.c).
  *
  * As long as the numbers lie on a device, nobody knows which rows will be written. So
  * ends whose arrays touch count as ends that overlap. They are copied by two kernels,
@@ -29,7 +30,7 @@
  * If no device reaches all ends, for example because one of them is ordinary memory,
  * the host fetches the numbers and waits for them (cm_rows_fetch_numbers()). The same
  * happens if the target touches the numbers themselves, or if the kernel cannot read
- * them because they are not aligned or in the other byte order. */
+ * them because they are not aligned or are in the other byte order. */
 #include <string.h>
 
 #include "python/buffer/buffer_object.h"

@@ -40,7 +40,7 @@ typedef struct cm_row_copy {
     bool blocking;
     cm_stream *stream;           /* borrowed; may be NULL */
     const cm_progress *progress; /* borrowed; NULL if there is none */
-    PyObject *stream_argument;   /* borrowed: that of `stream`; NULL or None */
+    PyObject *stream_argument;   /* borrowed: the argument stream=; may be NULL */
     uint32_t max_sms;            /* 0 for as many as the kernel takes */
     PyObject *after;             /* borrowed; NULL or None if there is none */
     cm_ticket *after_ticket; /* borrowed; the copy comes after it too; may be NULL */

@@ -14,8 +14,7 @@ typedef struct cm_given_rows {
     uint64_t count;
     PyObject *array;     /* owned: a NumPy array of integers in this byte order; NULL if
                             they lie on a device, or none were given */
-    PyObject *on_device; /* owned buffer of numbers that lie on a device, or NULL
-                          */
+    PyObject *on_device; /* owned buffer of numbers that lie on a device, or NULL */
 } cm_given_rows;
 
 /* Take the argument `name`, which is not None. cm_given_rows_fini() may be called in

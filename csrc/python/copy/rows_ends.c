@@ -401,8 +401,8 @@ cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
 
 /* -- which ends touch ----------------------------------------------------------------- */
 
-/* At most this many layers, whose arrays lie in each other's gaps, are compared one by
- * one. */
+/* With more layers than these, arrays whose spans meet count as having bytes in common,
+ * and their rows are not compared. */
 enum { MOST_COMPARED = 256 };
 
 /* The bytes of an array as rows of `length` bytes. The lowest row begins at span.begin,

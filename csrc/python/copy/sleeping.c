@@ -391,8 +391,7 @@ set_spare(PyObject *module, PyObject *args)
 /* Give the pool memory again, and copy the bytes back from page-locked memory. After a
  * failure the pool is asleep. If the driver then refuses to take some of the memory
  * back, the pool keeps that memory, counts it as lost, and uses it when it wakes the
- * next time.
- */
+ * next time. */
 static cm_status
 wake_from_host(const sleep_call *self, cm_engine *engine, const cm_wait_hooks *hooks)
 {
