@@ -14,8 +14,8 @@
 
 enum { ORACLE_LINES = 64, ORACLE_DEVICES = 2, ORACLE_BUCKETS = 512 };
 
-/* A clock says how much work has come before: for each line the number of its last work
- * that is included. */
+/* A clock says how much work has come before. For each line it has the number of the
+ * last work that is included. */
 typedef struct oracle_clock {
     uint64_t of[ORACLE_LINES];
 } oracle_clock;

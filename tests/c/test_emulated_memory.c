@@ -381,7 +381,8 @@ test_device_description_and_attributes(void)
     close_emulated(rt);
 }
 
-/* With a driver that has no device each call about devices must fail with that code. */
+/* With a driver that has no device, each call about devices must fail with
+ * CM_CUDA_NO_DEVICE. */
 static void
 test_no_devices_answers_no_device(void)
 {

@@ -132,7 +132,7 @@ test_mapped_memory_is_device_memory(void)
     CHECK_FILLED(alias, 0xA5, 2 * G);
     CHECK(touch_crashes((void *)(uintptr_t)(w.base + G)));
     CHECK(!touch_crashes(alias));
-    CHECK(touch_crashes(alias + 2 * G)); /* not mapped either */
+    CHECK(touch_crashes(alias + 2 * G)); /* this is not mapped either */
     CHECK_PTR_EQ(cm_runtime_host_alias(w.rt, w.base + G, 2 * G + 1), NULL);
     CHECK_CODE(cm_rt_device_free(w.rt, w.base + G), CM_CUDA_INVALID_VALUE);
     CHECK_CODE(cm_rt_device_free(w.rt, w.base), CM_CUDA_INVALID_VALUE);

@@ -248,7 +248,7 @@ test_job_waits_for_no_lane_but_its_own(void)
     make_job(&w, &c, &request, 1, false);
     make_job(&w, &d, &request, 0, false);
     make_job(&w, &e, &request, 0, false);
-    d.plan.nbytes = PIECE; /* short */
+    d.plan.nbytes = PIECE; /* d is a short job */
     e.plan.row = &cm_routes[CM_ROUTE_STAGED_TABLE];
     queue(&a);
     queue(&b);
@@ -259,7 +259,7 @@ test_job_waits_for_no_lane_but_its_own(void)
     CHECK(pick() == &a);
     CHECK(pick() == &b);
     CHECK(pick() == &c);
-    CHECK(pick() == &e); /* a batch */
+    CHECK(pick() == &e); /* e is a batch */
     CHECK_EQ(w.engine->job_count, 0);
     drop_job(&a);
     drop_job(&b);

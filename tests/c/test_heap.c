@@ -171,7 +171,7 @@ test_heap_late_span_is_for_its_stream_until_the_epoch_ends(void)
     CHECK_EQ(span->tag, 1); /* the earlier work may still run on it */
     CHECK_EQ(span->epoch, 5);
     (void)cm_heap_give(&heap, span, 1, 6, &own);
-    /* Spans of one stream join, and the result has the younger epoch. */
+    /* Spans of one stream join, and the result has the later epoch. */
     CHECK_EQ(heap.free_count, 1);
     done[1] = 5;
     CHECK(cm_heap_take(&heap, 64, 64, &other) == NULL);

@@ -55,8 +55,8 @@ test_memory_without_groups_is_the_machines(void)
     root_remove(&root);
 }
 
-/* Three groups lie inside each other. The limit must be the lowest of them, and the
- * available memory the least that any of them has left. */
+/* Three groups lie inside each other. The limit must be the lowest of their limits, and
+ * the available memory the least that any of them has left. */
 static void
 test_memory_tightest_group_on_the_way_up_counts(void)
 {
@@ -82,7 +82,7 @@ test_memory_tightest_group_on_the_way_up_counts(void)
     root_write(&root, "/sys/fs/cgroup/a/b/memory.stat",
                "anon 3\nfile 9\ninactive_file 1048576\nactive_file 2097152\n");
     CHECK_EQ(read_memory(&root).available_nbytes, 1 * GIB + 3 * MIB);
-    /* Of the file cache no more can count than the memory that the group uses. */
+    /* The file cache counts at most as much as the memory that the group uses. */
     root_write(&root, "/sys/fs/cgroup/a/b/memory.stat",
                "inactive_file 18446744073709551615\nactive_file 5\n");
     CHECK_EQ(read_memory(&root).available_nbytes, 3 * GIB);

@@ -135,7 +135,7 @@ test_spans_touch_as_each_two_say(void)
 /* -- copies ------------------------------------------------------------------------------- */
 
 /* Make PIECES pieces. Place i of the target gets the bytes of place 7 * i modulo PIECES
- * of the source, without up to four bytes at the end. The first piece has the index
+ * of the source, except for up to four bytes at the end. The first piece has the index
  * `first`. Returns the number of pieces. */
 static uint64_t
 make_pieces(cm_piece *pieces, const memory *to, const memory *from, uint64_t first)

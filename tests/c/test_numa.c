@@ -71,7 +71,7 @@ test_numa_cpus_are_those_the_thread_may_use(void)
 }
 
 /* A cm_numa_find for 256 MiB of addresses: the first half is on node 0 and the next
- * quarter on node 3. Of the last quarter nothing is known, so its pages get a number
+ * quarter on node 3. Nothing is known of the last quarter, so its pages get a number
  * below 0. */
 static void
 find_halves(void *const *pages, size_t count, int *nodes)

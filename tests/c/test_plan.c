@@ -268,7 +268,7 @@ test_plan_new_pages_are_filled_by_several_threads(void)
     CHECK(!plan.is_fresh);
 }
 
-/* The plan must say how many pieces there will be, as many as the cut makes. */
+/* The number of pieces that the plan tells must be the number that the cut makes. */
 static void
 test_plan_pieces_are_those_of_the_cut(void)
 {
@@ -345,7 +345,7 @@ test_plan_long_uploads_stay_in_the_caches(void)
     CHECK_EQ(plan.slot_count, 2); /* fewer are used if the user asks for that */
     many.ring_nbytes = 32 << 20;
     CHECK_OK(cm_plan_init(&plan, &device, &host, facts, facts, later));
-    CHECK_EQ(plan.slot_count, 1); /* or if the ring has no room for more */
+    CHECK_EQ(plan.slot_count, 1); /* one is used if the ring has no room for more */
 }
 
 /* Long uploads of many runs must stay in the caches too. */

@@ -23,7 +23,8 @@ test_pool_device_block_is_reused_at_once_on_its_own_stream(void)
     cm_block *b = take(pool, CHUNK, other); /* another stream must not get it */
     CHECK_NE(b->address, first);
     hold_work(rt, other, b);
-    cm_block *c = take(pool, CHUNK, NULL); /* nor may "any stream" */
+    cm_block *c = take(pool, CHUNK, NULL); /* nor may NULL, which stands for any stream
+                                            */
     CHECK_NE(c->address, first);
     a = take(pool, CHUNK, stream);
     CHECK_EQ(a->address, first);

@@ -307,7 +307,7 @@ test_pool_fence_covers_contexts_of_others(void)
     close_emulated(rt);
 }
 
-/* A stream is being captured with which the legacy default stream synchronizes. A fence
+/* A stream that synchronizes with the legacy default stream is being captured. A fence
  * would wait for the captured work, and the driver would end the capture with an error.
  * So the pool must record no fence before the capture has ended. */
 static void

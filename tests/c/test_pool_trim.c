@@ -468,7 +468,7 @@ test_pool_free_after_the_driver_is_gone_succeeds(void)
 typedef struct scenario {
     cm_runtime *rt;
     cm_pool_config config;
-    /* Made once by the sweep, since making them is not what is tested. */
+    /* The sweep makes these once, since making them is not what is tested. */
     cm_stream *streams[2];
 } scenario;
 

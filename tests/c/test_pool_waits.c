@@ -78,7 +78,7 @@ test_pool_alloc_optional_takes_fences_but_neither_waits_nor_trims(void)
     CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 0, 0), NULL);
     CHECK_PTR_EQ(cm_pool_alloc_optional(pool, UINT64_MAX, 0), NULL);
     CHECK_PTR_EQ(cm_pool_alloc_optional(pool, 5 * MIB, 0), NULL);
-    cm_block *block = cm_pool_alloc_optional(pool, 4 * MIB, 0); /* grows */
+    cm_block *block = cm_pool_alloc_optional(pool, 4 * MIB, 0); /* the pool grows */
     CHECK(block != NULL);
     hold_work(rt, stream, block);
     give(pool, block, NULL, CM_POOL_FREE_FENCE);

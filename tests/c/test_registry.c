@@ -103,7 +103,7 @@ test_registry_overlapping_requests_share_pieces(void)
     cm_registration *b = lock(registry, memory + 6 * page, 2 * page);
     cm_registration *c = lock(registry, memory, 10 * page); /* fills the three gaps */
     CHECK_EQ(cm_registry_count(registry), 5);
-    /* This lies inside a piece, so it shares that. */
+    /* This lies inside a piece, so it shares that piece. */
     cm_registration *d = lock(registry, memory + 3 * page, 1);
     CHECK_EQ(cm_registry_count(registry), 5);
     bool locked = false;

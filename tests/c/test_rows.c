@@ -330,7 +330,7 @@ test_numbers_outside_are_seen_at_any_place_and_length(void)
             CHECK_EQ(times_of_row(INT64_MAX, row_counts[i]), 0);
         }
     }
-    CHECK_EQ(times_of_row(INT64_C(1) << 32, 100), 0); /* 0 in the lower half */
+    CHECK_EQ(times_of_row(INT64_C(1) << 32, 100), 0); /* its lower half is 0 */
     CHECK_EQ(times_of_row(0, 0), 0);
 }
 

@@ -333,7 +333,7 @@ test_rows_without_work_launch_nothing(void)
 
 /* -- numbers that name no row ------------------------------------------------------------- */
 
-/* One number in the middle names no row, of the target, of the source or of both. That
+/* One number in the middle names no row of the target, of the source, or of both. That
  * row must not move, the others must, and the flag must say which side was wrong. */
 static void
 test_wrong_numbers_move_nothing_and_raise_the_flag(void)

@@ -386,7 +386,8 @@ test_stream_of_its_own_is_each_threads(void)
 }
 
 /* A stream of ours cannot be captured before anybody else has its handle. Another
- * library's stream and the per-thread stream can be, and the legacy stream never. */
+ * library's stream and the per-thread stream can be captured at any time, and the
+ * legacy stream never. */
 static void
 test_stream_that_nobody_else_knows_is_not_captured(void)
 {
