@@ -685,7 +685,7 @@ def lines_t1(part: dict[str, Any]) -> list[str]:
             f"(`{summary['worst_statement']}`).",
         ]
     return [
-        "Allocate and free from a warm pool, in nanoseconds (T1):",
+        "Allocate and free from a warm pool, in nanoseconds:",
         "",
         *table(["arguments", "`numpy.empty`", *KINDS], cells),
         "",
@@ -710,7 +710,7 @@ def lines_t2(part: dict[str, Any]) -> list[str]:
             rows.append([name, f"{row['ms']:.1f}", f"{row['touch_ms']:.1f}"])
     size = format_nbytes(part["nbytes"])
     return [
-        f"First pinned allocation of a process, {size} (T2):",
+        f"First pinned allocation of a process, {size}:",
         "",
         *table(["by", "ms", "then touching every page, ms"], rows),
     ]
@@ -719,7 +719,7 @@ def lines_t2(part: dict[str, Any]) -> list[str]:
 def lines_t13(part: dict[str, Any]) -> list[str]:
     """Return a table of reserved bytes divided by live bytes, and the times, by trace."""
     if "error" in part:
-        return [f"Traces (T13): {part['error']}."]
+        return [f"Traces: {part['error']}."]
     found = part["allocators"]
     names = list(
         dict.fromkeys(
@@ -736,7 +736,7 @@ def lines_t13(part: dict[str, Any]) -> list[str]:
         "use)",
         "own": "the trace's own streams late: reserved ÷ live",
     }
-    lines = ["Traces replayed (T13); late means for 1 % of the events:"]
+    lines = ["Traces replayed. Late work lasts for 1 % of the events:"]
     for late_on, title in titles.items():
         rows = []
         key = "ratio_busy" if late_on == "side" else "ratio"
@@ -773,7 +773,7 @@ def lines_t14(part: dict[str, Any]) -> list[str]:
     good = {name: row for name, row in part.items() if "error" not in row}
     bad = [f"{name}: {row['error']}" for name, row in part.items() if "error" in row]
     if not good:
-        return ["Scale (T14): " + "; ".join(bad)]
+        return ["Scale: " + "; ".join(bad)]
     first = next(iter(good.values()))
     head = ["live blocks"] + [f"{row['live']:,}" for row in first["populations"]]
     rows = [
@@ -786,7 +786,7 @@ def lines_t14(part: dict[str, Any]) -> list[str]:
         + [f"{found['threads'][t]['per_second'] / 1e6:.2f}" for t in threads]
         for name, found in good.items()
     ]
-    lines = ["One allocation and one free at random places (T14):", ""]
+    lines = ["One allocation and one free at random places:", ""]
     lines += table(head, rows)
     lines += ["", *table(["threads", *threads], rates)]
     return lines + (["", "Not measured: " + "; ".join(bad)] if bad else [])
