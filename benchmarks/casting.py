@@ -70,9 +70,9 @@ class Case:
         The route by which cumem moved it, as `cumem.explain` names it.
     seconds : dict
         The best time of each way: ``"cumem"`` converts as it copies; ``"after"`` copies
-        the source and has the target's side convert it (the device up, NumPy down);
-        ``"before"`` has the source's side convert; ``"link"`` copies as many bytes as
-        cumem sends, and converts nothing.
+        the source and has the target's side convert it, which is the device for
+        ``"up"`` and NumPy for ``"down"``; ``"before"`` has the source's side convert;
+        ``"link"`` copies as many bytes as cumem sends, and converts nothing.
     spread : dict
         The median time divided by the best one, for each way.
     by : dict
@@ -233,6 +233,7 @@ class Bench:
 
 
 def same_bits(made: Any, expected: np.ndarray[Any, Any]) -> bool:
+    """Return whether a copy has the expected bits, wherever it lies."""
     found = made if isinstance(made, np.ndarray) else made.to_numpy()
     bits = f"u{expected.itemsize}"
     return np.array_equal(found.view(bits), expected.view(bits))

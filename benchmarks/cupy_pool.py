@@ -94,6 +94,7 @@ class Case:
     difference: float = 0.0
 
     def median(self) -> float:
+        """Return the median of the times, in seconds."""
         return statistics.median(self.seconds)
 
 
@@ -110,10 +111,12 @@ class Own:
         self.pinned = cupy.cuda.PinnedMemoryPool()
 
     def make(self) -> Any:
+        """Return a new pool for device memory."""
         return cupy.cuda.MemoryPool()
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
+        """Let CuPy allocate from these pools during the ``with`` block."""
         cupy.cuda.set_allocator(self.pool.malloc)
         cupy.cuda.set_pinned_memory_allocator(self.pinned.malloc)
         try:
@@ -125,9 +128,11 @@ class Own:
             )
 
     def reserved(self) -> int:
+        """Return the most bytes of device memory that the pool reserved."""
         return int(self.pool.total_bytes())  # the peak, as the pool never shrinks
 
     def pinned_reserved(self) -> int:
+        """Return 0, because CuPy does not count its page-locked memory."""
         return 0
 
 
@@ -137,6 +142,7 @@ class Asynchronous(Own):
     name = "cupy async"
 
     def make(self) -> Any:
+        """Return a new asynchronous pool."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # "experimental"
             pool = cupy.cuda.MemoryAsyncPool()
@@ -155,6 +161,7 @@ class Served:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
+        """Let CuPy allocate from cumem's pools during the ``with`` block."""
         served.enable(self.pool, pinned=self.pinned)
         try:
             yield
@@ -162,9 +169,11 @@ class Served:
             served.disable()
 
     def reserved(self) -> int:
+        """Return the most bytes of device memory that the pool reserved."""
         return self.pool.stats().peak_reserved_nbytes
 
     def pinned_reserved(self) -> int:
+        """Return the most bytes of page-locked memory that the pool reserved."""
         return self.pinned.stats().peak_reserved_nbytes
 
 

@@ -3,12 +3,13 @@
 
     python benchmarks/doors.py --json benchmarks/results/doors-h200.json
 
-The script copies 256 bytes from each of these to each other: a device buffer, a NumPy
-array, PyTorch tensors on the CPU and on the GPU, and a CuPy array. It compares the bytes of
-each copy. In the same run it measures `copy_` and `synchronize` of PyTorch between the same
-places, how long `asbuffer` takes to accept an object of another library, and how long other
-libraries take to accept a buffer. The script also runs on the emulated device, and then
-says that the figures are not a GPU's.
+The script calls these functions doors, because arrays of one library enter another one
+through them. It copies 256 bytes from each of these to each other: a device buffer, a
+NumPy array, PyTorch tensors on the CPU and on the GPU, and a CuPy array. It compares
+the bytes of each copy. In the same run it measures `copy_` and `synchronize` of PyTorch
+between the same places, how long `asbuffer` takes to accept an object of another
+library, and how long other libraries take to accept a buffer. The script also runs on
+the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class Bench:
         self.has_cuda = bool(self.torch and self.torch.cuda.is_available())
 
     def run(self, case: Case, calls: dict[str, Call]) -> Case:
+        """Time each call, and fill in the case."""
         for name, times in times_of(calls, self.rounds, self.calls).items():
             case.seconds[name] = min(times)
             case.spread[name] = statistics.median(times) / min(times)
@@ -121,6 +123,7 @@ class Bench:
         return found
 
     def values(self, end: Any) -> Any:
+        """Return an array's values as a NumPy array, wherever they lie."""
         return cumem.array(end, kind="pinned").numpy().copy()
 
     def peer(self, name: str, values: Any) -> Any:
@@ -133,6 +136,7 @@ class Bench:
         return self.torch.tensor(values, device=where)
 
     def copies(self) -> Iterator[Case]:
+        """Measure a copy from each kind of array to each other."""
         ends = self.ends()
         zeros = np.zeros(NBYTES, np.uint8)
         numbers = np.arange(NBYTES, dtype=np.uint8)
@@ -150,6 +154,7 @@ class Bench:
                 yield case
 
     def torch_copy(self, dst: Any, src: Any) -> Call:
+        """Return a call that copies by PyTorch and returns when the bytes are there."""
         if not (dst.is_cuda or src.is_cuda):
             return lambda: dst.copy_(src)
         synchronize = self.torch.cuda.synchronize
@@ -163,6 +168,7 @@ class Bench:
     # -- doors ---------------------------------------------------------------------------
 
     def doors(self) -> Iterator[Case]:
+        """Measure how long a library takes to accept an array of another one."""
         numbers = np.arange(NBYTES, dtype=np.uint8)
         for name, make in self.ends().items():
             made = make(numbers)
@@ -196,6 +202,7 @@ class Bench:
             )
 
     def cases(self) -> Iterator[Case]:
+        """Measure all cases."""
         yield from self.copies()
         yield from self.doors()
 

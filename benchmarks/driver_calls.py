@@ -46,6 +46,8 @@ NOT_READY = 600
 
 
 class Location(ctypes.Structure):
+    """The driver's struct CUmemLocation."""
+
     _fields_ = (("type", c_int), ("id", c_int))
 
 
@@ -115,6 +117,7 @@ class Driver:
             self.functions[name].argtypes = types
 
     def __call__(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver. Raises RuntimeError if it fails."""
         code = self.functions[name](*arguments)
         if code != 0:
             raise RuntimeError(f"{name} answered {code}")
@@ -126,7 +129,8 @@ class Times:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.found: dict[tuple[str, int | None], list[int]] = defaultdict(list)
-        #: For each function, the times of a C function that does nothing, called alike.
+        #: For each function, the times of a C function that does nothing and is called with
+        #: the same types of arguments.
         self.idle: dict[str, list[int]] = defaultdict(list)
         libc = ctypes.CDLL(None)
         self.nothing: dict[str, Any] = {}
@@ -302,6 +306,7 @@ def fresh_pages(libc: ctypes.CDLL) -> Iterator[int]:
 
 
 def touch_slice(at: int) -> None:
+    """Write one byte of each huge page of a slice, so that the page exists."""
     for page in range(at, at + SLICE, HUGE):
         ctypes.memset(page, 0, 1)
 

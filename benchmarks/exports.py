@@ -41,6 +41,7 @@ def make() -> cumem.PinnedBuffer:
 
 
 def _release(view: memoryview) -> None:
+    """Release a view, as a consumer that is done with it does."""
     view.release()
 
 

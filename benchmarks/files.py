@@ -111,6 +111,7 @@ class Kvikio:
         self._settings = {"num_threads": threads, "task_size": task_nbytes}
 
     def _set(self) -> None:
+        """Set KvikIO's defaults, which hold for the whole process."""
         defaults = importlib.import_module(f"{self._library.__name__}.defaults")
         if hasattr(defaults, "set"):
             defaults.set(self._settings)

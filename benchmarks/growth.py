@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how much memory a device pool reserves for traces, and how many driver calls.
+"""Measure how much memory a device pool reserves for traces, and by how many driver calls.
 
     python benchmarks/growth.py --traces FOLDER --json FILE
 
@@ -104,6 +104,7 @@ COLUMNS = ("op", "block", "size", "stream")
 
 
 def measure(path: Path) -> Case:
+    """Replay one trace twice on a new pool of a new emulated device."""
     trace = load_trace(path)
     cumem.shutdown()
     testing.configure(backend="emulated", faults=True, memory_nbytes=64 << 30)
@@ -139,6 +140,7 @@ def measure(path: Path) -> Case:
 
 
 def line(case: Case) -> str:
+    """Return a row of the table."""
     return (
         f"{case.trace:24s} {case.ratio:.4f} again {case.ratio_again:.4f}  growths "
         f"{case.growths:4d} {case.growths_again:4d}  calls {sum(case.calls.values()):6d} "

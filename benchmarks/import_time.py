@@ -43,6 +43,7 @@ def measured(runs: int) -> list[tuple[float, float]]:
 
 
 def summary(values: list[float]) -> dict[str, float]:
+    """Return the median, the minimum and the maximum, rounded to three digits."""
     return {
         "median": round(statistics.median(values), 3),
         "min": round(min(values), 3),

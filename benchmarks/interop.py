@@ -53,8 +53,9 @@ class Consumer:
         as a user writes it.
     address : callable
         A function that returns the address of an array's first element.
-    read : callable
-        A function that returns an array's values as a fresh NumPy array.
+    read : callable or None
+        A function that returns an array's values as a fresh NumPy array, or None if the
+        library gives no access to them.
     write : callable or None
         A function that writes values into an array, or None if the library's arrays cannot
         be written.
@@ -237,8 +238,9 @@ class Sample:
         self.as_device = kind.endswith(".as_device()")
         match kind.removesuffix(".as_device()"):
             case "ordinary":
-                # Large arrays of NumPy begin 16 bytes after a multiple of 64. This small
-                # one is placed alike, because otherwise chance would decide.
+                # Large arrays of NumPy begin 16 bytes after a multiple of 64. This
+                # small one is placed in the same way, because its alignment may decide
+                # whether a library copies it.
                 memory = np.zeros(4 * COUNT + 128, np.uint8)
                 begin = (16 - memory.ctypes.data) % 64
                 array = memory[begin : begin + 4 * COUNT].view(np.float32)
@@ -265,6 +267,7 @@ class Sample:
         return found | {getattr(self.owner, "device_ptr", self.owner.ptr)}
 
     def write(self, values: Any) -> None:
+        """Write values into the memory by cumem, and return when they are there."""
         import cumem
 
         if self.owner.kind == "device":
@@ -274,6 +277,7 @@ class Sample:
             self.owner.numpy()[...] = values
 
     def read(self) -> Any:
+        """Return the memory's values, which cumem reads."""
         import numpy as np
 
         import cumem
@@ -316,7 +320,7 @@ def attempt(
             consumer.write(array, theirs)
             consumer.wait()
             result["their_write_seen"] = bool(np.array_equal(sample.read(), theirs))
-    except Exception as error:  # a read-only array, say
+    except Exception as error:  # for example because the array is read-only
         result["write_error"] = first_line(error)
     if consumer.read is not None:
         sample.write(ours)
