@@ -136,7 +136,7 @@ class RawPeers:
         self.wait()
 
     def up(self, hosts: list[int], nbytes: int, ways: int = 1) -> None:
-        """Copy page-locked memory to both GPUs, or from both if `ways` is 2."""
+        """Copy page-locked memory to both GPUs, or back from both if `ways` is 2."""
         for device, host in enumerate(hosts):
             self._runtime.setDevice(device)
             ends = (self._memory[device][0], host)
@@ -149,13 +149,14 @@ class RawPeers:
         self.wait()
 
     def wait(self) -> None:
+        """Wait for the streams of both GPUs."""
         for device in (0, 1):
             self._runtime.setDevice(device)
             self._runtime.streamSynchronize(self._streams[device])
 
 
 def two_gpus(to: Options) -> Iterator[Measured]:
-    """Copy between two GPUs in one and both directions, and one array to both and back."""
+    """Copy between two GPUs in one and both directions, and an array to both and back."""
     import cumem
 
     if cumem.device_count() < 2:
@@ -201,6 +202,7 @@ def two_gpus(to: Options) -> Iterator[Measured]:
 
 
 def two_gpus_others(to: Options) -> Iterator[Measured]:
+    """Make the same copies by raw calls and by PyTorch."""
     import cumem
 
     if cumem.device_count() < 2 or not has("cupy"):
@@ -232,6 +234,7 @@ def two_gpus_others(to: Options) -> Iterator[Measured]:
 
 
 def torch_peers(to: Options, nbytes: int) -> Iterator[Measured]:
+    """Copy between two GPUs by PyTorch."""
     import torch
 
     made = [
@@ -332,11 +335,12 @@ def pipelines(to: Options) -> Iterator[Measured]:
 # -- saving --------------------------------------------------------------------------------
 
 SHARDS = 8
-#: The numbers of files that shards are written to.
+#: How many files the shards are written to, in each of the cases.
 FILES = (2, 4, SHARDS, 16)
 
 
 def folders(to: Options) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the path of each place that files are written to."""
     yield "page cache", to.folder
     yield "/dev/shm", Path("/dev/shm")
 
@@ -419,6 +423,7 @@ def write_by_threads(
 
 
 def saving_others(to: Options) -> Iterator[Measured]:
+    """Write host memory by raw calls and NumPy, and device memory by PyTorch."""
     import cumem
 
     source = cumem.full(to.long, 1, "u1", "pinned").numpy()
@@ -448,6 +453,7 @@ def saving_others(to: Options) -> Iterator[Measured]:
 
 
 def saving_of_torch(to: Options, where: str, parent: Path) -> Iterator[Measured]:
+    """Write device memory to one file by safetensors and by `torch.save`."""
     import torch
     from safetensors.torch import save_file
 
@@ -516,6 +522,7 @@ def loading(to: Options) -> Iterator[Measured]:
 
 
 def loading_others(to: Options) -> Iterator[Measured]:
+    """Load the same two shards by safetensors."""
     if not (has("torch") and has("safetensors")):
         return
     import torch
@@ -583,6 +590,7 @@ def processor(to: Options) -> Iterator[Measured]:
 def of_one_array(
     to: Options, size: str, up: Call, down: Call, who: str = ""
 ) -> Iterator[Measured]:
+    """Measure a copy's rate alone and beside threads, and its processor time."""
     for name, call in (("up", up), ("down", down)):
         yield (
             f"{size} {name}{who}",
@@ -600,6 +608,7 @@ def of_one_array(
 
 
 def processor_others(to: Options) -> Iterator[Measured]:
+    """Measure a copy of NumPy on the host, and copies of PyTorch."""
     size = name_of(to.largest)
     source, target = np.ones(to.largest, "u1"), np.ones(to.largest, "u1")
     yield (
@@ -651,6 +660,7 @@ def many(to: Options) -> Iterator[Measured]:
 
 
 def many_others(to: Options) -> Iterator[Measured]:
+    """Copy the same arrays by PyTorch, in a loop."""
     if not has("torch"):
         return
     import torch
@@ -687,6 +697,7 @@ GROUPS: dict[str, tuple[Group, Group | None]] = {
 
 
 def name_of(nbytes: int) -> str:
+    """Return a number of bytes as a short text, such as "4 MiB"."""
     for unit, text in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if nbytes >= unit:
             return f"{nbytes // unit} {text}"
@@ -723,11 +734,13 @@ def run(
 
 
 def median(figures: list[float | str]) -> float | None:
+    """Return the median of the figures that are not errors, or None if all are."""
     numbers = [figure for figure in figures if not isinstance(figure, str)]
     return statistics.median(numbers) if numbers else None
 
 
 def text_of(figure: float | None) -> str:
+    """Return a figure as a cell of the table."""
     return f"{figure:9.2f}" if figure is not None else "        -"
 
 

@@ -268,6 +268,7 @@ class Bench:
         )
 
     def synchronize(self) -> None:
+        """Wait for the GPU, if there is one."""
         if self.device == "cuda":
             torch.cuda.synchronize()
 

@@ -27,11 +27,13 @@ class Writer:
         self.count = 0
 
     def allocate(self, nbytes: float, stream: int = 0) -> int:
+        """Add an allocation, and return the block's number."""
         self.rows.append((1, self.count, max(int(nbytes), 1), stream))
         self.count += 1
         return self.count - 1
 
     def free(self, block: int, stream: int = 0) -> None:
+        """Add the free of a block."""
         self.rows.append((0, block, 0, stream))
 
 

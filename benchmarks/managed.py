@@ -139,6 +139,7 @@ class Driver:
         self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"use")
 
     def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver. Raises OSError if it fails."""
         code = getattr(self._library, name)(*arguments)
         if code != 0:
             raise OSError(f"{name} failed with {code}")
@@ -238,7 +239,7 @@ class Bench:
             self.driver.use(_address(tile), tile.nbytes, 1, self.stream.handle)
 
     def check(self, where: cumem.Buffer, reads: int, writes: int) -> None:
-        """Check that all words were read and written so often since the last check."""
+        """Check how often all words were read and written since the last check."""
         total = int(self.words.sum(dtype="u8")) % 2**32
         if self.driver is None:
             expected = np.ones_like(self.words) if writes else self.words
@@ -258,7 +259,7 @@ class Bench:
     def run(
         self, case: Case, ways: dict[str, Way], reads: int = 0, writes: int = 0
     ) -> Case:
-        """Time each way, and check that each run read and wrote all words so often."""
+        """Time each way, and check how often each of its runs read and wrote all words."""
         runs = 2 if self.quick else RUNS
         for name, way in ways.items():
             try:
@@ -283,15 +284,17 @@ class Bench:
         self.stream.synchronize()
 
     def to_device(self) -> None:
+        """Move all pages to the GPU."""
         self.buffer.prefetch_pages(0, self.stream)
         self.stream.synchronize()
 
     def as_read_mostly(self) -> None:
+        """Move all pages to the host, and mark the memory as mostly read."""
         self.to_host()
         self.buffer.read_mostly = True
 
     def raw(self, location: int) -> dict[str, Way]:
-        """Return the driver's prefetch of as many bytes to `location`."""
+        """Return the driver's prefetch to `location` of its own memory of that size."""
         driver = self.driver
         if driver is None:
             return {}
@@ -399,7 +402,7 @@ class Bench:
         self.to_host()
 
     def bulk(self, use: Callable[[Any], None], back: bool = False) -> Call:
-        """Return a call that prefetches all memory, uses it, and with `back` returns it."""
+        """Return a call that prefetches all memory and uses it, and may bring it back."""
 
         def call() -> None:
             self.buffer.prefetch_pages(0, self.stream)
@@ -437,6 +440,7 @@ class Bench:
 
 
 def _address(buffer: Any) -> int:
+    """Return a buffer's address."""
     return int(buffer.ptr)
 
 

@@ -92,6 +92,7 @@ class Runtime:
 
     @staticmethod
     def _load() -> ctypes.CDLL:
+        """Load libcudart. Raises OSError if it is not found."""
         names = ["libcudart.so.13", "libcudart.so.12", "libcudart.so"]
         spec = importlib.util.find_spec("nvidia")
         for folder in spec.submodule_search_locations or () if spec else ():
@@ -105,6 +106,7 @@ class Runtime:
         raise OSError("libcudart is not installed")
 
     def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of libcudart. Raises OSError if it fails."""
         code = getattr(self._library, name)(*arguments)
         if code != 0:
             raise OSError(f"{name} failed with {code}")

@@ -95,6 +95,7 @@ class Run:
         self._save(complete=True)
 
     def _save(self, *, complete: bool) -> None:
+        """Write the file with the cases so far, if one was asked for."""
         if not self.options.json:
             return
         if not self._collected:

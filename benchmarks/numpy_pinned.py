@@ -39,7 +39,7 @@ from measure import Run, times_of
 
 MIB = 1 << 20
 THREADS = 8
-#: The results have at most so many times of a case, which are its first ones.
+#: The most times of a case that the results keep, which are its first ones.
 ROUNDS = 100
 #: How many of the last arrays on the device are kept alive.
 DEPTH = 4
@@ -93,6 +93,7 @@ class Case:
 
     @property
     def median(self) -> float:
+        """Return the median of the times, in seconds."""
         return statistics.median(self.seconds)
 
 
@@ -108,6 +109,7 @@ class Copies:
         self.stream = cumem.Stream()
 
     def send(self, array: np.ndarray, pins: bool) -> Any:
+        """Begin to copy an array to the device, and return the copy."""
         if self.torch is None:
             there = cumem.empty_device(array.shape, array.dtype, stream=self.stream)
             cumem.copy_async(there, array, stream=self.stream)
@@ -122,17 +124,20 @@ class Copies:
         return self.torch.empty(nbytes // 4, dtype=self.torch.float32, pin_memory=True)
 
     def send_pinned(self, source: Any) -> Any:
+        """Begin to copy memory that `pinned` has allocated, and return the copy."""
         if self.torch is None:
             return self.send(source, False)
         return source.to("cuda", non_blocking=True)
 
     def wait(self) -> None:
+        """Wait for all copies."""
         if self.torch is None:
             self.stream.synchronize()
         else:
             self.torch.cuda.synchronize()
 
     def host(self, there: Any) -> np.ndarray:
+        """Return a copy on the device as a NumPy array."""
         return there.to_numpy() if self.torch is None else there.cpu().numpy()
 
 
@@ -154,6 +159,7 @@ class Bench:
         ]
 
     def measure(self, case: Case, run: Callable[[], object], link: float) -> Case:
+        """Time one round again and again, and fill in the case."""
         case.seconds = times_of(run, self.seconds)[:ROUNDS]
         rate = case.nbytes * case.count / case.median
         case.percent = 100 * rate / link if link else 100.0
@@ -180,6 +186,7 @@ class Bench:
     def transfer(
         self, key: str, way: str, nbytes: int, count: int, link: float
     ) -> Case:
+        """Measure one loop with one way to get pinned memory, and check a copy."""
         base = np.arange(nbytes // 4, dtype="f4")
         pins = way == "pin_memory()"
         last: list[Any] = []
