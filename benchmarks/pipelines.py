@@ -86,6 +86,7 @@ class Case:
 
 
 def line_of(case: Case) -> str:
+    """Return a row of the table."""
     if case.error:
         return f"{case.group:8} {case.key:34} {case.error}"
     rate = case.nbytes / case.seconds["all"] / 1e9
@@ -101,6 +102,7 @@ def line_of(case: Case) -> str:
 
 
 def library(name: str) -> Any:
+    """Import a library, or return None if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -129,12 +131,14 @@ class Worker:
 
     @staticmethod
     def _on_host(x: Any, n: int, y: Any) -> None:
+        """Do the work of the kernel by NumPy."""
         y[...] = x
         for _ in range(n):
             y *= np.float32(0.5)
             y += np.float32(1)
 
     def __call__(self, x: Any, y: Any, stream: object) -> None:
+        """Queue the work on `x`, which writes its result to `y`."""
         x, y = self.xp.from_dlpack(x), self.xp.from_dlpack(y)
         self._kernel(x[:, : y.shape[1]], self.rounds, y)
 
@@ -148,6 +152,7 @@ class Worker:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
+    """Return the seconds of a call and of the work that it has queued."""
     stream = cumem.current_stream(0)
     stream.synchronize()
     begin = time.perf_counter()
@@ -160,21 +165,25 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def parts_of(rows: int, step: int) -> Iterator[slice]:
+    """Cut so many rows into slices of `step` rows."""
     for begin in range(0, rows, step):
         yield slice(begin, min(begin + step, rows))
 
 
 def only_in(src: Any, step: int) -> None:
+    """Copy all rows to the device, and do nothing with them."""
     for _ in cumem.chunks(src, step * WIDTH * 4):
         pass
 
 
 def only_work(worker: Worker, x: cumem.Buffer, y: cumem.Buffer, count: int) -> None:
+    """Queue the work on one chunk `count` times, without copies."""
     for _ in range(count):
         worker(x, y, None)
 
 
 def only_out(y: cumem.Buffer, out: Any, step: int) -> None:
+    """Copy the same chunk from the device to all rows of `out`."""
     leaving: collections.deque[cumem.Transfer] = collections.deque()
     for part in parts_of(len(out), step):
         if len(leaving) == 3:
@@ -202,6 +211,7 @@ def in_and_out(src: Any, x: cumem.Buffer, y: cumem.Buffer, out: Any) -> None:
 
 
 def overlap(worker: Worker, nbytes: int, chunk: int, repeats: int) -> Iterator[Case]:
+    """Measure the stages with each kind of memory and several shares that leave."""
     rows = nbytes // WIDTH // 4
     for kind in ("pinned", "numpy"):
         of_ours = (
@@ -233,6 +243,7 @@ def one_overlap(
     step: int,
     repeats: int,
 ) -> Case:
+    """Time each stage alone and the whole pipeline, and check its results."""
     src, out = ends
     count = -(-len(src) // step)
     x = cumem.empty_device((step, WIDTH), "f4")
@@ -263,7 +274,10 @@ def one_overlap(
     return case
 
 
-# -- a file, by hand and not -----------------------------------------------------------
+# -- the sums of a file ----------------------------------------------------------------
+
+# Each of the next functions sums the rows of `data` into `out`, and brings `step` rows to
+# the device at a time. They have no docstrings, because lines_of() counts their lines.
 
 
 def cupy_naive(cp: Any, data: np.ndarray, out: np.ndarray, step: int) -> None:
@@ -396,6 +410,7 @@ class Watch:
         return self
 
     def _look(self) -> None:
+        """Read the free memory every 20 ms until the block ends."""
         while not self._over.wait(0.02):
             info = cumem.memory_info(0)
             self.least = min(self.least, info.free)
@@ -407,6 +422,7 @@ class Watch:
 
 
 def write_file(path: Path, nbytes: int) -> None:
+    """Write a file of random rows, whose parts of `CHUNK` bytes all differ."""
     block = np.random.default_rng(5).random((CHUNK // 4 // WIDTH, WIDTH), "f4")
     with path.open("wb") as file:
         for number in range(0, nbytes, CHUNK):
@@ -428,6 +444,7 @@ def stages_of_file(xp: Any, data: np.ndarray, step: int) -> dict[str, float]:
 
 
 def of_file(xp: Any, path: Path, chunk: int, repeats: int) -> Iterator[Case]:
+    """Measure all ways to sum the rows of the file, and compare their sums."""
     data = np.memmap(path, "f4", "r").reshape(-1, WIDTH)
     of_ours = max(chunk, min(4 * chunk, data.nbytes // 64)) // WIDTH // 4  # the default
     ways: list[tuple[Callable[..., None], Any, str]] = [
@@ -498,6 +515,7 @@ class Sightings:
         self._thread.start()
 
     def add(self, transfer: cumem.Transfer, stage: str) -> None:
+        """Watch a copy, which is the next one of its stage."""
         self._pending.append((transfer, stage, self._counts[stage]))
         self._counts[stage] += 1
 
@@ -512,11 +530,13 @@ class Sightings:
             time.sleep(5e-5)
 
     def close(self) -> None:
+        """Wait until all copies have been seen to end."""
         self._over = True
         self._thread.join()
 
 
 def span(stage: str, number: int, begin: float, end: float) -> dict[str, Any]:
+    """Return one entry of the timeline."""
     return {"stage": stage, "chunk": number, "begin": begin, "end": end}
 
 
@@ -595,6 +615,7 @@ def plot(spans: list[dict[str, Any]], path: str) -> None:
 
 
 def cap_others() -> None:
+    """Limit the device memory of CuPy and PyTorch to `CAP` bytes."""
     if cumem.backend() == "emulated":
         return
     if cupy := library("cupy"):

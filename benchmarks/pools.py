@@ -10,7 +10,8 @@ T1   an allocation from a warm pool and its free, for each kind of memory and ea
      write the arguments
 T2   the first allocation of pinned memory in a process
 T13  replays of recorded traces, as they were and with streams that still use a block after
-     it was freed: reserved memory divided by live memory, and the time of an event
+     it was freed; the figures are reserved memory divided by live memory, and the time
+     of an event
 T14  the cost of an allocation with few and with many live blocks, and with one thread and
      with many
 
@@ -166,6 +167,7 @@ def peer_cases(names: dict[str, Any]) -> tuple[list[Case], dict[str, str]]:
 
 
 def cupy_cases(names: dict[str, Any]) -> tuple[str, list[Case]]:
+    """Return CuPy's version and its statements."""
     import cupy
 
     names |= {"cupy": cupy, "cupy_alloc": cupy.cuda.alloc}
@@ -178,6 +180,7 @@ def cupy_cases(names: dict[str, Any]) -> tuple[str, list[Case]]:
 
 
 def torch_cases(names: dict[str, Any]) -> tuple[str, list[Case]]:
+    """Return PyTorch's version and its statements."""
     import torch
 
     names |= {"torch": torch, "torch_f4": torch.float32}
@@ -190,6 +193,7 @@ def torch_cases(names: dict[str, Any]) -> tuple[str, list[Case]]:
 
 
 def rmm_cases(names: dict[str, Any]) -> tuple[str, list[Case]]:
+    """Return RMM's version, and a statement for each of its pools."""
     import rmm
     import rmm.mr
 
@@ -214,6 +218,7 @@ def rmm_cases(names: dict[str, Any]) -> tuple[str, list[Case]]:
 
 
 def numba_cases(names: dict[str, Any]) -> tuple[str, list[Case]]:
+    """Return Numba's version and its statement."""
     import numba
     from numba import cuda
 
@@ -296,6 +301,7 @@ def summary_t1(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def first_cumem(nbytes: int, **flags: bool) -> Callable[[], Any]:
+    """Return a function that allocates pinned memory by cumem."""
     cumem.current_stream().synchronize()
     return lambda: cumem.empty_pinned(nbytes, "u1", **flags).numpy()
 
@@ -326,6 +332,7 @@ def first_driver(nbytes: int) -> Callable[[], Any]:
 
 
 def first_cupy(nbytes: int) -> Callable[[], Any]:
+    """Return a function that allocates pinned memory by CuPy."""
     import cupy
 
     cupy.cuda.Device(0).synchronize()
@@ -334,6 +341,7 @@ def first_cupy(nbytes: int) -> Callable[[], Any]:
 
 
 def first_torch(nbytes: int) -> Callable[[], Any]:
+    """Return a function that allocates pinned memory by PyTorch."""
     import torch
 
     torch.cuda.init()
@@ -583,6 +591,7 @@ def child_scale(job: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
+    """Keep the garbage collector from running during the ``with`` block."""
     gc.collect()
     gc.disable()
     try:

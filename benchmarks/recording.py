@@ -66,12 +66,14 @@ class Case:
 
 
 def pair(count: int) -> None:
+    """Allocate and free `count` times from a warm pool."""
     empty = cumem.empty_pinned
     for _ in range(count):
         empty(NBYTES, "u1")
 
 
 def at_depth(depth: int, act: Callable[[int], None], count: int) -> None:
+    """Call `act` from a stack that is `depth` frames deeper."""
     if depth > 0:
         at_depth(depth - 1, act, count)
     else:
@@ -79,6 +81,7 @@ def at_depth(depth: int, act: Callable[[int], None], count: int) -> None:
 
 
 def in_threads(act: Callable[[int], None], count: int) -> None:
+    """Call `act` in each of `THREADS` threads, and wait for all of them."""
     workers = [threading.Thread(target=act, args=(count,)) for _ in range(THREADS)]
     for worker in workers:
         worker.start()
@@ -98,6 +101,7 @@ def timed(act: Callable[[int], None], count: int, rounds: int) -> list[float]:
 
 
 def measured(run: Run) -> Iterator[Case]:
+    """Measure all cases in this process."""
     many, few, rounds = (200, 5, 2) if run.options.quick else (3000, 50, 30)
     device = cumem.empty_device(4096, "u1")
     pinned = cumem.empty_pinned(4096, "u1")
@@ -182,6 +186,7 @@ def compared(before: Path, quick: bool) -> Iterator[Case]:
 
 
 def line(case: Case) -> str:
+    """Return a row of the table."""
     text = f"{case.key:<28} {case.call_ns:8.1f} ns (median {case.median_ns:8.1f})"
     return text + (f"   {case.event_ns:6.1f} ns an event" if case.event_ns else "")
 

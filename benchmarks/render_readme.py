@@ -27,6 +27,7 @@ KINDS = ROOT / "docs" / "memory-kinds.md"
 
 
 def read(name: str) -> dict[str, Any]:
+    """Read a results file."""
     found: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
     return found
 
@@ -126,6 +127,7 @@ def table(data: dict[str, Any]) -> str:
 
 
 def _cell(row: dict[str, Any] | None) -> str:
+    """Return a rate as a cell of the table."""
     if row is None or row["skipped"] is not None:
         return "-"
     return f"{row['gbps']:.1f}" if row["gbps"] >= 10 else f"{row['gbps']:.2f}"

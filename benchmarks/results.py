@@ -119,6 +119,7 @@ def commit_of(results: dict[str, Any]) -> str:
 
 
 def date_of(results: dict[str, Any]) -> str:
+    """Return the date of results, such as 2026-11-26."""
     return str(results.get("started") or results["added"]["date"])[:10]
 
 

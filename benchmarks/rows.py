@@ -5,19 +5,20 @@
     python benchmarks/rows.py --only 'ordinary table.*KiB'
 
 The rows of a case have one length and are chosen in random order. The array of their
-numbers is on the host when a call begins. There are two kinds of cases. In one, rows of a
-table in ordinary or page-locked memory go to a GPU. In the other, blocks of a cache, at
-random places on both sides, go between page-locked memory and a GPU. The bytes of each case
-are compared.
+indices is on the host when a call begins. There are two kinds of cases. In one, rows of
+a table in ordinary or page-locked memory go to a GPU. In the other, blocks of a cache,
+at random places on both sides, go between page-locked memory and a GPU. The bytes of
+each case are compared.
 
 The same run measures one cudaMemcpyBatchAsync of the rows; a loop of copies by PyTorch;
-PyTorch's gather into page-locked memory, with a copy from there; and a kernel written by
-hand, to which the numbers are copied first. It also measures a gather on the host that
-moves nothing to a GPU, by PyTorch or, if that is not installed, by NumPy in one thread. If
-a kernel copies, the same call is also measured with numbers that are on the GPU already,
-which shows what it costs to check and upload those of the host. The output has a line for
-each case, with the fastest of the others that move the same bytes. The script also runs on
-the emulated device, and then says that the figures are not a GPU's.
+PyTorch's gather into page-locked memory, with a copy from there; and a kernel written
+by hand, for which the indices are copied to the GPU first. It also measures a gather on
+the host that moves nothing to a GPU, by PyTorch or, if that is not installed, by NumPy
+in one thread. If a kernel copies, the same call is also measured with indices that are
+on the GPU already, which shows what it costs to check and upload indices of the host.
+The output has a line for each case, with the fastest of the others that move the same
+bytes. The script also runs on the emulated device, and then says that the figures are
+not a GPU's.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ import rows_by_hand
 from measure import Call, Run, times_of
 
 KIB = 1 << 10
-MOST_NBYTES = 1 << 30  # at most, for all rows of a case together
+MOST_NBYTES = 1 << 30  # the most bytes of all rows of a case together
 #: The cases: (key, directions, lengths of rows in KiB, the most rows).
 CASES: list[tuple[str, tuple[str, ...], list[float], int]] = [
     ("ordinary table", ("up",), [0.25, 0.5, 2, 4, 32, 256], 100_000),
@@ -53,7 +54,8 @@ CASES: list[tuple[str, tuple[str, ...], list[float], int]] = [
 OTHERS = ("batch", "by hand", "torch loop", "torch gather")
 MOST_LOOPED = 2_000  # a loop over more rows would take too long
 CHECKED_ROWS = 1_000  # how many rows are compared if another library copied them
-PATTERN_NBYTES = 67_108_859  # a prime number, so that no two rows are equal
+#: After how many bytes the contents repeat. It is a prime number, so no two rows are equal.
+PATTERN_NBYTES = 67_108_859
 
 
 class Case(many.Case):
@@ -61,16 +63,18 @@ class Case(many.Case):
 
     @property
     def is_table(self) -> bool:
+        """Whether the rows are those of a table, and not blocks of a cache."""
         return "table" in self.key
 
     @property
     def name(self) -> str:
+        """The text that ``--only`` is compared with."""
         return f"{self.key} {self.direction} {format_nbytes(self.nbytes)}"
 
 
 @dataclass
 class Work:
-    """The arrays of one case, and the numbers of the rows that are copied."""
+    """The arrays of one case, and the indices of the rows that are copied."""
 
     dst: Any
     src: Any

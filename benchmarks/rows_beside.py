@@ -4,10 +4,10 @@
     python benchmarks/rows_beside.py --json benchmarks/results/rows-beside-h200.json
 
 PyTorch multiplies matrices of bfloat16 on one stream, while random rows are copied between
-mapped memory and a GPU on another. The numbers of the rows are on the GPU. The copy is made
-by the copy engine, as one plain copy; by cumem's kernel, with or without `max_sms`; or by a
-Triton kernel that works like vLLM's offloading (triton_blocks.py), with chunks of several
-lengths. The product is also measured without a copy.
+mapped memory and a GPU on another. The indices of the rows are on the GPU. The copy is
+made by the copy engine, as one plain copy; by cumem's kernel, with or without
+`max_sms`; or by a Triton kernel that works like vLLM's offloading (triton_blocks.py),
+with chunks of several lengths. The product is also measured without a copy.
 
 The copy begins before the products. Each case says whether it also ended after them,
 because only then did it run beside all of them. The output has the time of a product, this
@@ -152,7 +152,7 @@ class Emulated:
 
 @dataclass
 class Copy:
-    """The ends of a copy, and the numbers of its rows on the GPU and on the host."""
+    """The ends of a copy, and the indices of its rows, on the GPU and on the host."""
 
     direction: str
     dst: Any
@@ -181,6 +181,7 @@ class Bench:
         self.rng = np.random.default_rng(35)
 
     def _triton(self) -> Any:
+        """Import the Triton kernel, or note why it cannot be measured."""
         if self.emulated:
             self.missing["triton"] = "needs a GPU"
             return None
@@ -200,7 +201,7 @@ class Bench:
                     yield from self.beside(copy, size)
 
     def copy_of(self, direction: str, nbytes: int) -> Copy:
-        """Choose the rows of a copy at random, half of those on each side."""
+        """Choose half of the rows on each side at random."""
         count = self.total // nbytes
         rows = [self.rng.permutation(2 * count)[:count] for _ in range(2)]
         ends = [end.reshape(-1, nbytes) for end in (self.device, self.host)]

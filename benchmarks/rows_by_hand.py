@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel that copies rows by their numbers, written in CUDA C as a user would write it.
+"""A kernel that copies rows by index, written in CUDA C as a user would write it.
 
 Each warp copies one row at a time, with four loads of 16 bytes in flight in each thread.
 The benchmarks of rows compare it with cumem's kernel.
@@ -41,8 +41,8 @@ extern "C" __global__ void rows(char *dst, const char *src, const long long *dst
 def kernel(cupy: Any) -> Any:
     """Return the kernel, which CuPy compiles at its first launch.
 
-    Its arguments are the addresses of the target, of the source, of the numbers of the
-    target's rows and of those of the source's rows (both int64), then how many rows are
-    copied, and how many units of 16 bytes a row has.
+    Its arguments are the addresses of the target, of the source, and of the indices of
+    the target's and of the source's rows (both int64), then how many rows are copied,
+    and how many units of 16 bytes a row has.
     """
     return cupy.RawKernel(_SOURCE, "rows")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare cumem's kernel that copies rows by their numbers with one written in CUDA C.
+"""Compare cumem's kernel that copies rows by index with one written in CUDA C.
 
     python benchmarks/rows_kernel.py --json benchmarks/results/rows-kernel-h200.json
 
@@ -56,7 +56,7 @@ class Case:
     count, nbytes : int
         How many rows are copied, and the bytes of each.
     numbers : str
-        Where the numbers of the rows are: ``"device"`` or ``"mapped"``.
+        In which memory the indices of the rows are, ``"device"`` or ``"mapped"``.
     max_sms : int
         How many multiprocessors the kernel may use; 0 is the default.
     seconds : dict
@@ -95,6 +95,7 @@ class Bench:
         self.data = np.frombuffer(self.rng.bytes(self.total), np.uint8)
 
     def _cupy(self) -> Any:
+        """Import CuPy and compile the kernel, or note why it cannot be measured."""
         if self.emulated:
             self.missing["anchor"] = "needs a GPU"
             return None
