@@ -172,6 +172,7 @@ class Bench:
             self._find(name)
 
     def _find(self, name: str) -> None:
+        """Import a library, or note why it cannot be measured."""
         package = name.partition(".")[0]
         if self.emulated and name != "safetensors.numpy":
             self.missing[name] = "needs a GPU"

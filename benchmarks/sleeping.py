@@ -149,7 +149,10 @@ def host_memory() -> dict[str, int]:
 
 
 class Way(Protocol):
-    """A way in which blocks sleep and wake. The bytes of a block are its number mod 251."""
+    """A way in which blocks sleep and wake.
+
+    Blocks have the numbers from 0 on. Every byte of a block is its number modulo 251.
+    """
 
     def make(self, sizes: list[int]) -> None: ...
     def drop(self, number: int) -> None: ...
@@ -383,6 +386,7 @@ THEIRS = (USED, USED_DROP, OFFLOADED, BY_HAND, *SAVERS)
 
 
 def way_of(name: str, folder: str, graphs: int) -> Way:
+    """Make the way that has this name."""
     ways: dict[str, Callable[[], Way]] = {
         KEEP: lambda: Buffers(True),
         RELEASE: lambda: Buffers(True, host="release"),
@@ -465,6 +469,7 @@ class Case:
 
 
 def timed(call: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -740,6 +745,7 @@ def train(case: Training, quick: bool) -> None:
 
 
 def work_on_training(run: Run) -> dict[str, Any]:
+    """Run the training that this process was started for."""
     case = Training(run.options.way == "sleeps")
     train(case, run.options.quick)
     return vars(case)
@@ -748,7 +754,8 @@ def work_on_training(run: Run) -> dict[str, Any]:
 def trainings(run: Run) -> Iterator[Training]:
     """Train without sleep, with sleep, and without it again, and compare the losses.
 
-    Those with sleep may differ only by as much as the other two differ from each other.
+    Those with sleep may differ by at most four times as much as the other two differ
+    from each other.
     """
     found = []
     for way in ("stays", "sleeps", "stays again"):
@@ -768,6 +775,7 @@ def trainings(run: Run) -> Iterator[Training]:
 
 
 def command_of(run: Run, worker: str, **more: str) -> list[str]:
+    """Return the command line of a process that measures one part."""
     options = run.options
     command = [sys.executable, __file__, "--worker", worker]
     command += ["--graphs", str(options.graphs), "--folder", options.folder]
@@ -808,6 +816,7 @@ def ask_process(run: Run, worker: str, **more: str) -> dict[str, Any]:
 
 
 def fill(case: Any, found: dict[str, Any]) -> None:
+    """Fill in a case with the results of its process."""
     for name, value in found.items():
         setattr(case, name, value)
 
@@ -835,6 +844,7 @@ class Lines:
         self.links: dict[str, Case] = {}
 
     def __call__(self, case: Any) -> str:
+        """Return the line of a case of any part."""
         if case.error:
             return f"{type(case).__name__} {getattr(case, 'way', '')}: {case.error}"
         if isinstance(case, Case):
@@ -855,6 +865,7 @@ class Lines:
         )
 
     def of_case(self, case: Case) -> str:
+        """Return the line of one set of blocks that slept in one way."""
         if case.way == "link":
             self.links[case.shape] = case
         link = self.links.get(case.shape)

@@ -3,6 +3,8 @@
 
     python benchmarks/spilling.py --json benchmarks/results/spilling-h200.json
 
+The script measures three things:
+
 1. The link: a copy of one buffer's size to pinned memory, and then a copy back.
 2. Turns: the buffers are used one after the other, round after round. The buffer that is
    used next is always one that was spilled to pinned memory, so each use spills one buffer
@@ -142,6 +144,7 @@ def measure_allocation(count: int) -> Case:
 
 
 def measure(quick: bool) -> Iterator[Case]:
+    """Measure all cases."""
     for mib in (8,) if quick else (8, 64, 512):
         link = measure_link(mib << 20)
         yield link
@@ -151,6 +154,7 @@ def measure(quick: bool) -> Iterator[Case]:
 
 
 def line(case: Case) -> str:
+    """Return a row of the table."""
     if case.key == "allocation":
         return (
             f"an allocation of {format_nbytes(case.nbytes)} and its free: "

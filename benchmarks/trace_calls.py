@@ -133,6 +133,7 @@ class Step(NamedTuple):
 
     @property
     def is_move(self) -> bool:
+        """Whether a function of another file made the call."""
         return self.caller not in ("", self.room)
 
 
@@ -160,6 +161,7 @@ class Tracer:
         sys.setprofile(self._profile)
 
     def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        """Record that a Python function of the package begins or ends."""
         if event in ("call", "return"):
             number = self._codes.get(frame.f_code)
             if number is None:
@@ -200,6 +202,7 @@ class Tracer:
         return list(self._steps([(r.thread, r.kind, r.what) for r in rows[:count]]))
 
     def _steps(self, rows: list[tuple[int, int, int]]) -> Iterator[Step]:
+        """Turn the rows of a trace into the functions that were entered."""
         self._find({what for _, kind, what in rows if kind == ENTER})
         # For each thread, the functions that it is in: the file of each, and whether the
         # emulated device called it.
@@ -214,8 +217,8 @@ class Tracer:
             room, function = self._named(kind, what)
             caller, in_driver = stack[-1] if stack else ("", thread in drivers)
             # The emulated device also uses functions of base/, which then count as part of
-            # it. Other functions that it calls are callbacks of cumem, as CUDA has them,
-            # and do not.
+            # it. Other functions that it calls are callbacks into cumem, such as CUDA
+            # makes too, and do not count as part of it.
             in_driver = room.startswith(EMULATED) or (
                 in_driver and room.startswith("base/")
             )

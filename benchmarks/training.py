@@ -67,7 +67,7 @@ class Case:
     again_seconds : list of list of float
         For each step, its time in each later pass of each process.
     reserved_nbytes, live_nbytes : int
-        The most bytes that the allocator had reserved, and that tensors used of it,
+        The most bytes that the allocator had reserved, and the most that tensors used,
         according to its own statistics.
     used_nbytes : int
         The most device memory in use after a step, according to the driver, minus what
@@ -150,6 +150,7 @@ def memory(way: str) -> tuple[int, int]:
 
 
 def used_nbytes() -> int:
+    """Return how much memory of the GPU is in use, or 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0
     free, total = torch.cuda.mem_get_info()

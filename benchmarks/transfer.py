@@ -87,6 +87,7 @@ class Driver:
         self._call("cuCtxSetCurrent", context)
 
     def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver. Raises OSError if it fails."""
         code = getattr(self._library, name)(*arguments)
         if code != 0:
             raise OSError(f"{name} failed with {code}")
@@ -157,6 +158,7 @@ class Bench:
             self._find(name)
 
     def _find(self, name: str) -> None:
+        """Import a library, or note why it cannot be measured."""
         if self.emulated:
             self.missing[name] = "needs a GPU"
         elif name in ("driver", "driver-wait"):
@@ -210,7 +212,7 @@ class Bench:
         return {"up": nbytes / up, "down": nbytes / down}
 
     def check(self, wanted: np.ndarray[Any, Any], device: Any) -> None:
-        """Check that the device has the wanted bytes, which come back to pinned memory."""
+        """Copy the device's bytes to pinned memory, and check that they are as wanted."""
         got = cumem.empty(wanted.shape, wanted.dtype, "pinned")
         cumem.copy(got, device)
         if not np.array_equal(got.numpy(), wanted):

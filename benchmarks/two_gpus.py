@@ -89,6 +89,7 @@ class Driver:
                     self._call("cuMemAlloc_v2", ctypes.byref(address), size)
 
     def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver. Raises OSError if it fails."""
         code = getattr(self._library, name)(*arguments)
         if code not in (0, 704):  # 704 means that peer access is enabled already
             raise OSError(f"{name} failed with {code}")
@@ -116,6 +117,7 @@ class Driver:
                     self._call("cuMemFree_v2", address)
 
     def _synchronize(self) -> None:
+        """Wait for both devices."""
         for device in range(2):
             with self.current(device):
                 self._call("cuStreamSynchronize", self.streams[device])

@@ -39,10 +39,12 @@ SHORT = 100  # how many short calls are timed together
 
 
 def repeats(nbytes: int) -> int:
+    """Return how often a copy of so many bytes is timed in a round."""
     return 40 * SHORT if nbytes <= 64 * KIB else 300 if nbytes <= 4 * MIB else 15
 
 
 def name_of(nbytes: int) -> str:
+    """Return a number of bytes as a short text, such as "4 MiB"."""
     for unit, text in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if nbytes >= unit:
             return f"{nbytes // unit} {text}"
@@ -126,6 +128,7 @@ def files(largest: int) -> Iterator[Case]:
 
 
 def three_calls() -> None:
+    """Make and drop three objects, which is work of Python alone."""
     object(), object(), object()
 
 
@@ -274,6 +277,7 @@ def cases(largest: int, only: str) -> Iterator[Case]:
 
 
 def machine() -> dict[str, str]:
+    """Return the GPU, the driver, the processor and the commit of the build."""
     import cumem
     from cumem import info
 
@@ -327,6 +331,7 @@ def import_seconds(environment: dict[str, str]) -> float:
 
 
 def run(site: Path, largest: int, only: str) -> dict[str, dict]:
+    """Measure the cases in a fresh process of the build in `site`."""
     environment = os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, __file__, "--measure", str(largest), "--only", only]
     answer = subprocess.run(

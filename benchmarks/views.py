@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare small calls on buffers, such as a loop makes often, with the same calls in NumPy.
+"""Compare small calls on buffers, as a loop makes them often, with the same calls in NumPy.
 
     python benchmarks/views.py --json benchmarks/results/views-h200.json
 
