@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from support import testing  # before cumem, for the core that counts calls
+from support import testing  # first, because it loads the core that counts calls
 
 # isort: split
 from measure import Run

@@ -211,7 +211,7 @@ def in_and_out(src: Any, x: cumem.Buffer, y: cumem.Buffer, out: Any) -> None:
 
 
 def overlap(worker: Worker, nbytes: int, chunk: int, repeats: int) -> Iterator[Case]:
-    """Measure the stages with each kind of memory and several shares that leave."""
+    """Measure the stages with both kinds of memory, while a part or all of it leaves."""
     rows = nbytes // WIDTH // 4
     for kind in ("pinned", "numpy"):
         of_ours = (
@@ -543,8 +543,8 @@ def span(stage: str, number: int, begin: float, end: float) -> dict[str, Any]:
 def timeline(worker: Worker, nbytes: int, chunk: int) -> list[dict[str, Any]]:
     """Return when each stage of each chunk began and ended, in seconds.
 
-    CUDA events time the work. A copy ends when `Sightings` sees it, and begins as long
-    before as `Transfer.seconds` says that it took.
+    CUDA events time the work. A copy counts as ended when `Sightings` sees that it has,
+    and as begun `Transfer.seconds` before that.
     """
     rows, step = nbytes // WIDTH // 4, chunk // WIDTH // 4
     src = cumem.full((rows, WIDTH), 1, "f4", "pinned")

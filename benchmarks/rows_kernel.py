@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from support import testing  # before cumem, for the core that launches the kernel
+from support import testing  # first, because it loads the core with the kernel's hook
 
 # isort: split
 import rows_by_hand

@@ -28,7 +28,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH hides it
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-from support import testing  # before cumem, for the core that can deny peers
+from support import testing  # first, because it loads the core that can deny peers
 
 # isort: split
 from measure import Call, Run, times_of
@@ -266,7 +266,7 @@ class Bench:
                 ),
             }
             # cumem's copy comes first, so that cumem enables peer access itself. If the
-            # class Driver had enabled it before, that would be measured instead.
+            # class Driver had enabled it before, cumem would copy by that access.
             cumem.copy(plain_far, plain_near)
             if self.driver is not None:
                 self.driver.enable()
