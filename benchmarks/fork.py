@@ -257,7 +257,7 @@ def beside_copies(nbytes: int, rounds: int) -> Case:
     def child() -> int:
         found = wrong(idle, 9)
         for view in views:
-            view[:] = 255  # must change only the child's memory; the parent uses no 255
+            view[:] = 255  # which the parent never writes, and must never see
         return found
 
     times = []

@@ -39,7 +39,7 @@ from measure import Run, times_of
 
 MIB = 1 << 20
 THREADS = 8
-#: The most times of a case that the results keep, which are its first ones.
+#: How many times of a case the results keep at most. They keep the first ones.
 ROUNDS = 100
 #: How many of the last arrays on the device are kept alive.
 DEPTH = 4
