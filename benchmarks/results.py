@@ -196,7 +196,7 @@ def changed_since(commit: str, sources: tuple[str, ...]) -> int | None:
 
 
 def git(*command: str) -> str | None:
-    """Return what a git command prints, or None if it fails or prints nothing."""
+    """Return what a git command prints, or None if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), *command], capture_output=True, text=True
