@@ -7,10 +7,10 @@
 
 Large arrays, whose dtypes differ between the two sides, are copied from the host to the
 device and back, and each case is compared bit by bit. The same run measures three other
-ways: the side that receives the copy converts it afterwards (on the device by PyTorch or
-CuPy, whichever is installed); the side that sends it converts it before; and a copy of as
-many bytes as cumem sends over the link, without any conversion. The script also runs on the
-emulated device, and then says that the figures are not a GPU's.
+ways: the side that receives the copy converts it afterwards (on the device by PyTorch
+or CuPy, whichever is installed); NumPy converts it before it is copied to the device;
+and a copy of as many bytes as cumem sends over the link, without any conversion. The
+script also runs on the emulated device, and then says that the figures are not a GPU's.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class Case:
     seconds : dict
         The best time of each way: ``"cumem"`` converts as it copies; ``"after"`` copies
         the source and has the target's side convert it, which is the device for
-        ``"up"`` and NumPy for ``"down"``; ``"before"`` has the source's side convert;
-        ``"link"`` copies as many bytes as cumem sends, and converts nothing.
+        ``"up"`` and NumPy for ``"down"``; ``"before"``, which is only measured for
+        ``"up"``, has NumPy convert first; ``"link"`` copies as many bytes as cumem
+        sends, and converts nothing.
     spread : dict
         The median time divided by the best one, for each way.
     by : dict
