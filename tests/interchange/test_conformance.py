@@ -129,26 +129,27 @@ EMULATED = {
 #: Libraries behave in these ways although no protocol demands it. The versions are
 #: those in which this was seen.
 LIMITS = {
-    "flat": "np.frombuffer and torch.frombuffer give one axis, and take no gaps",
+    "flat": "np.frombuffer and torch.frombuffer return one axis, and refuse gaps between "
+    "elements",
     "numpy legacy": "NumPy before 2.1 asks for capsules from before DLPack 1.0 and makes "
     "read-only arrays of them",
-    "torch empty": "torch.frombuffer refuses memory without bytes (2.11, 2.13)",
-    "torch read-only": "PyTorch has no read-only tensors: by DLPack it takes the memory "
-    "and may write it (2.11, 2.13); by __cuda_array_interface__ it refuses",
+    "torch empty": "torch.frombuffer refuses empty memory (2.11, 2.13)",
+    "torch read-only": "PyTorch has no read-only tensors. By DLPack it accepts read-only "
+    "memory and may write to it (2.11, 2.13). By __cuda_array_interface__ it refuses it",
     "torch stream": "torch.as_tensor ignores the stream of __cuda_array_interface__ "
-    "(2.11): name it or hand over by DLPack",
+    "(2.11)",
     "jax compact": "JAX takes only strides that leave no gaps, and copies memory that is "
     "not aligned to 64 bytes (0.11, 0.12)",
     "jax legacy": "JAX asks for capsules from before DLPack 1.0, which cannot say that "
     "memory is read-only (0.11, 0.12)",
-    "jax default streams": "JAX takes the numbers 1 and 2 in a "
-    "__cuda_array_interface__, the default streams, for no stream at all, and reads before "
-    "their work is done (0.11)",
+    "jax default streams": "JAX ignores the streams 1 and 2 in a "
+    "__cuda_array_interface__, which are the default streams, and reads before their work "
+    "is done (0.11)",
     "jax owner": "jnp.asarray does not keep an object with __cuda_array_interface__ alive "
     "(0.11): hold the buffer",
     "cupy read-only": "CuPy and Numba ignore that memory is read-only (14.2, 0.68)",
-    "float8": "PyTorch and JAX take and give float8 by DLPack since versions of their own "
-    "(seen in 2.13 and 0.12)",
+    "float8": "PyTorch and JAX exchange float8 by DLPack only in newer versions (seen in "
+    "2.13 and 0.12)",
     "tvm read-only": "TVM FFI ignores that memory is read-only (0.1.15)",
     "tvm legacy": "TVM FFI asks objects without the C functions for capsules from before "
     "DLPack 1.0 (0.1.15)",
