@@ -232,7 +232,8 @@ number_table(world *w, table_copy *t)
 {
     cm_many *many;
     cm_chosen_rows *const numbers[2] = {&t->numbers[CM_DST], &t->numbers[CM_SRC]};
-    MUST(cm_numbered_many_create(w->engine, &t->layer, 1, numbers, false, &many));
+    MUST(
+        cm_numbered_many_create(w->engine, &t->layer, 1, numbers, false, false, &many));
     return many;
 }
 
@@ -434,13 +435,16 @@ test_layers_of_several_ways_or_lengths_are_left_to_the_batch(void)
     longer.array[CM_SRC].shape[0]++;
     cm_layer layers[] = {t.layer, turned};
     cm_many *many;
-    CHECK_OK(cm_numbered_many_create(w.engine, layers, 2, numbers, false, &many));
+    CHECK_OK(
+        cm_numbered_many_create(w.engine, layers, 2, numbers, false, false, &many));
     CHECK(many == NULL);
     layers[1] = longer;
-    CHECK_OK(cm_numbered_many_create(w.engine, layers, 2, numbers, false, &many));
+    CHECK_OK(
+        cm_numbered_many_create(w.engine, layers, 2, numbers, false, false, &many));
     CHECK(many == NULL);
     layers[1] = t.layer;
-    CHECK_OK(cm_numbered_many_create(w.engine, layers, 2, numbers, false, &many));
+    CHECK_OK(
+        cm_numbered_many_create(w.engine, layers, 2, numbers, false, false, &many));
     CHECK(many != NULL);
     CHECK_EQ(many->nbytes, 2 * 64 * 8);
     CHECK(many->rows->numbers[CM_SRC] == t.numbers[CM_SRC].rows); /* shared */

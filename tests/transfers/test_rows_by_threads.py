@@ -171,3 +171,92 @@ def test_numbers_and_source_are_read_before_the_call_on_a_stream_returns(
     rows[:] = 0
     stream.synchronize()
     assert (values.get(device) == expected).all()
+
+
+#: More than a device remembers the addresses of.
+LONG_NBYTES = (1 << 30) + (1 << 22)
+
+
+@pytest.fixture(scope="module")
+def long_table() -> np.ndarray:
+    """A table whose pages exist only where something was written."""
+    return np.empty(LONG_NBYTES, "u1")
+
+
+def routes_of(rows: Any, target: Any, source: Any, **more: Any) -> str | None:
+    handle = cumem.copy_rows_async(target, source, src_rows=rows, **more)
+    handle.wait()
+    return handle.route
+
+
+class TestLongPageLockedTable:
+    """A kernel reads short rows of a long table slowly, so threads gather them."""
+
+    WIDTH, COUNT = 256, 5000
+
+    def rows(self, table: np.ndarray) -> np.ndarray:
+        """Return rows at both ends of the table, where it is filled with numbers."""
+        last = len(table) - 1
+        near = np.random.default_rng(0).permutation(self.COUNT)
+        rows = np.where(near % 2, near, last - near)
+        table[rows] = numbers(self.COUNT * self.WIDTH).reshape(self.COUNT, self.WIDTH)
+        return rows
+
+    def test_threads_gather_short_rows(self, runtime, long_table) -> None:
+        table = long_table[: LONG_NBYTES // self.WIDTH * self.WIDTH]
+        table = table.reshape(-1, self.WIDTH)
+        rows = self.rows(table)
+        target = cumem.zeros((self.COUNT, self.WIDTH), "u1")
+        with cumem.register(long_table) as locked:
+            source = locked[: table.size].reshape(table.shape)
+            assert routes_of(rows, target, source) == "staged-table"
+            assert (values.get(target) == table[rows]).all()
+            target.fill(0)
+            cumem.copy_rows(target, source, src_rows=rows - len(table))
+            assert (values.get(target) == table[rows]).all()
+
+    @pytest.mark.parametrize("why", ["stream", "max_sms", "long rows", "few", "short"])
+    def test_a_kernel_reads_the_others(self, runtime, long_table, why) -> None:
+        width = 516 if why == "long rows" else self.WIDTH
+        table = long_table[: LONG_NBYTES // width * width].reshape(-1, width)
+        rows = np.arange(self.COUNT)[::-1] * 3
+        rows = rows[:100] if why == "few" else rows
+        table[rows] = numbers(len(rows) * width).reshape(len(rows), width)
+        target = cumem.zeros((len(rows), width), "u1")
+        more: dict[str, Any] = {}
+        if why == "stream":
+            more["stream"] = cumem.Stream()
+        if why == "max_sms":
+            more["max_sms"] = 4
+        with cumem.register(long_table) as locked:
+            length = (1 << 30) // width if why == "short" else len(table)
+            source = locked[: length * width].reshape(length, width)
+            assert routes_of(rows, target, source, **more) == "rows"
+            assert (values.get(target) == table[rows]).all()
+
+    def test_threads_come_after_what_writes_the_table(
+        self, emulated, long_table
+    ) -> None:
+        table = long_table[: LONG_NBYTES // self.WIDTH * self.WIDTH]
+        table = table.reshape(-1, self.WIDTH)
+        rows = self.rows(table)
+        target = cumem.zeros((self.COUNT, self.WIDTH), "u1")
+        new = cumem.full((10, self.WIDTH), 77, "u1", "device")
+        late = cumem.Stream()
+        with cumem.register(long_table) as locked:
+            source = locked[: table.size].reshape(table.shape)
+            first = int(rows[0])
+            with session.gate(late):
+                cumem.copy_async(source[first : first + 1], new[:1], stream=late)
+                handle = cumem.copy_rows_async(target, source, src_rows=rows)
+                assert not handle.done
+            handle.wait()
+            assert handle.route == "staged-table"
+            assert (values.get(target)[0] == 77).all()
+            assert (values.get(target)[1:] == table[rows[1:]]).all()
+
+    def test_write_combined_memory_is_not_read_by_the_host(self, emulated) -> None:
+        source = cumem.empty_pinned(LONG_NBYTES, "u1", write_combined=True)
+        source = source[: LONG_NBYTES // 256 * 256].reshape(-1, 256)
+        target = cumem.zeros((self.COUNT, 256), "u1")
+        assert routes_of(np.arange(self.COUNT)[::-1], target, source) == "rows"

@@ -116,6 +116,32 @@ list_runs(const cm_row_copy *self, rows_pass *pass)
     return cm_ok();
 }
 
+/* True if threads of the host gather the rows, although they lie in page-locked memory
+ * that a kernel could read. On a stream they never do, since a copy from page-locked
+ * memory has to be in the order of its stream, and the threads would have to wait for
+ * that stream. A plan may be used on a stream, so it has a kernel in any case.
+ * Processors read write-combined memory slowly. */
+static bool
+do_threads_gather(const cm_row_copy *self)
+{
+    if (self->stream != NULL || self->is_plan || self->max_sms != 0
+        || self->layer_count == 0 || cm_rows_are_on_device(self)) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < self->layer_count; i++) {
+        cm_layer layer = cm_rows_layer_of(self, i);
+        const cm_storage *src = self->ends[CM_SRC].operands[i].storage;
+        bool is_combined =
+            src != NULL && (src->flags & CM_HOST_ALLOC_WRITE_COMBINED) != 0;
+        if (is_combined
+            || !cm_rows_suit_threads(&layer, (uint64_t)self->layer_count,
+                                     self->ends[CM_SRC].numbers.count)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Give the rows to the copy threads by their numbers, if the threads can take these
  * rows. Otherwise common.many stays NULL. Needs no GIL. */
 static cm_status
@@ -130,9 +156,9 @@ number_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
     for (Py_ssize_t i = 0; i < self->layer_count; i++) {
         layers[i] = layer_at(pass, i);
     }
-    cm_status status =
-        cm_numbered_many_create(engine, layers, (uint64_t)self->layer_count, numbers,
-                                on_stream, &pass->many.request.common.many);
+    cm_status status = cm_numbered_many_create(
+        engine, layers, (uint64_t)self->layer_count, numbers, on_stream,
+        do_threads_gather(self), &pass->many.request.common.many);
     free(layers);
     return status;
 }
@@ -361,7 +387,8 @@ may_suit_kernel(const cm_row_copy *self)
 int
 cm_rows_choose(cm_row_copy *self, int *device)
 {
-    if (!cm_rows_are_on_device(self) && self->max_sms == 0 && !may_suit_kernel(self)) {
+    if (!cm_rows_are_on_device(self) && self->max_sms == 0
+        && (!may_suit_kernel(self) || do_threads_gather(self))) {
         return 0;
     }
     return cm_rows_find_device(self, device);

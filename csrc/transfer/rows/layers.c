@@ -16,6 +16,16 @@ enum {
      * us between two copies. So copies of this length are as fast by the engine, and
      * leave all multiprocessors to others (benchmarks/rows.py on an H200). */
     LONG_RUN_NBYTES = 2 << 20,
+    /* A kernel that reads rows of page-locked memory needs the address of a page for
+     * each row. A device remembers the addresses of about 1 GiB of such memory, and has
+     * to look up the others. From a table of up to 512 MiB, rows of 128, 256, 512 and
+     * 1,024 bytes reach an H200 at 47, 49, 50 and 51 GB/s, and from one of 2 GiB at 7,
+     * 15, 27 and 47. Threads of the host gather such rows at 30, 35, 40 and 42 GB/s
+     * from a table of any length. So they do it for rows of up to this many bytes. */
+    MOST_GATHERED_NBYTES = 512,
+    REMEMBERED_NBYTES = 1 << 30,
+    /* Threads take some time to begin, in which a kernel has copied fewer bytes. */
+    LEAST_GATHERED_NBYTES = 1 << 20,
 };
 
 /* Return the end of a run that begins `offset` bytes behind element 0 of an array. */
@@ -173,6 +183,26 @@ cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
            && are_pitched(layer, row.run_nbytes, numbers);
 }
 
+bool
+cm_rows_suit_threads(const cm_layer *layer, uint64_t layer_count, uint64_t count)
+{
+    cm_layout row;
+    int64_t low, high;
+    const cm_region *array = layer->array;
+    cm_region one[2] = {row_of(&array[CM_DST]), row_of(&array[CM_SRC])};
+    if (!cm_region_is_on_device(&array[CM_DST])
+        || !cm_kind_is_page_locked(array[CM_SRC].kind)
+        || !cm_is_ok(cm_layout_init(&one[CM_DST], &one[CM_SRC], &row))
+        || !cm_is_ok(cm_region_bounds(&array[CM_SRC], &low, &high))) {
+        return false; /* planning the copy says what is wrong */
+    }
+    uint64_t nbytes;
+    return row.ndim == 0 && row.run_nbytes <= MOST_GATHERED_NBYTES
+           && (uint64_t)(high - low) > REMEMBERED_NBYTES
+           && cm_mul_u64(layer_count * row.run_nbytes, count, &nbytes)
+           && nbytes >= LEAST_GATHERED_NBYTES;
+}
+
 /* -- for the copy threads --------------------------------------------------------------- */
 
 /* One run in a list takes as much time as the copy threads need for this many of the
@@ -206,14 +236,15 @@ init_numbered_layer(const cm_layer *layer, cm_numbered_layer *out, bool *suits)
  * their numbers. */
 static bool
 goes_along(cm_engine *engine, const cm_numbered_layer *layer, bool on_stream,
-           bool is_first, cm_many *many)
+           bool gathers, bool is_first, cm_many *many)
 {
     int device, src_device;
     const cm_piece piece = {.dst = layer->end[CM_DST], .src = layer->end[CM_SRC]};
+    cm_end_facts dst = cm_engine_facts_of(engine, &layer->array[CM_DST]);
+    cm_end_facts src = cm_engine_facts_of(engine, &layer->array[CM_SRC]);
+    src.locked = src.locked && !gathers;
     cm_many_way way =
-        cm_piece_choose_way(&piece, cm_engine_facts_of(engine, &layer->array[CM_DST]),
-                            cm_engine_facts_of(engine, &layer->array[CM_SRC]),
-                            on_stream, &device, &src_device);
+        cm_piece_choose_way(&piece, dst, src, on_stream, &device, &src_device);
     if (is_first) {
         many->way = way;
         many->device = device;
@@ -230,8 +261,8 @@ goes_along(cm_engine *engine, const cm_numbered_layer *layer, bool on_stream,
 /* Fill in all layers. *suits becomes false if one of them does not suit. */
 static cm_status
 collect_layers(cm_engine *engine, const cm_layer *layers,
-               cm_chosen_rows *const numbers[2], bool on_stream, cm_many *many,
-               bool *suits)
+               cm_chosen_rows *const numbers[2], bool on_stream, bool gathers,
+               cm_many *many, bool *suits)
 {
     cm_numbered_rows *rows = many->rows;
     for (uint64_t i = 0; *suits && i < rows->layer_count; i++) {
@@ -243,7 +274,8 @@ collect_layers(cm_engine *engine, const cm_layer *layers,
                          || layers[i].array[side].shape[0] == of->row_count);
         }
         *suits =
-            *suits && goes_along(engine, &rows->layers[i], on_stream, i == 0, many);
+            *suits
+            && goes_along(engine, &rows->layers[i], on_stream, gathers, i == 0, many);
     }
     return cm_ok();
 }
@@ -291,7 +323,8 @@ drop_even_numbers(cm_numbered_rows *rows, cm_side side)
 
 cm_status
 cm_numbered_many_create(cm_engine *engine, const cm_layer *layers, uint64_t layer_count,
-                        cm_chosen_rows *const numbers[2], bool on_stream, cm_many **out)
+                        cm_chosen_rows *const numbers[2], bool on_stream, bool gathers,
+                        cm_many **out)
 {
     *out = NULL;
     bool suits = layer_count > 0 && numbers[CM_DST]->count > 0;
@@ -303,7 +336,8 @@ cm_numbered_many_create(cm_engine *engine, const cm_layer *layers, uint64_t laye
     many->rows = cm_numbered_rows_create(numbers[CM_DST]->count, layer_count);
     cm_status status = cm_allocated(many->rows != NULL, layer_count);
     if (cm_is_ok(status)) {
-        status = collect_layers(engine, layers, numbers, on_stream, many, &suits);
+        status =
+            collect_layers(engine, layers, numbers, on_stream, gathers, many, &suits);
     }
     if (cm_is_ok(status) && suits && !is_list_short(many->rows, numbers)) {
         status = cm_numbered_rows_place(many->rows, &many->span);

@@ -48,12 +48,12 @@ void cm_row_runs_fini(cm_row_runs *runs);
  * or rows whose bytes lie apart, if a registration begins or ends in an array, and if
  * enough rows follow on each other for a list of runs to be short. No layer may write
  * what another one touches. `on_stream` has the meaning that it has in cm_plan_options.
+ * With `gathers` the threads also read a source in page-locked memory, as they read
+ * ordinary memory (cm_rows_suit_threads()).
  * Fails: CM_ENOMEM, CM_ESHAPE, CM_EOVERFLOW. */
-CM_NODISCARD cm_status cm_numbered_many_create(cm_engine *engine,
-                                               const cm_layer *layers,
-                                               uint64_t layer_count,
-                                               cm_chosen_rows *const numbers[2],
-                                               bool on_stream, cm_many **out);
+CM_NODISCARD cm_status cm_numbered_many_create(
+    cm_engine *engine, const cm_layer *layers, uint64_t layer_count,
+    cm_chosen_rows *const numbers[2], bool on_stream, bool gathers, cm_many **out);
 
 /* Return whether the copy engine of a device that reaches both ends moves the rows at
  * least as fast as a kernel that reads their numbers. It does so if there are only a
@@ -64,6 +64,11 @@ CM_NODISCARD cm_status cm_numbered_many_create(cm_engine *engine,
  * only if it would be true for all numbers. */
 bool cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
                          const cm_kernel_numbers *numbers);
+
+/* Return whether copy threads gather rows of page-locked memory faster than a kernel of
+ * the device reads them. They do so if the rows are short and lie in a long table. The
+ * arguments are as for cm_rows_suit_engine(). */
+bool cm_rows_suit_threads(const cm_layer *layer, uint64_t layer_count, uint64_t count);
 
 /* Add a layer whose rows a kernel copies by the numbers of rows->move, which are set
  * already. Rows whose bytes lie apart become a layer of the kernel's for each run of
