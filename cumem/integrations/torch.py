@@ -27,6 +27,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import gc
 import hashlib
 import importlib
 import inspect
@@ -653,18 +654,45 @@ def _find_spare(torch: Any, lender: _Lender) -> list[tuple[int, int]]:
     These lie between tensors. A tensor that has ended counts as used as long as a stream
     works on it for which it was recorded. No lock is taken, because `Region.sleep` has one.
     """
-    spare = []
-    for name, mem_pool in [*lender.pools_by_id.items()]:
-        segments = _snapshot(torch, name)
-        if not segments and mem_pool() is None:
-            lender.pools_by_id.pop(name, None)
-        for segment in segments:
-            address = segment["address"]
-            for block in segment["blocks"]:
-                if block["state"] == "inactive":
-                    spare.append((address, block["size"]))
-                address += block["size"]
-    return sorted(set(spare))
+    spare: set[tuple[int, int]] = set()
+    with _without_collections():
+        for name, mem_pool in [*lender.pools_by_id.items()]:
+            parts = _spare_parts(_snapshot(torch, name))
+            if parts is None and mem_pool() is None:
+                lender.pools_by_id.pop(name, None)
+            spare.update(parts or ())
+    return sorted(spare)
+
+
+def _spare_parts(segments: list[Any]) -> list[tuple[int, int]] | None:
+    """Return the address and length of each unused part, or None without segments."""
+    parts = []
+    for segment in segments:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            nbytes = block["size"]
+            if block["state"] == "inactive":
+                parts.append((address, nbytes))
+            address += nbytes
+    return parts if segments else None
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python from collecting garbage in the block.
+
+    A snapshot has a dict for each block of PyTorch's. So many new objects make Python look
+    through all objects of the program for garbage, which takes longer than the snapshot
+    does, and all of these dicts are gone at the end of the block.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _snapshot(torch: Any, name: Any) -> list[Any]:
