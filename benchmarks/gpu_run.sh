@@ -34,8 +34,9 @@ failed=()
 install() {
     local wheel
     wheel=$(echo .gpu/cumem-*.whl)
-    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --target "$work/site" \
-        "$wheel" || "$PYTHON" -m zipfile -e "$wheel" "$work/site" || return 1
+    "$PYTHON" -m pip install -q --no-index --no-deps --target "$work/site" "$wheel" ||
+        "$PYTHON" -m zipfile -e "$wheel" "$work/site" || return 1
+    "$PYTHON" -m compileall -q "$work/site" # as every installation by pip does
     export PYTHONPATH="$work/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
     export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1 CUMEM_BACKEND=cuda
     mkdir -p tests/core && cp .gpu/core/_core*.so tests/core || return 1

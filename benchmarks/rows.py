@@ -52,6 +52,7 @@ CASES: list[tuple[str, tuple[str, ...], list[float], int]] = [
     ("one block", ("up", "down"), [4], 1),
 ]
 OTHERS = ("batch", "by hand", "torch loop", "torch gather")
+ROUNDS = 2  # in which all take turns, so that none is measured on a colder GPU only
 MOST_LOOPED = 2_000  # a loop over more rows would take too long
 CHECKED_ROWS = 1_000  # how many rows are compared if another library copied them
 #: After how many bytes the contents repeat. It is a prime number, so no two rows are equal.
@@ -128,14 +129,18 @@ class Bench:
     def measure(self, case: Case) -> Case:
         """Time all libraries on the same rows, and verify the result of each."""
         work = self.work_of(case)
-        for name, make in self.calls(case, work).items():
+        calls: dict[str, Call] = {}
+        times: dict[str, list[float]] = {}
+        for name, make in [*self.calls(case, work).items()] * ROUNDS:
             try:
-                times = times_of(make(), self.seconds)
+                calls[name] = calls.get(name) or make()
+                taken = times_of(calls[name], self.seconds / ROUNDS)
             except (RuntimeError, OSError, MemoryError, ValueError) as error:
                 case.errors[name] = str(error).splitlines()[0]
                 continue
-            case.seconds[name] = min(times)
-            case.spread[name] = statistics.median(times) / min(times)
+            times.setdefault(name, []).extend(taken)
+            case.seconds[name] = min(times[name])
+            case.spread[name] = statistics.median(times[name]) / min(times[name])
             if name != "gather alone":
                 self.verify(case, work, name)
         ends = (work.dst, work.src, work.dst_rows, work.src_rows)
