@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.base.kinds import is_on_device
@@ -22,6 +21,8 @@ from cumem.buffers.filling import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from cumem.pools.pool import Pool
 
 # The default of `kind`. It shows as "device" in signatures, but is another object than the

@@ -36,7 +36,6 @@ from typing import (
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.base.carried import find
@@ -68,6 +67,7 @@ _T = TypeVar("_T")
 _B = TypeVar("_B", bound=_core.Buffer)
 if TYPE_CHECKING:
     import typing_extensions
+    from numpy.typing import DTypeLike
 
     #: The type of the buffers in an `NpzDict`; Any where an annotation does not give it.
     _V = typing_extensions.TypeVar("_V", default=Any)

@@ -26,6 +26,7 @@ import pathlib
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import (
+    TYPE_CHECKING,
     Any,
     Literal,
     SupportsIndex,
@@ -37,7 +38,6 @@ from typing import (
 )
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.base.units import read_integer
@@ -52,6 +52,9 @@ from cumem.files.file_hints import HEAD_NBYTES, why_not_plain
 from cumem.files.opening import check_sort, open_owned, open_path, unwrapped
 from cumem.files.replacing import Replacement, replacing, sync_folder
 from cumem.pools.pool import Pool
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 #: A file is named by a path, by a descriptor, or by a binary file that open() made.

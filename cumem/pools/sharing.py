@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, NoReturn, SupportsIndex
-
-from numpy.typing import DTypeLike
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from cumem import _core
 from cumem.base.errors import warn_caller
 from cumem.buffers.arguments import hinting, read_dtype, refuse_dtype, wrong_type
 from cumem.pools.pool import read_node, why_shared_pages_are_small
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 _HUGE_PAGE = 2 << 20
 _MOST_NBYTES = (1 << 63) - 1

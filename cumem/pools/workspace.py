@@ -30,7 +30,6 @@ from typing import (
 )
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.base.errors import OutOfMemoryError
@@ -39,6 +38,8 @@ from cumem.buffers.arguments import hinting
 from cumem.pools.pool import Pool
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from cumem._core import _B_co
     from cumem.devices.device import Device
 else:

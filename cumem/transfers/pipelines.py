@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import (
+    TYPE_CHECKING,
     Any,
     NamedTuple,
     Self,
@@ -26,7 +27,6 @@ from typing import (
 )
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from cumem import _core
 from cumem.base.units import format_nbytes, read_count, read_size
@@ -45,6 +45,9 @@ from cumem.transfers.sources import (
     row_nbytes,
     total_nbytes,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 _R = TypeVar("_R")
 _T = TypeVar("_T")

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cumem import _core
 from cumem.base.errors import warn_caller
@@ -24,6 +23,9 @@ from cumem.interchange.structures import (
     mapped,
 )
 from cumem.transfers.loading import _carried, _like, is_left, tensor_over
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -26,7 +26,6 @@ from typing import (
 )
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cumem import _core
 from cumem.base.carried import remember
@@ -61,6 +60,7 @@ from cumem.files.safetensors.format import (
 
 if TYPE_CHECKING:
     import typing_extensions
+    from numpy.typing import NDArray
 
     from cumem.base._optional_types import Array, Tensor
 
