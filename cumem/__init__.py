@@ -34,9 +34,9 @@ _STUBS = {"cumem": "__init__.pyi", "cumem.types": "types.pyi"}
 
 @cache
 def _homes(face: str = "cumem") -> dict[str, str]:
-    """Read from the stub of `face` each public name and the module that has it.
+    """Read from the stub of `face` each public name, and return the module that has it.
 
-    A name that is a module of the package, such as `doctor` or `units`, has ``""`` there.
+    For a name that is itself a module of the package, such as `units`, it is ``""``.
     """
     with open(f"{__path__[0]}/{_STUBS[face]}", encoding="utf-8") as file:
         imports = file.read().split("\nfrom cumem")[1:]
@@ -55,9 +55,9 @@ def _homes(face: str = "cumem") -> dict[str, str]:
 def _load(module: str) -> ModuleType:
     """Load a module of the package, and put its public names where users find them.
 
-    The extension calls this as well, to load the functions that it calls. Raises
-    RuntimeError in a signal handler or a finalizer that interrupts this thread while it
-    loads the module, because half of a module cannot be used.
+    The extension also calls this, to load the functions that it needs. Raises RuntimeError
+    if a signal handler or a finalizer calls it while the thread that it has interrupted is
+    loading the module, because a module that is half loaded cannot be used.
     """
     if module != "base.displays":
         _load("base.displays").load_with(_load_display)
@@ -82,9 +82,10 @@ def _load(module: str) -> ModuleType:
 def _find(face: str, name: str) -> object:
     """Return the object or module that has a public name, and load it if need be.
 
-    `face` is "cumem" or "cumem.types". Raises AttributeError, with a hint if there is one.
-    The statement ``from cumem import name`` turns an AttributeError into an ImportError
-    with Python's own text, so for it an ImportError with the hint is raised at once.
+    `face` is "cumem" or "cumem.types". Raises AttributeError if there is no such name, with
+    a hint if one is known. The statement ``from cumem import name`` turns an AttributeError
+    into an ImportError with Python's own text. So for that statement this raises an
+    ImportError with the hint.
     """
     homes = _homes(face)
     if name == "__all__":
@@ -106,17 +107,18 @@ def _find(face: str, name: str) -> object:
 
 
 def _is_import_from() -> bool:
-    """Say whether `_find` was called for ``from cumem import name``.
+    """Return whether `_find` was called for ``from cumem import name``.
 
     For that statement importlib asks with ``hasattr`` whether the package has the name,
-    before it looks for a module of that name. Only this frame tells the two uses apart.
+    before it looks for a module of that name. Only the caller's frame shows that it is
+    importlib.
     """
     caller = sys._getframe(3).f_code  # of `__getattr__`, which called `_find`
     return caller.co_name == "_handle_fromlist"
 
 
 def _is_folder(name: str) -> bool:
-    """Say whether `name` is a room of the package, which an import finds by itself."""
+    """Return whether `name` is a room of the package, which an import finds by itself."""
     from os.path import isdir
 
     return isdir(f"{__path__[0]}/{name}")
@@ -187,9 +189,9 @@ def _watch() -> None:
 def _at_exit() -> None:
     """Wait for transfers and end the worker threads, before the interpreter is finalised.
 
-    This is registered when cumem is imported, so it runs after the handlers that its users
+    This is registered when cumem is imported. So it runs after the handlers that programs
     registered later, and while threads can still be joined. `others_run` tells the core
-    that daemon threads, which nobody joins, may still be inside it.
+    that daemon threads, which nobody joins, may still be calling it.
     """
     others_run = True
     try:

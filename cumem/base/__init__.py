@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every room of the package uses: units, kinds of memory, errors, variables, locks."""
+"""Helpers of the whole package: units, kinds of memory, errors, variables and locks."""

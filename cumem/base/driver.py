@@ -19,7 +19,8 @@ def is_available() -> bool:
     -------
     bool
         False if devices are emulated, if a driver or GPU is missing or does not work, and
-        in a child made by ``fork``. This function never raises and never warns.
+        in a child made by ``fork``. This function raises no errors and emits no
+        warnings.
 
     Notes
     -----
@@ -60,7 +61,7 @@ def device_count() -> int:
     try:
         return _core._driver_device_count()
     except CudaError as error:
-        if error.name == "cudaErrorNoDevice":  # the driver says 0 in this way
+        if error.name == "cudaErrorNoDevice":  # this is how the driver says 0
             return 0
         raise
 

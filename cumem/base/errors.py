@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class CudaError(RuntimeError, Answer):
     """A call to CUDA failed.
 
-    If cumem knows what it was doing, a note of the exception says so.
+    If it is known what cumem was doing, a note of the exception says so.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class CudaError(RuntimeError, Answer):
     call : str or None
         The name of the CUDA function, such as ``"cudaHostAlloc"``.
     code : int or None
-        The ``cudaError_t``, or a negative number of cumem's own.
+        The ``cudaError_t``, or one of cumem's own codes, which are negative.
     name : str or None
         The name of the code, such as ``"cudaErrorMemoryAllocation"``.
     arg : int or None
@@ -96,11 +96,11 @@ class OutOfMemoryError(CudaError, MemoryError):
     limit : int or None
         The strictest limit in bytes, or None if there is no limit.
     live, cached, in_flight, largest_free : int
-        Bytes of the pool: those handed out, those free, those freed but still in use by
-        streams, and those of its largest free piece.
+        The bytes of the pool that are in use, that are free, that were freed but are still
+        used by streams, and the size of its largest free piece.
     others : int
-        The bytes that other pools hold under the same limit, or if there is none, that
-        other pools of the same kind hold; cached ones are included.
+        The bytes, including cached ones, that other pools hold under the same limit.
+        Without a limit, those of all other pools of the same kind.
     fragmentation : float
         ``1 - largest_free / cached``; 0 if nothing is cached.
     driver_free, driver_total, outside : int or None
@@ -111,7 +111,7 @@ class OutOfMemoryError(CudaError, MemoryError):
     tried : tuple of str
         The steps that were tried before this was raised.
     advice : str
-        What to do, according to these numbers.
+        Advice that follows from these numbers.
 
     All are None if memory ran short in a copy rather than in an allocation.
 
@@ -193,7 +193,7 @@ class EmulationWarning(UserWarning):
 
 
 def warn_caller(text: str, category: type[Warning]) -> None:
-    """Warn, with the innermost line that is not the package's own as its place."""
+    """Emit a warning at the innermost line that does not belong to the package."""
     frame: FrameType | None = sys._getframe()
     level = 1
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] == "cumem":
@@ -226,21 +226,25 @@ _TYPES: dict[str, type[Exception]] = {
 
 
 #: The types and texts of exceptions that NumPy raised when it converted the elements of a
-#: copy, by the number of the conversion. They wait here until somebody reads how the copy
-#: ended. The exceptions themselves would keep arrays over memory that may be gone.
+#: copy, by the number of the conversion. They stay here until the result of the copy is
+#: read. The exceptions themselves are not kept, since they would keep arrays over memory
+#: that may be gone.
 _cast_failures: dict[int, tuple[type[BaseException], str]] = {}
 _MOST_CAST_FAILURES = 64
 
 
 def note_cast_failure(number: int, error: BaseException) -> None:
-    """Remember the first exception of a conversion, which a thread of the engine met."""
+    """Remember the first exception of a conversion, for the error of the copy.
+
+    A thread of the copy engine calls this.
+    """
     _cast_failures.setdefault(number, (type(error), str(error)))
     while len(_cast_failures) > _MOST_CAST_FAILURES:
         _cast_failures.pop(next(iter(_cast_failures)), None)
 
 
 def is_of_fork(error: BaseException) -> bool:
-    """Return whether a forked child tried to use what its parent's driver had made."""
+    """Return whether an error says that a forked child used its parent's CUDA objects."""
     return getattr(error, "name", None) == "CM_EFORKED"
 
 
@@ -284,7 +288,7 @@ def make(
     casts: dict[int, tuple[type[BaseException], str]] = _cast_failures,
     wrong_rows: dict[int, str] = _WRONG_ROWS,
 ) -> Exception:
-    """Make the exception for a call that failed, with its attributes and a note `doing`.
+    """Make the exception for a failed call, with its attributes and the note `doing`.
 
     The message is such as
     ``cudaHostAlloc(1073741824 bytes): cudaErrorMemoryAllocation (2): out of memory``.

@@ -6,8 +6,8 @@ module's import lock. If another thread forks meanwhile, the child inherits the 
 without the thread that would release it, so that an import there would wait for ever.
 
 So, before a process with several threads forks, every module that a child may need is
-imported. If a thread does not finish importing one of our modules by then, the child drops
-the lock and the half-imported module, and imports it anew.
+imported. If another thread is still importing one of our modules when the process forks,
+the child drops the lock and the half-imported module, and imports it anew.
 """
 
 import os
@@ -30,7 +30,7 @@ _ROOMS = (
 _WITHIN_FUNCTIONS = ("inspect", "json", "textwrap")
 
 _is_loaded = False
-#: How many threads have run `before_fork` and not yet the function for after the fork.
+#: How many threads have run `before_fork` and not yet `after_fork_in_parent`.
 _fork_count = 0
 #: The hooks that modules registered while they were imported for this fork. They run at
 #: later forks only.
@@ -40,7 +40,7 @@ _registered_late: list[dict[str, Callable[..., object]]] = []
 def before_fork(load: Callable[[str], object]) -> None:
     """Import the package's modules by `load`, once, if several threads are running.
 
-    With one thread alone, none can be importing a module while the process forks.
+    If there is only one thread, no other can be importing a module during the fork.
     """
     global _is_loaded, _fork_count
     _fork_count += 1
@@ -52,8 +52,8 @@ def before_fork(load: Callable[[str], object]) -> None:
             return
         time.sleep(0.001)
     # A module that is imported here may register two hooks, one before forks to take its
-    # lock and one after them to release it. The first is too late for this fork, so both
-    # are registered after it.
+    # lock and one after them to release it. The first would be registered too late for this
+    # fork, so both are registered after it.
     register = os.register_at_fork
     vars(os)["register_at_fork"] = _register_late
     try:
@@ -85,8 +85,8 @@ def _register_late(**hooks: Callable[..., object]) -> None:
 def after_fork_in_parent() -> None:
     """Register the late hooks, unless another thread is forking as well.
 
-    If they were registered during the other thread's fork, only its second hook would run
-    then, and would release a lock that nobody took.
+    If they were registered during the other thread's fork, only the second hook of each
+    pair would run for that fork, and would release a lock that nobody took.
     """
     global _fork_count
     _fork_count -= 1

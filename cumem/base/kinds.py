@@ -26,7 +26,7 @@ ATTACH_GLOBAL, ATTACH_HOST = 1, 2
 
 
 def is_on_device(kind: str) -> bool:
-    """Return whether only a device can reach the memory; any other text gives False."""
+    """Return whether only a device can reach memory of this kind."""
     return kind in KINDS and KINDS[kind].on_device
 
 
@@ -71,7 +71,7 @@ def kind_named(value: object) -> str | None:
 
 
 def kind_hint(value: object) -> str | None:
-    """Return what to type if something that is not a kind was passed as one."""
+    """Return advice for an error about something that is not a kind, or None."""
     kind = kind_named(value)
     if kind is not None:
         which = str(value).strip()

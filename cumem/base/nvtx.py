@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warns that a profiler's tool cannot be loaded, and therefore sees no NVTX ranges.
+"""Warns if a profiler's library cannot be loaded, and so gets no NVTX ranges.
 
-The file csrc/base/nvtx.c loads the tool and makes the ranges.
+The file csrc/base/nvtx.c loads that library, which is called the tool, and makes the
+ranges.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where users find a class or function that lies in another module."""
+"""Names the public module of a class or function that is defined in another module."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _Named = TypeVar("_Named", bound="type | Callable[..., object]")
 
 
 def found_in(module: str) -> Callable[[_Named], _Named]:
-    """Make help(), ``repr`` and pickles name the module in which users find something.
+    """Make help(), ``repr`` and pickles name `module`, in which users find the object.
 
-    Its code may move to another module later, and old pickles must stay readable then.
+    The code may move to another module later, and old pickles stay readable then.
     """
 
     def name(named: _Named) -> _Named:

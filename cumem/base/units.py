@@ -92,7 +92,7 @@ def read_integer(value: object, name: str) -> int:
 
 
 def read_count(value: object, name: str) -> int:
-    """Read the argument `name`, an int from 1 on; raise a ValueError if it is less."""
+    """Read the argument `name` as an int; raise a ValueError if it is less than 1."""
     number = read_integer(value, name)
     if number < 1:
         raise ValueError(f"{name} must be at least 1, not {number}")
@@ -160,14 +160,14 @@ def format_nbytes(nbytes: int) -> str:
 
 
 def format_rate(nbytes: float, seconds: float) -> str:
-    """Write a rate in powers of 1000, as rates of links are given: ``"55.3 GB/s"``.
+    """Write a rate in powers of 1000, as is usual for links: ``"55.3 GB/s"``.
 
     Parameters
     ----------
     nbytes : float
         The bytes that were moved.
     seconds : float
-        The time that it took; 0 gives ``"-"``.
+        The time that this took; 0 gives ``"-"``.
 
     Returns
     -------
@@ -221,7 +221,7 @@ _OF_A_SIZE = re.compile(r"(\d) (?=(?:[KMGTPE]i?)?B\b|[nµm]?s\b)")
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal or of ``COLUMNS``, or 80 if neither is known."""
+    """Return the width of the terminal, or that in ``COLUMNS``, or 80 without either."""
     return max(shutil.get_terminal_size().columns, 20)
 
 

@@ -198,7 +198,7 @@ def refuse_format(dtype: np.dtype[Any]) -> NoReturn:
 
 
 def read_seconds(seconds: Any, name: str) -> float:
-    """Return a number of seconds, which may have any type that Python reads as a float."""
+    """Return a number of seconds of any type that Python reads as a float."""
     try:
         return math.fsum((seconds,))  # float() would read texts as well
     except TypeError:

@@ -14,11 +14,11 @@ Array = np.ndarray[Any, Any]
 
 
 def read_source(value: Any, stream: object) -> Any:
-    """Return a Buffer over the memory of an exporter, or `value` itself if it is none.
+    """Return a Buffer over the memory of an exporter, or `value` itself if it is not one.
 
-    An exporter must be asked by its protocol, because NumPy cannot read memory of a device,
-    and does not say of which kind other memory is. Work on the buffer is ordered after the
-    work of the exporter.
+    The exporter's own protocol is used rather than NumPy, because NumPy cannot read memory
+    of a device, and does not tell of which kind other memory is. Work on the buffer is
+    ordered after the work of the exporter.
     """
     kind = type(value)
     is_exporter = (
@@ -61,7 +61,7 @@ def copy_as(target: Any, source: Any, stream: Any, casting: Any, /) -> None:
 
 
 def is_memory(source: object) -> bool:
-    """Return whether a source is memory rather than a value. `casting` is for memory."""
+    """Return whether a source is memory, to which `casting` applies, and not a value."""
     return isinstance(source, (_core.Buffer, np.ndarray)) or (
         hasattr(source, "__array__") and not isinstance(source, np.generic)
     )

@@ -32,9 +32,10 @@ class Flags(tuple[str, ...]):
     """How memory was made, as a tuple of names, and NumPy's flags.
 
     The attributes are those of ``numpy.ndarray.flags``, and ``flags["C_CONTIGUOUS"]`` is
-    the same as ``flags.c_contiguous``. They tell what was true when ``buf.flags`` was
-    read. `owndata` is true if cumem made the memory and the buffer is not a view. `repr`
-    and `print` show NumPy's flags as NumPy does, and a line with the names.
+    the same as ``flags.c_contiguous``. They have the values at the moment when
+    ``buf.flags`` was read. `owndata` is true if cumem made the memory and the buffer is not
+    a view. `repr` and `print` show NumPy's flags as NumPy does, and then a line with the
+    names.
     """
 
     c_contiguous: bool
@@ -44,7 +45,7 @@ class Flags(tuple[str, ...]):
     aligned: bool
 
     def __new__(cls, names: Iterable[str], **numpys: bool) -> Flags:
-        """Make flags of `names` and of the five of NumPy's that tell all others."""
+        """Make flags of `names` and the five flags of NumPy that determine all others."""
         made = super().__new__(cls, names)
         vars(made).update(numpys)
         return made
@@ -100,7 +101,7 @@ class Flags(tuple[str, ...]):
         raise AttributeError(f"flags of a buffer cannot be set{hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the names alone: NumPy's flags belong to a buffer that is not pickled."""
+        """Pickle only the names, since NumPy's flags describe the buffer."""
         return tuple, (tuple(self),)
 
     def __repr__(self) -> str:

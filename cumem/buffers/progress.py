@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``progress=``: the bar that True shows, and the callables that users give instead."""
+"""``progress=``: the bar that True shows, and the callables that users pass instead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DELAY = 0.5
 class Bar:
     """A tqdm bar of bytes for one call, in a terminal or a notebook.
 
-    It appears once the call has taken half a second, so that short ones show nothing.
+    It appears once the call has taken half a second, so that short calls show nothing.
 
     Parameters
     ----------
@@ -64,8 +64,8 @@ class Bar:
 def begin(progress: Any, title: str) -> Callable[[int, int], object]:
     """Return the callable to report progress to, which the caller passes to `end` later.
 
-    The caller has dealt with None and False. Raises TypeError if `progress` is neither
-    True nor callable, and ImportError if a bar is wanted and tqdm is not installed.
+    `progress` may not be None or False here. Raises TypeError if it is neither True nor
+    callable, and ImportError if a bar is wanted and tqdm is not installed.
     """
     if progress is True:
         return Bar(title)
@@ -116,7 +116,7 @@ class Parts:
             return None
 
         def of_part(done: int, _: int) -> None:
-            if before + done < total:  # only __exit__ says that all is done
+            if before + done < total:  # only __exit__ reports the end
                 report(before + done, total)
 
         return of_part

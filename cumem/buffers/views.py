@@ -21,7 +21,7 @@ def refuse_axis(function: str, axis: int, ndim: int) -> NoReturn:
 
 
 def refuse_index(buffer: _core.Buffer, index: Any) -> NoReturn:
-    """Raise the IndexError that says why `index` is not a basic index of the buffer."""
+    """Raise the IndexError that says why the buffer does not take this index."""
     items = index if isinstance(index, tuple) else (index,)
     if sum(item is Ellipsis for item in items) > 1:
         raise IndexError("an index holds at most one Ellipsis")

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def refuse_stray_end(what: str) -> NoReturn:
-    """Raise a RuntimeError, because the block of a `what` was not begun here."""
+    """Raise a RuntimeError, because no block of the `what` was begun here."""
     raise RuntimeError(f"the {what} is not entered here, or its block ended elsewhere")
 
 

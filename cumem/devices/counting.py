@@ -4,8 +4,8 @@
 After a process has started the driver, its forked children cannot use a GPU. So asking how
 many devices there are must not start it. NVML counts GPUs without CUDA's driver, and
 `CUDA_VISIBLE_DEVICES` says how many of them are shown. If these two leave any doubt,
-another process starts the driver and reports its answer. NVML is only asked for a number,
-since it does not know which GPU an index of CUDA means.
+another process starts the driver and reports its answer. NVML is only asked how many
+GPUs there are, since it does not know which GPU CUDA means by an index.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cumem.devices.gpus import visible
 _NO_DEVICE = 100  # cudaErrorNoDevice
 _UNKNOWN = 999  # cudaErrorUnknown
 
-#: How long another process may take to start the driver, which can be seconds for each
-#: GPU of a large machine whose driver nobody keeps loaded.
+#: How long another process may take to start the driver. On a large machine where
+#: nothing keeps the driver loaded, this can take seconds for each GPU.
 _SECONDS = 300
 
 #: The program of that process, which prints the driver's code and its count.
@@ -37,7 +37,7 @@ print("cumem:", code, count.value)
 
 
 class _UnknownCountError(Exception):
-    """CUDA might give another count."""
+    """The count is not certain, because CUDA might count differently."""
 
 
 class Counted(NamedTuple):
@@ -98,8 +98,8 @@ def _list_uuids() -> list[str]:
     Raises
     ------
     _UnknownCountError
-        If CUDA may see others: if GPUs are partitioned, shared by a server or cannot be
-        opened, or if NVML does not answer.
+        If CUDA may see other GPUs than NVML. This is so if GPUs are partitioned, shared
+        through a server or cannot be opened, or if NVML does not answer.
     """
     server = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
     for path in ("/dev/dxg", "/dev/nvhost-gpu", "/dev/nvmap", server):
@@ -155,7 +155,7 @@ def _can_open(path: str) -> bool:
 
 
 def _check_fabric(nvml: Any, device: ctypes.c_void_p) -> None:
-    """Raise a _UnknownCountError if NVSwitch is not ready, as no driver starts then."""
+    """Raise an _UnknownCountError if NVSwitch is not ready, as CUDA cannot start then."""
     if not os.path.isdir("/proc/driver/nvidia-nvswitch/devices"):
         return
     if not any(Path("/proc/driver/nvidia-nvswitch/devices").iterdir()):
@@ -172,7 +172,7 @@ def _check_fabric(nvml: Any, device: ctypes.c_void_p) -> None:
 def _ask_other_process() -> Counted:
     """Ask a new interpreter, which shares only its environment with this process."""
     if getattr(sys, "frozen", False) or not _is_python(sys.executable):
-        return Counted(0, -1)  # running a frozen program again might do anything
+        return Counted(0, -1)  # a frozen program must not be run a second time
     command = [sys.executable, "-I", "-S", "-c", _SCRIPT]
     try:
         done = subprocess.run(

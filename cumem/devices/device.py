@@ -6,8 +6,8 @@ and in a forked child. The extension opens them (csrc/python/module/open.c), and
 package for every decision. `read_settings` reads from the environment whether to try CUDA,
 and what emulated devices are like. `count_devices` of the module ``counting`` counts GPUs
 without starting the driver. If CUDA does not open, `judge_failure` of the module ``gpus``
-decides whether that is an error or the device is emulated, and `warn_of_emulation` warns
-of the latter.
+decides whether to raise an error or to emulate the device, and `warn_of_emulation` warns if
+it is emulated.
 """
 
 from __future__ import annotations
@@ -243,9 +243,9 @@ def current_streams(device: int) -> list[_core.Stream]:
 
 
 def current_of_torch(about: object) -> int:
-    """Return the index of PyTorch's current device, or -1.
+    """Return the index of PyTorch's current device, or -1 if PyTorch does not matter.
 
-    `about` is the object for which a device is wanted. The answer is -1 unless it is a
+    `about` is the object for which a device is wanted. The answer is -1 unless `about` is a
     tensor of PyTorch or True, and also if PyTorch does not use CUDA yet. This function
     neither imports PyTorch nor makes it start CUDA.
     """
@@ -379,7 +379,7 @@ class Settings(NamedTuple):
 
     tries_cuda: bool  #: Whether to try CUDA, if there is a driver.
     may_emulate: bool  #: Whether emulated devices are acceptable.
-    shows_ranges: bool  #: Whether a profiler's tool is to see NVTX ranges.
+    shows_ranges: bool  #: Whether to report NVTX ranges to a profiler.
     # The rest is about emulated devices.
     device_count: int  #: The number of devices.
     memory_nbytes: int  #: The memory of each device.
@@ -434,8 +434,8 @@ def _visible_emulated(count: int, must_have_one: bool) -> list[int]:
     """Return the emulated machine's devices that ``CUDA_VISIBLE_DEVICES`` shows.
 
     CUDA's rules apply. Without `CUMEM_EMULATED_DEVICES` the machine has all devices that
-    the variable names, so that each process of a job that was started for several GPUs
-    finds its own. Each UUID of a real GPU then stands for one emulated device.
+    ``CUDA_VISIBLE_DEVICES`` names, so that each process of a job for several GPUs finds its
+    own. Each UUID of a real GPU then stands for one emulated device.
     """
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
     if said is None or gpus_hidden():
@@ -458,7 +458,7 @@ def _visible_emulated(count: int, must_have_one: bool) -> list[int]:
 
 
 def _emulated_uuid(number: int) -> str:
-    """Return the UUID that csrc/runtime/emulated/emulated.c gives this device, as text."""
+    """Return as text the UUID that csrc/runtime/emulated/emulated.c gives this device."""
     return _uuid_text(b"cumem-emulated\0" + bytes([number]))
 
 
@@ -496,7 +496,7 @@ def warn_of_emulation(reason: str) -> None:
 
 @hinting
 def shutdown(*, reset_devices: bool = False) -> None:
-    """Finish all work, join cumem's threads and free everything.
+    """Finish all work, join cumem's threads and free all memory.
 
     Buffers, streams and events that were made before are closed. The next use of cumem
     starts afresh.
@@ -510,18 +510,18 @@ def shutdown(*, reset_devices: bool = False) -> None:
     Raises
     ------
     BufferError
-        If a buffer is exported; then nothing is done.
+        If a buffer is exported. Nothing is shut down then.
     RuntimeError
         If a call of cumem is running in another thread, or further up the stack in this
-        one, or in a child made by ``fork``; then nothing is done.
+        one, or in a child made by ``fork``. Nothing is shut down then.
     CudaError
         If work or a release failed; the rest is still released.
 
     Notes
     -----
     **Blocks** until all work is done, with the GIL released. Ctrl-C ends the wait and
-    leaves everything as it was, so that it can be called again. Ctrl-C does not end the
-    wait for work that other threads begin meanwhile, nor a wait at interpreter exit or
+    leaves everything as it was, so that `shutdown` can be called again. Ctrl-C does not end
+    the wait for work that other threads begin meanwhile, nor a wait at interpreter exit or
     outside the main thread.
 
     Examples

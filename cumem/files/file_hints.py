@@ -45,7 +45,8 @@ _OTHERS = {
     b"ARROW1": "an Arrow file: pyarrow reads it",
     b"\x80": "a pickle, which is not read: torch.load() or pickle reads those you trust",
 }
-#: First bytes that are so long that no array begins with them by chance.
+#: The first bytes of formats that begin with so many fixed bytes that no array begins with
+#: them by chance.
 _LONG = (b"\x93NUMPY", b"GGUF", b"\x89HDF\r\n\x1a\n", b"ARROW1", b"\xfd7zXZ\x00")
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"

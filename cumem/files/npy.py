@@ -2,9 +2,9 @@
 """NumPy's own files, ``.npy`` and ``.npz``, to and from memory of any kind.
 
 The elements do not pass through a NumPy array. NumPy's public functions read and write the
-header only; `read_ranges` and `write_ranges` move the elements between the file and the
-memory, those of an archive in one call. Compressed members of an archive are the exception:
-`zipfile` unpacks them on the host, and each piece is copied from there.
+header only. `read_ranges` and `write_ranges` move the elements between the file and the
+memory, in one call for all arrays of an archive. Compressed members of an archive are the
+exception: `zipfile` unpacks them on the host, and each piece is copied from there.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ if TYPE_CHECKING:
 
     # What `load` returns where only the file tells whether it is an array or an archive.
     # By default type checkers see an array, which most files are, and so find misspelt
-    # attributes. The union with Any lets isinstance() narrow it to an archive. A program
-    # may also annotate the result as an array, an archive or either; that then counts.
+    # attributes. The union with Any lets isinstance() narrow it to an archive. If a program
+    # annotates the result as an array, an archive or either, type checkers take that type.
     _OnDevice = typing_extensions.TypeVar(
         "_OnDevice",
         bound="_core.DeviceBuffer | NpzDict[_core.DeviceBuffer]",
@@ -140,9 +140,9 @@ class _ObjectsError(ValueError):
 class NpzDict(dict[str, _V]):
     """The arrays of an ``.npz`` file by name, all of which are loaded already.
 
-    It has the methods of the object that ``numpy.load`` returns, so that
-    ``with load(path) as data: data["x"]`` works as well. That object reads an array only
-    when it is asked for it. Nothing has to be closed here.
+    It has the methods of the object that ``numpy.load`` returns, so that ``with load(path)
+    as data: data["x"]`` works as well. Unlike that object, which reads an array when it is
+    asked for it, it has all arrays from the beginning, and need not be closed.
 
     Examples
     --------
@@ -387,8 +387,8 @@ def load(
     Parameters
     ----------
     file : path, int or binary file
-        A path, a descriptor, or a file that ``open(..., "rb")`` made. A file object is
-        read from its position on, and stands behind the array afterwards.
+        A path, a descriptor, or a file that ``open(..., "rb")`` made. A file object is read
+        from its position on, and its position afterwards is behind the array.
     mmap_mode : None
         Refused: the error says how to map a file.
     allow_pickle : bool
@@ -437,7 +437,7 @@ def load(
     OutOfMemoryError
         If there is not enough memory for the arrays.
     TypeError
-        If an argument has the wrong type, or the elements have no bytes.
+        If an argument has the wrong type, or the dtype has no bytes.
     ImportError
         If `progress` is True and tqdm is not installed.
     CudaError
@@ -446,8 +446,8 @@ def load(
     Notes
     -----
     All headers are checked, and memory is made for all arrays, before the first element is
-    read. An ``.npy``, and an array that is not compressed in an ``.npz``, is read like
-    `read_ranges` reads; the checksums of the ``.npz`` are not verified then. Compressed
+    read. An ``.npy``, and an array that is not compressed in an ``.npz``, is read as
+    `read_ranges` reads, which does not verify the checksums of an ``.npz``. Compressed
     arrays are slower: `zipfile` unpacks them piece by piece, on one thread of the host.
 
     **Blocks** until everything is loaded, with the GIL released; Ctrl-C interrupts it.
@@ -566,7 +566,7 @@ def read_header(
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read a header, and return the shape, whether the order is Fortran's, and the dtype.
 
-    It raises a ValueError that mentions `name` if the header is damaged or the elements are
+    Raise a ValueError that mentions `name` if the header is damaged or the elements are
     Python objects.
     """
     try:
@@ -630,8 +630,8 @@ def is_npy(file: Any) -> bool:
 def read_array(file: Any, max_header_size: int = 10_000) -> _Array:
     """Read the header of the ``.npy`` that begins at the position of the file.
 
-    It raises a ValueError if the header is damaged or the elements are Python objects, and
-    an EOFError if the file is too short for the elements.
+    Raise a ValueError if the header is damaged or the elements are Python objects, and an
+    EOFError if the file is too short for the elements.
     """
     name = repr(file.name)
     array = _Array(name, *read_header(file, name, max_header_size), file.tell())
@@ -656,7 +656,7 @@ def _refuse_short(filename: object, array: _Array, size: int) -> NoReturn:
 
 class _Member(NamedTuple):
     array: _Array
-    packed: zipfile.ZipInfo | None  # None: the array is not compressed
+    packed: zipfile.ZipInfo | None  # None if the array is not compressed
 
 
 class _Wanted(NamedTuple):
@@ -763,7 +763,7 @@ def _load_members(
 
 @contextlib.contextmanager
 def _archive(file: Any) -> Iterator[zipfile.ZipFile]:
-    """Open the archive, and raise what zipfile says about damage as a ValueError."""
+    """Open the archive, and turn zipfile's errors about damage into a ValueError."""
     try:
         with zipfile.ZipFile(file) as archive:
             yield archive
@@ -967,7 +967,7 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
     *args : Buffer, array, exporter or value
         As `arr` of `save`; their names are ``arr_0``, ``arr_1``, ….
     fsync : bool, optional
-        As for `save`; no array can have this name.
+        As for `save`. No array can be saved under this name.
     **named : Buffer, array, exporter or value
         As `arr` of `save`; each has the name of its keyword.
 
@@ -981,8 +981,8 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
 
     Notes
     -----
-    The arrays are written like `write_ranges` writes, in one call that makes the checksums
-    of the archive as well. A `file` without a position, such as a pipe, is written by
+    The arrays are written as `write_ranges` writes, in one call that also computes the
+    checksums of the archive. A `file` without a position, such as a pipe, is written by
     `zipfile` instead: one array after the other, and more slowly. The new file replaces an
     old one as with `save`.
 
@@ -1025,7 +1025,7 @@ def _stream_members(opened: Any, saved: dict[str, tuple[bytes, _core.Buffer]]) -
 
 @contextlib.contextmanager
 def _written(file: Any, suffix: str, fsync: bool) -> Iterator[Any]:
-    """Yield the file to write to; for a path it is a new one, which replaces the old."""
+    """Yield the file to write to; for a path it is a new file that replaces the old one."""
     if not isinstance(file, (str, bytes, os.PathLike)):
         plain = unwrapped(file, writes=True)
         yield plain
@@ -1041,7 +1041,7 @@ def _written(file: Any, suffix: str, fsync: bool) -> Iterator[Any]:
 
 
 def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
-    """Return the header and the elements, whose C order is the order of the file."""
+    """Return the header, and the elements as a buffer whose C order is the file's order."""
     if isinstance(obj, _core.Buffer) or _core._is_memory(obj):
         buffer = _core.asbuffer(obj, stream=stream)
     else:
@@ -1054,7 +1054,7 @@ def _saved(obj: Any, stream: object) -> tuple[bytes, _core.Buffer]:
 
 
 def _warn_of_lost_type(obj: Any, dtype: np.dtype[Any]) -> None:
-    """Warn if the header cannot name the type of the elements, as with `ml_dtypes`."""
+    """Warn if the header cannot name the type of the elements, as for `ml_dtypes`."""
     note, _ = find(obj)
     foreign = sorted(set(_foreign_types(dtype)), key=str)
     if foreign:  # other packages, such as ml_dtypes, registered these types
@@ -1153,7 +1153,7 @@ def _write_pieces(data: _core.Buffer, write: Callable[[memoryview], object]) -> 
     flat = data.reshape(-1).view("u1")
     on_device = is_on_device(data.kind)
     stage = None
-    if on_device:  # locked by the device of `data`, which may not be the current one
+    if on_device:  # pinned by the device of `data`, which may not be the current one
         stage = _core.empty_pinned(min(_PIECE, flat.size), "u1", device=data.device)
     for at in range(0, flat.size, _PIECE):
         part = flat[at : at + _PIECE]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens files for all formats: what is opened, what is refused, and how errors name it.
+"""Opens files for readers and writers of all formats, and refuses what is not a file.
 
 Ctrl-C can come between any two steps of Python. If it came after `os.open` had returned a
 descriptor and before a file object owned it, the descriptor would stay open for good. So
@@ -32,19 +32,19 @@ def check_sort(mode: int, name: object) -> None:
 
 
 def check_regular(mode: int, name: object) -> None:
-    """Refuse everything but regular files: only those have contents of known length."""
+    """Refuse everything but regular files, since only those have a known length."""
     check_sort(mode, name)
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is not a regular file", name)
 
 
 def is_data(given: object) -> bool:
-    """Return whether `given` is what people save, and so was given in the file's place.
+    """Return whether `given` is data to save, which was passed in the place of the file.
 
-    `torch.save` and `pickle.dump` take the data first.
+    `torch.save` and `pickle.dump` take the data first, so people confuse the order.
     """
     if isinstance(given, bytes | bytearray | memoryview):
-        return False  # these are more often taken for the contents of a file to read
+        return False  # these are more likely the contents of a file that was to be read
     return isinstance(given, Mapping) or any(
         hasattr(type(given), name)
         for name in ("__array__", "__dlpack__", "__cuda_array_interface__")
@@ -54,8 +54,8 @@ def is_data(given: object) -> bool:
 def open_owned(path: Any, flags: int) -> io.FileIO:
     """Open a path as an unbuffered file.
 
-    `map` calls `os.open` and `io.FileIO` without a step of Python in between, at which
-    Ctrl-C could come.
+    `map` calls `os.open` and `io.FileIO` with no step of Python in between, so that Ctrl-C
+    cannot come there.
     """
     opened = map(os.open, [path], [flags | os.O_CLOEXEC], [0o666])
     file = next(map(io.FileIO, opened))
@@ -68,13 +68,13 @@ def open_path(
 ) -> io.FileIO:
     """Open a path, after `check` has accepted the mode of what is there.
 
-    It does not wait for the other end of a FIFO. Normally it does not even open one, since
-    the other end would notice that.
+    This does not wait for the other end of a FIFO. Normally it does not even open a FIFO,
+    since the other end would notice.
     """
     check_is_name(path)
     path = os.fspath(path)  # errors name the path as text
     with contextlib.suppress(FileNotFoundError):
-        check(os.stat(path).st_mode, path)  # opening alone has effects on some devices
+        check(os.stat(path).st_mode, path)  # opening some devices already has effects
     try:
         file = open_owned(path, flags | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -96,17 +96,17 @@ def open_path(
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a regular file for reading.
 
-    Anything else raises an OSError, because it may never end.
+    Raise an OSError for anything else, because reading it may never end.
     """
     return io.BufferedReader(open_path(path, os.O_RDONLY, check_regular))
 
 
 def unwrapped(file: Any, writes: bool = False) -> Any:
-    """Return the plain file behind `file`, whose descriptor reads the same bytes.
+    """Return the plain file behind `file`, so that its descriptor reads the same bytes.
 
-    It raises a TypeError for an object whose bytes are in no file, or are in the file in
-    another form, as those of gzip or of text are. `writes` says for its text what the
-    caller wants to do with the file.
+    Raise a TypeError for an object whose bytes are not in a file, or are there in another
+    form, as in a gzip or text file. With `writes` the error is worded for a caller that
+    wants to write.
     """
     plain = getattr(file, "file", file)  # tempfile wraps its files
     raw = getattr(plain, "raw", plain)

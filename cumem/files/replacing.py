@@ -32,7 +32,7 @@ class Replacement:
         The file that is replaced. It is a symbolic link only if the link itself is to be
         replaced.
     temporary : Path
-        Where the new file lies until `place` renames it.
+        The name of the new file until `place` renames it.
     is_left : bool
         Whether somebody else will rename the file, or remove it, so that `replacing` does
         not remove it.
@@ -47,7 +47,7 @@ class Replacement:
 
     @contextlib.contextmanager
     def open(self, fsync: bool = False) -> Iterator[io.BufferedWriter]:
-        """Create the temporary file, and give it its rights once the caller has written it.
+        """Create the temporary file, and set its rights once the caller has written it.
 
         Until then only its owner may open it. With `fsync` its bytes are on the disk when
         the ``with`` block ends, which is before `place` gives the file its name.
@@ -115,8 +115,9 @@ class Replacement:
     def check(self) -> os.stat_result | None:
         """Return the status of the file that will be replaced.
 
-        The answer is None if nothing is there, or a symbolic link, which is replaced
-        itself. It raises an OSError if anything else than a regular file is there.
+        The answer is None if nothing is there, or if `target` is a symbolic link, because
+        the link itself is then replaced. Raise an OSError if anything else than a regular
+        file is there.
         """
         try:
             before = os.lstat(self.target)
@@ -170,7 +171,7 @@ def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
 
 
 def sync_folder(path: str | bytes | os.PathLike[str]) -> None:
-    """Wait until the name of a file is on the disk, which its folder holds."""
+    """Wait until a folder, and with it the names of its files, is on the disk."""
     folder = os.open(os.path.dirname(os.path.abspath(os.fsdecode(path))), os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -192,9 +193,9 @@ _ACL = "system.posix_acl_access"
 def _give_rights(fd: int, before: os.stat_result, target: pathlib.Path) -> None:
     """Give a new file the rights of the one it replaces, and never more than those.
 
-    The new file may get another group than the old one, where the system refuses the
-    change, or lack its access control list. The group bits of the old mode would then
-    apply to other people, who get the rights of everybody else instead.
+    If the system refuses the change, the new file may have another group than the old one,
+    or lack its access control list. The group bits of the old mode would then apply to
+    other people. So in that case the group gets only the rights of everybody else.
     """
     mode = before.st_mode & 0o777
     with contextlib.suppress(OSError):
@@ -216,7 +217,7 @@ def _give_rights(fd: int, before: os.stat_result, target: pathlib.Path) -> None:
 
 
 def _without_group(mode: int) -> int:
-    """Return the mode with the rights of all others in the place of the group's."""
+    """Return the mode, with the rights of the group replaced by those of everybody else."""
     return mode & ~0o070 | (mode & 0o007) << 3
 
 
@@ -224,8 +225,8 @@ def _without_group(mode: int) -> int:
 def open_export(path: str | os.PathLike[str] | IO[bytes]) -> Iterator[IO[bytes]]:
     """Yield a binary file to write a record to.
 
-    For a path this is a new file, which replaces the one of that name once it is complete.
-    Anything else must be a binary file itself, which stays open.
+    For a path this is a new file, which replaces any file of that name once it is complete.
+    Anything else must be an open binary file, which is yielded itself and stays open.
     """
     if not isinstance(path, (str, os.PathLike)):
         if not hasattr(path, "write"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes ZIP archives whose members are stored as they are.
+"""Writes ZIP archives whose members are stored without compression.
 
 Each member lies in the archive as a local header with its bytes behind it, and the
 directory at the end of the archive says where each member is. `zipfile` writes members
@@ -8,7 +8,7 @@ anything is written, so that one call of `write_ranges` can write the bytes of a
 
 The records are those that `zipfile` writes when NumPy saves arrays: the date is the first
 one that the format can express, and the sizes in local headers have 64 bits. The fields of
-the directory have 32 bits, and 64 in an extra record if the number is too large.
+the directory have 32 bits. A number that does not fit is in an extra record, with 64 bits.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Member(NamedTuple):
 
 
 def local_nbytes(name: bytes) -> int:
-    """Return the length of the local header of a member with this name."""
+    """Return the length in bytes of the local header of a member with this name."""
     return _LOCAL.size + len(name) + _LOCAL_EXTRA.size
 
 
@@ -98,7 +98,7 @@ def local_header(member: Member) -> bytes:
         len(member.name),
         _LOCAL_EXTRA.size,
     )
-    # The extra record has number 1, and its length does not count the first two fields.
+    # The extra record has the number 1. Its length does not include its first two fields.
     extra = _LOCAL_EXTRA.pack(1, _LOCAL_EXTRA.size - 4, member.nbytes, member.nbytes)
     return head + member.name + extra
 
@@ -109,7 +109,7 @@ def directory(members: Sequence[Member], offset: int) -> bytes:
     count, nbytes = len(members), len(central)
     wide = b""
     if count > _MOST_MEMBERS or offset > _LARGEST or nbytes > _LARGEST:
-        # The length of this record does not count its first two fields.
+        # The length of this record does not include its first two fields.
         own = (_WIDE_END.size - 12, _VERSION, _VERSION, 0, 0)
         wide = _WIDE_END.pack(b"PK\6\6", *own, count, count, nbytes, offset)
         wide += _WIDE_PLACE.pack(b"PK\6\7", 0, offset + nbytes, 1)
@@ -152,7 +152,7 @@ def _central_header(member: Member) -> bytes:
 
 
 def member_name(text: str) -> bytes:
-    """Return the name of a member as an archive has it."""
+    """Return the name of a member in UTF-8; raise a ValueError if it is too long."""
     name = text.encode()
     if len(name) > _NAME_NBYTES:
         raise ValueError(
@@ -167,9 +167,9 @@ def write_archive(
 ) -> None:
     """Write an archive from the position of the file on, and move the position behind it.
 
-    Each member comes as its name and its bytes, of which the first ones are in memory of
-    Python and the others in a buffer. These bytes are written first, since the local
-    headers and the directory contain their checksums.
+    Each member is its name, its first bytes as `bytes`, and its other bytes in a buffer.
+    The bytes of all members are written first, since the local headers and the directory
+    contain their checksums.
     """
     if fcntl.fcntl(opened.fileno(), fcntl.F_GETFL) & os.O_APPEND:
         opened.seek(0, os.SEEK_END)  # an appending file writes there

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts cuda.core's buffers into cumem's pools, by a memory resource over a Pool."""
+"""Lets cuda.core allocate its buffers from cumem's pools, by a memory resource."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if not hasattr(core, "MemoryResource"):  # cuda.core before 1.0
 
 __all__ = ["PoolMemoryResource"]
 
-#: Since 1.2 a buffer knows the stream after which it ends if nobody closes it.
+#: Since 1.2 a buffer that is not closed ends in the order of a stream that it knows.
 _HAS_STREAM = "stream" in inspect.signature(core.Buffer.from_handle).parameters
 
 
 if TYPE_CHECKING:
-    # cuda.core is compiled, has no types, and may be missing where types are checked. An
-    # unknown base class would make the whole class unknown.
+    # cuda.core is compiled, has no types, and may be missing where types are checked. A
+    # type checker would know nothing about a class with an unknown base class.
     class _MemoryResource: ...
 else:
     _MemoryResource = core.MemoryResource
@@ -32,9 +32,9 @@ else:
 class PoolMemoryResource(_MemoryResource):
     """A memory resource of cuda.core that allocates from a Pool.
 
-    Device memory is ordered by streams: it is allocated for one stream, and reused on the
-    stream on which it is deallocated, or on others after an event. Host memory is reused
-    when the host has seen the work of both streams end.
+    Device memory is ordered by streams: it is allocated for one stream, and can be reused
+    at once on the stream on which it is deallocated, or on another stream after an event.
+    Host memory is reused once the host has seen the work of both streams end.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class PoolMemoryResource(_MemoryResource):
 
     Notes
     -----
-    `shutdown` raises a BufferError as long as buffers live.
+    `shutdown` raises a BufferError as long as buffers of cuda.core are alive.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class PoolMemoryResource(_MemoryResource):
         Parameters
         ----------
         ptr : int
-            The address; an address that is not lent is ignored.
+            The address. An address that the resource did not allocate is ignored.
         size : int
             The number of bytes.
         stream : Stream, GraphBuilder or other stream object, optional
@@ -127,8 +127,8 @@ class PoolMemoryResource(_MemoryResource):
         Raises
         ------
         TypeError, ValueError, CudaError
-            If `stream` is refused. The memory is given back all the same, and reused after
-            all work of the devices.
+            If `stream` is refused. The memory is given back all the same, and is reused
+            after all work of the devices.
         """
         buffer, _ = self._blocks.pop(int(ptr), (None, None))
         if buffer is not None and stream is not None and size:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts Numba's arrays into cumem's pools: a plug-in for its External Memory Management.
+"""Lets Numba allocate from cumem's pools, by its External Memory Management interface.
 
 Numba does not say on which streams its arrays are used. So memory that it gives back is
-reused only after all work is done that the devices had at that time.
+reused only after all work that the devices had at that time is done.
 
 ``NUMBA_CUDA_MEMORY_MANAGER=cumem.integrations.numba`` has the same effect as `enable`.
 """
@@ -32,9 +32,9 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY, the same for driver and runtime
 
 
 if TYPE_CHECKING:
-    # Numba has no types and may be missing where types are checked. An unknown base class
-    # would make the whole class unknown, so type checkers see stand-ins with only those
-    # members that the classes below use.
+    # Numba has no types and may be missing where types are checked. A type checker would
+    # know nothing about a class with an unknown base class. So type checkers see stand-ins
+    # that have only the members which the classes below use.
     _CudaAPIError = Exception
 
     class _Manager:
@@ -52,12 +52,11 @@ else:
 class OutOfMemoryError(errors.OutOfMemoryError, _CudaAPIError):
     """cumem's `OutOfMemoryError`, which handlers of Numba's own error also catch.
 
-    Its code is that of ``CUDA_ERROR_OUT_OF_MEMORY``, even if a limit of cumem's was
-    reached.
+    Its code is that of ``CUDA_ERROR_OUT_OF_MEMORY``, even if cumem's own limit was reached.
     """
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle it as an Exception."""
+        """Pickle the error as Exception does, without Numba's own way."""
         return Exception.__reduce__(self)
 
     def __str__(self) -> str:
@@ -89,7 +88,7 @@ class CumemMemoryManager(_Manager):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Keeps memory alive, since Numba's own references are weak.
+        # This keeps memory alive, since Numba's own references are weak.
         self._live: dict[int, Any] = {}
         self._keys = itertools.count()
         self._defers = 0
@@ -136,7 +135,7 @@ class CumemMemoryManager(_Manager):
         portable: bool = False,
         wc: bool = False,
     ) -> Any:
-        """Allocate page-locked memory, always portable, since that costs nothing."""
+        """Allocate page-locked memory. It is always portable, since that costs nothing."""
         make = _core.empty_mapped if mapped else _core.empty_pinned
         buffer = make(size, "u1", write_combined=wc, device=self.context.device.id)
         lease = memoryview(buffer)
@@ -146,7 +145,7 @@ class CumemMemoryManager(_Manager):
     def mempin(
         self, owner: object, pointer: Any, size: int, mapped: bool = False
     ) -> Any:
-        """Page-lock memory that exists, until the work on it is done."""
+        """Page-lock existing memory, until it is dropped and the work on it is done."""
         address = getattr(pointer, "value", pointer)
         memory = (ctypes.c_ubyte * size).from_address(address)
         registration = register(memory, mapped=mapped, device=self.context.device.id)
@@ -156,13 +155,14 @@ class CumemMemoryManager(_Manager):
     def get_memory_info(self) -> Any:
         """Return the free and the total bytes of the device.
 
-        The free bytes are the driver's; they do not include what the pools cache.
+        The free bytes are those of the driver, which do not include the pools' cached
+        memory.
         """
         free, total = Device(self.context.device.id).memory_info()
         return driver.MemoryInfo(free=free, total=total)
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """Return a handle for other processes, which CUDA allows for plain segments only.
+        """Return a handle for other processes, which CUDA gives only for plain segments.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class CumemMemoryManager(_Manager):
         return super().get_ipc_handle(memory)
 
     def reset(self) -> None:
-        """Take all memory of the context back, as Numba's own manager does.
+        """Take back all memory of the context, as Numba's own manager does.
 
         Arrays in device, managed and mapped memory are invalid afterwards.
         """
@@ -198,7 +198,7 @@ class CumemMemoryManager(_Manager):
     def _own(
         self, kind: Any, pointer: Any, size: int, lease: object, **owner: Any
     ) -> Any:
-        """Make a pointer of Numba's that keeps a lease as long as arrays refer to it."""
+        """Make a pointer of Numba that keeps a lease as long as arrays refer to it."""
         key = next(self._keys)
         finalizer = self._finalizer(key, lease)
         made = kind(self._context(), pointer, size, finalizer=finalizer, **owner)
@@ -208,7 +208,8 @@ class CumemMemoryManager(_Manager):
     def _own_host(
         self, mapped: bool, address: int, size: int, lease: object, **owner: Any
     ) -> Any:
-        # Without NVIDIA's binding, Numba uses ctypes, for which the pointer is an object.
+        # Without NVIDIA's binding, Numba uses ctypes, and expects the pointer as an object
+        # of ctypes.
         has_binding = getattr(driver, "USE_NV_BINDING", True)
         pointer = address if has_binding else ctypes.c_void_p(address)
         if mapped:
@@ -257,7 +258,7 @@ def enable(pool: object = None) -> None:
 
     Notes
     -----
-    Numba offers no way to undo this: it keeps the manager that it used first. `shutdown`
+    This cannot be undone, because Numba keeps the manager that it used first. `shutdown`
     raises a BufferError as long as arrays of Numba live.
     """
     need_gpu("Numba")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of all integrations: the pools that serve a library, and the loan of memory."""
+"""Helpers of all integrations: they choose the pools that serve a library, and lend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def need_gpu(library: str) -> None:
 
 
 def lend(pool: Pool) -> object:
-    """Return an export of no bytes; as long as it lives, `shutdown` refuses to run."""
+    """Return an object that makes `shutdown` refuse to run as long as it lives."""
     return pool.allocate(0).__dlpack__()
 
 
@@ -45,7 +45,7 @@ def check_pool(pool: Any, wanted: str, kind: str | None = None) -> Pool:
 
 
 class Pools:
-    """The pool for each device: those given, or the default ones.
+    """The pool for each device: a given one, or the default pool.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Pools:
         return next(iter(self._pools), None)
 
     def of(self, device: int) -> Pool:
-        """Return the pool of a device by its index; a default pool is looked up anew."""
+        """Return the pool of a device by its index. Default pools are not remembered."""
         if not self._pools:
             return default_pool(self.kind, device)
         if device not in self._pools:

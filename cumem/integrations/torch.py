@@ -16,8 +16,8 @@ There are three ways, none of which changes what PyTorch computes:
   beginning of the process to its end.
 
 Any number of pools serve PyTorch at once by the first two ways. For each of them there is a
-`_Lender`, which has the MemPools over the pool. The extension gives each pool a function of
-its own that PyTorch calls for segments, a desk (``csrc/python/pool/lending.c``).
+`_Lender`, which has the MemPools over the pool. The extension gives each pool a desk: a
+function of its own, which PyTorch calls for segments (``csrc/python/pool/lending.c``).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _lock = threading.RLock()
 _served: dict[int, Pool] = {}  # the pool that serves if none is given, by device
 _lenders: list[_Lender] = []
 _enabled: dict[int, _Enabled] = {}  # what enable() began, by device
-_kept: list[Any] = []  # objects whose addresses C++ code has
+_kept: list[Any] = []  # objects whose addresses C++ code has, so they must not be freed
 
 
 class _Lender:
@@ -104,12 +104,12 @@ class _Lender:
         self.pools_by_id: dict[Any, weakref.ref[Any]] = {}
 
     def has_ended(self) -> bool:
-        """Return whether its pool was closed or dropped."""
+        """Return whether the lender's pool was closed or dropped."""
         pool = self.pool()
         return pool is None or pool.closed
 
     def find_region(self) -> Region | None:
-        """Return the region that its pool belongs to, or None."""
+        """Return the region that the lender's pool belongs to, or None."""
         return None if self.region is None else self.region()
 
 
@@ -133,8 +133,8 @@ def mem_pool(pool: Pool | Region | None = None, *, device: object = None) -> Any
     Parameters
     ----------
     pool : Pool or Region, optional
-        A pool of device memory, or a region; by default the pool that was given last for
-        the device, or at first its default pool.
+        A pool of device memory, or a region; by default the pool that was last given for
+        the device, or the device's default pool if none was.
     device : torch.device, Device, int or str, optional
         The device; by default the pool's device, or else PyTorch's current one.
 
@@ -152,7 +152,8 @@ def mem_pool(pool: Pool | Region | None = None, *, device: object = None) -> Any
         If an argument has the wrong type.
     ValueError
         If the pool is closed, is of another kind or device, or has segments of
-        ``cudaMalloc``, for which PyTorch would send other processes a wrong address.
+        ``cudaMalloc``. For a part of such a segment, PyTorch would send other processes a
+        wrong address.
 
     Notes
     -----
@@ -192,10 +193,10 @@ def mem_pool(pool: Pool | Region | None = None, *, device: object = None) -> Any
 
 @contextlib.contextmanager
 def using(pool: Any = None, *, device: object = None) -> Iterator[Any]:
-    """Serve what this thread allocates for CUDA tensors in the block.
+    """Take the memory of CUDA tensors that this thread allocates in the block from a pool.
 
-    Other threads are not served. This includes those of autograd, in which ``backward()``
-    runs; `enable` serves all threads.
+    Other threads get memory as before, including those of autograd, in which ``backward()``
+    runs. `enable` serves all threads.
 
     Parameters
     ----------
@@ -218,8 +219,8 @@ def using(pool: Any = None, *, device: object = None) -> Iterator[Any]:
 
     Notes
     -----
-    Blocks may be nested, and several threads may be in blocks of one region. As long as one
-    of them is, `Region.sleep` raises a `BufferError`.
+    Blocks may be nested, and several threads may be in blocks of one region. As long as a
+    thread is in such a block, `Region.sleep` raises a `BufferError`.
 
     Examples
     --------
@@ -258,7 +259,7 @@ def using(pool: Any = None, *, device: object = None) -> Iterator[Any]:
 
 
 def enable(pool: Pool | Region | None = None, *, device: object = None) -> None:
-    """Serve what all threads allocate for CUDA tensors on a device, until `disable`.
+    """Take the memory of a device's CUDA tensors from a pool, in all threads.
 
     Parameters
     ----------
@@ -282,7 +283,7 @@ def enable(pool: Pool | Region | None = None, *, device: object = None) -> None:
 
     While this is enabled, PyTorch does not reuse memory for which ``Tensor.record_stream``
     was called, and asks for more memory rather than giving its cache back. Call
-    `empty_cache` to make it do both. No other ``torch.cuda.MemPool`` may end meanwhile,
+    `empty_cache` to have both done. No other ``torch.cuda.MemPool`` may end meanwhile,
     because PyTorch would then abort the process.
 
     Examples
@@ -349,10 +350,10 @@ def disable(device: object = None) -> None:
 
 
 def empty_cache() -> None:
-    """Let PyTorch give the memory of cumem that it caches back to the pools.
+    """Make PyTorch give cumem's memory in its cache back to the pools.
 
     ``torch.cuda.empty_cache()`` does not do this as long as a ``MemPool`` lives. Tensors
-    keep their memory. `cumem.trim` then gives what the pools have to the driver.
+    keep their memory. `cumem.trim` can then give the memory of the pools to the driver.
 
     Raises
     ------
@@ -361,7 +362,7 @@ def empty_cache() -> None:
 
     Notes
     -----
-    **Blocks** until the work is done on memory that several streams used.
+    **Blocks** until the work on cached memory that several streams used is done.
 
     If the pool or region of `enable` was closed, this ends what `enable` began, as
     `disable` does.
@@ -372,7 +373,8 @@ def empty_cache() -> None:
         _sweep(torch)
         for lender in _lenders:
             _drop_idle(torch, lender)
-        # Nothing here may have the MemPools, which have to end before others are in use.
+        # No variable here may hold a MemPool, since they have to end before others are in
+        # use.
         for index, (pool, region) in [(i, e[1:]) for i, e in _enabled.items()]:
             again.callback(_start_again, torch, index, pool, region)
             _stop(torch, index)
@@ -400,8 +402,8 @@ def replace_allocator() -> None:
 
     ``Tensor.record_stream``, ``torch.cuda.empty_cache``,
     ``torch.cuda.set_per_process_memory_fraction`` and captured graphs work.
-    ``torch.cuda.memory_allocated`` and all other questions to PyTorch's own allocator
-    raise errors; use `stats` instead. Tensors cannot be sent to other processes. After
+    ``torch.cuda.memory_allocated`` and everything else that asks PyTorch's own allocator
+    raises an error; use `stats` instead. Tensors cannot be sent to other processes. After
     `shutdown` PyTorch is served from new pools, and the memory that it had is never given
     back.
 
@@ -447,7 +449,7 @@ def replace_allocator() -> None:
 def _at_exit() -> None:
     """End everything before PyTorch does.
 
-    A MemPool that ends while another is in use would end the process.
+    If a MemPool ends while another is in use, PyTorch aborts the process.
     """
     disable()
     _pool_of_graph.clear()
@@ -498,7 +500,7 @@ def _index(torch: Any, device: Any, pool: object = None) -> int:
 
 
 def _choose(pool: Any, index: int) -> Pool:
-    """Return the pool that is meant for a device, and let it serve if none is given."""
+    """Return the pool for a device, which also becomes the device's default here."""
     if pool is None and _is_served(index):
         return _served[index]
     chosen = _check(pool.pool if isinstance(pool, Region) else pool, index)
@@ -540,10 +542,10 @@ def _capturing(
         The handle of the memory that the graph shares with others, as
         ``torch.cuda.graph`` takes it.
     pools : dict
-        The MemPools that stand for such handles, by region and handle; it is added to. A
-        graph that shares its memory with none keeps its MemPool itself.
+        The MemPools that stand for such handles, by region and handle. This function adds
+        to it. A graph that shares its memory with no other keeps its MemPool itself.
     **options
-        The rest goes to ``torch.cuda.graph``.
+        Further arguments for ``torch.cuda.graph``.
     """
     torch = _torch()
     with _inside(region):
@@ -552,7 +554,7 @@ def _capturing(
             found = mem_pool(region)
             if pool is not None:
                 pools[region, pool] = found
-        # Another graph may be captured into the same memory as long as this one lives.
+        # While this graph lives, another may be captured into the same memory.
         _pool_of_graph[graph] = found
         with torch.cuda.graph(graph, pool=found.id, **options):
             yield
@@ -591,14 +593,14 @@ def _refuse_capture(torch: Any) -> None:
 
 
 def _notice_devices(torch: Any) -> None:
-    """Let all devices that PyTorch uses by now reach memory of cumem's."""
+    """Let all devices that PyTorch uses by now reach cumem's memory."""
     for other in range(torch.cuda.device_count()):
         if other not in _served and torch._C._cuda_hasPrimaryContext(other):
             memory_info(other)  # makes cumem notice the context
 
 
 def _is_served(index: int) -> bool:
-    """Return whether a pool serves the device; `shutdown` ends that."""
+    """Return whether a pool serves the device, which none does after `shutdown`."""
     return index in _served and not _served[index].closed
 
 
@@ -612,8 +614,8 @@ def _address(function: Any) -> int:
 def _segment_allocator(torch: Any, desk: int) -> Any:
     """Return the allocator through which PyTorch calls the extension, without the GIL.
 
-    It stays for the next pool with this desk, because segments of a MemPool that has ended
-    go back through it.
+    It is kept, also for the next pool with this desk, because segments of a MemPool that
+    has ended still go back through it.
     """
     if desk not in _segment_allocators:
         plug = torch.cuda.memory.CUDAPluggableAllocator
@@ -651,8 +653,9 @@ def _make(torch: Any, lender: _Lender, pool: Pool) -> Any:
 def _find_spare(torch: Any, lender: _Lender) -> list[tuple[int, int]]:
     """Return the parts of a pool's segments that PyTorch uses for nothing now.
 
-    These lie between tensors. A tensor that has ended counts as used as long as a stream
-    works on it for which it was recorded. No lock is taken, because `Region.sleep` has one.
+    These lie between tensors. A tensor that has ended counts as used while a stream for
+    which it was recorded (``Tensor.record_stream``) still works on it. No lock is taken,
+    because `Region.sleep` holds one.
     """
     spare: set[tuple[int, int]] = set()
     with _without_collections():
@@ -696,7 +699,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def _snapshot(torch: Any, name: Any) -> list[Any]:
-    """Return the segments of a MemPool, or of all where PyTorch cannot tell them apart."""
+    """Return the segments of a MemPool, or all segments if PyTorch cannot select them."""
     known = inspect.signature(torch.cuda.memory_snapshot).parameters
     wanted = {"mempool_id": name, "include_traces": False}
     found: list[Any] = torch.cuda.memory_snapshot(
@@ -718,7 +721,7 @@ def _find_lender(torch: Any, pool: Pool) -> _Lender:
 def _take_idle(torch: Any, pool: Any) -> tuple[_Lender, Any]:
     """Return a MemPool over a pool that no block uses, and its lender.
 
-    PyTorch refuses a MemPool that is in use, also in another thread.
+    PyTorch refuses a MemPool that is in use in any thread.
     """
     with _lock:
         lender = _find_lender(torch, pool)
@@ -752,7 +755,7 @@ def _stop(torch: Any, index: int) -> None:
     if ended is not None:
         name = ended.mem_pool.id
         torch._C._cuda_endAllocateToPool(index, name)
-        del ended  # PyTorch must forget it before its use ends: see _drop_idle()
+        del ended  # the object must end before its use does: see _drop_idle()
         torch._C._cuda_releasePool(index, name)
 
 
@@ -765,7 +768,7 @@ def _disable(torch: Any, index: int) -> None:
 
 
 def _start_again(torch: Any, index: int, pool: Pool, region: Region | None) -> None:
-    """Serve a device from a pool as before _stop(), unless the pool has ended."""
+    """Serve a device from a pool again after _stop(), unless the pool has ended."""
     try:
         if index not in _enabled and not pool.closed:
             _start(torch, index, _Enabled(mem_pool(pool, device=index), pool, region))
@@ -780,7 +783,7 @@ def _leave_if_stopped(index: int, region: Region | None) -> None:
 
 
 def _drop_idle(torch: Any, lender: _Lender) -> None:
-    """Drop MemPools that no block uses, although others may be in use at this time.
+    """Drop MemPools that no block uses, even while others are in use.
 
     If a MemPool object is the last user of its memory, its end makes PyTorch wait for
     events. PyTorch refuses that while another MemPool is in use, and then ends the
@@ -829,7 +832,7 @@ class _Functions(ctypes.Structure):
 
 
 def _relieve(nbytes: int, index: int, captures: int, text: int, room: int) -> int:
-    """Make room, or begin to serve the device; return 0 and write a text on failure."""
+    """Make room, or begin to serve the device; on failure write a text and return 0."""
     said = ""
     try:
         if not _is_served(index):
@@ -844,7 +847,8 @@ def _relieve(nbytes: int, index: int, captures: int, text: int, room: int) -> in
                 return 1
             said = f"Of it {_describe(_served[index])}."
         else:
-            # Allocate a block, which tries everything, and free it for the next request.
+            # Allocating a block tries everything that can make room. The block is freed at
+            # once, for the request that failed.
             _served[index].allocate(nbytes, stream=0).free()
             return 1
     except OutOfMemoryError as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the names of buffers, streams, events, transfers and pools for ``dir()``.
 
-The extension says whether a buffer has the CUDA array interface, which depends on its
+The extension passes whether a buffer has the CUDA array interface, which depends on its
 memory, its strides and its dtype, and whether its memory is there.
 """
 
@@ -19,8 +19,8 @@ from cumem.buffers.hints import (
     TRANSFER_MEMBERS,
 )
 
-#: Members that raise an error once the object is closed, and those of a buffer also while
-#: its region sleeps.
+#: Members that raise an error once the object is closed. Those of a buffer also raise
+#: one while its region sleeps.
 _OF_OPEN: dict[type, frozenset[str]] = {
     _core.Buffer: frozenset(
         {
@@ -39,7 +39,7 @@ _OF_OPEN: dict[type, frozenset[str]] = {
 }
 
 
-#: Members that are there only for their errors, which say what to type.
+#: Members that exist only to raise errors, which say what to type instead.
 _HIDDEN: dict[type, frozenset[str]] = {
     _core.Buffer: NAMES.union(MANAGED_MEMBERS),
     _core.Stream: frozenset(STREAM_MEMBERS),

@@ -19,13 +19,13 @@ def reduce(
     pooled: bool,
     shared: _core._SharedFacts | None,
 ) -> tuple[Any, ...]:
-    """Return the answer of `Buffer.__reduce_ex__`.
+    """Return the result of `Buffer.__reduce_ex__`.
 
-    Of memory that has a name (`shared` is not None), the pickle has the name and no bytes.
+    If the memory has a name (`shared` is not None), the pickle has the name and no bytes.
 
     The elements are in memory order if they are contiguous, and otherwise in C order. From
-    protocol 5 on they are the memory itself, which may travel out of band. Memory that is
-    not from a pool (`pooled` is False) is unpickled with the default flags.
+    protocol 5 on the pickle refers to the memory itself, which may travel out of band.
+    Memory that is not from a pool (`pooled` is False) is unpickled with the default flags.
     """
     if is_on_device(buffer.kind):
         raise TypeError(
@@ -48,7 +48,7 @@ def reduce(
 
 
 def machine() -> str:
-    """Return a text that no other machine has, nor this one after another start."""
+    """Return a text that is different on every machine and after every start of it."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -68,7 +68,7 @@ def reopen(
     strides: tuple[int, ...],
     readonly: bool,
 ) -> _core.Buffer:
-    """Unpickle a buffer over memory that has a name: open that memory, and no other."""
+    """Unpickle a buffer over memory that has a name, by opening that memory."""
     if made_on != machine():
         raise RuntimeError(
             f"the shared memory {name!r} of this pickle is on another machine, or was "
@@ -104,8 +104,8 @@ def rebuild(
     except RuntimeError as error:
         if not is_of_fork(error):
             raise
-        # A worker without a driver gets the bytes all the same. An error here would end the
-        # worker, and its pool would wait for it for ever.
+        # A worker process without a driver gets the bytes in this way. An error here would
+        # end the worker, and the program would wait for it for ever.
         buffer = _core.asbuffer(np.empty(shape, dtype, order))
     given = np.frombuffer(data, np.uint8)
     if given.size != buffer.nbytes:

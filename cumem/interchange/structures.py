@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested data: makes the same structure with other leaves.
+"""Copies nested data, with other leaves in the same structure.
 
-`mapped` applies a function to each leaf of a structure: of dicts, lists, named tuples,
-dataclasses, and subclasses of these. The result should have the same types as the original
-and share nothing that either could change. Types of other libraries make that difficult,
-because they may share their items with a copy, or may need other arguments to be made. So
-a copy is always checked against the items it should have, and a plain dict or list
-replaces it if it is wrong.
+`mapped` applies a function to each leaf of a structure of dicts, lists, named tuples,
+dataclasses and subclasses of these. The result should have the same types as the original
+and share nothing with it that can be changed. Types of other libraries make that difficult,
+because their copies may share the items, or their constructors may take other arguments. So
+a copy is always checked for the items that it should have. If it is wrong, a plain dict or
+list takes its place.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from cumem import _core
 
 @final
 class Untyped:
-    """A type that no value has, so that an argument which matches it is of type `Any`.
+    """A type that no value has, so that only an argument of type `Any` matches it.
 
-    Nothing is known about what such an argument becomes when it is moved. Without this, a
-    later overload would match and promise too much.
+    Overloads for this type come first and promise nothing about the result. Without them,
+    an argument of type `Any` would match a later overload, which promises too much.
     """
 
 
@@ -55,8 +55,8 @@ Memory: TypeAlias = np.ndarray[Any, Any] | _core.Buffer
 M = TypeVar("M", bound=Memory)
 M2 = TypeVar("M2", bound=Memory)
 Leaf: TypeAlias = Memory | np.generic | complex | str | bytes | None
-#: Nested arrays, buffers, numbers and texts. Only for a few simple structures can the type
-#: of the result be written down.
+#: Nested arrays, buffers, numbers and texts. Overloads give the type of the result only for
+#: a few simple structures.
 Tree: TypeAlias = "Leaf | Mapping[Any, Tree] | Sequence[Tree] | _Mixed"
 _Mixed: TypeAlias = dict[Any, object] | list[object]  # mypy infers these types
 UntypedTree: TypeAlias = (
@@ -68,15 +68,15 @@ _LEAVES = (str, bytes, bytearray, memoryview, array.array, range)
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether it is a tensor of PyTorch's, without importing PyTorch."""
+    """Return whether a value is a tensor of PyTorch, without importing PyTorch."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and isinstance(value, tensor)
 
 
 def is_functional(tensor: Any) -> bool:
-    """Return whether a transform traces with it, such as `vmap` or `compile`.
+    """Return whether a transform such as `vmap` or `compile` traces with this tensor.
 
-    Its type is then `torch.Tensor` all the same, but it has no memory.
+    Such a tensor has the type `torch.Tensor` too, but no memory.
     """
     torch = sys.modules["torch"]
     wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -90,7 +90,7 @@ def is_plain_tensor(tensor: Any) -> bool:
 
 
 def has_own_memory(tensor: Any) -> bool:
-    """Return whether its elements are in memory of its own, as not in a wrapper."""
+    """Return whether a tensor has memory itself, unlike one that wraps other tensors."""
     tensors = sys.modules["torch"].Tensor
     own = type(tensor).__torch_dispatch__ == tensors.__torch_dispatch__
     return own and not tensor.is_nested and not is_functional(tensor)
@@ -126,7 +126,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 def _with_items(value: Any, changed: list[tuple[Any, Any]]) -> Any:
     """Copy a mutable container and give it other items, or raise a TypeError.
 
-    Afterwards the original is asked whether it still has its own items.
+    Afterwards this checks that the original still has its own items.
     """
     before = [(key, value[key]) for key, _ in changed]
     made = _shallow(value)
@@ -134,8 +134,9 @@ def _with_items(value: Any, changed: list[tuple[Any, Any]]) -> Any:
         made[key] = item
     touched = [(key, item) for key, item in before if value[key] is not item]
     if touched and not isinstance(value, _OWN_ITEMS):
-        # The copy may share its items in a hidden way; then they are put back. A container
-        # that makes its items when asked returns others each time, and was not changed.
+        # The copy may share its items in a hidden way. Then the original's items are put
+        # back. A container that makes its items on demand returns new ones each time, and
+        # was not changed.
         new = {id(item) for _, item in changed}
         shared = [(key, item) for key, item in touched if id(value[key]) in new]
         for key, item in shared:
@@ -150,7 +151,7 @@ def _with_items(value: Any, changed: list[tuple[Any, Any]]) -> Any:
 def make_mapping(value: Any, changed: dict[Any, Any]) -> Any:
     """Copy a mapping with other items, or return a dict if its type does not allow that.
 
-    The copy keeps what `value` holds beside its items. `value` stays as it is.
+    The copy keeps the other attributes of `value`, which is not changed.
     """
     if isinstance(value, MutableMapping):
         try:
@@ -173,8 +174,7 @@ def _has_items(made: Any, items: Iterable[tuple[Any, Any]]) -> bool:
 def make_sequence(value: Any, parts: list[Any]) -> Any:
     """Copy a sequence with other items, or return a list if its type does not allow that.
 
-    `value` stays as it is.
-    """
+    `value` is not changed."""
     if isinstance(value, tuple):
         return _make_tuple(value, parts)
     if isinstance(value, MutableSequence):
@@ -192,15 +192,15 @@ def make_sequence(value: Any, parts: list[Any]) -> Any:
 
 
 def _make_tuple(value: tuple[Any, ...], parts: list[Any]) -> Any:
-    """Make a tuple of the same type, like `copy` and `pickle` do.
+    """Make a tuple of the same type, as `copy` and `pickle` do.
 
-    The ``__new__`` of the type may want other arguments than the items.
+    The ``__new__`` of the type may take other arguments than the items.
     """
     kind = type(value)
     try:
         made = tuple.__new__(kind, parts)
         vars(made).update(vars(value))
-    except TypeError:  # it has no attributes, or is implemented in C like torch.Size
+    except TypeError:  # value has no attributes, or is implemented in C like torch.Size
         pass
     else:
         return made
@@ -211,13 +211,13 @@ def _make_tuple(value: tuple[Any, ...], parts: list[Any]) -> Any:
 
 
 def is_packed(value: object) -> bool:
-    """Return whether it is a `PackedSequence`, whose ``batch_sizes`` must be on the CPU."""
+    """Return whether a value is a `PackedSequence`, whose `batch_sizes` stay on the CPU."""
     packed = getattr(sys.modules.get("torch.nn.utils.rnn"), "PackedSequence", None)
     return packed is not None and isinstance(value, packed)
 
 
 def is_record(value: object) -> bool:
-    """Return whether it is an instance of a dataclass or of a class of attrs."""
+    """Return whether a value is an instance of a dataclass or of a class of attrs."""
     if isinstance(value, type):
         return False
     return dataclasses.is_dataclass(value) or hasattr(type(value), "__attrs_attrs__")
@@ -230,9 +230,9 @@ def field_names(value: Any) -> list[str]:
 
 
 def make_record(value: Any, function: Callable[[str], Any]) -> Any:
-    """Copy `value` with ``function(name)`` for each field that it has.
+    """Copy `value`, with ``function(name)`` as the value of each of its fields.
 
-    This does not call ``__init__``, which may want other arguments.
+    This does not call ``__init__``, which may take other arguments.
     """
     made = copy.copy(value)
     for name in field_names(value):
@@ -242,7 +242,7 @@ def make_record(value: Any, function: Callable[[str], Any]) -> Any:
 
 
 def is_tensordict(value: Any) -> bool:
-    """Return whether it is a TensorDict, without importing its library."""
+    """Return whether a value is a TensorDict, without importing its library."""
     kind = getattr(sys.modules.get("tensordict"), "TensorDict", None)
     return kind is not None and isinstance(value, kind)
 
@@ -256,7 +256,7 @@ def make_tensordict(items: Any, batch_size: Any) -> Any:
 
 
 def moves_itself(value: Any) -> bool:
-    """Return whether it has its own ``to(device, ...)``, and should be moved by it.
+    """Return whether a value should be moved by its own method ``to(device, ...)``.
 
     Batches of PyTorch Geometric, detectron2 and tensordict are such types. Modules are not,
     because their ``to`` changes them in place. Dicts are not, because they can be taken
@@ -293,7 +293,7 @@ def _parameters(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def move_whole(value: Any, device: Any, copies: bool) -> Any:
-    """Return ``value.to(device, non_blocking=True)``, and leave `value` as it is.
+    """Return ``value.to(device, non_blocking=True)`` without changing `value`.
 
     With `copies` the answer is a copy even if `value` is on the device already.
     """
@@ -305,7 +305,7 @@ def move_whole(value: Any, device: Any, copies: bool) -> Any:
         )
     try:
         made = copy.deepcopy(value) if copies else _shallow(value)
-    except Exception:  # it cannot be copied, so it is moved itself
+    except Exception:  # it cannot be copied, so the value itself is moved
         made = value
     if copies or made is value:
         return _move(made, device)
@@ -314,8 +314,8 @@ def move_whole(value: Any, device: Any, copies: bool) -> Any:
     touched = [put for put, held, read in places if read() is not held]
     if not touched:
         return moved
-    # The method changed something in place that the shallow copy shares. That is restored,
-    # and everything but the memory is copied for a second attempt.
+    # The method changed something in place that the shallow copy shares with the value.
+    # This is undone, and everything but the memory is copied for a second attempt.
     for put in touched:
         put()
     memory = {id(held): held for _, held, _ in places if is_memory(held)}
@@ -338,17 +338,17 @@ def _move(made: Any, device: Any) -> Any:
     return made if moved is None else moved
 
 
-#: How deep `move_whole` looks for memory that a ``to`` has changed in place.
+#: How deep `move_whole` searches for memory that a ``to`` has changed in place.
 _DEPTH = 6
 
 
 def _places(
     value: Any, depth: int = _DEPTH
 ) -> Iterator[tuple[Callable[[], Any], Any, Callable[[], Any]]]:
-    """Yield every place at which a structure holds something.
+    """Yield every place at which a structure holds a value.
 
-    For each place this is a function that restores it, what is there, and a function that
-    reads it.
+    For each place, yield a function that puts the present value back, that value, and a
+    function that reads the place.
     """
     if depth == 0 or value is None or isinstance(value, (type, ModuleType, *_LEAVES)):
         return
@@ -394,17 +394,17 @@ _LOOK = 64
 
 
 def holds_memory(value: Any) -> bool:
-    """Return whether it holds arrays or tensors, as far as `memory_in` can see."""
+    """Return whether a value holds arrays or tensors that `memory_in` can find."""
     return next(memory_in(value), None) is not None
 
 
 def is_memory(value: object) -> bool:
-    """Return whether it is a tensor or array, or can become one by a protocol."""
+    """Return whether a value is a tensor or array, or can become one by a protocol."""
     return is_tensor(value) or _is_array(type(value))
 
 
 def memory_in(value: Any, depth: int = 2) -> Iterator[Any]:
-    """Yield the arrays and tensors that an object holds, as far as they can be seen.
+    """Yield the arrays and tensors that can be found in an object.
 
     This examines attributes, and items of containers. Numbers and texts do not count as
     memory.
@@ -433,9 +433,9 @@ def memory_in(value: Any, depth: int = 2) -> Iterator[Any]:
 
 
 def exports_memory(value: Any) -> bool:
-    """Return whether it exports its bytes, as memoryviews, `mmap` and ctypes arrays do.
+    """Return whether a value exports bytes, as memoryviews, `mmap` and ctypes arrays do.
 
-    `bytes`, which nobody can write, and numbers of NumPy's export theirs too, but do not
+    `bytes`, which cannot be changed, and NumPy's scalars export their bytes too, but do not
     count.
     """
     if isinstance(value, bytes) or type(value).__module__ == "numpy":
@@ -448,7 +448,7 @@ def exports_memory(value: Any) -> bool:
 
 
 def _is_array(kind: type) -> bool:
-    """Return whether the type is an array, but not a NumPy scalar, nor on a device."""
+    """Return whether a type is one of arrays on the host, and not of NumPy's scalars."""
     if kind.__module__ == "numpy" and kind.__name__ != "ndarray":
         return False
     if hasattr(kind, "__cuda_array_interface__"):
@@ -466,11 +466,11 @@ def mapped(
     """Return the same structure with ``function(leaf)`` for each leaf.
 
     Mappings, sequences, named tuples, dataclasses and classes of attrs are taken apart.
-    Subclasses keep their type if possible, and memory in their other attributes is treated
-    in the same way. `report_left` is called with the names of attributes for which that is
-    impossible. Everything else is a leaf, including strings, and so is everything for which
-    `is_leaf` returns True. If the same leaf occurs twice, `function` should return the same
-    for it.
+    Instances of subclasses keep their type if possible, and `function` is also applied to
+    memory in their other attributes. `report_left` is called with the names of the
+    attributes where that is impossible. Everything else is a leaf, including strings, and
+    so is everything for which `is_leaf` returns True. If the same leaf occurs twice,
+    `function` should return the same object for it.
     """
     return _Mapping(function, is_leaf, report_left).of(value)
 
@@ -494,7 +494,7 @@ class _Mapping:
             return self._function(value)
         if self._is_leaf is not None and self._is_leaf(value):
             return self._function(value)
-        if id(value) in self._path:  # an attribute of the container led back to it
+        if id(value) in self._path:  # an attribute of the container leads back to it
             return self._apart(value)
         self._path.add(id(value))
         try:
@@ -530,7 +530,8 @@ class _Mapping:
     ) -> Any:
         """Return `made` with the memory that `value` has outside its items and fields.
 
-        Such memory is in attributes that somebody has set. `items` are those of `made`.
+        Such memory is in attributes that a program has set. `items` are the items of
+        `made`.
         """
         if type(value) in (dict, list, tuple):
             return made
@@ -544,20 +545,21 @@ class _Mapping:
             if known is None:
                 before = [value[key] for key, _ in items]
                 known = {id(each) for part in before for each in memory_in(part)}
-            # An attribute that holds the items themselves must follow them, or stay.
+            # If the attribute holds only the items themselves, it must follow them, or stay
+            # as it is if it cannot be taken apart.
             is_more = any(id(each) not in known for each in memory)
             if not is_more and self._is_opaque(held):
                 continue
             is_set = self._set(made, name, held, value, items)
-            # A container whose type does not allow other items has become a dict or a list.
-            # Its items may have come from this attribute, and then nothing is lost.
+            # If the type of the container does not allow other items, `made` is a dict or a
+            # list. Its items may come from this very attribute, and then nothing is lost.
             is_lost = type(made) is type(value) or memory[0] is held
             if is_more and not is_set and is_lost and self._report_left is not None:
                 self._report_left(f"{type(value).__name__}.{name}")
         return made
 
     def _is_opaque(self, held: Any) -> bool:
-        """Return whether `mapped` would not take it apart."""
+        """Return whether `mapped` would treat a value as a leaf."""
         return not (
             is_memory(held)
             or isinstance(held, (Mapping, Sequence))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory there is, limits for it, and callbacks for when it runs short."""
+"""Amounts of memory, limits for them, and callbacks for when memory runs short."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ _T = TypeVar("_T")
 
 @found_in("cumem.types")
 class DeviceMemory(tuple[int, int], Answer):
-    """The memory of a device: the pair ``free, total``, and how much cumem holds of it.
+    """The memory of a device: the pair ``free, total``, and the bytes that cumem holds.
 
     Attributes
     ----------
     reserved, live : int
-        The bytes that pools of buffers hold on the device, and those in live buffers.
+        The bytes that the pools of buffers hold on the device, and the part of these that
+        is in live buffers.
     staging : int
-        The bytes on the device that cumem holds in addition, for copies to use on the way.
+        The bytes on the device that cumem holds in addition, as intermediate memory for
+        copies.
 
     Examples
     --------
@@ -72,7 +74,7 @@ class DeviceMemory(tuple[int, int], Answer):
 
     @property
     def free(self) -> int:
-        """The bytes that nobody uses, according to the driver."""
+        """The free bytes, according to the driver."""
         return self[0]
 
     @property
@@ -103,18 +105,20 @@ class HostMemory(Answer):
     total : int or None
         The memory of the machine.
     available : int or None
-        The memory that this process can still get now, from the machine, in its control
-        group and under ``ulimit -v``.
+        The memory that this process can still get now, within its control group and
+        ``ulimit -v``.
     cgroup_limit : int or None
-        The limit of its control group; None if there is none.
+        The memory limit of the process's control group; None if there is none.
     memlock_limit : int or None
         ``RLIMIT_MEMLOCK``, which CUDA does not obey; None if there is none.
     pinned_limit : int or None
-        The limit of pinned memory, as from `get_limit`.
+        The limit of pinned memory, as `get_limit` returns it.
     reserved, live : int
-        The pinned and mapped memory that pools of buffers hold, and that in live buffers.
+        The pinned and mapped memory that the pools of buffers hold, and the part of it that
+        is in live buffers.
     staging : int
-        The page-locked memory that cumem holds in addition, for copies to use on the way.
+        The page-locked memory that cumem holds in addition, as intermediate memory for
+        copies.
 
     Examples
     --------
@@ -143,7 +147,7 @@ class HostMemory(Answer):
 
 
 def _shown(memory: DeviceMemory | HostMemory, names: Iterable[str]) -> str:
-    """Return the repr with units; a value that does not exist is shown as None."""
+    """Return the repr, with units; values that do not exist are shown as None."""
     sizes = [(name, getattr(memory, name)) for name in names]
     said = (
         f"{name}={size if size is None else format_nbytes(size)}"
@@ -170,7 +174,8 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
     Returns
     -------
     DeviceMemory or HostMemory
-        The former is a pair of free and total bytes, in which all processes count.
+        For a device, the free and total bytes of all processes, as a pair; see
+        `DeviceMemory`.
 
     Raises
     ------
@@ -235,19 +240,19 @@ def set_limit(
 ) -> None:
     """Limit how much memory of a kind cumem holds, including cached memory.
 
-    An allocation that would need more raises `OutOfMemoryError`, after everything that is
-    cached or freed has been given back. Memory that pools keep for reuse above a new limit
-    is given back at once. Live buffers stay; as long as they alone exceed the limit, no
-    memory is handed out, even if some is freed meanwhile.
+    An allocation that would need more raises `OutOfMemoryError`, after all cached and freed
+    memory was given back. Memory that pools keep for reuse above a new limit is given back
+    at once. Live buffers stay. As long as they alone exceed the limit, every allocation
+    fails.
 
     Parameters
     ----------
     kind : str
         A kind that `empty` takes, such as ``"pinned"``.
     limit : int, str or None
-        The bytes, a text such as ``"4GiB"``, or None for no limit. A share such as
-        ``"50%"`` is of the device's memory (managed, device) or of the memory that the
-        process may use (pinned, mapped).
+        The bytes, a text such as ``"4GiB"``, or None for no limit. A text such as ``"50%"``
+        means a share of the device's memory for managed and device memory, and of the
+        memory that the process may use for pinned and mapped memory.
     device : Device, int or str, optional
         The device, for managed or device memory; by default each device gets this limit.
 
@@ -263,12 +268,12 @@ def set_limit(
 
     Notes
     -----
-    In the beginning device and managed memory have no limit. Pinned and mapped memory
-    together may take half of what the process may use (the machine's memory, or less if its
-    control group says so), because locking more can bring a machine down. Both count
-    together against that half, or against the larger of their limits if one is set higher.
-    ``CUMEM_LIMIT_PINNED``, ``_MAPPED``, ``_MANAGED`` and ``_DEVICE`` are read when the
-    driver is opened. `shutdown` forgets what was set.
+    By default, device and managed memory have no limit. Pinned and mapped memory together
+    may take half of the memory that the process may use (that of the machine, or less in a
+    control group with a limit), because locking more can bring a machine down. If the limit
+    of either is set to more than that half, both together may take as much as the larger
+    limit. ``CUMEM_LIMIT_PINNED``, ``_MAPPED``, ``_MANAGED`` and ``_DEVICE`` are read when
+    the driver is opened. `shutdown` removes the limits that were set.
 
     In a block of `limit`, the limit of the block stays in force. The limit that is set here
     takes effect when the last block has ended.
@@ -393,22 +398,23 @@ def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlo
     """Limit how much memory of a kind cumem holds, within a ``with`` block.
 
     The limit applies to the whole process, in place of that of `set_limit`. If blocks
-    overlap, nested or in several threads, the limit of the one that was entered last among
-    those still open applies, whether it is higher or lower. They may end in any order. When
-    all have ended, the limit that `set_limit` set last applies, even if it was called while
-    a block was open. `shutdown` ends no block.
+    overlap, nested or in several threads, the limit of the block that was entered last
+    among those still open applies, whether it is higher or lower. They may end in any
+    order. When all have ended, the limit that `set_limit` set last applies, even if it was
+    called while a block was open. `shutdown` ends no block.
 
     Parameters
     ----------
     kind, limit, device
-        As for `set_limit`. They are read at once, and shares become bytes.
+        As for `set_limit`. They are read when `limit` is called, and shares become bytes
+        then.
 
     Returns
     -------
     LimitBlock
-        An object for one ``with`` block; a second block raises a RuntimeError. It is also a
-        decorator of functions. It raises a TypeError for coroutine and generator functions,
-        whose bodies run after the call has returned.
+        An object for one ``with`` block; a second block raises a RuntimeError. It also
+        works as a decorator of functions. For coroutine and generator functions, whose
+        bodies run after the call has returned, it raises a TypeError.
 
     Raises
     ------
@@ -432,7 +438,7 @@ def limit(kind: Any, limit: int | str | None, device: object = None) -> LimitBlo
 
 @found_in("cumem.types")
 class OutOfMemoryHook:
-    """A callback of `on_out_of_memory`, which a ``with`` block removes at its end.
+    """A callback of `on_out_of_memory`; the end of a ``with`` block removes it.
 
     Examples
     --------
@@ -448,7 +454,7 @@ class OutOfMemoryHook:
         self._callback(kind, device, nbytes)
 
     def remove(self) -> None:
-        """Stop calling the callback; removing it twice is not an error."""
+        """Remove the callback, which is not called again; a second removal does nothing."""
         with contextlib.suppress(ValueError):
             _core._out_of_memory_callbacks.remove(self)
 
@@ -474,8 +480,8 @@ def on_out_of_memory(callback: Callable[[str, int, int], object]) -> OutOfMemory
     ----------
     callback : callable
         The function. It is called with the kind, the device's index and the number of bytes
-        asked for, in the thread that allocates. Several are called in the order in which
-        they were installed. Exceptions go to ``sys.unraisablehook``, except that
+        asked for, in the thread that allocates. Several callbacks are called in the order
+        in which they were installed. Exceptions go to ``sys.unraisablehook``, except that
         `KeyboardInterrupt` and `SystemExit` end the allocation.
 
     Returns

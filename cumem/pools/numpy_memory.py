@@ -29,8 +29,8 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
     Parameters
     ----------
     min_nbytes : int or str
-        The size from which on arrays are pinned, as a number or a text such as ``"1MiB"``;
-        smaller ones stay in ordinary memory.
+        The least size of an array that is pinned, as a number or a text such as ``"1MiB"``.
+        Smaller arrays stay in ordinary memory.
     pool : Pool, optional
         A pool of kind ``"pinned"`` or ``"mapped"``; by default the default pool of pinned
         memory.
@@ -49,20 +49,20 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
 
     Notes
     -----
-    The block applies to the current context (`contextvars`): tasks that are created in it
-    have it too until it ends, and other threads do not. `numpy_pinned.enable` applies to
+    The block applies to the current context (`contextvars`): it also covers tasks that are
+    created in it, until it ends, but not other threads. `numpy_pinned.enable` applies to
     all threads.
 
     If the pool cannot give memory, the array is made in ordinary memory. This happens at a
-    limit, after `shutdown`, in forked children, and while more freed memory waits for
-    copies than was ever in use at once (or than 256 MiB). Callbacks of
+    limit, after `shutdown` and in forked children. It also happens while more freed memory
+    waits for copies than was ever in use at once, and more than 256 MiB. Callbacks of
     `on_out_of_memory` are not called.
 
     **Blocks**: an allocation never waits for a device. The GIL is released while a pool
     page-locks more memory, which takes the driver milliseconds.
 
-    **Ordered after**: nothing. Freed memory is reused only after everything that its
-    devices were doing is done, since other libraries may copy from it without telling.
+    **Ordered after**: nothing. Freed memory is reused only after all work that its devices
+    had begun, since other libraries may copy from it without telling cumem.
 
     Examples
     --------
@@ -89,7 +89,8 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
         def __exit__(self, *exc: object) -> None: ...
 
     else:
-        # Neither end runs any Python code, so that Ctrl-C cannot come in between.
+        # __enter__ and __exit__ are functions of C, so Ctrl-C cannot interrupt them
+        # halfway.
         __enter__: Callable[[], None] = property(operator.attrgetter("_enter"))
         __exit__: Callable[..., None] = property(operator.attrgetter("_leave"))
 
@@ -99,8 +100,8 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
         """Put the new NumPy arrays of all threads into pinned memory, until `disable`.
 
         This includes threads that are running already, and those of thread pools. A second
-        call replaces the first. Blocks of `numpy_pinned`, and handlers that others have
-        set in a context, take precedence.
+        call replaces the first. Blocks of `numpy_pinned`, and memory handlers of NumPy that
+        others have set in a context, take precedence.
 
         Parameters
         ----------
@@ -142,7 +143,7 @@ def _handler(min_nbytes: int | str, pool: Pool | None) -> CapsuleType:
 
 
 def _default_pool() -> Pool | None:
-    """Return the pool, or None in a forked child, which cannot have pinned memory."""
+    """Return the default pool of pinned memory, or None in a forked child."""
     try:
         return default_pool("pinned")
     except RuntimeError as error:

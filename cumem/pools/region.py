@@ -2,8 +2,9 @@
 """`Region`: device memory that can sleep, and `sleep` and `wake` by tags.
 
 A `Region` is a tag and a `Pool` of device memory in long chunks. The extension puts the
-pool to sleep and wakes it (``csrc/python/copy/sleeping.c``). This module has the words, and
-lets one thread at a time do so for each region.
+pool to sleep and wakes it (``csrc/python/copy/sleeping.c``). This module reads the
+arguments, raises the errors, and lets only one thread at a time put a region to sleep or
+wake it.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ if TYPE_CHECKING:  # importing it takes milliseconds
     from cumem.devices.device import Device
 
 #: The least length of a chunk. The driver needs about 40 us to take a chunk back and 35 us
-#: to map one, and hardly more if it is larger. So a region of larger chunks sleeps sooner.
+#: to map one, and hardly more for a larger chunk. So a region of few large chunks falls
+#: asleep faster.
 _CHUNK_NBYTES = 64 << 20
 
 
 @final
 class Region:
-    """Device memory that can give its memory to the GPU's other users, and come back.
+    """Device memory that the GPU's other users can have while the region sleeps.
 
     While a region sleeps, the driver has its memory. The addresses stay reserved, and the
-    contents wait in pinned memory or are given up. After waking, every buffer, view, tensor
-    and captured graph over the region is right again, because nothing has moved.
+    contents wait in pinned memory or in files, or are given up. After waking, every buffer,
+    view, tensor and captured graph over the region can be used again, because no address
+    has changed.
 
     Parameters
     ----------
@@ -50,16 +53,16 @@ class Region:
     device : Device, int or str, optional
         The device of the memory; by default cumem's current one.
     host : {'keep', 'release'}
-        What becomes of the pinned memory for the contents after waking. 'keep': the region
-        keeps it for the next time, which is then faster. 'release': it goes back to the
-        system.
+        What happens after waking to the pinned memory that held the contents. With 'keep'
+        the region keeps it, which makes the next sleep faster. With 'release' it goes back
+        to the system.
 
     Raises
     ------
     TypeError
         If an argument has the wrong type.
     ValueError
-        If `host` or the device does not exist.
+        If `host` is another word, or the device does not exist.
     CudaError
         If the driver cannot be opened.
 
@@ -67,8 +70,8 @@ class Region:
     -----
     Memory comes in chunks of 64 MiB or more. In a ``with`` block, constructors of device
     memory take it from the region, in this thread or task only. `pool` is the region's pool
-    for everything that takes ``pool=``. Dropping the last reference to a region that sleeps
-    gives its contents up, as `close` does.
+    for everything that takes ``pool=``. Dropping the last reference to a sleeping region
+    gives up its contents, as `close` does.
 
     Examples
     --------
@@ -95,14 +98,15 @@ class Region:
     _lock: threading.RLock
     #: The process in which a call of sleep(), wake() or close() is under way, or None. The
     #: lock keeps other threads out, but not a signal handler or a finaliser that interrupts
-    #: this call. In a child that was forked meanwhile nobody is there to end the call.
+    #: this call. A child that is forked meanwhile compares it with its own number, since
+    #: the thread that makes the call does not exist there.
     _moving_pid: int | None
     #: close() has begun while the region slept, so its contents may be gone.
     _has_given_up: bool
     #: How many blocks are open in which another library allocates from the region.
     _guest_count: int
-    #: Asks such a library for the parts of its memory that it does not use, in order of
-    #: address. An integration sets it.
+    #: Returns the parts of its memory that such a library does not use now, in order of
+    #: address. An integration sets this function.
     _find_spare: Callable[[], list[tuple[int, int]]] | None
     _finalizer: weakref.finalize[[Pool[Any]], Self]
 
@@ -141,27 +145,27 @@ class Region:
 
     @property
     def tag(self) -> str:
-        """The tag that it was made with."""
+        """The tag that the region was made with."""
         return self._tag
 
     @property
     def pool(self) -> Pool[_core.DeviceBuffer]:
-        """The pool of its memory, for everything that takes ``pool=``."""
+        """The region's pool, for everything that takes ``pool=``."""
         return self._pool
 
     @property
     def device(self) -> Device:
-        """The device of its memory."""
+        """The device of the region's memory."""
         return self._pool.device
 
     @property
     def host(self) -> Literal["keep", "release"]:
-        """What becomes of the pinned memory after waking: "keep" or "release"."""
+        """What happens to the pinned memory after waking: "keep" or "release"."""
         return self._host
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the driver has its memory. A closed region is not asleep."""
+        """Whether the driver has the region's memory. A closed region is not asleep."""
         return _core._is_asleep(self._pool)
 
     @hinting
@@ -176,18 +180,20 @@ class Region:
         Parameters
         ----------
         keep : bool or 'file'
-            Where the contents of buffers go, from where `wake` brings them back. True: to
-            pinned memory. 'file': to files without names, by way of a few blocks of pinned
-            memory. False: they are given up, and are undefined after waking.
+            Where the contents of the buffers go until `wake` brings them back. With True
+            they go to pinned memory, and with 'file' to files without names, by way of a
+            few blocks of pinned memory. With False they are given up, and are undefined
+            after waking.
         path : path-like, optional
-            With keep='file' the folder in whose file system the files lie; not given
-            otherwise.
+            The folder in whose file system the files are made. It is required with
+            keep='file', and refused otherwise.
 
         Raises
         ------
         BufferError
-            If a call of cumem works on a buffer of the region, in another thread or below
-            this one, or if a thread is in a block in which PyTorch allocates from it.
+            If a call of cumem works on a buffer of the region, in another thread or further
+            out in this one, or if a thread is in a block in which PyTorch allocates from
+            the region.
         CudaError
             If a stream is being captured, the device cannot map memory, or the driver
             fails.
@@ -205,20 +211,20 @@ class Region:
         -----
         **Ordered after** everything that works on the region: transfers of cumem, and work
         on all streams that its buffers know. If a buffer was exported or its address was
-        read, it waits for all work of the devices in use. Work that others begin later, on
-        the addresses of a sleeping region, ends with an error of the driver.
+        read, the call waits for all work on the devices in use. Work that others begin
+        later, on the addresses of a sleeping region, ends with an error of the driver.
 
-        **Blocks** until the memory has gone back, with the GIL released. Ctrl-C ends the
+        **Blocks** until the driver has the memory, with the GIL released. Ctrl-C ends the
         wait.
 
-        It is all or nothing: before every byte is safe on the host or in the files no
-        memory goes back, and if anything fails until then, the region is awake as before,
-        and there are no files. If the driver does not take memory back after that, the
-        error is raised and the region sleeps.
+        Memory goes back only once every byte is safe on the host or in the files. If
+        anything fails before that, the region stays awake, and the files are removed. If
+        the driver then fails to take memory back, the error is raised, and the region
+        sleeps.
 
-        Nothing is left of the files when the process ends, however it ends.
+        The system removes the files when the process ends, however it ends.
 
-        A region that sleeps stays as it is, whatever `keep` says.
+        Calling this on a sleeping region does nothing, whatever `keep` says.
 
         Examples
         --------
@@ -263,24 +269,24 @@ class Region:
         Raises
         ------
         OutOfMemoryError
-            If the device has not enough memory, or a limit is too small. The region sleeps
-            on, and wake() can be called again.
+            If the device has not enough memory, or a limit is too small. The region stays
+            asleep, and wake() can be called again.
         CudaError
-            If the driver fails. The region sleeps on.
+            If the driver fails. The region stays asleep.
         OSError
-            If the files with the contents cannot be read, or were changed. The region
-            sleeps on. If a file looks as if it had been written to, another call takes the
-            bytes as they are.
+            If the files with the contents cannot be read, or were changed. The region stays
+            asleep. If only the time of a file's last change is later than expected, a
+            second call accepts the bytes as they are.
         ValueError
             If the region is closed.
 
         Notes
         -----
         **Blocks** until all bytes are there, with the GIL released, so that work on any
-        stream sees them. Ctrl-C ends the wait, and the region sleeps on.
+        stream sees them. Ctrl-C ends the wait, and the region stays asleep.
 
-        Chunks whose buffers were all dropped meanwhile get no memory. A region that is
-        awake stays as it is.
+        Chunks whose buffers were all dropped meanwhile get no memory. Waking a region that
+        is awake does nothing.
         """
         with self._move():
             if not self._pool.closed and not self.is_asleep:
@@ -314,8 +320,8 @@ class Region:
     def close(self) -> None:
         """Stop allocating, and give back memory that is not in use.
 
-        Buffers stay valid if the region is awake. If it sleeps, its contents are given up,
-        and its buffers cannot be used any more. Closing a region twice does nothing.
+        Buffers stay valid if the region is awake. If it sleeps, its contents are lost, and
+        its buffers cannot be used any more. Closing a region twice does nothing.
 
         Notes
         -----
@@ -323,7 +329,8 @@ class Region:
         """
         with self._move():
             if not self._pool.closed:
-                # Ctrl-C may end this call at any line.
+                # Ctrl-C may end this call at any later line, and the contents may be gone
+                # then.
                 self._has_given_up = self.is_asleep
                 _core._forget_saved(self._pool)
                 self._pool.close()
@@ -345,7 +352,7 @@ class Region:
         """End the block."""
         self._pool.__exit__(exc_type, exc_value, traceback)
 
-    # An integration calls the next two, in pairs.
+    # An integration calls _enter_guest() and _leave_guest(), in pairs.
 
     @contextlib.contextmanager
     def _move(self) -> Iterator[None]:
@@ -377,7 +384,7 @@ class Region:
             self._guest_count += 1
 
     def _leave_guest(self) -> None:
-        """End such a block."""
+        """End a block that `_enter_guest` began."""
         with self._lock:
             self._guest_count -= 1
 
@@ -400,7 +407,8 @@ class Region:
         return fold(f"<cumem.Region {where}{emulated}: {live} live, {state}>")
 
 
-#: All regions that exist, by the serials of their pools, in the order of their making.
+#: All regions that exist, by the serials of their pools, in the order in which they were
+#: made.
 _REGIONS: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
 #: The tags of all regions that there ever were, for messages about their buffers.
 _TAGS: dict[int, str] = {}
@@ -433,7 +441,7 @@ def _fds_of(files: SleepFiles | None) -> tuple[int, ...]:
 
 
 def _read_keep(keep: Any, path: Any) -> tuple[bool, None] | tuple[Literal["file"], str]:
-    """Return what becomes of the contents, and the folder of the files for them."""
+    """Return where the contents go, and the folder for their files or None."""
     if isinstance(keep, str) and keep != "file":
         raise ValueError(f"keep must be True, False or 'file', not {keep!r}")
     if isinstance(keep, str):
@@ -473,14 +481,16 @@ def sleep(
     keep : bool or 'file'
         Where their contents go, as for `Region.sleep`.
     path : path-like, optional
-        With keep='file' the folder for the files of all these regions.
+        The folder for the files of all these regions, as for `Region.sleep`.
 
     Raises
     ------
     ValueError
-        If no region has one of the tags, or `keep` is another word; then nothing was done.
+        If one of the tags belongs to no region, or `keep` is another word. No region was
+        put to sleep then.
     TypeError
-        If `path` is missing with keep='file', or given without it; then nothing was done.
+        If `path` is missing with keep='file', or given without it. No region was put to
+        sleep then.
     BufferError, CudaError, OSError, OutOfMemoryError
         As `Region.sleep`. The regions that were put to sleep before stay asleep.
 
@@ -516,7 +526,7 @@ def wake(*tags: str) -> None:
     Raises
     ------
     ValueError
-        If no region has one of the tags; then nothing was done.
+        If one of the tags belongs to no region. No region was woken then.
     CudaError, OSError, OutOfMemoryError
         As `Region.wake`. The regions that were woken before stay awake.
 
@@ -541,7 +551,7 @@ def wake(*tags: str) -> None:
 
 
 def refuse_use(serial: int) -> NoReturn:
-    """Raise a RuntimeError, because the region of a buffer sleeps."""
+    """Raise a RuntimeError for a buffer whose region sleeps, or was closed asleep."""
     tag = _TAGS.get(serial)
     region = _REGIONS.get(serial)
     if region is None or _is_over(region):
@@ -555,7 +565,7 @@ def refuse_use(serial: int) -> NoReturn:
 
 
 def refuse_call(serial: int, nbytes: int) -> NoReturn:
-    """Raise a BufferError, because a call works on a buffer of the region."""
+    """Raise a BufferError for a region that cannot sleep while a call uses its buffer."""
     raise BufferError(
         f"region {_TAGS.get(serial)!r} cannot go to sleep: a call of cumem works on a "
         f"buffer of {format_nbytes(nbytes)} in it, in another thread or below this one"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files without names, which have the contents of a region that sleeps.
 
-A sleep is over when its process ends, so its files must be gone then, however the process
-ends. They have no names: the system frees their room once nobody has them open. The
-extension writes and reads them (``csrc/python/copy/sleep_bytes.c``).
+The contents are useless once the process has ended, so the files must be gone then, however
+it ends. That is why they have no names: the system frees their room once nobody has them
+open. The extension writes and reads them (``csrc/python/copy/sleep_bytes.c``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SleepFiles:
     Parameters
     ----------
     folder : str
-        The folder in whose file system they lie.
+        The folder in whose file system the files are made.
     tag : str
         The region's tag, for errors.
 
@@ -67,11 +67,11 @@ class SleepFiles:
     def check(self) -> None:
         """Raise an OSError if a file is not as `note` saw it.
 
-        Nobody finds such a file by a name, but a program may open it through /proc. Its
-        length and the time of its last change tell of that. A file system of a network may
-        set that time itself, later than the bytes were written, and no bytes of a sleeping
-        region may be lost to that. So a time is complained of once: the next call compares
-        with the time that this one has seen.
+        The files have no names, but a program may open one through /proc and write to it.
+        This shows in the file's length and in the time of its last change. But a network
+        file system may itself set that time late, after the bytes were written, and then
+        the bytes must not be refused for good. So a wrong time raises an error only once:
+        the next call compares with the time that this call has seen.
         """
         found = self._look()
         for (nbytes, _), (now, _) in zip(self._states, found, strict=False):
@@ -101,7 +101,7 @@ class SleepFiles:
         return error
 
     def close(self) -> None:
-        """Close the files, which gives their room back. Does nothing the second time."""
+        """Close the files, which frees their room. A second call does nothing."""
         while self._files:
             with contextlib.suppress(OSError):  # the bytes are not wanted any more
                 self._files.pop().close()

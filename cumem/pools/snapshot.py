@@ -68,7 +68,7 @@ class Segment(Answer):
     nbytes : int
         The length of the range, including gaps.
     blocks : tuple of Block
-        The blocks in the order of their addresses, which leave no holes.
+        The blocks in the order of their addresses. They cover the whole range.
 
     Examples
     --------
@@ -141,7 +141,8 @@ class Snapshot(Answer):
         Returns
         -------
         str
-            A line of totals, a legend, and the segments, in which each gap is one ``|``.
+            A line of totals, a legend, and the segments, in which one ``|`` stands for
+            each gap.
 
         Raises
         ------
@@ -176,7 +177,7 @@ class Snapshot(Answer):
         return "\n".join(lines)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the snapshot as `Pool.plot` draws a pool."""
+        """Draw the snapshot as `Pool.plot` draws a pool, and return the axes."""
         axes: Axes = show("plot", self, ax)
         return axes
 

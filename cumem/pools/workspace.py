@@ -60,7 +60,7 @@ def _end_of(nbytes: int, used: int) -> int:
 
 
 def _nbytes_of(shape: _core._Shape, dtype: DTypeLike) -> int:
-    """Return the bytes of a buffer, or 0 for arguments that `empty` will refuse."""
+    """Return the size of a buffer in bytes, or 0 for arguments that `empty` will refuse."""
     lengths: Any = shape
     try:
         try:
@@ -75,9 +75,9 @@ def _nbytes_of(shape: _core._Shape, dtype: DTypeLike) -> int:
 class _Block(NamedTuple):
     """A `with` block of a workspace."""
 
-    #: The buffers that it handed out, and their sizes.
+    #: The buffers that the block handed out, and their sizes.
     buffers: list[tuple[_core.Buffer, int]]
-    #: The bytes that outer blocks had handed out when it began.
+    #: The bytes that outer blocks had handed out when the block began.
     used_before: int
 
 
@@ -86,8 +86,8 @@ class Workspace(Generic[_B_co]):
     """Scratch memory of a fixed size, for buffers that end together.
 
     In a ``with`` block `empty` and `zeros` hand out the memory from front to back, and the
-    end of the block takes it all back. Blocks may be nested: the end of one takes back
-    what was handed out in it, and does not affect the outer ones.
+    end of the block takes it all back. Blocks may be nested. The end of an inner block
+    takes back only what was handed out in that block.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Workspace(Generic[_B_co]):
         cumem's current one.
     stream : Stream or other stream object, optional
         The stream on which device memory is used first; by default the stream that is
-        current when it is handed out.
+        current when a buffer is handed out.
 
     Raises
     ------
@@ -127,9 +127,9 @@ class Workspace(Generic[_B_co]):
 
     A buffer is closed when its block ends, and using it afterwards raises a ValueError.
     Arrays and tensors made from it stay valid. Their bytes are not handed out again until
-    they are dropped, and bytes that a stream still works on not until it has finished. A
-    buffer that is made meanwhile is placed beside them, and the free memory may then be in
-    two pieces.
+    they are dropped, and bytes that a stream still works on are not handed out again until
+    it has finished. A buffer that is made meanwhile is placed behind those bytes, which may
+    split the free memory in two.
 
     Examples
     --------
@@ -288,15 +288,16 @@ class Workspace(Generic[_B_co]):
         RuntimeError
             If the block was begun in another thread.
         OutOfMemoryError
-            If not enough is left, or not in one piece. ``requested``, ``limit`` and
-            ``live`` say how much was asked for, the size, and how much is in use.
+            If not enough memory is left, or not enough in one piece. The error's
+            ``requested``, ``limit`` and ``live`` are the size that was asked for, the size
+            of the workspace, and the bytes in use.
 
         Notes
         -----
         **Blocks** only if the buffer needs bytes that work queued in ended blocks still
-        uses: until that work is done, with the GIL released. **Ordered after**: device
-        memory may be used at once on the workspace's stream; for another stream, the user
-        takes care of the order.
+        uses. It then waits until that work is done, with the GIL released. **Ordered
+        after**: device memory may be used at once on the workspace's stream. To use it on
+        another stream, the caller has to order that stream after the workspace's.
         """
         block = self._blocks[-1] if self._blocks else None
         if block is None:
@@ -339,8 +340,8 @@ class Workspace(Generic[_B_co]):
 
         Notes
         -----
-        **Blocks** as `empty` does. It then blocks as `cumem.zeros` does, which waits until
-        memory that the host can read is zero.
+        **Blocks** as `empty` does. If the host can read the memory, it also waits until the
+        memory is zero, as `cumem.zeros` does.
         """
         buffer = self.empty(shape, dtype, order=order)
         buffer.fill(np.zeros((), buffer.dtype), stream=self._stream)
@@ -364,8 +365,8 @@ class Workspace(Generic[_B_co]):
         when they are dropped.
         """
         self._is_closed = True
-        # The lists are replaced rather than emptied, since a call of another thread may be
-        # in the middle of one. It finds out by `_is_open` that its block has gone.
+        # The lists are replaced rather than emptied, since another thread may be working
+        # through one of them. That thread learns from `_is_open` that its block has gone.
         blocks, self._blocks = self._blocks, []
         for block in reversed(blocks):
             for buffer, _ in block.buffers:
@@ -440,7 +441,7 @@ class Workspace(Generic[_B_co]):
         nbytes: int,
         block: _Block,
     ) -> _B_co:
-        """Wait until ended blocks use no memory, merge what is free, and hand out some."""
+        """Wait until ended blocks use no memory, merge free pieces, and allocate again."""
         self._wait_for_room(0, block)
         self._join()
         try:
@@ -453,9 +454,9 @@ class Workspace(Generic[_B_co]):
     def _join(self) -> None:
         """Make the pool merge free pieces that it keeps separate.
 
-        The pool keeps some freed pieces as they are, for requests of the same size: small
-        ones, and ones that a stream may still use. A larger buffer would be placed behind
-        them and leave a hole.
+        The pool keeps small freed pieces, and those that a stream may still use, for
+        requests of the same size. A larger buffer would be placed behind them and leave a
+        hole.
         """
         self._pool.trim(keep=self._pool.limit or 0, wait=False)
         self._is_cut = False
@@ -473,7 +474,7 @@ class Workspace(Generic[_B_co]):
             self._spent += size
 
     def _wait_for_room(self, most: int, block: _Block) -> None:
-        """Wait until transfers use at most this much of ended blocks, the oldest first.
+        """Wait until transfers use at most `most` bytes of ended blocks, the oldest first.
 
         The pool itself waits for streams that use the memory.
         """
@@ -490,9 +491,9 @@ class Workspace(Generic[_B_co]):
             raise ValueError("the workspace is closed")
 
     def _is_open(self, block: _Block) -> bool:
-        """Say whether the innermost block of a call that runs is still there.
+        """Return whether the block that was innermost when a call began is still open.
 
-        Only close() can have ended it, in another thread or in a finaliser.
+        Only close() can have ended it meanwhile, in another thread or in a finaliser.
         """
         blocks = self._blocks
         return not self.closed and bool(blocks) and blocks[-1] is block
@@ -509,7 +510,7 @@ class Workspace(Generic[_B_co]):
             )
 
     def _full(self, asked: int) -> OutOfMemoryError:
-        """Make an error that speaks of the workspace rather than of its pool."""
+        """Make the error for a full workspace, instead of the one about its pool."""
         others = ""
         if _end_of(asked, self._used) <= self._nbytes:
             stats = self._pool.stats()

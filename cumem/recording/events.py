@@ -22,14 +22,14 @@ INNER: Final = tuple(
 #: the fields of the event mean.
 OPS = (
     "allocate",  # address, nbytes, stream; value is the number of bytes asked for
-    "free",  # address, nbytes, stream; the block is in its pool, and may be in use still
-    "grow",  # address and nbytes of new memory of a pool; value is all it has then
-    "trim",  # nbytes that a pool gave back; value is all it has then
+    "free",  # address, nbytes, stream; the block is in its pool, but work may still use it
+    "grow",  # address and nbytes of a pool's new memory; value is the pool's total then
+    "trim",  # nbytes that a pool gave back; value is the pool's total then
     "transfer",  # nbytes and the target's address; value is how long it took, in ns
     "prefetch",  # address, nbytes; device is the target, or -1 for the host
-    "out_of_memory",  # nbytes that could not be had; value is all the pool had then
-    "sleep",  # nbytes of a region, or of a spilled block at address, that went back to the
-    # driver while the addresses stay; value is all the pool has then
+    "out_of_memory",  # nbytes that could not be allocated; value is the pool's total then
+    "sleep",  # nbytes that a region, or the spilled block at address, gave back to CUDA
+    # while it kept its addresses; value is the pool's total then
     "wake",  # nbytes that came back to their addresses; value as for "sleep"
 )
 
@@ -41,9 +41,9 @@ GAINS: Final = (GROW, WAKE)
 LOSSES: Final = (TRIM, SLEEP)
 
 #: Kinds of memory, in the order of the numbers in ``events["kind"]``, which
-#: csrc/base/recorder.h lists too. The names are those used everywhere; "registered" is
-#: memory of others that is page-locked, and "staging" is memory that copies use on the
-#: way. Records that were saved have these numbers, so a new kind comes last.
+#: csrc/base/recorder.h lists too. The names are those used everywhere. "registered" is
+#: foreign memory that cumem page-locked, and "staging" is memory that copies use on the
+#: way. Saved records contain these numbers, so a new kind must be added at the end.
 KINDS = ("pinned", "mapped", "managed", "device", "registered", "staging", "pageable")
 
 EVENT = np.dtype(
@@ -75,7 +75,7 @@ class Frame(NamedTuple):
 
 
 class Log(NamedTuple):
-    """Everything that readers of a record need; `Record` makes it.
+    """The events of a record with the tables that they refer to, as `Record` makes them.
 
     Parameters
     ----------
@@ -83,8 +83,8 @@ class Log(NamedTuple):
         The events, sorted by time.
     living : ndarray of EVENT, 1-D
         The allocations that were alive before the first of `events`, as events
-        ``"allocate"`` at time 0. The first of `events` is later than the beginning of the
-        record if events were lost.
+        ``"allocate"`` at time 0. If events were lost, the first of `events` is later than
+        the beginning of the record.
     stacks : sequence of tuple of Frame, or dict of int to such
         The stacks by number, each with the innermost frame first. Stack 0 is empty.
     tags : tuple of str
@@ -92,15 +92,15 @@ class Log(NamedTuple):
     threads : dict of int to str
         The names of threads by number.
     lost_count : int
-        The number of events that were dropped; these are the oldest ones.
+        The number of events that were dropped, which are the oldest ones.
     begin_s : float
         The time when the record began, in seconds since the epoch.
     duration_ns : int
         How long the record ran.
     machine : dict
-        The machine that it ran on: ``"backend"`` (``"cuda"``, ``"emulated"``, or ``""`` if
-        unknown), ``"devices"``, a list of names, and ``"inner"``, the `INNER` of the
-        process.
+        The machine that the record was made on: ``"backend"`` (``"cuda"``, ``"emulated"``,
+        or ``""`` if unknown), ``"devices"``, a list of names, and ``"inner"``, the `INNER`
+        of the process.
     """
 
     events: NDArray[Any]
@@ -116,8 +116,8 @@ class Log(NamedTuple):
     def user_frame(self, stack: int) -> Frame | None:
         """Return the innermost frame that is neither the package's nor NumPy's.
 
-        The folders of these two are the ones on the machine that made the record. A stack
-        that has no other frames gives its innermost one, and an empty stack None.
+        The record says in which folders these two were on its machine. If the stack has no
+        other frames, return its innermost one, and for an empty stack None.
         """
         frames: Sequence[Frame] = self.stacks[stack]
         inner = tuple(self.machine.get("inner", INNER))
@@ -136,8 +136,8 @@ _BACKENDS: Final = ("", "cuda", "emulated")
 def checked(log: Log) -> Log:
     """Check everything in the log of a file, and return it.
 
-    Readers of a record use its numbers as indexes into tables, so that a damaged file
-    would raise errors far from where it was read.
+    Readers of a record use its numbers as indexes into tables. Without this check, a
+    damaged file would cause errors far from where it was read.
 
     Parameters
     ----------

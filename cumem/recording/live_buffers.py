@@ -8,7 +8,7 @@ collector for the holders (`gc.get_referrers`). Three things complicate this:
 - The collector does not track arrays, nor dicts and tuples that contain nothing it tracks.
   Those are found from the other side, in the objects that refer to them (`_roots`).
 - The search itself holds references, and those must neither be reported nor counted.
-- References from C, such as a transfer's, cannot be seen at all. They are counted as the
+- References from C, such as a transfer's, cannot be seen at all. Their number is the
   object's reference count less all references that were found.
 """
 
@@ -38,7 +38,7 @@ from cumem.recording.pairing import address_keys
 from cumem.recording.reading import of_op
 from cumem.recording.stacks import format_frame
 
-_LONGEST: Final = 40  # the number of rows that are shown
+_LONGEST: Final = 40  # the most rows that are shown
 _NO_LINES: Final = """\
   where they were made: run the program with CUMEM_RECORD=FILE, or make them
   inside `with cumem.record():` and ask there
@@ -51,7 +51,7 @@ _NO_LINES: Final = """\
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Living(Answer):
-    """One piece of memory that is handed out.
+    """One piece of memory that is in use.
 
     Attributes
     ----------
@@ -61,13 +61,14 @@ class Living(Answer):
     device : int
     address : int
     nbytes, requested_nbytes : int
-        The bytes that it takes, and those that were asked for.
+        The bytes that the memory takes, and those that were asked for.
     line : str or None
         The line that allocated it, as ``file:line (function)``; None unless a record with
         stacks was running then and still is.
     tag : str
     seconds : float or None
-        Its age; None unless a record was running when it was allocated and still is.
+        The age of the memory; None unless a record was running when it was allocated and
+        still is.
 
     Examples
     --------
@@ -109,7 +110,7 @@ class LivingBuffers(Answer):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all of them, registered ones included."""
+        """The bytes of all pieces, including registered memory."""
         return sum(each.nbytes for each in self.buffers)
 
     def __len__(self) -> int:
@@ -145,12 +146,12 @@ class LivingBuffers(Answer):
 
     @property
     def has_no_lines(self) -> bool:
-        """Whether no running record has seen any of these allocated."""
+        """Whether no running record saw any of these pieces being allocated."""
         return bool(self.buffers) and all(each.seconds is None for each in self.buffers)
 
 
 def live() -> LivingBuffers:
-    """List the memory that is handed out now, with the lines that allocated it.
+    """List the memory that is in use now, with the lines that allocated it.
 
     Returns
     -------
@@ -238,7 +239,7 @@ def report_leaks_at_exit() -> None:
 def report_leaks_if_asked(text: str) -> None:
     """Obey the variable ``CUMEM_LEAKS``.
 
-    A wrong value is a warning, and nothing is reported: an error would make the import of
+    A wrong value causes a warning and no report, since an error would make the import of
     cumem fail.
     """
     try:
@@ -276,7 +277,7 @@ def _report(
 
 
 def _places() -> dict[tuple[int, int], int]:
-    """Return the bytes of everything that is handed out, by address and kind."""
+    """Return the size in bytes of all memory in use, by address and kind."""
     return {(block.address, block.kind): block.nbytes for block in _core._living()}
 
 
@@ -360,7 +361,7 @@ class Holders(Answer):
         return "\n".join(lines) or "nobody holds it"
 
 
-_DEPTH: Final = 8  # the most containers inside each other that are followed
+_DEPTH: Final = 8  # the most nested containers that a path goes through
 _MOST: Final = 100  # the most holders that are reported
 _RESET: Final = "history of what was shown; `%reset -f out` or `del` ends it"
 _LAST: Final = "the last error that was shown; `del sys.last_exc, sys.last_value, \
@@ -393,13 +394,13 @@ def who_holds(obj: object) -> Holders:
     Raises
     ------
     ValueError
-        If `obj` is an int and no memory with that address is handed out.
+        If `obj` is an int and no memory with that address is in use.
 
     Notes
     -----
     This looks at every object that Python's garbage collector knows, several times, so it
-    is for a person who asks and not for a loop. A NumPy array or a tensor over the memory
-    cannot be searched and is counted instead.
+    is meant for interactive use and not for a loop. References from NumPy arrays and
+    tensors over the memory cannot be seen, and are only counted.
 
     Examples
     --------
@@ -434,8 +435,9 @@ def _who_holds_memory(address: int, nbytes: int) -> Holders:
         search = _Search(each, own)
         search.ignored.add(id(targets))
         found |= {holder.path: holder for holder in search.run()}
-    # The search for a buffer's holders may end at an array over it. This array has a search
-    # of its own, so objects without a name are reported only if no name was found at all.
+    # The search for a buffer's holders may end at an array over it, which has no name.
+    # There is a separate search for the holders of that array. So objects without a name
+    # are reported only if no name was found at all.
     named = tuple(each for each in found.values() if each.kind != "object")
     holders = named or tuple(found.values())
     is_alive = any(block.address == address for block in _core._living())
@@ -493,7 +495,7 @@ def _span_of(obj: Any) -> tuple[int, int] | None:
 
 
 def _count_own() -> int:
-    """Return how many references to its object a search itself has."""
+    """Return how many references to its object the search itself holds."""
     obj = object()
     return _Search(obj, 0).run().unseen_count
 
@@ -551,7 +553,8 @@ class _Search:
                     met.add(id(inner))
                     todo.append(inner)
                     for value in inner.values() if type(inner) is dict else inner:
-                        # Keep what may lead to the object: itself or one more of these.
+                        # Keep items that may lead to the object: the object itself, or a
+                        # dict or tuple.
                         if value is obj or type(value) in (dict, tuple):
                             self.untracked.setdefault(id(value), []).append(inner)
         for inner in self.untracked.get(self.start, ()):
@@ -686,7 +689,9 @@ def _roots() -> list[Any]:
 def _running_frames() -> list[types.FrameType]:
     """Return the running frames of functions, without those of this file."""
     found: list[types.FrameType] = []
-    frame: types.FrameType | None  # None in the end; its own frame would make a cycle
+    frame: (
+        types.FrameType | None
+    )  # ends as None, since its own frame would make a cycle
     for frame in list(sys._current_frames().values()):
         while frame is not None:
             if frame.f_globals is not globals() and not _is_module(frame):

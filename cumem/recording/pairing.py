@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of all readers of records: which free ends which allocation, lanes, names."""
+"""Helpers of all readers of records.
+
+They find which free ends which allocation, group allocations by the place where they
+were made, put transfers that overlap into lanes, and name devices and threads.
+"""
 
 from __future__ import annotations
 
@@ -230,7 +234,7 @@ def lanes(transfers: NDArray[Any], group: _Ints | None = None) -> _Ints:
 
 
 def machine_text(log: Log) -> str:
-    """Return the names of the record's devices, marked if they are emulated."""
+    """Return the names of the record's devices, which say so if they are emulated."""
     names = log.machine.get("devices") or ["no device"]
     counts = {name: names.count(name) for name in names}
     text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
@@ -238,12 +242,12 @@ def machine_text(log: Log) -> str:
 
 
 def with_backend(log: Log, name: str) -> str:
-    """Return the name of a device, marked if it is emulated."""
+    """Return the name of a device, which says so if it is emulated."""
     is_said = log.machine.get("backend") != "emulated" or "emulated" in name.lower()
     return name if is_said else f"{name} (emulated)"
 
 
 def thread_name(log: Log, thread: int) -> str:
-    """Return the name of a thread with the operating system's number."""
+    """Return the name of the thread that the operating system numbers `thread`."""
     name = log.threads.get(thread, "thread")
     return f"{name} ({thread})"

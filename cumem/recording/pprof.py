@@ -2,9 +2,9 @@
 """Writes a record as a heap profile, for pprof, Speedscope, Grafana and IDEs.
 
 The format is `profile.proto
-<https://github.com/google/pprof/blob/main/proto/profile.proto>`_, gzipped. It is encoded by
-hand, because that takes two functions, for varints and for fields with a length, where a
-library of protocol buffers would be a dependency.
+<https://github.com/google/pprof/blob/main/proto/profile.proto>`_, gzipped. The encoding is
+written by hand here, because it takes only a few short functions, and a library of protocol
+buffers would be one more dependency.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
     Notes
     -----
     ``alloc_`` counts what was allocated during the record. ``inuse_`` counts what was alive
-    at its end, including allocations from before. Samples have the labels ``kind`` and
-    ``tag``.
+    at the end of the record, including earlier allocations. Samples have the labels
+    ``kind`` and ``tag``.
     """
     with open_export(path) as file:
         file.write(gzip.compress(encode(log), 6, mtime=0))

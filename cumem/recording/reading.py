@@ -42,7 +42,7 @@ class BytesOverTime(NamedTuple):
     def sampled(self, count: int) -> BytesOverTime:
         """Reduce it to `count` steps of equal length.
 
-        Each step has the bytes at the moment in it when the most were alive.
+        Each step has the bytes at that moment of it when the most were alive.
         """
         times, total = self.times_ns, self.total
         end = max(int(times[-1]), 1)
@@ -86,7 +86,7 @@ class Copies(NamedTuple):
 
 
 def way(source: str, target: str) -> str:
-    """Return a text that names both ends."""
+    """Return a text that names both ends of a transfer, such as ``"pinned → device"``."""
     return f"{source} → {target}"
 
 
@@ -155,7 +155,7 @@ def left(log: Log) -> list[Left]:
 
 
 def copies(log: Log) -> list[Copies]:
-    """Return the transfers by the kinds at their ends, those of most bytes first."""
+    """Group the transfers by the kinds at their ends, the largest group first."""
     events = of_op(log, TRANSFER)
     ways = np.unique(events[["source_kind", "kind"]])
     found = []

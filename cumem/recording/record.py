@@ -3,10 +3,10 @@
 
 The extension has one recorder for the process. While it is open, it appends a row to a
 ring for each event, and counts all rows that it ever appended. A `Record` has no rows of
-its own while it runs: it knows the number of the first row that belongs to it. When it
-stops, it copies its rows out of the ring as a `Log`, which all readers work on. Several
-records may run at once; `_adjust` opens the recorder with the largest ring and the most
-stacks that any of them wants, and closes it when none is left.
+its own while it runs, and only knows the number of its first row. When it stops, it copies
+its rows out of the ring into a `Log`, from which all exports and summaries are made.
+Several records may run at once; `_adjust` opens the recorder with the largest ring and the
+most stacks that any of them wants, and closes it when none is left.
 
 A tag is a number in a context variable, which the recorder reads for each event.
 """
@@ -64,7 +64,7 @@ from cumem.recording.summary import (
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_NEVER: Final = 2**64 - 1  # no event has as many bytes
+_NEVER: Final = 2**64 - 1  # a size that no event reaches
 _MOST: Final = 1 << 32
 
 #: The suffixes of files, and the methods that write such files.
@@ -88,7 +88,7 @@ _current_tag: contextvars.ContextVar[int] | None = None
 
 
 class Record:
-    """What happened to memory between its start and its end; see `record`.
+    """What happened to memory between the start and the end of the record; see `record`.
 
     Examples
     --------
@@ -116,7 +116,7 @@ class Record:
     # -- life ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start recording. A record that was used before forgets what it has.
+        """Start recording. A record that was used before forgets its old events.
 
         Raises
         ------
@@ -163,7 +163,7 @@ class Record:
                 _adjust(_open)
 
     def __getstate__(self) -> object:
-        # Its rows are still in the recorder, and a copy could not stop it.
+        # The rows are still in the recorder, and a copy of the record could not stop it.
         if self._running:
             raise TypeError(
                 "a running record cannot be copied or pickled: stop() it first"
@@ -190,7 +190,7 @@ class Record:
 
     def _read(self) -> Log:
         now_ns = time.monotonic_ns()
-        alive = _read_alive()  # before the events, which then show what came after it
+        alive = _read_alive()  # first, so that the events have all that came later
         end = _core._recorder_count()
         first, events = _read_events(max(self._begin, end - self._max_entries), end)
         living = self._living if first == self._begin else _lived_before(events, alive)
@@ -214,15 +214,15 @@ class Record:
     # -- contents --------------------------------------------------------------------
 
     def __dir__(self) -> list[str]:
-        """Return the names of members that can be read now, `log` only once it started."""
+        """Return the names of members that can be read now: `log` only after a start."""
         has_log = self._running or self._log is not None
         return sorted({*object.__dir__(self)}.difference(() if has_log else ("log",)))
 
     @property
     def log(self) -> Log:
-        """Its events, and the tables that they refer to, up to now if it is running.
+        """The events so far, and the tables that they refer to.
 
-        It raises a RuntimeError if the record was not started.
+        Reading it raises a RuntimeError if the record was not started.
         """
         with _lock:
             if self._running:
@@ -317,7 +317,7 @@ class Record:
     # -- files -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Write the record to a file, in the format that the suffix of its name says.
+        """Write the record to a file, in the format that the suffix of its name names.
 
         Parameters
         ----------
@@ -473,7 +473,7 @@ class Record:
 
 
 def _export(module: str, log: Log, path: str | os.PathLike[str]) -> None:
-    """Let a module of this package write the log; it is imported only when needed."""
+    """Write the log with `module` of this package, which is imported only now."""
     import_module(f"cumem.recording.{module}").write(log, path)
 
 
@@ -488,12 +488,12 @@ def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Rec
     Parameters
     ----------
     stacks : bool, int or str
-        Whether to record the Python stack of each event, up to its 32 innermost frames. A
-        number of bytes, such as ``65536`` or ``"64KiB"``, records it only for events of at
-        least that size, and for all transfers.
+        Whether to record the Python stack of each event, up to its 32 innermost frames.
+        With a number of bytes, such as ``65536`` or ``"64KiB"``, stacks are recorded only
+        for events of at least that size, and for all transfers.
     max_entries : int
-        The largest number of events to keep; each takes 72 bytes once it has come. If there
-        are more, the oldest are dropped, and their number is kept.
+        The largest number of events to keep. Each recorded event takes 72 bytes. If there
+        are more, the oldest are dropped, and the record only counts them.
 
     Returns
     -------
@@ -512,9 +512,10 @@ def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Rec
     mapped, managed and device memory, registrations, memory that copies use on the way
     ("staging"), growth, trims, transfers, prefetches, and attempts that found memory short.
 
-    Several records may run at once and be nested. Each has the events from its start to
-    its end, with stacks if any of those running wants them. A forked child records nothing
-    until it starts a record of its own; those of its parent are empty there.
+    Several records may run at once and be nested. Each has the events from its start to its
+    end. They have stacks if any of the running records asks for stacks. A forked child
+    records nothing until it starts a record of its own. The records of its parent are empty
+    in the child.
 
     Examples
     --------
@@ -531,7 +532,10 @@ def record(stacks: bool | int | str = True, max_entries: int = 1_000_000) -> Rec
 
 
 def _archive(file: io.BufferedReader) -> Any:
-    """Open an ``.npz``; np.load() would take another file for a pickle and say so."""
+    """Open an ``.npz``, and raise a ValueError if the file is not one.
+
+    ``np.load`` takes any other file for a pickle, and its error would speak of pickles.
+    """
     if not zipfile.is_zipfile(file):
         raise ValueError("it is not an .npz")
     file.seek(0)
@@ -712,8 +716,8 @@ def _lived_before(events: NDArray[Any], alive: NDArray[Any]) -> NDArray[Any]:
     """Return the allocations that were alive before the first of `events`.
 
     An allocation whose first event is its free was alive before the events. So was
-    everything in `alive` that the events do not mention: `alive` was read while they
-    came, and nothing began or ended without an event.
+    everything in `alive` that the events do not mention: `alive` was read while the events
+    were recorded, and no allocation begins or ends without an event.
     """
     steps = events[events["op"] <= FREE]
     known, first = np.unique(address_keys(steps), return_index=True)
@@ -736,7 +740,7 @@ def _thread_names() -> dict[int, str]:
 
 
 def _name_threads(events: np.ndarray, known: dict[int, str]) -> dict[int, str]:
-    """Add the system's names of threads that Python did not start, such as PyTorch's."""
+    """Return `known` and the system's names of other threads, such as PyTorch's."""
     for thread in np.unique(events["thread"]).tolist():
         if thread not in known:
             with contextlib.suppress(OSError, UnicodeDecodeError):  # it may have ended
@@ -785,7 +789,7 @@ def _trace(log: Log) -> dict[str, NDArray[Any]]:
 
 
 def _read_stacks(stacks: bool | int | str) -> int:
-    """Return the number of bytes from which on events have stacks."""
+    """Return the least number of bytes of an event that gets a stack."""
     if isinstance(stacks, (bool, np.bool_)):
         return 0 if stacks else _NEVER
     if not isinstance(stacks, str) and not hasattr(stacks, "__index__"):
@@ -807,7 +811,7 @@ def _read_count(count: int) -> int:
 
 
 def write_record(rec: Record, path: str) -> None:
-    """Write a record in the format that the suffix of the path says.
+    """Write a record in the format that the suffix of the path names.
 
     Raises
     ------

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a record as a memory snapshot of PyTorch, for its viewer and ``_memory_viz``.
 
-It is the pickle that ``torch.cuda.memory._dump_snapshot()`` writes. Device memory is on
-its device. Each kind of host memory gets a further "device" of its own, after the last
-GPU. The outermost frame of every stack shows the kind and the tag, and the pickle's
+The file is a pickle such as ``torch.cuda.memory._dump_snapshot()`` writes. Device memory is
+listed under its device. Each kind of host memory is listed as one more "device" after the
+last GPU. The outermost frame of every stack shows the kind and the tag, and the pickle's
 `DEVICES` has the names of all devices. PyTorch's format has no place for transfers and
 prefetches.
 
-The format knows segments, which an allocator got from the driver, and blocks inside them.
-A record has both, as growth and as allocations, but pools may have grown before it began.
-So the record is read twice. `_reserved_before` finds the addresses at which blocks lie
-although the record shows no growth there: these must have been reserved before it began.
-`snapshot` starts from them.
+The format has segments, which an allocator got from the driver, and blocks inside them. A
+record shows segments as growth of pools, and blocks as allocations, but pools may have
+grown before the record began. So the events are read twice. First `_reserved_before` finds
+the addresses at which blocks lie although the record shows no growth there, and which must
+have been reserved earlier. Then `snapshot` starts from these addresses.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from cumem.recording.pairing import (
 
 __all__ = ["snapshot", "write"]
 
-#: A key of the pickle that PyTorch does not use: the names of the devices of the traces.
+#: The pickle's key for the names of the devices, which PyTorch itself does not use.
 DEVICES: Final = "cumem_devices"
 _PROTOCOL: Final = 4  # the newest that the viewer reads
 _DEVICE: Final = KINDS.index("device")
 _HOST_KINDS: Final = tuple(index for index in range(len(KINDS)) if index != _DEVICE)
-_NEAR: Final = 2 << 20  # pieces of unseen segments with smaller gaps are one segment
+_NEAR: Final = 2 << 20  # pieces with smaller gaps between them count as one segment
 _SMALL: Final = 2 << 20  # PyTorch calls segments of up to this size small
 
 _Entry = dict[str, Any]
@@ -79,9 +79,9 @@ def snapshot(log: Log) -> dict[str, Any]:
     -------
     dict
         The keys ``"segments"`` and ``"device_traces"``, and the others that PyTorch 2.13
-        writes. Segments are what pools reserved in the record and did not give back.
-        Memory that was reserved earlier is inferred from the blocks in it. The sizes of
-        entries are those that were asked for.
+        writes. The segments are the memory that pools reserved during the record and did
+        not give back, and earlier memory that is inferred from the blocks in it. The sizes
+        of entries are the requested ones.
     """
     lives = pair(log)
     rows = lives.rows
@@ -116,7 +116,7 @@ def snapshot(log: Log) -> dict[str, Any]:
         elif life is None and read["op"][at] in LOSSES:
             action = "segment_unmap" if held.paged else "segment_free"
             parts = held.remove(address, address + nbytes)
-        else:  # growth, or a block at a place whose growth was not seen
+        else:  # growth, or a block where the record shows no growth
             action = "segment_map" if held.paged else "segment_alloc"
             parts = held.add(address, address + nbytes)
         for begin, end in parts:
@@ -130,7 +130,7 @@ def snapshot(log: Log) -> dict[str, Any]:
         }
         if life >= 0:
             trace.append(base | {"action": "alloc"})
-        else:  # PyTorch frees in two steps, cumem's pools in one
+        else:  # PyTorch frees in two steps, and cumem's pools in one
             trace.append(base | {"action": "free_requested"})
             trace.append(base | {"action": "free_completed"})
     return {
@@ -223,7 +223,7 @@ def _device_names(log: Log, rows: NDArray[Any]) -> list[str]:
 
 
 def _places(rows: NDArray[Any], count: int) -> _Ints:
-    """Return the number of the trace for each row."""
+    """Return for each row the index of its device's trace."""
     kinds = [kind for kind in _HOST_KINDS if (rows["kind"] == kind).any()]
     place = np.maximum(rows["device"].astype(np.int64), 0)
     for index, kind in enumerate(kinds):
@@ -243,7 +243,7 @@ def _is_paged(rows: NDArray[Any], here: NDArray[np.bool_]) -> bool:
 
 
 class _Frames:
-    """Makes stacks in PyTorch's form, each only once, which keeps the pickle small."""
+    """Makes stacks in PyTorch's form. Equal stacks are one object, for a small pickle."""
 
     key = ("stack", "tag", "kind")
 

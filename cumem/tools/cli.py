@@ -26,7 +26,7 @@ from cumem.base.version import __version__
 
 __all__ = ["main"]
 
-# The exit statuses that a shell gives to programs which SIGINT and SIGPIPE ended.
+# The exit statuses that a shell reports for programs which SIGINT and SIGPIPE ended.
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0 if all went well; 1 if data arrived wrong, the device failed, or the doctor found
         a problem; 2 for wrong arguments; 130 after Ctrl-C; 141 if the program that reads
-        the output has ended.
+        the output through a pipe has ended.
     """
     options = _parser().parse_args(arguments)
     with _streams_open():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine offers: versions, devices and the limits on host memory.
+"""Reads versions, devices and the limits on host memory of this machine.
 
 `collect` reads everything once into plain data, and `render` turns the data into text.
 `about` answers the few questions on which programs base decisions.
@@ -69,7 +69,7 @@ class About(Answer):
         The CUDA version of the oldest driver that this build works with.
     tracemalloc_domain : int
         The domain in which ``tracemalloc`` lists the memory of buffers:
-        ``tracemalloc.DomainFilter(True, domain)`` keeps it alone.
+        ``tracemalloc.DomainFilter(True, domain)`` keeps only that memory.
 
     Examples
     --------
@@ -140,8 +140,8 @@ def collect() -> dict[str, Any]:
 
     Notes
     -----
-    **Blocks** while the driver is opened, if nothing has opened it yet. It creates no
-    context on a GPU beyond those that are needed to read free memory.
+    **Blocks** while the driver is opened, if nothing has opened it yet. It creates contexts
+    on GPUs only where these are needed to read free memory.
     """
     return {
         "versions": versions() | {"driver": _dotted(driver_version())},
@@ -256,7 +256,7 @@ def check_writable(name: str) -> None:
         raise ValueError(f"{name}: there is no such folder")
     is_new = not os.path.exists(path)
     try:
-        # Opening a FIFO waits for a reader, who would notice that we leave again.
+        # Opening a FIFO waits for a reader, which would notice when we close it again.
         if path.is_fifo():
             return
         path.open("ab").close()
@@ -467,7 +467,7 @@ def _cpu_name() -> str:
 
 
 def _pinned_limit() -> int | None:
-    """Return the limit, or None if there is none or the driver does not open."""
+    """Return the limit of pinned memory; None without a limit or a working driver."""
     try:
         return get_limit("pinned")
     except CudaError:
@@ -494,7 +494,7 @@ def _pci_numa_node(bus: str) -> int | None:
 
 
 def _cgroup_memory() -> tuple[int | None, int | None]:
-    """Return the tightest memory limit above this process and the use it counts."""
+    """Return the lowest memory limit of a control group above this process, and its use."""
     found = [
         tuple(_number(f"{folder}/{name}") for name in names)
         for folder in folders("memory")

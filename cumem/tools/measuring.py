@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times copies by the CUDA runtime alone, which other copies are compared with."""
+"""Times copies by the CUDA runtime alone, as a standard for cumem's own copies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def raw_copies(
     seconds.
     """
     ends = dst.ptr, src.ptr, dst.nbytes
-    # The first copy wakes up a sleeping link, and does not count.
+    # The first copy does not count, because it may have to wake up the link.
     _core._raw_copy(*ends, stream)
     end = time.monotonic() + budget
     seconds: list[float] = []

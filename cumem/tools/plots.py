@@ -65,7 +65,8 @@ def plot_record(log: Any, ax: Axes | None = None) -> Axes:
     Returns
     -------
     matplotlib Axes
-        The upper part. If there were transfers, they are in its ``child_axes[0]``.
+        The axes of the upper part. If there were transfers, the axes that show them are its
+        ``child_axes[0]``.
 
     Raises
     ------

@@ -4,14 +4,15 @@
 `offload_activations` does this for tensors that autograd saves for backward. PyTorch calls
 `_pack` for each saved tensor and `_unpack` when backward needs it. The bytes of a storage
 are a `_Saved`, which several tensors may share, and the graph holds a `_Packed` in place
-of each tensor. Three things make it more than two copies:
+of each tensor. Three things make this harder than two copies:
 
 - PyTorch reuses device memory in the order of its streams. So a copy must keep the memory's
   owner alive until the stream that uses the memory waits for the copy (`_Memory`).
-- The host may run far ahead of the device. `_copy_down` limits how many tensors are being
-  copied at a time, or the device would need more memory than without offloading.
-- PyTorch detects when a saved tensor was changed in place. So must this, although it copies
-  the bytes (`_Packed.check`).
+- The host may run far ahead of the device. So `_copy_down` limits how many tensors are
+  being copied at a time. Without that limit, the device could need more memory than without
+  offloading.
+- PyTorch detects when a saved tensor was changed in place. `_Packed.check` does the same
+  here, although the bytes were copied.
 
 `offload` and `restore` move the tensors of a module or of a state dict.
 """
@@ -56,9 +57,9 @@ class _Memory:
     """Bytes of a device that take part in a copy.
 
     A transfer keeps this object alive, and with it the memory's owner, until the host sees
-    that the copy is done. But PyTorch reuses memory in the order of streams, so the owner
-    is removed as soon as a stream waits for the copy. If Ctrl-C comes before that, it
-    stays.
+    that the copy is done. But PyTorch reuses memory in the order of streams, so the
+    reference to the owner is removed as soon as a stream waits for the copy. If Ctrl-C
+    comes before that, the reference stays.
     """
 
     def __init__(self, address: int, nbytes: int) -> None:
@@ -73,13 +74,13 @@ class _Memory:
 
 
 class _HostMemory(np.ndarray):
-    """Bytes of an emulated device, which are host memory, for a copy as with _Memory."""
+    """Bytes of an emulated device, as `_Memory` has those of a GPU."""
 
     owner: Any = None
 
 
 class _Pointed:
-    """Tells NumPy where the storage of a tensor is."""
+    """Gives NumPy the address and length of a tensor's storage."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__array_interface__ = {
@@ -91,7 +92,7 @@ class _Pointed:
 
 
 def _pinned(nbytes: int, device: Any) -> _core.Buffer:
-    """Allocate pinned memory that this device locks, so no other one gets a context."""
+    """Allocate pinned memory that this device locks, so that no other makes a context."""
     return _core.empty_pinned(nbytes, "u1", device=device.index)
 
 
@@ -105,7 +106,7 @@ class _Link:
         self._up = _core.Stream(device=device.index)
 
     def is_open(self) -> bool:
-        """Return whether the streams can be used, which shutdown() ends."""
+        """Return whether the streams are open; shutdown() closes them."""
         try:
             return self._down.handle != 0
         except ValueError:
@@ -121,16 +122,16 @@ class _Link:
         return _core.copy_async(host, memory, stream=self._down)
 
     def bring(self, memory: Any, host: _core.Buffer) -> _core.Transfer:
-        """Copy to the device, after the work that may have used the memory before."""
+        """Copy to the device, after the work that last used the device memory."""
         self._up.wait(self.current())
         return _core.copy_async(memory, host, stream=self._up)
 
     def order(self, transfer: _core.Transfer, stream: Any) -> None:
-        """Let work that `stream` is given from now on come after the copy."""
+        """Order the work that is queued on `stream` from now on after the copy."""
         transfer.order(stream)
 
     def copy(self, pairs: list[tuple[Any, Any]]) -> None:
-        """Make all copies, after the current stream's work, and wait for them."""
+        """Make all copies after the current stream's work, and wait for them."""
         _core.copy_many(pairs, stream=self.current())
 
     def memory(self, address: int, nbytes: int) -> Any:
@@ -138,7 +139,7 @@ class _Link:
 
 
 class _EmulatedLink(_Link):
-    """A link without order by streams: PyTorch's work runs on the processor and waits."""
+    """A link for PyTorch on the processor: `order` waits, as there are no streams to."""
 
     def __init__(self, torch: Any, device: Any) -> None:
         self._down = _core.Stream()
@@ -163,7 +164,8 @@ class _EmulatedLink(_Link):
         return np.asarray(_Pointed(address, nbytes)).view(_HostMemory)
 
 
-#: The link of each device; making streams takes long, and a program may begin often.
+#: The link of each device. It is kept because making streams takes long, and a program may
+#: offload many times.
 _links: dict[Any, _Link] = {}
 
 
@@ -193,7 +195,7 @@ class _Saved:
         self.nbytes = nbytes
         self.weak = weak  #: a weak reference to the storage that was saved
         self.alias = alias  #: a tensor with the change counter of the bytes
-        self.source: Any = storage  #: until the copy is done, in the order of `stream`
+        self.source: Any = storage  #: kept until the copy is done in stream order
         self.host: Any = None
         self.down: _core.Transfer | None = None  #: copies the bytes to `host`
         self.down_end: Any = None  #: the device end of that copy, which owns `source`
@@ -203,7 +205,9 @@ class _Saved:
         self.count = 0  #: the number of saved tensors with these bytes
         self.pending = 0  #: how many of them backward has not asked for yet
         self.stream = link.current()
-        self.previous = _ref(previous)  #: saved before these, so backward needs it next
+        self.previous = _ref(
+            previous
+        )  #: the bytes saved before, which backward needs next
 
     def copy_down(self) -> None:
         """Begin to copy the bytes to the host."""
@@ -214,7 +218,7 @@ class _Saved:
         self.down = self.link.take(self.host, self.down_end, self.stream)
 
     def release(self) -> None:
-        """Let PyTorch reuse the device's memory in the order of the stream."""
+        """Give the device's memory back to PyTorch, which reuses it in stream order."""
         assert self.down is not None
         if not self.down.done:
             self.link.order(self.down, self.stream)
@@ -263,7 +267,7 @@ _SAME_VALUES = frozenset(
 
 
 def _is_of_parameter(torch: Any, tensor: Any) -> bool:
-    """Return whether it is a parameter, or a view or cast of one."""
+    """Return whether a tensor is a parameter, or a view or cast of one."""
     function: Any = tensor.grad_fn
     while type(function).__name__ in _SAME_VALUES:
         function = function.next_functions[0][0]
@@ -272,14 +276,14 @@ def _is_of_parameter(torch: Any, tensor: Any) -> bool:
     return isinstance(function.variable, torch.nn.Parameter)
 
 
-#: Held whenever a change counter is read, since comparing two of them changes one briefly.
+#: Held whenever a change counter is read, since `_count_together` changes one briefly.
 _counting = make_lock()
 
 
 def _count_together(torch: Any, one: Any, other: Any) -> bool:
     """Return whether both tensors have the same change counter.
 
-    Tensors that share a storage may have separate ones, such as the parts that
+    Tensors that share a storage may have separate counters, such as the parts that
     `torch.unsafe_chunk` returns.
     """
     with _counting, torch.autograd._unsafe_preserve_version_counter(one):
@@ -289,7 +293,7 @@ def _count_together(torch: Any, one: Any, other: Any) -> bool:
 
 
 def _nothing() -> None:
-    """Serve as a dead weak reference."""
+    """Return None, as a dead weak reference does."""
 
 
 def _ref(saved: _Saved | None) -> weakref.ref[_Saved] | None:
@@ -328,7 +332,7 @@ class ActivationOffload:
     Attributes
     ----------
     tensor_count : int
-        The number of tensors that autograd saved and that go to the host.
+        The number of saved tensors that go to the host.
     offloaded_nbytes : int
         The bytes that were copied for them so far, counting shared memory once.
 
@@ -447,10 +451,10 @@ class ActivationOffload:
         return _Packed(saved, layout, dtype, device, alias, version)
 
     def _copy_down(self, saved: _Saved) -> None:
-        """Begin to copy it to the host, and release the memory of older ones.
+        """Begin to copy `saved` to the host, and release the device memory of older ones.
 
-        Only the last few copies may be unfinished. So the device needs no more memory,
-        however far the host runs ahead of it.
+        At most `depth` copies may be unfinished. So the device needs no more memory if the
+        host runs far ahead of it.
         """
         saved.copy_down()
         self.offloaded_nbytes += saved.nbytes
@@ -496,16 +500,16 @@ def offload_activations(
     """Keep what PyTorch saves for backward in pinned memory instead of on the device.
 
     In a ``with`` block, tensors that autograd saves are copied to pooled pinned memory
-    while the next layers are computed. Backward brings them back in the reverse order, with
-    the next ones already on their way.
+    while the next layers are computed. Backward brings them back in the reverse order, and
+    begins to copy the next ones before it needs them.
 
     Parameters
     ----------
     min_nbytes : int or str
         Tensors with fewer bytes stay on the device.
     depth : int
-        How many tensors may be on their way at the same time, at least 1. These are on the
-        device in addition to the tensor that was saved last.
+        How many tensors may be on their way at the same time, at least 1. These take device
+        memory in addition to the tensor that was saved last.
 
     Returns
     -------
@@ -527,8 +531,9 @@ def offload_activations(
     PyTorch's current stream waits for them when it needs the bytes or the memory. The host
     never waits. The copy of a tensor begins when the next one is saved, and the tensor's
     device memory is released when the copy is done in stream order, at the latest after
-    `depth` further tensors. The last tensors are still on the device when backward begins:
-    they are not copied back, and the very last one is not copied at all.
+    `depth` further tensors. The tensors that were saved last are still on the device when
+    backward begins, so they need not be copied back. The very last one is not copied at
+    all.
 
     Parameters and their views stay on the device, and so do tensors of less than
     `min_nbytes`, sparse and quantized ones, subclasses, and everything that is saved while
@@ -536,8 +541,8 @@ def offload_activations(
     whole memory, unless that is more than four times the tensor.
 
     As without offloading, backward raises a RuntimeError for a tensor that was changed in
-    place after it was saved or after backward got it. Like PyTorch, it does not notice
-    changes through ``.data``. If there is not enough pinned memory, the operation whose
+    place after it was saved or after backward got it. Changes through ``.data`` are not
+    noticed, as in PyTorch itself. If there is not enough pinned memory, the operation whose
     tensor is saved raises an OutOfMemoryError.
 
     On the emulated device, ordinary CPU tensors take the place of device tensors.
@@ -561,8 +566,9 @@ def offload_activations(
 
 # -- modules and state dicts -----------------------------------------------------------
 
-#: The device of offloaded tensors by the address of their pinned memory. If Ctrl-C
-#: interrupts a finalizer, an entry may outlive its memory, which a dead owner then shows.
+#: The pinned memory of each offloaded tensor, as a weak reference, and the tensor's device,
+#: by the address of the memory. If Ctrl-C interrupts a finalizer, an entry may outlive its
+#: memory. Its weak reference is dead then.
 _homes: dict[int, tuple[weakref.ref[_core.Buffer], Any]] = {}
 
 
@@ -578,7 +584,7 @@ def _make_host(torch: Any, nbytes: int, device: Any) -> tuple[Any, Any]:
 
 
 def _move(torch: Any, tensors: Iterable[Any], to_host: bool) -> dict[int, Any]:
-    """Return new tensors with the same bytes elsewhere, by the ids of the old ones.
+    """Copy tensors to the host or back; return the new ones by the ids of the old ones.
 
     Tensors that share memory share it afterwards as well. Tensors that are not on a device,
     or did not come from one, are left out.
@@ -619,7 +625,7 @@ def _move(torch: Any, tensors: Iterable[Any], to_host: bool) -> dict[int, Any]:
 
 
 def _find_device(torch: Any, tensor: Any, to_host: bool) -> Any:
-    """Return the device that the tensor moves from or to, or None if it stays."""
+    """Return the device that a tensor moves from or to, or None if it does not move."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     home = None
@@ -641,7 +647,7 @@ def _tensors_of(torch: Any, module: Any) -> list[Any]:
 
 
 def _is_sequence(value: Any) -> bool:
-    """Return whether its items are moved too: a list, a tuple or a named tuple."""
+    """Return whether a value is a list or tuple, whose items are moved too."""
     named = isinstance(value, tuple) and hasattr(value, "_make")
     return named or type(value) in (list, tuple)
 
@@ -658,7 +664,7 @@ def _leaves(torch: Any, value: Any) -> Iterator[Any]:
 
 
 def _replaced(value: Any, moved: dict[int, Any]) -> Any:
-    """Return the same containers with the new tensors."""
+    """Return a copy of the containers in `value`, with the new tensors in them."""
     if isinstance(value, Mapping):
         pairs = ((key, _replaced(each, moved)) for key, each in value.items())
         if is_tensordict(value):
@@ -699,7 +705,7 @@ def _move_all(name: str, value: _T, to_host: bool) -> _T:
 @found_in("cumem.integrations.torch")
 @hinting
 def offload(module_or_state_dict: _T) -> _T:
-    """Move what a module or a state dict has on devices to pooled pinned memory.
+    """Move the tensors of a module or a state dict from devices to pooled pinned memory.
 
     Parameters
     ----------

@@ -3,8 +3,8 @@
 
 `chunks` brings pieces to the device; `pipeline` also calls a function for each piece and
 copies the results back. Both use `Ahead` with `_ChunkSource`, which takes pieces from a
-source and begins their copies. If the device runs out of memory, `Ahead` first has fewer
-pieces on their way, and then `_ChunkSource` cuts pieces into smaller ones.
+source and begins their copies. If the device runs out of memory, `Ahead` first reduces the
+number of pieces on their way, and then `_ChunkSource` cuts pieces into smaller ones.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 _R = TypeVar("_R")
 _T = TypeVar("_T")
 
-#: The default size of a chunk: small, because many chunks overlap better. But a copy of
-#: ordinary memory has a fixed cost, for which larger chunks are better: a 64th of the data.
+#: The least and the largest default size of a chunk. Small chunks overlap better. But each
+#: copy of ordinary memory has a fixed cost, so its chunks have a 64th of the data.
 _LEAST_CHUNK, _MOST_CHUNK = 64 << 20, 256 << 20
 
 
 def _available(device: Device) -> int:
-    """Return the bytes that new buffers on the device may have, including cached memory."""
+    """Return how many bytes new buffers on the device may take, including cached memory."""
     info = memory_info(device)
     free = info.free + info.reserved - info.live
     limit = get_limit("device", device)
@@ -82,16 +82,17 @@ def chunk_size(
     Parameters
     ----------
     item_nbytes : int or str
-        The bytes of one item, such as a row, including everything that is made from it; or
+        The bytes of one item, such as a row, and of everything that is computed from it; or
         a text such as ``"4 KiB"``.
     available : int or str, optional
-        The bytes that are available for chunks. By default this is what is free on cumem's
-        current device, including what its pools have cached, within the device's limit.
+        The bytes that are available for chunks. By default these are the free bytes of
+        cumem's current device and those in the caches of its pools, within the device's
+        limit.
     copies : int
-        The number of chunks that exist at the same time: with 3, one comes, one is worked
-        on and one leaves.
+        The number of chunks that exist at the same time. With 3, one is being copied in,
+        one is worked on, and one is being copied out.
     fraction : float
-        The share of `available` that all of them may take, above 0 and at most 1.
+        The share of `available` that all chunks together may take, above 0 and at most 1.
 
     Returns
     -------
@@ -135,8 +136,9 @@ def chunk_size(
 def _check_takes_chunks(func: Work) -> None:
     """Raise TypeError now if a call with a chunk, its output and a stream cannot work.
 
-    Later, in the first chunk, the error would only count the arguments. A callable without
-    a known signature, such as some that are written in C, is not checked.
+    Without this check the call for the first chunk would fail with an error that only
+    counts arguments. A callable whose signature is unknown, as for some functions written
+    in C, is not checked.
     """
     try:
         signature = inspect.signature(func)
@@ -177,7 +179,7 @@ class _Size(NamedTuple):
     def rows_of(
         self, row_nbytes: int, length: int, default_nbytes: Callable[[], int]
     ) -> int:
-        """Return the rows of a chunk, at least one; rows without bytes come all at once."""
+        """Return the number of rows of a chunk; rows without bytes are all in one chunk."""
         if self.rows is not None:
             return self.rows
         if row_nbytes == 0:
@@ -232,17 +234,17 @@ class _ChunkSource:
         available: Callable[[], int] | None = None,
     ) -> None:
         self._pieces = pieces
-        self._function = function  # whose name errors begin with
+        self._function = function  # errors begin with its name
         self._available = available  # called once, when the first piece is taken
         self._device = device
         self._stream_of = stream_of
         self._dtype = dtype
         self._rule = None if dtype is None else casting
-        # Memory is allocated on a stream of its own, because the order of the work does not
-        # matter for it.
+        # Memory is allocated on a separate stream, so that it need not be ordered after the
+        # work on the other streams.
         self._side = _core.Stream(device=device)
         self._item: Item | None = None
-        #: What is left of pieces that were cut; the next one is last.
+        #: The rest of pieces that were cut. The last item is taken next.
         self._rest: list[Item] = []
         #: The most rows of a piece that fit in memory, once that is known.
         self._most_rows: int | None = None
@@ -350,8 +352,9 @@ def chunks(
     nbytes : int or str, optional
         The most bytes of a chunk, such as ``64 << 20`` or ``"64 MiB"``, but a chunk always
         has at least one row. The default is 64 MiB. For ordinary memory and files it is a
-        64th of `src` if that is more, up to 256 MiB. It is less if that much memory is not
-        free. Items of an iterable are cut only if `nbytes` or `rows` is given.
+        64th of `src` if that is more, up to 256 MiB. The default is smaller if the device
+        has too little free memory. Items of an iterable are cut only if `nbytes` or `rows`
+        is given.
     device : Device, int or str, optional
         The device. By default it is the current one when this is called, which for a tensor
         of PyTorch is PyTorch's (see `current_device`).
@@ -360,20 +363,22 @@ def chunks(
     rows : int, optional
         The most rows of a chunk, instead of `nbytes`.
     dtype : dtype_like, optional
-        The dtype of the chunks, and of what crosses the link; by default that of `src`.
-        For a file without a header it is also the dtype of the elements in the file.
+        The dtype of the chunks, to which elements are converted before they are copied to
+        the device; by default that of `src`. For a file without a header it is also the
+        dtype of the elements in the file.
     casting : str
         Which conversions to `dtype` are allowed, as for `copy`.
     fresh : bool, optional
-        True says that `src` never writes again to memory that it has given, so that the
-        next piece may be requested while this one is still being read. False says that it
-        may. By default this depends on `src`; if nothing is known about it, a piece is
-        copied before the next one is requested.
+        True says that `src` never changes a piece after it has returned it, so that the
+        next piece may be requested while this one is still being read. False says that
+        `src` may reuse the memory of a piece. By default cumem decides by the type of
+        `src`. If it does not know the type, a piece is copied before the next one is
+        requested.
 
     Returns
     -------
     Ahead
-        An iterator for ``for`` and ``async for``, which can be closed. It gives pairs:
+        An iterator for ``for`` and ``async for``, which can be closed. It yields pairs:
 
         slice
             The rows of the first axis that the chunk has, as in ``src[slice]``.
@@ -395,25 +400,24 @@ def chunks(
         If an ``.npy`` ends early.
     OutOfMemoryError, CudaError
         If the driver refuses. Copies that have begun by then are waited for, and a note of
-        the error says which chunk it is about. If memory is short, fewer chunks are on
-        their way, and after that chunks have fewer rows: at most half of what is
-        available, since a loop holds one chunk while it asks for the next. An error is
-        raised if a single row does not fit besides the chunks that the caller keeps.
+        the error says which chunk failed. If memory is short, fewer chunks are copied at a
+        time, and then chunks get fewer rows. A chunk then takes at most half of the
+        available memory, since a loop holds one chunk while it asks for the next. An error
+        is raised only if a single row does not fit beside the chunks that the caller keeps.
 
     Notes
     -----
-    Work that is given to the device's current stream after a chunk has come is **ordered
-    after** the chunk's copy. Asking for another chunk **blocks**, with the GIL released,
-    until the current stream has finished the work on the chunk before the last. If the
-    caller keeps no chunks, memory for ``depth + 2`` of them is enough. An array in memory
-    must not change before its last chunk has come; a generator may fill the same array
-    again and again. An iterator that is closed or dropped early cancels the copies that
-    have not begun, and waits for the others.
+    Work that is queued on the device's current stream after a chunk was returned is
+    **ordered after** the chunk's copy. Asking for another chunk **blocks**, with the GIL
+    released, until the current stream has finished the work on the chunk before the last.
+    If the caller keeps no chunks, memory for ``depth + 2`` of them is enough. An array in
+    memory must not change before its last chunk was returned; a generator may fill the same
+    array again and again. An iterator that is closed or dropped early cancels the copies
+    that have not begun, and waits for the others.
 
-    Slices of other libraries' arrays are read by a thread that is one chunk ahead, so that
-    reading and copying overlap. The thread ends with the iterator. Libraries that two
-    threads may not call at once, such as netCDF4 and PyTables, are called by the caller's
-    own thread.
+    Slices of other libraries' arrays are read in a thread, one chunk ahead, so that reading
+    and copying overlap. The thread ends with the iterator. Libraries that two threads may
+    not call at once, such as netCDF4 and PyTables, are called by the caller's own thread.
 
     Examples
     --------
@@ -451,9 +455,9 @@ def chunks(
     return Ahead(source, ahead, 1, Room(unit.index, ahead + 2), "chunks", "chunk")
 
 
-# -- pipeline: chunks come, are worked on, and leave -----------------------------------
+# -- pipeline: chunks are copied in, worked on, and copied out -------------------------
 
-#: The function of `pipeline`: it gets an input, an output or None, and the stream.
+#: The function of `pipeline`. It is called with an input, an output or None, and a stream.
 Work = Callable[[_core.DeviceBuffer, Any, _core.Stream], object]
 
 
@@ -480,7 +484,7 @@ def _streams(streams: Any, device: int) -> list[_core.Stream]:
 
 
 def _target(out: Any) -> Any:
-    """Return the output as memory with a shape, whose slices can be written to."""
+    """Return the output as an object with a shape whose slices can be written to."""
     found = out if isinstance(out, (_core.Buffer, np.ndarray)) else _core.asbuffer(out)
     readonly = (
         not found.flags.writeable if isinstance(found, np.ndarray) else found.readonly
@@ -491,8 +495,9 @@ def _target(out: Any) -> Any:
     return found
 
 
-# The function's arguments and the result depend on whether there is an output. If the type
-# of `out` is Any, nobody knows that, and the later two overloads would promise too much.
+# The arguments of `func` and the result depend on whether there is an output. If the type
+# of `out` is Any, that is unknown, so the first overload takes this case: the other two
+# would promise too much.
 @overload
 def pipeline(
     func: Work,
@@ -542,7 +547,7 @@ def pipeline(
     casting: _core._Casting = "same_kind",
     fresh: bool | None = None,
 ) -> Any:
-    """Work on data chunk by chunk, while the next chunks come and the last ones leave.
+    """Work on data chunk by chunk, while other chunks are copied to the device and back.
 
     Parameters
     ----------
@@ -567,9 +572,9 @@ def pipeline(
         By default it is the device's current stream, which is also that of CuPy and PyTorch
         unless somebody has chosen another.
     progress : bool or callable, optional
-        True shows a bar of tqdm after half a second. A callable is called with the bytes
-        that have come to the device and are finished, and with the total; for an iterable
-        the total is what has come so far.
+        True shows a bar of tqdm after half a second. A callable is called with the bytes of
+        `src` whose work is finished, and with the total. For an iterable the total is that
+        of the chunks so far.
     rows : int, optional
         The most rows of a chunk, such as `chunk_size` returns, instead of `nbytes`.
     device : Device, int or str, optional
@@ -597,17 +602,17 @@ def pipeline(
     OutOfMemoryError, CudaError
         If the driver refuses.
     Exception
-        Whatever `func`, `src` or `progress` raises. If several chunks fail, it is the error
-        of the first one. A note of the exception says which chunk it was.
+        Any error that `func`, `src` or `progress` raises. If several chunks fail, it is the
+        error of the first one. A note of the exception says which chunk failed.
 
     Notes
     -----
     **Blocks**, with the GIL released, until all work is done. If the work fails or is
-    interrupted, this waits as well: afterwards nothing is running any more, and `out` has
-    the rows of the chunks before. A second Ctrl-C ends that wait. `func` itself need not
-    wait for anything: `x` is there before the work that it queues on `stream`, and `y` is
-    copied after that work. Whatever the size of `src`, device memory for ``depth + 2``
-    inputs and ``depth + 1`` outputs is enough; each further stream adds an input.
+    interrupted, the call also waits, so that nothing is running when it returns, and `out`
+    has the rows of the earlier chunks. A second Ctrl-C ends that wait. `func` itself need
+    not wait for anything: the work that it queues on `stream` begins once `x` has arrived,
+    and `y` is copied after that work. Whatever the size of `src`, device memory for ``depth
+    + 2`` inputs and ``depth + 1`` outputs is enough; each further stream adds an input.
 
     Examples
     --------
@@ -679,7 +684,7 @@ class _Leaving(NamedTuple):
 
 
 class _Run:
-    """One call of `pipeline`: the work on chunks that come, and results that leave."""
+    """One call of `pipeline`: the work on its chunks and the copies of its results."""
 
     def __init__(
         self,
@@ -736,7 +741,7 @@ class _Run:
             with naming("chunk", first.chunk, part_label(first.part)):
                 first.transfer.wait()
         finally:
-            if first.transfer.done:  # it is not if the wait was interrupted
+            if first.transfer.done:  # not done if the wait was interrupted
                 self._leaving.popleft()
         return first.nbytes
 
@@ -777,5 +782,5 @@ class _Run:
         for stream in self._lanes:
             with contextlib.suppress(RuntimeError):
                 stream.synchronize()
-        if earlier and isinstance(error, Exception):  # but Ctrl-C is not replaced
+        if earlier and isinstance(error, Exception):  # Ctrl-C is not replaced
             raise earlier[0]

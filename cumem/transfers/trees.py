@@ -36,8 +36,9 @@ _D = TypeVar("_D", bound=np.dtype[Any])
 class _Leaves:
     """Collects the new leaves of a structure, and the copies that have to fill them.
 
-    A leaf that occurs twice is copied once. So is memory that several leaves see in the
-    same way, such as tied weights. What was shared before is shared afterwards.
+    A leaf that occurs twice is copied once. So is memory over which several leaves have the
+    same shape and strides, such as tied weights. The new leaves share memory as the old
+    ones do.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class _Leaves:
     def copied(
         self, source: Any, like: object, make: Callable[[Any], tuple[Any, Any]]
     ) -> Any:
-        """Return what `make` makes for the memory, and plan the copy that fills it."""
+        """Return the new leaf that `make` makes for `source`, and plan the copy into it."""
         place = _place(source)
         key = (*place, source.shape, str(source.dtype), like)
         if place[0] == 0 or key not in self._by_memory:
@@ -65,7 +66,7 @@ class _Leaves:
         return self._by_memory[key]
 
     def copy(self, stream: Any) -> None:
-        """Begin all copies at once, and without a stream wait for them."""
+        """Begin all copies at once; wait for them if no stream is given."""
         if self.pairs and stream is None:
             _core.copy_many(self.pairs)
         elif self.pairs:
@@ -123,8 +124,8 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
     device : Device, int or str, optional
         The device; by default the current one, as for `prefetch`.
     stream : stream, optional
-        The stream of the device in whose order to copy; by default its current stream, for
-        which the call waits.
+        The stream of the device in whose order to copy. By default it is the current
+        stream, and the call waits for the copies.
 
     Returns
     -------
@@ -139,8 +140,8 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
     Raises
     ------
     TypeError
-        If a tensor is sparse, quantised or nested, or wraps others, or if elements of an
-        array are masked.
+        If a tensor is sparse, quantised or nested, or wraps other tensors, or if elements
+        of an array are masked.
     ValueError
         If the device does not exist.
     OutOfMemoryError, CudaError
@@ -153,12 +154,12 @@ def to_device(tree: Any, device: object = None, *, stream: object = None) -> Any
 
     Notes
     -----
-    **Blocks** until the copies are done; with a stream, only where `copy_async` would
-    for one of them. **Ordered after** all work that cumem knows of on any leaf. A leaf
-    that occurs twice, and memory that two leaves see in the same way, is copied once
-    and shared as before; views that only overlap become separate memory. Tensors arrive
-    without gradients. On the emulated device, they are CPU tensors over the memory of
-    the device, like those of `prefetch`.
+    **Blocks** until the copies are done. With a stream it blocks only where `copy_async`
+    would block for one of the copies. **Ordered after** all work that cumem knows of on any
+    leaf. A leaf that occurs twice is copied once, and so is memory over which two leaves
+    have the same shape and strides; the new leaves share the copy. Views that overlap in
+    another way become separate memory. Tensors arrive without gradients. On the emulated
+    device they are CPU tensors over the memory of the device, as with `prefetch`.
 
     Examples
     --------
@@ -261,7 +262,7 @@ def to_host(tree: Any, *, stream: object = None) -> Any:
     Raises
     ------
     TypeError
-        If a tensor on a device is sparse, quantised or nested, or wraps others.
+        If a tensor on a device is sparse, quantised or nested, or wraps other tensors.
     ValueError
         If a buffer is closed.
     CudaError
@@ -274,8 +275,8 @@ def to_host(tree: Any, *, stream: object = None) -> Any:
     Notes
     -----
     **Blocks** until the copies are done, with the GIL released. **Ordered after** all work
-    that cumem knows of on any leaf. What is shared is copied once, as by `to_device`. On
-    the emulated device, tensors are on the CPU already and stay as they are.
+    that cumem knows of on any leaf. Shared memory is copied once, as by `to_device`. On the
+    emulated device, tensors are on the CPU already and stay as they are.
 
     Examples
     --------

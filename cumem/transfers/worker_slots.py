@@ -25,26 +25,27 @@ from cumem.base.locks import make_lock
 from cumem.pools.out_of_memory import is_refused
 from cumem.pools.registering import Registration, register
 
-#: Slots begin at multiples of this, and are locked in multiples: no machine has larger
-#: pages.
+#: Slots begin at multiples of this size and are locked in multiples of it, because no
+#: machine has larger pages.
 _PAGE = 1 << 16
 
-#: The states of a slot, in the low bits of its word. Above them is how often it was taken.
+#: The states of a slot, in the low bits of its word. The higher bits count how often it was
+#: taken.
 _FREE, _TAKEN, _HELD = 0, 1, 2
 _STATES = 4
 
 _T = TypeVar("_T")
 
-_lock = make_lock()  # POSIX locks belong to the process, and do not exclude its threads
+_lock = make_lock()  # keeps threads out, which POSIX locks of the process do not
 _numbers = itertools.count()
 
 
 class Shortage:
-    """Lets its user go on without page-locked memory when there is none.
+    """Lets the caller do without page-locked memory while there is none.
 
     An allocation that fails takes long: it waits, trims, calls callbacks and collects
     garbage. So after a failure a number of attempts is skipped before the next real one.
-    The first failure gives a warning, and later ones do not.
+    Only the first failure gives a warning.
     """
 
     _LEFT_OUT = 100  # the number of attempts skipped after each failure
@@ -88,14 +89,14 @@ def _reason(error: CudaError) -> str:
 
 
 class SlotRing:
-    """Slots in anonymous memory, for the process that made it and its children.
+    """Slots in a file without a name, shared by the process that made it and its children.
 
     A child that *takes* a slot holds the POSIX lock on the slot's byte of the file. The
     kernel releases the lock when the child ends, however that happens, and another child
-    may then take the slot. The process that receives the slot *claims* it. It becomes free
-    again after the claimed memory has died and the streams have finished what they had to
-    do at that time. Pages are locked at the first claim, as far as they are used; pages
-    that nobody uses do not exist.
+    may then take the slot. The process that receives the slot *claims* it. The slot becomes
+    free again after the claimed memory has died and the streams have finished the work that
+    they had at that time. The first claim locks the pages that are used. Pages that were
+    never used do not exist.
 
     Parameters
     ----------
@@ -141,7 +142,7 @@ class SlotRing:
                 f"addresses ({error.strerror}; ulimit -v and -f count them): make a "
                 "smaller cumem.PinnedCollate(slots=, slot_nbytes=)",
             ) from error
-        self._memory.madvise(mmap.MADV_DONTDUMP)  # it consists mostly of holes
+        self._memory.madvise(mmap.MADV_DONTDUMP)  # the memory consists mostly of holes
         self._words = np.frombuffer(self._memory, np.int64, slots)
         self._mine: set[int] = set()  # slots whose locks this child holds
         self._locked: dict[int, Registration] = {}
@@ -160,7 +161,7 @@ class SlotRing:
     # -- in a child ----------------------------------------------------------------------
 
     def take(self, nbytes: int) -> tuple[int, int] | None:
-        """Return a free slot and how often it has been taken now, or None without one."""
+        """Take a slot; return it and how often it was taken, or None if none is free."""
         if not 0 < nbytes <= self.slot_nbytes:
             return None
         with _lock:
@@ -173,7 +174,7 @@ class SlotRing:
     def _take(self) -> tuple[int, int] | None:
         states = (self._words % _STATES).tolist()
         own = sorted(each for each in self._mine if states[each] == _FREE)
-        for slot in own[1:]:  # one is enough, and other children may need the rest
+        for slot in own[1:]:  # one is enough, and other children may need the others
             self._mine.remove(slot)
             fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
         for slot in own[:1] or range(self.slots):
@@ -187,7 +188,7 @@ class SlotRing:
         return None
 
     def give(self, slot: int) -> None:
-        """Free a slot that was taken but not passed on, or whose claimed memory died."""
+        """Free a slot that was not passed on, or whose claimed memory has died."""
         self._words[slot] = self._words[slot] // _STATES * _STATES + _FREE
 
     # -- in the process that receives slots ----------------------------------------------
@@ -205,7 +206,7 @@ class SlotRing:
             If the pages cannot be locked.
         """
         memory = self.view(slot, nbytes)
-        # The finalizer keeps the ring alive, and so its pages locked.
+        # The finalizer keeps the ring alive, and thereby its pages locked.
         end = weakref.finalize(memory, self._note_death, slot, os.getpid())
         end.atexit = False
         with _lock:
@@ -273,7 +274,7 @@ class SlotRing:
             fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
 
     def _note_death(self, slot: int, pid: int) -> None:
-        """Note that claimed memory died, perhaps in the collector or a forked child."""
+        """Note that claimed memory died; the collector or a forked child may call this."""
         if pid != os.getpid():
             return
         if self.is_maker:
@@ -303,10 +304,10 @@ class SlotRing:
         return self._head_nbytes + slot * self.slot_nbytes
 
     def _lock_ring(self) -> None:
-        """Let only this process take or claim slots; if it dies, the kernel ends this.
+        """Let no other process take or claim slots until the ring is unlocked.
 
-        Call it within the ``try`` that unlocks the ring, so that no signal leaves it
-        locked.
+        If this process dies, the kernel unlocks the ring. Call this within the ``try``
+        that unlocks the ring, so that no signal leaves it locked.
         """
         fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, self.slots)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the tensors of safetensors files into memory of any kind.
 
-`load_safetensors` is here. The module ``format`` knows how headers and indexes look and
-checks them, and ``save`` writes files.
+`load_safetensors` is here. The module ``format`` reads and checks headers and indexes, and
+``save`` writes files.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SafetensorsDict(dict[str, _V]):
 
     infos: dict[str, SafetensorsInfo]
     metadata: dict[str, str]
-    _carried: set[str]  # names of tensors whose elements are held as integers
+    _carried: set[str]  # names of tensors whose elements were loaded as integers
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -110,7 +110,7 @@ class SafetensorsDict(dict[str, _V]):
         self._carried = set()
 
     def copy(self) -> SafetensorsDict[_V]:
-        """Return a new dict of the same values, with `infos` and `metadata`."""
+        """Return a new dict with the same values, `infos` and `metadata`."""
         new: SafetensorsDict[_V] = SafetensorsDict(self)
         new.infos, new.metadata = dict(self.infos), dict(self.metadata)
         new._carried = set(self._carried)
@@ -234,8 +234,8 @@ def load_safetensors(
         that holds one ``*.safetensors.index.json``, or else one ``*.safetensors``; or a
         list of these, in which no two may have a tensor of the same name.
     names : iterable of str, optional
-        The tensors to load, in this order. By default all are loaded, in the order of
-        their bytes.
+        The tensors to load, in this order. By default all are loaded, in the order in which
+        the files have them.
     kind : {"device", "pinned", "mapped", "managed", "host"}, optional
         The memory to load into, where ``"host"`` is ordinary memory. The default is
         ``"device"``, or ``"host"`` with ``framework="numpy"``.
@@ -264,13 +264,14 @@ def load_safetensors(
     -------
     SafetensorsDict
         A buffer, tensor or array for each name, each in memory of its own, with the shape
-        and dtype in the file. A dtype that NumPy lacks is the one of ``ml_dtypes`` if this
-        is installed, and otherwise unsigned integers of the same width;
-        ``infos[name].dtype`` says which type the elements have. Types of less than a byte
-        stay packed in bytes (or in PyTorch's ``float4_e2m1fn_x2`` if it has that): a byte
-        holds two elements of four bits, and three bytes hold four elements of six bits.
-        They are packed along the last axis if its elements fill whole bytes, and otherwise
-        into one row. With `dtype`, ``infos`` still says what the file has.
+        and dtype in the file. If NumPy lacks the dtype, it is the one of ``ml_dtypes`` if
+        that is installed, and otherwise unsigned integers of the same width;
+        ``infos[name].dtype`` always names the type of the elements in the file. Types of
+        less than a byte stay packed in bytes (or in PyTorch's ``float4_e2m1fn_x2`` if it
+        has that): a byte holds two elements of four bits, and three bytes hold four
+        elements of six bits. They are packed along the last axis if its elements fill whole
+        bytes, and otherwise into one row. With `dtype`, ``infos`` still describes the
+        tensors in the file.
 
     Raises
     ------
@@ -283,13 +284,14 @@ def load_safetensors(
     ValueError
         If a folder holds no checkpoint or more than one; if a list is empty or has a
         tensor twice; if `kind` or `framework` is unknown; if JAX would cut elements of 64
-        bits (``jax_enable_x64``); if `casting` is given without `dtype`.
+        bits to 32 because ``jax_enable_x64`` is not set; if `casting` is given without
+        `dtype`.
     BufferError
         If `framework` has no type for the elements of a tensor.
     TypeError
         If `framework` is ``"numpy"`` and `kind` is ``"device"``, which NumPy cannot reach;
-        if `casting` does not allow the conversion of a tensor, whose name the error
-        mentions, or nothing can convert its elements, such as packed ones.
+        if `casting` does not allow the conversion of a tensor, or its elements cannot be
+        converted because they are packed. The error names the tensor.
     OSError
         If a file cannot be read, or is a FIFO, a device or the like.
     EOFError
@@ -307,7 +309,7 @@ def load_safetensors(
 
     **Blocks** until all tensors are loaded.
 
-    **Ordered after** the work in `stream`, which may have used the memory before.
+    **Ordered after** the work on `stream`, which may have used the memory before.
 
     Examples
     --------
@@ -359,7 +361,8 @@ def load_safetensors(
                     loaded._carried.add(name)
                     remember(value, info.dtype, info.shape)
         except BaseException:
-            # The traceback can keep this frame, so the memory leaves its variables.
+            # A traceback that is kept also keeps this frame, so the frame must not hold the
+            # memory.
             ranges.clear()
             buffers.clear()
             loaded.clear()
@@ -382,7 +385,7 @@ class _Cast(NamedTuple):
         finish: Callable[[_core.Buffer, SafetensorsInfo], Any],
         carrier: Callable[[str], np.dtype[Any]],
     ) -> Any:
-        """Return what the caller gets for a buffer of converted elements."""
+        """Turn a buffer of converted elements into what the caller gets."""
         if self.element is None:
             return finish(buffer, info)
         made = info._replace(dtype=self.element)
@@ -509,7 +512,7 @@ def _parts(
 
 
 def _is_list(path: object) -> bool:
-    """Return whether `path` holds several paths, unlike one path or a wrong argument."""
+    """Return whether `path` is an iterable of paths rather than one path."""
     single = (str, bytes, bytearray, memoryview, os.PathLike, Mapping, np.ndarray)
     is_file = hasattr(path, "read")
     return isinstance(path, Iterable) and not is_file and not isinstance(path, single)
@@ -554,7 +557,7 @@ def _opened(
 def _part(
     header: SafetensorsHeader, file: BufferedReader, names: list[str] | None
 ) -> _Part:
-    """Choose the named tensors of a file, all of which it has, in the file's order."""
+    """Choose the named tensors, all of which the file has, in the order of the file."""
     tensors = header.tensors
     if names is None:
         return _Part(header, list(tensors), file)
@@ -588,7 +591,7 @@ def _maker(
 
 
 def _carrier(framework: str | None) -> Callable[[str], np.dtype[Any]]:
-    """Return a function from an element type to the dtype that its buffer has."""
+    """Return a function that gives the dtype of the buffer for an element type."""
     finds = {"torch": _torch_carrier, "jax": _jax_dtype}
     return finds.get(framework or "", dtype_of)
 
@@ -651,7 +654,7 @@ def _library(name: str) -> Any:
 
 
 def _jax_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype for a buffer under an array of JAX, and refuse one JAX would cut."""
+    """Return the dtype of the buffer under a JAX array; refuse one that JAX would cut."""
     dtype = dtype_of(name)
     wide = ("int64", "uint64", "float64", "complex128")
     if dtype.name in wide and not _library("jax").config.jax_enable_x64:

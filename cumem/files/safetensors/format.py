@@ -5,9 +5,9 @@ A file begins with the length of its header (8 bytes, little-endian), followed b
 (a JSON object) and by the bytes of the tensors, without gaps. Nothing here reads or moves
 tensors. The format is described at https://github.com/huggingface/safetensors#format.
 
-Files may come from anywhere, so everything that a header or an index says is checked before
-it is used, and a bad one cannot use much memory or time. Whatever is accepted here, the
-reference implementation accepts too.
+Files may come from anywhere. So everything that a header or an index says is checked before
+it is used, and reading a bad one cannot take much memory or time. The reference
+implementation accepts everything that is accepted here.
 
 A header is read in one of two ways. Nearly all headers look exactly as safetensors or
 Python's json writes them, and `_usual_header` reads these with regular expressions. All
@@ -82,7 +82,7 @@ MAX_HEADER_NBYTES = 100_000_000
 MAX_NAMES = 1 << 19
 #: The end of the name of an index of several files.
 INDEX_SUFFIX = ".safetensors.index.json"
-#: The name in a header that does not belong to a tensor.
+#: The one name in a header that does not belong to a tensor.
 METADATA = "__metadata__"
 _MAX_NDIM = 64
 #: The largest number of characters that may describe one tensor.
@@ -142,14 +142,15 @@ class SafetensorsInfo(NamedTuple):
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class SafetensorsHeader(Answer):
-    """What a file, or a checkpoint in several files, says about its tensors.
+    """The contents of the headers of a file, or of a checkpoint in several files.
 
     Attributes
     ----------
     path : Path
         The file, or the index of several files.
     tensors : dict
-        A `SafetensorsInfo` for each name, in the order of their bytes, file by file.
+        A `SafetensorsInfo` for each name, file by file in the order in which the tensors
+        lie there.
     metadata : dict
         The texts in the header, which may be empty. If several files have a text of the
         same name, the last one counts.
@@ -223,19 +224,19 @@ class ElementType(NamedTuple):
     Attributes
     ----------
     name : str
-        Its name in the file.
+        The name of the type in files.
     bits : int
         The bits of one element; elements that do not fill bytes are packed.
     numpy : str
         NumPy's type of the same width: the type itself, or unsigned integers if NumPy does
         not have it.
     ml : str or None
-        The name in ``ml_dtypes`` of a type that NumPy lacks.
+        The name in ``ml_dtypes``, for a type that NumPy lacks.
     torch : str or None
         The name in PyTorch.
     rank : int
-        Tells the order of tensors in files that the reference implementation writes: those
-        of the highest rank come first.
+        The place of the type in the order of tensors in files that the reference
+        implementation writes. Tensors of the highest rank come first.
     """
 
     name: str
@@ -288,7 +289,7 @@ TORCH_CARRIED = {
 
 @functools.cache
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of an element type: NumPy's, ``ml_dtypes``'s or integers."""
+    """Return the dtype of an element type: NumPy's, that of ``ml_dtypes``, or integers."""
     kind = TYPES[name]
     if kind.ml is not None:
         try:
@@ -300,9 +301,9 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def dtype_for_casts(name: str) -> np.dtype[Any]:
-    """Return the dtype with which elements of a type take part in a conversion.
+    """Return the dtype that stands for an element type in a conversion.
 
-    It raises a TypeError if nothing here can convert such elements.
+    Raise a TypeError if elements of this type cannot be converted.
     """
     kind, dtype = TYPES[name], dtype_of(name)
     if kind.native or (kind.ml is not None and dtype.name == kind.ml):
@@ -361,7 +362,7 @@ def packed_shape(info: SafetensorsInfo) -> tuple[int, ...]:
 
 
 def tensor_nbytes(kind: ElementType, shape: Sequence[int]) -> int:
-    """Return the bytes of a tensor, or raise a ValueError if no tensor can be like it."""
+    """Return the bytes of a tensor; raise a ValueError if no tensor can have this shape."""
     if len(shape) > _MAX_NDIM:
         raise ValueError(f"it has {len(shape)} dimensions, more than {_MAX_NDIM}")
     count = nonzero = 1
@@ -403,9 +404,9 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
         not JSON in UTF-8, has a key twice, has more than 524,288 tensors or texts, or
         describes one of them in more than 65,536 characters; if a tensor has an unknown
         element type, a shape or offsets that are not whole numbers from 0 on, or a size
-        that is more than 63 bits hold, is not that of its bytes, or goes beyond the file;
-        if tensors overlap; if bytes belong to no tensor. If an index is wrong, names a
-        file that is missing or outside the index's folder, or says that a file has a
+        that does not fit in 63 bits, differs from that of its bytes, or goes beyond the
+        file; if tensors overlap; if bytes belong to no tensor. If an index is wrong, names
+        a file that is missing or outside the index's folder, or says that a file has a
         tensor which that file lacks.
     ValueError
         If a folder holds no checkpoint or more than one.
@@ -416,8 +417,8 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
 
     Notes
     -----
-    **Blocks** while the header is read. Whatever the header says, this needs no more
-    memory than a few times its length and 500 bytes for each tensor.
+    **Blocks** while the header is read. Even for a bad header, this needs at most a few
+    times the header's length in memory, and 500 bytes for each tensor.
 
     Examples
     --------
@@ -447,12 +448,12 @@ def read_safetensors_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
 
 
 def resolved(path: Path) -> Path:
-    """Return the file or index that a path names; for a folder, the one that it holds."""
+    """Return the file or index that a path names, or the only one in a folder."""
     if not path.is_dir():
         return path
     indexes = sorted(path.glob("*" + INDEX_SUFFIX))
     files = sorted(path.glob("*.safetensors"))
-    if indexes:  # a file with the stem of an index is a checkpoint of its own
+    if indexes:  # a file named like an index is a separate checkpoint
         stems = {index.name.removesuffix(INDEX_SUFFIX) for index in indexes}
         files = [file for file in files if file.stem in stems]
     found = indexes + files
@@ -470,9 +471,10 @@ def resolved(path: Path) -> Path:
 def read_groups(
     index: Path, names: Iterable[str] | None = None
 ) -> dict[Path, list[str]]:
-    """Return the sorted files of an index, each with its tensors, or those of `names`.
+    """Return the sorted files of an index, each with those of its tensors that are wanted.
 
-    It raises a KeyError if the index lacks one of the names, and what `read_index` raises.
+    `names` are the wanted tensors; by default all are. Raise a KeyError if the index lacks
+    one of the names, and the errors of `read_index`.
     """
     places = read_index(index)
     groups: dict[Path, list[str]] = {}
@@ -503,9 +505,10 @@ def check_shard(index: Path, header: SafetensorsHeader, names: Iterable[str]) ->
 
 
 def checked_path(path: object, writes: bool = False) -> Path:
-    """Return a path; refuse descriptors, which belong to others, and contents of files.
+    """Return a path; raise a TypeError for anything that does not name a file.
 
-    `writes` says for the text of the error that the caller wants to write the file.
+    Descriptors of open files are refused too. With `writes` the error is worded for a
+    caller that wants to write a file.
     """
     if isinstance(path, (str, os.PathLike)):
         return Path(path)
@@ -528,7 +531,7 @@ def read_header(file: BinaryIO, path: Path) -> SafetensorsHeader:
         return SafetensorsHeader(path, *_header(text, start, size), size)
     except (ValueError, RecursionError) as error:
         refused = _refused(path, error)
-    raise refused  # outside the except: its context would keep the whole text alive
+    raise refused  # not in the except block, where its context would keep the text alive
 
 
 def _refused(path: Path, error: Exception) -> SafetensorsError:
@@ -580,7 +583,7 @@ def _refuse_other_file(head: bytes) -> None:
 def _header(
     text: str, start: int, size: int
 ) -> tuple[dict[str, SafetensorsInfo], dict[str, str]]:
-    """Return tensors and metadata of a header whose data begin at `start`."""
+    """Return the tensors and the metadata of a header, with data that begin at `start`."""
     found = _usual_header(text, start, size)
     if found is not None:
         return found
@@ -633,12 +636,12 @@ _WINDOW = 1 << 20
 def _usual_header(
     text: str, start: int, size: int
 ) -> tuple[dict[str, SafetensorsInfo], dict[str, str]] | None:
-    """Read a header that looks as nearly all do, much faster than `_Scan` reads it.
+    """Read a header in one of the usual formats, much faster than `_Scan` reads it.
 
     Such a header has all entries in the order of their bytes and formatted in the same way.
     A regular expression finds the entries of one window of the text at a time, so that
-    the matches take little memory. They are accepted if all of them together are exactly
-    as long as the window; then the expression cannot have skipped anything.
+    the matches take little memory. They are accepted if all of them together are exactly as
+    long as the window, since the expression cannot have skipped anything then.
 
     The answer is None for any other header, which may be good or damaged: `_Scan` reads it
     and says what is wrong with it.
@@ -732,7 +735,7 @@ def check_text(text: str) -> None:
 
 
 def _info(name: str, fields: object, start: int) -> SafetensorsInfo:
-    """Check one tensor of a header by itself, without those before and after it."""
+    """Check one tensor of a header by itself, and return its info."""
     try:
         check_text(name)
         if not isinstance(fields, dict):
@@ -871,7 +874,7 @@ class _Scan:
                 return
 
     def value(self) -> Any:
-        """Return the next value: a text of any length, or anything else that is short."""
+        """Return the next value, which may be long only if it is a text."""
         if self._sign() == '"':
             return self._long_text()
         length = 1 << 10
@@ -959,7 +962,7 @@ def read_index(path: Path) -> dict[str, Path]:
         return _places(_Scan(raw.decode()), path.parent)
     except (ValueError, RecursionError) as error:
         refused = _refused(path, error)
-    raise refused  # outside the except: its context would keep the whole text alive
+    raise refused  # not in the except block, where its context would keep the text alive
 
 
 def _places(scan: _Scan, folder: Path) -> dict[str, Path]:
@@ -1007,13 +1010,13 @@ def header_bytes(
     tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
     metadata: Mapping[str, str] | None,
 ) -> tuple[bytes, dict[str, SafetensorsInfo]]:
-    """Return the header of a file with its length, as the reference writes them.
+    """Return the length and header that begin a file, as the reference writes them.
 
     Parameters
     ----------
     tensors : iterable of (name, element type, shape, nbytes)
-        They may be in any order; the header has those of the highest rank first, and
-        orders those of equal rank by name.
+        The tensors in any order. The header has those of the highest rank first, and sorts
+        those of equal rank by name.
     metadata : mapping of str to str, optional
         The texts, which are written sorted by name, so that equal contents give equal
         files.
@@ -1021,9 +1024,10 @@ def header_bytes(
     Returns
     -------
     bytes
-        The header, padded with spaces to a multiple of 8 bytes.
+        The length and the header, which is padded with spaces to a multiple of 8 bytes.
     dict
-        A `SafetensorsInfo` for each name, in the order of their bytes.
+        A `SafetensorsInfo` for each name, in the order in which the tensors lie in the
+        file.
 
     Raises
     ------
@@ -1062,9 +1066,9 @@ def _placed(
 
 
 def index_bytes(files: Mapping[str, str], total_nbytes: int) -> bytes:
-    """Return the index of a checkpoint in several files, from each tensor to its file.
+    """Return the bytes of an index, which names the file of each tensor of a checkpoint.
 
-    It raises a ValueError for more than 524,288 tensors or more than 100 MB.
+    Raise a ValueError for more than 524,288 tensors or an index of more than 100 MB.
     """
     if len(files) > MAX_NAMES:
         raise ValueError(f"an index has at most {MAX_NAMES} tensors, not {len(files)}")

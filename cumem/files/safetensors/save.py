@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves tensors from memory of any kind as safetensors files, completely or not at all.
 
-`save_safetensors` returns when the files are written. `save_safetensors_async` writes in
-the background what devices hold. The devices first copy their tensors into page-locked
-memory, and the streams that may change those tensors wait for these copies. The core writes
-the file from there, and renames it (``csrc/transfer/file/save.h``).
+`save_safetensors` returns when the files are written. `save_safetensors_async` writes the
+tensors of devices in the background. The devices first copy those tensors into page-locked
+memory, and the streams that may change the tensors wait for these copies. The core then
+writes the page-locked memory to the file, and renames the file
+(``csrc/transfer/file/save.h``).
 """
 
 from __future__ import annotations
@@ -88,10 +89,10 @@ def save_safetensors(
         file are the default. For any other mapping, such as a plain dict made from that
         one, there are none by default. ``{}`` keeps none.
     dtypes : mapping, optional
-        The real types of tensors that are held as integers of the same width, by the
-        names of the format, such as ``{"w": "BF16"}``; or a `SafetensorsInfo`, which also
-        has the shape of packed elements. ``dtypes=loaded.infos`` saves what
-        `load_safetensors` returned, or a part of it.
+        For tensors that are held as integers of the same width, their real types under the
+        names of the format, such as ``{"w": "BF16"}``. A value may also be a
+        `SafetensorsInfo`, which has the shape of packed elements too.
+        ``dtypes=loaded.infos`` saves what `load_safetensors` returned, or a part of it.
     max_shard_nbytes : int or str, optional
         A number of bytes, or a text such as ``"5GiB"``. If the tensors together are larger,
         they are written to several files and an index. For a `path` of
@@ -121,13 +122,14 @@ def save_safetensors(
         If an argument is not a mapping, a name or text is not a str, or a value of `dtypes`
         is neither a str nor a `SafetensorsInfo`. If a value of `tensors` is not an array,
         or the format has no type for its dtype. If a tensor was loaded as integers in place
-        of another type, and its new shape does not tell whether they still stand for it.
+        of another type, and its shape has changed so that cumem cannot tell whether the
+        integers still stand for that type.
     ValueError
         If a tensor is called ``__metadata__``, has more than 64 dimensions or a size that
         does not fit in 63 bits; if `dtypes` does not fit a tensor; if `max_shard_nbytes`
-        is not at least 1; if a header or index would be longer than 100 MB or have more
-        than 524,288 tensors; if `path` ends in ``.json``; if an index cannot name shards
-        of this name; if links lead from two shards to the same file.
+        is not at least 1; if a header or index would be longer than 100 MB or list more
+        than 524,288 tensors; if `path` ends in ``.json``; if the file's name is one that an
+        index cannot hold; if two shards are links to the same file.
     KeyError
         If `dtypes` gives the type of a tensor that does not exist, unless the type is a
         `SafetensorsInfo`.
@@ -140,7 +142,8 @@ def save_safetensors(
     Notes
     -----
     Equal contents make equal files. The order within a file is that of the reference
-    implementation: tensors with wide elements come first, and then they go by name.
+    implementation: tensors with wider elements come first, and those of equal width are
+    sorted by name.
 
     Up to 16 files are written at the same time, by a thread each. They have temporary names
     in the same folder until all are complete, and until then only their owner can read
@@ -237,16 +240,16 @@ def save_safetensors_async(
         As for `save_safetensors`.
     host_limit : int or str, optional
         A number of bytes, or a text such as ``"8GiB"``: the most page-locked memory that
-        keeps tensors of devices until they are written. By default there is enough for all
-        of them. Tensors for which there is no room are written before the call returns, in
-        pieces, and 0 writes all of them so.
+        keeps tensors of devices until they are written. By default there is no limit.
+        Tensors that do not fit within the limit are written in pieces before the call
+        returns. With 0 this happens to all of them.
 
     Returns
     -------
     Transfer
         The transfer is done when the file is on the disk and has its name. ``wait()``
         raises the `OSError` of a file that could not be written. ``cancel()`` succeeds only
-        until writing begins, and removes the new file.
+        before writing begins, and then removes the new file.
 
     Raises
     ------
@@ -263,24 +266,25 @@ def save_safetensors_async(
 
     Notes
     -----
-    **Blocks** until tensors of the host, also page-locked ones, have been read, since
-    nothing orders later writes of the host after them. For tensors of devices it does not
-    wait, unless `host_limit` leaves no room for them.
+    **Blocks** until tensors of the host, including page-locked ones, have been written,
+    since the host could change them right after the call. It does not wait for tensors of
+    devices, unless `host_limit` leaves no room for them.
 
     **Ordered after** the same work as a `copy` from the same objects, and after the work
     on the current stream of each device: cumem's and, if PyTorch uses the device, also
-    PyTorch's. From the call on these streams wait until the device has copied its tensors.
-    They do not wait until the file is written. On another stream use ``stream.wait`` first.
+    PyTorch's. From the call on, these streams wait until the device has copied its tensors,
+    but not until the file is written. If tensors are made or changed on another stream,
+    call ``stream.wait`` first.
 
     Tensors may be dropped, closed or overwritten in the order of the stream as soon as the
     call returns. Views that share memory are each written in full.
 
-    Files are written one after another, in the order of the calls, so that of two calls
-    for one path the later one wins. A process that exits first waits for the file, but one
-    second at most while daemon threads run, which may use cumem for ever. If the process
-    ends before the file is written, the old file is whole, and a file ``.cumem-….tmp`` is
-    left beside it. In a forked child the transfer belongs to the parent, which goes on with
-    it.
+    Files are written one after another in the order of the calls. So after two calls for
+    the same path, the file is that of the later call. A process that exits first waits for
+    the file. While daemon threads run it waits one second at most, because they may use
+    cumem for ever. If the process ends before the file is written, the old file is
+    untouched, and a file ``.cumem-….tmp`` is left beside it. A forked child cannot use the
+    transfer, which the parent completes.
 
     Examples
     --------
@@ -318,8 +322,9 @@ def save_safetensors_async(
 class _Staging:
     """Copies of tensors of devices in page-locked memory, which the devices make.
 
-    The copies of a device are made on a stream of their own, beside the work that the
-    caller's streams get meanwhile from other threads. `order` makes those streams wait.
+    Each device makes its copies on a separate stream, so that they do not wait for work
+    that other threads queue meanwhile on the caller's streams. `order` then makes the
+    caller's streams wait for the copies.
     """
 
     def __init__(self) -> None:
@@ -336,7 +341,7 @@ class _Staging:
         return made
 
     def begin(self) -> None:
-        """Begin the copies, after the work that the caller's streams have so far."""
+        """Begin the copies, after the work that is queued on the caller's streams."""
         for device, pairs in self._pairs.items():
             streams = current_streams(device)
             side = _core.Stream(device=device)
@@ -358,7 +363,7 @@ def _checked(
     metadata: Mapping[str, str] | None,
     dtypes: Mapping[str, str | SafetensorsInfo] | None,
 ) -> tuple[Path, Mapping[str, str] | None, list[_Source]]:
-    """Check what both functions take; return the path, the texts and the tensors."""
+    """Check the arguments of a save; return the path, the metadata and the tensors."""
     path = checked_path(path, writes=True)
     if path.is_dir():
         path = path / "model.safetensors"
@@ -387,7 +392,7 @@ def _known_texts(tensors: Any) -> Mapping[str, str] | None:
 
 
 def _known_infos(tensors: Any) -> dict[str, SafetensorsInfo]:
-    """Return the infos of loaded tensors whose elements came as integers."""
+    """Return the infos of loaded tensors whose elements were loaded as integers."""
     names = getattr(tensors, "_carried", ())
     infos = getattr(tensors, "infos", {})
     return {name: infos[name] for name in names if name in infos}
@@ -490,7 +495,7 @@ def _source(
                 )
             else:
                 shape = _logical_shape(data, element)
-        tensor_nbytes(element, shape)  # refuses what could not be read again
+        tensor_nbytes(element, shape)  # raises an error if no reader could take it
     except (TypeError, ValueError, BufferError) as error:
         error.add_note(f"while saving the tensor {name!r}")
         raise
@@ -508,7 +513,7 @@ def _carried(
 
     The answer is None unless the tensor holds integers that stand for another type.
 
-    `info` is given if the loaded dict had such integers under this name. It also holds for
+    `info` is given if the loaded dict had such integers under this name. It also applies to
     an array that the user has put in the tensor's place, if dtype and shape are the same.
     """
     note, is_itself = find(obj)
@@ -668,8 +673,8 @@ def _write(
             data = {source.name: source.data for source in sources}
             file = stack.enter_context(new.open(fsync))
             file.write(head)
-            # This flushes the header too. If there is no room for it the error has the
-            # name of the file that was opened last.
+            # This flushes the header too. If the disk is too full for it, the error names
+            # the file that was opened last.
             file.truncate(len(head) + sum(info.nbytes for info in infos.values()))
             files.append(
                 (file, [(info.offset, data[name]) for name, info in infos.items()])

@@ -27,7 +27,8 @@ from cumem.tools.bench.report import PLOT_FORMATS, Report, save_plot
 
 __all__ = ["Options", "UsageError", "main", "make_plan"]
 
-# The package imports these when they are first used, which would be during a measurement.
+# The package imports these modules at their first use, which could be during a
+# measurement.
 for _module in (
     "base.errors",
     "buffers.casting",
@@ -44,7 +45,7 @@ FULL_SIZES: Final = tuple(4 * KIB * 4**step for step in range(9))  # 4 KiB … 2
 
 
 class UsageError(Exception):
-    """Raised if the options cannot be met. Its message says why, and what to do."""
+    """The options cannot be met; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,8 @@ def main(options: Options) -> int:
     Returns
     -------
     int
-        0, or 1 if any bytes did not arrive as sent, or if more than half of the figures
-        are missing.
+        0 if all went well; 1 if any bytes arrived wrong, or more than half of the
+        figures are missing.
 
     Raises
     ------
@@ -184,7 +185,7 @@ def _advice() -> str:
 
 
 def _check(options: Options) -> None:
-    """Raise now for options that would otherwise fail after the measurement."""
+    """Raise a UsageError now for options that would only fail after the measurement."""
     try:
         info.check_device(options.device)
     except ValueError as error:
@@ -222,11 +223,11 @@ def _sizes(options: Options) -> tuple[int, ...]:
 
 
 def _room(facts: dict[str, Any], device: Device) -> int:
-    """Return how large a buffer may be, so that all that a case needs fit in memory."""
+    """Return the most bytes of a buffer with which every case still fits in memory."""
     host = facts["machine"]
-    room = [device.memory_info()[0] // 3]  # two buffers, and managed memory
-    # The host's memory has the store of random bytes, two buffers of a kind, and the copy
-    # that is compared. If the device is emulated, its memory is the host's as well.
+    room = [device.memory_info()[0] // 3]  # for two buffers, and one of managed memory
+    # The host holds the store of random bytes, two buffers of a kind, and the copy that
+    # is compared. It also holds the memory of an emulated device.
     shares = 8 if device.emulated else 5
     if host["memory_available_nbytes"] is not None:
         room.append(host["memory_available_nbytes"] // shares)

@@ -33,8 +33,8 @@ Group = Literal["ceiling", "copy", "rows", "both", "allocate", "host"]
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-# The order of the columns. It is also the order of preference if two kinds measure the
-# same, because the earlier one is easier to use.
+# The order of the columns. If two kinds are equally fast, the report recommends the earlier
+# one, because it is easier to use.
 COPY_KINDS: Final = ("pageable", "pinned", "write-combined", "mapped", "managed")
 ALLOCATE_KINDS: Final = (*COPY_KINDS, "device")
 BOTH_KINDS: Final = ("pageable", "pinned", "mapped")
@@ -217,14 +217,16 @@ def run(plan: Plan) -> Iterator[Result]:
 
 
 class _Bench:
-    """The things that all cases share: the device, a stream and a store of random bytes."""
+    """Runs the cases, which share a device, a stream and a store of random bytes."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.device = Device(plan.device)
         self.stream = _core.Stream(device=self.device)
         self._random = default_rng(plan.seed)
-        self._shift = 4099  # makes each draw from the store differ from the one before
+        self._shift = (
+            4099  # makes each draw from the store differ from the previous one
+        )
         self._draws = 0
         self._store: Bytes = np.frombuffer(
             self._random.bytes(plan.largest + 64 * self._shift), np.uint8
@@ -256,7 +258,7 @@ class _Bench:
                 return _core.empty_device(nbytes, np.uint8, device=device)
 
     def two_ends(self, kind: str, nbytes: int) -> tuple[Any, Any]:
-        """Return memory of a kind and as much of the device, for copies between them."""
+        """Return memory of a kind and as much device memory, for copies between the two."""
         host = self.allocate(kind, nbytes)
         _host_view(host)[:] = 0  # touches every page before the clock starts
         return host, self.allocate("device", nbytes)
@@ -333,14 +335,14 @@ class _Bench:
             yield self._measure("both", "both", kind, nbytes, trial)
 
     def allocations(self, kind: str) -> Iterator[Result]:
-        """Measure an allocation from the system, ready for use, and one from the pool."""
+        """Measure an allocation of usable memory from the system, and one from the pool."""
         for nbytes in self.plan.allocate_sizes:
             first, again = self._first(kind, nbytes), self._again(kind, nbytes)
             yield self._measure("allocate", "first", kind, nbytes, first)
             yield self._measure("allocate", "again", kind, nbytes, again)
 
     def host_access(self, kind: str) -> Iterator[Result]:
-        """Measure the processor writing to a kind of memory and reading from it."""
+        """Measure how fast the processor writes to a kind of memory and reads from it."""
         nbytes = self.plan.host_nbytes
         try:
             view = _host_view(self.allocate(kind, nbytes))
@@ -487,7 +489,7 @@ class _Bench:
         def action() -> None:
             memory = self.allocate(kind, nbytes)
             if kind == "pageable":
-                memory[:: 4 * KIB] = 1  # touch each page, since ordinary pages are new
+                memory[:: 4 * KIB] = 1  # touch each page, since ordinary ones are new
 
         return _Trial(action, lambda: self._keeps_data(kind, nbytes))
 

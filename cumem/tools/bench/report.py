@@ -30,7 +30,8 @@ _LABEL = 9  # the width of the first column
 _CELL = 18
 _SHORT_SIZES = 4  # the number of sizes in the short table
 _SHORT: Final = {"write-combined": "w-combined"}
-#: Rates count as equal if they differ by less than this factor, or than their spreads.
+#: Rates count as equal if they differ by less than this factor, or by less than their
+#: spreads.
 _SAME = 1.05
 
 _Key = tuple[str, str, str, int]
@@ -70,7 +71,7 @@ class Report:
         return max((result.gbps for result in self._ceilings(what)), default=0.0)
 
     def ceiling_source(self, what: str) -> str:
-        """Say in words where the ceiling of one direction comes from."""
+        """Say how the ceiling of one direction was measured."""
         found = self._ceilings(what)
         if found and found[0].group == "ceiling":
             size = format_nbytes(found[0].nbytes)
@@ -128,7 +129,7 @@ class Report:
     # -- advice ------------------------------------------------------------------------
 
     def advise_copy(self, what: str, nbytes: int) -> str:
-        """Say which memory to use for one size and direction, by the figures alone."""
+        """Say which memory is best for one size and direction, judging by the figures."""
         chosen = self._choose(what, nbytes)
         if chosen is None:
             return "nothing could be measured"
@@ -155,8 +156,9 @@ class Report:
     def _copies(self, what: str, nbytes: int) -> list[Result]:
         """Return the verified copies of one size and direction, without managed memory.
 
-        Managed memory is moved rather than copied, and afterwards the other side no longer
-        has it. So its rate is shown, but does not help to choose what to copy from.
+        Managed memory is moved rather than copied, so that the other side no longer has it
+        afterwards. So its rate is shown, but does not take part in the choice of a kind for
+        copies.
         """
         return [
             result
@@ -196,7 +198,7 @@ class Report:
         return self.find("host", what, kind, sizes[-1]) if sizes else None
 
     def _payback(self, best: Result, plain: Result) -> str:
-        """Say after how many copies a kind has made up for its slower allocation."""
+        """Say after how many copies a kind makes up for its slower allocation."""
         nearest = self._nearest_allocation(best.nbytes)
         if nearest is None:
             return ""
@@ -220,7 +222,7 @@ class Report:
         return below[-1] if below else (sizes[0] if sizes else None)
 
     def advise_rows(self, what: str, nbytes: int) -> str:
-        """Say in which memory to keep a table whose rows are copied by their numbers."""
+        """Say in which memory to keep a table whose rows are copied by number."""
         found = [
             result
             for kind in ROW_KINDS
@@ -240,7 +242,7 @@ class Report:
         return f"keep the rows in {best.kind} memory: {times}"
 
     def advise_both(self, kind: str, nbytes: int) -> str:
-        """Say what two simultaneous streams gain over one direction after the other."""
+        """Say how much two simultaneous streams gain over one direction after the other."""
         both = self.find("both", "both", kind, nbytes)
         parts = [self.find("copy", what, kind, nbytes) for what in DIRECTIONS]
         if both is None or any(part is None for part in parts):
@@ -259,7 +261,7 @@ class Report:
         return f"use two streams: {gain:.2f} times one direction after the other"
 
     def advise_allocate(self, kind: str, nbytes: int) -> str:
-        """Say what is saved by keeping a buffer or taking it from the pool again."""
+        """Say how much is saved by keeping a buffer or taking it from the pool again."""
         first = self.find("allocate", "first", kind, nbytes)
         again = self.find("allocate", "again", kind, nbytes)
         if first is None or again is None:
@@ -336,7 +338,7 @@ class Report:
         nbytes: int,
         advice: str | None,
     ) -> list[str]:
-        """Return the line of one size, with a cell for each kind, and its advice."""
+        """Return the lines of one size: a cell for each kind, and the advice."""
         cells = [self._copy_cell(name, what, kind, nbytes) for kind in kinds]
         line = _line(format_nbytes(nbytes), cells)
         return [line] if advice is None else [line, _advice(advice)]
@@ -542,7 +544,7 @@ class Report:
         return f"{format_seconds(result.seconds)} {_spread(result):<5}"
 
     def _notes(self) -> list[str]:
-        """Return each reason for missing figures once, and whether the data was right."""
+        """Return the reasons for missing figures, and a line about the checked data."""
         reasons: dict[str, set[str]] = {}
         for result in self.missing:
             # The number of bytes is removed, so that all sizes share one reason.
@@ -646,7 +648,7 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
     title : str
         The name of the machine that was measured.
     warning : str or None
-        A text that is written large across the plot, if the figures are not a GPU's.
+        A text that is written large across the plot if the figures are not from a GPU.
 
     Raises
     ------
@@ -661,7 +663,7 @@ def save_plot(report: Report, path: str, title: str, warning: str | None) -> Non
 
 
 def _is_clear(fast: Result, slow: Result) -> bool:
-    """Return whether one is faster by 5 % and by more than both spreads together."""
+    """Return whether `fast` is faster by 5 % and by more than both spreads together."""
     gain = slow.seconds / fast.seconds
     return gain > _SAME and gain - 1 > fast.spread + slow.spread
 
@@ -697,7 +699,7 @@ def _row(nbytes: int, kind: str, cell: str, advice: str) -> str:
 
 
 def _some(sizes: list[int]) -> list[int]:
-    """Return at most four of the sizes: the ends and two at even distances between."""
+    """Return at most four of the sizes: the first, the last, and two evenly between."""
     count = min(len(sizes), _SHORT_SIZES)
     return [sizes[i * (len(sizes) - 1) // max(1, count - 1)] for i in range(count)]
 

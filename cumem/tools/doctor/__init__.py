@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The doctor: finds what keeps this machine from full speed, and says what to do about it.
 
-The module ``facts`` reads and measures, and ``checks`` judges what it found. So the checks
-can be tested with facts of machines that nobody has at hand.
+The module ``facts`` reads and measures, and ``checks`` judges what it found. This allows
+tests of the checks with facts of machines that nobody has at hand.
 
-To add a check, see in CHECKS of ``checks`` what there is already. Let ``facts`` read the
-fact, if neither it nor cumem/tools/info.py does yet, and name it in the docstring of
-``facts.collect``. Judge it in a function of ``checks``, which goes into CHECKS. The order
-of that list is the order of the report. Then add the check to the table of docs/doctor.md,
-a healthy value of a new fact to HEALTHY in tests/tools/test_doctor.py, and a machine with
-the trouble to the cases there. A fact that ``python -m cumem info`` is to show as well is
-read in cumem/tools/info.py.
+To add a check, first look at CHECKS in ``checks``, which lists those that exist. If neither
+``facts`` nor cumem/tools/info.py reads the fact yet, read it in ``facts``, and name it in
+the docstring of ``facts.collect``. Judge it in a function of ``checks``, which goes into
+CHECKS. The order of that list is the order of the report. Then add the check to the table
+of docs/doctor.md, a healthy value of a new fact to HEALTHY in tests/tools/test_doctor.py,
+and a machine with the trouble to the cases there. If ``python -m cumem info`` should show
+the fact too, read it in cumem/tools/info.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cumem.tools.doctor.checks import CHECKS, Finding
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "main"]
 
-_WIDTH: Final = 92  #: the widest text; longer lines are harder to read
+_WIDTH: Final = 92  #: the most columns of a line; longer lines are harder to read
 _MARK: Final = 9  # the width of "problem" and two blanks
 _NAME: Final = 14  # the width of "page-locking" and two blanks
 
@@ -105,12 +105,13 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def diagnose(*, measure: bool = True) -> Diagnosis:
-    """Examine this machine and process, and say what slows memory and copies down.
+    """Examine this machine and process, and report what slows memory and copies down.
 
     Parameters
     ----------
     measure : bool, default True
-        Whether to copy for a second, to compare the link of each GPU with its full rate.
+        Whether to make copies for a second, to compare the link of each GPU with its full
+        rate.
 
     Returns
     -------
@@ -125,9 +126,9 @@ def diagnose(*, measure: bool = True) -> Diagnosis:
 
     Notes
     -----
-    **Blocks** for the second that it measures, with 128 MiB at a time, which it gives
-    back. On the emulated device it measures nothing. It imports no framework, but reads
-    their versions from their files.
+    **Blocks** while it measures, for about a second. It uses 128 MiB at a time for this,
+    and gives them back. On the emulated device it measures nothing. It imports no
+    framework, but reads the versions of frameworks from their files.
 
     Examples
     --------

@@ -51,7 +51,7 @@ sans-serif)}
 .cumem td svg{max-width:none}
 .cumem .cm-cells{display:flex;flex-wrap:wrap;gap:0 32px}
 .cumem summary{cursor:pointer;color:var(--cm-dim)}
-""".replace("\n", "").replace(".cumem", ".cumem" * 3)  # outweighs the notebook's rules
+""".replace("\n", "").replace(".cumem", ".cumem" * 3)  # overrides the notebook's rules
 
 #: Matches cells that are right-aligned: numbers, with or without a unit.
 _NUMBER: Final = re.compile(
@@ -71,7 +71,7 @@ def escape(text: object) -> Raw:
 
 
 def page(title: object, *parts: str, note: object = "") -> str:
-    """Make a display for devices as they are now; see `page_of`."""
+    """Make a display of the present devices, real or emulated; see `page_of`."""
     return page_of(_core._is_emulated(), title, *parts, note=note)
 
 
@@ -95,7 +95,7 @@ def page_of(emulated: bool, title: object, *parts: str, note: object = "") -> st
 
 
 def alert(text: object) -> Raw:
-    """Make a line that stands out."""
+    """Make a line that stands out, for a warning."""
     return Raw(f'<div class="cm-alert">{escape(text)}</div>')
 
 
@@ -164,7 +164,7 @@ def table(
 
 
 def beside(parts: Iterable[str]) -> Raw:
-    """Put parts next to each other, as many as fit."""
+    """Put parts side by side, as many as fit in a line."""
     return Raw(
         f'<div class="cm-cells">{"".join(f"<div>{each}</div>" for each in parts)}</div>'
     )
@@ -187,7 +187,7 @@ class Part(NamedTuple):
 
 
 def keys(colours: Mapping[str, str]) -> Raw:
-    """Make a legend of colours."""
+    """Make a legend of names and colours."""
     spans = (
         f'<span><i class="cm-key" style="background:{colour or "none"}"></i>'
         f"{escape(name)}</span>"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays a trace of allocations on an allocator, and says what it reserved and cost.
+"""Replays a trace of allocations on an allocator, and measures its memory and time.
 
-A trace is a list of allocations and frees that a program made. The replay runs it once to
-see how much is reserved at the peak and why, and then times it as a plain loop. With
-``--late`` it also keeps freed blocks in use by work on a stream for a while, as a real
-program does, so that the allocator cannot reuse them at once (the module ``hold``).
+A trace is a list of allocations and frees that a program made. The first pass finds out how
+much memory the allocator reserves at the peak and why, and the next ones are timed as plain
+loops. With ``--late`` it also keeps freed blocks in use by work on a stream for a while, as
+a real program does, so that the allocator cannot reuse them at once (the module ``hold``).
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Options:
     late : str or None
         How long freed blocks stay in use: a number of events or a fraction of the trace.
     late_on : str
-        Whose work is late: ``"side"`` is another stream, ``"own"`` the trace's streams.
+        On which streams the late work runs: another stream (``"side"``), or those of the
+        trace (``"own"``).
     rounds : int
         The number of timed passes, each from an empty pool; their median counts.
     repeat : bool
@@ -113,7 +114,7 @@ def run_rows(
 def run_rows_on_streams(
     rows: _Rows, allocate: Callable[[int, Any], object], live: dict[int, object]
 ) -> None:
-    """Replay with each allocation on its stream; this loop is timed as well."""
+    """Replay with each allocation on its own stream. This loop is timed as well."""
     for op, block, size, stream in rows:
         if op:
             live[block] = allocate(size, stream)
@@ -123,10 +124,10 @@ def run_rows_on_streams(
 
 @dataclass(slots=True)
 class _Observer:
-    """Reads how much is reserved after each allocation, and at each peak what uses it.
+    """Reads the reserved bytes after each allocation, and at each new peak their uses.
 
-    This is read just when the peak is first reached. Later as much may still be reserved
-    although less of it is needed.
+    The uses are read when a peak is first reached. Later the allocator may still reserve as
+    much although less is needed.
     """
 
     allocator: Allocator
@@ -175,7 +176,7 @@ def _walk(
     observer: _Observer | None,
     late: _DelayedFrees | None,
 ) -> None:
-    """Replay row by row, to observe each step or to let work be late."""
+    """Replay row by row, and observe each step or keep freed blocks in use."""
     sizes: dict[int, int] = {}
     several = len(allocator.streams) > 1 or (late is not None and late.own)
     step = late.hold.step if late is not None else 0
@@ -277,7 +278,7 @@ def replay(
     rounds: int = 1,
     warm: bool = False,
 ) -> Replayed:
-    """Replay a trace once to see what is reserved, and then to time it.
+    """Replay a trace once to see how much is reserved, and then again for the time.
 
     Parameters
     ----------
@@ -286,11 +287,11 @@ def replay(
     allocator : Allocator
         The allocator, which is emptied before and after.
     kind, pool, device
-        How the allocator was made; these become part of the result.
+        The arguments with which the allocator was made. They become part of the result.
     hold : Hold, optional
         How long to keep freed blocks in use.
     own : bool
-        Whether the trace's own streams are late, rather than another one.
+        Whether late work runs on the trace's own streams, rather than on another stream.
     rounds : int
         The number of timed passes, each from an empty pool.
     warm : bool
@@ -303,7 +304,7 @@ def replay(
     Raises
     ------
     OutOfMemoryError
-        If the device has too little memory for the trace; a note names the row.
+        If the device has too little memory for the trace. A note names the row.
     """
     rows = trace.rows(allocator.streams)
     allocator.empty()
@@ -389,7 +390,7 @@ def _timed_pass(
 
 
 def _discard(_: object) -> None:
-    """Return None, so that a lambda around another call does so too."""
+    """Return None, whatever the argument is."""
 
 
 # -- the command -----------------------------------------------------------------------
@@ -483,7 +484,7 @@ def main(options: Options, trace: Trace) -> int:
 
 
 def _compare(options: Options) -> dict[str, dict[str, Any]]:
-    """Replay on other allocators, each in a process of its own; errors are results too."""
+    """Replay on other allocators, each in its own process, and return results or errors."""
     results: dict[str, dict[str, Any]] = {}
     for peer in options.compare:
         for name in PEERS[peer]:
@@ -520,7 +521,7 @@ def _replay_elsewhere(options: Options) -> dict[str, Any]:
 
 
 def _what_failed(stderr: str) -> str:
-    """Return the command's own message with its notes, or the end of a traceback."""
+    """Return the error that the command printed, or the last line of a traceback."""
     lines = stderr.splitlines()
     own = [at for at, line in enumerate(lines) if line.startswith("cumem")]
     start = own[-1] if own else len(lines)
@@ -530,10 +531,10 @@ def _what_failed(stderr: str) -> str:
 
 
 def environment(trace: Trace, late: str | None = None) -> tuple[tuple[str, str], ...]:
-    """Return settings for an emulated device that is large and prompt enough for a trace.
+    """Return settings for an emulated device with enough memory and no delays for a trace.
 
-    They apply where the user has set nothing. Emulated memory costs nothing until it is
-    written to.
+    The caller sets those that the user has not set. Emulated memory costs nothing until it
+    is written to.
     """
     peak = trace.peak_live
     if late is not None:

@@ -79,9 +79,10 @@ class Allocator:
     #: Allocates on one of `streams`.
     allocate_on: Callable[[int, Any], object]
     streams: list[Any]
-    #: Another stream, whose work may be late.
+    #: Another stream, on which late work runs.
     side: Any
-    #: Whether its own count of the peak is exact, so that nothing else needs to be read.
+    #: Whether the allocator's own count of its peak is exact, so that `reserved` need not
+    #: be read after each allocation.
     knows_peak: bool = False
 
     def reserved(self) -> int:
@@ -103,13 +104,13 @@ class Allocator:
     def use_on_side(self, block: Any) -> bool:
         """Tell the allocator that the side stream works on a block.
 
-        False means that it cannot be told, and its users must keep the block themselves
-        until the work has ended.
+        Return False if the allocator has no way to be told. The caller must then keep the
+        block until the work has ended.
         """
         return False
 
     def empty(self) -> None:
-        """Give everything back to the driver and start to count anew."""
+        """Give all memory back to the driver, and reset the counts."""
         raise NotImplementedError
 
 
@@ -184,7 +185,8 @@ class TorchAllocator(Allocator):
     def __init__(self, device: int, stream_count: int, expandable: bool) -> None:
         self.name = "torch-expandable" if expandable else "torch"
         setting = f"expandable_segments:{expandable}"
-        # PyTorch reads this when it is imported. The second name is that since 2.9.
+        # PyTorch reads this when it is imported. Since 2.9 the variable has the second
+        # name.
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = setting
         os.environ["PYTORCH_ALLOC_CONF"] = setting
         import torch

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads recorded allocations into four arrays, whoever recorded them.
+"""Reads allocations that cumem, RMM or PyTorch recorded into four arrays.
 
-It reads three formats: arrays in an ``.npz``, as cumem's records have them, the CSV log of
+It reads three formats: the arrays of one of cumem's records in an ``.npz``, the CSV log of
 RMM's ``logging_resource_adaptor``, and the pickle of PyTorch's
-``torch.cuda.memory._snapshot()``. None of them can run code: arrays of objects are refused,
-and so is a pickle with anything but plain containers, strings and numbers.
+``torch.cuda.memory._snapshot()``. Reading a file never runs code from it: arrays of objects
+are refused, and so is a pickle with anything but plain containers, strings and numbers.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """How long freed memory stays in use by work that is late.
+    """How long late work keeps freed memory in use.
 
-    Events are counted in windows of `step`. What is freed in one window is released when
-    the `windows`-th window after it begins.
+    Events are counted in windows of `step` events. Blocks that are freed in one window are
+    released at the beginning of the `windows`-th window after it.
 
     Parameters
     ----------
@@ -106,13 +106,14 @@ class Trace:
 
     @property
     def peak_live(self) -> int:
-        """The most bytes that are live at once, as asked for."""
+        """The most requested bytes that are live at once."""
         return int(np.cumsum(np.where(self.op == 1, self.size, -self.size)).max())
 
     def peak_busy(self, hold: Hold) -> int:
         """Return the most bytes that are live or held at once.
 
-        An allocator that never reuses memory which is still in use needs at least this.
+        An allocator that does not reuse memory before the work on it has ended needs at
+        least this many bytes.
         """
         frees = np.flatnonzero(self.op == 0)
         change = np.where(self.op == 1, self.size, 0)
@@ -134,8 +135,8 @@ def parse_late(text: str, events: int) -> Hold:
     Parameters
     ----------
     text : str
-        ``"500"`` for 500 events, ``"0.01"`` for a hundredth of all. A number above that of
-        all events means all.
+        ``"500"`` for 500 events, ``"0.01"`` for a hundredth of all. A number larger than
+        the number of events means all.
     events : int
         The number of events in the trace.
 
@@ -146,7 +147,7 @@ def parse_late(text: str, events: int) -> Hold:
     Raises
     ------
     ValueError
-        If it is neither a whole number from 1 on nor a fraction above 0 and up to 1.
+        If `text` is neither a whole number from 1 on nor a fraction above 0 and up to 1.
     """
     wrong = f"expected a number of events or a fraction such as 0.01, not {text!r}"
     try:
@@ -234,7 +235,8 @@ def make_trace(
     ValueError
         If lengths, dtypes or values are wrong: an unknown operation, a negative size, a
         block that is freed twice, freed but never allocated, or allocated while it is
-        live; or if a size, or all that is live at once, is larger than an address space.
+        live; or if a size, or the sum of the sizes that are live at once, is larger than an
+        address space.
     """
     given = zip(ARRAYS, (op, block, size, stream), strict=True)
     arrays = {key: _integers(name, key, value, where) for key, value in given}
@@ -296,7 +298,7 @@ def _check_values(
 def _check_order(
     name: str, arrays: dict[str, _Ints], where: Callable[[int], str]
 ) -> _Ints:
-    """Follow every block from row to row, and return sizes that include those of frees."""
+    """Check the order of each block's rows; return the sizes, also for frees."""
     live: dict[int, int] = {}
     ended: dict[int, int] = {}
     sizes = arrays["size"].tolist()
@@ -347,7 +349,7 @@ def _load_npz(path: Path, kind: str | None) -> Trace:
 
 @dataclass(slots=True)
 class _Columns:
-    """Events as they are found, with addresses turned into numbers of allocations."""
+    """Collects events from a file, and turns addresses into numbers of allocations."""
 
     name: str
     word: str
@@ -363,7 +365,7 @@ class _Columns:
 
     @classmethod
     def empty(cls, name: str, word: str) -> _Columns:
-        """Make an object without events; `word` names a place in the file."""
+        """Make an object without events; `word` is what errors call a place in the file."""
         return cls(name, word, [], [], [], [], [], {}, {})
 
     def fail(self, place: int, text: str) -> ValueError:
@@ -460,7 +462,7 @@ def _add_csv_row(columns: _Columns, line: int, cells: list[str]) -> None:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads containers, strings and numbers; it refuses to import or call anything."""
+    """Reads containers, strings and numbers, and refuses to import or call anything."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused")
@@ -473,8 +475,8 @@ def _load_snapshot(path: Path, device: int | None) -> Trace:
     """Read the pickle of ``torch.cuda.memory._snapshot()``.
 
     A block counts as freed at ``free_completed``, when PyTorch may reuse it. PyTorch's
-    recording keeps the latest entries only, so frees of memory that was allocated earlier
-    are normal, and left out.
+    recording keeps only the latest entries. So frees of memory that was allocated earlier
+    are normal, and are left out.
     """
     try:
         with open_regular(path) as file:
@@ -492,7 +494,7 @@ def _load_snapshot(path: Path, device: int | None) -> Trace:
             raise columns.fail(place, f"is a {type(entry).__name__}, not a dict")
         action = entry.get("action")
         if action not in ("alloc", "free_completed"):
-            continue  # segments, requests to free, and marks say nothing about blocks
+            continue  # entries of segments, requests to free, and marks change no blocks
         address, size = (_whole(columns, place, entry, key) for key in ("addr", "size"))
         stream = _whole(columns, place, entry, "stream")
         if action == "alloc":
