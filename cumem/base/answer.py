@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of everything that cumem answers: it turns answers into plain data."""
+"""The base class of all results that cumem returns, which turns them into plain data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Answer:
     """A result that is only read, such as statistics, reasons, or the facts of an error."""
 
     __slots__ = ()
-    #: Keys beside the public fields: names of properties, and fields with their unit.
+    #: Further keys of the plain data: names of properties, and of fields with their unit.
     _keys: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, Any]:

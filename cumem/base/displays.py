@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the tool that shows an object, as HTML or as a plot.
 
-The modules of objects do not import the tools that draw them: a pool has its figures, but
-has nothing to do with HTML or matplotlib. So a tool registers its functions here, with
+The module of a type does not import the tools that draw its objects: that of pools, for
+instance, knows nothing of HTML or matplotlib. So a tool registers its functions here, with
 `shows`, for the types that they draw. The methods of an object that show it, such as
 ``_repr_html_`` or ``plot``, call `show`. Most programs never show anything, so the tools
 are imported at the first call, by the function that ``cumem/__init__.py`` has passed to
@@ -22,7 +22,7 @@ _load: Callable[[Way], object] | None = None
 
 
 def load_with(load: Callable[[Way], object]) -> None:
-    """Register the function that imports the tools when something is to be shown."""
+    """Register the function that imports the tools when an object is first shown."""
     global _load
     _load = load
 
@@ -31,7 +31,7 @@ def shows(way: Way, *kinds: type) -> Callable[[_F], _F]:
     """Register the decorated function for objects of `kinds`.
 
     It is called with the object and with the other arguments of `show`. A function for a
-    type is also used for types derived from it that have none of their own.
+    type is also used for derived types without a function of their own.
     """
 
     def register(function: _F) -> _F:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts for the extension: ``repr`` and ``str`` of its objects, the names of flags, and
-errors that name a pair of `copy_many` or refuse to free memory.
-"""
+"""Texts for the extension.
+
+These are ``repr`` and ``str`` of its objects, the names of flags, and errors that name a
+pair of `copy_many` or refuse to free memory."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _HOST_FLAGS = {PORTABLE: "portable", MAPPED: "mapped", WRITE_COMBINED: "write_co
 def buffer_text(
     buffer: _core.Buffer, with_values: bool, is_emulated: bool, is_lost: bool
 ) -> str:
-    """Return `repr` of a buffer, or `str` of it with `with_values`. It may be closed.
+    """Return the `repr` of a buffer, open or closed, or with `with_values` its `str`.
 
     `is_lost` says that this process was forked from one that already used a device, so the
     memory cannot be read any more.
@@ -46,7 +47,7 @@ def buffer_text(
 
 
 def buffer_repr(buffer: _core.Buffer, is_emulated: bool) -> str:
-    """Return `repr` of a buffer, without waiting and without asking a device."""
+    """Return the `repr` of a buffer, without waiting and without asking a device."""
     said = [
         f"shape={buffer.shape}",
         f"dtype={buffer.dtype}",
@@ -80,15 +81,15 @@ def buffer_str(buffer: _core.Buffer, described: str) -> str:
 
 
 def _shown(buffer: _core.Buffer) -> str:
-    """Return the values of device memory; only those that NumPy shows are copied."""
+    """Return the values of device memory as text; copy only those that it shows."""
     options = np.get_printoptions()
     edge, threshold = options["edgeitems"], options["threshold"]
     if buffer.size <= max(threshold, 1) or edge < 1:
         return str(buffer.to_numpy())
     # NumPy shows `edge` elements at both ends of each axis and dots between them. So an
     # array is made that has the buffer's corners and zeros between them, and is just large
-    # enough for NumPy to leave the zeros out. A lower `threshold` in NumPy's print options
-    # would make the zeros unnecessary, but would also shorten arrays inside the elements.
+    # enough for NumPy to leave the zeros out. Lowering `threshold` in NumPy's print options
+    # instead would also shorten arrays inside the elements.
     ends = [
         [slice(None)] if length <= 2 * edge else [slice(None, edge), slice(-edge, None)]
         for length in buffer.shape
@@ -105,7 +106,7 @@ def _shown(buffer: _core.Buffer) -> str:
 
 
 def row_plan_repr(plan: _core.RowPlan, row_count: int, is_emulated: bool) -> str:
-    """Return `repr` of a plan."""
+    """Return the `repr` of a plan."""
     emulated = ", emulated" if is_emulated else ""
     if plan.closed:
         return "<cumem.RowPlan, closed>"
@@ -117,7 +118,7 @@ def row_plan_repr(plan: _core.RowPlan, row_count: int, is_emulated: bool) -> str
 
 
 def stream_repr(stream: _core.Stream, handle: int, is_emulated: bool) -> str:
-    """Return `repr` of a stream. It is closed if the handle is 0."""
+    """Return the `repr` of a stream, which is closed if `handle` is 0."""
     if handle == 0:
         return "<cumem.Stream, closed>"
     names = {1: "legacy default", 2: "per-thread default"}
@@ -127,7 +128,7 @@ def stream_repr(stream: _core.Stream, handle: int, is_emulated: bool) -> str:
 
 
 def event_repr(event: _core.Event, is_closed: int, is_emulated: bool) -> str:
-    """Return `repr` of an event, open or closed."""
+    """Return the `repr` of an event, open or closed."""
     if is_closed:
         return "<cumem.Event, closed>"
     timing = "" if event._timing else " without timing"
@@ -160,7 +161,7 @@ def buffer_flags(
 def transfer_repr(
     transfer: _core.Transfer, done: int, good: int, is_emulated: bool
 ) -> str:
-    """Return `repr` of a transfer, which may be running, done, failed or cancelled."""
+    """Return the `repr` of a transfer that is running, done, failed or cancelled."""
     state = "cancelled" if transfer.cancelled else "done" if good else "failed"
     if not done and not transfer.cancelled:
         state = "running"
@@ -183,10 +184,10 @@ def flag_names(
 
 
 def name_pair(error: BaseException, index: int) -> BaseException:
-    """Say in an error of `copy_many` which pair it is about.
+    """Name the pair in an error of `copy_many`, and return the error.
 
-    The text of a TypeError or ValueError is cumem's own, so the pair goes in front of it.
-    To other errors it is added as a note.
+    The text of a TypeError or ValueError is cumem's own, so the pair is put in front of
+    that text. Other errors get a note.
     """
     if type(error) in (TypeError, ValueError):
         return type(error)(f"copy_many: pair {index}: {error}")
@@ -195,7 +196,7 @@ def name_pair(error: BaseException, index: int) -> BaseException:
 
 
 def refuse_exported(what: str, count: int) -> NoReturn:
-    """Raise BufferError because freeing would take memory from under `count` exports."""
+    """Raise a BufferError because `count` exports still use the memory to be freed."""
     exports = "export" if count == 1 else "exports"
     raise BufferError(
         f"cannot {what} with {count} live {exports}: drop the arrays, memoryviews and "
@@ -204,7 +205,7 @@ def refuse_exported(what: str, count: int) -> NoReturn:
 
 
 def refuse_shutdown(kind: str, nbytes: int, is_exported: bool) -> NoReturn:
-    """Raise BufferError because `shutdown` would free memory that others may still use."""
+    """Raise a BufferError because `shutdown` would free memory that others may use."""
     why = (
         "is exported; drop the arrays, memoryviews and tensors over it first, and "
         "close each RowPlan of it"

@@ -15,9 +15,9 @@ from cumem.buffers.casting import name_of
 
 def refuse_masked(array: Any) -> None:
     """Raise a TypeError if any element of an array is masked."""
-    # Unless somebody has loaded numpy.ma, no array has a mask. It is looked up in
-    # sys.modules because naming it would load it, and NumPy's loader recurses without
-    # end if several threads load it at once.
+    # No array has a mask unless numpy.ma was imported. The module is looked up in
+    # sys.modules, because the attribute np.ma would import it, and NumPy's lazy import
+    # recurses without end if several threads do that at once.
     kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     if kind is not None and isinstance(array, kind) and np.ma.is_masked(array):
         raise TypeError(
@@ -31,7 +31,7 @@ def refuse_objects(value: object) -> NoReturn:
     """Raise an error for a value that NumPy turns into an array of Python objects.
 
     It is an OverflowError for integers that are too long, and a TypeError for anything
-    else. The text says what to pass instead.
+    else. The text says what the caller can pass instead.
     """
     if isinstance(value, (int, list, tuple)):
         found = np.asarray(value, object).ravel()
@@ -71,7 +71,7 @@ def _values_hint(value: object) -> str:
 
 
 def refuse_kind(source: np.dtype[Any], target: np.dtype[Any]) -> NoReturn:
-    """Raise a TypeError, because the target's dtype would change a value."""
+    """Raise a TypeError, because conversion to the target's dtype would change a value."""
     both = name_of(source) is not None and name_of(target) is not None
     taken = "copy(), fill(), array() and full() take it"
     unsafe = f', or pass casting="unsafe" ({taken})' if both else ""
@@ -84,7 +84,7 @@ def refuse_kind(source: np.dtype[Any], target: np.dtype[Any]) -> NoReturn:
 def refuse_change(
     value: object, is_number: bool, source: np.dtype[Any], target: np.dtype[Any]
 ) -> NoReturn:
-    """Raise an OverflowError for a number that does not fit, else a ValueError."""
+    """Raise an OverflowError for a number that does not fit, or a ValueError for others."""
     error = OverflowError if is_number else ValueError
     raise error(
         f"the value {value!s} of dtype {source} does not fit into dtype {target}; round, "

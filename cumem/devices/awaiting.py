@@ -2,10 +2,10 @@
 """Awaits transfers and events, and calls functions when transfers are done.
 
 The engine writes to an eventfd when a transfer is done. Each event loop has one eventfd,
-which it reads to settle the futures of all transfers that are done. Callbacks have
-another, which is read by a thread that lives as long as there are callbacks. The engine
-has one duplicate of each, a *bell*, whatever the number of transfers. An event is awaited
-as a transfer of no bytes that ends with it.
+which it reads to settle the futures of all transfers that are done. Callbacks have another
+eventfd, which is read by a thread that lives as long as there are callbacks. For each
+eventfd the engine has one duplicate, a *bell*, however many transfers there are. To await
+an event, a transfer of no bytes is made that ends when the event does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Notifier:
-    """The eventfd of one event loop, which reads it only while futures wait."""
+    """The eventfd of one event loop, which reads it only while futures are pending."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], _core.Transfer] = {}
@@ -75,7 +75,7 @@ class _Notifier:
         self._stop_reading()
 
     def _forget(self, future: asyncio.Future[None]) -> None:
-        """Drop a future that is done, which it also is if its task was cancelled."""
+        """Drop a future that is done, perhaps because its task was cancelled."""
         self._waiting.pop(future, None)
         self._stop_reading()
 
@@ -129,7 +129,7 @@ class _Caller:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Start empty, also in a forked child, which has no thread and no transfers."""
+        """Drop all callbacks; a forked child does so, since it has no thread for them."""
         self._waiting: list[tuple[_core.Transfer, _Callback]] = []
         self._fd = -1
         self._bell: CapsuleType | None = None

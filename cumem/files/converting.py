@@ -3,8 +3,8 @@
 
 The elements go through two stages, pieces of ordinary memory that are used in turn. While
 the copy engine converts the elements of one stage, reading or writing goes on with the
-other. The two stages are the only extra memory, whatever the length of the array; an array
-of the converted elements is never made as a whole.
+other. The two stages are the only extra memory, however long the array is. The converted
+elements are never all in memory at once.
 
 A long array is cut into pieces that fit a stage. Short arrays share a stage with their
 neighbours and are converted together with them.
@@ -25,7 +25,7 @@ from cumem.base.kinds import is_on_device
 
 #: The size of a stage. An element that is longer has a stage of its own length.
 STAGE_NBYTES = 16 << 20
-#: Arrays begin at multiples of this in a stage; no dtype needs a larger alignment.
+#: Arrays begin at multiples of this in a stage. No dtype needs a larger alignment.
 _ALIGN = 64
 #: A stage begins at a multiple of this, so that reading can bypass the page cache.
 _PAGE = 64 << 10
@@ -62,8 +62,8 @@ def read_as(
 
     `read` takes pairs of an offset and an array of bytes, and returns when these are read.
     This function blocks until all memory is filled. The copies come after the work of
-    `stream`, or, if it is None, after the work of the current stream of the device that is
-    filled.
+    `stream`. If it is None, they come after the work of the current stream of the device
+    whose memory is filled.
     """
     with _Stages() as stages:
         for group in _groups(items):
@@ -97,7 +97,7 @@ def write_as(
             stage = stages.next(piece.end)
             view = piece.view(stage)
             elements = view.view(piece.dtype).reshape(piece.memory.shape)
-            # While this piece is converted in its stage, the one before is written from
+            # While this piece is converted in its stage, the previous piece is written from
             # the other stage.
             transfer = _copies([(elements, piece.memory)], casting, stream)
             if before is not None:
@@ -184,7 +184,7 @@ def _copies(
 
 
 class _Stages:
-    """Two stages that are used in turn, each only when its last copy is done."""
+    """Two stages that are used in turn. Each is used again once its last copy is done."""
 
     def __init__(self) -> None:
         self._memory = [np.empty(0, "u1"), np.empty(0, "u1")]
@@ -192,7 +192,7 @@ class _Stages:
         self._turn = 0
 
     def next(self, nbytes: int) -> Array:
-        """Return the stage whose turn it is, free and with room for `nbytes`."""
+        """Return the other stage, with room for `nbytes`, once its last copy is done."""
         self._turn ^= 1
         self._wait(self._turn)
         now = self._memory[self._turn].size

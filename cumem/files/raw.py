@@ -7,10 +7,10 @@ or of the disk. `write_files` is for formats that make several new files at the 
 and `write_summed` is for formats with checksums.
 
 The memory may be a map of the same file, as an ``np.memmap`` is. The copy moves pieces in
-any order, so such a map would change while it is being read. The extension notices this
-before it moves anything, and `_move` puts memory of its own in the map's place. If the call
-would also cut off bytes that the map shows, `tofile` writes a new file and lets it replace
-the old one.
+any order, so it could overwrite parts of the map that it has not read yet. The extension
+notices such a map before it moves anything, and `_move` uses a copy in ordinary memory in
+its place. If the call would also cut off bytes that the map shows, `tofile` writes a new
+file and lets it replace the old one.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _check_mode(fd: int, writes: bool, name: object) -> None:
 class _Opened:
     """A descriptor, its name in errors, and the position of its file.
 
-    A path that is written has no descriptor at first: `descriptor` creates the file only
-    when everything else has been checked, so that a refused call leaves no empty file.
+    A path that will be written has no descriptor at first. `descriptor` creates the file
+    only when everything else has been checked, so that a refused call leaves no empty file.
     """
 
     def __init__(self, fd: int | None, name: object, file: Any = None) -> None:
@@ -115,7 +115,7 @@ class _Opened:
         self.begin = 0 if file is None else int(file.tell())
 
     def descriptor(self) -> int:
-        """Return the descriptor, and create or open the file of a path first."""
+        """Return the descriptor, after creating or opening the file of a path."""
         if self.fd is not None:
             return self.fd
         if self.owned is None:
@@ -123,7 +123,7 @@ class _Opened:
         return self.owned.fileno()
 
     def sync(self) -> None:
-        """Wait until the file is on the disk, and for a path its name as well."""
+        """Wait until the file, and for a path also its name, is on the disk."""
         os.fsync(self.descriptor())
         if self.owned is not None:
             sync_folder(os.path.realpath(str(self.name)))
@@ -141,7 +141,7 @@ class _Opened:
         return info.st_size
 
     def ends_early(self, text: str, size: int) -> EOFError:
-        """Make the error of a file that ends at `size`, with its public attributes."""
+        """Make the error for a file that ends at `size`, with its public attributes."""
         error = EOFError(text)
         vars(error).update(filename=self.name, offset=size)
         return error
@@ -154,7 +154,7 @@ class _Opened:
 
 @contextlib.contextmanager
 def _descriptor(fd: int, writes: bool) -> Iterator[int]:
-    """Yield `fd`, or another descriptor of the file if `fd` appends and ignores offsets."""
+    """Yield `fd`, or another descriptor of the file if `fd` appends whatever the offset."""
     if not writes or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
         yield fd
         return
@@ -206,13 +206,13 @@ def _move(
     cuts: bool = False,
     checksums: list[int] | None = None,
 ) -> int:
-    """Read or write all ranges, and return how many bytes they have.
+    """Read or write all ranges, and return their bytes in total.
 
-    A single range that comes from an argument has the name of this `argument` in errors;
-    other ranges are called ``ranges[0]`` and so on. With `cuts` the caller will cut off
-    what lies behind the ranges. If a source maps bytes that would be cut off, this raises
-    `_CutMapError` before anything is written. What `write_summed` returns is appended to
-    `checksums`.
+    Errors call a single range by the name of the `argument` that it comes from, and other
+    ranges ``ranges[0]`` and so on. With `cuts` the caller will cut off what lies behind the
+    ranges. If a source maps bytes that would be cut off, this raises `_CutMapError` before
+    anything is written. If `checksums` is a list, the values that `write_summed` returns
+    are appended to it.
     """
     offsets: list[int] = []
     memories: list[Any] = []
@@ -247,7 +247,7 @@ def _move(
                 staged.append((memory, own))
                 memories[index] = own
             outcome = transfer()
-            assert not outcome.own_maps  # memory of our own maps no file
+            assert not outcome.own_maps  # the copies are not maps of a file
         failure = outcome.failure
         if failure is None:
             if not writes:
@@ -277,9 +277,9 @@ def _move_as(
 ) -> int:
     """Read or write an item whose elements are converted; return its bytes in the file.
 
-    If the memory is a map of the file itself, all of it is first converted into an array
-    of its own. Otherwise each piece that is written to the file would change elements of
-    the map that have not been converted yet.
+    If the memory is a map of the file that is written, all of it is first converted into a
+    new array. Otherwise each piece that is written to the file would change elements of the
+    map that have not been converted yet.
     """
     nbytes = int(item.memory.size) * item.dtype.itemsize
     size = None if writes else opened.nbytes()
@@ -309,8 +309,8 @@ def _move_as(
 def write_summed(file: File, ranges: Ranges) -> list[int]:
     """Write pieces of memory as `write_ranges` does, and return checksums.
 
-    These are the CRC-32 of each range, or of several ranges together if each of them
-    begins where the one before it ends.
+    There is a CRC-32 for each range. Ranges that follow each other without a gap in the
+    file have one together.
     """
     checksums: list[int] = []
     with _opened(file, True) as opened:
@@ -331,9 +331,8 @@ def write_files(
 
     Each file comes with its ranges, which are pairs of an offset in the file and the
     buffer that is written there. No buffer may be a map of one of the files. The caller
-    must have flushed what it wrote to a file itself. An error names the file that it is
-    about, as an error of `write_ranges` does. After an error nothing more is written to
-    any file.
+    must have flushed what it wrote to a file itself. An error names its file, as an error
+    of `write_ranges` does. After an error nothing more is written to any file.
     """
     ranges = [pair for _, its in files for pair in its]
     offsets = tuple(offset for offset, _ in ranges)
@@ -366,9 +365,10 @@ def write_behind(
 ) -> _core.Transfer:
     """Write the rest of a new file in the background, and let it replace the old file.
 
-    `file` is the temporary file of `new`, whose buffer the caller has flushed. When all
-    ranges are written it gets the permissions `mode`, is flushed to the disk and renamed.
-    Errors of the transfer call it `name`. From now on the file belongs to the transfer.
+    `file` is the temporary file of `new`, and the caller has flushed its buffer. When all
+    ranges are written, the file gets the permissions `mode`, is flushed to the disk, and is
+    renamed. Errors of the transfer call the file `name`. The file belongs to the transfer
+    that is returned.
     """
     transfer = _core._write_file_async(
         file.fileno(),
@@ -389,9 +389,9 @@ class _CutMapError(Exception):
 
 
 def _stage(memory: Any, writes: bool, stream: object) -> Any:
-    """Make ordinary memory to replace a map of the file.
+    """Return ordinary memory to use in place of a map of the file.
 
-    If the map is to be written to the file, its contents are copied to the new memory.
+    If the map is the source of a write, its contents are copied to the new memory.
     """
     own = np.empty(memory.shape, memory.dtype)
     if writes:
@@ -402,7 +402,10 @@ def _stage(memory: Any, writes: bool, stream: object) -> Any:
 def _read_end(
     pair: Any, where: str | int, writes: bool, stream: object
 ) -> tuple[int, Any]:
-    """Check an offset and its memory; `where` is a name for errors, or a range's index."""
+    """Check and return an offset and its memory.
+
+    `where` is the name of an argument, or the index of a range, for errors.
+    """
     try:
         offset, memory = pair
     except (TypeError, ValueError):
@@ -469,10 +472,10 @@ def _memory(given: object, where: str | int, writes: bool, stream: object) -> An
 def _failure(
     number: int, filename: object, offset: int, begin: int, nbytes: int, writes: bool
 ) -> Exception:
-    """Make the exception for a range of `nbytes` at `begin` that got as far as `offset`.
+    """Make the exception for a range whose transfer stopped at `offset`.
 
-    `number` is the errno of the system, or 0 if the file ended. The exception has the
-    attributes `filename` and `offset`.
+    The range has `nbytes` at `begin` in the file. `number` is the errno of the system, or 0
+    if the file ended. The exception has the attributes `filename` and `offset`.
     """
     error: Any
     if number == 0:
@@ -499,7 +502,7 @@ def _items_left(opened: _Opened, size: int | None, begin: int, itemsize: int) ->
 def _shape(
     opened: _Opened, size: int | None, begin: int, itemsize: int, count: int, shape: Any
 ) -> int | tuple[int, ...]:
-    """Return the count or the shape to read, with -1 replaced by what the file holds."""
+    """Return the count or shape to read, with -1 replaced by what the file holds."""
     if shape is None and count >= 0:
         return count
     if shape is None:
@@ -568,7 +571,7 @@ def _check_length(
 def _check_out(
     out: Any, dtype: Any, casting: Casting | None, kind: object, **others: object
 ) -> None:
-    """Refuse arguments that repeat or contradict what `out` says itself."""
+    """Refuse arguments that cannot be given together with `out`, or contradict it."""
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise ValueError(f"{' and '.join(given)} cannot be given together with out")
@@ -731,9 +734,10 @@ def fromfile(
     Parameters
     ----------
     file : path, int or binary file
-        A path, a descriptor, or a file that ``open(..., "rb")`` made. A file object is
-        read from its position on, and afterwards stands behind what was read. The position
-        of a descriptor is neither used nor moved: it is read from its first byte on.
+        A path, a descriptor, or a file that ``open(..., "rb")`` made. A file object is read
+        from its position on, which afterwards is behind the bytes that were read. The
+        position of a descriptor is neither used nor moved: its file is read from the first
+        byte on.
     dtype : dtype, optional
         The dtype of the items in the file; by default that of `out`, or else float.
     count : int, optional
@@ -755,12 +759,12 @@ def fromfile(
         With it, `count`, `shape`, `device` and `pool` cannot be given, and `dtype` and
         `kind` must be those of `out`.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Which conversions from `dtype`, in the file, to the dtype of `out` are allowed, as
-        for `copy`. By default the two must be equal.
+        Which conversions from `dtype`, the dtype in the file, to that of `out` are allowed,
+        as for `copy`. By default the two must be equal.
     direct : {"auto", True, False}, optional
-        Whether to bypass the page cache (``O_DIRECT``). "auto" does so if much is read
-        that is not in the cache. The default is the value of the environment variable
-        ``CUMEM_DIRECT``, or else "auto".
+        Whether to bypass the page cache (``O_DIRECT``). "auto" bypasses it if many of the
+        bytes to read are not in the cache. The default is the value of the environment
+        variable ``CUMEM_DIRECT``, or else "auto".
     progress : bool or callable, optional
         As for `copy`. An exception that a callable raises ends the call as Ctrl-C does.
 
@@ -856,9 +860,9 @@ def tofile(
     ----------
     file : path, int or binary file
         A path, a descriptor, or a binary file that ``open()`` made for writing. A file
-        object is written from its position on, or at its end if it appends, and
-        afterwards stands behind what was written. The position of a descriptor is neither
-        used nor moved: it is written from its first byte on.
+        object is written from its position on, or at its end if it appends, and its
+        position afterwards is behind the bytes that were written. The position of a
+        descriptor is neither used nor moved: its file is written from the first byte on.
     buf : Buffer, array or exporter
         Memory of any kind and strides.
     dtype : dtype_like, optional
@@ -867,9 +871,9 @@ def tofile(
         Which conversions from the dtype of `buf` to `dtype` are allowed, by the rules of
         ``numpy.can_cast``; ``"same_kind"`` by default.
     offset : int, optional
-        The number of bytes to skip; everything that the file holds elsewhere is then
-        kept. Without it, a file given by its path holds `buf` and nothing else
-        afterwards; one given as a descriptor or file object keeps what lies behind.
+        The number of bytes to skip. If it is given, all other bytes of the file are kept.
+        Without it, a file given by its path holds nothing but `buf` afterwards, and one
+        given as a descriptor or file object keeps the bytes behind `buf`.
     stream : stream, optional
         The stream on which device memory is read; by default the device's current stream.
     fsync : bool, optional
@@ -886,8 +890,8 @@ def tofile(
     ------
     OSError
         If the file cannot be opened or written, for instance because the disk is full, in
-        which case the attribute `offset` says where writing failed, and what was written
-        stays; or if it is a directory, FIFO, pipe or socket.
+        which case the attribute `offset` says where writing failed, and the bytes before
+        that are in the file; or if it is a directory, FIFO, pipe or socket.
     TypeError, ValueError
         If an argument makes no sense; no file is then created or changed.
     ImportError
@@ -959,8 +963,8 @@ def tofile(
 def _check_cut(opened: _Opened, item: Item) -> None:
     """Raise `_CutMapError` if the item's memory maps the file and the file will be cut.
 
-    The caller then lets a new file replace the old one, which lives on for as long as it
-    is mapped. Cutting it would take pages from under the map.
+    The caller then lets a new file replace the old one, which exists for as long as it is
+    mapped. Cutting the old file would make pages of the map invalid.
     """
     end = item.offset + int(item.memory.size) * item.dtype.itemsize
     is_cut = end < os.fstat(opened.descriptor()).st_size
@@ -977,7 +981,7 @@ def read_ranges(
     direct: Direct = None,
     progress: Progress = None,
 ) -> None:
-    """Read many byte ranges of one file in one call, each into memory of its own.
+    """Read many byte ranges of one file in one call, each into its own memory.
 
     Parameters
     ----------
@@ -989,15 +993,15 @@ def read_ranges(
         ``__cuda_array_interface__`` or the buffer protocol. The range is as long as the
         target, which is filled in C order. Targets must not overlap.
     stream : stream, optional
-        The stream on which device memory is written, all of which must then be of the
-        stream's device; by default each device's current stream.
+        The stream on which device memory is written. All device memory must then be on the
+        stream's device. By default it is each device's current stream.
     direct, progress : optional
         As for `fromfile`.
 
     Raises
     ------
     EOFError, OSError
-        As for `fromfile`; some targets may then have been written.
+        As for `fromfile`. Some targets may have been written by then.
     TypeError, ValueError
         If an argument makes no sense or a target is read-only.
     ImportError
@@ -1045,8 +1049,8 @@ def write_ranges(
         For each range the offset of its first byte in the file and the memory that is
         written there, in C order. Ranges must not overlap.
     stream : stream, optional
-        The stream on which device memory is read, all of which must then be of the
-        stream's device; by default each device's current stream.
+        The stream on which device memory is read. All device memory must then be on the
+        stream's device. By default it is each device's current stream.
     fsync : bool, optional
         As for `tofile`.
     direct, progress : optional

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts CuPy's arrays into cumem's pools: device or managed memory, and page-locked memory.
+"""Lets CuPy allocate device, managed and page-locked memory from cumem's pools.
 
 Device memory is allocated on CuPy's current stream of its current device, and ordered by
 that stream: when it is dropped, it can be reused at once on this stream, and after an
 event on others. cumem is not told about copies of page-locked memory, so that memory is
-reused only after all work is done that its devices had when it was dropped.
+reused only after all work that its devices had when it was dropped.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _STREAMS_MAX = 64
 
 if TYPE_CHECKING:
     # CuPy's errors are compiled and have no types, and CuPy itself may be missing where
-    # types are checked. An unknown base class would make the whole class unknown, so type
-    # checkers see the builtin class that each of the two extends.
+    # types are checked. A type checker would know nothing about a class with an unknown
+    # base class. So type checkers see the builtin class that each of the two errors
+    # extends.
     _OutOfMemory = MemoryError
     _RuntimeError = RuntimeError
 else:
@@ -41,10 +42,10 @@ else:
 
 
 class OutOfMemoryError(errors.OutOfMemoryError, _OutOfMemory):
-    """cumem's `OutOfMemoryError`, which CuPy's handlers of its own error also catch."""
+    """cumem's `OutOfMemoryError`, which handlers of CuPy's own error also catch."""
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle it as an Exception; CuPy's method needs attributes that only CuPy sets."""
+        """Pickle the error as Exception does; CuPy's method needs other attributes."""
         return Exception.__reduce__(self)
 
     def __init__(self, *args: object) -> None:
@@ -52,24 +53,24 @@ class OutOfMemoryError(errors.OutOfMemoryError, _OutOfMemory):
 
 
 class PinnedOutOfMemoryError(errors.OutOfMemoryError, _RuntimeError):
-    """The same error for page-locked memory.
+    """cumem's `OutOfMemoryError` for page-locked memory, in the form that CuPy expects.
 
-    CuPy catches it, copies without page-locked memory, and warns.
+    CuPy catches it, warns, and copies without page-locked memory.
     """
 
     #: ``cudaErrorMemoryAllocation``, by which CuPy recognises the error.
     status = 2
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle it as an Exception, for the same reason as `OutOfMemoryError`."""
+        """Pickle the error as `OutOfMemoryError` here does."""
         return Exception.__reduce__(self)
 
     def __init__(self, *args: object) -> None:
         Exception.__init__(self, *args)
 
 
-#: CuPy's stream; whether its device must be looked up each time; the function that
-#: allocates, the stream to pass to it, and the device.
+#: Where memory comes from: CuPy's stream, whether its device must be looked up each time,
+#: the function that allocates, the stream to pass to it, and the device.
 _Place = tuple[Any, bool, Callable[[int, Any], _core.Buffer], Any, int]
 
 
@@ -95,9 +96,9 @@ class _Places:
     def _make(self, stream: Any, device: int) -> _Place:
         own = getattr(stream, "_foreign_stream_ref", None)
         if not isinstance(own, _core.Stream):  # the stream did not come from cumem
-            # Only the end of CuPy's stream object destroys a stream that CuPy made. The
-            # pools rely on that, so that a block dropped on it needs no event. The handle 2
-            # is another stream in each thread, which ends with the thread.
+            # A stream that CuPy made lasts as long as CuPy's stream object. The pools rely
+            # on that: a block that is dropped on such a stream needs no event. The handle 2
+            # means another stream in each thread, which ends with the thread.
             is_made = own is None and type(stream) is cupy.cuda.Stream
             lasts = is_made and stream.ptr > 2
             own = _core._wrap_stream(stream, device, lasts)
@@ -127,7 +128,8 @@ def _make_allocator(pools: Pools) -> Callable[[int], Any]:
             buffer = take(nbytes, own)
         except errors.OutOfMemoryError as error:
             raise made_as(error, OutOfMemoryError) from None
-        # The owner keeps the memory alive, and makes shutdown() refuse to run.
+        # The owner `(buffer, lent)` keeps the memory alive, and makes shutdown() refuse to
+        # run.
         return pointer(memory(buffer.ptr, nbytes, (buffer, lent), device), 0)
 
     return allocate
@@ -141,8 +143,9 @@ def _make_pinned_allocator(pool: Pool) -> Callable[[int], Any]:
             buffer: Any = pool.allocate(nbytes)
         except errors.OutOfMemoryError as error:
             raise made_as(error, PinnedOutOfMemoryError) from None
-        # cumem is not told about copies of this memory. An exported buffer waits for all
-        # of them, and makes shutdown() refuse to run as long as the memory lives.
+        # cumem is not told about copies of this memory. The memoryview marks the buffer as
+        # exported, so that its memory is reused only after all work of its devices, and
+        # shutdown() refuses to run as long as the memory lives.
         memoryview(buffer).release()
         return pointer(buffer, 0)
 
@@ -170,14 +173,15 @@ class _Enabled:
         cupy.cuda.set_allocator(self.before)
         if self.has_pinned:
             cupy.cuda.set_pinned_memory_allocator(self.pinned_before)
-            # An allocation makes CuPy release the memory of copies that are done.
+            # This allocation makes CuPy release the memory of copies that are done.
             cupy.cuda.alloc_pinned_memory(0)
 
 
 def _read_pinned_allocator() -> Any:
     """Return CuPy's allocator of page-locked memory, or None if it is CUDA's own.
 
-    CuPy has no function for this; memory that is allocated shows where it comes from.
+    CuPy has no function for this. So this allocates a piece of memory, whose type shows
+    where it comes from.
     """
     memory = cupy.cuda.alloc_pinned_memory(1).mem
     if type(memory) is cupy.cuda.PinnedMemory:
@@ -222,8 +226,8 @@ def enable(
         inside ``cupy.cuda.using_allocator`` or `using`.
     RuntimeError
         If memory is emulated, if CuPy's allocator of page-locked memory could not be
-        restored later, or if somebody has replaced the allocator that the last call set;
-        then nothing is done.
+        restored later, or if somebody has replaced the allocator that the last call set.
+        Nothing is changed then.
 
     Notes
     -----
@@ -260,7 +264,7 @@ def _read_pinned(pinned: bool | Pool) -> Pool | None:
 
 
 def disable() -> None:
-    """Give CuPy the allocators back that it had before `enable`.
+    """Restore the allocators that CuPy had before `enable`.
 
     Arrays from cumem's pools stay valid, and their memory goes back to the pools. If
     nothing is enabled, this does nothing.
@@ -268,7 +272,7 @@ def disable() -> None:
     Raises
     ------
     RuntimeError
-        If somebody has replaced CuPy's allocator meanwhile; then nothing is done.
+        If somebody has replaced CuPy's allocator meanwhile. Nothing is changed then.
     """
     global _enabled
     with _lock:

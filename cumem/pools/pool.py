@@ -2,12 +2,12 @@
 """The type `Pool`, the default pools, and the checks of their arguments.
 
 The extension's type ``_core._Pool`` allocates and frees memory. `Pool` derives from it and
-adds the rest of what users see: checked arguments, properties, and answers such as `stats`.
-A `Pool` refers to a pool of the extension and has no state of its own.
+adds the other parts that users see: checked arguments, properties, and results such as
+those of `stats`. A `Pool` refers to a pool of the extension and has no state of its own.
 
-Constructors that are not given a pool use the default pools of the extension, without any
-of these objects. `default_pool` makes the object for one when somebody first asks for it,
-and keeps it, so that all callers get the same one.
+Constructors that are not given a pool use the default pools of the extension, for which no
+`Pool` is needed. `default_pool` makes the `Pool` for one of them at the first request, and
+keeps it, so that all callers get the same object.
 """
 
 from __future__ import annotations
@@ -95,35 +95,35 @@ class Pool(_core._Pool[_B_co]):
         ``cudaIpc`` and older MPI libraries need. 'auto' may map memory piece by piece,
         which wastes less.
     fork : {'copy', 'share', 'omit'}
-        What forked children get of pinned and mapped memory. With 'copy' they get a copy
-        of what is live, which costs the fork time and memory. With 'share' they get the
+        What happens to pinned and mapped memory in forked children. With 'copy' they get a
+        copy of live memory, which costs the fork time and memory. With 'share' they get the
         same memory at no cost. Each side then sees what the other writes, and a block that
-        was live at a fork is reused only when the children have ended. With 'omit' they
-        get nothing, also at no cost, and a child that touches the memory is ended by a
-        signal.
+        was live at a fork is reused only when the children have ended. With 'omit' they get
+        nothing, also at no cost, and a signal ends a child that touches the memory.
     idle_trim : float, optional
         The seconds, at most 1e9, after which cached memory that was not needed is given
-        back, even if nobody allocates; by default it never is. A background thread, which
-        also watches copies, does this at most 100 times a second.
+        back, even if nobody allocates. By default this never happens. A background thread
+        does it at most 100 times a second.
     portable, write_combined : bool
         For pinned and mapped memory, as for `empty_pinned`.
     attach : {'global', 'host'}
         For managed memory, as for `empty_managed`.
     spill : {'pinned'}, optional
-        For device memory: when memory is short, the buffers that have been idle longest
-        go to pinned memory, and come back at the same addresses when they are used. By
-        default the allocation fails instead. Buffers that others may use stay: those
-        that were exported or captured by a graph, or whose address was read.
+        With 'pinned', for device memory only, the buffers that have been idle longest go to
+        pinned memory when memory is short. They come back at the same addresses when they
+        are used. By default the allocation fails instead. Buffers that others may use are
+        not moved: those that were exported or captured by a graph, or whose address was
+        read.
     spill_limit : int or str, optional
-        The most pinned memory that this may take, as for `limit`; by default only the
-        limit of pinned memory counts.
+        The most pinned memory that spilled buffers may take, as for `limit`; by default
+        only the limit of pinned memory counts.
 
     Raises
     ------
     TypeError
         If an argument has the wrong type.
     ValueError
-        If an argument has a value that does not exist, or is for another kind of memory.
+        If an argument has an unknown value, or is for another kind of memory.
     CudaError
         If the driver cannot be opened.
 
@@ -211,8 +211,9 @@ class Pool(_core._Pool[_B_co]):
     def limit(self) -> int | None:
         """The most bytes that the pool may hold, or None.
 
-        It may be set, also to "4GiB" or "50%". Cached memory above a new limit is given
-        back at once, and live buffers stay. Reading it after close() raises a ValueError.
+        It may be set, to a text such as "4GiB" or "50%" too. Cached memory above a new
+        limit is given back at once, and live buffers stay. Reading it after close() raises
+        a ValueError.
         """
         facts = self._describe()
         return limit_in_bytes(facts.limit, facts.device)
@@ -230,7 +231,7 @@ class Pool(_core._Pool[_B_co]):
 
     @property
     def numa_node(self) -> int | None:
-        """The node that was asked for, or None for one near the device."""
+        """The NUMA node that was given, or None for one near the device."""
         node = self._config.numa_node
         return None if node < 0 else node
 
@@ -258,11 +259,10 @@ class Pool(_core._Pool[_B_co]):
     def idle_trim(self) -> float | None:
         """The seconds after which unneeded cached memory is given back, or None.
 
-        It may be set, also for a default pool. Setting it after close() raises a
-        ValueError.
+        It may be set, for default pools too. Setting it after close() raises a ValueError.
         """
         ns = self._config.idle_trim_ns
-        return ns / 1e9 if ns else None  # the double nearest to what was set
+        return ns / 1e9 if ns else None  # the double nearest to the value that was set
 
     @idle_trim.setter
     def idle_trim(self, value: float | None) -> None:
@@ -294,7 +294,7 @@ class Pool(_core._Pool[_B_co]):
         return pool_stats(self._describe())
 
     def reset_peaks(self) -> None:
-        """Set the peaks to what the pool holds now.
+        """Set the peaks to the present values.
 
         Raises
         ------
@@ -365,11 +365,8 @@ class Pool(_core._Pool[_B_co]):
         ValueError
             If `keep` cannot be read or the pool is closed.
         CudaError
-            If the driver refuses; the rest is still given back.
-
-        Notes
-        -----
-        **Blocks** while it waits and while the driver frees, with the GIL released.
+            If the driver refuses. Other memory is still given back. Notes ----- **Blocks**
+            while it waits and while the driver frees, with the GIL released.
         """
         return _core._trim(self, None, -1, *_trim_options(keep, wait))
 
@@ -382,11 +379,11 @@ class Pool(_core._Pool[_B_co]):
         Raises
         ------
         ValueError
-            If it is a default pool, which then stays as it is.
+            If this is a default pool, which stays open.
 
         Notes
         -----
-        **Blocks**, if no buffer is left, until work on freed memory is done, with the GIL
+        **Blocks** until work on freed memory is done, if no buffer is left, with the GIL
         released. Ctrl-C ends this wait and leaves the pool open, so that close() can be
         called again. Dropping the pool, or the last of its buffers after close(), can wait
         in the same way, but then Ctrl-C does not end the wait.
@@ -457,7 +454,7 @@ def default_pool(
 def default_pool(kind: _core._Kind, device: object = ...) -> Pool[_core.Buffer]: ...
 @hinting
 def default_pool(kind: _core._Kind, device: object = None) -> Pool[Any]:
-    """Return the pool that constructors use when no other is asked for.
+    """Return the pool that constructors use when no other pool is given.
 
     Parameters
     ----------
@@ -469,7 +466,7 @@ def default_pool(kind: _core._Kind, device: object = None) -> Pool[Any]:
     Returns
     -------
     Pool
-        The same object until `shutdown`; it cannot be closed.
+        The pool, which is the same object until `shutdown` and cannot be closed.
 
     Raises
     ------
@@ -483,7 +480,7 @@ def default_pool(kind: _core._Kind, device: object = None) -> Pool[Any]:
     Notes
     -----
     Memory made with ``write_combined=True``, ``portable=False`` or
-    ``attach="host"`` has default pools of its own, which `stats` lists.
+    ``attach="host"`` has separate default pools, which `stats` lists.
 
     Examples
     --------
@@ -496,7 +493,7 @@ def default_pool(kind: _core._Kind, device: object = None) -> Pool[Any]:
     found = _DEFAULTS.get(key)
     if found is None or found.closed:  # shutdown() closes default pools
         made = _core._default_pool(*key)
-        with _LOCK:  # another thread may have made one
+        with _LOCK:  # another thread may have made the pool meanwhile
             found = _DEFAULTS.get(key)
             if found is None or found.closed:
                 found = _DEFAULTS[key] = made
@@ -511,7 +508,7 @@ def trim(
     keep: int | str = 0,
     wait: bool = True,
 ) -> int:
-    """Give memory that pools keep for reuse back to the driver.
+    """Give back to the driver the memory that pools keep for reuse.
 
     Call it when another library, such as PyTorch, runs out of memory.
 
@@ -544,8 +541,8 @@ def trim(
 
     Notes
     -----
-    **Blocks** as `Pool.trim` does. Memory of live buffers, and memory that belongs to a
-    captured graph, is not given back.
+    **Blocks** as `Pool.trim` does. Memory of live buffers and of captured graphs is not
+    given back.
 
     Examples
     --------
@@ -571,7 +568,7 @@ def _limit_nbytes(kind: Any, device: int, limit: Any) -> int | None:
 
 
 def _spills(kind: Any, spill: Any, limit: Any, segments: Any) -> bool:
-    """Check the arguments about spilling, and return whether the pool spills."""
+    """Return whether a pool spills, after checking the arguments for this."""
     if spill is None:
         if limit is not None:
             raise ValueError('spill_limit is for pools with spill="pinned"')
@@ -684,7 +681,7 @@ def read_node(kind: str, numa_node: Any) -> int:
 
 
 def _is_second(value: Any, name: str, first: str, second: str) -> bool:
-    """Return whether `value` is `second`, and refuse anything but the two words."""
+    """Return whether `value` is `second`; refuse anything but `first` and `second`."""
     if not isinstance(value, str):
         raise wrong_type(name, "a str", value)
     if value not in (first, second):

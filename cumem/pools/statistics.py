@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counters of pools: of each, of all of a kind, and over a block of code.
+"""The counters of each pool, their sums, and their changes over a block of code.
 
-A counter that only grows, or that says what is held now, is measured over a block by
+A counter that only grows, or that gives a present amount, is measured over a block by
 reading it before and after the block. A peak cannot be measured in this way, because the
 highest peak may have been before the block. So each pool has a second set of peaks, which
 start anew whenever they are read. `_fold` reads them when any measurement begins or ends,
@@ -41,10 +41,11 @@ class Counters(Answer):
     """The counters of a pool, or their sums over several pools.
 
     Counters are in bytes unless the name says count or ns. At any moment
-    ``live + in_flight + cached = reserved + asleep``, where cached is everything that
-    belongs to no buffer, including memory that is just being given back to the driver.
-    ``live - requested`` is what rounding costs. Sums of peaks and of
-    ``largest_free_nbytes`` add up the values of the pools, which need not peak together.
+    ``live + in_flight + cached = reserved + asleep``, where cached is all memory that
+    belongs to no buffer, including memory that is being given back to the driver at that
+    moment. ``live - requested`` is the cost of rounding. Sums of peaks and of
+    ``largest_free_nbytes`` add up the values of the pools, although the pools need not
+    reach their peaks at the same time.
 
     Attributes
     ----------
@@ -59,7 +60,8 @@ class Counters(Answer):
         one piece if an allocation may use both. Above 512 pieces, pieces that could still
         be joined are counted separately, so that reading delays no allocation.
     reserved_nbytes : int
-        Memory held from CUDA: live, in flight and cached, unless it is asleep.
+        Memory that the pool holds from CUDA: live, in flight and cached memory that is not
+        asleep.
     asleep_nbytes : int
         The bytes of regions that sleep and of buffers that were spilled. They keep their
         addresses, but CUDA has the memory.
@@ -83,23 +85,23 @@ class Counters(Answer):
     cross_stream_wait_count : int
         Allocations that made a stream wait for another stream's work on the block.
     growth_count, growth_ns : int
-        Allocations for which memory was taken or moved, and the time that this took, even
-        if it failed.
+        Allocations for which memory was taken from CUDA or moved, and the time that this
+        took, including failed attempts.
     remap_count, remap_nbytes : int
         Pieces of cached memory that were mapped to other addresses to form one run.
     trim_count, trimmed_nbytes : int
-        How often the pool looked for memory to give back, also when memory was short or
-        idle, and the bytes that it gave back.
+        How often the pool looked for memory to give back, on request or because memory was
+        short or idle, and the bytes that it gave back.
     spill_count, spilled_nbytes : int
         How often a buffer of a pool with ``spill="pinned"`` went to pinned memory, and the
-        bytes that CUDA got by that.
+        bytes that CUDA got back in this way.
     wake_count, woken_nbytes : int
         How often such a buffer came back, and the bytes that it took.
     out_of_memory_count : int
         Attempts that failed; an allocation makes several before it raises.
     lost_count : int
         How often CUDA refused to take back memory or an event, or there was no memory to
-        keep track of a block in flight. The memory concerned may stay reserved.
+        keep track of a block in flight. That memory may stay reserved.
 
     Examples
     --------
@@ -150,7 +152,7 @@ class Counters(Answer):
 
     @property
     def waste_nbytes(self) -> int:
-        """The bytes of live blocks beyond what was asked for, which rounding costs."""
+        """The bytes of live blocks beyond the requested ones, which rounding costs."""
         return self.live_nbytes - self.requested_nbytes
 
     @property
@@ -162,7 +164,7 @@ class Counters(Answer):
 
 
 _STAGING = "staging"
-_STAGING_NUMBER = 2**64 - 2  #: these two numbers are those of csrc/python/core/state.h
+_STAGING_NUMBER = 2**64 - 2  #: as in csrc/python/core/state.h, like the next number
 _REGISTERED_NUMBER = 2**64 - 3
 _COUNTERS = tuple(field.name for field in dataclasses.fields(Counters))
 _PEAKS = tuple(name for name in _COUNTERS if name.startswith("peak_"))
@@ -177,9 +179,9 @@ class PoolStats(Counters):
     ----------
     name : str
         ``"default"``, ``"pool 3"`` for the third pool that was made, ``"closed pool"`` for
-        one that only live buffers keep, or ``"staging"`` for one that copies use on the
-        way. ``"registered"`` is not a pool: it is the pages that `register` has locked,
-        shown as a pool of pinned memory that is all live.
+        one that exists only because of live buffers, or ``"staging"`` for one that copies
+        use on the way. ``"registered"`` is not a pool. It stands for the pages that
+        `register` has locked, which are shown as a pool of pinned memory that is all live.
     kind : str
         ``"device"``, ``"pinned"``, ``"mapped"`` or ``"managed"``.
     device : int
@@ -234,7 +236,8 @@ class Stats(Answer):
 
     _keys = ("kinds", "staging", "total")
 
-    #: Iterating would otherwise ask for item 0; `kinds` and `pools` can be iterated.
+    #: Not iterable, since iteration by ``__getitem__`` would ask for item 0. `kinds` and
+    #: `pools` can be iterated.
     __iter__: ClassVar[None] = None
 
     def __getitem__(self, kind: str) -> Counters:
@@ -254,8 +257,8 @@ class Stats(Answer):
         """The sum over the pools that copies use on the way.
 
         They are page-locked stages for ordinary memory, and memory on devices in which
-        elements are transposed, gathered or read ahead. They hold no buffers, and count
-        against limits.
+        elements are transposed, gathered or read ahead. These pools hold no buffers, but
+        count against limits.
         """
         return _add(pool for pool in self.pools if pool.is_staging)
 
@@ -276,7 +279,7 @@ def stats() -> Stats:
     -------
     Stats
         The pools, each read at one moment. A closed pool is included as long as a buffer
-        keeps it. There are none before cumem is first used.
+        has memory of it. There are no pools before cumem is first used.
 
     Examples
     --------
@@ -289,7 +292,7 @@ def stats() -> Stats:
 
 
 def pool_stats(facts: _core._PoolFacts) -> PoolStats:
-    """Make the answer of `Pool.stats`."""
+    """Make the result of `Pool.stats`."""
     return PoolStats(
         name=pool_name(facts),
         kind=facts.kind,
@@ -337,13 +340,13 @@ def _add(pools: Iterable[Counters]) -> Counters:
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Measurement(Stats):
-    """What the pools did in a block of code; see `measure`.
+    """The changes of the pools' counters in a block of code; see `measure`.
 
     Attributes
     ----------
     pools : tuple of PoolStats
-        Differences between the end and the beginning of the block, which are negative for
-        what was given back. Peaks are the most that was held at once in the block.
+        Differences between the end and the beginning of the block. They are negative if
+        memory was given back. Peaks are the most bytes that were held at once in the block.
     seconds : float
         The time that the block took.
 
@@ -482,14 +485,15 @@ def measure() -> Measure:
     -------
     Measure
         The object of the ``with`` block. Its counters are differences between the end and
-        the beginning of the block; its peaks are the most that was held at once in it.
+        the beginning of the block, and its peaks are the most bytes that were held at once
+        in the block.
 
     Notes
     -----
-    Blocks may be nested, and may overlap in several threads; what other threads do
-    meanwhile counts as well. The peaks are exact for each pool, and do not disturb those of
-    `stats`. A sum of several pools adds up their peaks. Pools that ended within the block
-    are left out.
+    Blocks may be nested, and may overlap in several threads. The work of other threads
+    during the block counts as well. The peaks are exact for each pool, and do not affect
+    those of `stats`. A sum of several pools adds up their peaks. Pools that ended within
+    the block are left out.
 
     Examples
     --------
@@ -501,8 +505,8 @@ def measure() -> Measure:
     return Measure()
 
 
-#: The set is weak because Ctrl-C may keep a block from ending. Its measurement then leaves
-#: the set when the `Measure` object is dropped.
+#: The measurements whose blocks are open. The set is weak because Ctrl-C may keep a block
+#: from ending. Its measurement then leaves the set when the `Measure` object is dropped.
 _open: weakref.WeakSet[Measure] = weakref.WeakSet()
 _open_lock = make_lock()
 
@@ -510,7 +514,7 @@ _open_lock = make_lock()
 def _fold() -> dict[int, PoolStats]:
     """Read all pools, by serial number, and update the peaks of open measurements.
 
-    Reading resets the peaks, so that each look covers the time since the one before.
+    Reading resets the peaks, so that each call covers the time since the previous one.
     """
     found = {facts.serial: pool_stats(facts) for facts in _core._pools(True)}
     for one in list(_open):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a record as a Chrome trace, for Perfetto and ``chrome://tracing``.
 
-The trace has three groups of rows: counters of the bytes alive, by kind; transfers, with a
-row for each thread and direction, and more rows if they overlap; and a row for each thread
-with the events that take no time: growth, trims, prefetches, and memory that ran out.
+The trace has three groups of rows. The first has counters of the bytes alive, by kind. The
+second has the transfers, in a row for each thread and direction, and in more rows if they
+overlap. The third has a row for each thread, with the events that take no time: growth,
+trims, prefetches, and memory that ran out.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def write(log: Log, path: str | os.PathLike[str] | IO[bytes]) -> None:
 
     Notes
     -----
-    Times are in µs since the record began, with three decimals. Allocations appear in the
-    counters only, without their stacks; the HTML page and the profile of pprof have those.
+    Times are in µs since the record began, with three decimals. Allocations appear only in
+    the counters, without their stacks, which the HTML page and the profile of pprof have.
     """
     about = {
         "tool": "cumem",
@@ -170,7 +171,7 @@ def _instants(log: Log, lives: Lives) -> Iterator[str]:
         yield json.dumps(
             {
                 "ph": "i",
-                "s": "t",  # draws it only in the row of its thread
+                "s": "t",  # draws the event only in the row of its thread
                 "pid": EVENTS,
                 "tid": int(event["thread"]),
                 "name": f"{name} {format_nbytes(nbytes)}",

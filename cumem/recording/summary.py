@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summaries of a log: sums, leaks, the lines that use most, the peak, differences.
+"""Summaries of a log: sums, leaks, the lines that use most, the peak, and differences.
 
 Each answer is a frozen dataclass that prints itself as a table. The functions at the end
 compute them, and depend on the log alone.
@@ -37,7 +37,7 @@ from cumem.recording.reading import copies, of_op
 from cumem.recording.stacks import format_frame
 
 _REGISTERED: Final = KINDS.index("registered")
-_LONGEST: Final = 20  # the number of rows of a table
+_LONGEST: Final = 20  # the most rows of a table
 By = Literal["line", "tag", "kind"]
 
 _Ints = NDArray[np.int64]
@@ -61,7 +61,7 @@ class Group(Answer):
     peak_nbytes : int
         The largest number of their bytes that was alive at once.
     living_count, living_nbytes : int
-        How many were alive at the end, and their bytes.
+        The number of allocations that were alive at the end, and their bytes.
     """
 
     name: str
@@ -81,8 +81,8 @@ class KindSummary(Group):
     free_count : int
         The number of frees.
     grown_nbytes, trimmed_nbytes : int
-        The bytes that its pools got from the system and gave back. Those that woke and went
-        to sleep count as well.
+        The bytes that the pools of this kind got from the system, and those that they gave
+        back. Bytes that woke or went to sleep count too.
     """
 
     free_count: int
@@ -100,7 +100,7 @@ class TransferSummary(Answer):
         The kinds.
     count, nbytes : int
     seconds : float
-        The sum of their durations, also of those that ran at the same time.
+        The sum of the durations of all transfers, even if they ran at the same time.
     """
 
     source: str
@@ -300,8 +300,8 @@ class Peak(Answer):
     kinds : dict of str to int
         The bytes of each kind then.
     groups : tuple of Group
-        The lines that had allocations alive then, and in `living_nbytes` the bytes of
-        these; those with the most bytes come first.
+        The lines that had allocations alive then, with the bytes of these in
+        `living_nbytes`. The line with the most bytes comes first.
     """
 
     seconds: float
@@ -328,7 +328,7 @@ class Change(Answer):
     ----------
     name : str
     before, after : Group or None
-        Its numbers in each record; None if it allocated nothing there.
+        The numbers in each record; None for a record in which nothing was allocated.
     """
 
     name: str
@@ -439,7 +439,7 @@ def _name_kinds(_log: Log, lives: Lives) -> tuple[list[str], list[_Ints]]:
 
 
 def _name_tags(log: Log, lives: Lives) -> tuple[list[str], list[_Ints]]:
-    """Return names, and for each depth the name's index of each life, or -1.
+    """Return names, and for each depth of nested tags the index of each life's name or -1.
 
     An allocation in a nested tag counts for the tags around it too, so a life may have an
     index at several depths.
@@ -478,8 +478,8 @@ def _groups(log: Log, lives: Lives, by: str, living: NDArray[np.bool_]) -> list[
         np.add.at(found, owner, weights.astype(np.int64))
         return [int(each) for each in found]
 
-    # Sort the ends and beginnings of each group's lives by row, an end first in the same
-    # row, and add up the bytes; the largest sum is the group's peak.
+    # Sort the ends and beginnings of each group's lives by row, with ends first in the same
+    # row, and add up the bytes. The largest sum is the group's peak.
     at = np.concatenate([lives.end[which], lives.begin[which]])
     change = np.concatenate([-nbytes, nbytes])
     group = np.concatenate([owner, owner])
@@ -574,7 +574,7 @@ def find_top(log: Log, by: str) -> Top:
 
 
 def find_peak(log: Log) -> Peak:
-    """Find the moment when the most bytes were alive, and who had them."""
+    """Find the moment when the most bytes were alive, and the lines that had them."""
     lives = pair(log)
     row, nbytes = _peak(lives)
     lived = (lives.begin <= row) & (lives.end > row)

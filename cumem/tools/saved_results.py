@@ -14,7 +14,7 @@ from cumem.devices.device import Device
 
 
 def result_path(unit: Device, name: str) -> pathlib.Path | None:
-    """Return the file for figures of this machine, or None if there is no place for it."""
+    """Return the path for figures of this machine, or None without a cache directory."""
     folder = _result_folder()
     if folder is None:
         return None
@@ -25,7 +25,8 @@ def result_path(unit: Device, name: str) -> pathlib.Path | None:
 def has_results(name: str) -> bool:
     """Return whether figures of this name are kept, for any GPU.
 
-    To find out whether they belong to this machine's GPU would start the driver.
+    This does not check that they belong to this machine's GPU, which would start the
+    driver.
     """
     folder = _result_folder()
     return folder is not None and any(folder.glob(f"{name}-*.json"))

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop that copies items to a device before the caller asks for them.
 
-`chunks`, `pipeline` and `prefetch` all use this loop. A source gives items, such as slices
+`chunks`, `pipeline` and `prefetch` all use this loop. A source yields items, such as slices
 of an array or batches of a loader, and the loop begins the copies of `depth` items ahead.
 When the caller asks for an item, the streams that will work on it are made to wait for its
-copy; the processor does not wait. But the loop asks for the next item only when the work on
-the one before the last is done. A caller that only queues work would otherwise fill the
-device.
+copy, and the processor does not wait. But the loop waits until the work on the item before
+the last is done before it asks for the next one. Otherwise a caller that only queues work
+would fill the device.
 
 The loop keeps two promises that a plain queue would not:
 
-- *The source of an item has been read before the next item is asked for*, unless it is
+- *The host memory of an item has been read before the next item is asked for*, unless it is
   known that nobody will write there again. Some readers fill the same buffer again and
   again (``file.readinto(buffer); yield buffer``), and they do so inside ``next()``.
 - *Memory for depth + 2 items is enough*, if the caller keeps none. Another library may have
-  seen the memory of a dropped item (by ``from_dlpack``). Such memory is free only when all
+  used the memory of a dropped item (by ``from_dlpack``). Such memory is free only when all
   work that the device had at that time is done, and the next copy waits for it. Meanwhile
   the items whose copies have begun are handed out, so that the copies stay as far ahead as
-  the memory allows. If a limit leaves no room for that many items, fewer are copied ahead;
-  if there is no room for a single one, it is cut into smaller pieces.
+  the memory allows. If a limit leaves no room for that many items, fewer are copied ahead.
+  If there is no room for a single one, the item is cut into smaller pieces.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from cumem.pools.pool import trim
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-#: The longest time, in seconds, that a copy waits for memory that was dropped. The wait
-#: has an end because the fence over that memory may be behind unrelated work.
+#: The longest time, in seconds, that a copy waits for memory that was dropped. The wait is
+#: limited because the memory may be in use until unrelated work has ended.
 _PATIENCE = 1.0
 
 
@@ -57,24 +57,24 @@ class InFlightItem(Protocol[T_co]):
 
     @property
     def label(self) -> str:
-        """The name of its part of the source, for the notes of errors; it may be empty."""
+        """The name of the item's part of the source, for notes of errors, or ``""``."""
 
     @property
     def transfer(self) -> _core.Transfer | None:
-        """Its copy, or None if there is nothing to copy."""
+        """The copy of the item, or None if there is nothing to copy."""
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that it takes on the device."""
+        """The number of bytes that the item takes on the device."""
 
     def wait_read(self) -> None:
-        """Wait until its source has been read."""
+        """Wait until the host memory of the item has been read."""
 
     def order_after_copy(self, index: int) -> None:
-        """Make the streams that will work on it wait for its copy."""
+        """Make the streams that will work on item number `index` wait for its copy."""
 
     def record_use(self, index: int) -> list[_core.Event]:
-        """Return events that end with the work that the caller has queued on it."""
+        """Return events after the work that the caller queued on item number `index`."""
 
 
 class ItemSource(Protocol[T_co]):
@@ -92,7 +92,7 @@ class ItemSource(Protocol[T_co]):
 
     @property
     def has_more(self) -> bool:
-        """Whether the next item is known not to overwrite those before it."""
+        """Whether the next item is known not to overwrite the items before it."""
 
     @property
     def nbytes(self) -> int:
@@ -109,11 +109,11 @@ class ItemSource(Protocol[T_co]):
         """Cut the taken item, to begin its first half; return False if it cannot be cut."""
 
     def close(self) -> None:
-        """Let go of the source, because nobody will ask for more items."""
+        """Drop the source, because nobody will ask for more items."""
 
     @property
     def advice(self) -> str:
-        """The words of a message that tell the user how to ask for smaller items."""
+        """Words for a message that tell the user how to get smaller items."""
 
 
 class Room:
@@ -126,13 +126,14 @@ class Room:
 
     def __init__(self, device: int, free_count: int) -> None:
         self._device = device
-        self._free_count = free_count  # this many more items may make the pools grow
+        self._free_count = free_count  # how many more items may make the pools grow
         self._is_patient = True  # False after a wait that ran out of patience
 
     def has(self, nbytes: int, must: bool) -> bool:
-        """Return whether there is memory for an item, or nothing to wait for.
+        """Return whether to begin an item: if there is memory for it, or no use in waiting.
 
-        With `must` it waits up to `_PATIENCE` seconds and then returns True anyway.
+        With `must`, wait up to `_PATIENCE` seconds for the memory, and return True in any
+        case.
         """
         if self._free_count > 0:
             self._free_count -= 1
@@ -165,17 +166,16 @@ class Room:
 
 @final
 class Ahead(Generic[T]):
-    """Gives items on a device while the next ones are already being copied there.
+    """Yields items on a device while the next ones are already being copied there.
 
-    `chunks` and a loop over `prefetch` return this iterator, for
-    ``for`` and ``async for``. `close`, the end of a ``with`` block, and dropping the
-    iterator cancel the copies that have not begun and wait for the others. Afterwards
-    nothing reads the source any more.
+    `chunks` and iterations over `prefetch` return this iterator, for ``for`` and ``async
+    for``. `close`, the end of a ``with`` block, and dropping the iterator cancel the copies
+    that have not begun and wait for the others. Afterwards the source is not read any more.
 
     Notes
     -----
     In ``async for`` the event loop goes on while the source is read, a copy is under
-    way and the device is at work. A thread of its own asks the source, in a copy of the
+    way and the device is at work. A separate thread asks the source, in a copy of the
     task's contextvars. The streams are those that are current in the task.
     """
 
@@ -188,7 +188,7 @@ class Ahead(Generic[T]):
         name: str,
         word: str,
     ) -> None:
-        self._word = word  # names one item in messages
+        self._word = word  # what messages call an item
         self._source = source
         self._depth = depth
         self._unfinished = unfinished
@@ -205,7 +205,7 @@ class Ahead(Generic[T]):
         # The bytes of the item that was delivered last, and a reference to it.
         self._last: tuple[int, weakref.ref[Any]] | None = None
         self._failure: Exception | None = None
-        self._is_taken = False  # an item was taken, and its copy has not begun
+        self._is_taken = False  # whether an item was taken whose copy has not begun
         self._is_open = True
         self._has_ended = False
         self._index = 0
@@ -266,7 +266,7 @@ class Ahead(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """Return the next item; the event loop goes on meanwhile."""
+        """Return the next item. The event loop goes on meanwhile."""
         if not self._is_open:
             raise StopAsyncIteration
         if self._thread is None:
@@ -298,7 +298,7 @@ class Ahead(Generic[T]):
             raise
 
     async def aclose(self) -> None:
-        """Do what `close` does; the event loop goes on meanwhile."""
+        """Close as `close` does. The event loop goes on meanwhile."""
         thread, self._thread = self._thread, None
         if thread is None:
             self.close()
@@ -368,7 +368,7 @@ class Ahead(Generic[T]):
                 try:
                     item = self._source.begin()
                 except OutOfMemoryError as error:
-                    if not must:  # delivering those that are ahead makes room
+                    if not must:  # delivering the items that are ahead makes room
                         self._depth = len(self._in_flight) - 1
                         return
                     if self._source.split():
@@ -390,7 +390,7 @@ class Ahead(Generic[T]):
             return self._is_taken
         if self._unread and not self._source.has_more:
             for item in self._unread:
-                # A failure is raised by `order_after_copy`.
+                # If the copy failed, `order_after_copy` raises the error later.
                 with contextlib.suppress(OSError, RuntimeError):
                     item.wait_read()
             self._unread.clear()
@@ -453,18 +453,18 @@ def _watched(item: InFlightItem[Any]) -> tuple[int, weakref.ref[Any]] | None:
 
 
 def place_text(word: str, index: int, label: str) -> str:
-    """Name, for a note, the item that an exception is about."""
+    """Return the text of a note that names the item of an exception."""
     return f"in {word} {index}{label}"
 
 
 def part_label(part: slice) -> str:
-    """Name the part of a chunk, in the form that follows its number in `place_text`."""
+    """Return the name of a chunk's part of the source, as `place_text` takes it."""
     return f", src[{part.start}:{part.stop}]"
 
 
 @contextlib.contextmanager
 def naming(word: str, index: int, label: str) -> Iterator[None]:
-    """Add a note to an exception that says which item it is about."""
+    """Add a note that names the item to an exception in the block."""
     try:
         yield
     except Exception as error:

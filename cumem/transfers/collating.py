@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PinnedCollate` stacks samples straight into page-locked memory.
 
-If the process itself stacks a batch, the batch is in memory of the pinned pool. A
-worker of a loader writes its batch to a slot of a `SlotRing`, whose pages the parent locks,
-and sends the number of the slot. If page-locked memory runs short or no slot is free,
+A batch that the process itself stacks is in memory of the pinned pool. A worker of a loader
+writes its batch to a slot of a `SlotRing`, whose pages the parent process locks, and sends
+the number of the slot to the parent. If page-locked memory runs short or no slot is free,
 batches are stacked in ordinary memory instead.
 """
 
@@ -41,7 +41,7 @@ from cumem.transfers.worker_slots import Shortage, SlotRing
 #: Remembers for all batches of this process whether page-locked memory ran short.
 _shortage = Shortage("cumem.PinnedCollate: batches are stacked in ordinary memory")
 
-#: Fields of a batch begin at multiples of this in a slot, for vector units and copies.
+#: Fields of a batch begin at multiples of this in a slot, for fast access and copies.
 _ALIGNMENT = 256
 
 #: The rings of this process by their keys, which the messages of workers contain.
@@ -61,7 +61,7 @@ def _device() -> int:
 
 
 def _streams() -> list[_core.Stream]:
-    """Return the streams that may still read a batch that has died.
+    """Return the streams that may still read a batch which has just died.
 
     PyTorch's current stream is one of them, because cumem does not see its copies.
     """
@@ -82,9 +82,9 @@ def _array_over(raw: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
 class _Stack:
     """A field of a batch: samples to be stacked, or a few that are stacked already.
 
-    `dtype` is the NumPy or PyTorch dtype of the samples. `made` is the dtype of the
-    result; for a subclass of tensors it is the pair of the dtype and that subclass.
-    `is_of_numbers` says that the samples are plain numbers.
+    `dtype` is the NumPy or PyTorch dtype of the samples. `made` is the dtype of the result.
+    If the result is of a subclass of tensors, `made` is the pair of the dtype and that
+    subclass. `is_of_numbers` says that the samples are plain numbers.
     """
 
     __slots__ = ("dtype", "is_of_numbers", "made", "nbytes", "samples", "shape")
@@ -107,7 +107,7 @@ class _Stack:
             _torch().stack(self.samples, out=target)
 
     def plain(self) -> Any:
-        """Return the field in ordinary memory; PyTorch shares it in its workers."""
+        """Return the field in ordinary memory, which PyTorch shares if this is a worker."""
         if not isinstance(self.samples, list):
             if isinstance(self.made, tuple):
                 return self.samples.as_subclass(self.made[1])
@@ -173,7 +173,7 @@ def _stacked(samples: Sequence[Any]) -> Any:
 
 
 def _ready(samples: Sequence[Any]) -> Any:
-    """Make a field at once from samples that differ, have few bytes, or do not stack."""
+    """Stack now the samples that differ, have few bytes, or are of a special type."""
     found = _stacked(samples)
     if is_tensor(found):
         if _is_plain(found):
@@ -201,7 +201,7 @@ def _tensors(samples: Sequence[Any]) -> Any:
     first = samples[0]
     dtype, shape = first.dtype, first.shape
     if not all(
-        type(each) is _torch().Tensor  # PyTorch decides the class of others
+        type(each) is _torch().Tensor  # PyTorch chooses the class for subclasses
         and each.dtype is dtype
         and each.shape == shape
         and _is_plain(each)
@@ -233,7 +233,7 @@ def _arrays(samples: Sequence[Any]) -> Any:
 
 @final
 class _TensorDict:
-    """A TensorDict taken apart: its parts need not be tensors until it is made."""
+    """The parts of a TensorDict, which need not be tensors until it is made."""
 
     __slots__ = ("batch_size", "keys", "parts")
 
@@ -253,7 +253,7 @@ class _TensorDict:
 
 
 def _is_tensor_like(value: Any) -> bool:
-    """Return whether PyTorch stacks such objects like tensors, as it does tensordicts."""
+    """Return whether PyTorch stacks such objects as it stacks tensors."""
     return _torch() is not None and hasattr(type(value), "__torch_function__")
 
 
@@ -272,7 +272,7 @@ def _tensor_likes(samples: Sequence[Any]) -> Any:
 
 
 def _gathered(samples: Sequence[Any]) -> Any:
-    """Gather samples into a batch of `_Stack`, structured as `default_collate` does."""
+    """Return a batch with a `_Stack` for each field, structured as by `default_collate`."""
     first = samples[0]
     if is_tensor(first):
         return _tensors(samples)
@@ -312,7 +312,7 @@ def _turned(samples: Sequence[Any]) -> list[tuple[Any, ...]]:
 def _each(
     batch: Any, kind: type[Any], function: Callable[[Any], Any], ends: bool = True
 ) -> Any:
-    """Return the batch with ``function(field)`` in place of each field of `kind`.
+    """Return a copy of the batch with ``function(field)`` for each field of type `kind`.
 
     With `ends`, each `_TensorDict` becomes a TensorDict again.
     """
@@ -330,9 +330,9 @@ def _each(
 
 
 class _Message:
-    """A batch on its way from a worker.
+    """The message that brings a batch from a worker to the parent process.
 
-    It is pickled as the number of its slot, and unpickled as the batch itself.
+    It is pickled as the number of the slot, and unpickled as the batch itself.
     """
 
     def __init__(self, ring: SlotRing, batch: Any) -> None:
@@ -373,7 +373,7 @@ class _Message:
             self._ring.give(self._slot)
 
     def _refuse(self, *_: object) -> NoReturn:
-        """Raise a TypeError when a collate_fn that calls this one uses the batch."""
+        """Raise a TypeError if a collate_fn in the worker uses the message as a batch."""
         raise TypeError(
             "in a worker the result of a PinnedCollate is not yet the batch, but a message "
             "about its slot: change the samples before it, or the batch that the loader "
@@ -397,7 +397,7 @@ class _Message:
 def _received(
     key: tuple[int, int], slot: int | None, turn: int, nbytes: int, data: bytes
 ) -> Any:
-    """Return the batch of a worker's message, in the process that reads it."""
+    """Return the batch of a worker's message, in the process that receives it."""
     ring = _rings.get(key)
     if ring is None:
         raise RuntimeError("a batch is lost: the PinnedCollate that made it is gone")
@@ -438,11 +438,11 @@ class PinnedCollate:
     Parameters
     ----------
     slots : int
-        The number of batches for which there is room at the same time: those that the
-        loader has (``num_workers * prefetch_factor``) and those that are kept or being
-        copied.
+        The number of batches for which there is room at the same time. These are the
+        batches that the loader has (``num_workers * prefetch_factor``), and those that the
+        program keeps or that are being copied.
     slot_nbytes : int or str
-        The most bytes of a batch. Only the bytes that batches fill take memory.
+        The most bytes of a batch. Slots take only as much memory as their batches fill.
 
     Raises
     ------
@@ -453,22 +453,22 @@ class PinnedCollate:
 
     Notes
     -----
-    Make it in the process that reads the batches, before the workers start. A batch that is
-    larger than a slot, or for which no slot is free, is stacked as PyTorch does it. If the
-    limit or the system allows no more page-locked memory, batches come in ordinary memory,
-    and one RuntimeWarning says why. Batches that have only plain numbers also come in
-    ordinary memory, because they should not start the driver. If a worker dies, its slots
-    become free. Memory is page-locked in the context of the current device, which is
-    PyTorch's unless cumem's own was chosen (see `current_device`). No other GPU gets a
-    context.
+    Make the object in the process that reads the batches, before the workers start. A batch
+    that is larger than a slot, or for which no slot is free, is stacked as PyTorch does it.
+    If the limit or the system allows no more page-locked memory, batches come in ordinary
+    memory, and one RuntimeWarning says why. Batches of plain numbers alone are also in
+    ordinary memory, because for so few bytes the driver should not be started. If a worker
+    dies, its slots become free. Memory is page-locked in the context of the current device,
+    which is PyTorch's unless cumem's own was chosen (see `current_device`). No other GPU
+    gets a context.
 
     In a worker, a call returns a message about the slot, which becomes the batch when the
     loader gives it. So a ``collate_fn`` that calls this one may change the samples before
-    the call, but not its result.
+    the call, but not the result of the call.
 
     A slot is free again when all tensors over it have died, the copies of `prefetch` are
     done, and the current streams (cumem's, and PyTorch's on its current device) have
-    finished the work that they had by then. So on these streams it is safe to call
+    finished the work that they had at that time. So on these streams it is safe to call
     ``.to("cuda", non_blocking=True)`` and drop the batch at once. A program that copies on
     another stream must keep the batch until that copy is done.
 
@@ -534,14 +534,14 @@ class PinnedCollate:
             return stack
 
         _each(batch, _Stack, look, ends=False)
-        # Numbers alone are too few bytes to page-lock, which would start the driver.
+        # Numbers alone are too few bytes to start the driver for page-locking them.
         is_small = all(each.is_of_numbers for each in stacks)
         return _each(batch, _Stack, _Stack.plain if is_small else _Stack.pooled)
 
     def trim(self) -> None:
-        """Give the memory of slots that nobody uses back to the system.
+        """Give back to the system the memory of slots that nobody uses.
 
-        The next batch takes it anew.
+        The next batches take memory again.
 
         Notes
         -----
@@ -550,7 +550,7 @@ class PinnedCollate:
         self._ring.trim()
 
     def close(self) -> None:
-        """Give the memory of slots back, as `trim` does, and stack nothing more.
+        """Give back the memory of slots, as `trim` does, and refuse further calls.
 
         Batches that are still alive keep their memory. A second call does nothing.
         """

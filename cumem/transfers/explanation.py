@@ -17,7 +17,7 @@ from cumem.buffers.arguments import hinting, read_flag
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation(Answer):
-    """What a copy would do; `explain` returns it.
+    """What a copy would do, as `explain` returns it.
 
     Attributes
     ----------
@@ -39,8 +39,8 @@ class Explanation(Answer):
     threads : int
         The threads of the host that read or write the bytes; 0 if none does.
     chunks : int
-        The page-locked blocks of `piece_nbytes` bytes that the copy uses at once. It gets
-        fewer of them while other copies use some.
+        The number of page-locked blocks of `piece_nbytes` bytes that the copy uses at a
+        time. It gets fewer of them while other copies use some.
     device : int or None
         The device that does the work; None if only the host works.
 
@@ -108,7 +108,7 @@ def explain(
     scale: SupportsFloat | None = None,
     offset: SupportsFloat | None = None,
 ) -> Explanation:
-    """Say what `copy` would do with these ends, without copying.
+    """Return what `copy` would do with these arguments, without copying.
 
     Parameters
     ----------
@@ -133,12 +133,12 @@ def explain(
 
     Notes
     -----
-    This copies nothing and allocates nothing. It uses the thresholds, the stream and the
-    page-locked memory as they are now. If target and source overlap, the whole source is
-    read first, and `why` says so. Three problems show only when a copy is made. The device
-    may lack the memory to transpose a source, so that threads of the host do it
-    (``"staged"`` instead of ``"staged-kernel"``). Other copies may be using all of the
-    page-locked blocks. And a graph that is being captured may be unable to hold the copy.
+    This copies nothing and allocates nothing. The answer is for the present thresholds,
+    stream and page-locked memory. If target and source overlap, the whole source is read
+    first, and `why` says so. Three things show only when a copy is made. The device may
+    lack the memory to transpose a source, so that threads of the host do it (``"staged"``
+    instead of ``"staged-kernel"``). Other copies may be using all page-locked blocks. And a
+    graph that is being captured may be unable to contain the copy.
 
     Examples
     --------

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves the batches of a loader to a device while the batch before is worked on.
+"""Moves the batches of a loader to a device while the program works on earlier batches.
 
-`prefetch` returns a `_Prefetch`, and each iteration over it an `Ahead` with a `_Mover`.
-For each batch, the mover takes the structure apart (`_TakenApart`), makes memory on the
-device for every array in it, and begins one copy for all of them. The structure with the
-new arrays, and the copy, are a `_Batch`. It tells `Ahead` when the batch has come, and
-which work must end before its memory can be dropped.
+`prefetch` returns a `_Prefetch`. Each iteration over it is an `Ahead` with a `_Mover`. For
+each batch, the mover takes the structure apart (`_TakenApart`), makes memory on the device
+for every array in it, and begins one copy for all of them. A `_Batch` has the structure
+with the new arrays, and the copy. It tells `Ahead` when the copy is done, and which work
+must end before the batch's memory can be dropped.
 
-Batches of types with a method ``to(device, ...)`` of their own are moved by that method,
-on a stream of PyTorch beside the work.
+Batches whose types have a method ``to(device, ...)`` are moved by that method, on a
+separate stream of PyTorch.
 """
 
 from __future__ import annotations
@@ -68,13 +68,12 @@ K = TypeVar("K")
 
 _Framework = Literal["torch", "cupy"] | None
 
-#: Integers to copy a tensor's elements as, by their bytes, since not every dtype of PyTorch
-#: is one of NumPy's.
+#: The types as which a tensor's elements are copied, by their size in bytes, since NumPy
+#: does not have every dtype of PyTorch.
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
 
 
-#: Types that are not loaders, with the words for the items that they give instead of
-#: batches.
+#: Types that are not loaders, with words for the items that they yield instead of batches.
 _NO_BATCHES: dict[type, str] = {
     Mapping: "keys",
     str: "characters",
@@ -91,7 +90,7 @@ def _module(name: str) -> Any:
 
 
 def _is_at(tensor: Any, device: Device) -> bool:
-    """Return whether there is nothing to move: it is there, or on an unknown device."""
+    """Return whether a tensor stays, since it is there or on an unknown sort of device."""
     place = tensor.device
     if place.type == "cuda":
         return bool(place.index == device.index)
@@ -99,7 +98,7 @@ def _is_at(tensor: Any, device: Device) -> bool:
 
 
 def _carried(tensor: Any) -> Any:
-    """Return the memory of a tensor with elements of a dtype that NumPy knows."""
+    """Return the memory of a tensor, as elements of a dtype that NumPy has."""
     torch = _module("torch")
     if not is_plain_tensor(tensor):
         raise TypeError(
@@ -114,8 +113,8 @@ def _carried(tensor: Any) -> Any:
 def _keep_until_used(tensor: Any, stream: Any) -> None:
     """Make PyTorch reuse the memory of a tensor only after the stream's work on it.
 
-    PyTorch cannot do that for sparse, nested and masked tensors. Their memory is reused
-    after the work on their batch all the same: see move_whole().
+    PyTorch cannot do that for sparse, nested and masked tensors. But move_whole() makes
+    sure that their memory too is reused only after the work on their batch.
     """
     if not is_tensor(tensor) or is_plain_tensor(tensor):
         tensor.record_stream(stream)
@@ -129,7 +128,7 @@ def _keep_until_used(tensor: Any, stream: Any) -> None:
 
 
 def is_left(leaf: Any) -> bool:
-    """Return whether a leaf that is not moved holds memory, so that a warning is due."""
+    """Return whether a leaf that is not moved holds memory, so that a warning is needed."""
     if isinstance(leaf, np.ndarray):  # an array of objects, which may hold arrays
         return any(holds_memory(each) for each in leaf.flat[:8])
     if is_tensor(leaf) or isinstance(leaf, _core.Buffer):
@@ -150,8 +149,8 @@ def _like(tensor: Any, there: Any) -> Any:
 def _moves_by_torch(tensor: Any, device: Device) -> bool:
     """Return whether only PyTorch can move the tensor.
 
-    That is a sparse, quantized or nested one, or one of a class that wraps others. Tensors
-    with which a transform traces are refused instead.
+    This is so if it is sparse, quantized or nested, or if its class wraps other tensors.
+    Tensors with which a transform traces are refused.
     """
     return not (
         _is_at(tensor, device) or is_plain_tensor(tensor) or is_functional(tensor)
@@ -159,12 +158,12 @@ def _moves_by_torch(tensor: Any, device: Device) -> bool:
 
 
 def tensor_over(buffer: _core.Buffer) -> Any:
-    """Return a tensor over the memory; this orders no stream after any other."""
+    """Return a tensor over a buffer's memory, without ordering any streams."""
     return _module("torch").from_dlpack(buffer.__dlpack__(stream=-1))
 
 
 def work_streams(device: int, libraries: Iterable[str]) -> list[_core.Stream]:
-    """Return the streams on which work on the device is queued now.
+    """Return the streams on which the caller queues work on the device now.
 
     These are the current streams of the `libraries` that work on it, or of cumem.
     """
@@ -200,7 +199,7 @@ class _Batch:
         self._mover = mover
         self._libraries = libraries
         self._moved: list[Any] = []  # parts that moved themselves, through PyTorch
-        self._event: Any = None  # PyTorch's event at the end of these moves
+        self._event: Any = None  # PyTorch's event after these moves
 
     def moved_by_torch(self, moved: list[Any], event: Any) -> None:
         self._moved, self._event = moved, event
@@ -233,7 +232,7 @@ class _Batch:
 
 
 class _TakenApart:
-    """One batch taken apart: what its leaves become, and the copies for that."""
+    """One batch taken apart: its new leaves, and the copies that fill them."""
 
     def __init__(self, mover: _Mover) -> None:
         self.pairs: list[tuple[_core.Buffer, Any]] = []
@@ -247,7 +246,7 @@ class _TakenApart:
         return mapped(value, self._once, moves_itself, self.left.append)
 
     def _once(self, leaf: Any) -> Any:
-        """Return the moved leaf; one that occurs twice is moved once."""
+        """Return the moved leaf. A leaf that occurs twice is moved only once."""
         if id(leaf) not in self._made:
             self._made[id(leaf)] = leaf, self._moved(leaf)
         return self._made[id(leaf)][1]
@@ -298,11 +297,11 @@ class _Mover:
         self.framework = framework or "cumem"
         self._is_fresh = is_fresh
         self._may_ask = may_ask
-        # Memory is allocated on a stream of its own, because the order of the work does not
-        # matter for it.
+        # Memory is allocated on a separate stream, so that it need not be ordered after the
+        # work on the other streams.
         self._side = _core.Stream(device=device)
-        self._lane: Any = None  # a stream of PyTorch, for parts that move themselves
-        self._work: Any = None  # PyTorch's event after the work that is queued so far
+        self._lane: Any = None  # PyTorch's stream for parts that move themselves
+        self._work: Any = None  # PyTorch's event after the work queued so far
         self._taken: list[Any] = []
         self._has_warned = False  # about parts that stay on the host
 
@@ -312,7 +311,7 @@ class _Mover:
             self._taken = [next(self._batches)]
         except StopIteration:
             return False
-        # The list holds the only reference to the batch here.
+        # In this method only the list refers to the batch, so that is_alone() can count.
         self.reuses = not (self._is_fresh or (self._may_ask and is_alone(self._taken)))
         return True
 
@@ -341,16 +340,16 @@ class _Mover:
     # -- batches that move themselves ----------------------------------------------------
 
     def note_work(self) -> None:
-        """Remember how far the caller has queued work; `_Batch.record_use` calls this."""
+        """Record an event after the work that is queued; `_Batch.record_use` calls this."""
         if self._lane is not None:
             stream = _module("torch").cuda.current_stream(self.index)
             self._work = stream.record_event()
 
     def move_whole(self, value: Any) -> Any:
-        """Move a value by its own ``to``, on a stream beside the work.
+        """Move a value by its own method ``to``, on the separate stream of PyTorch.
 
         PyTorch reuses the value's memory in the order of that stream. So the stream first
-        waits for all work that was queued on the batches before.
+        waits for all work that was queued on earlier batches.
         """
         torch = _module("torch")
         if _core._is_emulated():
@@ -379,7 +378,7 @@ class _Mover:
     # -- arrays ----------------------------------------------------------------------------
 
     def source(self, leaf: Any) -> Any:
-        """Return what to copy of a leaf, or None if the leaf stays as it is."""
+        """Return the memory of a leaf that has to be copied, or None if the leaf stays."""
         if is_tensor(leaf):
             return None if _is_at(leaf, self.device) else _carried(leaf)
         if isinstance(leaf, np.ndarray):
@@ -391,7 +390,7 @@ class _Mover:
             return None if is_at_target else leaf
         if hasattr(type(leaf), "__dlpack__") and not hasattr(
             type(leaf), "__cuda_array_interface__"
-        ):  # an array of JAX, for instance; one on a device stays there
+        ):  # such as an array of JAX; if it is on a device, it stays there
             try:
                 buffer = _core.asbuffer(leaf)
             except (TypeError, ValueError, BufferError):
@@ -400,7 +399,7 @@ class _Mover:
         return None
 
     def _array(self, leaf: np.ndarray[Any, Any]) -> Any:
-        """Return the array in the byte order that other libraries need."""
+        """Return the array in the native byte order if another library gets it."""
         if isinstance(leaf, np.ma.MaskedArray):
             if np.ma.is_masked(leaf):
                 raise TypeError(
@@ -446,7 +445,7 @@ class _Mover:
 
 
 def _name(leaf: Any) -> str:
-    """Return the name of something that stays on the host, for the warning."""
+    """Return the name of a leaf's type, for the warning about leaves that stay."""
     name = type(leaf).__name__
     return f"{name} of objects" if isinstance(leaf, np.ndarray) else name
 
@@ -465,7 +464,7 @@ def _dense_order(tensor: Any) -> list[int] | None:
 
 
 class _Prefetch(Generic[T]):
-    """The answer of `prefetch`, which can be iterated as often as its iterable.
+    """The result of `prefetch`, which can be iterated as often as its iterable.
 
     `close`, or the end of a ``with`` block, ends all iterations. All other attributes are
     those of the iterable, such as the ``dataset``, the ``batch_size`` and the ``sampler``
@@ -532,7 +531,7 @@ class _Prefetch(Generic[T]):
             raise ValueError("this prefetch is closed: call cumem.prefetch(...) again")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle or copy it without its iterations."""
+        """Pickle or copy the object without its iterations."""
         given = self._iterable, self._device, self._depth, self._framework, self._fresh
         return type(self), given
 
@@ -553,7 +552,7 @@ class _Prefetch(Generic[T]):
         return len(self._iterable)  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
-        """Return whether it may give batches, which is False only if it is known empty."""
+        """Return False only if the iterable is known to have no batches."""
         try:
             return len(self) > 0
         except TypeError:  # a generator, or a loader that does not know its length
@@ -562,7 +561,7 @@ class _Prefetch(Generic[T]):
     def __iter__(self) -> Ahead[T]:
         """Iterate over the batches on the device, from the first on."""
         self._check_open()
-        batches = iter(self._iterable)  # may fork, and so comes before any device opens
+        batches = iter(self._iterable)  # before any device is opened, since it may fork
         device = self._device
         is_fresh = gives_fresh(self._iterable, self._fresh)
         mover = _Mover(batches, device, self._framework, is_fresh, self._fresh is None)
@@ -578,7 +577,7 @@ class _Prefetch(Generic[T]):
 
     def __repr__(self) -> str:
         what = repr(self._iterable)
-        if len(what) > 80 or "\n" in what:  # as the repr of a list of arrays is
+        if len(what) > 80 or "\n" in what:  # such as the repr of a list of arrays
             what = f"a {type(self._iterable).__name__}"
         return fold(f"<cumem.prefetch of {what} to cuda:{self._device.index}>")
 
@@ -723,14 +722,14 @@ def prefetch(
     Parameters
     ----------
     iterable : iterable
-        An object that gives batches, as a `torch.utils.data.DataLoader` does. A batch is
+        An object that yields batches, as a `torch.utils.data.DataLoader` does. A batch is
         an array, CPU tensor or buffer; or dicts, lists, tuples, named tuples, dataclasses
         and classes of attrs that contain them, also nested; or an object with a method
-        ``to(device, ...)`` of its own, as in tensordict, PyTorch Geometric and detectron2.
-        Attributes that somebody added to such a container or tensor are moved as well.
-        Everything else in a batch stays as it is, and so does everything that is on the
-        device already. A warning names parts with arrays or tensors that stay on the host,
-        such as data frames and images.
+        ``to(device, ...)``, as in tensordict, PyTorch Geometric and detectron2. Attributes
+        that somebody added to such a container or tensor are moved as well. Everything else
+        in a batch stays as it is, and so does everything that is on the device already. A
+        warning names parts with arrays or tensors that stay on the host, such as data
+        frames and images.
     device : Device, int or str, optional
         The device. By default it is the current one of the thread when it calls `prefetch`
         (see `current_device`): cumem's own if that was chosen, or else PyTorch's, so that
@@ -738,36 +737,38 @@ def prefetch(
     depth : int
         The number of batches that may be on their way besides the one in use.
     framework : {"torch", "cupy"}, optional
-        The library whose arrays the arrays and buffers of a batch become. By default, and
-        for dtypes that the library lacks, such as texts, times and records, they become
-        `DeviceBuffer`. Tensors become tensors in any case. Arrays of the other byte order
-        are converted for the library.
+        The library whose arrays take the place of arrays and buffers. By default, and for
+        dtypes that the library lacks, such as texts, times and records, they become
+        `DeviceBuffer`. Tensors always become tensors. For the library, arrays of the other
+        byte order are converted.
     fresh : bool, optional
-        True says that the iterable never writes again to the memory of a batch, so that the
-        next batch may be requested while this one is still being read. False says that it
-        may. By default this depends on the iterable. Lists, arrays, and a DataLoader that
-        has workers, or uses its own `default_collate` or a `PinnedCollate`, count as fresh.
-        For all others, a batch is copied before the next one is requested.
+        True says that the iterable never writes to the memory of a batch that it has
+        yielded, so that the next batch may be requested while this one is still being read.
+        False says that it may reuse this memory. By default cumem decides by the type of
+        the iterable. Lists, arrays, and a DataLoader that has workers, or uses its own
+        `default_collate` or a `PinnedCollate`, count as fresh. For all other iterables, a
+        batch is copied before the next one is requested.
 
     Returns
     -------
     iterable
-        An object that gives new structures of the same types with their memory on the
-        device, in the same shapes and dtypes. Arrays are C-contiguous, and tensors keep
-        their memory format (`channels_last`). It has the length and the attributes of
-        `iterable`, such as `dataset` and `sampler`, and can be iterated as often, by
-        ``for`` and ``async for``. ``with cumem.prefetch(loader) as batches:`` or
-        ``batches.close()`` ends what is on its way, even if the body raises an error.
+        An object that yields new structures of the same types, whose memory is on the
+        device, with the same shapes and dtypes. Arrays are C-contiguous, and tensors keep
+        their memory format (`channels_last`). The object has the length and the attributes
+        of `iterable`, such as `dataset` and `sampler`, and can be iterated as often, by
+        ``for`` and ``async for``. The end of a block ``with cumem.prefetch(loader) as
+        batches:``, even after an error, and ``batches.close()`` end all copies that are on
+        their way.
 
     Warns
     -----
     UserWarning
-        If something in a batch holds memory that stays on the host.
+        If a part of a batch holds memory that stays on the host.
 
     Raises
     ------
     TypeError
-        If `iterable` is not iterable, or gives keys, texts or numbers instead of batches,
+        If `iterable` is not iterable, or yields keys, texts or numbers instead of batches,
         as a dict, a file and a data frame do; if a tensor is one with which a transform
         such as ``vmap`` traces; if elements of an array are masked.
     ValueError
@@ -779,18 +780,19 @@ def prefetch(
 
     Notes
     -----
-    Work that is given to the device's current stream (PyTorch's for tensors, CuPy's for its
-    arrays, else cumem's) after a batch has come is **ordered after** the batch's copy.
-    Asking for another batch **blocks**, with the GIL released, until the batch that comes
-    ``depth`` later has been taken from `iterable`, and until the current streams have
+    Work that is queued on the device's current stream (PyTorch's for tensors, CuPy's for
+    its arrays, else cumem's) after a batch was returned is **ordered after** the batch's
+    copy. Asking for a batch **blocks**, with the GIL released, until the batch ``depth``
+    places further on has been taken from `iterable`, and until the current streams have
     finished the work on the batch before the last. So only few batches take memory at the
     same time. The memory of a batch in `iterable` is kept alive until its copy is done. An
     iterator that is closed or dropped early cancels copies that have not begun, and waits
     for the others.
 
-    Tensors that require a gradient arrive without; call ``requires_grad_()`` on the device.
-    Memory on the device comes from a pool of cumem. It is reused only after the device has
-    finished everything that it was doing when the batch was dropped.
+    Tensors on the device do not require a gradient, even if the tensors of the batch do;
+    call ``requires_grad_()`` on them. Memory on the device comes from a pool of cumem. It
+    is reused only after the device has finished all work that it had when the batch was
+    dropped.
 
     On the emulated device, tensors are CPU tensors over the memory of the device.
 
@@ -817,7 +819,7 @@ def prefetch(
 
 
 def _check_iterable(iterable: Any) -> None:
-    """Refuse an iterable that gives its keys, characters or the like instead of batches."""
+    """Refuse an iterable that yields keys, characters or the like instead of batches."""
     name = type(iterable).__name__
     gives = next(
         (text for kind, text in _NO_BATCHES.items() if isinstance(iterable, kind)), None
@@ -834,5 +836,5 @@ def _check_iterable(iterable: Any) -> None:
 
 
 def _record(stream: _core.Stream) -> _core.Event:
-    """Return an event for which the processor does not spin, since loaders need it."""
+    """Record an event; waiting for it leaves the processor free, which loaders need."""
     return stream.record(_core.Event(device=stream.device, timing=False, blocking=True))

@@ -34,7 +34,7 @@ _USAGE: Final = "%cumem [once | off], or %%cumem above a cell"
 
 
 class _Shell(Protocol):
-    """The parts of IPython's shell that are used here."""
+    """The members of IPython's shell that this module uses."""
 
     user_ns: dict[str, Any]
     user_ns_hidden: dict[str, Any]
@@ -89,8 +89,8 @@ class _Magics:
         """Show what memory is in use, or what a cell does with it.
 
         ``%cumem`` shows pools, limits and the largest buffers that are alive. The table is
-        kept up to date, each second while a cell runs and after each cell, until the next
-        ``%cumem`` or ``%cumem off``. ``%cumem once`` shows it without updating it later.
+        updated every second while a cell runs and after each cell, until the next
+        ``%cumem`` or ``%cumem off``. ``%cumem once`` shows a table that is not updated.
 
         ``%%cumem`` above a cell runs the cell and shows its peaks, what it left alive, its
         copies and a timeline. The value of the last line is shown as usual.
@@ -116,7 +116,7 @@ class _Magics:
     # -- the table that is kept up to date -----------------------------------------
 
     def forget_table(self) -> None:
-        """Stop updating the table that is on the page."""
+        """Stop updating the table that is shown."""
         with self._lock:
             self._table = None
 
@@ -194,8 +194,8 @@ class _Magics:
     def let_await(self, lines: list[str]) -> list[str]:
         """Rewrite a cell that has ``%%cumem`` and awaits, into a call that is awaited.
 
-        IPython does not await what a magic returns, so that the magic cannot run such a
-        cell.
+        The magic itself cannot run such a cell, because IPython does not await the result
+        of a magic.
         """
         if not lines or lines[0].rstrip() != "%%cumem":
             return lines
@@ -206,7 +206,7 @@ class _Magics:
         me = "get_ipython().find_cell_magic('cumem').__self__"
         return [f"await {me}.run_awaiting({cell!r})\n"]
 
-    # IPython calls functions without side effects already while somebody types the cell.
+    # IPython calls functions without side effects even while a cell is being typed.
     let_await.has_side_effects = True  # type: ignore[attr-defined]
 
 
@@ -214,7 +214,7 @@ class _Magics:
 
 
 def _compile(shell: _Shell, cell: str) -> list[CodeType]:
-    """Compile all statements, and the last expression separately if its value is shown."""
+    """Compile a cell, with a last expression whose value is shown as a separate part."""
     # Tracebacks count lines from the top of the cell. So empty lines take the place of the
     # magic's line and of the blank ones below it.
     above = next((i for i, line in enumerate(cell.splitlines(), 1) if line.strip()), 1)
@@ -250,7 +250,7 @@ class _Measured:
 
 
 def number(shell: _Shell) -> int:
-    """Return the number of the cell that is running, or else ran last."""
+    """Return the number of the cell that is running, or of the last one that ran."""
     return len(shell.user_ns.get("In", ())) - 1
 
 
@@ -334,7 +334,7 @@ class _Alive(NamedTuple):
 
 
 def _alive() -> list[_Alive]:
-    """Return the memory that is handed out, without staging, the largest piece first."""
+    """Return the memory that is in use, without staging, the largest piece first."""
     found = [
         _Alive(each.kind, each.device, each.address, each.requested_nbytes, each.line)
         for each in live().buffers
@@ -376,7 +376,7 @@ class Overview:
             [kind, device, "none" if nbytes is None else format_nbytes(nbytes), used]
             for kind, device, nbytes, used in _limits(self.stats)
         ]
-        #: A text that differs if the display would show something else.
+        #: A text that changes whenever the display would change.
         self.key: str = repr((self.stats, self._rows, self._limits))
 
     _BUFFERS: Final = (
@@ -415,9 +415,9 @@ class Overview:
 
 
 def _limits(found: Stats) -> Iterator[tuple[str, str, int | None, str]]:
-    """Yield kind, device, limit and bytes held for each kind of memory that is in use.
+    """Yield the kind, device, limit and held bytes of each kind of memory in use.
 
-    Pinned and mapped memory have one limit for the machine, the others one per device.
+    Pinned and mapped memory have one limit for the process, and other kinds one per device.
     """
     places: dict[tuple[str, int], int] = {}
     for pool in found.pools:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds streams while a trace is replayed, so that freed memory really is in use.
+"""Holds streams while a trace is replayed, so that freed memory is really still in use.
 
-A GPU's streams wait for a number in mapped memory to grow. This is
-``cuStreamWaitValue32``, which is called directly in the driver, as cumem has no use for it
-otherwise. Emulated streams wait for the events of other streams, whose gates are closed.
-In both cases nothing depends on time: what is freed in one window of a trace ends when the
+A GPU's streams wait by ``cuStreamWaitValue32`` until a number in mapped memory is large
+enough. It is called in the driver directly, because cumem itself does not use it. Emulated
+streams wait for the events of other streams, whose gates are closed. In both cases nothing
+depends on time: the work on memory that was freed in one window of the trace ends when the
 last window for which it is held has passed.
 """
 
@@ -27,12 +27,14 @@ from cumem.tools.replay.trace import Hold
 __all__ = ["Gates", "open_gates", "stream_handle"]
 
 STUCK_SECONDS: Final = 1.0
-MOST_FORCED: Final = 3  # after so many waits of the allocator, nothing is held any more
+MOST_FORCED: Final = (
+    3  # after this many waits of the allocator, nothing is held any more
+)
 _FOREVER: Final = 0x7FFF_FFFF  # the driver compares cyclically; this is half the range
 
 
 def stream_handle(stream: object) -> int:
-    """Return the address of a stream of any library."""
+    """Return the CUDA handle of a stream of any library."""
     for name in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, cumem
         value = getattr(stream, name, None)
         if isinstance(value, int):
@@ -46,7 +48,7 @@ class Gates:
 
     Each call of the allocator is made inside a ``with`` block of this object. An allocator
     that waits for the device would wait for ever, because the work is held. So a watcher
-    thread ends all held work if a call takes too long, and counts this in `forced`. After
+    thread ends all held work if a call takes too long, and `forced` counts how often. After
     the third time nothing is held any more.
 
     Parameters
@@ -73,7 +75,7 @@ class Gates:
             self._enter(window)
 
     def close(self) -> None:
-        """End everything that is held."""
+        """End all held work."""
         self._ended.set()
         self._watcher.join()
         self._open_all()
@@ -87,7 +89,7 @@ class Gates:
     def look(self) -> None:
         """End all held work if the call that ran at the last look is still running.
 
-        The watcher calls this; such a call must be waiting for the held work.
+        The watcher calls this. A call that takes so long must be waiting for the held work.
         """
         seen, self._seen = self._seen, self._calls
         if seen % 2 and seen == self._seen != self._opened:
@@ -107,7 +109,7 @@ class Gates:
 
 
 class _EmulatedGates(Gates):
-    """Closes one gate stream per window that is held at once, and reuses them in turn."""
+    """Uses one stream with a gate for each window that is held at a time, in turn."""
 
     def __init__(self, hold: Hold, streams: Sequence[object], device: int) -> None:
         self._streams = [s for s in streams if isinstance(s, _core.Stream)]
@@ -140,13 +142,13 @@ class _EmulatedGates(Gates):
 
 
 class _CudaGates(Gates):
-    """Increases one number, and lets the work of each window wait for its own value."""
+    """Counts up one number in mapped memory; each window's work waits for its own value."""
 
     def __init__(self, hold: Hold, streams: Sequence[object], device: int) -> None:
         self._handles = [stream_handle(stream) for stream in streams]
         self._device = device
         self._number = np.zeros(1024, np.uint32)
-        # Memory from a pool would change the pools, which are being measured.
+        # The number is not in memory of a pool, because the pools are being measured.
         self._registration = register(self._number, mapped=True, device=device)
         flag = self._registration.buffer
         assert isinstance(flag, _core.MappedBuffer)
