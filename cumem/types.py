@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of cumem's results, which programs name in annotations and never make.
+"""The classes of cumem's results, for annotations; programs do not make them.
 
-``cumem.stats()`` returns a `Stats`, ``cumem.register(array)`` a `Registration`, and so on:
-each class says which call returns it. Classes that programs make or test for, such as
-`cumem.Pool`, and the errors that they catch, are in `cumem` itself.
+``cumem.stats()`` returns a `Stats`, ``cumem.register(array)`` a `Registration`, and so
+on. The docstring of each class says which call returns it. Classes that programs make
+or test for, such as `cumem.Pool`, and the errors that they catch, are in `cumem`
+itself.
 
-Like those of `cumem`, the names are written down once, in the stub beside this file, and
-each class is loaded at its first use.
+As for `cumem`, only the stub beside this file lists the names, and each class is loaded
+at its first use.
 """
 
 import cumem

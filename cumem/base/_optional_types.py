@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of libraries that may be missing, for type checkers only.
+"""Types of libraries that may not be installed, for type checkers only.
 
 A type checker does not know the types of a library that it cannot import. A strict one
 then complains about every use of a function which has such a type in one of its overloads,

@@ -2,9 +2,9 @@
 """Finds the control groups that may limit this process, and how many CPUs they allow.
 
 The kernel says in ``/proc/self/cgroup`` which group of each hierarchy the process is in,
-and in ``/proc/self/mountinfo`` which part of each hierarchy is mounted where. In a
-container, only the process's own group may be mounted. Anything that is missing or makes
-no sense there counts as no limit.
+and in ``/proc/self/mountinfo`` where each part of a hierarchy is mounted. In a container,
+only the process's own group may be mounted. If anything is missing or cannot be read, there
+is no limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NO_QUOTA = 1 << 32  #: a number of CPUs that no machine has
 def memory_folders() -> bytes:
     """Return the folders of the groups that may limit memory, one per line.
 
-    The extension asks for them, and for `cpu_quota`, when the driver opens.
+    The extension calls this function and `cpu_quota` when the driver opens.
     """
     lines = (os.fsencode(folder) + b"\n" for folder in folders("memory"))
     return b"".join(line for line in lines if line.count(b"\n") == 1)
@@ -28,7 +28,7 @@ def folders(controller: str, root: str = "") -> list[str]:
     """Return the folders of the process's groups and of the groups above them.
 
     Folders that are not mounted are left out. Groups of both versions of the hierarchy are
-    returned. Tests put files of their own below `root`; the returned paths leave it out.
+    returned. Tests put files below another `root`, which the returned paths leave out.
     """
     return [
         folder
@@ -60,14 +60,15 @@ def read(path: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether the text is a count, unlike "max" and "-1", which mean no limit."""
+    """Return whether the text is a number; "max" and "-1", which mean no limit, are not."""
     return text.isascii() and text.isdecimal()
 
 
 def _hierarchy(controller: str, root: str) -> list[str]:
     """Return the folders of the hierarchy of one version.
 
-    If the process's group is not mounted, the mount point is the nearest group that is.
+    If the process's own group is not mounted, the mount point stands for the nearest group
+    above it.
     """
     own = _own(controller, read(f"{root}/proc/self/cgroup"))
     if own is None:
@@ -96,7 +97,7 @@ def _own(controller: str, text: str) -> str | None:
 
 
 def _mounted(line: str, controller: str) -> tuple[str, str] | None:
-    """Return which group a line mounts and where, or None for a line of another hierarchy.
+    """Return the group that a line mounts and where, or None if it is of another hierarchy.
 
     A line is ``36 35 98:0 /root /point rw,noatime shared:1 - type source options``.
     """
@@ -116,7 +117,7 @@ def _mounted(line: str, controller: str) -> tuple[str, str] | None:
 
 
 def _path_inside(own: str, top: str) -> str | None:
-    """Return the path of the group below the mounted one, or None if it is outside."""
+    """Return the path of a group relative to the mounted one, or None if it is outside."""
     top = top.rstrip("/")
     inside = own.removeprefix(top)
     if (top and inside == own) or "/.." in own or inside[:1] not in ("", "/"):

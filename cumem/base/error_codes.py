@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codes of failed calls with their texts, which are needed without a driver too."""
+"""The codes of failed calls with their names and texts.
+
+The driver has texts too, but errors need them without a driver as well.
+"""
 
 from __future__ import annotations
 
 __all__ = ["CODES"]
 
-# cumem's own codes are negative (csrc/base/status.h). The others are those of CUDA 12.9's
-# runtime that cumem can meet; their numbers never change.
+# cumem's own codes are negative (csrc/base/status.h). The others are the codes of CUDA
+# 12.9's runtime that cumem can meet. CUDA never changes their numbers.
 _TABLE = """\
 -1 CM_EINVALID invalid argument
 -2 CM_ESHAPE shapes do not match

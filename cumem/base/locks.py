@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks of the package, which are free in a forked child."""
+"""Locks for the package. In a forked child they are free, whoever held them before."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def make_lock() -> threading.RLock:
     lock itself.
 
     In a forked child, the thread that held a lock does not exist and cannot release it, so
-    the lock is made anew there. It is an RLock rather than a class of ours, because Ctrl-C
-    could come between an ``__enter__`` written in Python and the block, and leave it held.
+    the lock is made anew there. The lock is an RLock rather than a class of ours: Ctrl-C
+    could come between an ``__enter__`` written in Python and the block, and leave the lock
+    held.
     """
     lock = threading.RLock()
     os.register_at_fork(after_in_child=functools.partial(_renew, lock))
@@ -24,7 +25,7 @@ def make_lock() -> threading.RLock:
 
 
 def _renew(lock: threading.RLock) -> None:
-    if lock.acquire(blocking=False):  # it is free, or the forking thread holds it
+    if lock.acquire(blocking=False):  # free, or held by the thread that forked
         lock.release()
     else:
         lock._at_fork_reinit()  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The variables of the environment that cumem reads, and those that resemble one of them.
 
-A misspelt variable has no effect: a limit does not apply, a record is not written. So a
-warning tells people who set one.
+A misspelt variable has no effect: a limit does not apply, or a record is not written.
+So a warning names variables that look misspelt.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ SWITCH_WORDS = "1, true, yes or on, or 0, false, no or off"
 
 
 def read_switch(text: str) -> bool:
-    """Return whether a variable switches something on.
+    """Return whether the text of a variable switches its feature on.
 
     All switches take the same words. Case and blanks around the word do not matter. The
-    caller treats an empty variable as one that is not set, before it calls this.
+    caller has to treat an empty variable as unset before it calls this.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def misspelt() -> dict[str, str | None]:
 
 
 def advice(found: dict[str, str | None]) -> str:
-    """Say what to do about each of these variables."""
+    """Return a text that says what to do about each of these variables."""
     said = (
         f"{name}: write {near}"
         if near

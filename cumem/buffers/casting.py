@@ -17,19 +17,19 @@ from cumem.base.errors import warn_caller
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 _RULES: tuple[Casting, ...] = get_args(Casting)
-#: The names of the dtypes that the copy threads convert themselves, and the names of those
-#: among them for which ``scale=`` and ``offset=`` may be given.
+#: The names of the dtypes that the copy threads convert themselves, without NumPy. Those in
+#: `REALS` can also be scaled, by ``scale=`` and ``offset=``.
 NUMBERS = tuple(row.name for row in _core._DTYPES.values() if row.converts)
 REALS = tuple(row.name for row in _core._DTYPES.values() if row.scales)
 
-#: A key of a dtype's metadata. An integer dtype that has it holds numbers for which NumPy
-#: has no dtype without another package: without ml_dtypes the bfloat16 of a safetensors
-#: file is read as ``uint16`` with the metadata ``{STANDS_FOR: "bfloat16"}``.
+#: A key of a dtype's metadata. An integer dtype with this key holds numbers for which NumPy
+#: has no dtype without another package. For example, without ml_dtypes the bfloat16 of a
+#: safetensors file is read as ``uint16`` with the metadata ``{STANDS_FOR: "bfloat16"}``.
 STANDS_FOR = "cumem.stands_for"
 
 
 def _stand_in(dtype: np.dtype[Any]) -> str | None:
-    """Return the name of the dtype that integers stand for, None if they are plain."""
+    """Return the name of the dtype that integers stand for, or None for plain integers."""
     said = None if dtype.metadata is None else dtype.metadata.get(STANDS_FOR)
     return said if isinstance(said, str) else None
 
@@ -52,7 +52,7 @@ check: Callable[[str, np.dtype[Any], np.dtype[Any], object], None] = (
 
 
 def hint(source: np.dtype[Any], target: np.dtype[Any]) -> str:
-    """Return what the user can do about two dtypes that differ, for the end of an error."""
+    """Return advice for two dtypes that differ, which an error ends with."""
     rule = "same_kind" if np.can_cast(source, target, "same_kind") else "unsafe"
     return f'convert first, or pass casting="{rule}", which copy() takes'
 
@@ -106,7 +106,7 @@ def refuse_scale(before: str, dtype: np.dtype[Any]) -> NoReturn:
 def refuse_conversion(
     before: str, source: np.dtype[Any], target: np.dtype[Any], why: TypeError
 ) -> NoReturn:
-    """Raise TypeError because NumPy cannot convert one dtype to the other: see `why`."""
+    """Raise TypeError because NumPy cannot convert the dtype, for the reason `why`."""
     raise TypeError(
         f"{before}NumPy converts no dtype {source} to dtype {target}: {why}"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constructors of buffers from whatever is like an array: `array` and `asarray`."""
+"""The constructors `array` and `asarray`, which make buffers from array-like objects."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from cumem.pools.pool import Pool
 
 # The default of `kind`. It shows as "device" in signatures, but is another object than the
-# literal, so that `_place` sees whether the caller left `kind` out for the pool to
-# determine.
+# literal. So `_place` can see that the caller left `kind` out, and that the pool determines
+# it.
 _DEVICE: Any = str(b"device", "ascii")
 
 
@@ -51,8 +51,8 @@ def array(
         Where the values come from.
     dtype : dtype_like, optional
         Default: the dtype of `obj`. An array of another dtype is converted as `casting`
-        says. Python's numbers, NumPy's scalars and lists of them must fit into `dtype`: a
-        float for an integer dtype raises TypeError, and 300 for ``uint8`` raises
+        says. Python's numbers, NumPy's scalars and lists of them must fit into `dtype`. For
+        example, a float for an integer dtype raises TypeError, and 300 for ``uint8`` raises
         OverflowError. Floats are rounded to a shorter float dtype.
     kind : str
         The kind of memory, as in `empty`; default: device memory.
@@ -72,10 +72,9 @@ def array(
         given, the pool determines them as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         Which dtypes of `obj` may be converted to `dtype`, as in ``numpy.can_cast``;
-        default: ``"same_kind"``. The copy threads of the host convert, so elements that
-        come from device memory and go to device memory pass through the host. If
-        `casting` is given, it also covers numbers and lists, which otherwise must fit
-        into `dtype`.
+        default: ``"same_kind"``. Threads of the host convert the elements, so elements that
+        come from device memory and go to device memory pass through the host. If `casting`
+        is given, it also covers numbers and lists, which otherwise must fit into `dtype`.
 
     Returns
     -------
@@ -99,8 +98,8 @@ def array(
 
     Notes
     -----
-    Blocks: until the values are there (GIL released).
-    Ordered after: work on `stream`, and work that the exporter of `obj` says is pending.
+    **Blocks** until the values are there, with the GIL released. **Ordered after** work on
+    `stream`, and after the work that the exporter of `obj` reports as pending.
 
     Examples
     --------
@@ -196,8 +195,9 @@ def asarray(
 
     Notes
     -----
-    Blocks: if it copies, until the values are there (GIL released).
-    Ordered after: work on `stream`, and work that the exporter of `obj` says is pending.
+    **Blocks** if it copies, until the values are there, with the GIL released. **Ordered
+    after** work on `stream`, and after the work that the exporter of `obj` reports as
+    pending.
 
     Examples
     --------
@@ -224,8 +224,8 @@ def asarray(
             kind = found.kind
             device = found.device if device is None else device
     if pool is None:
-        # `obj` is asked rather than `source`, which no longer knows whether the memory
-        # is a tensor's.
+        # The device is found from `obj`, because `source` does not show whether the memory
+        # belongs to a tensor.
         device = _core._device(device, "device", obj)
     place: dict[str, Any] = {"device": device, "stream": stream, "pool": pool}
     if kind is not None:
@@ -235,7 +235,7 @@ def asarray(
 
 
 def _has_dtype(source: object) -> bool:
-    """Return whether a source is memory, to whose dtype `casting` applies, not a value."""
+    """Return whether a source is memory, to whose dtype `casting` applies, or a value."""
     is_plain = isinstance(source, (bytes, str, list, tuple))
     return is_memory(source) or (not is_plain and _core._is_memory(source))
 
@@ -293,7 +293,7 @@ def _apart(place: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_stream(place: dict[str, Any]) -> object:
-    """Return the stream that will read an exporter's values; None if any stream may."""
+    """Return the stream that will read an exporter's values, or None if any stream may."""
     pool = place["pool"]
     kind = place.get("kind", getattr(pool, "kind", "device"))
     if place["stream"] is not None or not is_on_device(kind):

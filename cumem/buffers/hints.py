@@ -2,8 +2,8 @@
 """Hints for users who know other libraries: what to type in cumem instead.
 
 A name, a member or an argument of NumPy, CuPy, PyTorch or Numba that cumem does not have
-raises the usual error, and the tables here add what the user should type. A hint is only
-text in an error: nothing here makes the other name work.
+raises the usual error, and the tables here add to it what the user should type. A hint is
+only text in an error, and does not make the other name work.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MEMBERS = {
     "type": "buf.astype(dtype)",
     "zero_": "buf.fill(0)",
 }
-#: Members of arrays that compute; they all get the hint of `compute_hint`.
+#: Members of arrays that compute. They all get the hint of `compute_hint`.
 FUNCTIONS = ("max", "mean", "min", "sum")
 #: Hints for members that managed buffers had in early builds.
 MANAGED_MEMBERS = {"prefetch": "buf.prefetch_pages(to)"}
@@ -140,8 +140,8 @@ _TEXT = "only binary files are read and written: for text use NumPy"
 _AWAITED = (
     "one copy moves all that has to move, and the call waits for it: leave it out"
 )
-#: Hints for arguments of certain functions, in which these names mean something else than
-#: in most. For a function that is listed here, `ARGUMENTS` is ignored.
+#: Hints for arguments of functions in which these names have another meaning than usual.
+#: For a function that is listed here, `ARGUMENTS` is not used.
 ARGUMENTS_OF: dict[str, dict[str, str]] = {
     "chunks": _CUT,
     "configure": dict.fromkeys(
@@ -335,7 +335,7 @@ FORMER_NAMES: dict[str, str] = {
 
 
 def name_hint(name: str) -> str | None:
-    """Return what to type for a name that ``cumem`` does not have, None if unknown."""
+    """Return what to type for a name that ``cumem`` does not have, or None if unknown."""
     return NAMES_OF_CUMEM.get(name) or FORMER_NAMES.get(name)
 
 
@@ -345,13 +345,13 @@ def argument_hint(function: str, keyword: str) -> str | None:
 
 
 def nearest(keyword: str, names: Iterable[str]) -> str | None:
-    """Return a question that names the argument with the nearest spelling, or None."""
+    """Return a question that names the argument with the most similar spelling, or None."""
     known = [name for name in names if not name.startswith("_")]
     near = difflib.get_close_matches(keyword.lower(), known, 1, 0.7)
     return f"did you mean '{near[0]}'?" if near else None
 
 
-#: The dtypes of cumem's list that NumPy has only with the ml_dtypes package.
+#: The dtypes in cumem's list that NumPy has only with the ml_dtypes package.
 _LISTED = frozenset(row.name for row in _core._DTYPES.values() if not row.kind)
 #: Short names that people write, with the full names that NumPy knows.
 _SHORT_NAMES = {
@@ -362,7 +362,7 @@ _SHORT_NAMES = {
 }
 
 
-#: The names that safetensors and others have for libraries, with the names used here.
+#: Names that safetensors and others use for libraries, with the names used here.
 _FRAMEWORK_NAMES = {
     **dict.fromkeys(("pt", "torch", "pytorch"), "torch"),
     **dict.fromkeys(("np", "numpy"), "numpy"),
@@ -383,8 +383,8 @@ def framework_hint(given: object, known: Collection[str | None]) -> str:
 def dtype_hint(dtype: object, is_of_ml_dtypes: bool) -> str | None:
     """Return what is wrong with a dtype that NumPy does not take, and what to type.
 
-    Returns None if nothing is known of it. `is_of_ml_dtypes` says that it is the name of
-    a type of ml_dtypes, which is then missing.
+    Returns None if there is no advice about it. `is_of_ml_dtypes` says that the dtype is
+    the name of a type of ml_dtypes, which must then be missing.
     """
     if isinstance(dtype, str):
         short = dtype.removeprefix("torch.")
@@ -430,7 +430,7 @@ def host_array(buffer: _core.Buffer) -> str:
 
 
 def compute_hint(buffer: _core.Buffer) -> str:
-    """Return which library to compute with, the one for the buffer's side first."""
+    """Return which library to compute with; the one for the buffer's side comes first."""
     there = "cupy.asarray(buf) or torch.from_dlpack(buf) on the device"
     here = host_array(buffer)
     return (
@@ -441,7 +441,7 @@ def compute_hint(buffer: _core.Buffer) -> str:
 
 
 def _members_of(owner: object) -> dict[str, str]:
-    """Return the hints for the members of any object of ours that is not a buffer."""
+    """Return the hints for the members of one of cumem's objects that is not a buffer."""
     for cls, members in (
         (_core.Stream, STREAM_MEMBERS),
         (_core.Event, EVENT_MEMBERS),
@@ -453,7 +453,7 @@ def _members_of(owner: object) -> dict[str, str]:
 
 
 def refuse_attribute(owner: Any, name: str) -> NoReturn:
-    """Raise AttributeError, so that ``hasattr`` is False, and say what to type."""
+    """Raise an AttributeError that says what to type; so ``hasattr`` is False."""
     kind = type(owner).__name__
     if isinstance(owner, _core.Buffer):
         if name in FUNCTIONS:
@@ -470,8 +470,9 @@ def refuse_attribute(owner: Any, name: str) -> NoReturn:
 def refuse_arithmetic(a: Any, b: Any) -> Any:
     """Raise a TypeError that says where to compute, or return NotImplemented.
 
-    It raises if the other operand is a buffer, a plain number, a list or a tuple. Operands
-    of other types may know how to compute with a buffer, and NotImplemented lets them try.
+    The error is raised if the other operand is a buffer, a plain number, a list or a tuple.
+    Operands of other types may be able to compute with a buffer, and NotImplemented lets
+    them try.
     """
     for each, other in ((a, b), (b, a)):
         if isinstance(each, _core.Buffer) and (

@@ -4,7 +4,7 @@
 If CUDA's driver does not open, cumem works on an emulated device or raises an error.
 Neither is always right: a laptop without a GPU should run every example, and a training
 job whose container was started without ``--gpus all`` should not compute for a day on an
-emulated device. Two questions decide, which are answered from files and never by CUDA:
+emulated device. Two questions decide. They are answered from files, and never by CUDA:
 
 - *Hardware*: is there an NVIDIA GPU in this machine?
 - *Intent*: was this process meant to use it? A driver library, device nodes and
@@ -13,7 +13,7 @@ emulated device. Two questions decide, which are answered from files and never b
 If both answers are yes, a driver that does not open is an error. If either is no, the
 device is emulated: images with CUDA's libraries run on machines without a GPU, and pods
 that were given no GPU run on machines that have some. A user who hides all GPUs by
-``CUDA_VISIBLE_DEVICES`` has asked for emulation as well.
+``CUDA_VISIBLE_DEVICES`` also gets emulation.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ def visible(said: str, uuids: Sequence[str]) -> tuple[list[int], str | None]:
     Returns
     -------
     devices : list of int
-        The devices by CUDA's rules: the list ends before the first entry that names no
-        device or several, and there are none if one device is named twice.
+        The devices by CUDA's rules. The list ends before the first entry that names no
+        device, or several devices, and it is empty if a device is named twice.
     doubt : str or None
-        What leaves the number of devices in doubt, such as an entry of which CUDA's rules
-        say nothing; None if there is no doubt.
+        Why the number of devices is in doubt, for instance because CUDA's rules do not
+        cover an entry; None if there is no doubt.
 
     Notes
     -----
@@ -130,7 +130,7 @@ _BLANKS = " \t"
 
 
 def _named(entry: str, uuids: Sequence[str]) -> tuple[int | None, str | None]:
-    """Return the device that an entry names, and what is in doubt; either may be None."""
+    """Return the device that an entry names, and a reason for doubt; either may be None."""
     name = entry.strip(_BLANKS)
     unclear = f"how CUDA reads {entry!r}"
     if name.startswith(_DIGITS):
@@ -156,7 +156,7 @@ class Judgement(NamedTuple):
     """
 
     may_emulate: bool  #: Whether to use the emulated device.
-    why: str  #: Why to emulate, or what the error says about cause and cure.
+    why: str  #: The reason for emulation, or the error's text about cause and cure.
 
 
 def judge_failure(
@@ -165,7 +165,7 @@ def judge_failure(
     environment: Mapping[str, str] = os.environ,
     has_library: Callable[[], bool] | None = None,
 ) -> Judgement:
-    """Decide what to do after a driver did not open; the extension calls this.
+    """Decide for the extension what to do after a driver did not open.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def judge_failure(
 
 
 def _reason(code: int, there: str | None) -> str:
-    """Return the reason for emulation where it is allowed."""
+    """Return the reason why the device is emulated."""
     if code == _NO_DEVICE:
         return "the CUDA driver sees no device (cudaErrorNoDevice)"
     if code == _INSUFFICIENT_DRIVER:
@@ -241,7 +241,7 @@ def _nodes(base: Path) -> list[str]:
 
 
 def _has_library() -> bool:
-    """Return whether the loader finds the driver's library, as the runtime needs it."""
+    """Return whether the loader finds the driver's library, which the runtime loads."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

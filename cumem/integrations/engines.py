@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SleepMode`: regions by tag, with the calls by which inference engines sleep and wake.
+"""`SleepMode`: regions by tag, for inference engines that put memory to sleep.
 
 An engine asks an allocator for memory under a tag, such as "weights" or "kv_cache", and
 later lets tags sleep and wake. vLLM calls its ``CuMemAllocator`` for that, and SGLang and
-the frameworks of reinforcement learning call ``torch_memory_saver``. A `SleepMode` answers
-the calls of both, so that it can stand in the place of either. Under each tag it has a
-`Region`, and it lets PyTorch allocate there by `cumem.integrations.torch.using`.
+the frameworks of reinforcement learning call ``torch_memory_saver``. A `SleepMode` has the
+methods of both, so that it can take the place of either. Under each tag it has a `Region`,
+and it lets PyTorch allocate there by `cumem.integrations.torch.using`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DEFAULT_TAG = "default"
 #: The tags whose contents each of vLLM's sleep levels keeps.
 _KEPT_BY_LEVEL: dict[int, tuple[str, ...]] = {1: ("weights",), 2: ()}
 
-#: What torch_memory_saver has and a SleepMode has not, and what to type in its place.
+#: The members of torch_memory_saver that a SleepMode lacks, and what to type instead.
 _ELSEWHERE = {
     "hook_mode": "nothing: cumem replaces no function of CUDA's",
     "memory_margin_bytes": 'cumem.set_limit("device", nbytes)',
@@ -46,7 +46,7 @@ class SleepMode:
     Parameters
     ----------
     host : {'keep', 'release'}
-        What becomes of pinned memory after waking, as for `Region`.
+        What happens to pinned memory after waking, as for `Region`.
 
     Notes
     -----
@@ -58,12 +58,12 @@ class SleepMode:
     ==================  ==========================================================
 
     All of them act on the same regions. `cumem.sleep` and `cumem.wake` reach these by
-    their tags too. A tag under which there is no memory is passed over, since engines name
-    tags that they may not have used.
+    their tags too. A tag under which there is no memory is ignored, since engines may name
+    tags that they have not used.
 
     Regions whose contents are kept go to sleep before those whose contents are given up.
-    If one of them fails, those that this call has put to sleep are woken again, so that no
-    contents are lost before all the others are safe.
+    If putting one of them to sleep fails, the regions that this call has put to sleep are
+    woken again. So no contents are given up before all others are safe.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class SleepMode:
         self._host: Literal["keep", "release"] = host
         self._lock = threading.Lock()
         self._regions: dict[tuple[str, bool, int], Region] = {}
-        #: The MemPools of graphs that share their memory: see _capturing().
+        #: The MemPools of graphs that share their memory, as _capturing() needs them.
         self._graph_pools: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -100,17 +100,17 @@ class SleepMode:
     ) -> Iterator[Region]:
         """Take device memory that this thread allocates in the block from a region.
 
-        This holds for CUDA tensors of PyTorch and for buffers of cumem, on PyTorch's
-        current device. On the emulated device, whose memory PyTorch cannot use, it holds
-        for buffers alone.
+        This applies to CUDA tensors of PyTorch and to buffers of cumem, on PyTorch's
+        current device. On the emulated device, whose memory PyTorch cannot use, it applies
+        only to buffers.
 
         Parameters
         ----------
         tag : str
             The tag of the region, which is made when it is first needed.
         enable_cpu_backup : bool
-            Whether `pause` keeps the contents. Memory with and without it is in two
-            regions of the same tag.
+            Whether `pause` keeps the contents. Memory whose contents are kept and other
+            memory are in two regions of the same tag.
 
         Yields
         ------
@@ -151,10 +151,11 @@ class SleepMode:
         tag: str = _DEFAULT_TAG,
         enable_cpu_backup: bool = False,
     ) -> Iterator[Region]:
-        """Capture a CUDA graph in the block, whose own memory is in a region.
+        """Capture a CUDA graph in the block, with the graph's own memory in a region.
 
-        It is ``torch.cuda.graph`` over a region. What `region` serves in the same thread
-        meanwhile is not in the graph's region, so use this outside such blocks.
+        This calls ``torch.cuda.graph`` with memory of a region. Use it outside blocks of
+        `region`: inside one, allocations of the same thread would not come from the graph's
+        region.
 
         Parameters
         ----------
@@ -185,8 +186,8 @@ class SleepMode:
 
         Notes
         -----
-        Results that lie in the graph's memory are undefined after `resume`, unless they
-        were kept. Every replay fills them again.
+        Results in the graph's memory are undefined after `resume`, unless the contents were
+        kept. Every replay computes them again.
 
         Examples
         --------
@@ -209,7 +210,8 @@ class SleepMode:
     def disable(self) -> Iterator[None]:
         """Take device memory in the block from cumem's default pool, which does not sleep.
 
-        Use it inside a block of `region`, for what is needed while that region sleeps.
+        Use it inside a block of `region`, for memory that is needed while that region
+        sleeps.
 
         Examples
         --------
@@ -235,17 +237,14 @@ class SleepMode:
         """Put the memory under a tag to sleep.
 
         Contents are kept if ``enable_cpu_backup`` said so, and are given up otherwise.
-        Memory that sleeps already stays as it is.
-
-        Parameters
-        ----------
-        tag : str, optional
-            The tag; None means all of them.
+        Nothing changes for memory that sleeps already. Parameters ---------- tag : str,
+        optional
+            The tag; None means all tags.
 
         Raises
         ------
         BufferError, CudaError, OutOfMemoryError
-            As for `Region.sleep`. What this call has put to sleep is awake again.
+            As for `Region.sleep`. Regions that this call put to sleep are awake again.
         """
         named = _read_tags(tag, "tag")
         self._put_to_sleep(
@@ -260,7 +259,7 @@ class SleepMode:
         Parameters
         ----------
         tag : str, optional
-            The tag; None means all of them.
+            The tag; None means all tags.
 
         Raises
         ------
@@ -271,7 +270,7 @@ class SleepMode:
 
     @property
     def enabled(self) -> bool:
-        """True, because memory does sleep; SGLang asks for it."""
+        """True, which tells SGLang that memory really sleeps."""
         return True
 
     # -- the calls of vLLM's allocator -----------------------------------------------------
@@ -281,7 +280,8 @@ class SleepMode:
     ) -> contextlib.AbstractContextManager[Region]:
         """Take device memory in a ``with`` block from a region whose contents are kept.
 
-        It is `region` with ``enable_cpu_backup=True``. `sleep` decides anew by its tags.
+        This is `region` with ``enable_cpu_backup=True``. But `sleep` keeps or gives up
+        contents by its own `offload_tags`.
 
         Parameters
         ----------
@@ -323,7 +323,7 @@ class SleepMode:
         ValueError
             If there is no such level.
         BufferError, CudaError, OutOfMemoryError
-            As for `Region.sleep`. What this call has put to sleep is awake again.
+            As for `Region.sleep`. Regions that this call put to sleep are awake again.
 
         Notes
         -----
@@ -373,7 +373,7 @@ class SleepMode:
     def discard(self, tags: Iterable[str] | str) -> None:
         """Put the memory under some tags to sleep, and give its contents up.
 
-        Memory that sleeps already stays as it is, and so do the contents kept for it.
+        Nothing changes for memory that sleeps already, not even for contents that are kept.
 
         Parameters
         ----------
@@ -391,13 +391,13 @@ class SleepMode:
         )
 
     def get_current_usage(self) -> int:
-        """Return how many bytes are allocated under all tags, asleep or awake."""
+        """Return the number of bytes that are allocated under all tags, asleep or awake."""
         return sum(region.pool.stats().live_nbytes for _, region in self._all())
 
     # -- regions ---------------------------------------------------------------------------
 
     def _open(self, tag: str, keeps: bool) -> Region:
-        """Return the region for a tag, a new one if there is none that is open."""
+        """Return the open region for a tag, and make one if there is none."""
         index = _core._device(None, "device", True).index
         key = (tag, keeps, index)
         with self._lock:
@@ -407,13 +407,13 @@ class SleepMode:
         return found
 
     def _all(self) -> list[tuple[tuple[str, bool, int], Region]]:
-        """Return all open regions with their keys, in the order of their making."""
+        """Return all open regions with their keys, in the order in which they were made."""
         with self._lock:
             pairs = list(self._regions.items())
         return [(key, region) for key, region in pairs if not region.pool.closed]
 
     def _put_to_sleep(self, chosen: Iterable[tuple[Region, bool]]) -> None:
-        """Put regions to sleep, those first whose contents are kept, or none of them."""
+        """Put all these regions to sleep, or none, those with kept contents first."""
         with contextlib.ExitStack() as undo:
             for region, keeps in sorted(chosen, key=lambda each: not each[1]):
                 if not region.is_asleep:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors about memory of other libraries, and questions to them, for the extension."""
+"""Errors about memory of other libraries, and checks of it, for the extension."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cumem.interchange.structures import is_functional
 def refuse_object(obj: object, what: str) -> NoReturn:
     """Raise a TypeError that says what the memory should be."""
     kind = type(obj)
-    is_store = hasattr(kind, "__setitem__") and hasattr(kind, "shape")  # like h5py's
+    is_store = hasattr(kind, "__setitem__") and hasattr(kind, "shape")  # as in h5py
     hint = "; to store values there, assign: obj[...] = buf.to_numpy()"
     raise TypeError(
         f"an object of type {kind!r} {what}: expected a Buffer, a NumPy array, or an "
@@ -42,7 +42,7 @@ def refuse_shared(
 
 
 def find_table(kind: type) -> object:
-    """Return the capsule of DLPack's C functions in the type itself, or None."""
+    """Return the capsule with DLPack's C functions that a type has, or None."""
     return getattr(kind, "__dict__", {}).get("__dlpack_c_exchange_api__")
 
 
@@ -56,23 +56,23 @@ def check_sign(tensor: Any) -> None:
 
 
 def refuse_tensor(tensor: Any) -> None:
-    """Raise an error that says why a tensor of PyTorch's cannot be imported.
+    """Raise an error that says why a tensor of PyTorch cannot be imported.
 
-    It returns if the tensor is an ordinary one, so that the reason is another.
+    Return if nothing is special about the tensor, so that there must be another reason.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
         return
     try:
         what = _what_tensor_is(torch, tensor)
-    except Exception:  # the PyTorch is old, or the type is a subclass without answers
+    except Exception:  # PyTorch is old, or the tensor's class does not support this
         return
     if what is not None:
         raise BufferError(f"{type(tensor).__name__} of PyTorch: {what}")
 
 
 def _what_tensor_is(torch: Any, tensor: Any) -> str | None:
-    """Say in words what is special about a tensor and what to pass instead, or None."""
+    """Return what is special about a tensor and what to pass instead, or None."""
     dispatch = type(tensor).__torch_dispatch__ != torch.Tensor.__torch_dispatch__
     if is_functional(tensor):
         return (
@@ -108,7 +108,7 @@ def _what_tensor_is(torch: Any, tensor: Any) -> str | None:
 
 
 def fix_size(memory: Any) -> None:
-    """Keep a storage of PyTorch's on the CPU from being resized as long as it lives.
+    """Prevent a PyTorch storage on the CPU from being resized as long as it lives.
 
     PyTorch forbids resizing after `Tensor.numpy` was called. To make it do so for every
     dtype, and for tensors with gradients, an empty tensor of bytes over the same storage is
@@ -131,7 +131,7 @@ def refuse_moved(
 ) -> NoReturn:
     """Raise a BufferError, because the owner of a buffer's memory has replaced it.
 
-    `in_copy` says that a copy may have used the memory in the meantime.
+    `in_copy` says that a copy may have used the new or the old memory.
     """
     if isinstance(memory, np.ndarray):
         what, how = "array", "ndarray.resize()"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors about streams of other libraries, and questions to these libraries."""
+"""Errors about streams of other libraries, and a check whether those libraries capture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refuse_number(number: int, name: str) -> NoReturn:
 
 
 def refuse_device(function: str, device: int, devices: int) -> NoReturn:
-    """Raise a ValueError, because the memory is on other `devices`, a set of bits."""
+    """Raise a ValueError, because the memory is on other devices (bits of `devices`)."""
     places = [
         str(place) for place in range(devices.bit_length()) if devices >> place & 1
     ]

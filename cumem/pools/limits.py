@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of memory: their values in bytes, the blocks of `limit`, and CUMEM_LIMIT_...
+"""Limits of memory, which come from `set_limit`, blocks of `limit` and CUMEM_LIMIT_...
 
-A place, which is a kind of memory and the index of a device, has one limit at a time.
-While blocks of `limit` are open for it, the limit is that of the block entered last.
-Otherwise it is the one that `set_limit` set last, or the one that the driver began with.
-The extension has the limit that is in force; this module has the others.
+A *place* is a kind of memory together with the index of a device. It has one limit at a
+time. While blocks of `limit` are open for the place, that is the limit of the block entered
+last. Otherwise it is the limit that `set_limit` set last, or the initial one. The extension
+has the limit that is in force, and this module has the others.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from cumem.base.locks import make_lock
 from cumem.base.units import read_size
 from cumem.devices.device import Device
 
-#: A share of a device's memory is written as _SHARE plus its parts of _WHOLE, as in
-#: csrc/pool/budget.h: 50 % is _SHARE + 500_000_000. It becomes bytes when the driver
-#: starts, which alone knows how much memory the device has.
+#: A share of a device's memory is the number _SHARE + part, where the part is out of
+#: _WHOLE, as in csrc/pool/budget.h. So 50 % is _SHARE + 500_000_000. A share becomes bytes
+#: when the driver starts, since only the driver knows how much memory the device has.
 _SHARE, _WHOLE = 1 << 63, 10**9
 
 
 def read_limit(kind: Any, limit: Any, device: Any) -> list[tuple[int, int | None]]:
-    """Return what a call of `set_limit` sets: pairs of a device's index and a limit.
+    """Return the limits that a call of `set_limit` sets, as pairs of a device and a limit.
 
-    The limit is in bytes, a share as above, or None.
+    A limit is a number of bytes, a share as above, or None.
     """
     check_kind(kind)
     count = device_count()
@@ -49,7 +49,7 @@ def read_limit(kind: Any, limit: Any, device: Any) -> list[tuple[int, int | None
 
 
 def _nbytes(kind: str, limit: Any) -> int | None:
-    """Return a limit in bytes or as a share of a device's memory; None means no limit."""
+    """Return a limit in bytes or as a share, or None for no limit."""
     if limit is None:
         return None
     if kind not in PAGE_LOCKED:
@@ -73,7 +73,7 @@ def is_share(limit: int | None) -> bool:
 
 
 def limit_in_bytes(limit: int | None, index: int) -> int | None:
-    """Return the limit in bytes, for which a share starts the driver."""
+    """Return the limit in bytes. If it is a share, this starts the driver."""
     if limit is None or not is_share(limit):
         return limit
     return (limit - _SHARE) * Device(index).total_nbytes // _WHOLE
@@ -83,16 +83,16 @@ def limit_in_bytes(limit: int | None, index: int) -> int | None:
 
 _Place = tuple[str, int]  #: a kind, and the index of a device
 
-#: What `set_limit` set for a place since the driver was opened. If it was never called for
-#: a place, the first block notes here the limit that it replaces.
+#: The limit that `set_limit` set for each place since the driver was opened. If it was not
+#: called for a place, the first block stores here the limit that it replaces.
 _limits_set: dict[_Place, int | None] = {}
 #: The open blocks with their limits, in the order in which they were entered.
 _blocks: dict[_Place, list[tuple[object, int | None]]] = {}
-lock: threading.RLock = make_lock()  #: guards both; callers of the next three hold it
+lock: threading.RLock = make_lock()  #: guards both; callers of put to leave hold it
 
 
 def put(kind: str, index: int, nbytes: int | None) -> None:
-    """Set a limit for `set_limit`, which is in force unless a block is open."""
+    """Set the limit of `set_limit`, which is in force unless a block is open."""
     _limits_set[kind, index] = nbytes
     if not _blocks.get((kind, index)):
         _core._limit(kind, index, nbytes)
@@ -107,7 +107,7 @@ def enter(block: object, kind: str, index: int, nbytes: int | None) -> None:
 
 
 def leave(block: object, kind: str, index: int) -> None:
-    """End a block, and put the limit in force that follows from the rest."""
+    """End a block, and put the limit of the remaining blocks or of `set_limit` in force."""
     place = kind, index
     left = [each for each in _blocks[place] if each[0] is not block]
     _blocks[place] = left
@@ -120,9 +120,10 @@ def begin(
     """Return the limits of a driver that has just opened, by kinds and devices.
 
     The extension calls this with the number of devices and the limit that page-locked
-    memory has by default; the other kinds have none. The limits of the environment are
-    returned, unless one is wrong, and those of open blocks in place of them. Shares are of
-    `usable`, the memory that the process may use, or of each device's memory.
+    memory has by default; the other kinds have no limit by default. The result has the
+    limits from the environment, or in their place those of open blocks. Raise a ValueError
+    if a variable is wrong. Shares are parts of `usable`, the memory that the process may
+    use, or of each device's memory.
     """
     with lock:
         said: dict[_Place, int | None] = {}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries to relieve a shortage of memory, and writes the texts of OutOfMemoryError.
+"""Tries to make room when memory is short, and writes the texts of OutOfMemoryError.
 
-The extension has already waited for memory in flight and trimmed pools when it calls
-`relieve`, which calls the user's callbacks and collects garbage, and tries the allocation
-again after each step. If all of this fails, `explain` fills the error with the numbers of
-the pool, the limits and the device, and with advice that follows from the numbers.
+The extension first waits for memory in flight and trims pools, and then calls `relieve`.
+This calls the user's callbacks and collects garbage, and tries the allocation again after
+each step. If all of this fails, `explain` fills the error with the numbers of the pool, the
+limits and the device, and with advice that follows from the numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _T = TypeVar("_T")
 
 _LIMIT_MET = "CM_ELIMIT"
 
-#: Callbacks and finalisers may allocate and run out of memory themselves. The callbacks are
-#: not called again for that.
+#: Remembers for each thread whether it is calling callbacks. Callbacks and finalisers may
+#: allocate and run out of memory themselves, and no callbacks are called for that.
 _depth = threading.local()
 
 
@@ -53,8 +53,8 @@ def _relieve(
 ) -> None:
     """Call `retry` with each callback, and then, after a garbage collection, with None.
 
-    This ends as soon as `retry` returns True, which means that there is nothing left to
-    try. What was done is added to `tried`.
+    This ends as soon as `retry` returns True, which means that no more tries are needed.
+    The steps that were taken are added to `tried`.
     """
     if getattr(_depth, "is_inside", False):
         return
@@ -75,7 +75,7 @@ def _relieve(
 class _Unraised:
     """Passes an exception of a callback to ``sys.unraisablehook`` when it is dropped.
 
-    Python code has no other way to call the hook with arguments of its own.
+    Python code has no other way to call the hook for an exception of its own.
     """
 
     def __init__(self, callback: object, error: Exception) -> None:
@@ -100,10 +100,11 @@ def describe_spill(
     is_contended: int,
     failure: Exception | None,
 ) -> str:
-    """Say what a pool with ``spill="pinned"`` has put into pinned memory, and what not.
+    """Return a text about the buffers that a pool has spilled, and those that it could not.
 
-    `count` buffers with `nbytes` bytes were. The next four say how many could not be, by
-    the reason. `failure` is why bytes could not be saved.
+    `count` buffers with `nbytes` bytes were spilled. The next four arguments are the
+    numbers of buffers that could not be spilled, by the reason. `failure` is the error with
+    which bytes could not be saved, or None.
     """
     buffers = "buffer" if count == 1 else "buffers"
     text = f"spilled {count} {buffers}, {format_nbytes(nbytes)}, to pinned memory"
@@ -129,7 +130,7 @@ def describe_spill(
 
 
 def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
-    """Return the answer of `lock`, for `register`.
+    """Return the result of `lock`, which page-locks memory for `register`.
 
     If there is no room for more page-locked memory, callbacks are called and garbage is
     collected, as for an allocation, and `lock` is tried again.
@@ -137,7 +138,7 @@ def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
     Raises
     ------
     OutOfMemoryError
-        The last error of `lock`, which has trimmed the pools before.
+        The last error of `lock`, which itself trims the pools first.
     """
     try:
         return lock()
@@ -175,17 +176,18 @@ def lock_pages(lock: Callable[[], _T], kind: str, device: int) -> _T:
 
 @dataclasses.dataclass
 class _Numbers:
-    """The numbers of an error; all but the first three are attributes of the error."""
+    """The numbers of an error. All but the first three are attributes of the error too."""
 
     stats: PoolStats
-    smallest_limit: int | None  #: the smallest limit, however much of each is in use
+    smallest_limit: int | None  #: the smallest limit, even if another has less left
     left: int | None  #: how much is left of `limit`
     requested: int
     kind: str
     device: int
     tried: tuple[str, ...]
     limit: int | None  #: the limit of which the least is left
-    others: int  #: held by other pools under `limit`, or by all of this kind if None
+    #: The bytes of other pools under `limit`, or without one, of other pools of this kind.
+    others: int
     driver_free: int | None = None
     driver_total: int | None = None
     outside: int | None = None
@@ -203,9 +205,9 @@ def explain(
 ) -> None:
     """Give the error its numbers, its advice and the end of its text.
 
-    An error that is not about memory only gets a note with what was asked for. `budgets`
-    are pairs of a limit and how much of it is used: first those of the pool itself, then
-    those that the pool counts against as well.
+    An error that is not about memory only gets a note with the requested size. `budgets`
+    are pairs of a limit and the bytes that are used of it. The pool's own limit comes
+    first, and then the others that the pool counts against.
     """
     if not isinstance(error, OutOfMemoryError):
         what = f"{requested} bytes of {kind} memory for device {device}"
@@ -259,8 +261,8 @@ def refuse_locking(
 ) -> NoReturn:
     """Raise the error of `register`, with its numbers, its advice and the end of its text.
 
-    `budgets` are pairs of a limit and how much of it is used, first for pinned memory and
-    then for all page-locked memory.
+    `budgets` are pairs of a limit and the bytes that are used of it, first for pinned
+    memory and then for all page-locked memory.
     """
     if not isinstance(error, OutOfMemoryError):
         advice = advise_on_host(requested, _core._host_memory().available_nbytes, True)
@@ -300,7 +302,7 @@ def refuse_locking(
 
 
 def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
-    """Add the device's numbers, unless the driver fails: the first error matters more."""
+    """Add the device's numbers, if the driver answers: the first error matters more."""
     try:
         free, total = _core._device_memory(numbers.device)
     except CudaError:
@@ -326,20 +328,20 @@ def _advise(numbers: _Numbers, error: OutOfMemoryError) -> str:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Return whether the driver refused to page-lock memory, or to lock so much of it."""
+    """Return whether the driver refused to page-lock memory, or this much of it."""
     return (
         getattr(error, "call", None) in _LOCKING_CALLS
         and getattr(error, "name", None) in _REFUSALS
     )
 
 
-#: The calls of the CUDA runtime that lock pages, and their errors if it is refused.
+#: The calls of the CUDA runtime that lock pages, and the errors with which they refuse.
 _LOCKING_CALLS = ("cudaHostRegister", "cudaHostAlloc")
 _REFUSALS = ("cudaErrorMemoryAllocation", "cudaErrorNotSupported")
 
 
 def advise_on_host(requested: int, available: int | None, was_refused: bool) -> str:
-    """Say what to do if memory cannot be page-locked."""
+    """Return advice for memory that cannot be page-locked."""
     if was_refused and (available is None or available >= requested):
         return (
             f"the driver refuses to page-lock {_size(requested)} although the host has "

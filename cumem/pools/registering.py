@@ -31,7 +31,7 @@ _Registered = _core.PinnedBuffer | _core.MappedBuffer
 if TYPE_CHECKING:
     import typing_extensions
 
-    #: The type of the buffer in a `Registration`, which may be either.
+    #: The type of the buffer in a `Registration`: a PinnedBuffer or a MappedBuffer.
     _R_co = typing_extensions.TypeVar(
         "_R_co", bound=_Registered, default=_Registered, covariant=True
     )
@@ -44,8 +44,8 @@ else:
 class Registration(Generic[_R_co]):
     """Memory that `register` page-locked.
 
-    In a ``with`` block the target is the buffer. The memory is also unlocked when the last
-    reference to the buffer and its views is dropped.
+    The target of a ``with`` statement is the buffer. The memory is also unlocked when the
+    last reference to the buffer and its views is dropped.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class Registration(Generic[_R_co]):
 
     @property
     def nbytes(self) -> int:
-        """The bytes from the first to the last element, including gaps between them."""
+        """The bytes from the first to the last element, including gaps between elements."""
         return self._nbytes
 
     def close(self) -> None:
@@ -92,15 +92,15 @@ class Registration(Generic[_R_co]):
             If the buffer or a view of it is exported, or another thread works on it; the
             memory stays locked then.
         CudaError
-            If work that uses the memory failed, or the unlocking did.
+            If work that uses the memory failed, or the memory could not be unlocked.
 
         Notes
         -----
         **Blocks** until the transfers and streams that use the memory are done with it,
-        and if it was exported, also until the device is idle, with the GIL released.
+        with the GIL released. If it was exported, this also waits until the device is idle.
         Ctrl-C ends the wait for transfers and streams, and the memory stays locked. This
-        does not wait for copies that were given the array itself, or an array that shares
-        a page with it. Such pages are unlocked when the last of those copies is done.
+        does not wait for copies that were given the array itself, or an array that shares a
+        page with it. Such pages are unlocked when the last of those copies is done.
         """
         self._end(False)
 
@@ -114,7 +114,7 @@ class Registration(Generic[_R_co]):
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Close the registration; if the buffer is exported, when the last export ends."""
+        """Close the registration; if the buffer is exported, do so when the exports end."""
         self._end(True)
 
     def _end(self, defers: bool) -> None:
@@ -194,18 +194,20 @@ def register(
     mapped : bool
         Whether to return a `MappedBuffer`, which kernels can reach as well.
     read_only : bool, optional
-        By default the buffer is read-only if `obj` is. True returns a read-only buffer of
-        anything, and False a writable one or an error. A mapping that may not be written
-        is locked for reading only, if the device can do that; other pages of a read-only
+        By default the buffer is read-only if `obj` is. True always returns a read-only
+        buffer, and False a writable one or an error. A mapping that may not be written is
+        locked for reading only, if the device can do that. Other pages of a read-only
         object are locked as usual.
     device : Device, int or str, optional
-        The device in whose context the memory is locked; it is locked for all devices.
+        The device in whose context the memory is locked. All devices can use the locked
+        memory.
 
     Returns
     -------
     Registration
         An object whose ``buffer`` has the shape, dtype and strides of `obj` and shares its
-        memory. In a ``with`` block the target is that buffer, and the end unlocks it.
+        memory. The target of a ``with`` statement is that buffer, and the end of the block
+        unlocks the memory.
 
     Raises
     ------
@@ -215,27 +217,28 @@ def register(
         If the device does not exist, the shape of `obj` makes no sense, or
         ``read_only`` is False and `obj` is read-only.
     OutOfMemoryError
-        If a limit of pinned memory has no room for it, or the driver refuses to lock that
-        much. Nothing stays locked then.
+        If a limit of pinned memory has no room for `obj`, or the driver refuses to lock
+        that much. Nothing stays locked then.
     CudaError
-        If it cannot be locked for another reason; or with ``mapped``, if it was locked
-        before in parts that have no common address for devices (a note says where).
+        If the memory cannot be locked for another reason. With ``mapped``, also if it was
+        locked before in parts that do not follow each other in the addresses of devices; a
+        note says where.
 
     Notes
     -----
-    Memory that cumem or another library has locked already is not locked again, and is not
-    an error. The buffer and its views keep `obj` alive. **Blocks** while
-    pages are locked, with the GIL released.
+    Memory that cumem or another library has locked already causes no error, and is not
+    locked again. The buffer and its views keep `obj` alive. **Blocks** while pages are
+    locked, with the GIL released.
 
     Locked memory counts as pinned memory in `stats` (as ``"registered"``), in
     `memory_info` and against the limits of `set_limit`, each page once and until it is
     unlocked. Pages that another library had locked before do not count.
 
     Whole pages are locked, with everything else that is on the first and the last of them.
-    CUDA refuses one copy across the edge of locked pages (cudaErrorInvalidValue). cumem's
-    own copies are cut there, but those of other libraries are not, and a neighbour on
-    such a page, like a small array of the same heap, may cross that edge. Memory that
-    begins and ends at page boundaries, as an ``mmap`` does, has no neighbours.
+    CUDA refuses a copy across the edge of locked pages (cudaErrorInvalidValue). cumem's own
+    copies are cut there, but those of other libraries are not. So another library's copy of
+    a small array that lies across that edge may fail. Memory that begins and ends at page
+    boundaries, as an ``mmap`` does, has no neighbours.
 
     Examples
     --------
@@ -272,8 +275,8 @@ def register(
 def _can_lock_read_only(index: int) -> bool:
     """Return whether the device can lock pages that may not be written.
 
-    If it cannot, only writable pages can be locked; those of a read-only object often are
-    writable.
+    If it cannot, only writable pages can be locked. The pages of a read-only object are
+    often writable.
     """
     return bool(_core._device_attribute(index, "host_register_read_only"))
 
@@ -314,7 +317,7 @@ def _import_host(obj: Any) -> _core.Buffer:
 
 
 def refuse_mapping(error: Exception, has_parts: bool, offset: int) -> NoReturn:
-    """Raise the error with a note which says why devices got no address for the memory."""
+    """Raise the error, with a note that says why devices got no address for the memory."""
     why = (
         f"parts of the memory were page-locked before, and from byte {offset} on devices "
         "reach it by an address that does not follow on: end the earlier registration "

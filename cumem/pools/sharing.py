@@ -38,7 +38,7 @@ def shared_pinned(
 
     The first process that opens the name makes the memory. Every other one gets the same
     bytes, whether it was forked, spawned or started by hand. The memory is given back when
-    the last process has dropped its buffers or has ended, also if it was killed.
+    the last process has dropped its buffers or has ended, even if it was killed.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ def shared_pinned(
     dtype : dtype_like
         Any NumPy dtype without Python objects, the same in all processes.
     numa_node : int, optional
-        The NUMA node whose memory the pages are to be from. It counts in the process that
-        makes the memory, and is only checked in the others.
+        The NUMA node from whose memory the pages should come. Only the process that makes
+        the memory uses this argument; the others only check it.
 
     Returns
     -------
@@ -61,34 +61,33 @@ def shared_pinned(
     ------
     ValueError
         If the name is in use with another shape or dtype (the text says both), a length is
-        negative, or the name or the node cannot be.
+        negative, the name is not allowed, or the node does not exist.
     TypeError
         If an argument has the wrong type, or the dtype holds Python objects.
     OutOfMemoryError
-        If the process may not use that much more memory, which is found out before any of
-        it is made.
+        If the process may not use that much more memory. This is checked before any memory
+        is made.
     BufferError
-        If other processes use the name, but none of them lets this process have the
-        memory: they run in another container, or have switched off
-        ``PR_SET_DUMPABLE``.
+        If other processes use the name, but none of them can give this process access. They
+        may run in another container, or have switched off ``PR_SET_DUMPABLE``.
     OSError
-        If the system refuses, for example because another user has made the folder in
-        which the names are (``/dev/shm/cumem-UID``).
+        If the system refuses, for example because another user has created the folder that
+        contains the names (``/dev/shm/cumem-UID``).
 
     Notes
     -----
-    **Blocks** while the memory is made, with the GIL released; processes that open the
-    name meanwhile wait for that, and Ctrl-C ends their wait. If the process that makes it
-    is killed, one of those that wait makes it instead.
+    **Blocks** while the memory is made, with the GIL released. Processes that open the name
+    meanwhile wait for that, and Ctrl-C ends their wait. If the process that makes the
+    memory is killed, one of the waiting processes makes it instead.
 
-    The pages have their memory when the call returns, but no process has page-locked them
-    yet. Each process does that at its first copy between the buffer and a device, in a
-    context of that device, and no other. From then on they count as page-locked memory
+    When the call returns, the pages exist, but no process has page-locked them yet. Each
+    process locks them at its first copy between the buffer and a device, and creates a
+    context only on that device. From then on they count as page-locked memory
     (``"registered"`` in `stats`) and against the limits of that process.
 
-    All buffers of one name in a process share one mapping. Copies are put in order among
-    those that use the same buffer and its views. Use locks or messages for an order among
-    processes.
+    All buffers of one name in a process share one mapping. Copies that use the same buffer
+    or its views are ordered among each other. Use locks or messages to order the copies of
+    several processes.
 
     A pickle of the buffer, or of a view, holds no bytes. Unpickling opens the same memory
     if any process still has it, and otherwise raises a RuntimeError.
@@ -151,7 +150,7 @@ def _read_shape(shape: Any) -> tuple[int, ...]:
 
 
 def _strides(lengths: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the strides in bytes of C's order; an axis of length 0 counts as 1."""
+    """Return the strides in bytes for C order, as if axes of length 0 had length 1."""
     strides = []
     for length in reversed(lengths):
         strides.append(itemsize)
@@ -160,7 +159,7 @@ def _strides(lengths: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def refuse_form(name: str, asked: str, found: str) -> NoReturn:
-    """Raise a ValueError, because the name is in use for something else."""
+    """Raise a ValueError, because the name is in use with another shape or dtype."""
     raise ValueError(
         f"the name {name!r} is in use for {found}, and cannot be opened for {asked}: take "
         "another name, or open it with the shape and the dtype that it has"
@@ -168,7 +167,7 @@ def refuse_form(name: str, asked: str, found: str) -> NoReturn:
 
 
 def refuse_gone(name: str) -> NoReturn:
-    """Raise a RuntimeError, because nobody has the memory of a pickle any more."""
+    """Raise a RuntimeError, because no process has the memory of a pickle any more."""
     raise RuntimeError(
         f"the shared memory {name!r} of this pickle is gone, since its last user has "
         "dropped it or ended: a pickle holds no bytes, so whoever sends it must keep the "
@@ -177,7 +176,7 @@ def refuse_gone(name: str) -> NoReturn:
 
 
 def refuse_unreachable(name: str) -> NoReturn:
-    """Raise a BufferError, because the users of the memory cannot be reached."""
+    """Raise a BufferError, because no process that has the memory gives access to it."""
     raise BufferError(
         f"the name {name!r} is in use, but no process that uses it lets this one have the "
         "memory: they may run in another container, or with PR_SET_DUMPABLE or "

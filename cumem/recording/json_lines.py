@@ -106,13 +106,13 @@ def read(path: str | os.PathLike[str]) -> Log:
     Returns
     -------
     Log
-        The log, in which stacks are numbered anew.
+        The log. Its stacks have new numbers.
 
     Raises
     ------
     ValueError
-        If it is not such a file, is cut short, or has a line that makes no sense, whose
-        number the message has.
+        If the file is not of this format, is cut short, or has a line that cannot be
+        read. The message has the number of that line.
     OSError
         If the file cannot be read.
     """

@@ -689,9 +689,7 @@ def _roots() -> list[Any]:
 def _running_frames() -> list[types.FrameType]:
     """Return the running frames of functions, without those of this file."""
     found: list[types.FrameType] = []
-    frame: (
-        types.FrameType | None
-    )  # ends as None, since its own frame would make a cycle
+    frame: types.FrameType | None  # None in the end, as its own frame makes a cycle
     for frame in list(sys._current_frames().values()):
         while frame is not None:
             if frame.f_globals is not globals() and not _is_module(frame):

@@ -36,7 +36,7 @@ from cumem.recording.pairing import (
 
 __all__ = ["data", "render", "write"]
 
-MOST_LANES: Final = 32  # per direction; transfers that would need more share the last
+MOST_LANES: Final = 32  # per direction; if more are needed, transfers share the last
 _TYPES: Final = ("u1", "i1", "u2", "i2", "u4", "i4")
 _LEVEL: Final = 1  # six times as fast as level 6, with 3 % more bytes
 
@@ -86,14 +86,14 @@ def render(log: Log) -> str:
         packed += small.tobytes() + bytes(-small.nbytes % 8)
     header["columns"] = directory
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    said = json.dumps(header).replace("<", "\\u003c")  # so no "</script>" can end it
+    said = json.dumps(header).replace("<", "\\u003c")  # no "</script>" can end the data
     body = base64.b64encode(zlib.compress(packed, _LEVEL)).decode()
     before, between, after = text.replace("__DATA__", "__HEADER__").split("__HEADER__")
     return f"{before}{said}{between}{body}{after}"
 
 
 def data(log: Log) -> tuple[dict[str, Any], _Columns]:
-    """Return what the page shows, as plain data and as columns.
+    """Return the data that the page shows, as plain data and as columns.
 
     Parameters
     ----------
@@ -106,7 +106,8 @@ def data(log: Log) -> tuple[dict[str, Any], _Columns]:
     columns : dict of str to ndarray
         Columns of lives (``life_…``), of changes (a life's beginning or end), of transfers,
         of other events (``moment_…``), and of sites, which are the combinations of stack,
-        tag and kind that allocations have. Times are differences to the row before, in ns.
+        tag and kind that allocations have. Times are differences from the previous row, in
+        ns.
     """
     lives = pair(log)
     rows = lives.rows
@@ -183,7 +184,7 @@ def _of_lives(
 
 
 class _Table:
-    """Sorted distinct values; indexing by an array gives the places of its values."""
+    """Sorted distinct values; indexing by an array returns the places of its values."""
 
     def __init__(self, known: NDArray[Any]) -> None:
         self.known = known
@@ -206,8 +207,8 @@ def _last_ns(rows: NDArray[Any]) -> int:
 def _smallest(column: NDArray[Any]) -> NDArray[Any]:
     """Return the column in the smallest type that can hold it.
 
-    A column that no integer type here can hold becomes float64, which is exact up to
-    2**53.
+    A column that does not fit in any of the integer types becomes float64, which is exact
+    up to 2**53.
     """
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     for name in _TYPES:

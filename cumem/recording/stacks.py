@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns the recorder's stacks into lines of source, when somebody asks for them.
+"""Turns the recorder's stacks into lines of source when a reader needs them.
 
 The recorder stores a frame as a code object and an offset into its bytecode, which is
-quick. Looking up the line of that offset is slow, so it is done once per frame and only
-here.
+quick. Looking up the line of that offset is slow, so it is done only here, and once per
+frame.
 """
 
 from __future__ import annotations

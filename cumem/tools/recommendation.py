@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says which kind of memory to use, following docs/which-memory.md and benchmark figures.
+"""Recommends a kind of memory, by docs/which-memory.md and the figures of benchmarks.
 
 The rules of that page decide about memory that kernels touch in place. For memory that is
-copied, the figures of ``python -m cumem bench`` decide if there are any: the kind with the
-least total time for the first allocation and all copies wins.
+copied, the figures of ``python -m cumem bench`` decide if there are any. The kind with the
+least total time for the first allocation and all copies is recommended.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _REUSES: Final = ("once", "many")
 _ACCESSES: Final = ("host", "host-writes", "host-reads", "device", "both")
 _SHARINGS: Final = ("none", "processes", "libraries", "devices")
 
-_FEW_BYTES = 4096  #: up to this size a kernel may as well read across the link
-_MANY = 10  #: from so many uses on a buffer is worth keeping, if nothing was measured
+_FEW_BYTES = 4096  #: up to this size, kernels can read across the link at little cost
+_MANY = 10  #: without figures, a buffer with this many uses is worth keeping
 _MOST_BYTES = 16 << 20  #: the largest results file that is read
 _MOST_SECONDS = 1e9  #: the longest time that a case of a results file may have
-_SAME = 1.05  #: a kind that is faster by less than this factor is not preferred
+_SAME = 1.05  #: a kind that is faster by less than this factor counts as equally fast
 
 #: The call that makes memory of a kind.
 _CALLS: Final = {
@@ -57,7 +57,7 @@ _BY_CHUNKS = "to copy it chunk by chunk, with cumem.chunks()"
 @found_in("cumem.types")
 @dataclasses.dataclass(frozen=True)
 class Recommendation(Answer):
-    """Which memory to use, and why, as `recommend` returns it.
+    """A recommended kind of memory and the reason, as `recommend` returns it.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Recommendation(Answer):
     alternatives : tuple of (str, str)
         Other kinds, each with the case in which to prefer it.
     source : str
-        What decided: ``"rules"``, or the date and the device of the results that did.
+        The basis of the decision: ``"rules"``, or the date and the device of the results.
     figures : Mapping of str to float
         The seconds that each compared kind takes for allocation and all copies; empty if
         only rules decided.
@@ -120,7 +120,7 @@ def recommend(
     device: object = None,
     figures: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Recommendation:
-    """Say which kind of memory to use, and why.
+    """Recommend a kind of memory, and give the reason.
 
     Parameters
     ----------
@@ -130,10 +130,9 @@ def recommend(
         How often in its life the buffer is filled and copied, or used in place by a kernel.
     access : {'host', 'host-writes', 'host-reads', 'device', 'both'}
         Who touches the bytes in place. 'host' means the processor, while the device only
-        receives or sends copies. 'host-writes' means in addition that the processor only
-        writes, from front to back, and 'host-reads' that it only reads what the device has
-        sent. 'device' means only kernels. 'both' means kernels and the processor, without
-        a copy.
+        receives or sends copies. With 'host-writes' the processor only writes, from front
+        to back, and with 'host-reads' it only reads bytes that the device has sent.
+        'device' means only kernels. 'both' means kernels and the processor, without a copy.
     sharing : {'none', 'processes', 'libraries', 'devices'}
         Who else uses the memory: nobody, other processes, a library that has allocated it
         itself, or several devices.
@@ -164,8 +163,8 @@ def recommend(
     -----
     The rules are those of docs/which-memory.md. Figures decide between ordinary, pinned
     and write-combined memory that is copied. The kind with the least time for the first
-    allocation and all copies wins, but a simpler kind is preferred if it is within 5 %.
-    This function measures nothing.
+    allocation and all copies is recommended, but a simpler kind is preferred if it takes at
+    most 5 % longer. This function measures nothing.
 
     Examples
     --------
@@ -439,7 +438,7 @@ def _read_report(data: Mapping[str, Any], name: str) -> tuple[Report, str]:
 
 
 def _check_result(result: Result) -> Result:
-    """Raise a ValueError if the result has anything that bench never writes."""
+    """Return the result, or raise a ValueError if bench could not have written it."""
     texts = (result.group, result.what, result.kind)
     is_whole = isinstance(result.nbytes, int) and not isinstance(result.nbytes, bool)
     least = 0.0 if result.skipped is not None or not result.verified else 1e-12

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of many copies: several devices, pipelines, loaders, offloading."""
+"""Operations that make many copies: several devices, pipelines, loaders and offloading."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory: where its pages are, warnings, and work on it tile by tile."""
+"""Managed memory: the places of its pages, a warning, and work on it tile by tile."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class ManagedThrashWarning(UserWarning):
     """Host and device keep taking the same managed memory from each other.
 
     The warning is given once for each piece of memory, when the side that uses the same
-    bytes has changed sixteen times within ten seconds. cumem sees uses by
-    `prefetch_pages`, `on`, ``fill``, and by everything that passes the memory to the
-    host (``numpy()``, the buffer protocol) or to a device's library (DLPack,
-    ``__cuda_array_interface__``). It does not see uses through an array that was made
-    of the memory earlier.
+    bytes has changed sixteen times within ten seconds. cumem notices uses by
+    `prefetch_pages`, `on` and ``fill``, and everything that passes the memory to the host
+    (``numpy()``, the buffer protocol) or to a device's library (DLPack,
+    ``__cuda_array_interface__``). It does not notice uses through an array that was made
+    from the memory earlier.
 
     Examples
     --------
@@ -42,24 +42,26 @@ class ManagedThrashWarning(UserWarning):
 
 @found_in("cumem.types")
 class Residency(NamedTuple):
-    """What is known about where the pages of managed memory are.
+    """The information that there is about the places of managed memory's pages.
 
     Attributes
     ----------
     nbytes : int
-        The bytes from the lowest element to the end of the highest, in which offsets count.
+        The bytes from the lowest element to the end of the highest. Offsets count from the
+        lowest element.
     last_prefetch : tuple of (int, int, Device or str or None)
-        Where each range of bytes was last *sent*, according to the driver, as its begin,
-        its end and a place. The place is a `Device`, ``"host"``, ``"numa:1"``, or None if
-        the range was sent nowhere or its parts to several places. Ranges are resolved in
-        steps of 64 KiB, or of 1/1024 of the memory if that is more. No driver can say where
-        the pages are now: page faults may have moved them since, or they were evicted.
+        The place to which each range of bytes was last *sent*, according to the driver, as
+        the begin and the end of the range and the place. The place is a `Device`,
+        ``"host"``, ``"numa:1"``, or None if the range was never sent, or its parts were
+        sent to several places. Ranges are resolved in steps of 64 KiB, or of 1/1024 of the
+        memory if that is more. No driver can say where the pages are now, because page
+        faults or evictions may have moved them since.
     host_nbytes : int or None
         The bytes on pages that are in the host's page table now, which the host can touch
-        without a page fault. Pages that came to the host but were not touched there may be
-        missing. None if the system does not say.
+        without a page fault. Pages that moved to the host but were not touched there may be
+        missing. It is None if the system cannot tell.
     sampled : bool
-        Whether `host_nbytes` is an estimate from 65,536 of more pages.
+        Whether `host_nbytes` is an estimate from 65,536 pages, because there are more.
     preferred_location : Device, str or None
         The advice for all of the memory, as in `ManagedBuffer.preferred_location`.
     read_mostly : bool
@@ -83,12 +85,12 @@ class Residency(NamedTuple):
     accessed_by: tuple[Device | str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data as `Counters.to_dict` does; a device becomes its index."""
+        """Return plain data, as `Counters.to_dict` does. A device becomes its index."""
         return plain(self)
 
 
 def warn_of_thrashing(buffer: _core.Buffer) -> None:
-    """Warn about memory that moves to and fro; the extension calls this."""
+    """Warn for the extension about memory that moves to and fro."""
     warn_caller(
         f"host and device keep taking {buffer!r} from each other: the side that used it "
         "changed 16 times within ten seconds, and each time its pages have to move. If it "
@@ -164,12 +166,13 @@ def tiles(
     buf : ManagedBuffer
         The memory, which may be larger than the device's.
     nbytes_or_shape : int, str or sequence of int
-        The most bytes of a tile, which has whole rows of the first axis and at least one,
-        such as ``"64 MiB"``; or the lengths of a tile along the first axes.
+        The most bytes of a tile, such as ``"64 MiB"``. A tile then has whole rows of the
+        first axis, and at least one. A sequence gives the lengths of a tile along the first
+        axes instead.
     device : Device, int or str, optional
         The device on which tiles are used; by default cumem's current device.
     ahead : int
-        The number of tiles that move in while one is used.
+        The number of tiles that move to the device while one is used.
     evict : bool
         Whether a tile moves back to the host after its use. Pass False if everything fits,
         or if the memory is only read and `ManagedBuffer.read_mostly` is set, since the
@@ -178,7 +181,7 @@ def tiles(
     Yields
     ------
     slice or tuple of slice
-        The place of the tile, which is ``buf[slice]``; a tuple if lengths were given.
+        The place of the tile, which is ``buf[slice]``. It is a tuple if lengths were given.
     ManagedBuffer
         The tile, which is a view.
 
@@ -193,14 +196,14 @@ def tiles(
 
     Notes
     -----
-    Work that is given to the device's current stream after a tile has come is **ordered
-    after** the tile's move, and the move back after that work; both kinds of moves have
-    streams of their own. Asking for another tile **blocks**, with the GIL released, until
-    all but the last two tiles are finished and, if they are evicted, moved back. With
+    Work that is queued on the device's current stream after a tile was returned is
+    **ordered after** the tile's move, and the move back is ordered after that work. Moves
+    run on separate streams. Asking for another tile **blocks**, with the GIL released,
+    until all but the last two tiles are finished and, with `evict`, moved back. With
     `evict`, memory for ``ahead + 3`` tiles is enough. When the iterator ends, the current
     stream waits for the last moves back. An iterator that is closed or dropped early moves
-    back what was moved in, and does not wait. Tiles that are not contiguous move row by
-    row. Pages that two tiles share move with both.
+    back the tiles that are on the device, and does not wait. Tiles that are not contiguous
+    move row by row. Pages that two tiles share move with both.
 
     Examples
     --------
@@ -239,8 +242,9 @@ def _tiles(
     evict: bool,
 ) -> Iterator[tuple[slice | tuple[slice, ...], _core.ManagedBuffer]]:
     # A driver begins a move at once only if the stream is idle. So each tile that moves in
-    # has its own stream, which is waited for before it gets another tile. A move back waits
-    # for the work on its tile, so it has no need of an idle stream: two streams take turns.
+    # has its own stream, and the stream must be idle before it gets another tile. A move
+    # back waits for the work on its tile and needs no idle stream, so two streams take
+    # turns.
     inward: collections.deque[_core.Stream] = collections.deque()
     outward = collections.deque(_core.Stream(device=device) for _ in range(_LEAVING))
     coming: collections.deque[
@@ -291,7 +295,7 @@ def _tiles(
             _core.current_stream(device).wait(moved)
             yield place if is_shape else place[0], tile
             coming.popleft()
-            del tile  # the user may have closed the view, so it is made anew
+            del tile  # the user may have closed this view, so another one is made
             left.append(send_back(buf[place], _core.current_stream(device).record()))
             if len(left) > _LEAVING:
                 left.popleft().synchronize()

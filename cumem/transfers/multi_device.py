@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between one end and several, on any devices: broadcast, scatter and gather.
+"""Broadcast, scatter and gather: copies between one array and several, on any devices.
 
-This module reads and checks all ends before anything is copied. Each part is then a copy as
-`copy_async` makes it. All parts begin together, and the call waits for them.
+An *end* is an array that is copied from or to. This module reads and checks all ends before
+anything is copied. Each part is then a copy as `copy_async` makes it. All parts begin
+together, and blocking calls wait for them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from cumem.buffers.casting import Casting, hint
 from cumem.buffers.casting import check as check_casting
 from cumem.buffers.progress import Parts, Progress
 
-#: The most steps that NumPy may take to find out whether views share bytes; this many
-#: steps take some milliseconds. Views of one array need only a few steps for each axis.
+#: The most steps that NumPy may take to find out whether views share bytes. This many steps
+#: take some milliseconds. Views of one array need only a few steps for each axis.
 STEPS = 1_000_000
 
 
@@ -41,9 +42,10 @@ class _Call(NamedTuple):
         return ValueError(f"{self.name}: {text}")
 
     def of(self, *ends: _End) -> _Call:
-        """Return the call with a stream that is a bare handle read for the first device.
+        """Return the call, with its stream read for the first end that has a device.
 
-        The handles of default streams are the same on all devices.
+        This is needed for a stream that is a bare handle, since the handles of default
+        streams are the same on all devices.
         """
         if not isinstance(self.stream, int):
             return self
@@ -53,7 +55,7 @@ class _Call(NamedTuple):
 
 
 class _End:
-    """The memory of an end, as a Buffer or an array, whatever was given for it."""
+    """The memory of one end, as a Buffer or an array."""
 
     __slots__ = ("axes", "begin", "end", "is_empty", "is_locked", "memory", "place")
 
@@ -69,7 +71,7 @@ class _End:
         ]
         self.begin = place
         self.end = place + memory.itemsize
-        for n, step in self.axes:  # simple code, as many small parts must not take long
+        for n, step in self.axes:  # plain code, which is fast for many small parts
             if step < 0:
                 self.begin += (n - 1) * step
             else:
@@ -99,7 +101,7 @@ class _End:
 
     @property
     def current_stream(self) -> _core.Stream | None:
-        """The current stream of its device, or None for memory of the host."""
+        """The current stream of the end's device, or None for memory of the host."""
         return _core.current_stream(self.memory.device) if self.is_on_device else None
 
     def slice(self, axis: int, begin: int, count: int) -> _End:
@@ -112,11 +114,11 @@ class _End:
         return _End(part, place, self.is_locked)
 
     def is_same(self, other: _End) -> bool:
-        """Return whether both have the same elements."""
+        """Return whether both ends have the same elements in memory."""
         return self.place == other.place and self.axes == other.axes
 
     def overlaps(self, other: _End) -> bool:
-        """Return whether they share a byte, or if finding out takes too long."""
+        """Return whether the ends share a byte, or if it takes too long to find out."""
         if self.is_empty or other.is_empty:
             return False
         if self.end <= other.begin or other.end <= self.begin:
@@ -127,7 +129,7 @@ class _End:
             return True
 
     def _bytes(self) -> np.ndarray[Any, Any]:
-        """Return an array at this place, whose elements nobody reads."""
+        """Return an array over this memory, whose elements are not read."""
         return np.asarray(_Interface(self.place, self.axes, self.memory.itemsize))
 
 
@@ -146,10 +148,9 @@ class _Interface:
 
 
 def _is_memory(objects: object) -> bool:
-    """Return whether this is one end, as arrays of all libraries are, and not several.
+    """Return whether `objects` is one end, such as an array, rather than several.
 
-    Arrays and tensors can be iterated too, but a call with several ends does not mean
-    their rows.
+    Arrays and tensors can be iterated too, but their rows are not meant as several ends.
     """
     if isinstance(objects, (list, tuple)):
         return False
@@ -165,7 +166,7 @@ def _is_memory(objects: object) -> bool:
 
 
 def _holds_memory(objects: object) -> bool:
-    """Return whether these are several ends; numbers in lists are not ends."""
+    """Return whether `objects` contains ends, and not only numbers in lists."""
     if isinstance(objects, Mapping):
         return True
     if isinstance(objects, (list, tuple)):
@@ -174,9 +175,9 @@ def _holds_memory(objects: object) -> bool:
 
 
 def _refuse_order(call: _Call, objects: object, wanted: str) -> TypeError:
-    """Make the error for one end where several are expected, or the other way round.
+    """Make the error for one end where several are expected, or vice versa.
 
-    The most frequent reason is that the source was written before the targets.
+    The usual reason is that the source was passed before the targets.
     """
     order = "dst, srcs" if call.name.startswith("gather") else "dsts, src"
     return TypeError(
@@ -186,7 +187,7 @@ def _refuse_order(call: _Call, objects: object, wanted: str) -> TypeError:
 
 
 def _listed(call: _Call, objects: Any) -> tuple[Any, ...]:
-    """Return a list of ends as a tuple; one array is refused although it is a sequence."""
+    """Return several ends as a tuple; refuse a single array, although it is a sequence."""
     wanted = f"a list of {call.noun}s"
     listed = None
     if not _is_memory(objects) and not isinstance(objects, Mapping):
@@ -215,7 +216,7 @@ def _read_targets(call: _Call, dsts: object) -> list[_End]:
 
 
 def _read(call: _Call, memory: object, like: _End | None = None) -> _End:
-    """Read an end; plain values become elements with the dtype of `like`."""
+    """Read an end. Plain values become elements with the dtype of `like`."""
     dtype = None if like is None else like.memory.dtype
     found = _core._read_end(memory, dtype, call.stream)
     return _End(found.memory, found.place, found.is_locked)
@@ -265,7 +266,8 @@ def _check_apart(
 ) -> None:
     """Refuse an end of `many` that overlaps `one` outside the slice that belongs to it.
 
-    `own[i]` is what `many[i]` is copied from or to; the two may be the same memory.
+    `own[i]` is the slice that `many[i]` is copied from or to. The two may be the same
+    memory.
     """
     for i, (each, same) in enumerate(zip(many, own, strict=True)):
         if each.overlaps(one) and not each.is_same(same):
@@ -280,7 +282,10 @@ def _check_apart(
 def _start(
     call: _Call, targets: Sequence[_End], sources: Sequence[_End], is_broadcast: bool
 ) -> list[_core.Transfer]:
-    """Begin all parts, and return their transfers, or none if the call blocks."""
+    """Begin all parts and return their transfers, or make them and return an empty list.
+
+    Blocking calls do the latter.
+    """
     ends = tuple(end.memory for end in (*targets, *sources))
     parts = _core._begin_parts(call.stream, ends)
     try:
@@ -310,7 +315,7 @@ def _make(
     before: int,
     is_captured: bool,
 ) -> list[_core.Transfer]:
-    """Begin all parts, or if the call blocks do them and return none."""
+    """Do what `_start` says, with parts that are prepared."""
     progress = Parts(call.progress, 0, "copy")
     stream = None if call.blocking else call.stream
     on_stream = is_captured and not call.blocking
@@ -345,7 +350,7 @@ def _make(
             made.update(zip(group, begun, strict=True))
     except BaseException:
         _stop(made.values())
-        for each in made.values():  # no copy goes on after a call that failed
+        for each in made.values():  # no copy may go on after a call that failed
             with contextlib.suppress(Exception):
                 each.wait()
         raise
@@ -363,10 +368,10 @@ def _make(
 
 
 def _group(targets: Sequence[_End], source: _End) -> dict[int, list[int]]:
-    """Group targets, by their indexes, that one copy should make; keys are its first ones.
+    """Group the targets that one copy should fill, as lists of indexes by the first index.
 
-    Targets on one device are copied from the first one there. What the host packs is sent
-    to all devices whose targets have the same strides.
+    On each device, one target is filled first, and the others are copied from it. Elements
+    that the host packs are sent to all devices whose targets have the same strides.
     """
     sharing: dict[int | None, list[int]] = {}  # None for all devices together
     for i, target in enumerate(targets):
@@ -398,7 +403,7 @@ def _stop(transfers: Iterable[_core.Transfer]) -> None:
 
 
 def _wait(transfers: Sequence[_core.Transfer], progress: Parts) -> None:
-    """Wait until all are done, and raise the first failure.
+    """Wait until all transfers are done, and raise the first failure.
 
     An exception of a signal handler or of the progress callback ends the wait.
     """
@@ -445,14 +450,14 @@ def _broadcast(call: _Call, dsts: object, src: object) -> list[_core.Transfer]:
 
 
 def _fits(source: Sequence[int], shape: Sequence[int]) -> bool:
-    """Return whether the source broadcasts to the shape, ignoring extra leading 1s."""
+    """Return whether a source of this shape broadcasts to `shape`, ignoring leading 1s."""
     extra = source[: max(len(source) - len(shape), 0)]
     pairs = zip(reversed(source), reversed(shape), strict=False)
     return all(n == 1 for n in extra) and all(n in (1, wanted) for n, wanted in pairs)
 
 
 def _slices(call: _Call, one: _End, many: Sequence[_End], axis: object) -> list[_End]:
-    """Return the slices of `one` that the others are copied from or to."""
+    """Return for each end of `many` the slice of `one` that it is copied from or to."""
     _check(call, one, many)
     whole = one.memory.shape
     along = _axis(call, axis, len(whole))
@@ -562,12 +567,12 @@ def broadcast(
 
     Notes
     -----
-    **Blocks** until all is done, with the GIL released; Ctrl-C ends it within a few
-    pieces. **Ordered after** all work that cumem knows of on either end, and after
-    `stream` or the current stream of each device that has an end. Parts are copied in any
-    order, so two targets, or a target and a source, may not share a byte. Views that only
-    interleave, such as columns of one array, are allowed. A target that is its source is
-    left alone, and `broadcast` may get the same target twice.
+    **Blocks** until all copies are done, with the GIL released; Ctrl-C ends it within a few
+    pieces. **Ordered after** all work that cumem knows of on either end, and after `stream`
+    or the current stream of each device that has an end. Parts are copied in any order, so
+    two targets, or a target and a source, may not share a byte. Views that only interleave,
+    such as columns of one array, are allowed. A target that is the same memory as its
+    source is left as it is, and `broadcast` may get the same target twice.
 
     Examples
     --------
@@ -619,11 +624,11 @@ def broadcast_async(
 
     Notes
     -----
-    Without a stream it never waits for other work. With one it **blocks**, with the GIL
-    released, until the last piece is queued; if the host has to write a target, until that
-    is written. No end may be changed before its copy is done. **Ordered after** all work
-    that cumem knows of on either end, and after `stream`. `broadcast` says which ends may
-    overlap.
+    Without a stream the call never waits for other work. With a stream it **blocks**, with
+    the GIL released, until the last piece is queued. If the host has to write a target, it
+    blocks until that target is written. No end may be changed before its copy is done.
+    **Ordered after** all work that cumem knows of on either end, and after `stream`.
+    `broadcast` says which ends may overlap.
 
     Examples
     --------

@@ -205,9 +205,7 @@ class _Saved:
         self.count = 0  #: the number of saved tensors with these bytes
         self.pending = 0  #: how many of them backward has not asked for yet
         self.stream = link.current()
-        self.previous = _ref(
-            previous
-        )  #: the bytes saved before, which backward needs next
+        self.previous = _ref(previous)  #: the bytes before, which backward needs next
 
     def copy_down(self) -> None:
         """Begin to copy the bytes to the host."""

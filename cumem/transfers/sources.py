@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of chunks: how each is cut, and whether its memory may be written again.
+"""Sources of chunks: cuts them into pieces, and finds out whether these stay unchanged.
 
 There are four sorts of sources whose pieces have a first axis: memory, files, arrays of
 other libraries that are read in parts (h5py, zarr, xarray, dask), and iterables of arrays.
 
 A request for the next piece must not change the current one while that is still being
 copied. A generator, for instance, may fill one array again and again. A piece in memory
-that nobody writes again is called *fresh*. If the user does not say whether a source is
-fresh, `gives_fresh` knows some types, and `is_alone` asks whether anybody else has a
-reference to the piece's memory.
+that nobody writes again is called *fresh*. If the user does not say whether the pieces of a
+source are fresh, `gives_fresh` decides for some types, and `is_alone` finds out whether
+anybody else has a reference to the piece's memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cumem.interchange.structures import is_tensor
 #: reader thread beside the caller's own reads could crash the process.
 _ONE_THREAD = ("netCDF4", "tables", "osgeo", "rasterio", "pyhdf")
 
-#: How to read files with such names, which would make no sense as plain bytes.
+#: Advice how to read files with such names, which must not be read as plain bytes.
 _FORMATS = {
     ".npz": "cumem.load() or np.load() reads its arrays, and those can be cut",
     ".safetensors": "cut a tensor of it: "
@@ -61,9 +61,10 @@ _AS_IT_IS = 'its bytes as they are: np.memmap(path, "u1", "r")'
 class Item(NamedTuple):
     """One piece of a source on its way to the device.
 
-    `part` says which rows of the source it has. `is_fresh` is False if the source may write
-    to the same memory again when it is asked for the next piece. `has_more` says that the
-    next piece is cut from the same item, so that asking for it writes nothing.
+    `part` are the rows of the source that the piece has. `is_fresh` is False if the source
+    may write to the same memory again when it is asked for the next piece. `has_more` says
+    that the next piece is cut from the same item of an iterable, so that asking for it
+    writes nothing.
     """
 
     part: slice
@@ -81,10 +82,10 @@ def _references(holder: list[Any]) -> int:
     return sys.getrefcount(value)
 
 
-#: The answer of `_references` if the list holds the only reference.
+#: The result of `_references` if the list holds the only reference.
 _ALONE = _references([np.empty(1)])
 
-#: Types whose iteration runs no code that could write to items given before.
+#: Types whose iteration runs no code that could write to earlier items.
 _HOLD_THEIR_ITEMS: tuple[type, ...] = (
     *(list, tuple, collections.deque, np.ndarray, np.memmap),
     *(type(iter([])), type(iter(()))),
@@ -132,9 +133,9 @@ def is_alone(holder: list[Any]) -> bool:
 def gives_fresh(iterable: Any, fresh: bool | None) -> bool:
     """Return whether the iterable never writes again to the memory of its items.
 
-    `fresh` is what the user says. If that is None, it depends on what is known: sequences
-    hold all their items at once. A DataLoader of PyTorch gives each batch memory of its own
-    if it has workers, or if its collate_fn is `default_collate` or a `PinnedCollate`.
+    `fresh` is the user's answer. If it is None, the type decides. Sequences hold all their
+    items at once. A DataLoader of PyTorch makes new memory for each batch if it has
+    workers, or if its collate_fn is `default_collate` or a `PinnedCollate`.
     """
     if fresh is not None:
         return fresh
@@ -152,10 +153,10 @@ def _is_fresh_loader(loader: Any) -> bool:
     if kind is None or not isinstance(loader, kind):
         return False
     if type(loader).__iter__ is not kind.__iter__:
-        return False  # a subclass may change batches after it gave them
+        return False  # a subclass may change batches after it has returned them
     if loader.num_workers > 0:
         return True
-    if loader.batch_sampler is None:  # batch_size=None gives the dataset's own memory
+    if loader.batch_sampler is None:  # batch_size=None returns the dataset's own memory
         return False
     collate = loader.collate_fn
     pinned = getattr(
@@ -272,8 +273,8 @@ class _Reader:
 
     At most two pieces are read ahead. The thread reads with the contextvars of the thread
     that asked for the first piece, and with the device that was current when the reader was
-    made. If a read might write to the memory of the current piece, it is begun only when
-    the user asks for the next piece, and has copied the current one.
+    made. If a read might write to the memory of the current piece, it begins only when the
+    user asks for the next piece, after copying the current one.
     """
 
     _AHEAD = 2
@@ -288,7 +289,7 @@ class _Reader:
         self._device = _core.current_device()
 
     def _read(self, part: slice, must: bool) -> Item | None:
-        """Read a piece, or return None if that might change the piece before."""
+        """Read a piece, or return None if that might change the previous piece."""
         if not (must or self._is_sure):
             return None
         with self._device:
@@ -385,8 +386,8 @@ def _map_file(file: Any, dtype: np.dtype[Any] | None) -> Any:
 def find_memory(src: Any, dtype: np.dtype[Any] | None = None) -> Any:
     """Return the source as memory or as a `Lazy`, or None if it is neither.
 
-    Both have a shape, rows and a number of bytes. `dtype` is that of the elements in a file
-    without a header.
+    Both have a shape, rows and a number of bytes. `dtype` is the dtype of the elements in a
+    file without a header.
     """
     if isinstance(src, (_core.Buffer, np.ndarray)):
         return _unmasked(src, "src")
@@ -405,8 +406,8 @@ def find_memory(src: Any, dtype: np.dtype[Any] | None = None) -> Any:
         return None
     if all(hasattr(src, name) for name in names):
         return Lazy(src) if src.shape else np.empty(())
-    # This is one array, although iterating gives its columns (polars), its rows (awkward)
-    # or its values (pyarrow). It has no dtype of its own, and is read as a whole.
+    # This is one array, although iteration yields its columns (polars), its rows (awkward)
+    # or its values (pyarrow). It has no dtype, and is read as a whole.
     return _of_table(src) if hasattr(src, "__array__") else None
 
 
@@ -421,7 +422,7 @@ def find_array(src: Any) -> Any:
 
 
 def _unmasked(array: Any, name: str) -> Any:
-    """Return a masked array without masked elements as an ordinary one."""
+    """Return an array as an ordinary one; raise an error if any element is masked."""
     if isinstance(array, np.ma.MaskedArray):
         if np.ma.is_masked(array):
             raise ValueError(
@@ -466,8 +467,8 @@ def pieces(
     """Yield the pieces of a source, in order.
 
     `rows` is the number of rows in a piece of `memory`. Items of an iterable that have
-    more rows than that, or more bytes than `row_nbytes`, are cut as well; None leaves them
-    whole.
+    more rows than that, or more bytes than `row_nbytes`, are cut as well; With None for
+    both they are not cut.
     """
     fresh = None if fresh is None else read_flag(fresh, "fresh")
     if isinstance(memory, Lazy):
@@ -570,7 +571,7 @@ def row_nbytes(memory: Any, dtype: np.dtype[Any] | None = None) -> int:
 
 
 def total_nbytes(memory: Any, dtype: np.dtype[Any] | None) -> int:
-    """Return all bytes, after a conversion to `dtype`; 0 for an iterable."""
+    """Return the bytes of all rows, after a conversion to `dtype`; 0 for an iterable."""
     if memory is None or dtype is None:
         return 0 if memory is None else int(memory.nbytes)
     return int(memory.size) * dtype.itemsize

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of copies: which ones users may change, and which values are in force.
+"""The settings of copies that users may change, and the values in force.
 
 The extension has more values than users may set. Tests set the others by `change`, under
 the names of the extension (`cm_tuning` in ``csrc/transfer/plan/tuning.h``).
@@ -22,7 +22,8 @@ from cumem.buffers.arguments import hinting
 
 _Count = SupportsIndex | Literal["auto"]
 
-#: The settings of users: for each, the extension's name of the value, and its variable.
+#: For each setting of users, the extension's name of the value, and the environment
+#: variable.
 _SETTINGS = {
     "threads": ("thread_count", "CUMEM_TRANSFER_THREADS"),
     "ring_nbytes": ("ring_nbytes", "CUMEM_TRANSFER_RING"),
@@ -50,7 +51,7 @@ class Configuration(Answer):
         runs the copy.
     ring_nbytes : int
         The most bytes of page-locked memory that all copies together use for pieces of
-        ordinary memory. Every copy has at least one piece.
+        ordinary memory. Every copy may use at least one piece.
     sources : Mapping of str to str
         Where each setting comes from: ``"default"``, ``"environment"`` or ``"configure"``.
 
@@ -96,19 +97,20 @@ def configure(
     threads: _Count | None = None,
     ring_nbytes: int | str | None = None,
 ) -> Configuration:
-    """Change how copies are made in this process, or only read it.
+    """Change how copies are made in this process, or only read the settings.
 
     Values that are set here take precedence over the variables ``CUMEM_TRANSFER_THREADS``
-    and ``CUMEM_TRANSFER_RING``, and these over the defaults. ``"auto"`` undoes what was set
-    here. Copies that have begun keep their settings, except for the number of threads,
-    which changes at once. Reading opens no driver.
+    and ``CUMEM_TRANSFER_RING``, which take precedence over the defaults. ``"auto"`` removes
+    a value that was set here. Copies that have begun keep their settings, except for the
+    number of threads, which changes at once. Reading opens no driver.
 
     Parameters
     ----------
     threads : int, optional
         The number of threads that pack and unpack ordinary memory, including the one that
-        runs the copy, from 1 to 16. By default it is the number that the process may use,
-        by its CPU affinity and the quota of its control group, but at most eight.
+        runs the copy, from 1 to 16. By default it is the number of processors that the
+        process may use, by its CPU affinity and the quota of its control group, but at most
+        eight.
     ring_nbytes : int or str, optional
         The most bytes of page-locked memory for all copies together, or a text such as
         ``"64MiB"``; from 1 MiB to 1 TiB, by default 256 MiB.
@@ -124,8 +126,8 @@ def configure(
     TypeError
         If an argument is neither a number nor a text.
     ValueError
-        If an argument or a variable cannot be read or is out of range; then nothing is
-        changed.
+        If an argument or a variable cannot be read or is out of range. Nothing is changed
+        then.
 
     Examples
     --------
@@ -160,7 +162,7 @@ def _source(field: str) -> str:
 def change(layer: int, changes: Mapping[str, int | None]) -> None:
     """Change all of these values of a layer, or none of them if one is wrong.
 
-    None removes a value.
+    A value of None removes the setting from the layer.
     """
     with _lock:
         changed = layers.copy()
@@ -177,7 +179,7 @@ def _install(new: list[dict[str, int]]) -> None:
 def _values_of(new: list[dict[str, int]]) -> dict[str, int]:
     """Return the values that the extension should use, according to these layers."""
     values = new[_ENVIRONMENT] | new[CHOSEN]
-    if "thread_count" in values:  # the limit applies to all other copies as well
+    if "thread_count" in values:  # users set one number for copies of all sorts
         values["fresh_thread_count"] = values["thread_count"]
         values["links_thread_count"] = values["thread_count"]
     return values
@@ -186,7 +188,7 @@ def _values_of(new: list[dict[str, int]]) -> dict[str, int]:
 def _read(
     name: str, value: Any, values: Mapping[str, _core._TuningValue]
 ) -> int | None:
-    """Return a setting as the extension takes it; "auto" becomes None."""
+    """Return the number for a setting, or None for "auto"; refuse a wrong value."""
     if isinstance(value, str) and value == "auto":
         return None
     if name.endswith("_nbytes"):
@@ -213,9 +215,9 @@ def _in_range(
 
 
 def begin(now: Mapping[str, _core._TuningValue]) -> dict[str, int]:
-    """Read the environment, and return the values to set.
+    """Read the environment, and return the values that the extension should use.
 
-    The extension calls this when it opens, with the values that it has by itself.
+    The extension calls this when it opens devices, with its own values in `now`.
     """
     found = _read_environment(now)
     with _lock:

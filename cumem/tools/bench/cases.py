@@ -224,9 +224,7 @@ class _Bench:
         self.device = Device(plan.device)
         self.stream = _core.Stream(device=self.device)
         self._random = default_rng(plan.seed)
-        self._shift = (
-            4099  # makes each draw from the store differ from the previous one
-        )
+        self._shift = 4099  # makes each draw from the store differ from the last
         self._draws = 0
         self._store: Bytes = np.frombuffer(
             self._random.bytes(plan.largest + 64 * self._shift), np.uint8

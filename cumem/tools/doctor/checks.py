@@ -20,7 +20,7 @@ from cumem.pools.out_of_memory import advise_on_host
 __all__ = ["CHECKS", "Finding"]
 
 _GIB: Final = 1 << 30
-#: GB/s of one lane by its GT/s, after line coding but before the overhead of the protocol.
+#: The GB/s of one lane by its GT/s, after line coding but before protocol overhead.
 _LANE_GBPS: Final = {
     2.5: 0.25,
     5.0: 0.5,
@@ -30,10 +30,10 @@ _LANE_GBPS: Final = {
     64.0: 7.563,
 }
 _GENERATIONS: Final = {gtps: i for i, gtps in enumerate(_LANE_GBPS, 1)}
-#: The part of a link's rate that long copies reach: 55.4 of 63.0 GB/s on an H200.
+#: The fraction of a link's rate that long copies reach: 55.4 of 63.0 GB/s on an H200.
 _USABLE: Final = 0.87
-_WELL: Final = 0.8  # from this part of that rate on, a link is "ok"
-_BADLY: Final = 0.5  # below this part of it, a link is a "problem"
+_WELL: Final = 0.8  # a link is "ok" from this fraction of the usable rate on
+_BADLY: Final = 0.5  # a link is a "problem" below this fraction of it
 #: The first driver of NVIDIA's that serves CUDA 12.0.
 _OLDEST_MODULE: Final = 525
 _FEW_CPUS: Final = 4
@@ -55,8 +55,7 @@ class Finding(Answer):
     check : str
         What was examined, such as ``"memlock"`` or ``"link"``; these names do not change.
     status : str
-        ``"ok"``, ``"note"`` (it works, but slower than it could or not in every way) or
-        ``"problem"``.
+        ``"ok"``, ``"note"`` (it works, but is slow or restricted) or ``"problem"``.
     text : str
         What was found, as a sentence.
     cure : str or None
@@ -197,7 +196,7 @@ def _names(said: str | None) -> list[str]:
 
 
 def check_libraries(facts: Facts) -> Findings:
-    """Check that all libraries of the process use one driver library, and a real one."""
+    """Check that all libraries of the process use the same real driver library."""
     paths = facts["kernel"]["libraries"]
     values = {"libraries": list(paths)}
     if any("/stubs/" in path for path in paths):
@@ -305,7 +304,7 @@ def check_nodes(facts: Facts) -> Findings:
 
 
 def check_mig(facts: Facts) -> Findings:
-    """Say whether a device is a slice of a GPU."""
+    """Report whether a device is a slice of a GPU."""
     kernel = facts["kernel"]
     slices = [device for device in facts["devices"] if " MIG " in device["name"]]
     for device in slices:
@@ -345,7 +344,7 @@ def _real(facts: Facts) -> list[Mapping[str, Any]]:
 
 
 def check_emulated(facts: Facts) -> Findings:
-    """Say that the findings about devices are not those of a GPU."""
+    """Report that the findings about devices are not those of a GPU."""
     if facts["devices"] and not _real(facts):
         yield Finding(
             "device",
@@ -417,7 +416,7 @@ def _link(gtps: float, lanes: int) -> str:
 
 
 def reported_link(device: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the link as the kernel reports it, without numbers if copies were faster."""
+    """Return the link as reported, without numbers if copies were faster than these."""
     link: Mapping[str, Any] = device["link"]
     measured, expected = device["bandwidth"], expected_gbps(link)
     if measured is not None and "error" not in measured and expected is not None:
@@ -461,7 +460,7 @@ def _judge_rates(device: Mapping[str, Any], measured: Mapping[str, float]) -> Fi
         rates = {
             f"{_link(gtps, 16)} gives": _USABLE * lane * 16
             for gtps, lane in _LANE_GBPS.items()
-            if gtps >= 8.0  # no GPU that the driver serves has an older link
+            if gtps >= 8.0  # the driver serves no GPU with an older link
         }
         fitting = [
             name for name, rate in rates.items() if min(up, down) >= _WELL * rate
@@ -539,7 +538,7 @@ def check_numa(facts: Facts) -> Findings:
 
 
 def _unreadable(check: str, what: str, cure: str) -> Finding:
-    """Make a finding about the host for files of the kernel that cannot be read."""
+    """Make a finding that says that files of the kernel about the host cannot be read."""
     text = f"{what} is unknown here: the kernel's files are out of reach"
     return Finding("host", check, "note", text, f"outside of the container {cure}")
 
@@ -560,7 +559,7 @@ def cores_of(text: str) -> set[int]:
 
 
 def check_managed(facts: Facts) -> Findings:
-    """Say what managed memory can do here."""
+    """Report what managed memory can do here."""
     for device in facts["devices"]:
         index, has = device["index"], device["attributes"]
 
@@ -614,7 +613,7 @@ def check_peers(facts: Facts) -> Findings:
 
 
 def check_iommu(facts: Facts) -> Findings:
-    """Check whether an IOMMU translates what the GPU reads and writes."""
+    """Check whether an IOMMU translates the addresses that the GPU uses."""
     for device in _real(facts):
         index, kind = device["index"], device["iommu"]
         values = {"type": kind}
@@ -650,7 +649,7 @@ def check_iommu(facts: Facts) -> Findings:
 
 
 def check_cpus(facts: Facts) -> Findings:
-    """Check that there are enough processors to copy ordinary memory with."""
+    """Check that there are enough processors to copy ordinary memory."""
     usable, machine = (
         facts["container"][f"{which}_cpus"] for which in ("usable", "machine")
     )
@@ -701,7 +700,7 @@ def check_memlock(facts: Facts) -> Findings:
 
 
 def check_cgroup(facts: Facts) -> Findings:
-    """Check that memory is left below the limit of the container."""
+    """Check that the limit of the container leaves memory."""
     limit, used = (
         facts["machine"][f"cgroup_{which}_nbytes"] for which in ("limit", "used")
     )
@@ -853,7 +852,7 @@ def check_page_locking(facts: Facts) -> Findings:
 
 
 def check_calls(facts: Facts) -> Findings:
-    """Say which of the newer calls of CUDA the driver lacks."""
+    """Report the newer calls of CUDA that the driver lacks."""
     missing = [call for call in facts["calls"] if not call["there"]]
     values = {"missing": [call["name"] for call in missing]}
     if missing:
@@ -876,7 +875,7 @@ def check_calls(facts: Facts) -> Findings:
 
 
 def check_copies(facts: Facts) -> Findings:
-    """Say how ordinary memory is copied to a device."""
+    """Report how ordinary memory is copied to a device."""
     copies = facts["copies"]
     least = copies["staged_up_nbytes"]
     how = (

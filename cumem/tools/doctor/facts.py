@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects the doctor's facts beyond those of `cumem.info`. It reads and measures only."""
+"""Collects the facts that the doctor judges, beyond those of `cumem.info`."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     Parameters
     ----------
     measure : bool, default True
-        Whether to copy for a second, to measure the link of each real GPU.
+        Whether to make copies for a second, to measure the link of each real GPU.
     root : path, default "/"
-        The folder of ``proc``, ``sys`` and ``dev``; tests name one of their own.
+        The folder of ``proc``, ``sys`` and ``dev``, which tests replace.
 
     Returns
     -------
@@ -73,7 +73,8 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
 
     Notes
     -----
-    **Blocks** for the second that it measures, with 128 MiB at a time, which it gives back.
+    **Blocks** while it measures, for about a second. It uses 128 MiB at a time for this,
+    and gives them back.
     """
     base = Path(root)
     facts = _from_info()
@@ -118,7 +119,7 @@ def _from_info() -> dict[str, Any]:
 
 
 def kernel(base: Path) -> dict[str, Any]:
-    """Return the driver, GPUs and device nodes, whether CUDA can use them or not."""
+    """Return the driver, GPUs and device nodes, which the kernel knows without CUDA."""
     version = info.read_text(base / "proc/driver/nvidia/version") or ""
     module = re.search(r"\b(\d{3,}(?:\.\d+)+)\b", version)
     nodes = [base / f"dev/nvidia{name}" for name in ("ctl", "-uvm")]
@@ -149,7 +150,7 @@ def _mapped_drivers(base: Path) -> list[str]:
 
 
 def link(base: Path, bus: str) -> dict[str, Any]:
-    """Return the GT/s and lanes of a link, now and at most, each None if unknown."""
+    """Return the GT/s and lanes of a link, the present and the largest, None if unknown."""
     folder = base / "sys/bus/pci/devices" / bus.lower()
     found: dict[str, Any] = {}
     for when in ("current", "max"):
@@ -180,7 +181,7 @@ def bandwidth(
 ) -> dict[str, Any]:
     """Measure page-locked copies to a device and from it, in GB/s, or say why it failed.
 
-    The memory comes from pools of its own, so that none of it stays reserved.
+    The memory comes from separate pools, so that none of it stays reserved.
     """
     with contextlib.ExitStack() as opened:
         try:
@@ -196,7 +197,7 @@ def bandwidth(
 
 
 def page_locking(nbytes: int = _PROBE_NBYTES) -> dict[str, Any]:
-    """Try to page-lock `nbytes` in a pool of its own, and return why it failed if so."""
+    """Try to page-lock `nbytes` in a separate pool; return the reason if this fails."""
     with contextlib.closing(Pool("pinned")) as pool:
         try:
             _core.empty_pinned(nbytes, "u1", pool=pool)
@@ -250,7 +251,7 @@ def _container(base: Path) -> dict[str, Any]:
 
 
 def _calls(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return calls newer than the oldest driver, and whether this driver has them."""
+    """Return the calls that older drivers may lack, and whether this driver has them."""
     if facts["versions"]["driver"] is None:
         return []
     driver = driver_version()
@@ -280,7 +281,7 @@ def _copies() -> dict[str, Any]:
 
 
 def frameworks() -> list[dict[str, Any]]:
-    """Return the installed frameworks. To import one takes seconds, so their files tell.
+    """Return the installed frameworks, by reading their files, since imports take seconds.
 
     ``cuda`` is the version of CUDA that a framework was built for, "none" for a build
     without CUDA, or None if its files do not say.

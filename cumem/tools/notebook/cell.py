@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows what a cell did with memory: its peaks, the memory it left alive, its copies."""
+"""Shows a cell's peaks, the memory that it left alive, and its copies."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Report:
     log : Log
         The log of the record.
     title : str
-        The name of what was recorded.
+        A name for the recorded work, such as "this cell".
     names : callable, optional
         A function from an address to the names of variables with a buffer there.
     """
@@ -196,7 +196,7 @@ class Report:
         ]
 
     def _tables(self) -> Iterator[tuple[str, list[str], list[list[str]], str]]:
-        """Yield for each table its title, columns, rows, and a text if it has no rows."""
+        """Yield each table's title, columns and rows, and a text to show without rows."""
         yield (
             "most at once",
             ["kind", "peak", "at"],

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Displays of cumem's objects in notebooks.
 
-Like ``repr``, a display asks no device, waits for nothing and raises nothing. So it never
-shows the values in a buffer, because reading them might wait for an unfinished copy or move
-pages of managed memory. ``print(buf)`` shows them.
+Like ``repr``, a display asks no device, never waits, and raises no error. So it never shows
+the values in a buffer, because reading them might wait for an unfinished copy or move pages
+of managed memory. ``print(buf)`` shows them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def size(nbytes: int) -> str:
 
 
 def _repr_html_(thing: _core.Buffer | _core.Transfer, is_emulated: bool) -> str:
-    """Show a buffer or a transfer; the extension calls this for its own types."""
+    """Show a buffer or a transfer, for the extension, whose types these are."""
     if isinstance(thing, _core.Transfer):
         return transfer(thing, is_emulated)
     return buffer(thing, is_emulated)
@@ -110,7 +110,7 @@ def _address(buf: _core.Buffer) -> Raw | str:
 
 
 def transfer(handle: _core.Transfer, is_emulated: bool) -> str:
-    """Show how far a transfer is, or how fast it was."""
+    """Show the progress of a transfer, or its speed once it is done."""
     *_, route, state = repr(handle).strip("<>").removesuffix(", emulated").split(", ")
     nbytes, moved = handle.nbytes, min(handle.progress, handle.nbytes)
     rows: list[tuple[str, object]] = [
@@ -134,19 +134,19 @@ def transfer(handle: _core.Transfer, is_emulated: bool) -> str:
 
 @shows("html", Pool)
 def pool(found: Pool[Any], title: str) -> str:
-    """Show what a pool holds, unless it is closed."""
+    """Show the memory of a pool, unless it is closed."""
     return page(f"{title}, closed") if found.closed else _figures(found.stats(), title)
 
 
 @shows("html", PoolStats)
 def pool_statistics(found: PoolStats) -> str:
-    """Show what a pool held when its statistics were read."""
+    """Show the memory of a pool at the time when its statistics were read."""
     where = f"{found.kind} {found.device} {found.name}"
     return _figures(found, f"cumem.types.PoolStats of {where}")
 
 
 def _figures(stats: PoolStats, title: str) -> str:
-    """Show what a pool holds, and all its counters after a click."""
+    """Show the memory of a pool, and after a click all its counters."""
     limit = stats.limit
     parts = parts_of(stats.live_nbytes, stats.in_flight_nbytes, stats.cached_nbytes)
     if limit is not None:
@@ -181,7 +181,7 @@ def all_statistics(found: Stats) -> str:
 
 @shows("html", Measurement)
 def measurement(found: Measurement) -> str:
-    """Show what a block of code did to each pool."""
+    """Show the changes of each pool in a block of code."""
     return page(f"measured: {format_seconds(found.seconds)}", statistics(found))
 
 
@@ -194,7 +194,8 @@ def measure(_: Measure) -> str:
 def statistics(found: Stats, brief: bool = False) -> Raw:
     """Make a table with a row and a bar for each pool.
 
-    With `brief` it has only pools that have ever held memory, and only what they hold.
+    With `brief` it has only pools that have ever held memory, and only the columns of the
+    memory that they hold.
     """
     rows = rows_of(found)
     if not rows:
@@ -245,7 +246,8 @@ def snapshot(found: Snapshot) -> str:
         label = f"0x{segment.address:x}, {format_nbytes(segment.reserved_nbytes)}"
         shapes.append(f'<text x="0" y="{y + 11}">{escape(label)}</text>')
         runs = _segment(segment, y, _WIDTH / most, _SHAPES // len(shown))
-        # Cached blocks are drawn first, so that live ones stay visible however small.
+        # Cached blocks are drawn first, so that live ones stay visible even if they are
+        # small.
         shapes += sorted(runs, key=lambda each: STATE_COLOURS["cached"] not in each)
     rest = [s for s in found.segments if s not in shown]
     note = ""
@@ -267,7 +269,7 @@ def _drawn_nbytes(segment: Any) -> int:
 
 
 def _segment(segment: Any, y: float, scale: float, most: int) -> Iterator[str]:
-    """Draw blocks to scale, joining those of about one pixel, with gaps of fixed width."""
+    """Draw blocks to scale, joining those of about a pixel; gaps have a fixed width."""
     least = max(1.5, _drawn_nbytes(segment) * scale / max(most, 1))
     x, begin, run = float(_LABEL), 0.0, list[Any]()
     for block in segment.blocks:
@@ -305,7 +307,7 @@ def _run(blocks: Sequence[Any], x: float, width: float, y: float) -> str:
 
 @shows("html", Device)
 def device(unit: Device) -> str:
-    """Show name, size and place of a device, without what the driver does not answer."""
+    """Show the name, size and place of a device, as far as the driver answers."""
     rows: list[tuple[str, object]] = []
     questions: tuple[tuple[str, Callable[[], object]], ...] = (
         ("name", lambda: unit.name),
@@ -342,8 +344,8 @@ def memory(info: DeviceMemory) -> str:
 
 @shows("html", OutOfMemoryError)
 def out_of_memory(error: OutOfMemoryError) -> str:
-    """Show what was asked for, what there is, and what to do."""
-    if error.requested is None:  # the error is of a copy, which has no such numbers
+    """Show the requested memory, the memory that there is, and the advice."""
+    if error.requested is None:  # an error of a copy, which has no such numbers
         shown = {k: v for k, v in error.to_dict().items() if v and k != "message"}
         return page(type(error).__name__, alert(error.message), data(shown))
     parts = parts_of(error.live or 0, error.in_flight or 0, error.cached or 0)

@@ -27,9 +27,7 @@ from cumem.tools.replay.trace import Hold
 __all__ = ["Gates", "open_gates", "stream_handle"]
 
 STUCK_SECONDS: Final = 1.0
-MOST_FORCED: Final = (
-    3  # after this many waits of the allocator, nothing is held any more
-)
+MOST_FORCED: Final = 3  # after this many waits of the allocator, nothing is held
 _FOREVER: Final = 0x7FFF_FFFF  # the driver compares cyclically; this is half the range
 
 

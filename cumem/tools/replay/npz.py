@@ -34,7 +34,7 @@ def read_arrays(
     keys : sequence of str
         The names of the arrays.
     more : sequence of str
-        Names of arrays that may be missing, and are left out then.
+        Names of further arrays, which are left out of the result if they are missing.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def read_arrays(
                 return [_read_member(archive, key) for key in found]
         except Exception as error:  # a damaged archive may raise nearly anything
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-                raise  # decoders and impossible offsets raise the two others
+                raise  # an error of the file itself, and not of its contents
             raise ValueError(f"{path}: {_one_line(error)}") from None
 
 
@@ -88,7 +88,8 @@ def _read_member(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
         if count > MOST_ROWS:
             raise ValueError(f"{key} has {count} rows; at most {MOST_ROWS} work")
         data = file.read(held)
-        if len(data) != held or file.read(1):  # zipfile checks the checksum at the end
+        # Reading to the end makes zipfile verify the checksum.
+        if len(data) != held or file.read(1):
             raise ValueError(f"{key} is not as long as the archive says")
     return np.frombuffer(data, dtype)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of a replay, as data with the machine that they come from, and as text."""
+"""The results of a replay, as data that names the machine, and as text."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["Replayed", "Waste", "as_data", "render", "render_comparison"]
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Why more was reserved than asked for, when the peak was reached first.
+    """Why more memory was reserved than requested when the peak was first reached.
 
-    The four numbers add up to what was reserved just after the growth that made the peak.
-    Later on as much may be reserved, although less of it is live.
+    The four numbers add up to the bytes that were reserved just after the growth that
+    made the peak. Later as much may still be reserved, although less of it is live.
 
     Parameters
     ----------
     requested : int
-        The bytes that were asked for and live at that moment, which are not waste.
+        The requested bytes that were live at that moment, which are not waste.
     rounding : int
-        The bytes by which blocks are larger than what was asked for.
+        The bytes by which blocks are larger than requested.
     fragmentation : int
         The bytes that were free but could not serve the allocation.
     in_flight : int
@@ -45,7 +45,7 @@ class Replayed:
     Parameters
     ----------
     trace, allocator, version, backend, kind, pool : str
-        What was replayed, and on what.
+        The trace, and the allocator with which it was replayed.
     events, allocations, skipped, streams : int
         The counts of the trace.
     peak_live, peak_reserved : int
@@ -57,19 +57,21 @@ class Replayed:
     loop_ns : float
         The time per event of the same loop when it allocates nothing.
     ns_per_event_warm : float or None
-        The time per event on a warm pool, if it was asked for.
+        The time per event on a warm pool, if this was requested.
     growths : int or None
         How often the driver was asked for memory.
     waste : Waste or None
-        The causes of what was reserved in excess, if the allocator can say.
+        The reasons for the reserved bytes that were not live, if the allocator can give
+        them.
     late : int
-        For how many events a freed block stays in use; 0 if it does not.
+        The number of events for which a freed block stays in use; 0 if it does not.
     late_on : str
-        Whose work is late.
+        On which streams the late work runs, as in `Options`.
     forced : int
         How often late work was ended early because the allocator waited for it.
     peak_busy : int
-        The most bytes that were live or late at once, which must be reserved at least.
+        The most bytes that were live or in use by late work at once. At least these
+        must be reserved.
     ratio_busy : float
         `peak_reserved` divided by `peak_busy`.
     """
@@ -102,7 +104,7 @@ class Replayed:
 def as_data(
     result: Replayed, compared: dict[str, dict[str, Any]], device: int
 ) -> dict[str, Any]:
-    """Return the results as one object for ``json``, with the machine they come from."""
+    """Return the results as one object for ``json``, which also describes the machine."""
     facts = info.collect()
     return {
         **asdict(result),
