@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The types and the docstrings of the extension. Its C sources have no docstrings of their
-# own: the build makes a header of these (csrc/headers.py).
+# The types and the docstrings of the extension. The C sources contain no docstrings,
+# because the build makes a header from these (csrc/headers.py).
 import contextlib
 from collections.abc import (
     Callable,
@@ -51,15 +51,14 @@ _Progress = bool | Callable[[int, int], object] | None
 class Buffer:
     """Memory with a shape and a dtype, on the host or on a device.
 
-    This is the base of the types whose names say what the memory is. Buffers are made by
-    `empty`, `zeros`, `full`, `array` and so on, never by calling a type.
-    Indexing with integers, slices, Ellipsis and None gives views that keep the
-    memory alive; ``buf[index] = value`` copies. Iterating gives the views
-    ``buf[0]``, ``buf[1]``, …; ``in`` is refused. ``==`` is identity, so that
-    buffers can be keys; compare values with ``numpy()``. ``print`` shows the values, and
-    copies them first if the memory is a device's; ``repr`` shows none and never waits.
-    Dropping a buffer never waits: its memory is reused when all work on it that cumem
-    knows of is done.
+    This is the base of the types whose names say what kind of memory they have. Buffers are
+    made by `empty`, `zeros`, `full`, `array` and so on, never by calling a type. Indexing
+    with integers, slices, Ellipsis and None returns views that keep the memory alive, and
+    ``buf[index] = value`` copies. Iteration yields the views ``buf[0]``, ``buf[1]``, …;
+    ``in`` is refused. ``==`` compares identity, so that buffers can be keys of dicts;
+    compare values with ``numpy()``. ``print`` shows the values, and copies them first if
+    they are on a device. ``repr`` shows no values and never waits. Dropping a buffer never
+    waits. Its memory is reused when all work on it that cumem knows of is done.
 
     Examples
     --------
@@ -72,16 +71,16 @@ class Buffer:
 
     @property
     def ptr(self) -> int:
-        """Address of element 0 as an int, which is the device's address for device memory
-        and else the host's. It is 0 if the buffer has no bytes. Raises ValueError if the
+        """Address of element 0 as an int. For device memory it is the device's address, and
+        otherwise the host's. It is 0 if the buffer has no bytes. Raises ValueError if the
         buffer is closed.
         """
     @property
     def _address(self) -> int:
         """The same as `ptr`, for displays and comparisons of the package itself.
 
-        It does not count as read, since nobody works at the address, and it does not wake
-        memory that was spilled. Raises what `ptr` raises.
+        The address does not count as read, since nobody works at it, and memory that was
+        spilled is not woken. Raises the errors of `ptr`.
         """
     @property
     def nbytes(self) -> int:
@@ -91,7 +90,7 @@ class Buffer:
         """Lengths of the axes in elements."""
     @property
     def strides(self) -> tuple[int, ...]:
-        """Steps along the axes in bytes; may be negative."""
+        """Steps along the axes in bytes, which may be negative."""
     @property
     def dtype(self) -> np.dtype[Any]:
         """The ``numpy.dtype`` of the elements."""
@@ -106,13 +105,13 @@ class Buffer:
         """Bytes of one element."""
     @property
     def kind(self) -> _Kind | Literal["pageable"]:
-        """What consumers may do with the memory: ``'pinned'``, ``'mapped'``,
+        """The kind of memory, which says how it can be used: ``'pinned'``, ``'mapped'``,
         ``'managed'``, ``'device'`` or ``'pageable'``.
         """
     @property
     def residency(self) -> _Kind | Literal["pageable"]:
-        """The kind of memory that copies treat the bytes as. It differs from `kind` after
-        ``as_device()``. `ManagedBuffer.page_residency` says where the pages of managed
+        """The kind of memory as which copies treat the bytes. It differs from `kind` after
+        ``as_device()``. `ManagedBuffer.page_residency` tells where the pages of managed
         memory are.
         """
     @property
@@ -128,14 +127,14 @@ class Buffer:
     def flags(self) -> Flags:
         """How the memory was made, and NumPy's flags.
 
-        It is a tuple that has those of ``'portable'``, ``'mapped'``, ``'write_combined'``,
-        ``'global'``, ``'host'``, ``'registered'`` and ``'read_only'`` that apply. NumPy's
-        flags are its attributes and keys, such as ``flags.c_contiguous`` and
-        ``flags["F_CONTIGUOUS"]``, as they are now.
+        The value is a tuple of those names of ``'portable'``, ``'mapped'``,
+        ``'write_combined'``, ``'global'``, ``'host'``, ``'registered'`` and ``'read_only'``
+        that apply. NumPy's flags are its attributes and keys, such as
+        ``flags.c_contiguous`` and ``flags["F_CONTIGUOUS"]``, with their present values.
         """
     @property
     def closed(self) -> bool:
-        """Whether `free`, the end of a with block or ``shutdown()`` has closed it."""
+        """Whether `free`, the end of a with block or ``shutdown()`` closed the buffer."""
     @property
     def T(self) -> Self:
         """A view with the axes reversed; see `transpose`."""
@@ -164,10 +163,10 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until unfinished transfers into the memory are done (GIL released,
-        Ctrl-C works). Ordered after: those transfers. It does not wait for kernels of
-        other libraries that work on managed or mapped memory: synchronise their stream
-        first.
+        **Blocks** until unfinished transfers into the memory are done, with the GIL
+        released; Ctrl-C interrupts it. **Ordered after** those transfers. It does not wait
+        for kernels of other libraries that work on managed or mapped memory, so synchronise
+        their stream first.
 
         Examples
         --------
@@ -179,8 +178,8 @@ class Buffer:
     def _read_by(self, function: Callable[[NDArray[Any]], _T], /) -> _T:
         """Return what `function` returns for the array of `numpy`.
 
-        The package uses this to read memory. It does not count as exported afterwards,
-        unless the function kept the array.
+        The package uses this to read memory. Afterwards the memory does not count as
+        exported, unless the function kept the array.
         """
     def to_numpy(
         self, *, stream: object = None, progress: _Progress = None
@@ -214,9 +213,9 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it ends
-        `copy`. Ordered after: work that cumem knows of on the memory, and work on
-        `stream` or the current stream of its device.
+        **Blocks** until the bytes are there, with the GIL released; Ctrl-C ends it as it
+        ends `copy`. **Ordered after** work that cumem knows of on the memory, and after
+        work on `stream` or the current stream of its device.
 
         Examples
         --------
@@ -226,7 +225,7 @@ class Buffer:
     def as_device(self) -> DeviceBuffer:
         """View mapped or managed memory as a plain device buffer.
 
-        This is for consumers that refuse the other kinds: torch and JAX refuse managed
+        Use it for libraries that refuse the other kinds: torch and JAX refuse managed
         memory, and CuPy refuses page-locked memory.
 
         Returns
@@ -250,7 +249,7 @@ class Buffer:
         Parameters
         ----------
         *shape : int or sequence of int
-            The new lengths in elements; one of them may be -1 and is then computed.
+            The new lengths in elements. One of them may be -1, and is then computed.
         order : {'C', 'F', 'A'}
             Which index runs fastest when elements are read and laid out: the last for
             ``'C'``, the first for ``'F'``. ``'A'`` means ``'F'`` if the buffer is
@@ -259,7 +258,7 @@ class Buffer:
         Returns
         -------
         Buffer
-            A view of the same type, never a copy; it keeps the memory alive.
+            A view of the same type, which keeps the memory alive. It is never a copy.
 
         Raises
         ------
@@ -304,8 +303,9 @@ class Buffer:
 
         Notes
         -----
-        Blocks: if it copies, until the bytes are there (GIL released). Ordered after:
-        if it copies, work that cumem knows of on this buffer, and the current stream.
+        If it copies, it **blocks** until the bytes are there, with the GIL released, and is
+        **ordered after** work that cumem knows of on this buffer, and after the current
+        stream.
 
         Examples
         --------
@@ -339,8 +339,8 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the bytes are there (GIL released).
-        Ordered after: work that cumem knows of on this buffer, and the current stream.
+        **Blocks** until the bytes are there, with the GIL released. **Ordered after** work
+        that cumem knows of on this buffer, and after the current stream.
 
         Examples
         --------
@@ -362,13 +362,13 @@ class Buffer:
         Returns
         -------
         Buffer
-            A view of the same type; it keeps the memory alive.
+            A view of the same type, which keeps the memory alive.
 
         Raises
         ------
         ValueError
-            An axis is longer or is named twice, or the buffer is closed. For an axis that
-            does not exist NumPy's AxisError is raised, which is an IndexError too.
+            An axis is longer than 1 or is named twice, or the buffer is closed. For an axis
+            that does not exist NumPy's AxisError is raised, which is an IndexError too.
         TypeError
             An axis is not an integer.
 
@@ -389,7 +389,7 @@ class Buffer:
         Returns
         -------
         bool, int, float, complex, bytes, str, tuple or other
-            The object that NumPy's ``item`` gives for the dtype.
+            The object that NumPy's ``item`` returns for the dtype.
 
         Raises
         ------
@@ -405,9 +405,10 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the element is there (GIL released). From device memory, only that
-        element is copied. Ordered after: for device memory, work that cumem knows of on
-        it and the current stream; for other memory, unfinished transfers into it.
+        **Blocks** until the element is there, with the GIL released. From device memory,
+        only that element is copied. For device memory it is **ordered after** work that
+        cumem knows of on it and after the current stream, and for other memory after
+        unfinished transfers into it.
 
         Examples
         --------
@@ -420,8 +421,8 @@ class Buffer:
         Returns
         -------
         list or object
-            The lists, as from NumPy's ``tolist``. A buffer without dimensions gives its
-            element itself.
+            The lists, as NumPy's ``tolist`` returns them. For a buffer without dimensions
+            it is the element itself.
 
         Raises
         ------
@@ -432,8 +433,8 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the bytes are there (GIL released).
-        Ordered after: as `item`.
+        **Blocks** until the bytes are there, with the GIL released. **Ordered after** the
+        same work as `item`.
 
         Examples
         --------
@@ -451,7 +452,7 @@ class Buffer:
         Returns
         -------
         Buffer
-            A view of the same type; it keeps the memory alive.
+            A view of the same type, which keeps the memory alive.
 
         Raises
         ------
@@ -478,7 +479,7 @@ class Buffer:
         Returns
         -------
         Buffer
-            A view of the same type; it keeps the memory alive.
+            A view of the same type, which keeps the memory alive.
 
         Raises
         ------
@@ -502,16 +503,16 @@ class Buffer:
         Parameters
         ----------
         value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
-            A scalar or list, or an array that broadcasts to the shape. Scalars and
-            lists must keep their kind and their value in the buffer's dtype, except that
-            floats are rounded; where NumPy would cut them (1.5 in ``int32``) an error is
+            A scalar or list, or an array that broadcasts to the shape. Scalars and lists
+            must keep their kind and their value in the buffer's dtype, except that floats
+            are rounded. Where NumPy would cut a value (1.5 for ``int32``) an error is
             raised. An array must have the buffer's dtype.
         stream : Stream or other stream object, optional
             The stream to fill on; default: the current stream.
         casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-            Which other dtypes `value` may have, as in `copy`, and so which values may be
-            cut. Values that are on a device pass through the host on their way to
-            device memory.
+            Which other dtypes `value` may have, as in `copy`. Values may then be cut as
+            this rule allows. Values that are on a device pass through the host on their way
+            to device memory.
 
         Raises
         ------
@@ -529,16 +530,16 @@ class Buffer:
 
         Notes
         -----
-        Blocks (GIL released): if `value` is an array or device memory, until it is
-        copied. Otherwise it first waits for unfinished background transfers of the
-        memory, and then, if the host can read the memory, until it is filled. Device
-        memory of a pool is filled later, by the device on the stream, and so is mapped
-        and managed memory if `stream` is given; `numpy` and other reads through the
-        buffer wait for that. Without `stream`, managed memory is filled by the device
-        that it was prefetched to, or else by the host. Pinned memory is always filled by
-        the host, which waits for the buffer's streams, for `stream`, and for everything
-        that those streams were made to wait for. Ctrl-C ends that wait.
-        Ordered after: work that cumem knows of on this buffer, and work on `stream`.
+        **Blocks**, with the GIL released, until `value` is copied if it is an array or
+        device memory. Otherwise it first waits for unfinished background transfers of the
+        memory, and then, if the host can read the memory, until it is filled. Device memory
+        of a pool is filled later, by the device in the order of the stream, and so is
+        mapped and managed memory if `stream` is given. `numpy` and other reads through the
+        buffer wait for that. Without `stream`, managed memory is filled by the device that
+        it was prefetched to, or else by the host. Pinned memory is always filled by the
+        host, which waits for the buffer's streams, for `stream`, and for everything that
+        those streams were made to wait for. Ctrl-C ends that wait. **Ordered after** work
+        that cumem knows of on this buffer, and after work on `stream`.
 
         Examples
         --------
@@ -565,7 +566,7 @@ class Buffer:
         casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}
             Which conversions are allowed, as in `numpy.can_cast`.
         copy : bool
-            False returns this buffer itself if it has that dtype already and `order` is
+            If False, return this buffer itself if it has that dtype already and `order` is
             'K'.
 
         Returns
@@ -576,7 +577,7 @@ class Buffer:
         Raises
         ------
         TypeError
-            `casting` does not allow it, or `dtype` is not a dtype.
+            `casting` does not allow the conversion, or `dtype` is not a dtype.
         ValueError
             The buffer is closed, or `casting` or `order` is not one of these.
         OutOfMemoryError
@@ -586,10 +587,10 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the values are there (GIL released). Ordered after: work that
-        cumem knows of on this buffer, and the current stream. The values are those of
-        `cumem.copy` with `casting`. Device memory is converted on the host, so it crosses
-        the link twice.
+        **Blocks** until the values are there, with the GIL released. **Ordered after** work
+        that cumem knows of on this buffer, and after the current stream. The values are
+        those of `cumem.copy` with `casting`. Device memory is converted on the host, so it
+        crosses the link twice.
 
         Examples
         --------
@@ -627,8 +628,8 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the bytes are there (GIL released).
-        Ordered after: work that cumem knows of on this buffer, and the current stream.
+        **Blocks** until the bytes are there, with the GIL released. **Ordered after** work
+        that cumem knows of on this buffer, and after the current stream.
 
         Examples
         --------
@@ -639,7 +640,7 @@ class Buffer:
         ('pinned', array([0, 0], dtype=int32))
         """
     def __copy__(self) -> Self:
-        """Make the copy of ``copy.copy``: as in NumPy it is ``buf.copy(order='K')``.
+        """Make the copy of ``copy.copy``, which is ``buf.copy(order='K')`` as in NumPy.
 
         Returns
         -------
@@ -658,8 +659,8 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the bytes are there (GIL released).
-        Ordered after: work that cumem knows of on this buffer, and the current stream.
+        **Blocks** until the bytes are there, with the GIL released. **Ordered after** work
+        that cumem knows of on this buffer, and after the current stream.
         """
     def __deepcopy__(self, memo: object, /) -> Self:
         """Make the copy of ``copy.deepcopy``, which is ``buf.copy(order='K')``.
@@ -681,15 +682,15 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the bytes are there (GIL released).
-        Ordered after: work that cumem knows of on this buffer, and the current stream.
+        **Blocks** until the bytes are there, with the GIL released. **Ordered after** work
+        that cumem knows of on this buffer, and after the current stream.
         """
     def record_stream(self, stream: object, /) -> None:
         """Say that a stream works on the memory, which cumem cannot see by itself.
 
-        After the buffer is dropped its memory is reused only when the work that the
-        stream had queued by then is done. If the stream is being captured now, the memory
-        belongs to the graph from then on, and is not reused before `shutdown`.
+        After the buffer is dropped, its memory is reused only when the work that was queued
+        on the stream at that time is done. If the stream is being captured now, the memory
+        belongs to the graph from now on, and is not reused before `shutdown`.
 
         Parameters
         ----------
@@ -712,17 +713,17 @@ class Buffer:
         >>> del buf  # the memory is used again after that work
         """
     def keep(self, keep: bool = True) -> None:
-        """Say that the memory stays on the device, or that it may be spilled again.
+        """Keep the memory on the device, or allow it to be spilled again.
 
         In a `Pool` with ``spill="pinned"``, buffers that have been idle go to pinned
-        memory when the device's memory is short. A kept buffer does not. A buffer that
-        has been spilled is woken first. In other pools this has no effect. All buffers
-        that share the memory are meant.
+        memory when the device's memory is short. A kept buffer stays on the device. If the
+        buffer has been spilled, this call wakes it first. In other pools this has no
+        effect. It applies to all buffers that share the memory.
 
         Parameters
         ----------
         keep : bool
-            False takes an earlier call back.
+            False undoes an earlier call.
 
         Raises
         ------
@@ -735,7 +736,7 @@ class Buffer:
 
         Notes
         -----
-        Blocks: while the buffer wakes (GIL released).
+        **Blocks** while the buffer wakes, with the GIL released.
 
         Examples
         --------
@@ -749,13 +750,14 @@ class Buffer:
         >>> cache = pool.allocate(48 << 20)  # the weights are in pinned memory now
         """
     def free(self) -> None:
-        """Give the memory back now instead of when the last reference goes.
+        """Give the memory back now instead of when the last reference is dropped.
 
-        All buffers that share the memory are closed. The pool reuses it when the work
-        that streams had queued on it is done. If a transfer of the buffer is unfinished,
-        the memory goes back when that is done. If the buffer was ever exported through
-        the buffer protocol, the memory goes back with the last reference to the buffer,
-        because ``torch.frombuffer`` keeps only the object. Freeing twice does nothing.
+        All buffers that share the memory are closed. The pool reuses it when the work that
+        is queued on it is done. If a transfer of the buffer is unfinished, the memory goes
+        back when the transfer is done. If the buffer was ever exported through the buffer
+        protocol, the memory goes back when the last reference to the buffer is dropped,
+        because ``torch.frombuffer`` keeps only the object alive. Freeing twice does
+        nothing.
 
         Raises
         ------
@@ -776,7 +778,7 @@ class Buffer:
     def __setitem__(self, index: _Index, value: object, /) -> None: ...
     def __len__(self) -> int: ...
     def __format__(self, spec: str, /) -> str:
-        """Return ``str(buf)`` for ``f"{buf}"``. A format applies to the only element.
+        """Return ``str(buf)`` for ``f"{buf}"``; a format is applied to the only element.
 
         Raises
         ------
@@ -785,16 +787,16 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the values are there. Ordered after: as `item`.
+        **Blocks** until the values are there. **Ordered after** the same work as `item`.
         """
     def __dir__(self) -> list[str]:
         """List the names of the members that can be read now."""
     def _repr_html_(self) -> str:
-        """Return what a notebook shows, which is everything but the values."""
+        """Return the HTML that a notebook shows, with everything but the values."""
     def __int__(self) -> int: ...
     def __float__(self) -> float: ...
     def __complex__(self) -> complex:
-        """Return the only element, for ``complex(buf)``. Device memory is copied.
+        """Return the only element, for ``complex(buf)``; it is copied from device memory.
 
         Raises
         ------
@@ -805,8 +807,8 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until the element is there (GIL released).
-        Ordered after: as `item`.
+        **Blocks** until the element is there, with the GIL released. **Ordered after** the
+        same work as `item`.
         """
     def __iter__(self) -> Iterator[Self]: ...
     def __reversed__(self) -> Iterator[Self]:
@@ -820,7 +822,7 @@ class Buffer:
             The buffer is closed.
         """
     def __bytes__(self) -> bytes:
-        """Return the values in C order, as ``ndarray.tobytes()``. Device memory is copied.
+        """Return the values in C order, as ``ndarray.tobytes()`` does, from any memory.
 
         Raises
         ------
@@ -859,14 +861,15 @@ class Buffer:
         tb: TracebackType | None,
         /,
     ) -> None:
-        """Close the buffer and views of it; the memory goes back once nothing uses it.
+        """Close the buffer and views of it. The memory goes back once nothing uses it.
 
-        Unlike `free` this never fails: arrays and tensors that were made inside the block
-        stay valid. The memory goes back with the last of them, or when the last transfer
-        of the buffer is done, or at once if there are none. If the buffer was exported
-        through the buffer protocol or ``__cuda_array_interface__``, whose users may have
-        kept only the object, the memory goes back with the last reference to the buffer.
-        If this is a view, only the view is closed, and the memory stays with its buffer.
+        Unlike `free` this never fails, and arrays and tensors that were made inside the
+        block stay valid. The memory goes back when the last of them is dropped and the last
+        transfer of the buffer is done, or at once if there are none. If the buffer was
+        exported through the buffer protocol or ``__cuda_array_interface__``, whose users
+        may keep only the object alive, the memory goes back when the last reference to the
+        buffer is dropped. If this is a view, only the view is closed, and the memory stays
+        with its buffer.
         """
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]:
         """Pickle the kind, dtype, shape, flags, whether it is read-only, and the bytes.
@@ -885,8 +888,8 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until unfinished transfers into the memory are done.
-        Ordered after: those transfers.
+        **Blocks** until unfinished transfers into the memory are done. **Ordered after**
+        those transfers.
         """
     def __dlpack__(
         self,
@@ -901,11 +904,12 @@ class Buffer:
         Parameters
         ----------
         stream : int, optional
-            The consumer's stream. Its later work is ordered after ours, and the memory is
-            not reused before that work is done. -1 orders nothing.
+            The consumer's stream. Work that it gets later is ordered after the pending work
+            on the buffer, and the memory is not reused before that later work is done. -1
+            orders nothing.
         max_version : tuple of int, optional
-            The newest version that the consumer reads. Without it the capsule has the
-            form that it had before version 1.0.
+            The newest version that the consumer reads. Without it the capsule has the form
+            that DLPack had before version 1.0.
         dl_device : tuple of int, optional
             The type and index of the device to export to; ``(1, 0)`` is the CPU.
         copy : bool, optional
@@ -920,8 +924,8 @@ class Buffer:
 
         Notes
         -----
-        Blocks: an export to the CPU waits for pending work, and others do not.
-        Ordered after: work that cumem knows of on this buffer.
+        **Blocks** until pending work is done for an export to the CPU, and never for other
+        exports. **Ordered after** work that cumem knows of on this buffer.
         """
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's device type and index.
@@ -952,13 +956,13 @@ class Buffer:
 
         Notes
         -----
-        Blocks: until unfinished transfers into the memory are done.
-        Ordered after: those transfers.
+        **Blocks** until unfinished transfers into the memory are done. **Ordered after**
+        those transfers.
         """
 
 class _HostUsable(
     Buffer
-):  # for type checkers alone: the four types that have the buffer protocol
+):  # for type checkers only: the base of the four types with the buffer protocol
     __dlpack_c_exchange_api__: ClassVar[object]
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __release_buffer__(self, view: memoryview, /) -> None: ...
@@ -967,8 +971,8 @@ class _HostUsable(
 class PinnedBuffer(_HostUsable):
     """Page-locked host memory: the fast end of copies to and from devices.
 
-    It has the buffer protocol, so that NumPy, torch and MPI read and write it
-    without a copy.
+    It has the buffer protocol, so that NumPy, torch and MPI can read and write it without a
+    copy.
 
     Examples
     --------
@@ -1010,8 +1014,8 @@ class MappedBuffer(_HostUsable):
         """
     @property
     def device_ptr(self) -> int:
-        """Address of element 0 for the device, as an int, which is 0 if there are no
-        bytes. Raises ValueError if the buffer is closed.
+        """The device's address of element 0 as an int. It is 0 if there are no bytes.
+        Raises ValueError if the buffer is closed.
         """
 
 @final
@@ -1071,14 +1075,15 @@ class ManagedBuffer(_HostUsable):
 
         Notes
         -----
-        Blocks: no, the move is queued. Ordered after: work on `stream`. Whole pages
-        move, from the page of the lowest element to that of the highest, with whatever
-        else lies on them. The data may be used meanwhile.
+        Never **blocks**, since the move is queued. **Ordered after** work on `stream`.
+        Whole pages move, from the page of the lowest element to that of the highest, with
+        other memory that lies on them. The data may be used meanwhile.
         """
     @property
     def prefetch_location(self) -> Device | str | None:
-        """Where the memory was last prefetched to: a `Device`, ``'host'`` or a node such as
-        ``'numa:1'``. It is None if it never was, or if its parts went to several places.
+        """The place to which the memory was last prefetched: a `Device`, ``'host'`` or a
+        node such as ``'numa:1'``. It is None if the memory was never prefetched, or if its
+        parts went to several places.
         """
     def advise(
         self,
@@ -1087,19 +1092,19 @@ class ManagedBuffer(_HostUsable):
         preferred_location: object = ...,
         accessed_by: object = None,
     ) -> None:
-        """Tell the driver how the memory will be used. Advice that is left out stays.
+        """Tell the driver how the memory will be used; advice that is left out stays.
 
         Parameters
         ----------
         read_mostly : bool, optional
-            Whether the host and each device that read are to get copies of their own. A
+            Whether the host and each device should get their own copies when they read. A
             write drops all copies but one.
         preferred_location : Device, int, str or None, optional
-            Where pages are to stay if they can: a device, ``"cpu"`` or a node such as
-            ``"numa:1"``. None takes this advice back.
+            The place where pages should stay if they can: a device, ``"cpu"`` or a node
+            such as ``"numa:1"``. None withdraws this advice.
         accessed_by : sequence of Device, int or str, optional
-            All devices, and ``"cpu"``, that are to have the memory mapped wherever it is,
-            so that they use it without a page fault. ``()`` means none of them.
+            The devices, and ``"cpu"``, that should have the memory mapped wherever its
+            pages are, so that they use it without page faults. ``()`` means none of them.
 
         Raises
         ------
@@ -1111,10 +1116,10 @@ class ManagedBuffer(_HostUsable):
 
         Notes
         -----
-        Blocks: no. Ordered after: nothing, since advice takes effect at once. It applies
-        to whole pages, from the page of the lowest element to that of the highest, with
-        whatever else lies on them: buffers of less than 1 MiB may share a page. When the
-        memory goes back to its pool the advice is taken back.
+        Never **blocks**. It is ordered after nothing, since advice takes effect at once. It
+        applies to whole pages, from the page of the lowest element to that of the highest,
+        and so to other memory on these pages: buffers of less than 1 MiB may share a page.
+        When the memory goes back to its pool, the advice is withdrawn.
 
         Examples
         --------
@@ -1125,27 +1130,28 @@ class ManagedBuffer(_HostUsable):
         """
     @property
     def read_mostly(self) -> bool:
-        """Whether the host and each device that read get copies of their own, which is True
-        only if it was advised for all pages of the buffer; see `advise`.
+        """Whether the host and each device get their own copies when they read. It is True
+        only if this was advised for all pages of the buffer; see `advise`.
         """
     @read_mostly.setter
     def read_mostly(self, value: bool) -> None: ...
     @property
     def preferred_location(self) -> Device | str | None:
-        """Where pages are to stay: a `Device`, ``'host'`` or a node such as ``'numa:1'``.
-        It is None if there is no such advice or pages have different ones; see `advise`.
+        """The place where pages should stay: a `Device`, ``'host'`` or a node such as
+        ``'numa:1'``. It is None without such advice, or if it differs between pages; see
+        `advise`.
         """
     @preferred_location.setter
     def preferred_location(self, value: object) -> None: ...
     @property
     def accessed_by(self) -> tuple[Device | str, ...]:
-        """The devices, and ``'host'``, that have all pages mapped wherever the pages are;
+        """The devices, and ``'host'``, for which all pages are mapped wherever they are;
         see `advise`.
         """
     @accessed_by.setter
     def accessed_by(self, value: object) -> None: ...
     def page_residency(self) -> Residency:
-        """Return what is known about where the pages are.
+        """Return the information that there is about the places of the pages.
 
         Returns
         -------
@@ -1160,10 +1166,10 @@ class ManagedBuffer(_HostUsable):
 
         Notes
         -----
-        Blocks: no. Ordered after: nothing; it does not wait for moves that are queued.
-        The driver knows where memory was last sent, not where it is. The host's page
-        tables know which pages the host can touch without a fault. Do not confuse this
-        with the attribute `residency`, the kind of memory, which every buffer has.
+        Never **blocks**, not even for moves that are queued. The driver knows where memory
+        was last sent, but not where it is. The host's page tables show which pages the host
+        can touch without a fault. Do not confuse this with the attribute `residency`, which
+        every buffer has and which is a kind of memory.
         """
     def discard(self, stream: object = None) -> None:
         """Give up the contents, so that pages need not be moved or kept any more.
@@ -1186,11 +1192,11 @@ class ManagedBuffer(_HostUsable):
 
         Notes
         -----
-        Blocks: only if a background copy of the buffer is unfinished, until its last
-        piece is submitted. Ordered after: work on `stream`, and all work on the buffer
-        that cumem knows of, as a write would be. Work that `stream` is given later comes
-        after it. The bytes are undefined until they are written. Only pages that lie
-        entirely in the buffer are given up, so bytes beside it are never lost.
+        **Blocks** only if a background copy of the buffer is unfinished, until its last
+        piece is submitted. **Ordered after** work on `stream`, and after all work on the
+        buffer that cumem knows of, as a write would be. Work that is queued on `stream`
+        later comes after it. The bytes are undefined until they are written. Only pages
+        that lie entirely in the buffer are given up, so bytes beside it are never lost.
         """
     def on(
         self, device: object = None, *, stream: object = None
@@ -1202,7 +1208,7 @@ class ManagedBuffer(_HostUsable):
         device : Device, int or str, optional
             The device to move the pages to, as in `prefetch_pages`.
         stream : Stream or other stream object, optional
-            The stream for both moves; default: for each the stream that is current then.
+            The stream for both moves; default: the stream that is current at each of them.
 
         Returns
         -------
@@ -1212,13 +1218,14 @@ class ManagedBuffer(_HostUsable):
         Raises
         ------
         ValueError, TypeError, CudaError
-            The same as from `prefetch_pages`, when the block begins or ends.
+            As for `prefetch_pages`, when the block begins or ends.
 
         Notes
         -----
-        Blocks: no. The block begins with ``prefetch_pages(device, stream)``. It ends by
-        prefetching the pages to where they had last been prefetched before, or to the
-        host if that is not known, after the work that the block gave to the stream.
+        Never **blocks**. The block begins with ``prefetch_pages(device, stream)``. At its
+        end the pages are prefetched to the place where they had been prefetched before, or
+        to the host if that is not known. This is ordered after the work that was queued on
+        the stream in the block.
         """
 
 @final
@@ -1270,9 +1277,9 @@ class HostBuffer(_HostUsable):
 
 @final
 class Stream:
-    """A queue of device work: what is queued on one stream runs in order.
+    """A queue of device work: the work on one stream runs in order.
 
-    In a ``with`` block it is the current stream of its device, for this thread or task
+    In a ``with`` block the stream is the current one of its device, for this thread or task
     only. Leaving the block neither waits for the work nor closes the stream.
 
     Parameters
@@ -1281,9 +1288,9 @@ class Stream:
         The device that does the work; default: cumem's current device.
     priority : int
         0 is the lowest priority. Streams with negative numbers come first, down to the
-        least number that the device has.
+        least number that the device supports.
     non_blocking : bool
-        False makes it a blocking stream of CUDA's, which is ordered with the legacy
+        If False, make a blocking stream in CUDA's sense, which is ordered with the legacy
         default stream.
 
     Raises
@@ -1295,8 +1302,8 @@ class Stream:
 
     Notes
     -----
-    Two Streams are equal if they stand for the same CUDA stream. The work that is queued
-    on a stream keeps it alive.
+    Two Streams are equal if they stand for the same CUDA stream. Queued work keeps its
+    stream alive.
 
     Examples
     --------
@@ -1317,19 +1324,18 @@ class Stream:
     ) -> Self: ...
     @classmethod
     def from_external(cls, obj: object, /, *, device: object = None) -> Self:
-        """Make a Stream of another library's stream, which stays that library's.
+        """Make a Stream from another library's stream, which the library continues to own.
 
-        The object is kept alive as long as the Stream.
+        The Stream keeps `obj` alive.
 
         Parameters
         ----------
         obj : object
             Anything with ``__cuda_stream__``, ``.cuda_stream`` (PyTorch), ``.ptr``
             (CuPy) or ``.handle`` (Numba), or a handle as an int: 0 and 1 are the legacy
-            default stream, 2 is the calling thread's.
+            default stream, and 2 is the default stream of the calling thread.
         device : Device, int or str, optional
-            The device whose default stream is meant, if neither `obj` nor the driver
-            can say that.
+            The device whose default stream is meant, if neither `obj` nor the driver tells.
 
         Returns
         -------
@@ -1350,7 +1356,7 @@ class Stream:
         """The cudaStream_t as an int; 1 is the legacy default stream."""
     @property
     def id(self) -> int:
-        """A number that, unlike the handle, no later stream of the process gets again."""
+        """A number that no other stream of the process ever gets, unlike the handle."""
     @property
     def device(self) -> Device:
         """The device that the stream belongs to."""
@@ -1359,7 +1365,7 @@ class Stream:
         """The priority: 0 is the lowest, and negative numbers come first."""
     @property
     def done(self) -> bool:
-        """True if all queued work is done. Never blocks; raises CudaError if it failed."""
+        """True if all queued work is done. Never blocks. Raises CudaError if it failed."""
     @property
     def is_capturing(self) -> bool:
         """True while queued work goes into a graph instead of running."""
@@ -1375,8 +1381,8 @@ class Stream:
 
         Notes
         -----
-        **Blocks** until the stream is empty, GIL released; Ctrl-C interrupts it
-        in the main thread.
+        **Blocks** until the stream is empty, with the GIL released; Ctrl-C interrupts it in
+        the main thread.
 
         Examples
         --------
@@ -1392,15 +1398,15 @@ class Stream:
         Parameters
         ----------
         other : Event, Transfer or stream
-            An event, as it was recorded last; a transfer; or a stream, for all that is
-            queued on it so far.
+            An event, at the point where it was recorded last; a transfer; or a stream, with
+            all work that is queued on it so far.
 
         Raises
         ------
         TypeError
             If `other` is not one of these.
         ValueError
-            If one of them is closed.
+            If the stream or the argument is closed.
         CudaError
             If the driver refuses, or the transfer failed.
 
@@ -1420,20 +1426,21 @@ class Stream:
         Parameters
         ----------
         event : Event
-            The event, as it was recorded last.
+            The event, at the point where it was recorded last.
 
         Raises
         ------
         TypeError
-            If `event` is not something that can be waited for.
+            If `event` cannot be waited for.
         ValueError
-            If one of them is closed.
+            If the stream or the argument is closed.
         CudaError
             If the driver refuses.
 
         Notes
         -----
-        PyTorch and CuPy have this name for it. Never blocks. **Ordered after** `event`.
+        PyTorch and CuPy have a method of this name. Never blocks. **Ordered after**
+        `event`.
         """
     def record(self, event: Event | None = None, /) -> Event:
         """Mark this point of the stream.
@@ -1441,7 +1448,7 @@ class Stream:
         Parameters
         ----------
         event : Event, optional
-            The event to move to this point; default: a new one.
+            The event to move to this point; default: a new event.
 
         Returns
         -------
@@ -1451,20 +1458,20 @@ class Stream:
         Raises
         ------
         ValueError
-            If one of them is closed or they belong to different devices.
+            If the stream or the event is closed, or they belong to different devices.
         CudaError
             If the event cannot be made or recorded.
 
         Notes
         -----
-        Never blocks. **Ordered after** all that is queued on the stream.
+        Never blocks. **Ordered after** all work that is queued on the stream.
         """
     def close(self) -> None:
-        """Release the stream; queued work still completes.
+        """Release the stream. Queued work still completes.
 
         Notes
         -----
-        It never waits for that work. Buffers and transfers that used the stream keep it
+        This never waits for that work. Buffers and transfers that used the stream keep it
         until they are done with it. Closing a device's default stream, which
         ``current_stream()`` may return, does nothing.
         """
@@ -1476,11 +1483,11 @@ class Stream:
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return ``(0, handle)``, by the protocol that other libraries use."""
     def __enter__(self) -> Self:
-        """Make it the current stream of its device in this thread or task.
+        """Make the stream the current one of its device in this thread or task.
 
-        Blocks may end in any order, as those of generators do: the innermost block that
-        is still open determines the current stream. Tasks that are started and contexts
-        that are copied inside a block keep its stream after the block.
+        Blocks may end in any order, as happens with generators. The innermost block that is
+        still open determines the current stream. Tasks that are started and contexts that
+        are copied inside a block keep its stream after the block.
 
         Raises
         ------
@@ -1500,22 +1507,22 @@ class Stream:
         ------
         RuntimeError
             If the block was not entered, or was entered in another thread or context, as
-            happens with a generator that another thread closes. Then it ends both there
-            and here.
+            happens with a generator that another thread closes. The block then ends in both
+            contexts.
         """
     def __hash__(self) -> int: ...
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class Event:
-    """A point in a stream, which work can wait for and from which time is measured.
+    """A point in a stream that work can wait for, and between which time is measured.
 
     Parameters
     ----------
     device : Device, int or str, optional
-        The device whose streams it is recorded on; default: cumem's current device.
+        The device on whose streams the event is recorded; default: cumem's current device.
     timing : bool
-        Whether the time is taken when the point is reached. An event without it is
+        Whether the time is taken when the point is reached. An event without timing is
         cheaper.
     blocking : bool
         Whether `synchronize` sleeps, instead of spinning on a core.
@@ -1550,14 +1557,14 @@ class Event:
         """The cudaEvent_t as an int."""
     @property
     def device(self) -> Device:
-        """The device whose streams it is recorded on."""
+        """The device on whose streams the event is recorded."""
     @property
     def done(self) -> bool:
-        """True if the point that was recorded last is reached. Never blocks; raises
+        """True if the point that was recorded last is reached. Never blocks. Raises
         CudaError if work failed.
         """
     def record(self, stream: object = None, /) -> Self:
-        """Move the event to the end of what is queued on a stream.
+        """Move the event to the end of the work that is queued on a stream.
 
         Parameters
         ----------
@@ -1574,27 +1581,28 @@ class Event:
         TypeError
             If `stream` is not a stream.
         ValueError
-            If one of them is closed or they belong to different devices.
+            If the stream or the event is closed, or they belong to different devices.
         CudaError
             If the driver refuses.
 
         Notes
         -----
-        Never blocks. **Ordered after** all that is queued on the stream.
+        Never blocks. **Ordered after** all work that is queued on the stream.
         """
     def synchronize(self) -> None:
-        """Wait until the point that was recorded last is reached.
+        """Wait until the point at which the event was recorded last is reached.
 
         Raises
         ------
         ValueError
             If the event is closed.
         CudaError
-            If work before it failed.
+            If work before the event failed.
 
         Notes
         -----
-        **Blocks** until then, GIL released; Ctrl-C interrupts it in the main thread.
+        **Blocks** until that point is reached, with the GIL released; Ctrl-C interrupts it
+        in the main thread.
         """
     def seconds_since(self, start: Event, /) -> float:
         """Measure the time from another event to this one by the device's clock.
@@ -1614,14 +1622,14 @@ class Event:
         TypeError
             If `start` is not an Event.
         ValueError
-            If one of them is closed, was never recorded or was made without ``timing``,
-            or if they belong to different devices.
+            If one of the events is closed, was never recorded or was made without
+            ``timing``, or if they belong to different devices.
         CudaError
-            If work before them failed.
+            If work before the events failed.
 
         Notes
         -----
-        **Blocks** until both are reached, GIL released; Ctrl-C interrupts it in
+        **Blocks** until both are reached, with the GIL released; Ctrl-C interrupts it in
         the main thread. CUDA's documentation of ``cudaEventElapsedTime`` states the
         resolution.
 
@@ -1634,7 +1642,7 @@ class Event:
         """
     _timing: Final[bool]
     def query(self) -> bool:
-        """Return `done`, by the name that PyTorch and Numba have for it.
+        """Return `done`, under the name that PyTorch and Numba use.
 
         Returns
         -------
@@ -1645,7 +1653,7 @@ class Event:
         ValueError
             If the event is closed.
         CudaError
-            If work before it failed.
+            If work before the event failed.
         """
     def wait(self, stream: object = None) -> None:
         """Make a stream wait for the event, as ``stream.wait(event)`` does.
@@ -1661,15 +1669,14 @@ class Event:
         TypeError
             If `stream` is not a stream.
         ValueError
-            If one of them is closed.
+            If the stream or the argument is closed.
         CudaError
             If the driver refuses.
 
         Notes
         -----
-        PyTorch and Numba have this name for it. It never blocks the host, which
-        `synchronize` does. Work that is queued on `stream` later is **ordered after** the
-        event.
+        PyTorch and Numba have a method of this name. It never blocks the host, unlike
+        `synchronize`. Work that is queued on `stream` later is **ordered after** the event.
         """
     def elapsed_time(self, end: Event, /) -> float:
         """Measure the milliseconds from this event to a later one, as PyTorch and Numba do.
@@ -1687,14 +1694,14 @@ class Event:
         Raises
         ------
         TypeError, ValueError, CudaError
-            The same as from `seconds_since`.
+            As for `seconds_since`.
 
         Notes
         -----
-        **Blocks** until both are reached, GIL released.
+        **Blocks** until both are reached, with the GIL released.
         """
     def close(self) -> None:
-        """Release the event. Streams that wait for it go on waiting."""
+        """Release the event. Streams that wait for it still wait."""
     @property
     def closed(self) -> bool:
         """Whether `close` or ``shutdown()`` has closed it."""
@@ -1706,18 +1713,18 @@ class Event:
 class Transfer:
     """A copy that may still be running, made by `copy_async`.
 
-    It keeps both ends alive. Dropping it neither blocks nor cancels the copy: the ends
-    then live until the copy is done, and a failure that nobody has seen goes to
-    `sys.unraisablehook`. `await` it in a coroutine, or call `wait`. It is not a
-    coroutine itself: ``asyncio.ensure_future`` makes a task of it, ``create_task`` does
-    not.
+    A transfer keeps the target and the source alive. Dropping it neither blocks nor cancels
+    the copy. Both ends then live until the copy is done, and a failure that nobody has seen
+    goes to `sys.unraisablehook`. `await` it in a coroutine, or call `wait`. It is not a
+    coroutine itself, so ``asyncio.ensure_future`` makes a task of it, but ``create_task``
+    does not.
 
     Raises
     ------
     CudaError
-        From `wait`, `order` and `await`, if the copy failed.
+        Raised by `wait`, `order` and `await` if the copy failed.
     CancelledError
-        From the same, if the copy was cancelled.
+        Raised by the same methods if the copy was cancelled.
 
     Examples
     --------
@@ -1735,12 +1742,12 @@ class Transfer:
         """
     @property
     def nbytes(self) -> int:
-        """How many bytes are copied. A source that is repeated to fit counts once."""
+        """The number of bytes to copy. A source that is broadcast counts once."""
     @property
     def seconds(self) -> float:
         """The seconds from the start to the end of the copy, or 0.0 while it is not done.
-        They are measured by the device's clock if a stream made the copy alone, else by the
-        host's.
+        They are measured by the device's clock if the copy ran entirely on a stream, and
+        otherwise by the host's clock.
         """
     @property
     def gbps(self) -> float:
@@ -1748,14 +1755,14 @@ class Transfer:
     @property
     def route(self) -> str:
         """The name of the route that the bytes took, such as "direct" or "staged";
-        docs/copies.md lists them. It is "several" for many copies at once whose parts took
+        docs/copies.md lists them. It is "several" for a call with many copies that took
         different routes.
         """
     @property
     def progress(self) -> int:
-        """How many of the `nbytes` have arrived, in whole pieces. It never falls, and is
-        `nbytes` if and only if the copy is done and has not failed. A piece that one call
-        of the driver moves counts only when it is complete. Never blocks.
+        """The number of bytes that have arrived, in whole pieces. It never decreases, and
+        equals `nbytes` if and only if the copy is done and has not failed. A piece that one
+        call of the driver moves counts only when it is complete. Never blocks.
         """
     @property
     def cancelled(self) -> bool:
@@ -1766,24 +1773,24 @@ class Transfer:
         Parameters
         ----------
         timeout : float, optional
-            How many seconds to wait at most; None waits as long as it takes.
+            The most seconds to wait; None waits as long as it takes.
         progress : bool or callable, optional
             True shows a bar if the copy takes long (with tqdm, which the extra
-            ``cumem[progress]`` installs). A callable is called now and then, and once more
-            when all is done, with the number of bytes that have arrived and the number of
+            ``cumem[progress]`` installs). A callable is called from time to time, and once
+            more at the end, with the number of bytes that have arrived and the number of
             all bytes. An exception that it raises ends the waiting.
 
         Raises
         ------
         TimeoutError
-            If the time has passed; the copy goes on.
+            If the time has passed. The copy goes on.
         ValueError
             If `timeout` is negative or not a number.
         TypeError
             If `timeout` is not a number or `progress` cannot be called.
         BufferError
             If the owner of an end's memory moved it (``share_memory_()`` of a PyTorch
-            tensor) before anybody saw the end of the copy.
+            tensor) before the end of the copy was noticed.
         ImportError
             If `progress` is True and tqdm is not installed.
         CancelledError
@@ -1795,8 +1802,8 @@ class Transfer:
 
         Notes
         -----
-        **Blocks** until the copy is done or `timeout` has passed, GIL released. Ctrl-C
-        interrupts the waiting, not the copy.
+        **Blocks** until the copy is done or `timeout` has passed, with the GIL released.
+        Ctrl-C interrupts the waiting, not the copy.
 
         Examples
         --------
@@ -1810,7 +1817,7 @@ class Transfer:
 
         Only a copy in the background (one that was made without `stream=`) can be
         cancelled, and only while it waits for a thread or for work that comes before it.
-        A copy that the driver was given cannot be called back.
+        Once the driver has a copy, it cannot be cancelled.
 
         Returns
         -------
@@ -1818,12 +1825,13 @@ class Transfer:
             True if this call or an earlier one has cancelled the copy: nothing was or
             will be read or written, the transfer is done, both ends are released, and
             `wait`, `order` and `await` raise `CancelledError`. False if the copy has begun
-            or is done; then nothing changes.
+            or is done. Nothing changes then.
 
         Notes
         -----
-        Copies that waited for this one go ahead. Cancelling a task that awaits a transfer
-        does not cancel the transfer. The call returns within a moment, GIL released.
+        Copies that waited for this one can then begin. Cancelling a task that awaits a
+        transfer does not cancel the transfer. The call returns within a moment, with the
+        GIL released.
         """
     def order(self, stream: object, /) -> None:
         """Make a stream wait for the copy.
@@ -1846,9 +1854,9 @@ class Transfer:
 
         Notes
         -----
-        **Blocks**, GIL released, until the last piece is queued or, if the host has to
-        write the target, until it is written. Work that is queued on `stream` afterwards
-        is **ordered after** the copy.
+        **Blocks**, with the GIL released, until the last piece is queued or, if the host
+        has to write the target, until it is written. Work that is queued on `stream`
+        afterwards is **ordered after** the copy.
 
         Examples
         --------
@@ -1857,7 +1865,7 @@ class Transfer:
         >>> transfer.order(stream)  # work on `stream` from here on finds the bytes
         """
     def to_dict(self) -> dict[str, Any]:
-        """Return its properties as they are now, as plain data for ``json.dumps``.
+        """Return the present properties as plain data for ``json.dumps``.
 
         Returns
         -------
@@ -1868,16 +1876,16 @@ class Transfer:
     def __dir__(self) -> list[str]:
         """List the names of the members that can be read."""
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: progress, route and rate."""
+        """Return the HTML that a notebook shows, with progress, route and rate."""
     def add_done_callback(self, fn: Callable[[Transfer], object], /) -> None:
-        """Have ``fn(transfer)`` called when the transfer is done, failed or cancelled.
+        """Call ``fn(transfer)`` when the transfer is done, failed or cancelled.
 
         Parameters
         ----------
         fn : callable
-            The function to call, once, with the transfer. The transfer is `done` by then,
-            so its `wait` returns at once or raises the reason of the failure. Each call of
-            this method adds one more function.
+            The function, which is called once with the transfer. The transfer is `done` by
+            then, so its `wait` returns at once or raises the error of the copy. Each call
+            of this method adds one more function.
 
         Raises
         ------
@@ -1890,17 +1898,18 @@ class Transfer:
 
         See Also
         --------
-        wait : blocks until it is done. ``await transfer`` : lets an event loop go on.
+        wait : Block until the transfer is done. ``await transfer`` : Let an event loop go
+        on.
 
         Notes
         -----
-        Blocks: no. If the transfer is done already, this call calls `fn` itself, in this
-        thread. Otherwise a thread named ``cumem-done-callbacks`` calls it later. That
-        thread calls one function after the other, so one that takes long delays the rest;
-        no function is called from a callback of CUDA's. An exception that `fn` raises goes
-        to `sys.unraisablehook`. The interpreter waits for all callbacks before it ends, as
-        it does for threads of `concurrent.futures`. The transfer is kept until `fn` was
-        called.
+        Never **blocks**. If the transfer is done already, this call calls `fn` itself, in
+        this thread. Otherwise a thread named ``cumem-done-callbacks`` calls it later. That
+        thread calls one function after the other, so a function that takes long delays the
+        others. No function is called from a callback of CUDA. An exception that `fn` raises
+        goes to `sys.unraisablehook`. The interpreter waits for all callbacks before it
+        ends, as it does for threads of `concurrent.futures`. The transfer is kept alive
+        until `fn` was called.
 
         Examples
         --------
@@ -1917,15 +1926,15 @@ class Transfer:
     def __await__(self) -> Generator[Any]: ...
 
 class _DeviceBlocks:
-    """The part of `Device` that is C: its ``with`` blocks."""
+    """The part of `Device` that is written in C: its ``with`` blocks."""
 
     def __enter__(self) -> Self:
-        """Make it the current device of this thread or task."""
+        """Make this the current device of the thread or task."""
     def __exit__(self, *raised: object) -> None:
-        """Make the device current again that was current before."""
+        """Make the previous current device current again."""
 
 class _Pool(Generic[_B_co]):
-    """The part of `Pool` that is C. Every pool is of the type `cumem.pools.pool.Pool`."""
+    """The part of `Pool` that is written in C. Every pool is a `cumem.pools.pool.Pool`."""
 
     @classmethod
     def __class_getitem__(cls, item: object, /) -> GenericAlias: ...
@@ -1948,7 +1957,7 @@ class _Pool(Generic[_B_co]):
         """List the names of the members that can be read."""
     @property
     def _config(self) -> _PoolConfig:
-        """How the pool was made. It can be read after the pool is closed, too."""
+        """How the pool was made. This can be read even after the pool is closed."""
     def allocate(self, nbytes: int, stream: object = None) -> _B_co:
         """Allocate a one-dimensional buffer of bytes.
 
@@ -1980,12 +1989,12 @@ class _Pool(Generic[_B_co]):
 
         Notes
         -----
-        **Blocks** only when the pool has nothing that fits, GIL released.
-        **Ordered after**: device memory may be used at once on `stream`; for another
-        stream the user has to order it.
+        **Blocks** only if the pool has nothing that fits, with the GIL released. **Ordered
+        after**: device memory may be used at once on `stream`. To use it on another stream,
+        the caller has to order that stream after `stream`.
         """
     def _describe(self) -> _PoolFacts:
-        """Read what the pool is and holds. Raises ValueError if it is closed."""
+        """Describe the pool and its memory. Raises ValueError if it is closed."""
     def _list_blocks(self) -> list[_PoolBlock]:
         """List its blocks by segment and address. Raises ValueError if it is closed."""
     def _reset_peaks(self) -> None:
@@ -1995,13 +2004,13 @@ class _Pool(Generic[_B_co]):
     def _set_limit(self, limit: int | None, /) -> None:
         """Set the limit in bytes; None means that there is none."""
     def _close(self) -> None:
-        """Close the pool, which is not a default pool."""
+        """Close the pool. The caller has checked that it is not a default pool."""
     def __enter__(self) -> Self:
-        """Make it the current pool of its kind and device in this thread or task.
+        """Make the pool the current one of its kind and device in this thread or task.
 
-        Blocks may end in any order, as those of generators do: the innermost block that
-        is still open determines the current pool. Tasks that are started and contexts
-        that are copied inside a block keep its pool after the block.
+        Blocks may end in any order, as happens with generators. The innermost block that is
+        still open determines the current pool. Tasks that are started and contexts that are
+        copied inside a block keep its pool after the block.
 
         Raises
         ------
@@ -2022,8 +2031,8 @@ class _Pool(Generic[_B_co]):
         ------
         RuntimeError
             If the block was not entered, or was entered in another thread or context, as
-            happens with a generator that another thread closes. Then it ends both there
-            and here.
+            happens with a generator that another thread closes. The block then ends in both
+            contexts.
         """
 
 @overload
@@ -2145,7 +2154,7 @@ def empty(
     stream: object = ...,
     pool: Pool | None = ...,
 ) -> Buffer: ...
-@overload  # the last one is the signature that the extension shows
+@overload  # the signature of this last one is that of the extension
 def empty(
     shape: _Shape,
     dtype: DTypeLike = "float64",
@@ -2201,9 +2210,9 @@ def empty(
 
     Notes
     -----
-    Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: device memory may be used at once on `stream`; for another stream the
-    user has to order it.
+    **Blocks** only if the pool has nothing that fits, with the GIL released. **Ordered
+    after**: device memory may be used at once on `stream`. To use it on another stream, the
+    caller has to order that stream after `stream`.
 
     Examples
     --------
@@ -2330,7 +2339,7 @@ def zeros(
     stream: object = ...,
     pool: Pool | None = ...,
 ) -> Buffer: ...
-@overload  # the last one is the signature that the extension shows
+@overload  # the signature of this last one is that of the extension
 def zeros(
     shape: _Shape,
     dtype: DTypeLike = "float64",
@@ -2386,9 +2395,9 @@ def zeros(
 
     Notes
     -----
-    Blocks: until the memory is zero if the host can read it. Device memory is set on the
-    stream, later, and so is mapped and managed memory if `stream` is given.
-    Ordered after: work on `stream`.
+    **Blocks** until the memory is zero if the host can read it. Device memory is set to
+    zero later, in the order of the stream, and so is mapped and managed memory if `stream`
+    is given. **Ordered after** work on `stream`.
 
     Examples
     --------
@@ -2537,7 +2546,7 @@ def full(
     pool: Pool | None = ...,
     casting: _Casting | None = ...,
 ) -> Buffer: ...
-@overload  # the last one is the signature that the extension shows
+@overload  # the signature of this last one is that of the extension
 def full(
     shape: _Shape,
     fill_value: object,
@@ -2576,8 +2585,8 @@ def full(
         given, the pool determines them as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         Which dtypes of an array may be converted to `dtype`, as in ``numpy.can_cast``;
-        default: ``"same_kind"``. If it is given it also covers scalars, which otherwise
-        must fit into `dtype`.
+        default: ``"same_kind"``. If it is given, it also applies to scalars, which
+        otherwise must fit into `dtype`.
 
     Returns
     -------
@@ -2601,9 +2610,9 @@ def full(
 
     Notes
     -----
-    Blocks: until the memory is filled if the host can read it. Device memory is filled on
-    the stream, later, and so is mapped and managed memory if `stream` is given.
-    Ordered after: work on `stream`.
+    **Blocks** until the memory is filled if the host can read it. Device memory is filled
+    later, in the order of the stream, and so is mapped and managed memory if `stream` is
+    given. **Ordered after** work on `stream`.
 
     Examples
     --------
@@ -2721,7 +2730,7 @@ def empty_like(
     stream: object = ...,
     pool: Pool | None = ...,
 ) -> Buffer: ...
-@overload  # the last one is the signature that the extension shows
+@overload  # the signature of this last one is that of the extension
 def empty_like(
     prototype: object,
     dtype: DTypeLike | None = None,
@@ -2737,8 +2746,8 @@ def empty_like(
     Parameters
     ----------
     prototype : Buffer or array_like
-        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
-        flags and device.
+        The object whose shape and dtype the new buffer gets. If it is a buffer, the new one
+        also gets its kind, flags and device.
     dtype : dtype_like, optional
         A dtype to use instead of the prototype's.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
@@ -2781,8 +2790,8 @@ def empty_like(
 
     Notes
     -----
-    Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: as `empty`.
+    **Blocks** only if the pool has nothing that fits, with the GIL released. **Ordered
+    after** the same work as `empty`.
 
     Examples
     --------
@@ -2901,7 +2910,7 @@ def zeros_like(
     stream: object = ...,
     pool: Pool | None = ...,
 ) -> Buffer: ...
-@overload  # the last one is the signature that the extension shows
+@overload  # the signature of this last one is that of the extension
 def zeros_like(
     prototype: object,
     dtype: DTypeLike | None = None,
@@ -2917,8 +2926,8 @@ def zeros_like(
     Parameters
     ----------
     prototype : Buffer or array_like
-        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
-        flags and device.
+        The object whose shape and dtype the new buffer gets. If it is a buffer, the new one
+        also gets its kind, flags and device.
     dtype : dtype_like, optional
         A dtype to use instead of the prototype's.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
@@ -2960,8 +2969,7 @@ def zeros_like(
 
     Notes
     -----
-    Blocks: as `zeros`.
-    Ordered after: work on `stream`.
+    **Blocks** as `zeros` does. **Ordered after** work on `stream`.
 
     Examples
     --------
@@ -3099,7 +3107,7 @@ def full_like(
     pool: Pool | None = ...,
     casting: _Casting | None = ...,
 ) -> Buffer: ...
-@overload  # the last one is the signature that the extension shows
+@overload  # the signature of this last one is that of the extension
 def full_like(
     prototype: object,
     fill_value: object,
@@ -3117,8 +3125,8 @@ def full_like(
     Parameters
     ----------
     prototype : Buffer or array_like
-        The new buffer gets its shape and dtype and, if it is a buffer, also its kind,
-        flags and device.
+        The object whose shape and dtype the new buffer gets. If it is a buffer, the new one
+        also gets its kind, flags and device.
     fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
         A scalar, or an array that broadcasts to the shape and may be on a device.
     dtype : dtype_like, optional
@@ -3142,7 +3150,7 @@ def full_like(
         given, the pool determines them as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         Which dtypes of an array may be converted to the buffer's, as in
-        ``numpy.can_cast``; default: ``"same_kind"``. If it is given it also covers
+        ``numpy.can_cast``; default: ``"same_kind"``. If it is given, it also applies to
         scalars, which otherwise must fit into the dtype.
 
     Returns
@@ -3167,8 +3175,7 @@ def full_like(
 
     Notes
     -----
-    Blocks: as `full`.
-    Ordered after: work on `stream`.
+    **Blocks** as `full` does. **Ordered after** work on `stream`.
 
     Examples
     --------
@@ -3202,7 +3209,7 @@ def empty_pinned(
         Whether the memory is uncached, which makes it fast for devices to read and for
         the host to write in order, but very slow for the host to read.
     device : Device, int or str, optional
-        The device whose context page-locks it; default: cumem's current device.
+        The device whose context page-locks the memory; default: cumem's current device.
     pool : Pool, optional
         The pool to take the memory from; default: that of the innermost ``with pool:``
         block that fits, else the kind's default pool. If `device` is not given, the pool
@@ -3230,8 +3237,8 @@ def empty_pinned(
 
     Notes
     -----
-    Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: nothing, since memory is handed out only when no device uses it.
+    **Blocks** only if the pool has nothing that fits, with the GIL released. **Ordered
+    after** nothing, since memory is handed out only when no device uses it.
 
     Examples
     --------
@@ -3267,7 +3274,7 @@ def empty_mapped(
         Whether the memory is uncached, which makes it fast for devices to read and for
         the host to write in order, but very slow for the host to read.
     device : Device, int or str, optional
-        The device whose context page-locks it; default: cumem's current device.
+        The device whose context page-locks the memory; default: cumem's current device.
     pool : Pool, optional
         The pool to take the memory from; default: that of the innermost ``with pool:``
         block that fits, else the kind's default pool. If `device` is not given, the pool
@@ -3295,8 +3302,8 @@ def empty_mapped(
 
     Notes
     -----
-    Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: nothing, since memory is handed out only when no device uses it.
+    **Blocks** only if the pool has nothing that fits, with the GIL released. **Ordered
+    after** nothing, since memory is handed out only when no device uses it.
 
     Examples
     --------
@@ -3325,10 +3332,10 @@ def empty_managed(
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     attach : {'global', 'host'}
-        Which devices may use it at first: with ``'global'`` any stream of any device,
-        with ``'host'`` no device.
+        Which devices may use the memory at first. With ``'global'`` these are all devices,
+        on any stream, and with ``'host'`` none.
     device : Device, int or str, optional
-        The device whose context allocates it; default: cumem's current device.
+        The device whose context allocates the memory; default: cumem's current device.
     pool : Pool, optional
         The pool to take the memory from; default: that of the innermost ``with pool:``
         block that fits, else the kind's default pool. If `device` is not given, the pool
@@ -3356,8 +3363,8 @@ def empty_managed(
 
     Notes
     -----
-    Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: nothing, since memory is handed out only when no device uses it.
+    **Blocks** only if the pool has nothing that fits, with the GIL released. **Ordered
+    after** nothing, since memory is handed out only when no device uses it.
 
     Examples
     --------
@@ -3418,9 +3425,9 @@ def empty_device(
 
     Notes
     -----
-    Blocks: only when the pool has nothing that fits (GIL released).
-    Ordered after: the memory may be used at once on `stream`; for another stream the
-    user has to order it.
+    **Blocks** only if the pool has nothing that fits, with the GIL released. **Ordered
+    after**: the memory may be used at once on `stream`. To use it on another stream, the
+    caller has to order that stream after `stream`.
 
     Examples
     --------
@@ -3446,19 +3453,19 @@ def asbuffer(obj: object, *, stream: object = None) -> Buffer:
     -------
     Buffer
         A buffer whose type says where the memory is: HostBuffer for ordinary memory,
-        PinnedBuffer for page-locked memory, and so on. It keeps `obj`, or the object
-        that `obj` exported, alive. If `obj` is a PyTorch tensor, the buffer keeps its
-        storage alive, which cannot be resized from then on. If the owner moves the
-        bytes nevertheless, as ``tensor.share_memory_()`` does, each use of the buffer
-        raises BufferError.
+        PinnedBuffer for page-locked memory, and so on. It keeps `obj` alive, or the object
+        that `obj` exported. If `obj` is a PyTorch tensor, the buffer keeps the tensor's
+        storage alive, which cannot be resized from then on. If the owner moves the bytes
+        nevertheless, as ``tensor.share_memory_()`` does, each use of the buffer raises
+        BufferError.
 
     Raises
     ------
     TypeError
         `obj` does not export memory, or its elements are Python objects.
     ValueError
-        The description of the memory contradicts itself, or contradicts what the driver
-        knows of the address.
+        The description of the memory contradicts itself, or the driver's information about
+        the address.
     BufferError
         `obj` exports a DLPack version, device or element type that cumem cannot use.
 
@@ -3502,7 +3509,7 @@ def asnumpy(
     Raises
     ------
     TypeError
-        NumPy would make an array of objects of it.
+        NumPy would make an array of Python objects.
     ValueError
         The buffer is closed, or `stream` is of another device.
     MemoryError
@@ -3516,9 +3523,9 @@ def asnumpy(
 
     Notes
     -----
-    Blocks: until the bytes are there (GIL released); Ctrl-C ends it as it ends `copy`.
-    Ordered after: work that cumem knows of on the memory, and work on `stream` or the
-    current stream of its device.
+    **Blocks** until the bytes are there, with the GIL released; Ctrl-C ends it as it ends
+    `copy`. **Ordered after** work that cumem knows of on the memory, and after work on
+    `stream` or the current stream of its device.
 
     Examples
     --------
@@ -3544,11 +3551,11 @@ def copy(
         Writable memory: a Buffer, a NumPy array of any strides, or anything with
         DLPack, ``__cuda_array_interface__`` or the buffer protocol.
     src : Buffer, array, exporter or scalar
-        The same, or a scalar or list whose values must fit into the dtype of `dst`
+        Memory like `dst`, or a scalar or list whose values must fit into the dtype of `dst`
         unchanged. Its shape must be that of `dst` or broadcast to it as in NumPy.
     stream : stream, optional
-        The stream to copy on, of a device whose memory is an end; default: that device's
-        current stream.
+        The stream to copy on, of a device that has the target or the source; default: that
+        device's current stream.
     progress : bool or callable, optional
         As for `Transfer.wait`. An exception that a callable raises ends the copy as Ctrl-C
         does.
@@ -3556,13 +3563,12 @@ def copy(
         Which other dtypes `dst` may have, as in `numpy.can_cast`; default: none.
         Numbers (bool, integers, float16, bfloat16, float32, float64, complex64,
         complex128) are converted by the host's copy threads while they pack or unpack, so
-        that between host and device the link carries the device's dtype. Only 1 MiB or
-        more of numbers of 8 or 16 bits that become float32 are converted on the device.
-        Floats become what NumPy makes of them, except that those which an integer dtype
-        cannot hold become its nearest value, and NaN becomes 0. All other dtypes are
-        converted by NumPy, in the same threads. If both ends are device memory, the
-        elements come to the host and go on from there, unless they have 8 or 16 bits and
-        become float32 within one device.
+        that between host and device the link carries the device's dtype. The device itself
+        converts only numbers of 8 or 16 bits that become float32, from 1 MiB on. Results
+        are those of NumPy, except that floats which an integer dtype cannot hold become its
+        nearest value, and NaN becomes 0. All other dtypes are converted by NumPy, in the
+        same threads. If both ends are device memory, the elements pass through the host,
+        unless they have 8 or 16 bits and become float32 within one device.
     scale, offset : float, optional
         With `casting`, each value becomes ``value * scale + offset``. This is computed in
         float64 if that is the dtype of an end, else in float32.
@@ -3570,14 +3576,14 @@ def copy(
     Raises
     ------
     TypeError
-        If an end is not memory or has masked elements, the dtypes differ and `casting`
-        does not allow it, NumPy cannot convert one to the other, or `scale` and
-        `offset` are not possible for them.
+        If an end is not memory or has masked elements, the dtypes differ and `casting` does
+        not allow it, NumPy cannot convert one dtype to the other, or the dtypes cannot be
+        scaled by `scale` and `offset`.
     ValueError
         If the shapes do not fit, `dst` is read-only or elements of it share memory, a
-        buffer is closed, `stream` belongs to another device, `casting` is not a rule, or
-        an element cannot be converted, such as a text that is not a number (OverflowError
-        where NumPy raises that).
+        buffer is closed, `stream` belongs to another device, `casting` is not a rule, or an
+        element cannot be converted, such as a text that is not a number. It is an
+        OverflowError where NumPy raises that.
     ImportError
         If `progress` is True and tqdm is not installed.
     CudaError
@@ -3587,12 +3593,13 @@ def copy(
 
     Notes
     -----
-    **Blocks** until the copy is done, GIL released. Ctrl-C ends it within a few pieces,
-    and nothing is read or written afterwards. It then waits at most a second for pieces
-    that the driver already has; if they take longer, they go on and both ends are kept
-    alive. **Ordered after** all work that cumem knows of on either end, except background
-    copies of other bytes of it. Overlapping ends behave as if all of `src` were read
-    first. Bytes between the elements of a strided target are never written.
+    **Blocks** until the copy is done, with the GIL released. Ctrl-C ends it within a few
+    pieces, and nothing is read or written afterwards. The call then waits at most a second
+    for pieces that the driver already has. If they take longer, they go on, and both ends
+    are kept alive until they are done. **Ordered after** all work that cumem knows of on
+    the target or the source, except background copies of other bytes of them. Overlapping
+    ends behave as if all of `src` were read first. Bytes between the elements of a strided
+    target are never written.
 
     Examples
     --------
@@ -3622,13 +3629,14 @@ def copy_async(
         As for `copy`.
     stream : stream, optional
         The stream in whose order the copy is made: once the stream is done, the bytes are
-        at `dst`. If an end is device memory, it must be a stream of the device of either
-        end. Without a stream the copy runs in the background, and only its handle says
-        when it is complete: no stream, event or device does.
+        at `dst`. If an end is device memory, the stream must belong to the device of the
+        target or of the source. Without a stream the copy runs in the background. Then only
+        its handle tells when it is complete, and waiting for a stream, event or device does
+        not help.
     after : stream, or tuple or list of streams, optional
-        The copy also comes after the work that these streams were given so far. With
-        `after` and without `stream`, a copy of ordinary memory is ordered and the call
-        does not wait.
+        The copy also comes after the work that is queued on these streams so far. With
+        `after` and without `stream`, even a copy of ordinary memory is ordered without a
+        wait in the call.
     casting, scale, offset : optional
         As for `copy`.
 
@@ -3655,17 +3663,18 @@ def copy_async(
     -----
     Without a stream the call never waits for other work, and the source must not be
     changed before the copy is done, even if it is ordinary memory. With a stream the call
-    **blocks**, GIL released, if the processor takes part in the copy: until an ordinary
-    source has been read, so that it may be changed, and until an ordinary target has been
-    written. (Page-locked memory counts as ordinary here if its elements are converted, or
-    if they lie apart and no kernel reaches them.) So the call waits for the stream's
-    earlier work if the target is ordinary memory, or if an ordinary source is longer than
-    its page-locked pieces hold. Ctrl-C ends the waiting; what is queued by then still
-    runs. Page-locked and device memory must not be changed before the copy is done.
-    **Ordered after** `after`, and all work that cumem knows of on either end, except
-    background copies of other bytes of it. A conversion that NumPy makes (to and from
-    times and text) takes the GIL in a thread of the engine, so code that holds the GIL
-    while it waits for the copy, other than in a call of cumem, waits for ever.
+    **blocks**, with the GIL released, if the processor takes part in the copy: until an
+    ordinary source has been read, so that it may be changed, and until an ordinary target
+    has been written. (Page-locked memory counts as ordinary here if its elements are
+    converted, or if they lie apart and no kernel reaches them.) So the call waits for the
+    stream's earlier work if the target is ordinary memory, or if an ordinary source does
+    not fit into the page-locked pieces that the copy uses. Ctrl-C ends the waiting. Pieces
+    that are queued by then are still copied. Page-locked and device memory must not be
+    changed before the copy is done. **Ordered after** `after`, and after all work that
+    cumem knows of on the target or the source, except background copies of other bytes of
+    them. A conversion that NumPy makes (to and from times and text) needs the GIL in a
+    thread of the copy engine. So code that holds the GIL while it waits for the copy, other
+    than in a call of cumem, waits for ever.
 
     Examples
     --------
@@ -3686,9 +3695,9 @@ def copy_many(
 ) -> None:
     """Make many copies with one call, and wait until all the data is there.
 
-    Many small copies cost far less in one call than in calls of their own: one kernel
-    makes those between page-locked and device memory, and ordinary memory is gathered
-    and sent in large pieces.
+    Many small copies cost far less in one call than in separate calls. One kernel makes all
+    copies between page-locked and device memory, and ordinary memory is gathered and sent
+    in large pieces.
 
     Parameters
     ----------
@@ -3696,8 +3705,8 @@ def copy_many(
         Tuples or lists of two ends that `copy` takes. All pairs are read and checked
         before anything is copied.
     stream : stream, optional
-        The stream to copy on, of a device whose memory is an end; default: the current
-        stream of the first such device.
+        The stream to copy on, of a device that has a target or a source; default: the
+        current stream of the first such device.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         As for `copy`, for each pair; default: the dtypes of a pair must be equal.
     progress : bool or callable, optional
@@ -3714,15 +3723,15 @@ def copy_many(
         buffer is closed or `stream` belongs to another device. The text of this and of
         TypeError has the index of the pair.
     CudaError
-        If a copy failed, or `stream` is being captured. Some of the others may have
+        If a copy failed, or `stream` is being captured. Some of the other copies may have
         been made.
 
     Notes
     -----
-    **Blocks** until all copies are done, GIL released; Ctrl-C interrupts it. **Ordered
-    after** all work that cumem knows of on any end. The outcome is the same as if one
-    pair were copied after the other. If a target overlaps any other end, they really
-    are copied one after the other; otherwise all may be in flight at the same time.
+    **Blocks** until all copies are done, with the GIL released; Ctrl-C interrupts it.
+    **Ordered after** all work that cumem knows of on any end. The outcome is the same as if
+    one pair were copied after the other. If a target overlaps any other end, the pairs
+    really are copied one after the other. Otherwise all may be in flight at the same time.
 
     Examples
     --------
@@ -3746,16 +3755,16 @@ def copy_many_async(
     pairs : iterable of (dst, src)
         As for `copy_many`.
     stream : stream, optional
-        The stream in whose order the copies are made, of a device whose memory is an end:
-        once the stream is done, the bytes are at all targets. Without a stream the copies
-        run in the background, and only their handle says when they are complete.
+        The stream in whose order the copies are made, of a device that has a target or a
+        source. Once the stream is done, the bytes are at all targets. Without a stream the
+        copies run in the background, and only their handle tells when they are complete.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         As for `copy_many`.
 
     Returns
     -------
     Transfer
-        One handle for all copies, which is done when the last of them is. It keeps all
+        One handle for all copies, which is done when the last copy is done. It keeps all
         ends alive.
 
     Raises
@@ -3795,10 +3804,10 @@ def copy_rows(
     max_sms: int | None = None,
     progress: _Progress = None,
 ) -> None:
-    """Copy rows that are chosen by their numbers, and wait until all the data is there.
+    """Copy rows that are chosen by their numbers, and wait until the data is there.
 
-    Does ``dst[dst_rows[i]] = src[src_rows[i]]`` for each ``i``, along the first axis of
-    both, as NumPy's ``dst[dst_rows] = src[src_rows]`` does.
+    This does ``dst[dst_rows[i]] = src[src_rows[i]]`` for each ``i``, along the first axis
+    of both, as NumPy's ``dst[dst_rows] = src[src_rows]`` does.
 
     Parameters
     ----------
@@ -3808,25 +3817,25 @@ def copy_rows(
         numbers of rows, and strides. Two lists of equal length stand for layers: the first
         array of `dst` gets rows of the first of `src`, and so on, by the same numbers.
     dst_rows, src_rows : sequence or array of int, shape (n,)
-        The numbers of the rows in each, of any integer dtype. A negative number counts
-        from the end. One of the two may be None, which stands for 0, 1, and so on. Numbers
-        in memory of the host are copied before the call returns. Those in device memory
-        are read in the order of the copy.
+        The numbers of the rows in `dst` and in `src`, of any integer dtype. A negative
+        number counts from the end. One of the two may be None, which means 0, 1, and so on.
+        Numbers in memory of the host are copied before the call returns. Those in device
+        memory are read in the order of the copy.
     stream : stream, optional
-        The stream to copy on, of a device whose memory is an end; default: the current
-        stream of the first such device.
+        The stream to copy on, of a device that has a target or a source; default: the
+        current stream of the first such device.
     max_sms : int, optional
-        How many multiprocessors the copy may keep busy, where one device reaches both
-        ends; default: the few that fill the bus, or all within device memory. Fewer leave
-        more to the work beside it.
+        The number of multiprocessors that the copy may keep busy, if one device reaches
+        both ends. By default these are the few that saturate the bus, or all of them within
+        device memory. A smaller number leaves more of them to other work.
     progress : bool or callable, optional
         As for `copy`, for the bytes of all rows.
 
     Raises
     ------
     IndexError
-        If a number names no row. Nothing has been copied then or, if a device has read
-        the numbers, all other rows have been.
+        If a number names no row. Nothing has been copied then. But if a device has read the
+        numbers, all other rows have been copied.
     TypeError
         If `dst` or `src` is not memory or only one of them is a list, the numbers are not
         integers (bools are not), or both are None.
@@ -3843,16 +3852,16 @@ def copy_rows(
 
     Notes
     -----
-    **Blocks** until all rows are there, GIL released; Ctrl-C interrupts it. **Ordered
-    after** all work that cumem knows of on any end. If rows that are written overlap rows
-    that are read, all are read first, which takes memory of the size of the rows for as
-    long as the copy runs.
+    **Blocks** until all rows are there, with the GIL released; Ctrl-C interrupts it.
+    **Ordered after** all work that cumem knows of on any end. If rows that are written
+    overlap rows that are read, all rows are read first. This takes additional memory of the
+    size of the rows while the copy runs.
 
-    Numbers in device memory stay there if one device reaches both ends: a kernel of it
-    reads them, and the host waits for nothing before. Nobody knows then which rows will be
-    written. So if the arrays overlap, all rows are read first, and a row that `dst_rows`
-    names twice gets bytes of either source. With ordinary memory or files, the call fetches
-    the numbers first.
+    Numbers in device memory stay there if one device reaches both ends. A kernel of that
+    device then reads them, and the host does not wait for them first. So the host does not
+    know which rows will be written. If the arrays overlap, all rows are therefore read
+    first, and a row that `dst_rows` names twice gets bytes of either source row. With
+    ordinary memory or files, the call first copies the numbers to the host.
 
     Examples
     --------
@@ -3883,15 +3892,16 @@ def copy_rows_async(
         As for `copy_rows`.
     dst_rows, src_rows : sequence or array of int, shape (n,)
         As for `copy_rows`. Numbers in device memory are read when the copy runs, and at
-        each replay of a graph that holds it, so they should only be changed in its order.
+        each replay of a graph that contains it. So change them only in the order of the
+        copy's stream.
     stream : stream, optional
-        The stream in whose order the rows are copied, of a device whose memory is an end:
-        once the stream is done, the bytes are at the target. Without a stream the copy
-        runs in the background, and only its handle says when it is complete.
+        The stream in whose order the rows are copied, of a device that has the target or
+        the source. Once the stream is done, the bytes are at the target. Without a stream
+        the copy runs in the background, and only its handle tells when it is complete.
     max_sms : int, optional
         As for `copy_rows`.
     after : stream or sequence of streams, optional
-        Streams whose work so far comes first, as for `copy_async`.
+        Streams after whose work so far the rows are copied, as for `copy_async`.
 
     Returns
     -------
@@ -3903,7 +3913,7 @@ def copy_rows_async(
     IndexError
         If a number names no row. Nothing is copied then. If a device has read the numbers,
         `Transfer.wait` raises it, and all other rows are copied. A graph leaves such rows
-        out and tells nobody.
+        out without an error.
     TypeError
         If `dst` or `src` is not memory or only one of them is a list, the numbers are not
         integers (bools are not), or both are None.
@@ -3920,7 +3930,7 @@ def copy_rows_async(
     -----
     **Blocks** if `copy_async` would block for the same ends, or if the host has to fetch
     numbers from a device, as `copy_rows` says. **Ordered after** all work that cumem knows
-    of on any end, or on numbers in device memory. Overlapping ends are treated as by
+    of on any end, and on numbers in device memory. Overlapping ends are treated as by
     `copy_rows`.
 
     Examples
@@ -3959,9 +3969,9 @@ def take_rows(
     rows : sequence or array of int, shape (n,)
         The numbers of the rows, as `src_rows` of `copy_rows`.
     out : buffer or array, optional
-        The target, with one row for each number; default: a new buffer on the device that
-        has the source or, if none has, on that of `stream` or of `rows`, or else on the
-        current one.
+        The target, with one row for each number; default: a new buffer. It is on the device
+        that has the source or, if none has it, on the device of `stream` or of `rows`, or
+        else on the current device.
     stream : stream, optional
         As for `copy_rows`.
     max_sms : int, optional
@@ -3981,7 +3991,8 @@ def take_rows(
     TypeError
         If `src` or `out` is not memory, or `rows` are not integers.
     ValueError
-        If `out` has not one row for each number, or its rows have another dtype or shape.
+        If `out` does not have one row for each number, or its rows have another dtype or
+        shape.
     OutOfMemoryError
         If there is no room for the new buffer.
     CudaError
@@ -3989,7 +4000,7 @@ def take_rows(
 
     Notes
     -----
-    **Blocks** until all rows are there, as `copy_rows` does, and **ordered after** the
+    **Blocks** until all rows are there, as `copy_rows` does, and is **ordered after** the
     same work.
 
     Examples
@@ -4004,19 +4015,19 @@ def take_rows(
 class RowPlan:
     """Rows that are copied again and again, all layers together or one by one.
 
-    A plan does once what `copy_rows` does at each call before it copies: it reads the
-    arrays, pairs them, checks the numbers of the rows, and puts them where the copy reads
-    them. Its copies do the rest: ``dsts[k][dst_rows[i]] = srcs[k][src_rows[i]]`` for each
-    layer ``k`` and each ``i``.
+    A plan does once the work that `copy_rows` does at each call before it copies. It reads
+    the arrays, pairs them, checks the numbers of the rows, and puts these where the copy
+    reads them. Its copies then only do ``dsts[k][dst_rows[i]] = srcs[k][src_rows[i]]`` for
+    each layer ``k`` and each ``i``.
 
     Parameters
     ----------
     dsts, srcs : buffer, array or list of these
         The targets and the sources, as `dst` and `src` of `copy_rows`. Two lists of equal
-        length are layers; one array stands for one layer.
+        length are layers, and a single array is one layer.
     dst_rows, src_rows : sequence or array of int, shape (n,)
-        The numbers of the rows, as for `copy_rows`. Those in memory of the host are read
-        now. Those in device memory are read anew at each copy.
+        The numbers of the rows, as for `copy_rows`. Numbers in memory of the host are read
+        now. Numbers in device memory are read again at each copy.
     max_sms : int, optional
         As for `copy_rows`.
 
@@ -4037,20 +4048,20 @@ class RowPlan:
 
     Notes
     -----
-    The constructor copies no rows. It **blocks** while unfinished transfers are still
-    writing numbers that the host reads.
+    The constructor copies no rows. It **blocks** only while unfinished transfers still
+    write numbers that the host reads.
 
-    The plan keeps its arrays until `close`, and ``free()`` of a buffer among them is a
-    BufferError until then. A plan may be used by several threads at once. It cannot be
-    pickled or copied, and in a forked child its methods raise RuntimeError.
+    The plan keeps its arrays alive until `close`, and ``free()`` of a buffer among them
+    raises a BufferError until then. A plan may be used by several threads at once. It
+    cannot be pickled or copied, and in a forked child its methods raise RuntimeError.
 
-    Work that another library has queued on its own arrays comes before the copies if it
-    was queued before the plan was made. Work that was queued later does so if its stream
-    is `stream` or one of `after`.
+    Work that another library has queued on its own arrays comes before the copies if it was
+    queued before the plan was made. Work that was queued later comes before them only if
+    its stream is `stream` or one of `after`.
 
     A graph can capture the copies if one device reaches both ends and its kernel reads the
-    numbers, in device memory or where the plan has put them. What the graph uses lives as
-    long as the process, even if the plan is gone.
+    numbers, in device memory or where the plan has put them. The memory that the graph uses
+    lives as long as the process, even if the plan is gone.
 
     Examples
     --------
@@ -4077,7 +4088,7 @@ class RowPlan:
     ) -> Self: ...
     @property
     def layer_count(self) -> int:
-        """The number of layers, which is 1 if the ends are single arrays."""
+        """The number of layers, which is 1 for single arrays."""
     @property
     def nbytes(self) -> int:
         """The number of bytes that a copy of all layers moves."""
@@ -4098,16 +4109,16 @@ class RowPlan:
         stream : stream, optional
             The stream to copy on, as for `copy_rows`.
         layer : int, optional
-            The layer whose rows are copied; a negative number counts from the end.
-            Default: all layers.
+            The layer whose rows are copied. A negative number counts from the end. By
+            default the rows of all layers are copied.
         progress : bool or callable, optional
             As for `copy_rows`.
 
         Raises
         ------
         IndexError
-            If there is no such layer, or if the device has met a number that names no row.
-            All other rows have been copied then.
+            If there is no such layer, or if the device has read a number that names no row.
+            All other rows have been copied in the second case.
         ValueError
             If the plan or a buffer is closed, or `stream` belongs to another device.
         BufferError
@@ -4137,7 +4148,7 @@ class RowPlan:
             The stream in whose order the rows are copied, as for `copy_rows_async`. Without
             one the copy runs in the background.
         after : stream or sequence of streams, optional
-            Streams whose work so far comes first, as for `copy_async`.
+            Streams after whose work so far the rows are copied, as for `copy_async`.
         layer : int, optional
             As for `copy`.
 
@@ -4149,7 +4160,7 @@ class RowPlan:
         Raises
         ------
         IndexError
-            If there is no such layer. `Transfer.wait` raises it if the device has met a
+            If there is no such layer. `Transfer.wait` raises it if the device has read a
             number that names no row.
         ValueError
             If the plan or a buffer is closed, or `stream` belongs to another device.
@@ -4166,17 +4177,18 @@ class RowPlan:
     def copy_layers(
         self, *, stream: object = None, after: object = None
     ) -> list[Transfer]:
-        """Start copying the rows of all layers, each after the layer before.
+        """Start copying the rows of all layers, one layer after the other.
 
-        A stream that computes with the layers waits for each by `Transfer.order`, without
-        the host: so the first layers are used while the last are still copied.
+        A stream that computes with the layers waits for each layer by `Transfer.order`,
+        while the host does not wait. So the first layers can be used while the last ones
+        are still being copied.
 
         Parameters
         ----------
         stream : stream, optional
             The stream in whose order the rows are copied, as for `copy_async`.
         after : stream or sequence of streams, optional
-            Streams whose work so far comes first, as for `copy_async`.
+            Streams after whose work so far the rows are copied, as for `copy_async`.
 
         Returns
         -------
@@ -4190,13 +4202,13 @@ class RowPlan:
         BufferError
             If the memory of another library's array has moved since the plan was made.
         CudaError
-            If a copy could not be started. Those of the layers before still run.
+            If a copy could not be started. The copies of earlier layers still run.
 
         Notes
         -----
         **Blocks** and is **ordered after** other work as `copy_async` is, for each layer.
-        Layers that are copied within a capture are not ordered by their handles, which are
-        done at once. Call ``copy_async(layer=k)`` there, and record an event behind each.
+        Within a capture the handles do not order the layers, because they are done at once.
+        Call ``copy_async(layer=k)`` there, and record an event after each call.
 
         Examples
         --------
@@ -4208,22 +4220,23 @@ class RowPlan:
         (array([[4., 5.]]), array([[5., 6.]]))
         """
     def check(self) -> None:
-        """Raise IndexError if a number in device memory has named no row.
+        """Raise an IndexError if a number in device memory named no row.
 
-        This covers all copies of the plan that have run since the last check. Among them
-        are copies in a graph, whose errors nothing else reports, and copies that have
-        raised the error already.
+        This covers all copies of the plan that have run since the last check. These include
+        copies in a graph, whose errors nothing else reports, and copies that have already
+        raised the error.
 
         Raises
         ------
         IndexError
-            If there was such a number. The next check tells of later copies only.
+            If there was such a number. The next check covers only later copies.
         ValueError
             If the plan is closed.
 
         Notes
         -----
-        Never blocks, so wait for the copies first: a later check tells of those that run.
+        Never blocks, so wait for the copies first. Copies that still run are covered by a
+        later check.
 
         Examples
         --------
@@ -4243,9 +4256,9 @@ class RowPlan:
         >>> plan.check()  # The error is told once.
         """
     def close(self) -> None:
-        """Drop the arrays and the numbers. Copies that were started go on.
+        """Drop the arrays and the numbers. Copies that have been started go on.
 
-        A second call does nothing. Copies and checks that come later raise ValueError.
+        A second call does nothing. Later copies and checks raise a ValueError.
         """
     def __enter__(self) -> Self:
         """Return the plan itself.
@@ -4292,18 +4305,20 @@ def prefetch_pages(
     Raises
     ------
     TypeError
-        If one of them is not a `ManagedBuffer`, or `to` or `stream` has the wrong type.
+        If one of the buffers is not a `ManagedBuffer`, or `to` or `stream` has the wrong
+        type.
     ValueError
         If there is no such device, or a buffer is closed.
     CudaError
-        If the driver refuses, as `ManagedBuffer.prefetch_pages` says. Some pages may be
+        If the driver refuses, as for `ManagedBuffer.prefetch_pages`. Some pages may be
         moving by then.
 
     Notes
     -----
     Never **blocks**: the moves are queued. They are **ordered after** work on `stream`, but
-    not among each other. From CUDA 13.0 on, one call of the driver moves them all, unless
-    `stream` is the legacy default stream; otherwise there is one call for each buffer.
+    not among each other. From CUDA 13.0 on, one call of the driver moves all buffers,
+    unless `stream` is the legacy default stream. Otherwise there is one call for each
+    buffer.
 
     Examples
     --------
@@ -4356,7 +4371,7 @@ def current_device() -> Device:
 
     Notes
     -----
-    It is the first of these that exists:
+    It is the first of these devices that exists:
 
     1. the device of the innermost ``with device:`` block of this thread or task;
     2. the device that `set_current_device` chose in this thread;
@@ -4367,16 +4382,16 @@ def current_device() -> Device:
     4. CUDA's current device of this thread, which PyTorch, CuPy and Numba set, and which is
        0 in a thread that has not used CUDA.
 
-    So each thread has a current device of its own, as in CUDA. A new thread begins with
-    CUDA's, and does not inherit what its parent chose, unless it runs in a copy of the
-    parent's context (``contextvars.copy_context().run``), which has the parent's blocks.
-    Threads that cumem starts itself work for the device that was current when they were
-    started. The device is determined when a call is made: an iterator of `chunks` or
-    `prefetch` keeps it.
+    So each thread has its own current device, as in CUDA. A new thread begins with CUDA's
+    current device, and does not inherit the choice of its parent, unless it runs in a copy
+    of the parent's context (``contextvars.copy_context().run``), which has the parent's
+    blocks. Threads that cumem starts itself work for the device that was current when they
+    were started. The device is determined when a call is made, so an iterator of `chunks`
+    or `prefetch` keeps its device.
 
-    Asking creates no context. If one device is visible, nothing is asked. If there are
-    several, each call that names no device makes one call of the driver in step 4, which
-    takes about as long as calling an empty Python function.
+    This function creates no context. If only one device is visible, it does not call the
+    driver. If there are several, each call that names no device calls the driver once in
+    step 4, which takes about as long as calling an empty Python function.
 
     Examples
     --------
@@ -4390,8 +4405,8 @@ def set_current_device(device: object, /) -> None:
     Parameters
     ----------
     device : Device, int, str or None
-        The device. None takes the choice back, so that the other rules of
-        `current_device` hold again.
+        The device. None undoes the choice, so that the other rules of `current_device`
+        apply again.
 
     Raises
     ------
@@ -4404,7 +4419,7 @@ def set_current_device(device: object, /) -> None:
 
     Notes
     -----
-    The choice holds for the calling thread alone, until `shutdown`, except inside ``with
+    The choice applies only to the calling thread, until `shutdown`, and not inside ``with
     device:`` blocks. It neither changes CUDA's current device nor creates a context.
 
     Examples
@@ -4434,7 +4449,7 @@ def _is_emulated() -> bool:
     """Return True if emulated devices are open. This opens nothing."""
 
 def _hold_stream(stream: object, /) -> None:
-    """Hold an emulated stream shut: everything that is queued on it waits.
+    """Hold an emulated stream shut, so that all work that is queued on it waits.
 
     Raises
     ------
@@ -4452,13 +4467,14 @@ def _release_stream(stream: object, /) -> None:
     """
 
 def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
-    """Return which backend is open, and why it is emulated if it is."""
+    """Return the name of the open backend, and the reason for emulation or None."""
 
 def _wrap_stream(obj: object, device: int, lasts: bool, /) -> Stream:
-    """Make a Stream of another library's stream.
+    """Make a Stream from another library's stream.
 
-    `device` is the device of a default stream, or -1 if it is not known. With `lasts` only
-    the end of the object destroys the stream.
+    `device` is the device of a default
+    stream, or -1 if it is not known. `lasts` says that the stream exists as long as the
+    object.
     """
 
 def _driver_device_count() -> int:
@@ -4490,11 +4506,11 @@ def _device_memory(device: int, /) -> tuple[int, int]:
 @final
 @type_check_only
 class _DeviceFacts(structseq[Any]):
-    """What the driver says about a device."""
+    """The facts about a device that the driver reports."""
 
     @property
     def name(self) -> bytes:
-        """The name of the product, in whatever bytes the driver has it."""
+        """The name of the product, as the driver's bytes."""
     @property
     def uuid(self) -> bytes:
         """The 16 bytes of the UUID."""
@@ -4506,7 +4522,7 @@ class _DeviceFacts(structseq[Any]):
         """The number of bytes of memory on the device."""
 
 def _describe_device(device: int, /) -> _DeviceFacts:
-    """Ask the driver what a device is."""
+    """Read the facts about a device from the driver."""
 
 def _synchronize_device(device: int, /) -> None:
     """Wait for all work of a device. Ctrl-C ends the wait."""
@@ -4524,16 +4540,16 @@ class _PoolConfig(structseq[Any]):
         """The device that has the memory, or whose context page-locks it."""
     @property
     def flags(self) -> int:
-        """The flags of CUDA that its memory is allocated with."""
+        """The CUDA flags with which its memory is allocated."""
     @property
     def numa_node(self) -> int:
-        """The NUMA node on which its pages were asked to lie; -1 means near the device."""
+        """The NUMA node that was requested for its pages; -1 means near the device."""
     @property
     def is_plain(self) -> bool:
         """Whether its segments are plain allocations of the driver."""
     @property
     def fork(self) -> int:
-        """What forked children get, as ``cm_fork`` in ``csrc/pool/pool.h`` numbers it."""
+        """What forked children get, as a number of ``cm_fork`` in ``csrc/pool/pool.h``."""
     @property
     def idle_trim_ns(self) -> int:
         """The time after which unused cached memory goes back; 0 means never."""
@@ -4548,23 +4564,24 @@ class _PoolConfig(structseq[Any]):
         """Whether idle buffers go to pinned memory when memory is short."""
     @property
     def spill_limit(self) -> int | None:
-        """The most pinned memory for that; None means that only other limits count."""
+        """The most pinned memory for spilled buffers, or None without such a limit."""
 
 @final
 @type_check_only
 class _PoolFacts(structseq[Any]):
-    """What a pool is and holds at one moment."""
+    """A pool and its counters at one moment."""
 
     @property
     def address(self) -> int:
-        """A number that tells pools apart while they live. It is 0 for the memory that
-        `register` has locked, which is described as if it were a pool."""
+        """A number that tells pools apart while they live. For the memory that `register`
+        has locked, which is described as if it were a pool, it is 0.
+        """
     @property
     def serial(self) -> int:
         """A number that no other pool of the process ever gets."""
     @property
     def number(self) -> int:
-        """The number as in `_PoolConfig`; the largest ones mean pools of cumem's own."""
+        """The number as in `_PoolConfig`; the largest ones mean cumem's internal pools."""
     @property
     def flags(self) -> int:
         """The flags as in `_PoolConfig`."""
@@ -4597,30 +4614,30 @@ class _PoolBlock(structseq[Any]):
         """The number of its bytes."""
     @property
     def requested_nbytes(self) -> int:
-        """The number of bytes that were asked for."""
+        """The number of requested bytes."""
     @property
     def state(self) -> int:
-        """The state, as ``cm_block_state`` in ``csrc/pool/pool.h`` numbers it."""
+        """The state, as a number of ``cm_block_state`` in ``csrc/pool/pool.h``."""
 
 def _pools(window: bool = False, /) -> list[_PoolFacts]:
-    """Describe all pools. With `window` the peaks are those since the last call with it."""
+    """Describe all pools; with `window`, with the peaks since the last such call."""
 
 def _is_memory_in_flight(device: int, nbytes: int, /) -> bool:
     """Return whether a device's current pool could get this many bytes by waiting for work.
 
-    That is so if the pool would have to grow for them, although at least as many bytes
-    were given back to it on which work is still under way.
+    This is so if the pool would have to grow for them, although at least as many bytes were
+    freed on which work is still running.
     """
 
 def _reserve(device: int, nbytes: int, /) -> None:
-    """Prepare a device's current pool for many buffers of this many bytes together.
+    """Prepare a device's current pool for many buffers with this many bytes in total.
 
-    If the pool has hardly any free memory, it grows by all of that at once. Nothing happens
+    If the pool has hardly any free memory, it grows by the total at once. Nothing happens
     if there is not enough memory.
     """
 
 def _default_pool(kind: str, device: int, /) -> Pool:
-    """Make a Pool object of the default pool of a device."""
+    """Make a Pool object for the default pool of a device."""
 
 def _set_pool_type(cls: type[Pool], /) -> None:
     """Set the type that all Pool objects have from now on."""
@@ -4628,22 +4645,23 @@ def _set_pool_type(cls: type[Pool], /) -> None:
 def _sleep(pool: _Pool, keep: bool, fds: tuple[int, ...], /) -> _FileFailure | None:
     """Put a pool of device memory to sleep, with or without the contents of its blocks.
 
-    The contents go to empty files, or to page-locked memory if there are no files. If a
-    file is at fault, the answer says so. After that, and after an exception, the pool is
-    awake as before, unless `_is_asleep` says that it sleeps.
+    The contents go to the empty files `fds`, or to page-locked memory if there are no
+    files. Returns the failure of a file, or None. After a failure or an exception the pool
+    is awake as before, unless `_is_asleep` says that it sleeps.
     """
 
 def _set_spare(pool: _Pool, parts: list[int], /) -> None:
-    """Say which bytes `_sleep` need not copy: address and length of each part by turns.
+    """Set the bytes that `_sleep` need not copy, as the address and length of each part.
 
-    The parts are in order of address, and hold until the pool wakes or `_sleep` fails.
+    The parts are in order of address. They are forgotten when the pool wakes or `_sleep`
+    fails.
     """
 
 def _wake(pool: _Pool, keep_host: bool, fds: tuple[int, ...], /) -> _FileFailure | None:
     """Wake a pool, with the contents that `_sleep` has written to the same files.
 
-    With `keep_host` the page-locked memory of its contents is kept for the next time. If a
-    file is at fault, the answer says so. After that, and after an exception, the pool
+    With `keep_host` the page-locked memory that held the contents is kept for the next
+    time. Returns the failure of a file, or None. After a failure or an exception the pool
     sleeps as before.
     """
 
@@ -4651,14 +4669,15 @@ def _is_asleep(pool: _Pool, /) -> bool:
     """Return whether a pool sleeps."""
 
 def _forget_saved(pool: _Pool, /) -> None:
-    """Give up the contents of a pool that sleeps and that nobody will wake."""
+    """Give up the contents of a sleeping pool that nobody will wake."""
 
 def _trim(
     pool: _Pool | None, kind: str | None, device: int, keep: int, wait: bool, /
 ) -> int:
     """Trim a pool, or all pools of a kind and of a device (-1 for all devices).
 
-    Up to `keep` bytes of free memory stay. Returns how many bytes were given back.
+    Up to `keep` bytes of free memory stay. Returns the number of bytes that were given
+    back.
     """
 
 def _numpy_handler(min_nbytes: int, pool: Pool | None, /) -> CapsuleType:
@@ -4669,7 +4688,7 @@ def _numpy_handler(min_nbytes: int, pool: Pool | None, /) -> CapsuleType:
     """
 
 def _numpy_enter(handler: CapsuleType, /) -> None:
-    """Make this NumPy's handler in this context.
+    """Make `handler` NumPy's memory handler in this context.
 
     Raises
     ------
@@ -4680,42 +4699,43 @@ def _numpy_enter(handler: CapsuleType, /) -> None:
 def _numpy_leave(handler: CapsuleType, /, *exc: object) -> None:
     """End the block of a handler in every context.
 
-    In a context where it was NumPy's handler, the innermost handler around it that has
+    In a context where it was NumPy's handler, the innermost outer handler whose block has
     not ended takes its place.
     """
 
 def _numpy_enable(handler: CapsuleType | None, /) -> None:
-    """Have NumPy's default handler allocate as this one does, in every thread.
+    """Make NumPy's default handler allocate as this one does, in every thread.
 
-    With None it allocates as NumPy does.
+    With None, it allocates as NumPy itself does.
     """
 
 def _lend(pool: _Pool, /) -> None:
-    """Lend a pool of device memory to functions that others call."""
+    """Lend a pool of device memory to functions that other libraries call."""
 
 def _open_desk(pool: _Pool, /) -> int | None:
-    """Lend a pool of device memory to one function that others call.
+    """Lend a pool of device memory to one function that another library calls.
 
-    Returns the function's number, which the pool keeps until each call of this has had its
-    `_close_desk`, or None if all functions are taken.
+    Returns the function's number, or None if all functions are taken. The pool keeps the
+    number until `_close_desk` was called once for each call of this function.
     """
 
 def _close_desk(number: int, /) -> None:
-    """End what a call of `_open_desk` began, once all memory is back."""
+    """End one call of `_open_desk`, once all memory is back."""
 
 def _retry(attempt: object, callback: object, /) -> bool:
-    """Allocate once more, after calling `callback` unless that is None.
+    """Try an allocation again, after calling `callback` unless that is None.
 
-    Returns True if nothing is left to try.
+    Returns True if no more tries are needed.
     """
 
 def _processors() -> tuple[int, int]:
-    """Return how many threads of this process can run at once, and which NUMA nodes have
-    memory, as one bit for each.
+    """Return how many threads of this process can run at once, and NUMA nodes with memory.
+
+    The nodes are a number with one bit for each.
     """
 
 def _limit(kind: str, device: int, new: int | None = ..., /) -> int | None:
-    """Return the limit of a kind on a device, after setting it to `new` if that is given.
+    """Return the limit of a kind on a device, after setting it to `new` if it is given.
 
     None means that there is no limit. A share of a device's memory stays a share until the
     driver is started.
@@ -4734,7 +4754,7 @@ class _EndFacts(structseq[Any]):
         """Whether it is page-locked or on a device, so that a copy may outlive the call."""
     @property
     def is_whole(self) -> bool:
-        """Whether no edge of a registration lies within it."""
+        """Whether no edge of a registration lies within the memory."""
     @property
     def device(self) -> int:
         """The index of its device; -1 means ordinary memory."""
@@ -4742,7 +4762,7 @@ class _EndFacts(structseq[Any]):
 @final
 @type_check_only
 class _CopyFacts(structseq[Any]):
-    """What is known about a copy before it is made."""
+    """The facts about a copy before it is made."""
 
     @property
     def route(self) -> str:
@@ -4761,7 +4781,7 @@ class _CopyFacts(structseq[Any]):
         """The index of the device whose stream does the work; -1 means the host."""
     @property
     def src_device(self) -> int:
-        """The index of the device that the bytes come from, or `device` if none has."""
+        """The index of the device that has the source, or `device` if none has it."""
     @property
     def pieces(self) -> int:
         """The number of pieces that the copy is cut into."""
@@ -4779,7 +4799,7 @@ class _CopyFacts(structseq[Any]):
         """The number of page-locked slots; 0 means that the copy uses none."""
     @property
     def run_nbytes(self) -> int:
-        """The number of bytes that lie side by side at both ends."""
+        """The number of bytes in a run, which are contiguous at both ends."""
     @property
     def loops(self) -> int:
         """The number of loops over such runs; 0 means that each end is one run."""
@@ -4788,14 +4808,13 @@ class _CopyFacts(structseq[Any]):
         """Whether the calling thread makes the copy at once."""
     @property
     def is_bounced(self) -> bool:
-        """Whether a quick copy goes through a page-locked block of its own."""
+        """Whether a quick copy goes through a separate page-locked block."""
     @property
     def is_broadcast(self) -> bool:
         """Whether elements of the source are repeated."""
     @property
     def rearranges_on_device(self) -> bool:
-        """Whether pieces are packed in the order of the source, and the device turns
-        them."""
+        """Whether pieces have the order of the source, and the device transposes them."""
     @property
     def is_download(self) -> bool:
         """Whether the bytes come to the host through page-locked blocks."""
@@ -4816,13 +4835,13 @@ class _CopyFacts(structseq[Any]):
         """The dtype that the copy threads or a device convert from, or None."""
     @property
     def to_dtype(self) -> str | None:
-        """The dtype that they convert to, or None."""
+        """The dtype that the elements are converted to, or None."""
     @property
     def staged_up_nbytes(self) -> int:
-        """The number of bytes from which on copies to a device go in pieces."""
+        """The least number of bytes at which copies to a device go in pieces."""
     @property
     def staged_down_nbytes(self) -> int:
-        """The number of bytes from which on copies from a device go in pieces."""
+        """The least number of bytes at which copies from a device go in pieces."""
 
 def _explain(
     dst: object,
@@ -4834,45 +4853,46 @@ def _explain(
     offset: object = None,
     /,
 ) -> _CopyFacts:
-    """Plan what `copy` or `copy_async` would do, and make no copy."""
+    """Plan a copy as `copy` or `copy_async` would make it, without making it."""
 
 def _set_tuning(values: dict[str, int], /) -> None:
-    """Set all of these values, or none of them if one is refused, and give the others their
-    defaults.
+    """Set all of these values, and give the others their defaults.
+
+    If one of the values is refused, nothing changes.
     """
 
 @final
 @type_check_only
 class _TuningValue(structseq[Any]):
-    """A number by which copies are made."""
+    """A value of the settings of copies."""
 
     @property
     def now(self) -> int:
         """The value for copies that begin now."""
     @property
     def least(self) -> int:
-        """The smallest value that it may have."""
+        """The smallest value that is allowed."""
     @property
     def most(self) -> int:
-        """The largest value that it may have."""
+        """The largest value that is allowed."""
 
 def _read_tuning(opens: bool, /) -> dict[str, _TuningValue]:
-    """Return the numbers by which copies are made, by their names.
+    """Return the settings of copies, by their names.
 
     With `opens` the environment is read first, unless it was read before.
     """
 
 def _flush_cache(obj: object, /) -> None:
-    """Take the bytes of an object with the buffer protocol out of the caches."""
+    """Flush the bytes of an object with the buffer protocol from the processor's caches."""
 
 @final
 @type_check_only
 class _HostMemory(structseq[Any]):
-    """Memory of the host; a member is None if it is not limited or not known."""
+    """Memory of the host. A member is None if there is no limit or it is not known."""
 
     @property
     def total_nbytes(self) -> int | None:
-        """How much the machine has."""
+        """The bytes of memory that the machine has."""
     @property
     def available_nbytes(self) -> int | None:
         """The bytes that this process can still get now: from the machine, in its control
@@ -4886,19 +4906,19 @@ class _HostMemory(structseq[Any]):
         groups allow less."""
 
 def _host_memory() -> _HostMemory:
-    """Read how much memory the host has, and how much of it the process may use."""
+    """Read the amount of memory that the host has, and that the process may use."""
 
 @final
 @type_check_only
 class _FileFailure(structseq[Any]):
-    """What was wrong with a file."""
+    """A failed read or write of a file."""
 
     @property
     def error(self) -> int:
         """The errno of the system; 0 means that the file ends early."""
     @property
     def offset(self) -> int:
-        """The offset at which it happened, or at which the file ends."""
+        """The offset at which the failure happened, or at which the file ends."""
     @property
     def index(self) -> int:
         """The number of the end that was being moved."""
@@ -4906,22 +4926,21 @@ class _FileFailure(structseq[Any]):
 @final
 @type_check_only
 class _FileOutcome(structseq[Any]):
-    """What became of a call that reads or writes a file."""
+    """The result of a call that reads or writes a file."""
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that were moved; 0 if another member says why none were."""
+        """The number of bytes that were moved; 0 if another member says why not."""
     @property
     def own_maps(self) -> list[int]:
         """The numbers of the ends that are maps of bytes which the call touches. If there
         are any, nothing was moved, because these would change during the call."""
     @property
     def failure(self) -> _FileFailure | None:
-        """What was wrong with the file, or None."""
+        """The failure of the file, or None."""
     @property
     def checksums(self) -> list[int]:
-        """The CRC-32 of each run of ranges without a gap, or an empty list if none were
-        asked for."""
+        """The CRC-32 of each run of ranges without a gap, if checksums were requested."""
 
 def _transfer_file(
     open: Callable[[], int],
@@ -4937,9 +4956,10 @@ def _transfer_file(
 ) -> _FileOutcome:
     """Read or write a file at `offsets`, from or to the memory for each of them.
 
-    cumem/files/raw.py has read and checked them. `open` is called for the descriptor once
-    nothing else is wrong. With `cuts` the file is to end with the last range, so the bytes
-    behind it count as touched. With `sums` a call that writes also makes checksums.
+    cumem/files/raw.py has read and checked the arguments. `open` returns the descriptor,
+    and is called once everything else is checked. With `cuts` the file will end with the
+    last range, so the bytes behind that count as touched. With `sums` a call that writes
+    also computes checksums.
     """
 
 def _write_files(
@@ -4953,9 +4973,9 @@ def _write_files(
 ) -> _FileFailure | None:
     """Write several new files at the same time, at most 16.
 
-    `memories` and `offsets` have those of the first file, then those of the second, and so
-    on. `counts` says how many each file has. Returns what was wrong with one of the files,
-    or None.
+    `memories` and `offsets` begin with the items of the first file, followed by those of
+    the second, and so on. `counts` has the number of items of each file. Returns the
+    failure of one of the files, or None.
     """
 
 def _write_file_async(
@@ -4971,23 +4991,23 @@ def _write_file_async(
 ) -> Transfer:
     """Write memory to a new file in the background, and let the file replace another one.
 
-    `temporary` is the path of the file, which is renamed to the absolute path `target` once
-    it has all bytes and its permissions, and is on the disk. If the transfer fails
-    or is cancelled, the file is removed. Errors call the file `name`. The transfer begins
-    when those of earlier calls are over.
+    `temporary` is the path of the file. The file is renamed to the absolute path `target`
+    once it has all bytes and its permissions, and is on the disk. If the transfer fails or
+    is cancelled, the file is removed. Errors call the file `name`. The transfer begins when
+    the transfers of earlier calls are done.
     """
 
 def _maps_file(open: Callable[[], int], offset: int, memory: object, /) -> bool:
-    """Say whether memory is a map of bytes of the file, from an offset on."""
+    """Return whether memory is a map of the file, of bytes from `offset` on."""
 
 @final
 @type_check_only
 class _LockedPages(structseq[Any]):
-    """Memory of others that is page-locked from now on."""
+    """Foreign memory that `_register` has page-locked."""
 
     @property
     def buffer(self) -> PinnedBuffer | MappedBuffer:
-        """A buffer over it."""
+        """A buffer over the memory."""
     @property
     def nbytes(self) -> int:
         """The number of its bytes, from the lowest one to the highest."""
@@ -5005,20 +5025,20 @@ def _register(
 @final
 @type_check_only
 class _SharedFacts(structseq[Any]):
-    """What a pickle says of a buffer of `cumem.shared_pinned`, or of a view of one."""
+    """The contents of a pickle of a buffer from `cumem.shared_pinned`, or of a view."""
 
     @property
     def name(self) -> str:
         """The name of the memory."""
     @property
     def form(self) -> str:
-        """The text by which all users agree on its dtype and shape."""
+        """A text of the dtype and shape, in which all users of the name must agree."""
     @property
     def nbytes(self) -> int:
         """The number of its bytes, which may be more than the view has."""
     @property
     def token(self) -> bytes:
-        """The 16 bytes that tell it from other memory of the same name."""
+        """The 16 bytes that distinguish the memory from other memory of the same name."""
     @property
     def offset(self) -> int:
         """The place of element 0 of the view, in bytes from the first byte on."""
@@ -5038,19 +5058,20 @@ def _shared_pinned(
 ) -> PinnedBuffer:
     """Open memory by its name, or make it, and return a buffer over a part of it.
 
-    With a `token` this opens the memory that has the token, and makes none. `numa_node` is
-    -1 if any node will do. Offset and strides are in bytes.
+    With a `token` this opens only the memory that has the token, and makes none.
+    `numa_node` is -1 for any node. Offset and strides are in bytes.
     """
 
 def _unregister(buffer: Buffer, defers: bool, /) -> None:
-    """Do what Registration.close() does.
+    """Unlock memory, for ``Registration.close()``.
 
-    With `defers`, memory that is exported is unlocked with the last export. For a buffer
-    that was closed before, this only waits until no transfer uses it.
+    With `defers`, memory that is exported
+    is unlocked when the last export ends. For a buffer that was closed before, this only
+    waits until no transfer uses it.
     """
 
 def _is_memory(obj: object, /) -> bool:
-    """Return whether an object is memory; copy() would make an array of anything else."""
+    """Return whether an object is memory, and not a value that copy() makes an array of."""
 
 @final
 @type_check_only
@@ -5065,10 +5086,10 @@ class _CopyEnd(structseq[Any]):
         """The place of element 0, by which all views of one memory can be compared."""
     @property
     def is_locked(self) -> bool:
-        """Whether it is page-locked in one piece, or on a device."""
+        """Whether the memory is page-locked in one piece, or on a device."""
 
 def _read_end(obj: object, dtype: np.dtype[Any] | None, stream: object, /) -> _CopyEnd:
-    """Read whatever `copy` takes; values become an array of `dtype`."""
+    """Read anything that `copy` takes. Values become an array of `dtype`."""
 
 @final
 @type_check_only
@@ -5077,7 +5098,7 @@ class _CopyParts(structseq[Any]):
 
     @property
     def number(self) -> int:
-        """The number by which storages recognise the copies that belong together."""
+        """A number from which the memory recognises the copies that belong together."""
     @property
     def before(self) -> int:
         """The number of the first transfer that none of these copies waits for."""
@@ -5086,8 +5107,7 @@ class _CopyParts(structseq[Any]):
         """Whether the stream is being captured."""
     @property
     def held(self) -> object:
-        """While this lives nobody frees the memory of the ends, and ``shutdown()`` is
-        refused."""
+        """While this object lives, the ends cannot be freed, and ``shutdown()`` fails."""
 
 def _begin_parts(stream: object, ends: tuple[object, ...], /) -> _CopyParts:
     """Begin copies on `stream` whose ends are in the memory of `ends`."""
@@ -5096,8 +5116,8 @@ def _end_parts(number: int, stream: object, held: object, /) -> None:
     """End copies that began together.
 
     The caller has ordered `stream` after all of them or, if it is None, has waited for
-    them. So the memory of the ends, which `held` has, need remember only that stream of
-    all that used it.
+    them. So the memory of the ends, which `held` keeps, need remember only that stream
+    among those that these copies used.
     """
 
 def _copy_part(
@@ -5111,16 +5131,16 @@ def _copy_part(
     casting: str | None,
     /,
 ) -> list[Transfer]:
-    """Copy to all of `dsts` at once, like copy_async() to one; return a Transfer for each.
+    """Begin a copy to all of `dsts` as copy_async() does; return a Transfer for each.
 
-    The copy does not come after transfers that began since `before`. With
+    The copy is not ordered after transfers whose numbers are `before` or later. With
     `on_engine_stream` it is not made on `stream`, which the caller will order after it.
     """
 
 def _prefetch_rows(tile: ManagedBuffer, device: int | None, stream: object, /) -> None:
-    """Prefetch the parts of a tile that have no other memory between their elements.
+    """Prefetch a tile in parts whose elements have no other memory between them.
 
-    They go to a device or, if that is None, to the host.
+    The parts go to a device or, if `device` is None, to the host.
     """
 
 def _at_exit(others_run: bool, /) -> None:
@@ -5129,35 +5149,35 @@ def _at_exit(others_run: bool, /) -> None:
     """
 
 def _after_fork() -> None:
-    """Leave what the parent had opened, in a forked child, and open what works there."""
+    """Replace, in a forked child, the backend that the parent opened by one that works."""
 
 def _nvtx_listens() -> bool:
-    """Return True if a tool that sees ranges is attached."""
+    """Return whether a profiler that receives NVTX ranges is attached."""
 
 def _recorder_open(capacity: int, least_nbytes: int, tags: object, /) -> None:
-    """Begin to note what happens to memory, with room for at least `capacity` rows.
+    """Begin to record events of memory, with room for at least `capacity` rows.
 
-    Events of at least `least_nbytes` are noted with their stacks. `tags` is None, or the
+    Events of at least `least_nbytes` are recorded with their stacks. `tags` is None, or the
     ContextVar that has the number of the current tag.
     """
 
 def _recorder_close() -> None:
-    """Stop noting, and forget what was noted."""
+    """Stop recording, and drop all rows."""
 
 def _recorder_count() -> int:
-    """Return how many rows were noted so far, in all recordings together."""
+    """Return the number of rows so far, in all recordings together."""
 
 def _recorder_read(begin: int, end: int, /) -> tuple[int, bytes]:
     """Read the rows from number `begin` up to `end`.
 
     They have the layout of EVENT in cumem/recording/events.py. Returns the number of the
-    first row that still exists, and the rows; those before it mean nothing.
+    first row that still exists, and the rows. Rows before that one have no meaning.
     """
 
 @final
 @type_check_only
 class _LivingBlock(structseq[Any]):
-    """Memory that is handed out, or that `register` has locked."""
+    """Memory that is in use, or that `register` has locked."""
 
     @property
     def address(self) -> int:
@@ -5170,7 +5190,7 @@ class _LivingBlock(structseq[Any]):
         """The number of bytes that were asked for."""
     @property
     def pool_serial(self) -> int:
-        """The serial of its pool; 0 means that it is in none."""
+        """The serial of its pool; 0 means that it belongs to no pool."""
     @property
     def kind(self) -> int:
         """The number of its kind in KINDS of ``cumem/recording/events.py``."""
@@ -5179,7 +5199,7 @@ class _LivingBlock(structseq[Any]):
         """The index of the device."""
 
 def _living() -> list[_LivingBlock]:
-    """List the blocks that all pools have handed out, and foreign memory that is locked."""
+    """List the live blocks of all pools, and foreign memory that is locked."""
 
 def _recorder_stacks(begin: int, /) -> list[list[tuple[object, int]]]:
     """Return all stacks from that number on.
@@ -5190,60 +5210,62 @@ def _recorder_stacks(begin: int, /) -> list[list[tuple[object, int]]]:
 @final
 @type_check_only
 class _MemoryPlace(structseq[Any]):
-    """Where foreign memory was when a copy began; a `Transfer` keeps a list of these."""
+    """The place of foreign memory when a copy began. A `Transfer` has a list of these."""
 
     @property
     def memory(self) -> object:
-        """The object that has the bytes: a storage of PyTorch's, or an array."""
+        """The object that has the bytes: a storage of PyTorch, or an array."""
     @property
     def address(self) -> int:
-        """The address at which it began."""
+        """The address at which the memory began."""
     @property
     def nbytes(self) -> int:
-        """The number of bytes that it had."""
+        """The number of bytes that the memory had."""
 
 def _freeze(buffer: Buffer, /) -> None:
-    """Make a buffer read-only, which nobody else may have seen yet."""
+    """Make a new buffer read-only, before anybody else has a reference to it."""
 
 def _read_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
     """Return an array of `dtype` with the same contents as a value; floats are rounded.
 
-    It raises a TypeError if the kind of a value would change (from 1.5 to an integer, from
-    a number to text), and an OverflowError or a ValueError if a value does not fit.
+    Raises a TypeError if the kind of a value would change (from 1.5 to an integer, from a
+    number to text), and an OverflowError or a ValueError if a value does not fit.
     """
 
 def _read_any_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
-    """Return an array as `_read_value` does, but leave changes of a value to a later copy.
+    """Return an array as `_read_value` does, but with values that would change as they are.
 
-    A value that would change, and a value that is an array already, gives an array of its
-    own dtype. The casting rule of that copy then says what becomes of it.
+    A value that would change, and a value that is an array already, becomes an array of its
+    own dtype. A later copy then converts it by its casting rule.
     """
 
 def _read_array(value: object, /) -> NDArray[Any]:
     """Return the array that NumPy makes of a value, in the dtype that NumPy gives it.
 
-    It raises a TypeError if the array holds Python objects or has masked elements.
+    Raises a TypeError if the array holds Python objects or has masked elements.
     """
 
 def _read_dtype(dtype: DTypeLike, /) -> np.dtype[Any]:
     """Return the numpy.dtype that an argument means.
 
-    For a dtype of another library it raises a TypeError that says what to type instead.
-    NumPy knows "bfloat16" only once somebody has imported ml_dtypes. Here the name
-    always means the same, so a program does not depend on who imports what first.
+    For a dtype of another library, raises a TypeError that says what to type instead. NumPy
+    knows "bfloat16" only once ml_dtypes has been imported. Here the name always means the
+    same, whatever a program has imported.
     """
 
 def _check_casting(
     before: str, source: np.dtype[Any], target: np.dtype[Any], casting: object, /
 ) -> None:
-    """Raise TypeError or ValueError, with a text that begins with `before`, unless
-    `casting` names a rule of NumPy's that allows elements of one dtype to become those of
-    the other.
+    """Raise a TypeError or ValueError unless a rule of NumPy allows a conversion.
+
+    The rule is `casting`, and the conversion is from `source` to `target`. The text of the
+    error begins with `before`.
     """
 
 def _raw_copy(dst: int, src: int, nbytes: int, stream: object, /) -> float:
-    """Copy between two addresses by the CUDA runtime's cudaMemcpyAsync, wait for it, and
-    return how many seconds that took.
+    """Copy between two addresses by the CUDA runtime alone; return the seconds it took.
+
+    This calls cudaMemcpyAsync, and waits for it.
     """
 
 @final
@@ -5262,10 +5284,10 @@ class _KindFacts(structseq[Any]):
         """Whether only a device can reach it."""
     @property
     def flags(self) -> int:
-        """The flags of CUDA that it is allocated with unless others are asked for."""
+        """The CUDA flags with which it is allocated unless others are requested."""
 
 _KINDS: Final[dict[str, _KindFacts]]
-"""What each kind of memory is, by its name."""
+"""The properties of each kind of memory, by its name."""
 
 @final
 @type_check_only
@@ -5289,7 +5311,7 @@ class _Dtype(structseq[Any]):
         """Its name in safetensors files, or None."""
     @property
     def file_rank(self) -> int:
-        """Tensors of types of higher ranks come first in such files."""
+        """The rank that orders tensors in such files: those of higher rank come first."""
     @property
     def torch_name(self) -> str | None:
         """Its name in PyTorch, or None."""
@@ -5301,7 +5323,7 @@ class _Dtype(structseq[Any]):
         """Whether ``scale=`` and ``offset=`` may be given for it."""
 
 _DTYPES: Final[dict[str, _Dtype]]
-"""Each dtype of the list by its name, those that the copy threads convert first."""
+"""Each dtype of the list by its name, beginning with those that copy threads convert."""
 _BUILT_RUNTIME: Final[int]
 _TRACE_DOMAIN: Final[int]
 _out_of_memory_callbacks: list[Any]
