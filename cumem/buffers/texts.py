@@ -2,7 +2,8 @@
 """Texts for the extension.
 
 These are ``repr`` and ``str`` of its objects, the names of flags, and errors that name a
-pair of `copy_many` or refuse to free memory."""
+pair of `copy_many` or refuse to free memory.
+"""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def synchronize(device: object = None) -> None:
     -----
     **Blocks** until all streams of the device are empty, with the GIL released; Ctrl-C
     interrupts it in the main thread. It does not wait for copies in the background
-    (`copy_async` without a stream), for which only their handles wait. If the device has no
+    (`copy_async` without a stream); wait for these by their handles. If the device has no
     context yet, this creates one.
 
     Examples
@@ -384,7 +384,7 @@ class Settings(NamedTuple):
     device_count: int  #: The number of devices.
     memory_nbytes: int  #: The memory of each device.
     driver_version: int  #: The version of CUDA that the driver claims to serve.
-    max_delay_us: int  #: The longest time by which work is late.
+    max_delay_us: int  #: The longest random delay of work.
     seed: int  #: The seed of the random delays.
     has_peers: bool  #: Whether devices reach each other's memory.
     is_concurrent: bool  #: Whether the host may use managed memory while devices do.

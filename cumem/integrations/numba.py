@@ -56,7 +56,7 @@ class OutOfMemoryError(errors.OutOfMemoryError, _CudaAPIError):
     """
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle the error as Exception does, without Numba's own way."""
+        """Pickle the error as Exception does, since Numba's class takes other arguments."""
         return Exception.__reduce__(self)
 
     def __str__(self) -> str:
@@ -69,6 +69,7 @@ class OutOfMemoryError(errors.OutOfMemoryError, _CudaAPIError):
 
 @contextlib.contextmanager
 def _as_numbas() -> Iterator[None]:
+    """Turn cumem's OutOfMemoryError into the one above, with Numba's code and message."""
     try:
         yield
     except errors.OutOfMemoryError as error:
@@ -186,7 +187,7 @@ class CumemMemoryManager(_Manager):
 
     @contextlib.contextmanager
     def defer_cleanup(self) -> Iterator[None]:
-        """Keep everything that is dropped until the outermost block ends."""
+        """Keep the memory of arrays that are dropped until the outermost block ends."""
         self._defers += 1
         try:
             yield
@@ -198,7 +199,10 @@ class CumemMemoryManager(_Manager):
     def _own(
         self, kind: Any, pointer: Any, size: int, lease: object, **owner: Any
     ) -> Any:
-        """Make a pointer of Numba that keeps a lease as long as arrays refer to it."""
+        """Make a pointer of Numba, and keep `lease` alive as long as arrays refer to it.
+
+        The lease is an object that holds the memory: an export of it, or a registration.
+        """
         key = next(self._keys)
         finalizer = self._finalizer(key, lease)
         made = kind(self._context(), pointer, size, finalizer=finalizer, **owner)

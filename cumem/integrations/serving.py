@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of all integrations: they choose the pools that serve a library, and lend."""
+"""Helpers of all integrations, such as the choice of the pools that serve a library."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Pools:
         return next(iter(self._pools), None)
 
     def of(self, device: int) -> Pool:
-        """Return the pool of a device by its index. Default pools are not remembered."""
+        """Return the pool of a device by its index; look up a default pool each time."""
         if not self._pools:
             return default_pool(self.kind, device)
         if device not in self._pools:

@@ -96,7 +96,7 @@ def has_own_memory(tensor: Any) -> bool:
     return own and not tensor.is_nested and not is_functional(tensor)
 
 
-#: Containers whose copies from `copy.copy` hold their items themselves.
+#: Containers of which `copy.copy` makes copies whose items can be replaced separately.
 _OWN_ITEMS = (dict, collections.UserDict, list, collections.deque, collections.UserList)
 
 
@@ -174,7 +174,8 @@ def _has_items(made: Any, items: Iterable[tuple[Any, Any]]) -> bool:
 def make_sequence(value: Any, parts: list[Any]) -> Any:
     """Copy a sequence with other items, or return a list if its type does not allow that.
 
-    `value` is not changed."""
+    `value` is not changed.
+    """
     if isinstance(value, tuple):
         return _make_tuple(value, parts)
     if isinstance(value, MutableSequence):
@@ -448,7 +449,7 @@ def exports_memory(value: Any) -> bool:
 
 
 def _is_array(kind: type) -> bool:
-    """Return whether a type is one of arrays on the host, and not of NumPy's scalars."""
+    """Return whether a type is that of arrays on the host; NumPy's scalars do not count."""
     if kind.__module__ == "numpy" and kind.__name__ != "ndarray":
         return False
     if hasattr(kind, "__cuda_array_interface__"):
@@ -545,8 +546,8 @@ class _Mapping:
             if known is None:
                 before = [value[key] for key, _ in items]
                 known = {id(each) for part in before for each in memory_in(part)}
-            # If the attribute holds only the items themselves, it must follow them, or stay
-            # as it is if it cannot be taken apart.
+            # An attribute that holds only the items themselves gets the new items. If it
+            # cannot be taken apart, it stays as it is.
             is_more = any(id(each) not in known for each in memory)
             if not is_more and self._is_opaque(held):
                 continue

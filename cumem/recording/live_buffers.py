@@ -6,7 +6,7 @@ until it reaches names: globals of modules or locals of functions. It asks Pytho
 collector for the holders (`gc.get_referrers`). Three things complicate this:
 
 - The collector does not track arrays, nor dicts and tuples that contain nothing it tracks.
-  Those are found from the other side, in the objects that refer to them (`_roots`).
+  The search finds those by following the objects that refer to them (`_roots`).
 - The search itself holds references, and those must neither be reported nor counted.
 - References from C, such as a transfer's, cannot be seen at all. Their number is the
   object's reference count less all references that were found.
@@ -194,7 +194,7 @@ def live() -> LivingBuffers:
 
 
 def _find_origins() -> dict[tuple[int, int], tuple[str | None, str, float]]:
-    """Return line, tag and age, by address and kind, of what running records know."""
+    """Return the line, tag and age that running records have, by address and kind."""
     running = sorted(records.open_records(), key=lambda each: each._begin)
     if not running:
         return {}
@@ -223,8 +223,8 @@ def report_leaks_at_exit() -> None:
     The report is printed to stderr after a garbage collection. Memory that globals still
     hold is part of it. For memory that was allocated before this call only the sum is
     printed, since its lines are not known, so call this first. ``CUMEM_LEAKS=1`` in the
-    environment does the same from the import on. A forked child reports nothing, nor
-    does a process that is killed.
+    environment does the same from the import on. A forked child does not report, and
+    neither does a process that is killed.
 
     Examples
     --------
@@ -379,9 +379,9 @@ def who_holds(obj: object) -> Holders:
     Parameters
     ----------
     obj : object
-        A buffer or any other object. A row of `live` or an address stands for the memory
-        there; then all buffers, NumPy arrays, memoryviews and tensors of PyTorch and CuPy
-        over that memory are searched for.
+        A buffer or any other object. If it is a row of `live` or an address, the search is
+        for all buffers, NumPy arrays, memoryviews and tensors of PyTorch and CuPy over the
+        memory there.
 
     Returns
     -------

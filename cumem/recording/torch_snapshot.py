@@ -188,7 +188,7 @@ def _reserved_before(
         elif life >= 0:
             parts = held.add(begin, end)
             unseen[places[at]] += parts
-            held.paged |= parts not in ([], [(begin, end)])  # only a part was unseen
+            held.paged |= parts not in ([], [(begin, end)])  # only a part is new
     grown = [
         np.sort(rows["address"][np.isin(rows["op"], GAINS) & (place == d)])
         for d in range(count)

@@ -756,9 +756,9 @@ def prefetch(
         device, with the same shapes and dtypes. Arrays are C-contiguous, and tensors keep
         their memory format (`channels_last`). The object has the length and the attributes
         of `iterable`, such as `dataset` and `sampler`, and can be iterated as often, by
-        ``for`` and ``async for``. The end of a block ``with cumem.prefetch(loader) as
-        batches:``, even after an error, and ``batches.close()`` end all copies that are on
-        their way.
+        ``for`` and ``async for``. All copies that are on their way are ended by
+        ``batches.close()``, and by the end of a ``with cumem.prefetch(loader) as batches:``
+        block, also after an error.
 
     Warns
     -----

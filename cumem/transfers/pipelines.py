@@ -356,8 +356,8 @@ def chunks(
         has too little free memory. Items of an iterable are cut only if `nbytes` or `rows`
         is given.
     device : Device, int or str, optional
-        The device. By default it is the current one when this is called, which for a tensor
-        of PyTorch is PyTorch's (see `current_device`).
+        The device. By default it is the current device at the time of this call. For a
+        tensor of PyTorch that is PyTorch's current device (see `current_device`).
     depth : int
         The number of copies that may be on their way besides the chunk in use.
     rows : int, optional
@@ -553,9 +553,9 @@ def pipeline(
     ----------
     func : callable
         ``func(x, y, stream)`` queues the work on one chunk. `x` is a `DeviceBuffer` with
-        rows of `src`; `y` is one with as many rows of `out`, all of which it must write, or
-        None; and `stream` is the `Stream` for the work. During the call it is cumem's
-        current stream, and its device cumem's current device.
+        rows of `src`. `y` is a `DeviceBuffer` with as many rows of `out`, and the work must
+        write all of them; without `out` it is None. `stream` is the `Stream` for the work.
+        During the call it is cumem's current stream, and its device cumem's current device.
     src : Buffer, array, path, binary file or iterable
         As for `chunks`.
     out : Buffer or array, optional
@@ -611,8 +611,9 @@ def pipeline(
     interrupted, the call also waits, so that nothing is running when it returns, and `out`
     has the rows of the earlier chunks. A second Ctrl-C ends that wait. `func` itself need
     not wait for anything: the work that it queues on `stream` begins once `x` has arrived,
-    and `y` is copied after that work. Whatever the size of `src`, device memory for ``depth
-    + 2`` inputs and ``depth + 1`` outputs is enough; each further stream adds an input.
+    and `y` is copied after that work. Even the largest `src` needs device memory for only
+    ``depth + 2`` inputs and ``depth + 1`` outputs, and for one more input with each further
+    stream.
 
     Examples
     --------

@@ -248,8 +248,8 @@ def to_host(tree: Any, *, stream: object = None) -> Any:
         A buffer or a tensor; or mappings, lists, tuples, named tuples and dataclasses that
         contain them, also nested.
     stream : stream, optional
-        The stream in whose order to copy, of a device whose memory is in the structure; the
-        call waits for it. By default it is the device's current stream.
+        The stream in whose order to copy. It must belong to a device that has memory of the
+        structure, and the call waits for it. By default it is the device's current stream.
 
     Returns
     -------

@@ -263,7 +263,7 @@ def load_safetensors(
     Returns
     -------
     SafetensorsDict
-        A buffer, tensor or array for each name, each in memory of its own, with the shape
+        A buffer, tensor or array for each name, each with its own memory, with the shape
         and dtype in the file. If NumPy lacks the dtype, it is the one of ``ml_dtypes`` if
         that is installed, and otherwise unsigned integers of the same width;
         ``infos[name].dtype`` always names the type of the elements in the file. Types of
@@ -492,7 +492,7 @@ class _Part(NamedTuple):
 def _parts(
     stack: contextlib.ExitStack, path: Any, names: list[str] | None
 ) -> list[_Part]:
-    """Open all needed files at once, so that what is read later is what was checked."""
+    """Open all needed files at once, so that the files checked are the files read."""
     if _is_list(path):
         return _parts_of_list(stack, list(path), names)
     path = resolved(checked_path(path))

@@ -86,8 +86,8 @@ def save_safetensors(
     metadata : mapping of str to str, optional
         Texts to keep in the header of each file. If `tensors` is the dict that
         `load_safetensors` returned, perhaps without some of its tensors, the texts of that
-        file are the default. For any other mapping, such as a plain dict made from that
-        one, there are none by default. ``{}`` keeps none.
+        file are the default. For any other mapping, such as a plain dict made from it,
+        there are no texts by default. ``{}`` means no texts.
     dtypes : mapping, optional
         For tensors that are held as integers of the same width, their real types under the
         names of the format, such as ``{"w": "BF16"}``. A value may also be a
@@ -233,8 +233,8 @@ def save_safetensors_async(
     path : str or path-like
         As for `save_safetensors`.
     tensors : mapping of str to array
-        As for `save_safetensors`. They have the contents that the work on the current
-        stream, so far, leaves in them. Changes that come later on that stream are not in
+        As for `save_safetensors`. The file gets the contents that they have after the work
+        that is queued on the current stream now. Later changes on that stream are not in
         the file.
     metadata, dtypes : optional
         As for `save_safetensors`.
@@ -320,7 +320,7 @@ def save_safetensors_async(
 
 
 class _Staging:
-    """Copies of tensors of devices in page-locked memory, which the devices make.
+    """Makes copies of the tensors of devices in page-locked memory.
 
     Each device makes its copies on a separate stream, so that they do not wait for work
     that other threads queue meanwhile on the caller's streams. `order` then makes the
@@ -387,7 +387,7 @@ def _checked(
 
 
 def _known_texts(tensors: Any) -> Mapping[str, str] | None:
-    """Return the metadata of a dict from `load_safetensors`, or None for another one."""
+    """Return the metadata of a dict from `load_safetensors`, or None for other mappings."""
     return tensors.metadata if hasattr(tensors, "infos") else None
 
 

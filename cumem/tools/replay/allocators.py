@@ -35,7 +35,8 @@ ALLOCATORS: Final = {
     "rmm": "rmm",
 }
 
-#: The first trim finds blocks in flight, and later ones see that their work has ended.
+#: How often `empty` trims the pool at most. The first trim may find blocks in flight, and a
+#: later one sees that the work on them has ended.
 _TRIMS: Final = 8
 
 
@@ -328,7 +329,7 @@ def make(name: str, kind: str, pool: str, device: int, stream_count: int) -> All
     name : str
         A key of `ALLOCATORS`.
     kind : str
-        One of `cumem.base.kinds.KINDS`; only cumem serves others than ``"device"``.
+        One of `cumem.base.kinds.KINDS`. Allocators other than cumem take only ``"device"``.
     pool : str
         A key of `POOLS`, for cumem.
     device : int
