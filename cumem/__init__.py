@@ -34,9 +34,9 @@ _STUBS = {"cumem": "__init__.pyi", "cumem.types": "types.pyi"}
 
 @cache
 def _homes(face: str = "cumem") -> dict[str, str]:
-    """Read from the stub of `face` each public name, and return the module that has it.
+    """Return the module that has each public name, as the stub of `face` lists them.
 
-    For a name that is itself a module of the package, such as `units`, it is ``""``.
+    The module is ``""`` for a name that is itself a module of the package, such as `units`.
     """
     with open(f"{__path__[0]}/{_STUBS[face]}", encoding="utf-8") as file:
         imports = file.read().split("\nfrom cumem")[1:]

@@ -190,7 +190,7 @@ class Buffer:
         ----------
         stream : stream, optional
             The stream that copies device memory, which must be one of its device;
-            default: the current stream.
+            by default the current stream.
         progress : bool or callable, optional
             As for `copy`.
 
@@ -473,7 +473,7 @@ class Buffer:
         Parameters
         ----------
         dtype : dtype_like, optional
-            Any dtype without Python objects; default: the buffer's own. If its itemsize
+            Any dtype without Python objects; by default the buffer's own. If its itemsize
             differs, the last axis gets longer or shorter, and must be contiguous.
 
         Returns
@@ -508,7 +508,7 @@ class Buffer:
             are rounded. Where NumPy would cut a value (1.5 for ``int32``) an error is
             raised. An array must have the buffer's dtype.
         stream : Stream or other stream object, optional
-            The stream to fill on; default: the current stream.
+            The stream to fill on; by default the current stream.
         casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
             Which other dtypes `value` may have, as in `copy`. Values may then be cut as
             this rule allows. Values that are on a device pass through the host on their way
@@ -1052,9 +1052,9 @@ class ManagedBuffer(_HostUsable):
         ----------
         to : Device, int or str, optional
             A device, ``"cpu"`` (or ``"host"``, which is the same), or a NUMA node of the
-            host, such as ``"numa:1"``; default: cumem's current device.
+            host, such as ``"numa:1"``; by default cumem's current device.
         stream : Stream or other stream object, optional
-            The stream that the move is queued on; default: the current stream of that
+            The stream that the move is queued on; by default the current stream of that
             device, or of the buffer's device if the pages go to the host.
 
         Raises
@@ -1168,8 +1168,8 @@ class ManagedBuffer(_HostUsable):
         -----
         Never **blocks**, not even for moves that are queued. The driver knows where memory
         was last sent, but not where it is. The host's page tables show which pages the host
-        can touch without a fault. Do not confuse this with the attribute `residency`, which
-        every buffer has and which is a kind of memory.
+        can touch without a fault. This differs from the attribute `residency`, which every
+        buffer has and which names a kind of memory.
         """
     def discard(self, stream: object = None) -> None:
         """Give up the contents, so that pages need not be moved or kept any more.
@@ -1177,8 +1177,8 @@ class ManagedBuffer(_HostUsable):
         Parameters
         ----------
         stream : Stream or other stream object, optional
-            The stream that this is queued on; default: the current stream of the
-            buffer's device.
+            The stream that this is queued on; by default the current stream of the buffer's
+            device.
 
         Raises
         ------
@@ -1208,7 +1208,8 @@ class ManagedBuffer(_HostUsable):
         device : Device, int or str, optional
             The device to move the pages to, as in `prefetch_pages`.
         stream : Stream or other stream object, optional
-            The stream for both moves; default: the stream that is current at each of them.
+            The stream for both moves; by default the stream that is current at each of
+            them.
 
         Returns
         -------
@@ -1285,7 +1286,7 @@ class Stream:
     Parameters
     ----------
     device : Device, int or str, optional
-        The device that does the work; default: cumem's current device.
+        The device that does the work; by default cumem's current device.
     priority : int
         0 is the lowest priority. Streams with negative numbers come first, down to the
         least number that the device supports.
@@ -1448,7 +1449,7 @@ class Stream:
         Parameters
         ----------
         event : Event, optional
-            The event to move to this point; default: a new event.
+            The event to move to this point; by default a new event.
 
         Returns
         -------
@@ -1520,7 +1521,8 @@ class Event:
     Parameters
     ----------
     device : Device, int or str, optional
-        The device on whose streams the event is recorded; default: cumem's current device.
+        The device on whose streams the event is recorded; by default cumem's current
+        device.
     timing : bool
         Whether the time is taken when the point is reached. An event without timing is
         cheaper.
@@ -1569,7 +1571,7 @@ class Event:
         Parameters
         ----------
         stream : object, optional
-            Anything that `Stream.from_external` takes; default: the current stream.
+            Anything that `Stream.from_external` takes; by default the current stream.
 
         Returns
         -------
@@ -1661,8 +1663,8 @@ class Event:
         Parameters
         ----------
         stream : object, optional
-            Anything that `Stream.from_external` takes; default: the current stream of
-            the event's device.
+            Anything that `Stream.from_external` takes; by default the current stream of the
+            event's device.
 
         Raises
         ------
@@ -1966,7 +1968,7 @@ class _Pool(Generic[_B_co]):
         nbytes : int
             The length of the buffer in bytes, which may be 0.
         stream : Stream or other stream object, optional
-            The stream that will use the memory first; default: the current stream for
+            The stream that will use the memory first; by default the current stream for
             device memory, and none for the other kinds.
 
         Returns
@@ -2154,7 +2156,7 @@ def empty(
     stream: object = ...,
     pool: Pool | None = ...,
 ) -> Buffer: ...
-@overload  # the signature of this last one is that of the extension
+@overload  # the last overload has the signature of the extension
 def empty(
     shape: _Shape,
     dtype: DTypeLike = "float64",
@@ -2174,18 +2176,18 @@ def empty(
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     kind : {'device', 'pinned', 'mapped', 'managed'}
-        The kind of memory; default: device memory.
+        The kind of memory; by default device memory.
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     device : Device, int or str, optional
         The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: cumem's current device.
+        ``"cuda:0"``; by default cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
         `device`. Default: the current stream.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `kind` and `device` are not
         given, the pool determines them as well.
 
     Returns
@@ -2339,7 +2341,7 @@ def zeros(
     stream: object = ...,
     pool: Pool | None = ...,
 ) -> Buffer: ...
-@overload  # the signature of this last one is that of the extension
+@overload  # the last overload has the signature of the extension
 def zeros(
     shape: _Shape,
     dtype: DTypeLike = "float64",
@@ -2359,18 +2361,18 @@ def zeros(
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     kind : str
-        The kind of memory, as in `empty`; default: device memory.
+        The kind of memory, as in `empty`; by default device memory.
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     device : Device, int or str, optional
         The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: cumem's current device.
+        ``"cuda:0"``; by default cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
         `device`. Default: the current stream.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `kind` and `device` are not
         given, the pool determines them as well.
 
     Returns
@@ -2546,7 +2548,7 @@ def full(
     pool: Pool | None = ...,
     casting: _Casting | None = ...,
 ) -> Buffer: ...
-@overload  # the signature of this last one is that of the extension
+@overload  # the last overload has the signature of the extension
 def full(
     shape: _Shape,
     fill_value: object,
@@ -2570,22 +2572,22 @@ def full(
     dtype : dtype_like, optional
         Default: the dtype of `fill_value`, or the one that NumPy gives it.
     kind : str
-        The kind of memory, as in `empty`; default: device memory.
+        The kind of memory, as in `empty`; by default device memory.
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     device : Device, int or str, optional
         The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: cumem's current device.
+        ``"cuda:0"``; by default cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
         `device`. Default: the current stream.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `kind` and `device` are not
         given, the pool determines them as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         Which dtypes of an array may be converted to `dtype`, as in ``numpy.can_cast``;
-        default: ``"same_kind"``. If it is given, it also applies to scalars, which
+        by default ``"same_kind"``. If it is given, it also applies to scalars, which
         otherwise must fit into `dtype`.
 
     Returns
@@ -2730,7 +2732,7 @@ def empty_like(
     stream: object = ...,
     pool: Pool | None = ...,
 ) -> Buffer: ...
-@overload  # the signature of this last one is that of the extension
+@overload  # the last overload has the signature of the extension
 def empty_like(
     prototype: object,
     dtype: DTypeLike | None = None,
@@ -2759,13 +2761,13 @@ def empty_like(
         else 'C', and 'K' keeps the order of its strides.
     device : Device, int or str, optional
         The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: the prototype's, or cumem's current device.
+        ``"cuda:0"``; by default the prototype's, or cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
         `device`. Default: the current stream.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `kind` and `device` are not
         given, the pool determines them as well.
 
     Returns
@@ -2910,7 +2912,7 @@ def zeros_like(
     stream: object = ...,
     pool: Pool | None = ...,
 ) -> Buffer: ...
-@overload  # the signature of this last one is that of the extension
+@overload  # the last overload has the signature of the extension
 def zeros_like(
     prototype: object,
     dtype: DTypeLike | None = None,
@@ -2939,13 +2941,13 @@ def zeros_like(
         else 'C', and 'K' keeps the order of its strides.
     device : Device, int or str, optional
         The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: the prototype's, or cumem's current device.
+        ``"cuda:0"``; by default the prototype's, or cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
         `device`. Default: the current stream.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `kind` and `device` are not
         given, the pool determines them as well.
 
     Returns
@@ -3107,7 +3109,7 @@ def full_like(
     pool: Pool | None = ...,
     casting: _Casting | None = ...,
 ) -> Buffer: ...
-@overload  # the signature of this last one is that of the extension
+@overload  # the last overload has the signature of the extension
 def full_like(
     prototype: object,
     fill_value: object,
@@ -3140,17 +3142,17 @@ def full_like(
         else 'C', and 'K' keeps the order of its strides.
     device : Device, int or str, optional
         The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: the prototype's, or cumem's current device.
+        ``"cuda:0"``; by default the prototype's, or cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
         `device`. Default: the current stream.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `kind` and `device` are not
         given, the pool determines them as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         Which dtypes of an array may be converted to the buffer's, as in
-        ``numpy.can_cast``; default: ``"same_kind"``. If it is given, it also applies to
+        ``numpy.can_cast``; by default ``"same_kind"``. If it is given, it also applies to
         scalars, which otherwise must fit into the dtype.
 
     Returns
@@ -3209,10 +3211,10 @@ def empty_pinned(
         Whether the memory is uncached, which makes it fast for devices to read and for
         the host to write in order, but very slow for the host to read.
     device : Device, int or str, optional
-        The device whose context page-locks the memory; default: cumem's current device.
+        The device whose context page-locks the memory; by default cumem's current device.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `device` is not given, the pool
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `device` is not given, the pool
         determines it as well.
 
     Returns
@@ -3274,10 +3276,10 @@ def empty_mapped(
         Whether the memory is uncached, which makes it fast for devices to read and for
         the host to write in order, but very slow for the host to read.
     device : Device, int or str, optional
-        The device whose context page-locks the memory; default: cumem's current device.
+        The device whose context page-locks the memory; by default cumem's current device.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `device` is not given, the pool
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `device` is not given, the pool
         determines it as well.
 
     Returns
@@ -3335,10 +3337,10 @@ def empty_managed(
         Which devices may use the memory at first. With ``'global'`` these are all devices,
         on any stream, and with ``'host'`` none.
     device : Device, int or str, optional
-        The device whose context allocates the memory; default: cumem's current device.
+        The device whose context allocates the memory; by default cumem's current device.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `device` is not given, the pool
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `device` is not given, the pool
         determines it as well.
 
     Returns
@@ -3394,13 +3396,13 @@ def empty_device(
     order : {'C', 'F'}
         Whether the last or the first index runs fastest.
     device : Device, int or str, optional
-        The device that has the memory; default: cumem's current device.
+        The device that has the memory; by default cumem's current device.
     stream : Stream or other stream object, optional
-        The stream of that device that will use the memory first; default: its current
+        The stream of that device that will use the memory first; by default its current
         stream.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `device` is not given, the pool
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `device` is not given, the pool
         determines it as well.
 
     Returns
@@ -3446,8 +3448,8 @@ def asbuffer(obj: object, *, stream: object = None) -> Buffer:
         an object with ``__cuda_array_interface__``, or anything with the buffer
         protocol. These are tried in this order.
     stream : stream, optional
-        The stream that will use device memory first; default: the current stream of
-        its device.
+        The stream that will use device memory first; by default the current stream of its
+        device.
 
     Returns
     -------
@@ -3495,7 +3497,7 @@ def asnumpy(
         Memory of any kind and strides that `copy` reads, such as buffers, PyTorch tensors
         and arrays of CuPy, JAX or NumPy, or a value that ``numpy.asarray`` takes.
     stream : stream, optional
-        The stream that copies device memory, which must be one of its device; default:
+        The stream that copies device memory, which must be one of its device; by default
         the current stream.
     progress : bool or callable, optional
         As for `copy`.
@@ -3554,21 +3556,21 @@ def copy(
         Memory like `dst`, or a scalar or list whose values must fit into the dtype of `dst`
         unchanged. Its shape must be that of `dst` or broadcast to it as in NumPy.
     stream : stream, optional
-        The stream to copy on, of a device that has the target or the source; default: that
-        device's current stream.
+        The stream to copy on, of a device that has the target or the source; by default
+        that device's current stream.
     progress : bool or callable, optional
         As for `Transfer.wait`. An exception that a callable raises ends the copy as Ctrl-C
         does.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        Which other dtypes `dst` may have, as in `numpy.can_cast`; default: none.
-        Numbers (bool, integers, float16, bfloat16, float32, float64, complex64,
-        complex128) are converted by the host's copy threads while they pack or unpack, so
-        that between host and device the link carries the device's dtype. The device itself
-        converts only numbers of 8 or 16 bits that become float32, from 1 MiB on. Results
-        are those of NumPy, except that floats which an integer dtype cannot hold become its
-        nearest value, and NaN becomes 0. All other dtypes are converted by NumPy, in the
-        same threads. If both ends are device memory, the elements pass through the host,
-        unless they have 8 or 16 bits and become float32 within one device.
+        Which other dtypes `dst` may have, as in `numpy.can_cast`; by default none. Numbers
+        (bool, integers, float16, bfloat16, float32, float64, complex64, complex128) are
+        converted by the host's copy threads while they pack or unpack, so that between host
+        and device the link carries the device's dtype. The device itself converts only
+        numbers of 8 or 16 bits that become float32, from 1 MiB on. Results are those of
+        NumPy, except that floats which an integer dtype cannot hold become its nearest
+        value, and NaN becomes 0. All other dtypes are converted by NumPy, in the same
+        threads. If both ends are device memory, the elements pass through the host, unless
+        they have 8 or 16 bits and become float32 within one device.
     scale, offset : float, optional
         With `casting`, each value becomes ``value * scale + offset``. This is computed in
         float64 if that is the dtype of an end, else in float32.
@@ -3705,10 +3707,10 @@ def copy_many(
         Tuples or lists of two ends that `copy` takes. All pairs are read and checked
         before anything is copied.
     stream : stream, optional
-        The stream to copy on, of a device that has a target or a source; default: the
+        The stream to copy on, of a device that has a target or a source; by default the
         current stream of the first such device.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
-        As for `copy`, for each pair; default: the dtypes of a pair must be equal.
+        As for `copy`, for each pair; by default the dtypes of a pair must be equal.
     progress : bool or callable, optional
         As for `copy`, for the bytes of all pairs.
 
@@ -3822,7 +3824,7 @@ def copy_rows(
         Numbers in memory of the host are copied before the call returns. Those in device
         memory are read in the order of the copy.
     stream : stream, optional
-        The stream to copy on, of a device that has a target or a source; default: the
+        The stream to copy on, of a device that has a target or a source; by default the
         current stream of the first such device.
     max_sms : int, optional
         The number of multiprocessors that the copy may keep busy, if one device reaches
@@ -3969,9 +3971,9 @@ def take_rows(
     rows : sequence or array of int, shape (n,)
         The numbers of the rows, as `src_rows` of `copy_rows`.
     out : buffer or array, optional
-        The target, with one row for each number; default: a new buffer. It is on the device
-        that has the source or, if none has it, on the device of `stream` or of `rows`, or
-        else on the current device.
+        The target, with one row for each number; by default a new buffer. It is on the
+        device that has the source or, if none has it, on the device of `stream` or of
+        `rows`, or else on the current device.
     stream : stream, optional
         As for `copy_rows`.
     max_sms : int, optional
@@ -4297,9 +4299,9 @@ def prefetch_pages(
     buffers : iterable of ManagedBuffer
         The buffers, among which may be slices of one buffer.
     to : Device, int or str, optional
-        As for `ManagedBuffer.prefetch_pages`; default: cumem's current device.
+        As for `ManagedBuffer.prefetch_pages`; by default cumem's current device.
     stream : Stream or other stream object, optional
-        The stream that the moves are queued on; default: the current stream of that
+        The stream that the moves are queued on; by default the current stream of that
         device, or of the first buffer's device if the pages go to the host.
 
     Raises
@@ -4334,7 +4336,7 @@ def current_stream(device: object = None) -> Stream:
     Parameters
     ----------
     device : Device, int or str, optional
-        The device whose stream it is; default: cumem's current device.
+        The device whose stream it is; by default cumem's current device.
 
     Returns
     -------

@@ -55,26 +55,27 @@ def array(
         example, a float for an integer dtype raises TypeError, and 300 for ``uint8`` raises
         OverflowError. Floats are rounded to a shorter float dtype.
     kind : str
-        The kind of memory, as in `empty`; default: device memory.
+        The kind of memory, as in `empty`; by default device memory.
     order : {'C', 'F', 'A', 'K'}
         As in NumPy: 'C' and 'F' say whether the last or the first index runs
         fastest, 'A' means 'F' if the original is Fortran-contiguous and not C-contiguous,
         else 'C', and 'K' keeps the order of its strides.
     device : Device, int or str, optional
         The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: cumem's current device.
+        ``"cuda:0"``; by default cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
         `device`. Default: the current stream.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `kind` and `device` are not
         given, the pool determines them as well.
     casting : {'no', 'equiv', 'safe', 'same_kind', 'unsafe'}, optional
         Which dtypes of `obj` may be converted to `dtype`, as in ``numpy.can_cast``;
-        default: ``"same_kind"``. Threads of the host convert the elements, so elements that
-        come from device memory and go to device memory pass through the host. If `casting`
-        is given, it also covers numbers and lists, which otherwise must fit into `dtype`.
+        by default ``"same_kind"``. Threads of the host convert the elements, so elements
+        that come from device memory and go to device memory pass through the host. If
+        `casting` is given, it also covers numbers and lists, which otherwise must fit into
+        `dtype`.
 
     Returns
     -------
@@ -153,7 +154,7 @@ def asarray(
         Default: the dtype of `obj`. Another one needs a copy, which converts as `array`
         does.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
-        The kind of memory that the buffer must have; default: the kind of `obj`, or
+        The kind of memory that the buffer must have; by default the kind of `obj`, or
         device memory if `obj` is ordinary memory or a value.
     order : {'C', 'F', 'A', 'K'}
         As in NumPy: 'C' and 'F' say whether the last or the first index runs
@@ -161,13 +162,13 @@ def asarray(
         else 'C', and 'K' accepts memory in the order that it has.
     device : Device, int or str, optional
         The device that has the memory or whose context page-locks it, such as ``0`` or
-        ``"cuda:0"``; default: that of `obj`, or for a copy cumem's current device.
+        ``"cuda:0"``; by default that of `obj`, or for a copy cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
         `device`. Default: the current stream.
     pool : Pool, optional
-        The pool to take the memory from; default: that of the innermost ``with pool:``
-        block that fits, else the kind's default pool. If `kind` and `device` are not
+        The pool to take the memory from; by default that of the innermost ``with pool:``
+        block that fits, or else the kind's default pool. If `kind` and `device` are not
         given, the pool determines them as well.
     copy : bool, optional
         True always copies. False never copies, and raises ValueError instead.

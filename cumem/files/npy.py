@@ -887,7 +887,7 @@ def save(
     Parameters
     ----------
     file : path, int or binary file
-        A path, to which ``.npy`` is appended unless it ends with it; a descriptor; or a
+        A path, to which ``.npy`` is appended unless it has that suffix; a descriptor; or a
         file that ``open(..., "wb")`` made, which is written from its position on.
     arr : Buffer, array, exporter or value
         Memory of any kind and strides, or anything that ``numpy.asarray`` takes. An array
@@ -962,7 +962,7 @@ def savez(file: File, /, *args: object, fsync: Any = False, **named: object) -> 
     Parameters
     ----------
     file : path or binary file
-        A path, to which ``.npz`` is appended unless it ends with it; or a file that
+        A path, to which ``.npz`` is appended unless it has that suffix; or a file that
         ``open(..., "wb")`` made.
     *args : Buffer, array, exporter or value
         As `arr` of `save`; their names are ``arr_0``, ``arr_1``, ….

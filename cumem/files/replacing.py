@@ -182,8 +182,8 @@ def sync_folder(path: str | bytes | os.PathLike[str]) -> None:
         os.close(folder)
 
 
-#: An opener for open() that runs no Python of ours: Ctrl-C after os.open() and before
-#: open() takes the descriptor would leave the descriptor open for good.
+#: An opener for open() that runs no Python code of cumem. Otherwise Ctrl-C could come after
+#: os.open() and before open() takes the descriptor, which would then stay open.
 _OPEN_PRIVATE = functools.partial(os.open, mode=0o600)
 
 

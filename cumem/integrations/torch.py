@@ -308,7 +308,7 @@ def enable(pool: Pool | Region | None = None, *, device: object = None) -> None:
         current = _enabled.get(index)
         if current is not None and pool is None and not current.pool.closed:
             return
-        del current  # which has the MemPool that _stop() ends
+        del current  # it holds the MemPool that _stop() ends
         chosen = _choose(pool, index)
         region = _region(chosen)
         with _inside(region):

@@ -53,10 +53,10 @@ class numpy_pinned:  # noqa: N801  # reads as a function where it is used
     created in it, until it ends, but not other threads. `numpy_pinned.enable` applies to
     all threads.
 
-    If the pool cannot give memory, the array is made in ordinary memory. This happens at a
-    limit, after `shutdown` and in forked children. It also happens while more freed memory
-    waits for copies than was ever in use at once, and more than 256 MiB. Callbacks of
-    `on_out_of_memory` are not called.
+    If the pool cannot give memory, the array is made in ordinary memory. This happens when
+    a limit is reached, after `shutdown`, and in forked children. It also happens while the
+    freed memory that waits for copies exceeds both 256 MiB and the most memory that was
+    ever in use at once. Callbacks of `on_out_of_memory` are not called.
 
     **Blocks**: an allocation never waits for a device. The GIL is released while a pool
     page-locks more memory, which takes the driver milliseconds.

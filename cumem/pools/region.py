@@ -68,10 +68,10 @@ class Region:
 
     Notes
     -----
-    Memory comes in chunks of 64 MiB or more. In a ``with`` block, constructors of device
-    memory take it from the region, in this thread or task only. `pool` is the region's pool
-    for everything that takes ``pool=``. Dropping the last reference to a sleeping region
-    gives up its contents, as `close` does.
+    Memory comes in chunks of 64 MiB or more. In a ``with`` block of the region,
+    constructors take device memory from it, in this thread or task only. `pool` is the
+    region's pool for everything that takes ``pool=``. Dropping the last reference to a
+    sleeping region gives up its contents, as `close` does.
 
     Examples
     --------

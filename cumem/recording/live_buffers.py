@@ -5,8 +5,8 @@
 until it reaches names: globals of modules or locals of functions. It asks Python's garbage
 collector for the holders (`gc.get_referrers`). Three things complicate this:
 
-- The collector does not track arrays, nor dicts and tuples that contain nothing it tracks.
-  The search finds those by following the objects that refer to them (`_roots`).
+- The collector tracks neither arrays nor dicts and tuples without tracked contents. The
+  search finds them through the objects that refer to them (`_roots`).
 - The search itself holds references, and those must neither be reported nor counted.
 - References from C, such as a transfer's, cannot be seen at all. Their number is the
   object's reference count less all references that were found.
@@ -447,8 +447,8 @@ def _who_holds_memory(address: int, nbytes: int) -> Holders:
 def _objects_at(begin: int, end: int) -> list[Any]:
     """Return the buffers, arrays, memoryviews and tensors over any of these bytes.
 
-    The collector does not know arrays, nor dicts and tuples that hold nothing it knows.
-    They are found in the objects that refer to them.
+    The collector tracks neither arrays nor dicts and tuples without tracked contents. This
+    function finds them through the objects that refer to them.
     """
     found: dict[int, Any] = {}
     seen: set[int] = set()

@@ -190,7 +190,7 @@ class Record:
 
     def _read(self) -> Log:
         now_ns = time.monotonic_ns()
-        alive = _read_alive()  # first, so that the events have all that came later
+        alive = _read_alive()  # read before the events, which contain all later changes
         end = _core._recorder_count()
         first, events = _read_events(max(self._begin, end - self._max_entries), end)
         living = self._living if first == self._begin else _lived_before(events, alive)
@@ -317,7 +317,7 @@ class Record:
     # -- files -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Write the record to a file, in the format that the suffix of its name names.
+        """Write the record to a file, in the format that its suffix stands for.
 
         Parameters
         ----------

@@ -74,7 +74,7 @@ class _Memory:
 
 
 class _HostMemory(np.ndarray):
-    """Bytes of an emulated device, as `_Memory` has those of a GPU."""
+    """Bytes of an emulated device; `_Memory` does the same for a GPU."""
 
     owner: Any = None
 
@@ -92,7 +92,7 @@ class _Pointed:
 
 
 def _pinned(nbytes: int, device: Any) -> _core.Buffer:
-    """Allocate pinned memory that this device locks, so that no other makes a context."""
+    """Allocate pinned memory that this device locks, so that no other gets a context."""
     return _core.empty_pinned(nbytes, "u1", device=device.index)
 
 
@@ -139,7 +139,7 @@ class _Link:
 
 
 class _EmulatedLink(_Link):
-    """A link for PyTorch on the processor: `order` waits, as there are no streams to."""
+    """A link for PyTorch on the processor, which has no streams; so `order` waits."""
 
     def __init__(self, torch: Any, device: Any) -> None:
         self._down = _core.Stream()
@@ -205,7 +205,9 @@ class _Saved:
         self.count = 0  #: the number of saved tensors with these bytes
         self.pending = 0  #: how many of them backward has not asked for yet
         self.stream = link.current()
-        self.previous = _ref(previous)  #: the bytes before, which backward needs next
+        self.previous = _ref(
+            previous
+        )  #: the bytes saved before, needed next by backward
 
     def copy_down(self) -> None:
         """Begin to copy the bytes to the host."""
@@ -757,7 +759,7 @@ def offload(module_or_state_dict: _T) -> _T:
 @found_in("cumem.integrations.torch")
 @hinting
 def restore(module_or_state_dict: _T) -> _T:
-    """Move what `offload` moved back to the devices where it was.
+    """Move tensors that `offload` moved to the host back to their devices.
 
     Parameters
     ----------

@@ -206,7 +206,7 @@ class SlotRing:
             If the pages cannot be locked.
         """
         memory = self.view(slot, nbytes)
-        # The finalizer keeps the ring alive, and thereby its pages locked.
+        # The finalizer keeps the ring alive, so its pages stay locked.
         end = weakref.finalize(memory, self._note_death, slot, os.getpid())
         end.atexit = False
         with _lock:
