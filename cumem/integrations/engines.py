@@ -237,8 +237,11 @@ class SleepMode:
         """Put the memory under a tag to sleep.
 
         Contents are kept if ``enable_cpu_backup`` said so, and are given up otherwise.
-        Nothing changes for memory that sleeps already. Parameters ---------- tag : str,
-        optional
+        Nothing changes for memory that sleeps already.
+
+        Parameters
+        ----------
+        tag : str, optional
             The tag; None means all tags.
 
         Raises

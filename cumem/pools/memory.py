@@ -174,8 +174,8 @@ def memory_info(device: object = None) -> DeviceMemory | HostMemory:
     Returns
     -------
     DeviceMemory or HostMemory
-        For a device, the free and total bytes of all processes, as a pair; see
-        `DeviceMemory`.
+        For a device, the pair of its free and its total bytes, in which the memory of all
+        processes counts; see `DeviceMemory`.
 
     Raises
     ------

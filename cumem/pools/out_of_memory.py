@@ -302,7 +302,7 @@ def refuse_locking(
 
 
 def _ask_driver(numbers: _Numbers, pools: list[PoolStats]) -> None:
-    """Add the device's numbers, if the driver answers: the first error matters more."""
+    """Add the numbers of the device, or nothing if the driver raises an error itself."""
     try:
         free, total = _core._device_memory(numbers.device)
     except CudaError:

@@ -365,8 +365,11 @@ class Pool(_core._Pool[_B_co]):
         ValueError
             If `keep` cannot be read or the pool is closed.
         CudaError
-            If the driver refuses. Other memory is still given back. Notes ----- **Blocks**
-            while it waits and while the driver frees, with the GIL released.
+            If the driver refuses. Other memory is still given back.
+
+        Notes
+        -----
+        **Blocks** while it waits and while the driver frees, with the GIL released.
         """
         return _core._trim(self, None, -1, *_trim_options(keep, wait))
 

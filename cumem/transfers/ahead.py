@@ -130,7 +130,7 @@ class Room:
         self._is_patient = True  # False after a wait that ran out of patience
 
     def has(self, nbytes: int, must: bool) -> bool:
-        """Return whether to begin an item: if there is memory for it, or no use in waiting.
+        """Return whether to begin an item: it has memory, or waiting would not help.
 
         With `must`, wait up to `_PATIENCE` seconds for the memory, and return True in any
         case.

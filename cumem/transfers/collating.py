@@ -173,7 +173,7 @@ def _stacked(samples: Sequence[Any]) -> Any:
 
 
 def _ready(samples: Sequence[Any]) -> Any:
-    """Stack now the samples that differ, have few bytes, or are of a special type."""
+    """Stack samples at once that differ, have few bytes, or are of a special type."""
     found = _stacked(samples)
     if is_tensor(found):
         if _is_plain(found):

@@ -68,8 +68,8 @@ K = TypeVar("K")
 
 _Framework = Literal["torch", "cupy"] | None
 
-#: The types as which a tensor's elements are copied, by their size in bytes, since NumPy
-#: does not have every dtype of PyTorch.
+#: The types in which the elements of tensors are copied, by their size in bytes. NumPy does
+#: not have every dtype of PyTorch.
 _CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
 
 
@@ -90,7 +90,7 @@ def _module(name: str) -> Any:
 
 
 def _is_at(tensor: Any, device: Device) -> bool:
-    """Return whether a tensor stays, since it is there or on an unknown sort of device."""
+    """Return whether a tensor stays, on `device` or on an unknown sort of device."""
     place = tensor.device
     if place.type == "cuda":
         return bool(place.index == device.index)
@@ -739,8 +739,8 @@ def prefetch(
     framework : {"torch", "cupy"}, optional
         The library whose arrays take the place of arrays and buffers. By default, and for
         dtypes that the library lacks, such as texts, times and records, they become
-        `DeviceBuffer`. Tensors always become tensors. For the library, arrays of the other
-        byte order are converted.
+        `DeviceBuffer`. Tensors always become tensors. Arrays of the other byte order are
+        converted for the library.
     fresh : bool, optional
         True says that the iterable never writes to the memory of a batch that it has
         yielded, so that the next batch may be requested while this one is still being read.
@@ -769,8 +769,8 @@ def prefetch(
     ------
     TypeError
         If `iterable` is not iterable, or yields keys, texts or numbers instead of batches,
-        as a dict, a file and a data frame do; if a tensor is one with which a transform
-        such as ``vmap`` traces; if elements of an array are masked.
+        as a dict, a file and a data frame do; if a transform such as ``vmap`` traces with a
+        tensor; if elements of an array are masked.
     ValueError
         If an argument is out of range.
     ImportError

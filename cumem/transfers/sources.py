@@ -5,9 +5,9 @@ There are four sorts of sources whose pieces have a first axis: memory, files, a
 other libraries that are read in parts (h5py, zarr, xarray, dask), and iterables of arrays.
 
 A request for the next piece must not change the current one while that is still being
-copied. A generator, for instance, may fill one array again and again. A piece in memory
-that nobody writes again is called *fresh*. If the user does not say whether the pieces of a
-source are fresh, `gives_fresh` decides for some types, and `is_alone` finds out whether
+copied. A generator, for instance, may fill one array again and again. A piece is called
+*fresh* if nobody writes to its memory again. If the user does not say whether the pieces of
+a source are fresh, `gives_fresh` decides for some types, and `is_alone` finds out whether
 anybody else has a reference to the piece's memory.
 """
 
@@ -42,7 +42,7 @@ from cumem.interchange.structures import is_tensor
 #: reader thread beside the caller's own reads could crash the process.
 _ONE_THREAD = ("netCDF4", "tables", "osgeo", "rasterio", "pyhdf")
 
-#: Advice how to read files with such names, which must not be read as plain bytes.
+#: Advice on how to read files with such names, which must not be read as plain bytes.
 _FORMATS = {
     ".npz": "cumem.load() or np.load() reads its arrays, and those can be cut",
     ".safetensors": "cut a tensor of it: "
@@ -73,7 +73,7 @@ class Item(NamedTuple):
     has_more: bool = False
 
 
-# -- fresh memory, which nobody writes again ---------------------------------------------
+# -- fresh memory, to which nobody writes again ------------------------------------------
 
 
 def _references(holder: list[Any]) -> int:
@@ -467,7 +467,7 @@ def pieces(
     """Yield the pieces of a source, in order.
 
     `rows` is the number of rows in a piece of `memory`. Items of an iterable that have
-    more rows than that, or more bytes than `row_nbytes`, are cut as well; With None for
+    more rows than that, or more bytes than `row_nbytes`, are cut as well. With None for
     both they are not cut.
     """
     fresh = None if fresh is None else read_flag(fresh, "fresh")
