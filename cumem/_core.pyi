@@ -2184,7 +2184,7 @@ def empty(
         ``"cuda:0"``; by default cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
+        `device`. By default it is the current stream.
     pool : Pool, optional
         The pool to take the memory from; by default that of the innermost ``with pool:``
         block that fits, or else the kind's default pool. If `kind` and `device` are not
@@ -2357,7 +2357,7 @@ def zeros(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements.
+        The lengths in elements.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     kind : str
@@ -2369,7 +2369,7 @@ def zeros(
         ``"cuda:0"``; by default cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
+        `device`. By default it is the current stream.
     pool : Pool, optional
         The pool to take the memory from; by default that of the innermost ``with pool:``
         block that fits, or else the kind's default pool. If `kind` and `device` are not
@@ -2566,11 +2566,12 @@ def full(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements.
+        The lengths in elements.
     fill_value : array_like, Buffer, or exporter of DLPack or the CUDA array interface
         A scalar, or an array that broadcasts to the shape and may be on a device.
     dtype : dtype_like, optional
-        Default: the dtype of `fill_value`, or the one that NumPy gives it.
+        The dtype of the elements; by default that of `fill_value`, or the one that NumPy
+        gives it.
     kind : str
         The kind of memory, as in `empty`; by default device memory.
     order : {'C', 'F'}
@@ -2580,7 +2581,7 @@ def full(
         ``"cuda:0"``; by default cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
+        `device`. By default it is the current stream.
     pool : Pool, optional
         The pool to take the memory from; by default that of the innermost ``with pool:``
         block that fits, or else the kind's default pool. If `kind` and `device` are not
@@ -2764,7 +2765,7 @@ def empty_like(
         ``"cuda:0"``; by default the prototype's, or cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
+        `device`. By default it is the current stream.
     pool : Pool, optional
         The pool to take the memory from; by default that of the innermost ``with pool:``
         block that fits, or else the kind's default pool. If `kind` and `device` are not
@@ -2944,7 +2945,7 @@ def zeros_like(
         ``"cuda:0"``; by default the prototype's, or cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
+        `device`. By default it is the current stream.
     pool : Pool, optional
         The pool to take the memory from; by default that of the innermost ``with pool:``
         block that fits, or else the kind's default pool. If `kind` and `device` are not
@@ -3145,7 +3146,7 @@ def full_like(
         ``"cuda:0"``; by default the prototype's, or cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
+        `device`. By default it is the current stream.
     pool : Pool, optional
         The pool to take the memory from; by default that of the innermost ``with pool:``
         block that fits, or else the kind's default pool. If `kind` and `device` are not

@@ -209,7 +209,7 @@ def read_flag(value: Any, name: str) -> bool:
     """Return whether a flag is true, as Python's own functions read flags.
 
     A text raises a TypeError, because it would be true whatever it says, even "no". So does
-    an array of several elements, which has no truth.
+    an array of several elements, which is neither true nor false.
     """
     try:
         if not isinstance(value, (str, bytes)):

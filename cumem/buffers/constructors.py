@@ -50,10 +50,11 @@ def array(
     obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface
         Where the values come from.
     dtype : dtype_like, optional
-        Default: the dtype of `obj`. An array of another dtype is converted as `casting`
-        says. Python's numbers, NumPy's scalars and lists of them must fit into `dtype`. For
-        example, a float for an integer dtype raises TypeError, and 300 for ``uint8`` raises
-        OverflowError. Floats are rounded to a shorter float dtype.
+        The dtype of the elements; by default that of `obj`. An array of another dtype is
+        converted as `casting` says. Python's numbers, NumPy's scalars and lists of them
+        must fit into `dtype`. For example, a float for an integer dtype raises TypeError,
+        and 300 for ``uint8`` raises OverflowError. Floats are rounded to a shorter float
+        dtype.
     kind : str
         The kind of memory, as in `empty`; by default device memory.
     order : {'C', 'F', 'A', 'K'}
@@ -65,7 +66,7 @@ def array(
         ``"cuda:0"``; by default cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
+        `device`. By default it is the current stream.
     pool : Pool, optional
         The pool to take the memory from; by default that of the innermost ``with pool:``
         block that fits, or else the kind's default pool. If `kind` and `device` are not
@@ -151,8 +152,8 @@ def asarray(
     obj : array_like, Buffer, or exporter of DLPack or the CUDA array interface
         Where the values come from.
     dtype : dtype_like, optional
-        Default: the dtype of `obj`. Another one needs a copy, which converts as `array`
-        does.
+        The dtype of the elements; by default that of `obj`. Another dtype needs a copy,
+        which converts as `array` does.
     kind : {'device', 'pinned', 'mapped', 'managed'}, optional
         The kind of memory that the buffer must have; by default the kind of `obj`, or
         device memory if `obj` is ordinary memory or a value.
@@ -165,7 +166,7 @@ def asarray(
         ``"cuda:0"``; by default that of `obj`, or for a copy cumem's current device.
     stream : Stream or other stream object, optional
         The stream that will use the memory first; for device memory it must be one of
-        `device`. Default: the current stream.
+        `device`. By default it is the current stream.
     pool : Pool, optional
         The pool to take the memory from; by default that of the innermost ``with pool:``
         block that fits, or else the kind's default pool. If `kind` and `device` are not

@@ -89,7 +89,7 @@ POOL_MEMBERS = {
 _PAGE_LOCKED = 'kind="pinned" or empty_pinned() is page-locked memory'
 _NO_WAIT = "copy_async(dst, src) does not wait, and takes stream= for the order"
 _HOST_FLAG = "empty_pinned() and empty_mapped() take it"
-#: Hints for arguments that cumem's functions do not take, whichever the function is.
+#: Hints for arguments that cumem's functions do not take.
 ARGUMENTS = {
     "attach": "empty_managed() takes it",
     "attach_global": 'empty_managed(shape, attach="global") or "host"',

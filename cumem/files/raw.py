@@ -129,7 +129,7 @@ class _Opened:
             sync_folder(os.path.realpath(str(self.name)))
 
     def nbytes(self) -> int | None:
-        """Return the size of the file, or None if the file does not know it.
+        """Return the size of the file, or None if it is unknown.
 
         Devices have no size. Files such as those in ``/proc`` claim to have 0 bytes,
         because their contents are made only when they are read.

@@ -215,7 +215,8 @@ def enable(
         The kind of memory; by default the pool's, or else device memory.
     pinned : bool or Pool
         Whether CuPy's page-locked memory (``cupyx.empty_pinned``, and the stages of its
-        copies) comes from the default pool of pinned memory too; or the pool for it.
+        copies) comes from the default pool of pinned memory too. A pool is used in place of
+        that pool.
 
     Raises
     ------

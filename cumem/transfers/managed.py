@@ -42,7 +42,7 @@ class ManagedThrashWarning(UserWarning):
 
 @found_in("cumem.types")
 class Residency(NamedTuple):
-    """The information that there is about the places of managed memory's pages.
+    """What is known about the places of the pages of managed memory.
 
     Attributes
     ----------

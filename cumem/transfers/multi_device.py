@@ -118,7 +118,7 @@ class _End:
         return self.place == other.place and self.axes == other.axes
 
     def overlaps(self, other: _End) -> bool:
-        """Return whether the ends share a byte, or if it takes too long to find out."""
+        """Return True if the ends share a byte, or if it takes too long to find out."""
         if self.is_empty or other.is_empty:
             return False
         if self.end <= other.begin or other.end <= self.begin:
@@ -282,9 +282,9 @@ def _check_apart(
 def _start(
     call: _Call, targets: Sequence[_End], sources: Sequence[_End], is_broadcast: bool
 ) -> list[_core.Transfer]:
-    """Begin all parts and return their transfers, or make them and return an empty list.
+    """Begin all parts, and return their transfers.
 
-    Blocking calls do the latter.
+    A blocking call waits until all parts are done, and returns an empty list.
     """
     ends = tuple(end.memory for end in (*targets, *sources))
     parts = _core._begin_parts(call.stream, ends)
@@ -368,10 +368,11 @@ def _make(
 
 
 def _group(targets: Sequence[_End], source: _End) -> dict[int, list[int]]:
-    """Group the targets that one copy should fill, as lists of indexes by the first index.
+    """Return groups of targets, each of which one copy should fill.
 
-    On each device, one target is filled first, and the others are copied from it. Elements
-    that the host packs are sent to all devices whose targets have the same strides.
+    A group is a list of indexes, and its key is the first of them. On each device, one
+    target is filled first, and the others are copied from it. Elements that the host packs
+    are sent to all devices whose targets have the same strides.
     """
     sharing: dict[int | None, list[int]] = {}  # None for all devices together
     for i, target in enumerate(targets):
