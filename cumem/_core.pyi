@@ -2172,7 +2172,7 @@ def empty(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements, which may be 0; ``()`` makes a buffer of one element.
+        The lengths in elements, which may be 0; ``()`` makes a buffer of one element.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     kind : {'device', 'pinned', 'mapped', 'managed'}
@@ -3201,7 +3201,7 @@ def empty_pinned(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements, which may be 0; ``()`` makes a buffer of one element.
+        The lengths in elements, which may be 0; ``()`` makes a buffer of one element.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     order : {'C', 'F'}
@@ -3266,7 +3266,7 @@ def empty_mapped(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements, which may be 0; ``()`` makes a buffer of one element.
+        The lengths in elements, which may be 0; ``()`` makes a buffer of one element.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     order : {'C', 'F'}
@@ -3329,7 +3329,7 @@ def empty_managed(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements, which may be 0; ``()`` makes a buffer of one element.
+        The lengths in elements, which may be 0; ``()`` makes a buffer of one element.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     order : {'C', 'F'}
@@ -3391,7 +3391,7 @@ def empty_device(
     Parameters
     ----------
     shape : int or sequence of int
-        Lengths in elements, which may be 0; ``()`` makes a buffer of one element.
+        The lengths in elements, which may be 0; ``()`` makes a buffer of one element.
     dtype : dtype_like
         Any NumPy dtype without Python objects.
     order : {'C', 'F'}

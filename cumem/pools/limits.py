@@ -20,9 +20,9 @@ from cumem.base.locks import make_lock
 from cumem.base.units import read_size
 from cumem.devices.device import Device
 
-#: A share of a device's memory is the number _SHARE + part, where the part is out of
-#: _WHOLE, as in csrc/pool/budget.h. So 50 % is _SHARE + 500_000_000. A share becomes bytes
-#: when the driver starts, since only the driver knows how much memory the device has.
+#: A share of a device's memory is stored as _SHARE plus the parts of _WHOLE that it has, as
+#: in csrc/pool/budget.h. So 50 % is _SHARE + 500_000_000. A share becomes bytes when the
+#: driver starts, since only the driver knows how much memory the device has.
 _SHARE, _WHOLE = 1 << 63, 10**9
 
 

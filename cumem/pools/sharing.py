@@ -45,9 +45,9 @@ def shared_pinned(
     name : str
         Any text of 1 to 200 bytes in UTF-8, without ``/`` and without a zero character.
     shape : int or sequence of int
-        Lengths in elements, the same in all processes.
+        The lengths in elements, which must be the same in all processes.
     dtype : dtype_like
-        Any NumPy dtype without Python objects, the same in all processes.
+        Any NumPy dtype without Python objects, which must be the same in all processes.
     numa_node : int, optional
         The NUMA node from whose memory the pages should come. Only the process that makes
         the memory uses this argument; the others only check it.

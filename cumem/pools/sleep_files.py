@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from cumem import _core
 
-#: How many files the contents are shared out among. Linux lets one thread at a time write
-#: to a file, so a single file would be written by one thread.
+#: The number of files among which the contents are divided. Linux lets one thread at a time
+#: write to a file, so a single file would be written by one thread.
 _FILE_COUNT = 8
 
 

@@ -85,7 +85,7 @@ class Log(NamedTuple):
         The allocations that were alive before the first of `events`, as events
         ``"allocate"`` at time 0. If events were lost, the first of `events` is later than
         the beginning of the record.
-    stacks : sequence of tuple of Frame, or dict of int to such
+    stacks : sequence of tuple of Frame, or dict of int to tuple of Frame
         The stacks by number, each with the innermost frame first. Stack 0 is empty.
     tags : tuple of str
         The tags by number; those of nested blocks are joined by ``/``. Tag 0 is ``""``.

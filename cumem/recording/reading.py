@@ -42,7 +42,7 @@ class BytesOverTime(NamedTuple):
     def sampled(self, count: int) -> BytesOverTime:
         """Reduce it to `count` steps of equal length.
 
-        Each step has the bytes at that moment of it when the most were alive.
+        The bytes of a step are those at its moment with the most bytes alive.
         """
         times, total = self.times_ns, self.total
         end = max(int(times[-1]), 1)

@@ -150,7 +150,7 @@ def _mapped_drivers(base: Path) -> list[str]:
 
 
 def link(base: Path, bus: str) -> dict[str, Any]:
-    """Return the GT/s and lanes of a link, the present and the largest, None if unknown."""
+    """Return the present and the largest GT/s and lanes of a link; None if unknown."""
     folder = base / "sys/bus/pci/devices" / bus.lower()
     found: dict[str, Any] = {}
     for when in ("current", "max"):

@@ -124,7 +124,7 @@ def run_rows_on_streams(
 
 @dataclass(slots=True)
 class _Observer:
-    """Reads the reserved bytes after each allocation, and at each new peak their uses.
+    """Reads the reserved bytes after each allocation, and their uses at each new peak.
 
     The uses are read when a peak is first reached. Later the allocator may still reserve as
     much although less is needed.
