@@ -71,9 +71,9 @@ class Buffer:
 
     @property
     def ptr(self) -> int:
-        """Address of element 0 as an int. For device memory it is the device's address, and
-        otherwise the host's. It is 0 if the buffer has no bytes. Raises ValueError if the
-        buffer is closed.
+        """The address of element 0 as an int. For device memory it is the device's address,
+        and otherwise the host's. It is 0 if the buffer has no bytes. Raises ValueError if
+        the buffer is closed.
         """
     @property
     def _address(self) -> int:
@@ -84,25 +84,25 @@ class Buffer:
         """
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements, without gaps between them."""
+        """The bytes of all elements, without gaps between them."""
     @property
     def shape(self) -> tuple[int, ...]:
-        """Lengths of the axes in elements."""
+        """The lengths of the axes in elements."""
     @property
     def strides(self) -> tuple[int, ...]:
-        """Steps along the axes in bytes, which may be negative."""
+        """The steps along the axes in bytes, which may be negative."""
     @property
     def dtype(self) -> np.dtype[Any]:
         """The ``numpy.dtype`` of the elements."""
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """The bytes of one element."""
     @property
     def kind(self) -> _Kind | Literal["pageable"]:
         """The kind of memory, which says how it can be used: ``'pinned'``, ``'mapped'``,
@@ -110,7 +110,7 @@ class Buffer:
         """
     @property
     def residency(self) -> _Kind | Literal["pageable"]:
-        """The kind of memory as which copies treat the bytes. It differs from `kind` after
+        """The kind of memory for which copies take the bytes. It differs from `kind` after
         ``as_device()``. `ManagedBuffer.page_residency` tells where the pages of managed
         memory are.
         """
@@ -876,8 +876,8 @@ class Buffer:
 
         With protocol 5 the bytes are a ``pickle.PickleBuffer`` over this memory, so that
         a ``buffer_callback`` gets them without a copy. Without a callback, and with older
-        protocols, the bytes are in the pickle itself.
-        Unpickling allocates memory of the same kind on the current device.
+        protocols, the bytes are in the pickle itself. Unpickling allocates memory of the
+        same kind on the current device.
 
         Raises
         ------
@@ -1008,7 +1008,7 @@ class MappedBuffer(_HostUsable):
     def device(self) -> Device: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """CUDA array interface, version 3: a dict with which CuPy, Numba, torch and JAX
+        """The CUDA array interface, version 3: a dict with which CuPy, Numba, torch and JAX
         use the memory without a copy. Raises AttributeError on the emulated device, for
         negative strides, and for dtypes of other packages (DLPack has their types).
         """
@@ -1041,7 +1041,7 @@ class ManagedBuffer(_HostUsable):
     def device(self) -> Device: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """CUDA array interface, version 3: a dict with which CuPy, Numba, torch and JAX
+        """The CUDA array interface, version 3: a dict with which CuPy, Numba, torch and JAX
         use the memory without a copy. Raises AttributeError on the emulated device, for
         negative strides, and for dtypes of other packages (DLPack has their types).
         """
@@ -1151,7 +1151,7 @@ class ManagedBuffer(_HostUsable):
     @accessed_by.setter
     def accessed_by(self, value: object) -> None: ...
     def page_residency(self) -> Residency:
-        """Return the information that there is about the places of the pages.
+        """Return what is known about the places of the pages.
 
         Returns
         -------
@@ -1254,7 +1254,7 @@ class DeviceBuffer(Buffer):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """CUDA array interface, version 3: a dict with which CuPy, Numba, torch and JAX
+        """The CUDA array interface, version 3: a dict with which CuPy, Numba, torch and JAX
         use the memory without a copy. Raises AttributeError on the emulated device, for
         negative strides, and for dtypes of other packages (DLPack has their types).
         """
@@ -1516,7 +1516,7 @@ class Stream:
 
 @final
 class Event:
-    """A point in a stream that work can wait for, and between which time is measured.
+    """A point in a stream, for which work can wait and whose time can be taken.
 
     Parameters
     ----------
@@ -1900,7 +1900,7 @@ class Transfer:
 
         See Also
         --------
-        wait : Block until the transfer is done. ``await transfer`` : Let an event loop go
+        wait : Block until the transfer is done. With ``await transfer`` an event loop goes
         on.
 
         Notes
@@ -4475,9 +4475,8 @@ def _read_backend() -> tuple[Literal["cuda", "emulated"], str | None]:
 def _wrap_stream(obj: object, device: int, lasts: bool, /) -> Stream:
     """Make a Stream from another library's stream.
 
-    `device` is the device of a default
-    stream, or -1 if it is not known. `lasts` says that the stream exists as long as the
-    object.
+    `device` is the device of a default stream, or -1 if that is not known. `lasts` says
+    that the stream exists as long as the object.
     """
 
 def _driver_device_count() -> int:
@@ -4490,8 +4489,9 @@ def _runtime_version() -> int:
     """Return the version of the linked CUDA runtime, such as 12090 for 12.9."""
 
 def _oldest_drivers() -> dict[str, int]:
-    """Return, for the name of each CUDA call that the core makes, the oldest driver that
-    has it, such as 12020 for 12.2.
+    """Return the oldest driver that has each CUDA call of the core, by the call's name.
+
+    A driver is a number, such as 12020 for 12.2.
     """
 
 def _device_attribute_names() -> tuple[str, ...]:
@@ -5068,9 +5068,8 @@ def _shared_pinned(
 def _unregister(buffer: Buffer, defers: bool, /) -> None:
     """Unlock memory, for ``Registration.close()``.
 
-    With `defers`, memory that is exported
-    is unlocked when the last export ends. For a buffer that was closed before, this only
-    waits until no transfer uses it.
+    With `defers`, memory that is exported is unlocked when its last export ends. For a
+    buffer that was closed before, this only waits until no transfer uses it.
     """
 
 def _is_memory(obj: object, /) -> bool:
@@ -5236,7 +5235,7 @@ def _read_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
     """
 
 def _read_any_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
-    """Return an array as `_read_value` does, but with values that would change as they are.
+    """Return an array as `_read_value` does, but keep values that would change as they are.
 
     A value that would change, and a value that is an array already, becomes an array of its
     own dtype. A later copy then converts it by its casting rule.
