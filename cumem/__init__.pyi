@@ -3,9 +3,9 @@
 
 Type checkers read this file, and so does ``__init__.py``, which loads a module at the first
 use of one of its names. So to add a public name, add it here, and to no other list of
-names in the package. It counts as a debt: take another name away, or raise `today` in
-tests/debts.toml with a [[raised]] entry that says why. The names that are imported from
-``cumem`` itself are modules.
+names in the package. Each public name counts as a debt. So take another name away, or
+raise `today` in tests/debts.toml with a [[raised]] entry that says why. The names that
+are imported from ``cumem`` itself are modules.
 """
 
 # isort: off

@@ -1516,7 +1516,7 @@ class Stream:
 
 @final
 class Event:
-    """A point in a stream, for which work can wait and whose time can be taken.
+    """A point in a stream that work can wait for, and from which time can be measured.
 
     Parameters
     ----------
@@ -5235,7 +5235,7 @@ def _read_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
     """
 
 def _read_any_value(value: object, dtype: np.dtype[Any], /) -> NDArray[Any]:
-    """Return an array as `_read_value` does, but keep values that would change as they are.
+    """Return an array as `_read_value` does, but accept values that would change.
 
     A value that would change, and a value that is an array already, becomes an array of its
     own dtype. A later copy then converts it by its casting rule.

@@ -17,8 +17,7 @@ new module are in tests/integrations/, with a stand-in for the library in
 tests/support/stand_ins.py, and its pages are docs/allocators.md, docs/interop.md,
 docs/computing.md and docs/api.md.
 
-If copies do not take the library's arrays and streams yet, it depends on the reason where
-to begin:
+If copies do not take the library's arrays and streams yet, begin at one of these places:
 
 - Arrays that speak none of the three protocols need an importer beside
   csrc/python/protocols/dlpack_import.c, which operand.c in that folder then tries.
