@@ -116,8 +116,8 @@ class Replacement:
         """Return the status of the file that will be replaced.
 
         The answer is None if nothing is there, or if `target` is a symbolic link, because
-        the link itself is then replaced. Raise an OSError if anything else than a regular
-        file is there.
+        the link itself is then replaced. Raise an OSError if anything but a regular file is
+        there.
         """
         try:
             before = os.lstat(self.target)
@@ -143,7 +143,7 @@ class Replacement:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, follow: bool = True) -> Iterator[Replacement]:
-    """Provide a file that will replace `path` or, with `follow`, what a link there names.
+    """Provide a file that will replace `path`, or with `follow` the target of a link.
 
     Its temporary name is in the folder of the file that it replaces, and nobody can
     predict it. If the file still has that name at the end, it is removed. Errors name

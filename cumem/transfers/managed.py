@@ -50,8 +50,8 @@ class Residency(NamedTuple):
         The bytes from the lowest element to the end of the highest. Offsets count from the
         lowest element.
     last_prefetch : tuple of (int, int, Device or str or None)
-        The place to which each range of bytes was last *sent*, according to the driver, as
-        the begin and the end of the range and the place. The place is a `Device`,
+        An item for each range of bytes, with the beginning and the end of the range, and
+        the place to which the driver says that it was last *sent*. The place is a `Device`,
         ``"host"``, ``"numa:1"``, or None if the range was never sent, or its parts were
         sent to several places. Ranges are resolved in steps of 64 KiB, or of 1/1024 of the
         memory if that is more. No driver can say where the pages are now, because page
