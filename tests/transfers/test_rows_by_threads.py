@@ -174,7 +174,7 @@ def test_numbers_and_source_are_read_before_the_call_on_a_stream_returns(
 
 
 #: More than a device remembers the addresses of.
-LONG_NBYTES = (1 << 30) + (1 << 22)
+LONG_NBYTES = (768 << 20) + (1 << 22)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def routes_of(rows: Any, target: Any, source: Any, **more: Any) -> str | None:
 class TestLongPageLockedTable:
     """A kernel reads short rows of a long table slowly, so threads gather them."""
 
-    WIDTH, COUNT = 256, 5000
+    WIDTH, COUNT = 256, 20_000
 
     def rows(self, table: np.ndarray) -> np.ndarray:
         """Return rows at both ends of the table, where it is filled with numbers."""
@@ -229,7 +229,7 @@ class TestLongPageLockedTable:
         if why == "max_sms":
             more["max_sms"] = 4
         with cumem.register(long_table) as locked:
-            length = (1 << 30) // width if why == "short" else len(table)
+            length = (768 << 20) // width if why == "short" else len(table)
             source = locked[: length * width].reshape(length, width)
             assert routes_of(rows, target, source, **more) == "rows"
             assert (values.get(target) == table[rows]).all()

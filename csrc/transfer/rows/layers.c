@@ -17,15 +17,17 @@ enum {
      * leave all multiprocessors to others (benchmarks/rows.py on an H200). */
     LONG_RUN_NBYTES = 2 << 20,
     /* A kernel that reads rows of page-locked memory needs the address of a page for
-     * each row. A device remembers the addresses of about 1 GiB of such memory, and has
-     * to look up the others. From a table of up to 512 MiB, rows of 128, 256, 512 and
+     * each row. A device remembers the addresses of some of this memory, and has to
+     * look up the others. From a table of up to 512 MiB, rows of 128, 256, 512 and
      * 1,024 bytes reach an H200 at 47, 49, 50 and 51 GB/s, and from one of 2 GiB at 7,
-     * 15, 27 and 47. Threads of the host gather such rows at 30, 35, 40 and 42 GB/s
-     * from a table of any length. So they do it for rows of up to this many bytes. */
+     * 14, 25 and 47. Threads of the host gather such rows at 30, 37, 40 and 42 GB/s
+     * from a table of any length. At 768 MiB both are as fast for rows of 256 bytes. So
+     * threads gather rows of up to this many bytes. */
     MOST_GATHERED_NBYTES = 512,
-    REMEMBERED_NBYTES = 1 << 30,
-    /* Threads take some time to begin, in which a kernel has copied fewer bytes. */
-    LEAST_GATHERED_NBYTES = 1 << 20,
+    REMEMBERED_NBYTES = 768 << 20,
+    /* Threads take some time to begin. A kernel has copied fewer bytes by then, and few
+     * rows lie on few pages. */
+    LEAST_GATHERED_NBYTES = 4 << 20,
 };
 
 /* Return the end of a run that begins `offset` bytes behind element 0 of an array. */
