@@ -26,7 +26,8 @@ import cumem
 def assert_same_view(view: cumem.Buffer, part: np.ndarray, origin: int) -> None:
     """Check that a view of a buffer describes the same elements as a view of an array.
 
-    `origin` is the address of the array, as the two memories differ.
+    The buffer and the array are in different memory, so each view is compared by its offset
+    from the address of the whole. `origin` is that address for the array.
     """
     assert view.shape == part.shape
     assert view.dtype == part.dtype

@@ -23,9 +23,9 @@ void *order_more(void *items, uint32_t count, uint32_t *capacity, size_t nbytes)
 
 /* Raise each entry of `into` to that of `from`, so that `into` contains both. */
 void order_join_locked(oracle_clock *into, const oracle_clock *from);
-/* Return the clock of all work that the next work of this line comes after. This
- * includes the order that CUDA itself gives, between the legacy stream and blocking
- * streams. */
+/* Return the clock of all work that must end before the next work of this line may
+ * begin. This includes the order that CUDA itself gives, between the legacy stream and
+ * blocking streams. */
 oracle_clock order_clock_locked(uint32_t line);
 /* True if the host has seen the end of this work. */
 bool order_is_seen_locked(const oracle_use *use);

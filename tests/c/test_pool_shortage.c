@@ -127,7 +127,7 @@ test_pool_growth_that_fails_keeps_what_cannot_go_back(void)
 }
 
 /* A request for more than the device has must fail without any call that creates
- * memory. Memory that the pool holds already counts too. */
+ * memory. For this the pool must add the memory that it holds to the request. */
 static void
 test_pool_asks_for_no_more_than_the_device_has(void)
 {

@@ -177,7 +177,10 @@ def test_former_arguments_say_what_to_type(runtime) -> None:
 
 
 def test_import_of_a_room_is_not_an_error() -> None:
-    """The attribute `integrations` would raise an error, but an import finds the module."""
+    """An import finds a module even if the attribute of that name would raise an error.
+
+    The attribute `cumem.integrations` raises one, with a hint, until an import has set it.
+    """
     exec("from cumem import files, integrations, tools, units", {})
 
 
@@ -215,7 +218,10 @@ def test_public_functions_of_modules_have_a_docstring() -> None:
 
 
 def test_rulers_in_docstrings_stand_alone() -> None:
-    """Otherwise help() and programs that render NumPy's style see no section there."""
+    """The dashes below a section's title have a line of their own.
+
+    If text follows them, help() and programs that render NumPy's style see no section.
+    """
     check_none(
         f"{path.relative_to(ROOT)}:{number}"
         for path in sorted((ROOT / "cumem").rglob("*.py*"))
@@ -263,8 +269,8 @@ def test_links_lead_somewhere() -> None:
     )
 
 
-#: A file that a text names, with as many of its folders as the text has. Links to other
-#: folders begin with dots, which the test above checks.
+#: A file that a text names, with as many of its folders as the text has. A path that
+#: begins with dots does not match: it is a link, and the test above checks links.
 NAMED_FILE = re.compile(
     r"(?<![\w./*<>{}$-])((?:[\w-]+/)*[\w-]+\.(?:c|h|ptx|py|pyi|md|toml|cpp|sh))\b(?![\w/])"
 )

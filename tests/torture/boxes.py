@@ -20,16 +20,17 @@ from support import testing
 
 import cumem
 
-#: A function that makes a view of all bytes of a box, whether they are in an array or in a
-#: buffer.
+#: A function that takes all bytes of a box, as an array or as a buffer, and returns a view
+#: of some of them.
 Make = Callable[[Any], Any]
 
 
 def in_own_pages(content: np.ndarray) -> np.ndarray:
     """Make a copy that shares no page with other memory.
 
-    On a GPU the driver refuses a copy that crosses the edge of page-locked memory. Memory
-    that shares no page has no such edge inside, so that other libraries can copy it.
+    On a GPU the driver refuses a copy that crosses the edge of page-locked memory. cumem
+    divides its copies there, but other libraries do not. No such edge can lie inside memory
+    that shares no page, so other libraries can copy it too.
     """
     if content.size == 0:
         return content.copy()
@@ -190,7 +191,10 @@ def placed(
 def registered(
     memory: np.ndarray, device: int, mapped: bool
 ) -> cumem.types.Registration:
-    """Register memory, mapped unless a registration beside it locks one of its pages."""
+    """Register memory, and map it if possible.
+
+    Mapping can fail if the memory shares a page with other memory that is registered.
+    """
     try:
         return cumem.register(memory, mapped=mapped, device=device)
     except cumem.CudaError as error:

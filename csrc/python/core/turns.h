@@ -5,11 +5,11 @@
  * The idea
  * --------
  * A thread that wants the GIL back gets it only when another thread's turn is over,
- * which Python lets last 5 ms (sys.setswitchinterval). Beside one computing thread that
- * is one turn. Beside several, all of which want the GIL at the end of each turn,
- * Python gives it to any of them, and a call waits for many turns: three computing
- * threads can make a copy of 20 ms take 60. No call can ask for the GIL with more
- * weight, but if the turns are shorter, so is the wait.
+ * which Python lets last 5 ms (sys.setswitchinterval). If one other thread computes,
+ * the call waits for one turn. If several compute, all of them want the GIL at the end
+ * of each turn. Python gives it to any of them, so the call may wait for many turns:
+ * three computing threads can make a copy of 20 ms take 60. No call can ask for the GIL
+ * with more weight, but if the turns are shorter, so is the wait.
  *
  * So a call that gives the GIL up asks for short turns, and restores their length when
  * it has the GIL again. This is done only where it helps:
@@ -20,8 +20,8 @@
  *     length keeps it.
  *
  * Example: a thread uploads arrays while three others compute. The first upload waits
- * for the GIL as long as it takes. During the following ones the four threads take
- * turns of half a millisecond, and between them turns of 5 ms.
+ * for the GIL as long as it takes. The four threads take turns of half a millisecond
+ * while a later upload runs, and turns of 5 ms at all other times.
  *
  * Edges
  * -----

@@ -65,8 +65,9 @@ typedef struct cm_many {
     uint64_t span;
     cm_piece *pieces; /* owned */
     uint64_t *starts; /* owned; for HOST, UP and DOWN, otherwise NULL */
-    /* Owned, or NULL if the pieces are the runs. If it is set there are no pieces, and
-     * HOST, UP and DOWN make the runs from these rows as they go (numbered_rows.h). */
+    /* Owned, or NULL if `pieces` lists all runs of bytes. If it is set, `pieces` and
+     * `starts` are NULL, and HOST, UP and DOWN make the runs from these rows as they go
+     * (numbered_rows.h). */
     struct cm_numbered_rows *rows;
 } cm_many;
 
@@ -89,7 +90,8 @@ CM_NODISCARD cm_status cm_many_create(const cm_piece *pieces, const uint8_t *gro
                                       const cm_many *shape, cm_many **out);
 void cm_many_destroy(cm_many *many); /* does nothing with NULL */
 
-/* Shorter rows of a pitched copy cost the copy engine more than a kernel. */
+/* The least length of a row, in bytes, for which a pitched copy is used. A kernel
+ * copies shorter rows faster than the copy engine does. */
 enum { CM_PITCHED_MIN_WIDTH = 512 };
 
 /* True if these pieces are rows of equal length at equal distances, so that one pitched
