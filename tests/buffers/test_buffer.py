@@ -20,7 +20,7 @@ from support.strategies import DTYPES, KINDS
 import cumem
 
 pytestmark = [
-    # Without this call of the driver, cumem waits until the whole device is idle.
+    # A driver may lack this call, and cumem then waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
     # These tests would show what is missing from a wheel or from an older NumPy.
     pytest.mark.packaging,

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.any_python
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Ignore NumPy's warnings of values that it makes infinite, cuts or drops."""
+    """Ignore NumPy's warnings about values that do not fit the target's dtype."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "invalid value|overflow", RuntimeWarning)
         warnings.simplefilter("ignore", np.exceptions.ComplexWarning)

@@ -20,7 +20,7 @@ import pytest
 
 import cumem
 
-# Without this call of the driver, cumem waits until the whole device is idle.
+# A driver may lack this call, and cumem then waits until the whole device is idle.
 pytestmark = pytest.mark.by_driver("context_record_event")
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from cumem.transfers.multi_device import _End, _group
 pytestmark = [
     # These tests are about the C core, which every version of Python runs unchanged.
     pytest.mark.any_python,
-    # Without this call of the driver, cumem waits until the whole device is idle.
+    # A driver may lack this call, and cumem then waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
 ]
 
