@@ -1709,6 +1709,7 @@ class Event:
         """Whether `close` or ``shutdown()`` has closed it."""
     def __dir__(self) -> list[str]:
         """List the names of the members that can be read now."""
+    def _follow(self) -> Transfer: ...
     def __await__(self) -> Generator[Any]: ...
 
 @final

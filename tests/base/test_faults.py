@@ -735,6 +735,40 @@ def write_files_through_to_the_disk() -> None:
         assert len(os.listdir(folder)) == 5
 
 
+class Optimizer:
+    """An optimizer as PyTorch has it, without PyTorch."""
+
+    def __init__(self, *parameters: object) -> None:
+        self.param_groups = [{"params": [*parameters]}]
+        self.state: dict[object, object] = {}
+        self.hooks: list[Callable[..., object]] = []
+
+    def register_step_pre_hook(self, hook: Callable[..., object]) -> None:
+        self.hooks.append(hook)
+
+    def step(self) -> None:
+        for hook in self.hooks:
+            hook(self, (), {})
+
+
+@scenario
+def write_a_file_before_a_step() -> None:
+    source = cumem.array(np.arange(1000.0))
+    optimizer = Optimizer(source)
+    with tempfile.TemporaryDirectory() as folder:
+        tensors = {"a": source[::2], "b": cumem.array(2.0)}
+        saving = cumem.save_safetensors_async(
+            f"{folder}/a.safetensors", tensors, before=optimizer
+        )
+        try:
+            optimizer.step()
+        finally:
+            saving.wait()
+        loaded = cumem.load_safetensors(f"{folder}/a.safetensors", kind="host")
+        assert (values.get(loaded["a"]) == np.arange(1000.0)[::2]).all()
+        assert len(os.listdir(folder)) == 1
+
+
 @scenario
 def write_a_file_in_the_background() -> None:
     source = cumem.array(np.arange(1000.0))

@@ -305,22 +305,29 @@ def on_alarm(handler: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def rescued(stream: object) -> Iterator[None]:
-    """If the block would wait for a stream for ever, open the stream and fail."""
+def rescued_by(let_go: Callable[[], object]) -> Iterator[None]:
+    """If the block would wait for ever, call `let_go`, which ends the wait, and fail."""
     late = threading.Event()
 
     def rescue() -> None:
         late.set()
-        testing.gate_open(stream)
+        let_go()
 
     timer = threading.Timer(PATIENCE, rescue)
     timer.start()
     try:
         yield
-        assert not late.is_set(), "the call went on only when the stream was opened"
+        assert not late.is_set(), "the call went on only when it was rescued"
     finally:
         timer.cancel()
         timer.join()
+
+
+@contextlib.contextmanager
+def rescued(stream: object) -> Iterator[None]:
+    """If the block would wait for a stream for ever, open the stream and fail."""
+    with rescued_by(lambda: testing.gate_open(stream)):
+        yield
 
 
 @contextlib.contextmanager

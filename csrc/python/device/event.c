@@ -408,8 +408,9 @@ event_query(PyObject *op, PyObject *Py_UNUSED(unused))
 
 /* Make a Transfer of no bytes that ends when the event is reached. */
 static PyObject *
-follow(cm_event_object *self)
+event_follow(PyObject *op, PyObject *Py_UNUSED(unused))
 {
+    cm_event_object *self = (cm_event_object *)(void *)op;
     cm_ticket *ticket;
     cm_engine *engine = cm_state_engine(self->state, -1);
     if (engine == NULL || check_open(self) < 0) {
@@ -420,7 +421,7 @@ follow(cm_event_object *self)
         cm_engine_follow_event(engine, self->device, self->handle, &ticket));
     give(self);
     if (!cm_is_ok(status)) {
-        return cm_py_raise(self->state, status, "while awaiting an event");
+        return cm_py_raise(self->state, status, "while following an event");
     }
     return cm_transfer_object_new(self->state, ticket, Py_None, Py_None, self->device);
 }
@@ -436,7 +437,7 @@ event_await(PyObject *op)
     }
     bool is_done = done == Py_True;
     Py_DECREF(done);
-    PyObject *waited = is_done ? PyTuple_New(0) : follow((cm_event_object *)(void *)op);
+    PyObject *waited = is_done ? PyTuple_New(0) : event_follow(op, NULL);
     if (waited == NULL) {
         return NULL;
     }
@@ -476,6 +477,7 @@ static PyMethodDef event_methods[] = {
     {"close", event_close, METH_NOARGS, CM_DOC_Event_close},
     {"__dir__", CM_METHOD(Event_list_names), METH_VARARGS | METH_KEYWORDS,
      CM_DOC_Event___dir__},
+    {"_follow", event_follow, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

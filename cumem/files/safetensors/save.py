@@ -3,7 +3,7 @@
 
 `save_safetensors` returns when the files are written. `save_safetensors_async` writes the
 tensors of devices in the background. The devices first copy those tensors into page-locked
-memory, and the streams that may change the tensors wait for these copies. The core then
+memory, and the streams that may change the tensors wait for these copies (``staging``). The core then
 writes the page-locked memory to the file, and renames the file
 (``csrc/transfer/file/save.h``).
 """
@@ -14,7 +14,6 @@ import contextlib
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,13 +26,12 @@ from cumem.base.kinds import is_on_device
 from cumem.base.units import read_size
 from cumem.buffers.arguments import hinting, read_flag
 from cumem.buffers.progress import Parts, Progress
-from cumem.devices.device import current_streams
 from cumem.files.raw import FILES_AT_ONCE, write_behind, write_files
 from cumem.files.replacing import Replacement, replacing, sync_folder
+from cumem.files.safetensors.exported import exported
 from cumem.files.safetensors.format import (
     INDEX_SUFFIX,
     METADATA,
-    TORCH_CARRIED,
     TYPES,
     ElementType,
     SafetensorsError,
@@ -47,11 +45,11 @@ from cumem.files.safetensors.format import (
     tensor_nbytes,
     type_of,
 )
+from cumem.files.safetensors.staging import Owners, Staging
 
 __all__ = ["save_safetensors", "save_safetensors_async"]
 
 _Path = str | os.PathLike[str]
-_BY_TORCH = {element.torch: element for element in TYPES.values() if element.torch}
 
 
 class _Source(NamedTuple):
@@ -222,6 +220,7 @@ def save_safetensors_async(
     *,
     dtypes: Mapping[str, str | SafetensorsInfo] | None = None,
     host_limit: int | str | None = None,
+    before: object = None,
 ) -> _core.Transfer:
     """Save tensors as a safetensors file in the background, while the device computes on.
 
@@ -243,6 +242,11 @@ def save_safetensors_async(
         keeps tensors of devices until they are written. By default there is no limit.
         Tensors that do not fit within the limit are written in pieces before the call
         returns. With 0 this happens to all of them.
+    before : torch.optim.Optimizer or list of them, optional
+        Optimizers whose next ``step()`` is the first to change the tensors that belong to
+        them: their parameters, the tensors of their state, and parts of these. Until then
+        only that step waits for the copies of these tensors, and the current stream waits
+        for those of all other tensors. By default it waits for all.
 
     Returns
     -------
@@ -254,7 +258,8 @@ def save_safetensors_async(
     Raises
     ------
     TypeError, ValueError, KeyError
-        As for `save_safetensors`; or if `host_limit` is not a number of bytes.
+        As for `save_safetensors`; or if `host_limit` is not a number of bytes, or `before`
+        is not an optimizer.
     OSError
         If the file cannot be created, for instance because there is no such folder; if its
         name belongs to something that is not a regular file; or if the disk is full before
@@ -275,6 +280,14 @@ def save_safetensors_async(
     PyTorch's. From the call on, these streams wait until the device has copied its tensors,
     but not until the file is written. If tensors are made or changed on another stream,
     call ``stream.wait`` first.
+
+    With `before`, nothing but the optimizer's ``step()`` may change its tensors before the
+    file has them. A step makes the current streams of its own thread wait, whichever they
+    are then, and the processor goes on; only a step that is captured in a graph waits on
+    the processor. A replay of a graph is not a step: do not name an optimizer whose steps
+    are replayed. If a `torch.amp.GradScaler` skips a step, the next one waits. An optimizer
+    that is dropped before its next step makes the streams of the call wait. The optimizer
+    keeps one hook (``register_step_pre_hook``), which does nothing in its other steps.
 
     Tensors may be dropped, closed or overwritten in the order of the stream as soon as the
     call returns. Views that share memory are each written in full.
@@ -301,7 +314,7 @@ def save_safetensors_async(
         ((name, dtype, shape, data.nbytes) for name, dtype, shape, data in sources),
         metadata,
     )
-    staging = _Staging()
+    staging = Staging(Owners(before))
     now: list[tuple[int, _core.Buffer]] = []
     later: list[tuple[int, Any]] = [(0, np.frombuffer(head, "u1"))]
     for source in sources:
@@ -317,44 +330,6 @@ def save_safetensors_async(
         write_files([(file, now)])
         staging.order()
         return write_behind(file, later, new, mode, str(path))
-
-
-class _Staging:
-    """Makes copies of the tensors of devices in page-locked memory.
-
-    Each device makes its copies on a separate stream, so that they do not wait for work
-    that other threads queue meanwhile on the caller's streams. `order` then makes the
-    caller's streams wait for the copies.
-    """
-
-    def __init__(self) -> None:
-        self._pairs: dict[int, list[tuple[_core.Buffer, _core.Buffer]]] = {}
-        self._begun: list[tuple[list[_core.Stream], _core.Transfer]] = []
-
-    def add(self, data: _core.Buffer) -> _core.Buffer:
-        """Return the page-locked memory that the contents of `data` will be copied to."""
-        made: _core.Buffer = _core.empty(
-            data.shape, data.dtype, "pinned", device=data.device
-        )
-        device: Any = data.device  # only memory of the host has none
-        self._pairs.setdefault(device.index, []).append((made, data))
-        return made
-
-    def begin(self) -> None:
-        """Begin the copies, after the work that is queued on the caller's streams."""
-        for device, pairs in self._pairs.items():
-            streams = current_streams(device)
-            side = _core.Stream(device=device)
-            for stream in streams:
-                side.wait(stream)
-            self._begun.append((streams, _core.copy_many_async(pairs, stream=side)))
-        self._pairs.clear()
-
-    def order(self) -> None:
-        """Make the caller's streams wait until the copies are made."""
-        for streams, transfer in self._begun:
-            for stream in streams:
-                transfer.order(stream)
 
 
 def _checked(
@@ -482,7 +457,7 @@ def _source(
             '(of a TensorDict: td.flatten_keys("."))'
         )
     try:
-        data, element = _exported(obj)
+        data, element = exported(obj)
         if name in declared:
             element, shape = _declared(data, element, declared[name])
         else:
@@ -546,19 +521,6 @@ def _has_whole_rows(data: _core.Buffer, note: Note) -> bool:
         and data.shape[-1:] == note.packed_shape[-1:]
         and data.strides[-1:] == (1,)
     )
-
-
-def _exported(obj: Any) -> tuple[_core.Buffer, ElementType | None]:
-    """Return the memory of an object, and its element type if the format has one."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
-        return _from_torch(obj, torch)
-    if isinstance(obj, (np.ndarray, np.generic)):
-        obj = _core._read_array(obj)
-        if not obj.dtype.isnative:
-            obj = obj.astype(obj.dtype.newbyteorder("="))
-    data = _core.asbuffer(obj)
-    return data, type_of(data.dtype)
 
 
 def _logical_shape(data: _core.Buffer, element: ElementType) -> tuple[int, ...]:
@@ -680,17 +642,3 @@ def _write(
                 (file, [(info.offset, data[name]) for name, info in infos.items()])
             )
         write_files(files, progress_parts.next(nbytes))
-
-
-def _from_torch(tensor: Any, torch: Any) -> tuple[_core.Buffer, ElementType]:
-    """Return the memory of a tensor of PyTorch, and its element type."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    element = _BY_TORCH.get(name)
-    if element is None:
-        raise TypeError(f"the format has no element type for {tensor.dtype}")
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        raise TypeError(f"it is not a dense tensor: {tensor.layout} on {tensor.device}")
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    if element.name in TORCH_CARRIED:
-        tensor = tensor.view(getattr(torch, TORCH_CARRIED[element.name]))
-    return _core.asbuffer(tensor), element
