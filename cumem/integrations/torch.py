@@ -3,6 +3,7 @@
 
 `offload_activations` keeps what autograd saves in pinned memory instead of on the device,
 and `offload` and `restore` move whole modules and state dicts there and back.
+`PinnedStager` stages distributed checkpoints.
 
 PyTorch's CUDA memory may come from cumem's pools, so that both share limits and statistics.
 There are three ways, none of which changes what PyTorch computes:
@@ -44,6 +45,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cumem import _core
 from cumem.base.errors import OutOfMemoryError
 from cumem.integrations.serving import check_pool, need_gpu
+from cumem.integrations.torch_checkpoints import PinnedStager
 from cumem.pools.memory import memory_info, set_limit
 from cumem.pools.pool import Pool, default_pool, trim
 from cumem.pools.region import Region, region_of
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActivationOffload",
+    "PinnedStager",
     "disable",
     "empty_cache",
     "enable",

@@ -128,6 +128,8 @@ OTHERS = {
     "offload_activations": "from cumem.integrations import torch; "
     "torch.offload_activations()",
     "restore": "from cumem.integrations.torch import restore; restore({'x': a})",
+    "stage a checkpoint": "from cumem.integrations import torch; "
+    "torch.PinnedStager().stage({'x': 1})",
     "load a record": "cumem.Record.load(t + '/y.npz')",
     "about": "cumem.info.about()",
     "a thread registers": "aside(lambda: [cumem.register(n()).close() for _ in range(9)])",
@@ -141,6 +143,7 @@ RAISE = {
     "offload",
     "offload_activations",
     "restore",
+    "stage a checkpoint",
 }
 
 #: The expressions of the blocks.

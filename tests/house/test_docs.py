@@ -82,7 +82,10 @@ PUBLIC = {name: getattr(face, name) for face in (cumem, types) for name in face.
 #: Names of integrations that need no GPU. The examples in their docstrings run as well.
 INTEGRATIONS = {"SleepMode": integrations_engines.SleepMode} | {
     name: getattr(integrations_torch, name)
-    for name in ("ActivationOffload", "offload", "offload_activations", "restore")
+    for name in (
+        *("ActivationOffload", "PinnedStager"),
+        *("offload", "offload_activations", "restore"),
+    )
 }
 
 

@@ -3,8 +3,8 @@
 
 `save_safetensors` returns when the files are written. `save_safetensors_async` writes the
 tensors of devices in the background. The devices first copy those tensors into page-locked
-memory, and the streams that may change the tensors wait for these copies (``staging``). The core then
-writes the page-locked memory to the file, and renames the file
+memory, and the streams that may change the tensors wait for these copies (``staging``). The
+core then writes the page-locked memory to the file, and renames the file
 (``csrc/transfer/file/save.h``).
 """
 

@@ -239,6 +239,13 @@ class Staging:
             else:
                 copy.order(copy.streams)
 
+    def ends(self) -> list[_core.Transfer]:
+        """Return a transfer of no bytes for each device, which ends with its copies."""
+        last = {
+            copy.device: copy.end for _, copy in self._begun
+        }  # streams are in order
+        return list(last.values())
+
 
 def _key(item: tuple[Any, object]) -> Any:
     return item[0]
