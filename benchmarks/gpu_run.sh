@@ -7,8 +7,8 @@
 #     benchmarks/gpu_run.sh [tests | bench | ceilings | calls | transfer | threads |
 #                            cores | many | rows | rows_beside | rows_kernel |
 #                            casting | pipelines | managed |
-#                            loading | offloading | sleeping | spilling | doors | cupy_pool |
-#                            numpy_pinned |
+#                            loading | offloading | saving | sleeping | spilling | doors |
+#                            cupy_pool | numpy_pinned |
 #                            numpy_tests | training | files | safetensors | two |
 #                            current | views |
 #                            interop | fork | notebooks | recording | epoch | doctor |
@@ -17,9 +17,10 @@
 #
 # Results go to ${OUT:-/tmp}. PYTEST_ARGS can have arguments of pytest. TRACES names the folder of
 # the allocation traces that `pools` replays, and FILES the folder for the files that `files`
-# reads, which need 4 GiB. SLEEPING_PARTS has the parts of `sleeping` beyond its first, such as
-# "cases,large,turns,training". `versions` and `links` compare this build with each wheel that
-# `make gpu OLD="COMMIT ..."` built, and `recording` compares it with the first of them.
+# reads, which need 4 GiB, and those that `saving` writes. SLEEPING_PARTS has the parts of
+# `sleeping` beyond its first, such as "cases,large,turns,training". `versions` and `links` compare
+# this build with each wheel that `make gpu OLD="COMMIT ..."` built, and `recording` compares it with
+# the first of them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-/tmp}
@@ -142,6 +143,12 @@ run_loading() {
 
 run_offloading() {
     "$PYTHON" benchmarks/offloading.py --json "$OUT/offloading.json"
+}
+
+run_saving() {
+    has torch PyTorch || return 0
+    "$PYTHON" benchmarks/saving_behind.py --folder "${FILES:-/tmp}" \
+        --json "$OUT/saving-behind.json"
 }
 
 run_sleeping() {
@@ -324,8 +331,8 @@ install || {
 steps=("${@:-all}")
 if [[ ${steps[*]} == all ]]; then
     steps=(ceilings calls views transfer threads cores many rows rows_beside rows_kernel
-        casting pipelines managed loading offloading sleeping spilling doors cupy_pool
-        numpy_pinned numpy_tests
+        casting pipelines managed loading offloading saving sleeping spilling doors
+        cupy_pool numpy_pinned numpy_tests
         training files safetensors bench tests
         interop fork recording epoch doctor sanitizer stress stress_transfers torture rows_random
         corruption)

@@ -82,6 +82,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "csrc/python/copy/rows*.c",
     ),
     "safetensors": ("cumem/files/safetensors", "csrc/transfer/file"),
+    "saving-behind": (
+        *("cumem/files/safetensors", "cumem/integrations/torch_checkpoints.py"),
+        "csrc/transfer/file",
+    ),
     "settings": ("csrc/transfer/plan/tuning.[ch]", "csrc/transfer/routes"),
     "sleeping": (
         *("csrc/pool/sleep*", "csrc/python/copy/sleeping*", "cumem/pools/region.py"),

@@ -256,6 +256,19 @@ def test_benchmark_of_offloading_runs_and_says_that_it_is_emulated(
     assert moved[0] == "cumem"
 
 
+def test_benchmark_of_saving_behind_runs_and_says_that_it_is_emulated(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    results = run_quick("saving_behind.py", tmp_path)
+    cases = {case["way"]: case for case in results["cases"]}
+    assert {"save_safetensors_async, before=", "torch.save", "nothing"} <= set(cases)
+    assert {"dcp.async_save, PinnedStager(before=)", "dcp.async_save"} <= set(cases)
+    for way, case in cases.items():
+        assert case["seconds"] > 0
+        assert case["is_verified"] == ("async" in way)
+
+
 def test_benchmark_of_sleeping_runs_and_says_that_it_is_emulated(
     tmp_path: Path,
 ) -> None:
