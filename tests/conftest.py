@@ -112,23 +112,27 @@ def lacking(item: pytest.Item) -> set[str]:
     return {name for name in named if oldest[name] > session.emulated_driver()}
 
 
-frozen_for: list[object] = []
+collected_for: list[object] = []
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests whose hooks are missing, and let the collector ignore older objects.
 
-    Each test runs several collections, which take long if there are many objects. The
-    objects that exist are made permanent once for each file, because a test may import a
-    library with a hundred thousand of them.
+    Each test runs a collection, which takes long if there are many objects: a test may
+    import a library with a hundred thousand of them, and pytest keeps some more for each
+    test that has run. So all objects that exist before a test are made permanent. The
+    collector never frees a permanent object, and so collects first wherever older tests
+    may have left garbage that matters: at the first test of a file, after a test that
+    failed, and if a test without fixtures has left the runtime open.
     """
     if item.get_closest_marker("hooks") and not session.testing.HAS_HOOKS:
         pytest.skip(session.testing.WITHOUT_HOOKS)
-    if item.path not in frozen_for:
-        frozen_for[:] = [item.path]
+    place = [item.path, item.session.testsfailed]
+    if collected_for != place or session.testing.opened():
+        collected_for[:] = place
         gc.collect()
-        gc.freeze()
+    gc.freeze()
 
 
 @pytest.fixture(
