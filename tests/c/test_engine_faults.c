@@ -5,6 +5,7 @@
 #define EMULATED_DELAY_US 20
 
 #include "engine_hook.h"
+#include "fault_sweep.h"
 #include "route_of.h"
 
 #include <unistd.h>
@@ -137,42 +138,53 @@ run_scenario(world *w, const scenario *s, memory *dst, memory *src, atomic_int *
     return status;
 }
 
+/* Run the scenario in a fresh world with the `nth` call of the operation failing (0 for
+ * none), and then once more without a fault. If `calls` is not NULL, a sweep over the
+ * calls of the first run begins there. */
+static void
+run_with_fault(const scenario *s, cm_op op, uint64_t nth, fault_sweep *calls)
+{
+    world w;
+    atomic_int drops = 0;
+    open_world(&w);
+    memory dst = take_memory(&w, s->dst, s->dst_device, 8192);
+    memory src = take_memory(&w, s->src, 0, 8192);
+    number_bytes(&src, 6);
+    cm_faults_plan(w.rt, op, nth, 998, false);
+    cm_status status = run_scenario(&w, s, &dst, &src, &drops);
+    if (calls != NULL) {
+        fault_sweep_begin(calls, w.rt, CHECK_TSAN ? 2 : UINT64_MAX);
+    }
+    CHECK_EQ(atomic_load(&drops), 1);
+    cm_op injected = cm_faults_last_injected(w.rt);
+    cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
+    /* Some calls are not part of the copy itself: those of the watcher, and those that
+     * give back what is not needed. The copy succeeds if one of these fails. */
+    if (!cm_is_ok(status)) {
+        CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[injected].name);
+        CHECK_EQ(status.code, 998);
+    }
+    CHECK_EQ(cm_engine_count_pending(w.engine), 0);
+    CHECK_OK(run_scenario(&w, s, &dst, &src, &drops));
+    if (!s->overlap) {
+        for (int64_t i = 0; i < 500; i++) {
+            CHECK_BYTES_EQ(dst.bytes + i * s->stride, src.bytes + i * s->stride, 4);
+        }
+    }
+    give_memory(&w, &dst);
+    give_memory(&w, &src);
+    close_world(&w);
+}
+
 /* Each runtime call of the scenario fails once. The failure must be reported, nothing
  * may stay behind, and the next copy must work. */
 static void
 sweep(const scenario *s)
 {
-    world w;
-    uint64_t calls = 1;
-    for (uint64_t nth = 0; nth <= calls; nth += nth == 0 ? 1 : CHECK_EVERY(4)) {
-        atomic_int drops = 0;
-        open_world(&w);
-        memory dst = take_memory(&w, s->dst, s->dst_device, 8192);
-        memory src = take_memory(&w, s->src, 0, 8192);
-        number_bytes(&src, 6);
-        cm_faults_plan(w.rt, CM_OP_none, nth, 998, false);
-        cm_status status = run_scenario(&w, s, &dst, &src, &drops);
-        calls = nth == 0 ? cm_faults_count(w.rt, CM_OP_none) : calls;
-        CHECK_EQ(atomic_load(&drops), 1);
-        cm_op injected = cm_faults_last_injected(w.rt);
-        cm_faults_plan(w.rt, CM_OP_none, 0, 0, false);
-        /* Some calls are not part of the copy itself: those of the watcher, and those
-         * that give back what is not needed. The copy succeeds if one of these
-         * fails. */
-        if (!cm_is_ok(status)) {
-            CHECK_STR_EQ(cm_op_facts[status.op].name, cm_op_facts[injected].name);
-            CHECK_EQ(status.code, 998);
-        }
-        CHECK_EQ(cm_engine_count_pending(w.engine), 0);
-        CHECK_OK(run_scenario(&w, s, &dst, &src, &drops));
-        if (!s->overlap) {
-            for (int64_t i = 0; i < 500; i++) {
-                CHECK_BYTES_EQ(dst.bytes + i * s->stride, src.bytes + i * s->stride, 4);
-            }
-        }
-        give_memory(&w, &dst);
-        give_memory(&w, &src);
-        close_world(&w);
+    fault_sweep calls;
+    run_with_fault(s, CM_OP_none, 0, &calls);
+    while (fault_sweep_next(&calls)) {
+        run_with_fault(s, calls.op, calls.nth, NULL);
     }
 }
 

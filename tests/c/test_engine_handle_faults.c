@@ -6,6 +6,7 @@
 #define EMULATED_DELAY_US 20
 
 #include "engine_world.h"
+#include "fault_sweep.h"
 
 #include <unistd.h>
 
@@ -154,16 +155,20 @@ check_nothing_left(world *w, atomic_int *drops)
     CHECK(cm_is_ok(cm_engine_take_unread(w->engine)));
 }
 
-/* Make the copy with its `nth` call failing (0 for none), and then once more without a
- * fault. Returns the number of calls. */
-static uint64_t
-run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
+/* Make the copy with the `nth` call of the operation failing (0 for none), and then
+ * once more without a fault. If `calls` is not NULL, a sweep over the calls of the
+ * first copy begins there, with `most` of each operation. */
+static void
+run_with_fault(world *w, const route_case *c, mode how, cm_op op, uint64_t nth,
+               fault_sweep *calls, uint64_t most)
 {
     atomic_int drops = 0;
     ends e = open_ends(w, c);
-    cm_faults_plan(w->rt, CM_OP_none, nth, 998, false);
+    cm_faults_plan(w->rt, op, nth, 998, false);
     cm_status status = copy_and_check(w, &e, how, &drops);
-    uint64_t calls = cm_faults_count(w->rt, CM_OP_none);
+    if (calls != NULL) {
+        fault_sweep_begin(calls, w->rt, most);
+    }
     cm_op injected = cm_faults_last_injected(w->rt);
     cm_faults_plan(w->rt, CM_OP_none, 0, 0, false);
     /* Some calls are not part of the copy itself: those of the watcher, and those that
@@ -188,7 +193,6 @@ run_with_fault(world *w, const route_case *c, mode how, uint64_t nth)
     check_nothing_left(w, &drops);
     give_memory(w, &e.dst);
     give_memory(w, &e.src);
-    return calls;
 }
 
 /* Open a world whose copies go in several small pieces. */
@@ -205,24 +209,26 @@ open_tuned(world *w)
     MUST(cm_engine_set_tuning(w->engine, &tuning));
 }
 
-/* Let calls of this copy fail, one in each run. In a world that has made such copies
- * before, every second call gets its turn. Opening a world takes longer than the copy,
- * so in fresh worlds only every eighth call fails. In a fresh world the copy also makes
- * threads, streams and blocks. `offset` shifts which calls these are. */
+/* Let calls of this copy fail, one in each run, first in a world that has made such
+ * copies before. In fresh worlds the copy also makes threads, streams and blocks.
+ * Opening a world takes longer than the copy, so there fewer calls of each operation
+ * fail, and none if `also_fresh` is false. */
 static void
-sweep(const route_case *c, mode how, size_t offset)
+sweep(const route_case *c, mode how, bool also_fresh)
 {
     world w;
+    fault_sweep fresh;
+    fault_sweep later;
     open_tuned(&w);
-    uint64_t first = run_with_fault(&w, c, how, 0);
-    uint64_t calls = run_with_fault(&w, c, how, 0);
-    for (uint64_t nth = 1 + offset % 2; nth <= calls; nth += 2 * CHECK_EVERY(36)) {
-        (void)run_with_fault(&w, c, how, nth);
+    run_with_fault(&w, c, how, CM_OP_none, 0, &fresh, CHECK_TSAN ? 1 : 4);
+    run_with_fault(&w, c, how, CM_OP_none, 0, &later, CHECK_TSAN ? 1 : UINT64_MAX);
+    while (fault_sweep_next(&later)) {
+        run_with_fault(&w, c, how, later.op, later.nth, NULL, 0);
     }
     close_world(&w);
-    for (uint64_t nth = 1 + offset % 8; nth <= first; nth += 8 * CHECK_EVERY(12)) {
+    while (also_fresh && fault_sweep_next(&fresh)) {
         open_tuned(&w);
-        (void)run_with_fault(&w, c, how, nth);
+        run_with_fault(&w, c, how, fresh.op, fresh.nth, NULL, 0);
         close_world(&w);
     }
 }
@@ -233,7 +239,7 @@ test_ticket_reports_the_truth_whichever_call_fails(void)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         for (mode how = 0; how < MODE_COUNT; how++) {
             int before = atomic_load(&check_failures);
-            sweep(&cases[i], how, 3 * i + how);
+            sweep(&cases[i], how, (i + how) % CHECK_EVERY(4) == 0);
             if (atomic_load(&check_failures) != before) {
                 CHECK_FAIL_("this was the copy '%s' in mode %d", cases[i].name, how);
             }
