@@ -89,9 +89,9 @@ def figures() -> str:
     )
     rate, other = (c["nbytes"] / c["seconds"]["all"] / 1e9 for c in (ours, theirs))
     lines.append(
-        f"| a file of 40 GiB, summed by an H100 with room for 2 | [{rate:.1f} GB/s]"
-        f"(benchmarks/results/{name}) in {ours['lines']} lines | {other:.1f}, PyTorch "
-        f"with two buffers by hand in {theirs['lines']} |"
+        f"| the sum of a file of 40 GiB, in 2 GiB of an H100's memory | [{rate:.1f} GB/s]"
+        f"(benchmarks/results/{name}), in {ours['lines']} lines of code | {other:.1f}, "
+        f"PyTorch with two buffers by hand, in {theirs['lines']} lines of code |"
     )
     name = "pools-h200.json"
     first = read(name)["parts"]["T2"]["rows"]

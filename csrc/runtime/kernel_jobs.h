@@ -81,15 +81,16 @@ typedef struct cm_table_job {
  * stores into the word at `flag` which of the two was wrong. Rows of the target must
  * not overlap rows of the source, nor the numbers.
  *
- * Threads share the work as follows. A team of 1 << team_shift threads copies one unit
- * each, side by side, so that a warp copies a part of 32 >> team_shift rows at a time.
- * Such a set of rows is a group, and a row takes part_count parts. A slot is one part
- * of one group of one layer, and slots are counted through the parts of a group, then
- * through the groups of a layer, then through the layers. Warp w begins at slot
- * CM_ROWS_SLOTS * w and copies CM_ROWS_SLOTS slots at once. Its next slots are further
- * on by a step of CM_ROWS_SLOTS times the number of warps. The kernel keeps the part,
- * the group and the layer of a slot in separate counters. It adds to each its share of
- * the step, so that its loop needs no division. */
+ * Threads share the work as follows. A team of 1 << team_shift threads works on one
+ * row. Each of its threads copies one unit. Together these units, which lie side by
+ * side, are one part of the row, and a row takes part_count parts. A group is as many
+ * rows as a warp has teams, which is 32 >> team_shift. A slot is one part of one group
+ * of one layer, and slots are counted through the parts of a group, then through the
+ * groups of a layer, then through the layers. Warp w begins at slot CM_ROWS_SLOTS * w
+ * and copies CM_ROWS_SLOTS slots at once. Its next slots are further on by a step of
+ * CM_ROWS_SLOTS times the number of warps. The kernel keeps the part, the group and the
+ * layer of a slot in separate counters. It adds to each its share of the step, so that
+ * its loop needs no division. */
 enum {
     CM_ROWS_MAX_LAYERS = 246,
     CM_ROWS_SLOTS = 4,
@@ -115,12 +116,13 @@ typedef struct cm_rows_job {
     uint64_t src_count;
     int64_t dst_stride; /* bytes from one row to the next */
     int64_t src_stride;
-    uint64_t row_units;      /* the length of a row */
-    cm_address flag;         /* of a 32-bit word; 0 if wrong numbers are not reported */
-    uint64_t group_count;    /* of a layer */
-    uint64_t step_groups;    /* the step of a warp, in layers, groups and parts */
-    uint32_t step_parts;     /* < part_count */
-    uint32_t step_layers;    /* step_groups < group_count */
+    uint64_t row_units;   /* the length of a row */
+    cm_address flag;      /* of a 32-bit word; 0 if wrong numbers are not reported */
+    uint64_t group_count; /* of a layer */
+    /* The step of a warp is the sum of these parts, groups and layers. */
+    uint64_t step_groups; /* less than group_count */
+    uint32_t step_parts;  /* less than part_count */
+    uint32_t step_layers;
     uint32_t part_count;     /* of a row; at least 1 */
     uint32_t layer_count;    /* at most CM_ROWS_MAX_LAYERS */
     uint32_t unit;           /* 1, 2, 4, 8 or 16 bytes */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of pool/heap, which decides where blocks lie: how it cuts spans of addresses,
- * finds free ones and joins them again. A span that was given back late is one on which
- * a stream may still work. Addresses here are made up, and there is no memory behind
- * them. */
+ * finds free ones and joins them again. A stream may give a span back while its work on
+ * the span still runs. Such a span is pending, and some tests call it late. When the
+ * work has ended the span is clean. Addresses here are made up, and there is no memory
+ * behind them. */
 #include "check.h"
 #include "pool/heap.h"
 
@@ -12,8 +13,9 @@
 
 enum { TAGS = 4 };
 
-/* The last epoch that has ended for each stream, whose index is its tag. Here none has
- * ended. */
+/* The last epoch that has ended in each stream, indexed by the stream's tag. Here no
+ * stream has ended an epoch. A span with tag 0 is one on which no stream works, so it
+ * is never pending. */
 static const uint64_t NONE_DONE[TAGS] = {UINT64_MAX, 0, 0, 0};
 static const cm_heap_view ANY = {.tag = 0, .done = NONE_DONE};
 
@@ -115,7 +117,7 @@ test_heap_aligns_and_keeps_what_is_before(void)
     CHECK_EQ(a->block.address, BASE + 4096);
     CHECK_EQ(a->block.nbytes, 4096);
     CHECK_EQ(heap.free_nbytes, 60 * KIB);
-    /* What lies before a is the best fit. */
+    /* The free span in front of the block `a` is the best fit. */
     cm_heap_span *before = take(&heap, 4096 - 64, 0);
     CHECK_EQ(before->block.address, BASE + 64);
     /* This takes BASE + 8 KiB, so what is left is not aligned. */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on files that fail, stop short or never end: their errors, and what is left.
+"""What happens when reading or writing a file fails, ends early or is interrupted.
 
 Hooks make the nth call of the operating system fail, or move only a part of the bytes.
 After each test, no plan for such faults and no open file may be left.
@@ -20,7 +20,8 @@ from support import faults, session, values
 
 import cumem
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 testing = session.testing
@@ -283,7 +284,8 @@ def test_ctrl_c_between_reads_leaves_the_rest_unread(emulated, path) -> None:
         raise session.AlarmError
 
     target = memory("numpy")
-    # Reads this short take half a million calls, one of which is interrupted.
+    # Reads of 16 bytes take half a million calls for each of the hundred ranges, so
+    # that the signal comes long before the last call.
     testing.file_plan(most=16)
     with session.on_alarm(ring), pytest.raises(session.AlarmError):
         cumem.read_ranges(path, [(0, target)] * 100)

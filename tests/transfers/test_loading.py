@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""prefetch(): which structures of batches come, in which order, in how much memory.
+"""Tests of the batches that prefetch() returns: their structure, order and memory.
 
 Batches are nested structures of many types. The tests check that their memory is on the
 device and that the loader's own objects are not changed. Streams whose gates are shut
@@ -194,8 +194,8 @@ def test_next_batches_come_while_the_stream_is_at_work(emulated) -> None:
 
 
 def test_work_of_others_on_a_batch_comes_after_its_copy(emulated) -> None:
-    """cumem cannot see what others do with a batch, so the stream alone must give the
-    order.
+    """cumem cannot see what other libraries do with a batch, so only the order of the
+    stream can keep their work behind the copy.
     """
     held = cumem.array(batches(1)[0], kind="pinned")
     before, stream = cumem.Stream(), cumem.Stream()

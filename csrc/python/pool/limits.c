@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The limits of the kinds: their defaults, those of the environment, and those that the
- * user sets. */
+/* The limits on how much memory of each kind may be reserved. A limit is a default, or
+ * comes from an environment variable, or is set by the user. */
 #include "python/pool/limits.h"
 
 #include "base/machine.h"
@@ -44,7 +44,7 @@ put_in_force(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
     atomic_store(&state->limits.host.limit_nbytes, most);
 }
 
-/* -- limits of Python ---------------------------------------------------------------- */
+/* -- reading and setting a limit --------------------------------------------------- */
 
 PyObject *
 cm_limit_to_object(uint64_t limit_nbytes)
@@ -79,8 +79,8 @@ cm_limit_resolve(cm_state *state, int device, uint64_t *limit_nbytes)
     return 0;
 }
 
-/* Let pools give memory that they keep above a limit back to the driver. The limit also
- * holds for all memory that is handed out from now on. Releases the GIL. */
+/* Make the pools return to the driver what they keep in excess of a limit. The limit
+ * also holds for all memory that is handed out from now on. Releases the GIL. */
 static void
 obey(cm_state *state)
 {

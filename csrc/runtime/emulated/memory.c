@@ -13,8 +13,10 @@
  * Device memory has an `address` in a mapping without access (`user`), so that a host
  * that touches it crashes, and its `bytes` in another (`alias`). Registered memory has
  * its bytes where the host has them, and an address of its own for devices.
- * Write-combined memory has two addresses, too. A range whose host and device addresses
- * differ is in the table `ranges` twice, under its end for each.
+ * Devices see write-combined memory at another address than the host, too. A range
+ * whose host and device addresses differ has two entries in the table `ranges`. The key
+ * of one is the address at which the range ends for the host, and the key of the other
+ * is the address at which it ends for devices.
  *
  * Freed ranges
  * ------------
@@ -86,8 +88,8 @@ is_twice(const cm_emulated_range *range)
     return range->host != NULL && address_of(range->host) != range->address;
 }
 
-/* Return where the range of an entry begins, by the addresses (the host's or the
- * devices') that the entry is for. */
+/* Return the address at which the range of an entry begins. Like the entry's key, it is
+ * an address for the host or one for devices. */
 static uint64_t
 start_at(const cm_emulated_table *table, size_t index)
 {
@@ -248,7 +250,8 @@ range_retire(cm_emulated *emulated, cm_emulated_range *range)
     cm_emulated_pages_kill(range->alias.base, range->alias.nbytes);
     cm_emulated_pages_kill(range->user.base, range->user.nbytes);
     /* Callers may also know the address of the bytes themselves
-     * (cm_runtime_host_alias()), so that address finds the freed range, too. */
+     * (cm_runtime_host_alias()). The range is entered under that address too, so that
+     * a late use of it finds a freed range. */
     if (range->host == NULL && range->alias.base != NULL
         && cm_emulated_table_add(ranges, address_of(range->alias.start) + range->nbytes,
                                  range)) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads allocations that cumem, RMM or PyTorch recorded into four arrays.
+"""Makes four arrays of the allocations that cumem, RMM or PyTorch recorded in a file.
 
 It reads three formats: the arrays of one of cumem's records in an ``.npz``, the CSV log of
 RMM's ``logging_resource_adaptor``, and the pickle of PyTorch's
@@ -37,7 +37,7 @@ _Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """How long late work keeps freed memory in use.
+    """How long a freed block stays in use because work on it has not ended.
 
     Events are counted in windows of `step` events. Blocks that are freed in one window are
     released at the beginning of the `windows`-th window after it.
@@ -106,7 +106,7 @@ class Trace:
 
     @property
     def peak_live(self) -> int:
-        """The most requested bytes that are live at once."""
+        """The largest number of requested bytes that are live at the same time."""
         return int(np.cumsum(np.where(self.op == 1, self.size, -self.size)).max())
 
     def peak_busy(self, hold: Hold) -> int:
@@ -123,14 +123,17 @@ class Trace:
         return int(np.cumsum(change).max())
 
     def rows(self, streams: Sequence[object]) -> list[tuple[int, int, int, Any]]:
-        """Return the rows as tuples for a plain loop, with stream objects for indexes."""
+        """Return the rows as tuples for a plain loop.
+
+        Each tuple has the stream's object in `streams` instead of the stream's index.
+        """
         chosen = [streams[index] for index in self.stream.tolist()]
         columns = (self.op.tolist(), self.block.tolist(), self.size.tolist(), chosen)
         return list(zip(*columns, strict=True))
 
 
 def parse_late(text: str, events: int) -> Hold:
-    """Read for how many events to hold: a number, or a fraction of the trace.
+    """Read how long freed blocks are held: a number of events, or a fraction of all.
 
     Parameters
     ----------
@@ -174,7 +177,8 @@ def load_trace(
         The device whose trace is taken from a PyTorch snapshot; needed if several devices
         have events.
     kind : str, optional
-        The kind of memory taken from a record of cumem; by default all of its pools.
+        The kind of memory whose rows are taken from a record of cumem; by default all rows
+        are taken.
 
     Returns
     -------
@@ -349,7 +353,11 @@ def _load_npz(path: Path, kind: str | None) -> Trace:
 
 @dataclass(slots=True)
 class _Columns:
-    """Collects events from a file, and turns addresses into numbers of allocations."""
+    """Collects events from a file.
+
+    Allocations are numbered from 0, and each address is replaced by the number of the
+    allocation that returned it.
+    """
 
     name: str
     word: str
