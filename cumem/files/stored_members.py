@@ -2,9 +2,9 @@
 """Writes ZIP archives whose members are stored without compression.
 
 Each member lies in the archive as a local header with its bytes behind it, and the
-directory at the end of the archive says where each member is. `zipfile` writes members
-only through itself, one after the other. Here the place of each member is known before
-anything is written, so that one call of `write_ranges` can write the bytes of all of them.
+directory at the end of the archive says where each member is. `zipfile` does all writing
+itself, one member after the other. Here the place of each member is known before anything
+is written, so that one call of `write_ranges` can write the bytes of all of them.
 
 The records are those that `zipfile` writes when NumPy saves arrays: the date is the first
 one that the format can express, and the sizes in local headers have 64 bits. The fields of
@@ -165,7 +165,7 @@ def member_name(text: str) -> bytes:
 def write_archive(
     opened: Any, members: Sequence[tuple[bytes, bytes, _core.Buffer]]
 ) -> None:
-    """Write an archive from the position of the file on, and move the position behind it.
+    """Write an archive at the position of the file, and move the position past it.
 
     Each member is its name, its first bytes as `bytes`, and its other bytes in a buffer.
     The bytes of all members are written first, since the local headers and the directory

@@ -377,7 +377,7 @@ test_threads_that_have_gone_leave_nothing(void)
     }
     int queues = 0;
     cm_emulated *emulated = cm_emulated_of(rt);
-    let_run(); /* the closed streams end meanwhile */
+    let_run(); /* the closed queues of ended threads remove themselves */
     cm_mutex_lock(&emulated->lock);
     const cm_list *list = &emulated->streams.queues;
     for (const cm_list *node = list->next; node != list; node = node->next) {

@@ -51,7 +51,10 @@ def _hook(name: str) -> Any:
 
 
 def configure(**settings: Any) -> None:
-    """Set what the next first use opens. read_settings() in devices/device.py uses it."""
+    """Set how the next use of cumem opens the runtime, which must not be open yet.
+
+    read_settings() in devices/device.py reads these settings.
+    """
     if opened():
         raise RuntimeError("the runtime is open: shut it down first")
     devices.test_settings = settings
@@ -71,7 +74,7 @@ def opened() -> bool:
 
 
 def check_pools() -> bool:
-    """Return True if the equations of the default pools hold."""
+    """Return True if the counters of the default pools agree with their blocks."""
     return _hook("check_pools")()
 
 
@@ -91,16 +94,16 @@ def pending_transfers() -> int:
 
 
 def poll() -> None:
-    """Let go of what belongs to work that is done."""
+    """Find out which transfers are done, and drop the references that they kept."""
     _hook("poll")()
 
 
 def defer(value: object) -> None:
     """Drop a reference at the next use of cumem, as a finished copy does.
 
-    Usually the interpreter is asked to do it, and then the main thread drops the reference
-    whenever it runs Python. Here it is not asked, because tests are about a call that drops
-    the reference.
+    A finished copy also asks the interpreter to drop the reference, and the main thread
+    does so as soon as it runs Python. This function does not ask, so that a test can show
+    that a call of cumem drops the reference.
     """
     _hook("defer")(value)
 
@@ -274,10 +277,11 @@ def file_plan(
 
 
 def file_counts() -> tuple[int, int, int, int]:
-    """Return four counts, three of them since the plan.
+    """Return three counts of calls since `file_plan`, and one of open descriptors.
 
-    They are the reads and writes, those of them that bypass the page cache, announcements
-    of reads, and the open descriptors that bypass the page cache.
+    The first counts reads and writes, and the second only those that bypassed the page
+    cache. The third counts the calls that told the kernel which bytes will be read. The
+    last is the number of descriptors, open now, that bypass the page cache.
     """
     found = _hook("file_counts")()
     return found["count"], found["direct"], found["advised"], _count_direct()

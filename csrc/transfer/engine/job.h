@@ -40,14 +40,14 @@ typedef enum cm_job_wait {
 /* The steps of a job, in their order. A job that has waited goes on at the step that it
  * had reached. */
 typedef enum cm_job_step {
-    CM_JOB_ORDER,    /* it waits for what must come first */
-    CM_JOB_FINALIZE, /* it makes the decisions that had to wait for its turn: see
-                      routes/replan.c */
-    CM_JOB_MOVE,     /* it moves its bytes */
-    CM_JOB_DRAIN,    /* all is queued; a job thread unpacks what arrives at the host */
-    CM_JOB_END, /* all is queued; a job that blocks waits for the end of that, and is
-                   then over */
-    CM_JOB_SUBMITTED, /* all is queued, and the ticket sees to the end */
+    CM_JOB_ORDER,     /* it waits for what must come first */
+    CM_JOB_FINALIZE,  /* it makes the decisions that had to wait for its turn: see
+                         routes/replan.c */
+    CM_JOB_MOVE,      /* it moves its bytes */
+    CM_JOB_DRAIN,     /* all is queued; a job thread unpacks what arrives at the host */
+    CM_JOB_END,       /* all is queued; a job that blocks waits until the queued work is
+                         done */
+    CM_JOB_SUBMITTED, /* all is queued, and the ticket finds out when it ends */
     CM_JOB_DETACHED,  /* all is queued, and nobody asks when it ends */
 } cm_job_step;
 
@@ -62,8 +62,8 @@ typedef struct cm_host_run {
                           yet */
 } cm_host_run;
 
-/* The stream and the block that a job uses on a device besides the ends of the copy and
- * its own stream. */
+/* A second stream of a job, which works on one device beside job->stream, and a block
+ * on that device. */
 typedef struct cm_device_side {
     cm_stream *stream; /* held; NULL until needed */
     bool is_ahead;   /* it has work for which the job's own stream does not wait yet */
@@ -105,17 +105,17 @@ typedef struct cm_job {
     cm_after awaited;      /* borrowed; the event of CM_WAIT_EVENT */
     struct cm_lane *lane;  /* NULL for a job that needs none: see scheduler.c */
     bool is_in_lane;       /* it is this job's turn there */
-    bool counts_slots;     /* the lane's sum of slots includes its slots */
+    bool counts_slots;     /* lane->slots_nbytes includes the job's slots_nbytes */
     uint64_t slots_nbytes; /* the bytes of the page-locked slots that the job has */
     uint64_t train_nbytes; /* the bytes of the jobs that it follows in its lane, and its
                               own */
     uint64_t lane_nbytes;  /* what it has worked on since it entered its lane */
     uint64_t turn_nbytes;  /* what it has worked on since its last turn */
-    uint64_t moved_nbytes; /* the bytes of pieces that are over, with each repeat
-                              counted */
+    uint64_t moved_nbytes; /* the bytes of the pieces that are over, as
+                              cm_layout_nbytes() counts them */
     cm_wait_hooks hooks;   /* of the caller's thread, if it waits in the call */
     /* Borrowed; the request of a call that waits for the end of the copy and keeps the
-     * ends alive itself (see take_keeps). NULL if the ticket has the keeps. */
+     * ends alive itself (see take_keeps). NULL if the ticket keeps them alive. */
     const cm_copy_request *keeps_source;
     cm_stream *request_stream; /* held; NULL in the background */
     cm_stream *stream;         /* held; the stream that works: request_stream, or one
@@ -201,8 +201,8 @@ bool cm_job_fits_stream(const cm_job *job);
  * event_record. */
 CM_NODISCARD cm_status cm_job_wait_event(cm_job *job, int device, uint64_t event);
 CM_NODISCARD cm_status cm_job_wait_stream(cm_job *job);
-/* Suspend the job: its thread goes on to other jobs, and calls the same functions again
- * when what `wait` names has come. Returns CM_ETIMEOUT. */
+/* Suspend the job until what `wait` names has happened. Its thread goes on to other
+ * jobs meanwhile. Returns CM_ETIMEOUT. */
 static inline cm_status
 cm_job_suspend(cm_job *job, cm_job_wait wait)
 {
@@ -210,9 +210,10 @@ cm_job_suspend(cm_job *job, cm_job_wait wait)
     return cm_fail(CM_ETIMEOUT, 0);
 }
 
-/* Ask whether the job is to go on. Each call looks whether its ticket was stopped; the
- * caller is asked now and then (cm_wait_check_interrupted).
- * Fails: CM_ECANCELLED, if it is not to go on. */
+/* Ask whether the job is to go on. Each call checks whether the ticket was stopped. The
+ * hook `interrupted`, which asks the thread that waits for the copy, is called only if
+ * its last call, at *asked_ns, was long enough ago (cm_wait_check_interrupted).
+ * Fails: CM_ECANCELLED, if the job is not to go on. */
 CM_NODISCARD static inline cm_status
 cm_job_check_cancelled(const cm_job *job, uint64_t *asked_ns)
 {

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of a file transfer that is under way, which a job has besides its ring.
+/* What a job that transfers a file needs in addition to its ring (routes/ring.h).
  *
- * Each piece of the ring is a chunk, which is one run of the file or a few short ones
- * (cut.c). A chunk is moved in two halves. The file's half is done by the workers, who
- * read or write parts of the chunk (calls.c). The device's half copies between the
- * chunk's page-locked memory and the device (file.c). A chunk whose memory is the
- * host's has only the file's half and no memory of its own, since the workers read or
- * write the user's memory. While one chunk is in one half, others are in the other.
+ * The ring moves the transfer in chunks, each of which occupies one slot. A chunk is
+ * one run of the file or a few short ones (cut.c), and each of these runs is called a
+ * piece here. A chunk is moved in two halves. The file's half is done by the workers,
+ * who read or write parts of the chunk (calls.c). The device's half copies between the
+ * page-locked memory of the slot and the device (file.c). The halves of different
+ * chunks overlap. For example, the device copies one chunk while the workers read the
+ * next. A chunk of host memory has no device's half. The workers move its bytes between
+ * the file and the user's memory, so its slot needs no memory.
  *
  * Example: `fromfile` of 1 GiB into a device buffer. The workers read chunks of 8 MiB
  * in parts of 1 MiB, or of 2 MiB past the page cache, and each chunk is copied to the
@@ -39,8 +41,9 @@ enum {
 /* A run of the file within a chunk. The job's thread writes pieces and chunks; workers
  * read them while their task is posted. */
 typedef struct cm_file_piece {
-    /* Where it begins in the chunk. It lies as far from the beginning of a page there
-     * as `offset` lies from the beginning of a page of the file. */
+    /* Where it begins in the chunk. `at` and `offset` have the same remainder when they
+     * are divided by CM_FILE_PAGE_NBYTES, because reads and writes past the page cache
+     * need memory that is aligned as the file is. */
     uint64_t at;
     uint64_t nbytes;
     uint64_t offset;
@@ -102,8 +105,8 @@ typedef struct cm_file_job {
     /* Under lock: the failure nearest to the beginning of the first file that
      * failed. */
     cm_file_failure failure;
-    /* Owned. What a transfer in the background has for itself; NULL if a caller waits
-     * for the transfer, and then that caller destroys this. */
+    /* Owned. What only a transfer in the background needs (save.h). It is NULL if a
+     * caller waits for the transfer, and then the caller destroys the cm_file_job. */
     struct cm_file_save *save;
     cm_file_chunk chunks[CM_SLOT_MAX];
 } cm_file_job;
@@ -122,20 +125,22 @@ cm_file_has_failed(const cm_file_job *file)
     return atomic_load(&file->job->lost_error) != 0;
 }
 
-/* file.c: make the state of a transfer, within a call that has begun.
- * Fails: CM_ENOMEM, CM_ESYSTEM. */
+/* file.c: make the state of the transfer that `request` asks for. It borrows the
+ * request.
+ * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_file_job_create(const cm_file_request *request,
                                           cm_file_job **out);
 /* Free it, and set `failure` to what went wrong with the file. */
 void cm_file_job_destroy(cm_file_job *file, cm_file_failure *failure);
-/* Do the same, and destroy its `save`, if it has one. Otherwise the file belongs to a
- * caller that waits, and this does nothing. */
+/* Free the state of a transfer in the background, and its `save`. If there is no
+ * `save`, this does nothing, because the caller that waits for the transfer frees its
+ * state. */
 void cm_file_job_drop(cm_file_job *file);
 /* Return the device of the first range that has bytes on a device, or -1 if all bytes
  * are in host memory. */
 int cm_file_first_device(const cm_file_request *request);
-/* Plan the job of a file, after checking that the file is long enough and that the
- * streams fit.
+/* Plan the job of a file, after checking that a file to be read is long enough, that
+ * each range has memory, and that none of the request's streams is being captured.
  * Fails: CM_ESYSTEM, CM_EINVALID, CM_ECAPTURING. */
 CM_NODISCARD cm_status cm_file_plan(cm_job *job);
 
