@@ -60,7 +60,8 @@ def test_walk_ends_at_the_mount_point(tmp_path) -> None:
             ["/m/x", "/m"],
         ),
         # `/docker/abc` merely begins with the name of the mounted group, and `/../other`
-        # lies above what is mounted. The walk then begins at the mount point.
+        # lies above what is mounted. The mount reaches neither group, so the walk begins at
+        # the mount point.
         ("1 0 0:9 /docker/ab /m rw - cgroup2 c rw\n", "0::/docker/abc\n", ["/m"]),
         ("1 0 0:9 / /m rw - cgroup2 c rw\n", "0::/../other\n", ["/m"]),
         ("1 0 0:9 / /m rw - cgroup2 c rw\n", "0::/\n", ["/m"]),
@@ -150,14 +151,14 @@ def test_quota_of_version_1_counts(tmp_path) -> None:
 
 
 def test_extension_gets_a_line_for_each_folder(monkeypatch) -> None:
-    """A folder with a line break in its name is left out, since it would look like two."""
+    """A folder whose name has a line break would look like two lines, so it is left out."""
     names = ["/m/a", "/m/two\nlines", "/m/\udcff", "/m"]
     monkeypatch.setattr(control_groups, "folders", lambda *_: names)
     assert control_groups.memory_folders() == b"/m/a\n/m/\xff\n/m\n"
 
 
-#: A program that replaces what cumem reads of control groups, and prints what it makes of
-#: that.
+#: A program that replaces the texts that cumem reads about control groups, and prints the
+#: limits that cumem finds in these texts.
 LIMITED = """
 import cumem
 from cumem import _core

@@ -2,8 +2,8 @@
 """Each name that `dir()` lists of an object can be read, whatever the object's state.
 
 Completion, debuggers and `inspect.getmembers` read all listed names. The functions below
-make objects of the public types, open and closed ones, in dicts that name them. A test then
-lists the names of each object and reads them all.
+make open and closed objects of the public types. They return dicts, in which each object
+has a key that describes it. A test then lists the names of each object and reads them all.
 """
 
 from __future__ import annotations
@@ -233,7 +233,10 @@ def test_buffers_of_memory_that_moved_do_not_list_what_they_refuse(emulated) -> 
 
 
 def test_listing_names_exports_nothing(runtime) -> None:
-    """Listing names exports no memory, so that the block can be reused at once."""
+    """Listing names must not count as an export of the memory.
+
+    After an export the block could not be reused at once.
+    """
     buffer = cumem.empty_managed(1000, "u1")
     assert ("__cuda_array_interface__" in dir(buffer)) == (not runtime.emulated)
     address = buffer.ptr

@@ -211,7 +211,7 @@ def test_headers_put_the_numbers_of_the_list_into_kernels() -> None:
 
 @pytest.mark.parametrize("name", [row.name for row in ROWS if row.scales])
 def test_device_converts_to_the_bits_that_copy_threads_make(runtime, name) -> None:
-    """Device and host must agree for all values of a type, or for 65,536 of a longer one.
+    """Device and host must agree for all values of a dtype, or for 65,536 if it is long.
 
     The emulated device runs the kernel as C. There are 2**19 elements because the device
     converts only copies of 1 MiB or more.
@@ -250,7 +250,7 @@ def test_package_names_no_dtype_of_another_package_or_of_files() -> None:
     """A new dtype then needs a row in the list and no change of the package."""
     names = {row.name for row in ROWS if not row.kind}
     names |= {row.file_name for row in ROWS if row.file_name}
-    # hints.py has this name because it replaces "bf16", which people write, by it.
+    # hints.py has this name because it tells people who write "bf16" to write "bfloat16".
     known = {("hints", "bfloat16")}
     check_none(
         (

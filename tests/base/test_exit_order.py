@@ -22,7 +22,7 @@ pytestmark = pytest.mark.checked
 #: With these variables freed memory is overwritten, so that a later use of it is noticed.
 POISONED = {"PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}
 
-#: What a program leaves behind, with the code that does so.
+#: What a program leaves behind, with the code that makes it.
 LEFT = {
     "pools": "kept = [cumem.default_pool('pinned'), cumem.Pool('device')]",
     "streams": "kept = [cumem.Stream() for _ in range(3)]",
@@ -109,8 +109,8 @@ def test_shutdown_out_of_a_collection_while_an_object_is_made_leaves_it_whole(
 ) -> None:
     """Up to Python 3.11 the allocation of an object may run a collection.
 
-    The test makes objects while each collection calls `shutdown()`. Each of them must
-    either be refused or be whole: it can be shown and closed.
+    The test makes objects while each collection calls `shutdown()`. Each attempt must
+    either raise an error, or make a whole object, which can be shown and closed.
     """
     is_making = False
     tried = 0

@@ -4,8 +4,9 @@
 A scenario is a function that uses some part of the public API. `sweep` (support/faults.py)
 runs it once for every call of the driver that it makes, and lets that call fail. The error
 must name the call, nothing may be left behind, and the scenario must then succeed. The
-tests at the end sweep first uses and shutdowns, and check that every operation of
-`csrc/runtime/ops.h`, a call of the driver or the runtime, was reached.
+tests at the end sweep first uses and shutdowns. They also check that the sweeps reached
+every operation of `csrc/runtime/ops.h`, each of which is a call of the driver or of CUDA's
+runtime.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ def copy_async_in_the_background() -> None:
 
 
 def many_pairs(to: object, source: object) -> list[tuple[object, object]]:
-    """Return two pairs that exchange the halves, so that they cannot be joined to one."""
+    """Return two pairs that swap the halves, so that cumem cannot join them to one copy."""
     width = 400
     order = range(0, 800, width)
     return [
@@ -529,7 +530,8 @@ def read_and_write_files() -> None:
         cumem.tofile(file, source)
         cumem.write_ranges(file, [(4, source[1:2000:2])])
         cumem.write_ranges(file, [(0, content[:1001])])
-        # This array maps the file itself, so that its bytes are copied first.
+        # This array maps the file itself. Writing could change bytes of the array that are
+        # still to be read, so cumem copies all of them first.
         mapped = np.memmap(file, "i4", "r+")
         cumem.write_ranges(file, [(0, mapped[999::-1])])
         cumem.read_ranges(file, [(0, mapped[999::-1])])
@@ -884,8 +886,8 @@ def shut_down_after_work() -> list[BaseException]:
 def fail_shutdown_at_every_call() -> set[str]:
     """Shut down again and again, each time with a later call failing.
 
-    Returns the operations that failed, by their names in ops.h, or by those of CUDA where
-    an error names them.
+    Returns the names of the operations that failed. If an error was raised, the name is the
+    one in the error, which is CUDA's. Otherwise it is the name in ops.h.
     """
     testing = session.testing
     injected_ops = set()
@@ -920,7 +922,8 @@ def test_shutdown_may_fail_at_every_call() -> None:
         "cudaHostUnregister",
     }
     injected_ops = fail_shutdown_at_every_call()
-    # A worker thread may make its last call late, and then that call fails instead.
+    # A worker thread may make its last call late, and then that call fails in the place of
+    # the shutdown's. A few more rounds reach the operations that were missed.
     for _ in range(3):
         if not expected <= injected_ops:
             injected_ops |= fail_shutdown_at_every_call()
@@ -938,8 +941,9 @@ def test_sweep_reached_every_operation(emulated) -> None:
     }
     # Other tests of this file sweep the shutdown and the first use.
     elsewhere = {"device_reset", "module_unload", *COLD}
-    # A source is what a pool gets memory from. It opens once and ends with its pool, and
-    # cudaMalloc takes over if memory cannot be mapped. tests/c sweeps these calls.
+    # A pool gets its memory from a source. The source makes these calls when it opens, when
+    # it ends with its pool, or when it has to use cudaMalloc because memory cannot be
+    # mapped. No scenario does this, so tests/c sweeps these calls.
     elsewhere |= {
         "address_reserve",
         "address_free",

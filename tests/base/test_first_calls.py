@@ -149,7 +149,8 @@ RAISE = {
 #: The expressions of the blocks.
 BLOCKS = (
     pytest.param("cumem.Device(0)", marks=pytest.mark.checked),
-    # The ring of a million entries would be overwritten at its birth, too, in each child.
+    # By default a record has a ring of a million entries. POISONED makes malloc() overwrite
+    # new memory too, so each child would write over a whole ring at its start.
     *("cumem.Stream()", "cumem.Pool('pinned')", "cumem.record(max_entries=1000)"),
     *("cumem.Pool('device')", "cumem.numpy_pinned(1)", "cumem.limit('pinned', '1GiB')"),
     *("cumem.measure()", "cumem.tag('a')", "nothing()"),
@@ -305,7 +306,7 @@ def test_first_call_of_a_process_inside_a_block_does_not_crash(folder, block) ->
 
 
 def test_calls_that_come_first_are_right_without_a_block(folder) -> None:
-    """Calls must succeed without a block, since one that always raises shows nothing."""
+    """Each call must succeed without a block: one that always raises would show nothing."""
     program = PROGRAM.replace('print(f"{call}: {error!r}")', "os._exit(3)")
     right = {name: call for name, call in (CALLS | OTHERS).items() if name not in RAISE}
     done = programs.run("-c", program, "nothing()", json.dumps(right), str(folder))

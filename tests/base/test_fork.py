@@ -47,7 +47,7 @@ pytestmark = [
 def test_child_changes_how_its_own_copies_are_made(emulated) -> None:
     """Settings that the child changes hold in the child alone.
 
-    Copies run in the background at the forks.
+    Copies of the parent run in the background while it forks.
     """
     source, target = np.ones(1 << 20, "u1"), cumem.empty_device(1 << 20, "u1")
 
@@ -173,7 +173,8 @@ def test_child_is_refused_whatever_its_parent_was_doing(emulated) -> None:
 def test_child_of_a_signal_handler_does_not_go_on_waiting(emulated) -> None:
     """A handler forks while another thread waits for the device on behalf of this one.
 
-    The child lacks that thread, so its own wait must end with an error.
+    The child lacks that thread, so the call that was waiting must raise an error in the
+    child.
     """
     stream, children = cumem.Stream(), []
 
@@ -548,7 +549,8 @@ assert (array[:: 1 << 12] == 7).all()
 def test_child_that_has_no_room_for_the_bytes_is_not_given_others() -> None:
     """The child may not map enough memory for the bytes of a pinned buffer.
 
-    It must be refused a view of them, and touching an older view must kill it.
+    A new view of these bytes must then be refused to the child, and touching an older view
+    must kill the child.
     """
     assert run(LACKING) == ""
 
@@ -573,7 +575,7 @@ def run(code: str, backend: str = "emulated") -> str:
     )
 
 
-#: A program whose child ends normally, while it holds or after it has dropped what it
+#: A program whose child ends normally. Before that it may drop the buffers that it
 #: inherited.
 LEAVING = """
 import gc, os, signal, sys, numpy as np
@@ -639,7 +641,7 @@ assert count == 1, count
     not hasattr(ctypes.CDLL(None), "__register_atfork"), reason="this test needs glibc"
 )
 def test_subprocess_copies_nothing(runtime) -> None:
-    """Starting a program must run no fork handler, since cumem's own copies memory."""
+    """Starting a program must run no fork handlers, since cumem's handler copies memory."""
     assert run(COUNTING, runtime.name) == ""
 
 
@@ -702,7 +704,8 @@ if __name__ == "__main__":
 
 
 # A worker that is not forked imports PyTorch itself, which takes five seconds under
-# AddressSanitizer. Each method is a case, so that each has a whole test's time.
+# AddressSanitizer. Each method is a test of its own, because the time limit is for each
+# test.
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("loader", ["python", "torch"])
 def test_workers_read_a_dataset_of_pinned_arrays(
@@ -746,7 +749,7 @@ def test_benchmark_of_forks_finds_no_wrong_byte(tmp_path) -> None:
         assert found[made]["huge_after"] == found[made]["huge_before"]
 
 
-#: A driver's library that stops while it is being loaded, until the test goes on.
+#: A driver's library whose loading does not end until the test allows it.
 LATE_DRIVER = """
 #include <stdlib.h>
 #include <unistd.h>

@@ -23,9 +23,9 @@ pytestmark = [
 ]
 
 #: The first part of a program. Its `hold(names)` starts a thread for each of these modules,
-#: which imports the module, but stops until `go_on` is set: before the module is made, or
-#: before it is executed if IN_THE_MIDDLE is true. `fork_and_work()` lets a child use the
-#: package.
+#: which begins to import the module and then waits for `go_on`. It waits before the module
+#: is made or, if IN_THE_MIDDLE is true, before the module is executed. `fork_and_work()`
+#: lets a child use the package.
 HOLD = """
 import ast, importlib.machinery, os, signal, sys, threading, warnings
 import numpy as np
@@ -246,16 +246,17 @@ assert raised == [], raised
 
 
 def test_modules_loaded_before_a_fork_run_their_hooks_from_the_next_one_on() -> None:
-    """A module may register a hook that takes its lock before a fork, and one for after it.
+    """A module may have two hooks, which take its lock before a fork and release it after.
 
-    The fork that makes cumem load the module is too late for the first hook, so it may not
-    run the second one, which would release the lock.
+    A fork that makes cumem load the module is too late to run the first hook. So it may not
+    run the second hook either, which would release a lock that nobody has taken.
     """
     done = programs.run("-c", LOCKS)
     assert done.returncode == 0, done.stderr
 
 
-#: A program in which a thread that forks loads the modules and stops, while another forks.
+#: A program in which two threads fork. The fork of the first thread makes cumem load
+#: modules, and then stops. Meanwhile the second thread forks.
 TWO_FORKS = """
 import os, sys, threading
 stopped, go_on = threading.Event(), threading.Event()

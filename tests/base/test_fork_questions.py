@@ -135,8 +135,8 @@ def test_child_after_limits_of_the_environment_has_all_of_cumem() -> None:
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_child_after_a_question_has_its_gpu(question, tmp_path) -> None:
     code = ASKING.format(question=QUESTIONS[question], count="cumem.device_count()")
-    # The cache is empty, because figures that are kept in it are looked up by the name of
-    # the GPU, which only the driver knows.
+    # The folder of the cache is empty. To read figures from the cache, cumem would need the
+    # name of the GPU, and would start the driver to ask for it.
     run(code, CUMEM_BACKEND="cuda", XDG_CACHE_HOME=str(tmp_path))
 
 

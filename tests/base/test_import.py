@@ -94,7 +94,10 @@ def test_modules_of_the_package_are_loaded_at_first_use() -> None:
 
 
 def test_signal_handler_while_a_module_is_loaded_is_told_so() -> None:
-    """Half of a module cannot be used, and the call that was interrupted goes on."""
+    """A call in the handler that needs the half-loaded module raises an error.
+
+    The call that the handler interrupted goes on.
+    """
     run(
         """
         import signal, sys
@@ -190,7 +193,7 @@ def test_names_are_those_that_type_checkers_see() -> None:
 
 
 def test_no_module_takes_the_name_of_a_function() -> None:
-    """Python would put such a module in the place of the function once it is imported."""
+    """As soon as such a module is imported, Python puts it in the place of the function."""
     modules = {path.stem for path in pathlib.Path(cumem.__file__).parent.iterdir()}
     assert not modules & set(cumem.__all__)
 

@@ -136,7 +136,7 @@ def total(call) -> int:
 
 @contextlib.contextmanager
 def held() -> Iterator[tuple[cumem.Buffer, cumem.Stream]]:
-    """Yield device memory and a stream, held shut, on which a fill of the memory waits."""
+    """Yield device memory, and a stream that is held shut and still has to fill it."""
     stream = cumem.Stream()
     memory = cumem.zeros(NBYTES, "u1", "device", stream=stream)
     cumem.Device(0).synchronize()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of environment variables: misspelt names, and the words that switch things.
 
-A variable whose name begins with `CUMEM_` and that nothing reads causes a warning once. The
-later tests check that all switches know the same words, such as "yes" and "off".
+If nothing reads a variable whose name begins with `CUMEM_`, one warning is shown. The later
+tests check that all switches know the same words, such as "yes" and "off".
 """
 
 from __future__ import annotations
