@@ -55,7 +55,7 @@ class Pair:
 
 
 class Shrinking:
-    """An integer that empties the list that it is in."""
+    """An integer that empties its own list when its value is read."""
 
     def __init__(self) -> None:
         self.items: list[object] = [self, 3]
@@ -90,7 +90,7 @@ class TorchDevice:
 
 
 class Exported:
-    """A buffer whose DLPack export is asked for with some other `copy`."""
+    """An exporter that asks its buffer for a DLPack export with its own value of `copy`."""
 
     def __init__(self, buffer: cumem.Buffer, copy: object) -> None:
         self.buffer = buffer
@@ -226,7 +226,7 @@ def test_wrong_flag_of_a_constructor_is_refused(
 def test_shape_whose_integer_shuts_cumem_down_is_that_of_a_new_buffer(
     emulated, make
 ) -> None:
-    """cumem must choose the pool only after __index__() has run, as that call may shut
+    """cumem must choose the pool only after __index__() has run, since __index__() may shut
     cumem down.
     """
 
@@ -543,7 +543,7 @@ def test_kind_of_another_name_says_what_to_type(
 
 
 def test_kind_whose_name_was_made_at_run_time_is_found_without_python(emulated) -> None:
-    """A name that was read from a file is another object than the name in the source."""
+    """A name from a file is a new object, so cumem has to compare the text of the name."""
     name = "".join(("man", "aged"))
     cumem.empty(256, "u1", name).free()
     called: list[str] = []

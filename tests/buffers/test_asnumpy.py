@@ -31,7 +31,7 @@ def check(made: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def numbers(shape, dtype) -> np.ndarray:
-    """Return an array whose bytes are 0 and 1 in turn, since a bool has no other."""
+    """Return an array whose bytes are 0 and 1 in turn: a bool may have no other byte."""
     dtype = np.dtype(dtype)
     count = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer(bytes(i % 2 for i in range(count)), dtype).reshape(shape)

@@ -62,7 +62,7 @@ def goes_via_host(dst: str, src: str) -> bool:
 
 
 def that_fit(array: np.ndarray, to: np.dtype) -> np.ndarray:
-    """Leave out floats that an integer cannot hold, since NumPy leaves them undefined."""
+    """Leave out floats that an integer cannot hold, since NumPy's result is undefined."""
     if array.dtype.kind == "c":
         real = np.ascontiguousarray(array.real)
         return array[np.isin(real, that_fit(real, to))] if to.kind in "iu" else array
@@ -303,7 +303,10 @@ def test_elements_are_converted_in_their_place(runtime, kind, source, to) -> Non
 def test_overlap_of_the_host_with_the_device_is_read_whole_first(
     emulated, kind, down
 ) -> None:
-    """cumem does not take the host's view of the emulated device's memory for a buffer."""
+    """For cumem, the host's view of the emulated device's memory is ordinary memory.
+
+    A copy between the view and the buffer must read all of its source before it writes.
+    """
     count = 200_000
     far = cumem.zeros(2 * count, "f8", kind)
     room = cumem.asbuffer(np.from_dlpack(far))
@@ -394,7 +397,10 @@ def test_mapped_file_cut_short_is_an_oserror(runtime, tmp_path) -> None:
 
 
 def test_last_element_before_a_page_that_is_not_there_is_converted(runtime) -> None:
-    """The conversion reads the elements of the shorter side, and no byte behind them."""
+    """The array with the shorter elements ends at a page that cannot be read.
+
+    The conversion must read all of the array and no byte of that page.
+    """
     room = mmap.mmap(-1, 1 << 20)
     was = np.frombuffer(room, "f4")
     was[:] = np.arange(was.size)

@@ -64,7 +64,7 @@ def test_short_numbers_cross_the_link_and_grow_there(runtime, source, scaled) ->
     target = cumem.empty(was.shape, F4)
     done = cumem.copy_async(target, was, casting="unsafe", **how)
     done.wait()
-    # The kernel would give NaN other bits.
+    # The kernel would give NaN other bits, so the host converts floats that are scaled.
     on_host = scaled and source in FLOATS
     assert done.nbytes == (expected if on_host else was).nbytes
     assert_same(values.get(target), expected, was)

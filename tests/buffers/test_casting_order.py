@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of copies that convert numbers and of other work.
 
-A stream whose gate is shut starts no work, which shows whether a copy comes after the
-stream's work, and whether the call waits.
+A stream whose gate is shut starts no work. So a test can see whether a copy comes after
+the stream's work, and whether the call waits.
 """
 
 from __future__ import annotations

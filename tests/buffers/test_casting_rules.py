@@ -206,10 +206,9 @@ CALLS: dict[str, tuple[Callable[..., Any], str, bool]] = {
 
 
 def check(call: str, pair: tuple[np.dtype, np.dtype], rule: str | None) -> None:
-    """Check that a call converts one pair of dtypes as NumPy does, or refuses it, by
-    the rule.
+    """Check that a call converts as NumPy does if the rule allows it, and else refuses.
 
-    Without a rule, the call's own default holds.
+    `pair` has the two dtypes. Without a rule, the call's own default holds.
     """
     function, default, has_casting = CALLS[call]
     source, target = pair
@@ -376,7 +375,10 @@ def test_infinities_and_integers_out_of_range_are_numpys(runtime) -> None:
 def several(
     name: str, a: Any, to: np.dtype, kind: str, far: bool, **how: Any
 ) -> np.ndarray:
-    """Return the elements after the copy of this name; with `far`, from a device."""
+    """Return the elements that the copy of this name leaves.
+
+    With `far`, its source is on a device.
+    """
     a = cumem.array(a) if far else a
     if name.startswith("broadcast"):
         targets: Any = [cumem.empty(a.shape, to, kind) for _ in range(2)]
@@ -527,8 +529,10 @@ def test_plain_files_convert_by_rule(runtime, tmp_path, kind) -> None:
 def test_conversion_passes_no_python_of_the_package(
     runtime, target, source, how
 ) -> None:
-    """cumem remembers the plan of each pair, except those of ">f8", which is a new
-    object each time.
+    """cumem remembers the plan of each pair.
+
+    It cannot do so for ">f8", whose dtype is a new object in each call. Its plan must be
+    made without Python.
     """
     there = cumem.empty(3, target, "pinned")
     given = np.arange(3, dtype="u1").astype(source)

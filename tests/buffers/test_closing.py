@@ -86,7 +86,8 @@ def test_unregistering_does_not_wait_for_other_transfers(emulated) -> None:
         with cumem.register(memory) as buffer:
             assert testing.registrations() == 1
         assert testing.registrations() == 0
-        # Nothing exports the map any more, although the buffer still has a name.
+        # The name `buffer` still exists, but the map is no longer exported and can be
+        # closed.
         memory.close()
         assert buffer.closed
 
@@ -174,8 +175,8 @@ def test_close_waits_for_its_own_transfer(emulated) -> None:
 
 @pytest.mark.parametrize("how", ["close", "exit"])
 def test_ctrl_c_ends_the_wait_for_an_interrupted_copy(emulated, how) -> None:
-    """A copy that is held up for a long time goes on after Ctrl-C, although no buffer
-    remembers it.
+    """Ctrl-C interrupts a call of copy(), but the copy itself goes on, and no buffer
+    remembers it. Closing must wait for such a copy, and Ctrl-C must end that wait too.
     """
     stream = cumem.Stream()
     registration = cumem.register(np.zeros(NBYTES, "u1"))
@@ -279,7 +280,7 @@ def test_memory_follows_the_last_export_of_a_block(runtime, kind, protocol) -> N
     del array
     gc.collect()
     assert live(kind) == NBYTES
-    # Older NumPys make arrays read-only that come by DLPack.
+    # Arrays that come by DLPack are read-only in older versions of NumPy.
     if part.flags.writeable:
         part[:] = 7
         assert part.tolist() == [7, 7]
@@ -306,7 +307,8 @@ def test_transfer_from_an_array_that_outlives_the_block(emulated) -> None:
 
 def test_what_the_buffer_protocol_gave_away_stays_with_the_object(runtime) -> None:
     with cumem.zeros(NBYTES, "u1", "pinned") as buffer:
-        memoryview(buffer).release()  # A consumer may have kept only the object.
+        # A consumer may keep the object and use its memory without the view.
+        memoryview(buffer).release()
     assert live("pinned") == NBYTES
     del buffer
     assert live("pinned") == 0
@@ -396,9 +398,9 @@ def test_child_sees_the_true_state_of_transfers(emulated) -> None:
 
 
 class Watched:
-    """A tensor whose storage says in Python where its memory is, and may change it.
+    """A tensor whose storage runs Python code when it is asked where its memory is.
 
-    `looked` runs whenever the storage is asked.
+    That code calls `looked`.
     """
 
     looked: Callable[[], object] = staticmethod(lambda: None)
@@ -453,5 +455,6 @@ def test_memory_that_is_closed_while_it_is_looked_at_is_not_used(
     with suppress(ValueError):
         USES[use](buffer)
         assert not buffer.closed
-    # The function refers to the buffer, which keeps the tensor: a cycle.
+    # `looked` refers to the buffer, and the buffer keeps the tensor, so this is a
+    # cycle.
     del tensor.looked

@@ -163,7 +163,9 @@ def windows(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
 def test_target_whose_elements_share_memory_is_refused(
     emulated, shape, strides, source
 ) -> None:
-    """Threads and kernels would write such elements in any order."""
+    """Threads and kernels would write such elements in any order, so no rule could say
+    which value stays.
+    """
     target = windows(shape, strides)
     values_of = values.put(np.ones(shape, "u2"), source)
     calls: list[Callable[[], object]] = [
@@ -226,7 +228,7 @@ def test_copy_waits_for_work_on_a_late_stream(runtime, kind) -> None:
     middle = cumem.zeros(count, "i4", kind)
     handle = cumem.copy_async(middle, source, stream=stream)
     out = np.zeros(count, "i4")
-    # This copy has another stream, and must still see the first one.
+    # This copy is made on another stream, and must still see the bytes of the copy above.
     cumem.copy(out, middle)
     assert (out == np.arange(count)).all()
     assert handle.done
@@ -374,8 +376,8 @@ def test_short_arrays_are_not_asked_about_where_a_device_is_waited_for(
     assert (questions(device, host) > 0) == asked
     assert (questions(back, device) > 0) == asked
     np.testing.assert_array_equal(back, host)
-    # The driver is asked where the kind of memory matters: between two ends on the
-    # host, in the background, and for memory of cumem.
+    # The driver is asked if the kind of memory matters: between two ends on the host, in
+    # the background, and for memory of cumem.
     assert questions(pinned, host) > 0
     assert questions(device, pinned.numpy()) > 0
     session.testing.plan_fault(None, 0)
@@ -459,7 +461,7 @@ def test_an_expanded_tensor_is_no_target(emulated) -> None:
 
 
 def counted(dst: object, src: object) -> tuple[int, int]:
-    """Copy, and return how many short copies and how many jobs of the host that made."""
+    """Copy, and return how many short copies and how many jobs of the host this took."""
     before = session.testing.copy_counts()
     cumem.copy(dst, src)
     after = session.testing.copy_counts()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """copy() against NumPy's assignment, for random shapes, strides, dtypes and kinds.
 
-Hypothesis draws a target and a source, also within one buffer, and the bytes afterwards
-must be those of NumPy.
+Hypothesis draws a target and a source, which may lie in one buffer. After the copy the
+bytes must be those that NumPy's assignment leaves.
 """
 
 from __future__ import annotations

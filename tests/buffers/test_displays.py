@@ -405,7 +405,7 @@ def test_transfers_less_than_a_pixel_apart_are_drawn_as_one() -> None:
             r'<rect x="([\d.]+)" y="96.0" width="([\d.]+)"', shown
         )
     ]
-    # The picture cuts off the transfer that still runs at its end.
+    # One transfer still runs when the picture ends, so its bar is cut off there.
     assert ends == pytest.approx([345, 624], abs=0.2)
 
 

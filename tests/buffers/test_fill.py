@@ -31,7 +31,8 @@ pytestmark = [
 # The record has 10 bytes without padding.
 RECORD = np.dtype([("key", "i2"), ("weight", "f8")])
 
-#: One value of each dtype, in each of the sizes that memset and the kernel treat apart.
+#: One value of each dtype, in each of the sizes that memset and the kernel treat in
+#: different ways.
 VALUES = [
     np.array(True),
     np.array(7, "u1"),
@@ -58,7 +59,7 @@ def registered(shape: object, dtype: object) -> cumem.Buffer:
 
 @contextlib.contextmanager
 def opened_soon(stream: cumem.Stream) -> Iterator[None]:
-    """Open a stream, which is shut, as soon as the block waits for it."""
+    """Open a shut stream as soon as the code in the block waits for that stream."""
     try:
         with session.when_waiting(lambda: session.testing.gate_open(stream)):
             yield
@@ -173,7 +174,7 @@ def test_full_of_what_becomes_an_array_converts_as_of_an_array(runtime, kind) ->
     assert cumem.full_like(kept[0], values, "f8").to_numpy().tolist() == [1, 2, 3]
     with pytest.raises(TypeError, match="'same_kind' does not allow"):
         cumem.full(3, values, "u1", kind)
-    # An existing buffer converts nothing.
+    # Unlike full(), fill() does not convert an array to the dtype of the buffer.
     with pytest.raises(TypeError, match=r"fill: .*dtype"):
         cumem.empty(3, "f4", kind).fill(values)
 

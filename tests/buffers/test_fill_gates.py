@@ -76,7 +76,8 @@ def test_fill_waits_for_no_stream_it_is_not_ordered_after(emulated, seed: int) -
                 held.append((buffer, {of} if own is not None else set()))
                 buffer, uses = random.choice(held)
                 by = random.randrange(3)
-                # The host fills pinned memory itself, once the streams have ended.
+                # The host fills pinned memory itself, so the call would wait for the late
+                # streams.
                 if buffer.kind == "pinned" and ({by} | uses) & late.late:
                     continue
                 threads.append(

@@ -65,8 +65,8 @@ def test_with_device_places_memory_there(runtime) -> None:
 
 
 def test_what_is_current_is_seen_by_the_collector() -> None:
-    """If the garbage collector did not see these variables, the module would keep the
-    current stream alive forever.
+    """If the garbage collector did not see the context variables of the module, they would
+    keep the current stream alive forever.
     """
     referents = gc.get_referents(cumem._core)
     names = {each.name for each in referents if isinstance(each, ContextVar)}

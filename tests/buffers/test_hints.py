@@ -121,8 +121,8 @@ UNARY: dict[str, Callable[[Any], object]] = {
 def check_says_where_to_compute(kind: str, call: Callable[[], object]) -> None:
     """Check that arithmetic fails with an error that says which views can compute.
 
-    The host can read all memory but a device's through a view, and a device's only
-    through a copy.
+    The host can read memory of a device only through a copy, and all other memory through a
+    view.
     """
     reported, other = "buf.numpy()", "buf.to_numpy()"
     if kind == "device":
@@ -162,7 +162,7 @@ def test_what_python_computes_with_says_where_to_compute(runtime, kind, of) -> N
 @pytest.mark.parametrize("name", IN_PLACE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_operator_in_place_makes_a_buffer_an_array(runtime, kind, name) -> None:
-    """NumPy would return a new array, and leave the buffer as it is."""
+    """With such an operator NumPy would make a new array, and leave the buffer as it is."""
     buffer = cumem.zeros((3, 3), "i4", kind)
     for other in (np.ones((3, 3), "i4"), np.int32(1), "text", None):
         check_says_where_to_compute(kind, lambda: IN_PLACE[name](buffer, other))  # noqa: B023
@@ -327,7 +327,7 @@ def test_every_function_says_what_to_type_for_arguments_of_others(
     assert not list(tmp_path.iterdir())
 
 
-#: These calls have too many arguments, which other libraries would take.
+#: These calls have more arguments than cumem takes. Other libraries would take them all.
 TOO_MANY: dict[str, Callable[..., Any]] = {
     "empty": lambda: cumem.empty(2, 3, 4, 5),  # type: ignore[call-overload]
     "zeros": lambda: cumem.zeros(2, 3, 4, 5),  # type: ignore[call-overload]
@@ -360,7 +360,7 @@ def test_order_by_position_says_that_it_is_given_by_name(emulated) -> None:
 @pytest.mark.parametrize("library", ["torch", "numba"])
 def test_dtypes_of_others_say_which_one_of_numpy_to_type(emulated, library) -> None:
     class Dtype:
-        """A dtype like theirs: only its text says what it is."""
+        """A dtype like those of the library, of which only the text says what it is."""
 
         __module__ = f"{library}.core.types"
 

@@ -42,7 +42,7 @@ def answer(call: Callable[[Any], Any], operand: Any) -> tuple[Any, ...]:
 def test_element_is_the_number_that_numpy_makes_of_it(runtime, dtype, kind) -> None:
     extremes = bytes(range(1, 17)), b"\xff" * 16, b"\0" * 16
     values = [np.frombuffer(raw, "u1", np.dtype(dtype).itemsize) for raw in extremes]
-    # Some bytes are not elements of these dtypes.
+    # Random bytes may be no valid elements of these dtypes.
     if dtype in ("?", "U2"):
         values = [np.array([text], dtype).view("u1") for text in ("", "1")]
     for raw in values:

@@ -120,7 +120,7 @@ print("numpy.ma" in sys.modules)
 
 
 def test_arrays_without_masks_do_not_load_the_module_of_masks() -> None:
-    """Loading that module recurses in NumPy if several threads begin it at once."""
+    """NumPy's code recurses if several threads begin to load numpy.ma at once."""
     done = programs.run("-c", ASK)
     if "loaded by NumPy itself" in done.stderr:
         pytest.skip("this NumPy always loads numpy.ma")

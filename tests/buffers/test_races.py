@@ -110,8 +110,8 @@ def in_thread(call: Callable[[], object], answers: list[object]) -> None:
 def during(call: Callable[[], object], action: Callable[[], object]) -> list[object]:
     """Run `action` within `call`, when cumem drops what finished copies kept alive.
 
-    This happens in a new thread, since the main thread might drop it earlier. Return
-    what `action` and `call` return or raise.
+    This happens in a new thread, since the main thread might drop what was kept earlier.
+    Return what `action` and `call` return or raise.
     """
     answers: list[object] = []
 
@@ -124,7 +124,8 @@ def during(call: Callable[[], object], action: Callable[[], object]) -> list[obj
     return [answers[0], answers[1][0] if isinstance(answers[1], list) else answers[1]]
 
 
-#: This is more than a pool takes at once, so that trim() gives the pages back.
+#: A pool that holds little takes 2 MiB from the driver, or as much as a request needs. A
+#: block of this size fills what was taken for it, so trim() can give these pages back.
 LARGE = 8 << 20
 
 
@@ -344,8 +345,8 @@ class Collections:
         self.left, self.action = left, action
 
     def __enter__(self) -> None:
-        # Python makes tuples and dicts from freed ones without a collection. These are
-        # used up first, so that each new object can start one.
+        # Python reuses freed tuples and dicts, and then starts no collection. The hoard
+        # uses the freed ones up, so that each new object can start a collection.
         self.hoard = [[{}, [], (i,), (i, i), (i, i, i)] for i in range(2000)]
         self.before = gc.get_threshold()
         gc.callbacks.append(self)
@@ -460,7 +461,7 @@ def test_code_at_each_step_of_a_call_frees_nothing_in_use(
     The code frees the buffers of the call, takes their memory for others, and tries a
     shutdown. Then the call must work or be refused, and write nothing but its target.
     """
-    # A wait may look many times.
+    # A call that waits may look very often, so at most 60 steps are tried.
     for left in range(60):
         ends = subjects(kind)
         others: list[cumem.Buffer] = []
@@ -497,7 +498,7 @@ def test_default_pool_asked_for_in_a_collection_that_shuts_down_is_one(
 ) -> None:
     def shut_down(phase: str, _: object) -> None:
         gc.set_threshold(0)
-        # A shutdown below the call is refused.
+        # A shutdown in the middle of the call is refused.
         with contextlib.suppress(RuntimeError):
             cumem.shutdown()
 
@@ -704,7 +705,7 @@ CALLS = {
         "fill_8_async",
     ),
     "copy": (
-        # A short copy would keep the GIL.
+        # A short copy would keep the GIL, and the main thread could not run beside it.
         lambda: cumem.empty_device(16 << 20, "u1"),
         lambda b: cumem.copy(b, np.zeros(16 << 20, "u1")),
         "copy_async",

@@ -65,8 +65,8 @@ def outcome(call: Callable[[Any], Any], on: Any) -> object:
     return answer.shape, answer.dtype
 
 
-#: These calls take an array of shape (2, 3), or make another one. NumPy and cumem
-#: must answer equally.
+#: Most of these calls use the array of shape (2, 3) that they get, and some make another
+#: one. NumPy and cumem must answer equally.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "reshape(6)": lambda a: a.reshape(6),
     "reshape(3, 2)": lambda a: a.reshape(3, 2),
@@ -558,7 +558,7 @@ def test_astype_of_its_own_dtype_is_numpys(runtime, kind, order) -> None:
 
 
 def test_copy_is_ordered_like_any_other_copy(emulated) -> None:
-    """A copy begins when the work on the buffer that cumem knows of is done."""
+    """cumem knows of work on the buffer, and a copy begins only when this work is done."""
     stream = cumem.Stream()
     buffer = cumem.zeros(math.prod((64, 64)), "f4")
     with session.gate(stream):
@@ -643,7 +643,7 @@ def test_element_of_any_memory_is_numpys(emulated, name, kind) -> None:
         return type(found), found
 
     assert answer(buffer) == answer(whole)
-    buffer.free()  # No answer keeps the buffer's memory.
+    buffer.free()  # None of the answers may keep the buffer's memory alive.
 
 
 @pytest.mark.parametrize("kind", KINDS)

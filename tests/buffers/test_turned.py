@@ -133,7 +133,7 @@ def test_others_do_not_wait_behind_the_callers_stream(shut, other) -> None:
 
 
 def test_those_on_one_stream_use_one_block_and_one_more_stream(shut) -> None:
-    """The caller who queues them need not wait for a stream that is shut."""
+    """Such copies can be queued on a stream that is shut, and their calls do not wait."""
     arrays = [numbers(1600, 1500) + i for i in range(5)]
     buffers = [cumem.empty_device((1500, 1600), "i4", stream=shut) for _ in arrays]
     fillers = fill_up(shut, but=2, limited=False)
@@ -153,7 +153,7 @@ def test_those_on_one_stream_use_one_block_and_one_more_stream(shut) -> None:
 
 
 def test_none_needs_the_memory_of_two_blocks(shut) -> None:
-    """The targets have gaps, so the host cannot transpose for them."""
+    """The targets have gaps, so the host cannot transpose for them, and a kernel has to."""
     array = numbers(1600, 1500)
     stream = cumem.Stream()
     targets = [
@@ -201,10 +201,11 @@ def test_short_memory_fails_nobody_where_others_have_two_blocks(emulated) -> Non
 
 @pytest.mark.parametrize("code", [2, 999])
 def test_copy_that_cannot_order_its_second_stream_fails(emulated, code: int) -> None:
-    """The second copy must fail whenever its second stream cannot be ordered, even if
-    the driver says that it lacks memory.
+    """The second copy must fail whenever its second stream cannot be ordered, even if the
+    driver's error is that memory is short.
 
-    The copy gets the blocks of the copy before, which must not be written too early.
+    It gets the blocks that the first copy still uses. Without the order it would write to
+    them too early.
     """
     first, second = (sign * np.arange(2_400_000, dtype="i4") for sign in (1, -1))
     first, second = (a.reshape(1600, 1500).T for a in (first, second))
