@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory used in a capture belongs to the graph, which may run at any later time.
 
-The first part uses a buffer in a capture, drops it, and looks whether its pool hands
-the memory out again. Then another thread captures while this one calls cumem, or memory
-runs short during a capture: neither may break the capture.
+The first part uses a buffer in a capture, drops it, and looks whether its pool hands the
+memory out again. In the later parts another thread captures while the main thread calls
+cumem, or memory runs short during a capture. Neither may break the capture.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def is_reused(use: Callable[[], cumem.Buffer]) -> bool:
     kind, first, end = buffer.kind, buffer.ptr, buffer.ptr + buffer.nbytes
     del buffer
     session.leftovers()  # The transfers have ended, so they no longer hold the buffer.
-    # The events recorded when they ended have passed, too.
+    # This waits for the events that were recorded when the transfers ended.
     cumem.Device(0).synchronize()
     cumem.trim()  # The pool looks at its memory in flight.
     is_kept = in_flight_nbytes() >= before + NBYTES
@@ -112,8 +112,8 @@ def test_memory_of_an_ended_capture_is_not_reused(emulated, kind, use) -> None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_dlpack_consumer_that_captures_keeps_the_memory(emulated, captured) -> None:
-    # This is what a DLPack export does first on a GPU. Emulated memory has no use for
-    # it, so a hook of the tests calls it.
+    # On a GPU, a DLPack export first orders the consumer's stream. An export of emulated
+    # memory does not do so, so a hook of the tests does it.
     stream = cumem.Stream()
 
     def used() -> cumem.Buffer:
@@ -526,8 +526,8 @@ class Foreign:
 
 @pytest.mark.parametrize("wrap", [lambda stream: stream.handle, Foreign])
 def test_stream_that_captures_is_not_asked_who_it_is(emulated, wrap) -> None:
-    """CUDA would answer the question for its id with an error, and break the capture in
-    any mode.
+    """If cumem asked for the stream's id, CUDA would return an error and break the capture,
+    whatever the mode of the capture.
     """
     stream = cumem.Stream()
     source = cumem.zeros(NBYTES, "u1", "device", stream=stream)
@@ -570,8 +570,8 @@ FENCED = ("pinned", "mapped", "managed", "device")
 def exported(kind: str, pool: cumem.Pool | None = None) -> object:
     """Return exported memory.
 
-    Others may still work on it when it is dropped. Only a fence, or a wait for the
-    device, can show when they have finished.
+    Other libraries may still work on this memory when it is dropped. Only a fence, or a
+    wait for the device, can show when their work has ended.
     """
     return cumem.empty(4 * MIB, "u1", kind, pool=pool).__dlpack__()
 
@@ -582,7 +582,7 @@ def run_out(kind: str, _: list[object]) -> None:
 
 
 def collect_and_run_out(kind: str, held: list[object]) -> None:
-    """Run short of memory where only a garbage collection can free the held memory."""
+    """Run short of memory when only a garbage collection can free the held memory."""
     cycle: list[object] = [*held]
     cycle.append(cycle)
     held.clear()
@@ -596,7 +596,7 @@ def call_back(kind: str, held: list[object]) -> None:
 
 
 def drop_and_allocate(kind: str, held: list[object]) -> None:
-    """Drop more buffers than a pool lets wait for fences, and allocate in between."""
+    """Drop more buffers than a pool keeps waiting for fences, and allocate in between."""
     while held:
         held.pop()
         cumem.empty(4 * MIB, "u1", kind)
@@ -689,7 +689,8 @@ def calls_of_a_question(stream_count: int) -> tuple[int, int]:
     many streams were asked.
     """
     streams = [cumem.Stream() for _ in range(stream_count)]
-    # Others know the handles, so they could have started captures.
+    # Reading a handle may give it to another library, which could start a capture. So cumem
+    # has to ask these streams.
     handles = [stream.handle for stream in streams]
     exported = cumem.zeros(1000, "u1", "pinned")
     np.from_dlpack(exported)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is current after blocks were left in another order, context or thread.
+"""What is current after blocks were left in an unusual order, context or thread.
 
 Each test enters `with stream:` or `with pool:` blocks, leaves them in an unusual way,
 and asks which stream or pool is current then.

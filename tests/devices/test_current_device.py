@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device a call uses that names none.
+"""Tests of which device is used by a call that names no device.
 
-Every thread has its own answer, which is settled when the call is made. The first tests
-are about threads, CUDA's current device and PyTorch's; then come default streams, calls
-that must not open a device, and copies of several devices. Four emulated devices stand
-for GPUs, and most tests look at the device of a new buffer.
+The answer may differ in each thread, and is settled when the call is made. The first
+tests are about threads, CUDA's current device and PyTorch's; then come default streams,
+calls that must not open a device, and copies of several devices. Four emulated devices
+stand for GPUs, and most tests look at the device of a new buffer.
 """
 
 from __future__ import annotations
@@ -383,8 +383,8 @@ def test_calls_for_tensors_with_one_device_ask_nobody(
     def ask() -> int:
         raise AssertionError("PyTorch was asked although there is only one device")
 
-    # The patch ends before shutdown(), which may ask PyTorch because it does not wait
-    # for streams that are captured.
+    # The patch ends before shutdown(), which may ask PyTorch. shutdown() does not wait
+    # for streams that are captured, so it has to know whether PyTorch captures.
     with (
         session.opened("emulated", device_count=1),
         monkeypatch.context() as patched,
@@ -458,8 +458,8 @@ def test_failure_of_pytorch_to_tell_its_device_is_raised(four, monkeypatch) -> N
 
 @pytest.mark.parametrize("elsewhere", [None, 1])
 def test_thread_that_reads_follows_the_block_of_the_call(four, elsewhere) -> None:
-    """The reader has the device of the block around chunks(), wherever the chunks are
-    iterated.
+    """The thread that reads has the device of the block in which chunks() was called,
+    wherever the chunks are iterated.
     """
     found: list[int] = []
 
@@ -505,8 +505,8 @@ def test_pipeline_function_has_its_lane_as_current(four) -> None:
 # -- default streams -------------------------------------------------------------------
 
 
-# Each of these functions starts copies on `side`, a stream of device 3, and returns a
-# handle of theirs and the stream.
+# Each of these functions starts copies on `side`, a stream of device 3, and returns the
+# handle of a copy and the stream.
 
 
 def device_copy(side: cumem.Stream) -> tuple[cumem.Transfer, cumem.Stream]:
@@ -616,7 +616,8 @@ def test_default_stream_by_its_number_is_that_of_the_memorys_device(four) -> Non
     there.fill(7, stream=1)
     there.record_stream(1)
     assert there.tolist() == [7] * (1 << 10)
-    # Device 0 was current, so it locked the pages of the pinned memory.
+    # Device 0 was current when the pinned memory was made. Locking its pages gave
+    # device 0 a context.
     assert contexts() == [0, 3]
 
 
@@ -893,16 +894,16 @@ def test_a_stream_asks_another_once_for_the_same_work(four) -> None:
     writer, reader = (cumem.Stream(device=d) for d in (0, 1))
     there = cumem.empty_device(1024, device=1, stream=reader)
     cumem.copy_async(batch, cumem.zeros(1024, device=0), stream=writer).wait()
-    # This wait ends before the gate shuts, because the gate would hold up its event
-    # too.
+    # This copy makes the reader's stream wait for an event of the writer's stream. It
+    # ends before the gate shuts, because the gate would hold up that event too.
     cumem.copy_async(there, batch, stream=reader).wait()
     session.shut(writer)
-    # The stream is busy with other work.
+    # The writer's stream is busy with work on other memory.
     cumem.empty_device(8, device=0).fill(1, stream=writer)
     for _ in range(5):
         cumem.copy_async(there, batch, stream=reader).wait()
     testing.gate_open(writer)
-    # The stream has new work on the batch, so the reader must wait once more.
+    # The writer's stream has new work on the batch, so the reader must wait once more.
     session.shut(writer)
     cumem.copy_async(batch, cumem.zeros(1024, device=0), stream=writer)
     cumem.copy_async(there, batch, stream=reader)

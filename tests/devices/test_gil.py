@@ -51,7 +51,8 @@ def late() -> Iterator[session.Runtime]:
 def another_thread() -> Iterator[threading.Event]:
     """Yield an event that a second thread sets as soon as it gets the GIL.
 
-    The switch interval is so long that the thread gets it only if a call releases it.
+    The switch interval is so long that the thread gets the GIL only if a call releases the
+    GIL.
     """
     ran = threading.Event()
     start = threading.Lock()
@@ -123,7 +124,7 @@ def test_short_copy_that_takes_long_gives_the_gil_up(
 def queued_first(buffer: cumem.Buffer, host: np.ndarray) -> None:
     """Copy to the host while a fill of the buffer waits at a gate.
 
-    The copy has to wait in its call, and this thread can go on only if it has released
+    The call of the copy has to wait, and the test can go on only if the call has released
     the GIL.
     """
     stream = cumem.Stream()
@@ -166,7 +167,7 @@ def test_what_may_wait_gives_the_gil_up(prompt: session.Runtime, name: str) -> N
 def test_long_copy_of_another_thread_needs_the_gil_only_at_its_end(
     prompt: session.Runtime,
 ) -> None:
-    """Only the main thread takes the GIL on the way, in order to notice Ctrl-C."""
+    """Only copies of the main thread take the GIL earlier, in order to notice Ctrl-C."""
     source = np.ones(48 * MIB, "u1")
     target = cumem.zeros(source.size, "u1", "device")
     cumem.Device(0).synchronize()
@@ -185,7 +186,7 @@ def test_long_copy_of_another_thread_needs_the_gil_only_at_its_end(
 
 
 def copy_and_compute(stream: cumem.Stream, buffer: cumem.Buffer) -> None:
-    """Copy in another thread, which has to wait for the GIL because this one computes."""
+    """Copy in another thread, which must wait for the GIL because this thread computes."""
     done = threading.Event()
 
     def run() -> None:
@@ -271,8 +272,8 @@ def test_array_beside_a_thread_that_registers_is_asked_about_without_python(
 ) -> None:
     """A thread without the GIL must not call Python.
 
-    This thread releases the GIL while the other one works on the list of locked pages.
-    A debug build ends the process if it then calls Python.
+    This thread releases the GIL while the other one works on the list of locked pages. If
+    this thread calls Python without the GIL, a debug build ends the process.
     """
     array = np.zeros(1000)
     # As long as something is registered, cumem has to ask whether an array is

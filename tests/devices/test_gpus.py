@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether cumem emulates a GPU that cannot be used, or raises an error.
 
-It raises if there are signs of a GPU's hardware as well as of the intent to use it. The
-tests build files such as `/proc/driver/nvidia/version` in a temporary folder, and pass
-them with variables and error codes to the function that decides.
+cumem raises if there are signs that a GPU is installed, and also signs that somebody
+means to use it. The tests build files such as `/proc/driver/nvidia/version` in a
+temporary folder, and pass them with variables and error codes to the function that
+decides.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def test_short_copies_between_devices_need_no_job(emulated, on) -> None:
     near = cumem.array(data, kind="device", device=0)
     far = cumem.zeros(data.shape, data.dtype, "device", device=1)
     stream = None if on is None else cumem.Stream(device=on)
-    send(far, near)  # This copy enables access between the two.
+    send(far, near)  # This copy enables access between the two devices.
     far.fill(0)
     cumem.copy(near, data[::-1].copy())
     for device in range(2):
@@ -230,7 +230,7 @@ def test_copies_between_devices_on_a_stream_need_no_job(emulated, on: int) -> No
     near = cumem.array(data, kind="device", device=0)
     far = cumem.zeros(data.shape, data.dtype, "device", device=1)
     stream = cumem.Stream(device=on)
-    send(far, near)  # This copy enables access between the two.
+    send(far, near)  # This copy enables access between the two devices.
     cumem.copy(near, data[::-1].copy())
     testing.plan_fault(None, 0)  # This resets the counters.
     with session.gate(stream):
@@ -238,7 +238,8 @@ def test_copies_between_devices_on_a_stream_need_no_job(emulated, on: int) -> No
         assert not transfer.done
     stream.synchronize()
     assert transfer.route == "peer"
-    # The plan of a job asks whether the devices reach the memory.
+    # A plan of a job asks whether the devices reach the memory. Nobody asked, so no job was
+    # made.
     assert testing.fault_count("pointer_access") == 0
     assert (values.get(far) == data[::-1]).all()
 
@@ -256,7 +257,7 @@ def test_copies_between_devices_on_a_stream_come_after_what_is_queued(
         with session.gate(other):
             buffer.fill(7, stream=other)
             transfer = cumem.copy_async(far, near, stream=stream)
-            # A copy that did not wait would have ended by then.
+            # A copy that did not wait would end during this loop.
             for _ in range(20):
                 session.let_workers_pass()
             assert not transfer.done
@@ -266,7 +267,7 @@ def test_copies_between_devices_on_a_stream_come_after_what_is_queued(
 
 @pytest.mark.parametrize("on", [0, 1, None])
 def test_copies_between_devices_wait_for_no_idle_stream(emulated, on) -> None:
-    """The buffers were allocated for the default streams of their devices."""
+    """The copy need not wait for the default streams of the buffers, which are idle."""
     near = cumem.full(4096, 7, "u1", "device", device=0)
     far = cumem.zeros(4096, "u1", "device", device=1)
     send(far, near)

@@ -52,8 +52,8 @@ def test_foreign_stream_is_the_same_stream(runtime, wrap) -> None:
 @pytest.mark.parametrize("wrap", FOREIGN, ids=lambda c: c.__name__)
 def test_foreign_stream_that_ended_is_not_touched_for_its_memory(runtime, wrap) -> None:
     stream = cumem.Stream()
-    # The object that names the stream lives on, but does not keep the stream alive,
-    # like CuPy's ExternalStream.
+    # Like CuPy's ExternalStream, the object that names the stream does not keep the
+    # stream alive.
     cumem.empty_device(4, stream=wrap(stream.handle)).free()
     stream.synchronize()
     stream.close()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stream that is done has delivered its bytes, whoever asks and in what way.
 
-Functions for every route and direction start copies on a stream. Then each way to wait
-that CUDA and its libraries have must be enough for the bytes to be there; transfers are
-not waited for. If the processor does the last step of a copy, it does so within the
-call.
+Functions for every route and direction start copies on a stream. CUDA and its libraries
+have several ways to wait for a stream. After each of them the bytes must be there, although
+nobody has waited for a transfer. If the processor does the last step of a copy, it does so
+within the call.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ def is_all(array: np.ndarray, value: int) -> bool:
     return bool((array == value).all())
 
 
-# Each of these routes starts copies of about `n` numbers, all equal to `i`, on
-# `stream`. It returns a function that says whether they have arrived, which the test
-# calls after it has waited. `down` means from a device to the host, and `up` the other
-# way.
+# Each of these routes starts copies of about `n` numbers, all equal to `i`, on `stream`. It
+# returns a function, which the test calls after it has waited. That function says whether
+# the numbers have arrived. `down` means from a device to the host, and `up` the other way.
 
 
 def down(stream, n, i):
@@ -78,7 +77,8 @@ def down_to(kind: str) -> Route:
     def run(stream, n, i):
         out = cumem.zeros(n, "i4", kind)
         cumem.copy_async(out, device(n, i), stream=stream)
-        # numpy() waits for work that cumem knows. It is called only after the wait.
+        # numpy() waits for work that cumem knows, so the test calls it only after its own
+        # wait.
         host = out.numpy
 
         return lambda: is_all(host(), i)
@@ -719,7 +719,8 @@ def test_same_own_stream_needs_no_wait(emulated) -> None:
 def test_many_copies_on_the_own_stream_of_a_thread(runtime) -> None:
     """Workers unpack the copies.
 
-    In a worker, handle 2 would mean the worker's own stream.
+    In a worker, handle 2 would mean the worker's own stream, but the copies must be made on
+    the caller's.
     """
     for i in range(1, 6):
         for route in (down_many, down_many_small, many_in_order, up_many):
@@ -778,7 +779,7 @@ def foreign_raw() -> tuple[object, list[Callable[[], None]]]:
     cuda = ctypes.CDLL("libcuda.so.1")
     handle = ctypes.c_void_p()
     cumem.Device(0).synchronize()
-    # The context exists then, but is current in no thread.
+    # By now cumem has made the context, but the context is current in no thread.
     cumem.empty_device(1).fill(0)
     context = ctypes.c_void_p()
     assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
@@ -903,8 +904,8 @@ def test_streams_of_earlier_copies_go_and_are_not_waited_for(emulated, use) -> N
         del stream
         waits.append(session.testing.fault_count("stream_wait_event") - before)
         streams.append(session.testing.counts()["streams"])
-    # Each part of a copy may need a stream at the same moment. A leak would add 20
-    # streams.
+    # The parts of a copy may all need a stream at the same moment, so the most that are
+    # live may differ by that number. A leak would add 20 streams.
     assert max(streams[20:]) <= max(streams[:20]) + USES[use]
     # Each use waits only for the use before it, however long ago that was.
     assert max(waits) <= 4 * USES[use]
@@ -938,8 +939,8 @@ def test_forgotten_streams_still_come_before_what_follows(
     """The gate of `first` is shut. Work on `second` either waits for `first` or has no
     bytes.
 
-    A later read must still come after `first`, though cumem may have replaced it by
-    `second` in the buffer's list of streams.
+    A later read must still come after `first`, although `second` may have taken the place
+    of `first` in the buffer's list of streams.
     """
     pool = cumem.Pool("device")
     buffer = pool.allocate(4096)
@@ -955,7 +956,7 @@ def test_forgotten_streams_still_come_before_what_follows(
             buffer[:50].fill(9, stream=second)
         elif between == "nothing":
             cumem.copy_async(buffer[:0], other[:0], stream=second)
-        # This covers everything that `first` writes.
+        # This work covers everything that `first` writes.
         elif between == "in place":
             cumem.copy_async(buffer, buffer, stream=second)
         elif between == "part in place":
@@ -986,7 +987,7 @@ def test_forgotten_streams_still_come_before_what_follows(
             return
         with ThreadPoolExecutor(1) as executor:
             waiting = executor.submit(done)
-            # A copy that did not wait would have ended by then.
+            # A copy that did not wait would end during this loop.
             for _ in range(20):
                 session.let_workers_pass()
             assert not waiting.done()
@@ -1052,7 +1053,7 @@ def test_blocking_copy_waits_for_the_work_of_others_on_its_memory(
     with theirs:
         other = cumem.zeros(8, "u1")
     buffer, array = cumem.empty_device(nbytes, "u1"), np.zeros(nbytes, "u1")
-    # cumem knows nothing else about the buffer's work.
+    # cumem is told nothing else about work on the buffer.
     buffer.record_stream(theirs)
     cumem.Device(0).synchronize()
     with session.alarm(theirs):
@@ -1071,7 +1072,7 @@ def test_copy_on_a_stream_comes_after_another_stream(emulated) -> None:
     with session.gate(first):
         target.fill(1, stream=first)
         transfer = cumem.copy_async(target, source, stream=second)
-        # A copy that did not wait would have ended by then.
+        # A copy that did not wait would end during this loop.
         for _ in range(20):
             session.let_workers_pass()
         assert not transfer.done
@@ -1090,7 +1091,7 @@ def test_copy_on_a_stream_comes_after_a_transfer(emulated) -> None:
         # This copy has its own stream.
         before = cumem.copy_async(target, one, after=first)
         transfer = cumem.copy_async(target, other, stream=second)
-        # A copy that did not wait would have ended by then.
+        # A copy that did not wait would end during this loop.
         for _ in range(20):
             session.let_workers_pass()
         assert not transfer.done
