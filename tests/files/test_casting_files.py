@@ -24,7 +24,8 @@ import cumem
 from cumem.files import converting
 from cumem.files.safetensors import format as safetensors_format
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
@@ -123,7 +124,8 @@ def test_map_of_the_file_itself_is_converted_whole(
     mapped = np.memmap(path, "<u4", "r+")
     cumem.tofile(path, mapped, dtype=to, casting="unsafe")
     assert (np.fromfile(path, to) == was.astype(to)).all()
-    assert mapped[-1:].size == 1  # The map still has the pages of the old file.
+    # A new file has taken the place of the old one, whose pages the map still has.
+    assert mapped[-1:].size == 1
     int(mapped[-1])
 
 
@@ -151,9 +153,7 @@ def test_one_long_row_is_converted_in_pieces_too(runtime, tmp_path, suffix) -> N
 
 
 def peak_of(call: Callable[[], object]) -> int:
-    """Return the most bytes that NumPy and Python held beyond those from before the
-    call.
-    """
+    """Return by how many bytes the memory of NumPy and Python grew at most in the call."""
     tracemalloc.start()
     try:
         call()
@@ -177,7 +177,8 @@ def test_no_second_array_of_the_whole_is_made(runtime, tmp_path, monkeypatch) ->
         lambda: cumem.load_safetensors(tensors, dtype="f4", kind="pinned").clear(),
     ]
     for call in calls:
-        # Modules that the first call imports would count as well.
+        # The first call may import modules, whose memory would count as well. So each call
+        # is made once before it is measured.
         call()
     peaks = [peak_of(call) for call in calls[:3]]
     assert max(peaks) < 8 << 20

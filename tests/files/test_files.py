@@ -36,7 +36,8 @@ from support.strategies import (
 
 import cumem
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 testing = session.testing
@@ -428,10 +429,10 @@ def test_what_is_long_and_cold_goes_past_the_page_cache(
     memory = [blank(place, LONG) for place in ("device", "numpy")]
     pairs = [(0, m) for m in memory]
     testing.file_plan(is_cold=True)
-    # These are 72 MiB, more than the limit for direct reads.
+    # These are 72 MiB, more than the limit above which reads are direct.
     cumem.read_ranges(long_file, pairs)
     count, direct, advised, opened = testing.file_counts()
-    # All reads but the last, short pieces are direct.
+    # All reads are direct except those of the short pieces at the ends.
     assert count - 2 <= direct > 0
     assert advised <= 2
     assert opened == 0

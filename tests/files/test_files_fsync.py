@@ -18,7 +18,8 @@ import pytest
 
 import cumem
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 ARRAY = np.arange(64.0)

@@ -22,7 +22,8 @@ import pytest
 
 import cumem
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 LFS = (
@@ -125,7 +126,8 @@ def test_file_of_another_sort_is_named(emulated, tmp_path, content, text) -> Non
         cumem.load_safetensors(path)
 
 
-#: These names could be those of plain elements, but the contents have a format.
+#: By its name, each of these files could hold plain elements, but its contents have a
+#: format.
 STRUCTURED: list[tuple[str, Callable[[Path], bytes], str]] = [
     ("x.bin", lambda _: b"GGUF\x03\0\0\0" + bytes(100), "GGUF"),
     ("x.dat", lambda _: b"\x89HDF\r\n\x1a\n" + bytes(100), "h5py"),
@@ -428,7 +430,7 @@ def test_fromfile_of_no_whole_number_of_items_names_count(
 def test_data_in_the_place_of_the_file_says_that_the_file_comes_first(
     runtime, tmp_path: Path, monkeypatch, kind
 ) -> None:
-    """`torch.save` and `pickle.dump` take the data first."""
+    """Users may pass the data first, as they do to `torch.save` and `pickle.dump`."""
     monkeypatch.chdir(tmp_path)
     arrays: list[Any] = [np.ones(3), cumem.zeros(3, kind=kind)]
     for data in arrays:

@@ -20,7 +20,8 @@ import pytest
 
 import cumem
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 COUNT = 1 << 18
@@ -74,8 +75,8 @@ def by_hard_link(path: Path) -> np.ndarray:
 
 
 def by_two_maps(path: Path) -> np.ndarray:
-    """Return a map that the kernel keeps as two, because its first pages have other
-    flags.
+    """Return a map that the kernel keeps as two, because the first pages of the map
+    have other flags than the rest.
     """
     with path.open("r+b") as file:
         made = mmap.mmap(file.fileno(), 0)
@@ -158,7 +159,8 @@ def test_tofile_that_cuts_a_map_of_the_file_leaves_the_map_whole(
     mode = path.stat().st_mode
     cumem.tofile(path, source[-10:])
     assert (np.fromfile(path, "<u4") == WHOLE[-10:]).all()
-    assert (source == WHOLE).all()  # The map still has the pages of the old file.
+    # A new file has taken the place of the old one, whose pages the map still has.
+    assert (source == WHOLE).all()
     assert path.stat().st_mode == mode
 
 

@@ -180,7 +180,8 @@ def test_failure_of_a_file_that_nobody_read_is_reported(
     cumem.copy_async(target, mapped)
     while testing.pending_transfers():
         testing.poll()
-    # The target's memory would keep the transfer alive.
+    # The failure is reported only when the transfer is dropped, and the memory of `target`
+    # would keep the transfer alive.
     del target
     while not reported:
         testing.poll()

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 PATH = os.pathsep.join(folder for folder in sys.path if folder)

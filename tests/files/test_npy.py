@@ -36,7 +36,7 @@ import cumem
 from cumem.files import npy
 
 BACKENDS = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
-#: This is longer than one piece of what is unpacked.
+#: This is longer than one of the pieces in which cumem unpacks an array.
 LONG = npy._PIECE + 12344
 
 

@@ -618,8 +618,8 @@ def test_large_tensors_are_cut_by_their_names_order(emulated, tmp_path) -> None:
 def test_checkpoint_replaces_the_earlier_one_of_its_name(emulated, tmp_path) -> None:
     (tmp_path / "other-00001-of-00009.safetensors").write_text("mine")
     arrays = {name: np.ones(8, "u1") for name in "abc"}
-    # Each limit leaves this number of files. Without one, the last call writes a single
-    # file beside the four that are there.
+    # Each limit leaves this number of files. The last call has no limit, so it writes a
+    # single file beside the four that are there.
     for limit, count in ((8, 4), (16, 3), (24, 1), (8, 4), (None, 5)):
         path = cumem.save_safetensors(
             tmp_path / "m.safetensors", arrays, max_shard_nbytes=limit

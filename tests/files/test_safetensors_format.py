@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 import cumem
 from cumem.files.safetensors import format as form
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 #: Each element type of the format has this number of bits.
@@ -593,11 +594,12 @@ def test_header_of_several_windows_is_read(tmp_path: Path, monkeypatch) -> None:
     assert is_usual
 
 
-# -- how much is read of what comes from anywhere ------------------------------------------
+# -- how much of a file of unknown origin is read --------------------------------------
 
 NAMES = 100
 LENGTH = 10_000
-#: Each header exceeds a bound that `small_bounds` sets, which the error must say.
+#: Each header exceeds a bound that `small_bounds` sets. The text beside the header must be
+#: in the error.
 LARGE_HEADERS = {
     "many tensors": (
         json.dumps({str(i): tensor(shape=[0], offsets=[0, 0]) for i in range(101)}),
@@ -639,7 +641,7 @@ def test_header_that_would_take_much_memory_is_refused(
     text, why = LARGE_HEADERS[what]
     with pytest.raises(cumem.SafetensorsError, match=why) as caught:
         read(tmp_path, blob(text))
-    # The context would keep the whole text alive.
+    # An exception in `__context__` would keep the whole text of the header alive.
     assert caught.value.__context__ is None
 
 

@@ -33,8 +33,10 @@ def known() -> dict[str, Any]:
 
 
 def octets(t: Any) -> bytes:
-    """Return the bits of a tensor, by which tensors are compared: NaNs are never equal,
-    and not every dtype can be compared.
+    """Return the bits of a tensor.
+
+    Tests compare these, because NaNs are never equal, and PyTorch cannot compare tensors of
+    every dtype.
     """
     t = t.detach().cpu().resolve_conj().contiguous().reshape(-1)
     return bytes(t.view(torch.uint8).tolist())

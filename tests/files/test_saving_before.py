@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that `save_safetensors_async` writes with ``before=``, an optimizer of PyTorch.
 
-The optimizers are real ones, with hooks that PyTorch calls. PyTorch has no tensors on the
-emulated device, so their state has memory of a device that belongs to no storage of
-cumem's. cumem does not order the changes of such memory by itself. New streams are held
-shut, so that the device cannot copy before the changes.
+The optimizers are real ones, with hooks that PyTorch calls. PyTorch cannot make tensors on
+the emulated device. So the state of the optimizers has objects of the class `Memory` in
+their place, which export memory of a device as another library does. cumem does not order
+the changes of such memory by itself. New streams are held shut, so that the device cannot
+copy before the changes.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ class Memory:
         }
 
     def fill(self, value: float) -> None:
-        """Fill it with 5 or 7 on the current stream, which cumem knows nothing of."""
+        """Fill it with 5 or 7 on the current stream. cumem does not know of the fill."""
         stream = cumem.current_stream(self.owner.device)
         cumem.copy_async(self, self.others[value == 7.0], stream=stream)
 
     def peek(self) -> set[float]:
-        """Return the values that it has now, whatever streams have to do still."""
+        """Return the values that it has now, without waiting for the work of any stream."""
         address = testing.alias(self.owner.ptr, self.owner.nbytes)
         found = (ctypes.c_float * self.owner.size).from_address(address)
         return set(found)
@@ -114,7 +115,7 @@ def saved(path: Path) -> dict[str, set[float]]:
 
 @contextlib.contextmanager
 def copies_held() -> Iterator[Callable[[], None]]:
-    """Hold shut all streams that the block makes, those of the copies to the host.
+    """Hold shut all streams that the block makes. Copies to the host run on these streams.
 
     The block gets a function that opens them.
     """
@@ -133,7 +134,8 @@ def test_the_stream_waits_for_the_optimizers_tensors_only_at_its_step(
     stream = cumem.current_stream()
     with copies_held():
         saving = cumem.save_safetensors_async(path, {"w": weight}, before=optimizer)
-        stream.synchronize()  # the stream waits for nothing
+        # this returns, because the stream does not wait for the copies
+        stream.synchronize()
         optimizer.step()
         session.let_workers_pass()
         assert not stream.done
@@ -229,7 +231,8 @@ def test_a_step_that_is_captured_waits_on_the_host(emulated, path, torch) -> Non
         saving = cumem.save_safetensors_async(path, {"w": weight}, before=optimizer)
         testing.set_capturing(stream, True)
         with session.when_waiting(let_go):
-            optimizer.step()  # a replay of the graph calls no hook
+            # the hook waits now, since a replay of the graph would call no hook
+            optimizer.step()
         testing.set_capturing(stream, False)
     saving.wait()
     assert saved(path) == {"w": {1.0}}

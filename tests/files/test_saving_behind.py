@@ -21,7 +21,8 @@ from support import forks, programs, session, values
 
 import cumem
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 testing = session.testing

@@ -22,7 +22,8 @@ from support import faults, session, tuning, values
 import cumem
 from cumem.files.raw import FILES_AT_ONCE
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 testing = session.testing

@@ -48,7 +48,8 @@ from cumem.recording.pairing import (
 )
 from cumem.tools.replay.trace import load_trace
 
-# The C core and the file formats decide what a file holds, not Python.
+# The C core and the file formats decide what a file holds, so these tests show the same
+# under every version of Python.
 pytestmark = pytest.mark.any_python
 
 COUNT = 6000
