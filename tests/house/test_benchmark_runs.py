@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that the benchmarks run, and tests of `benchmarks/measure.py`, which they share.
 
-Most tests run a benchmark with `--quick` on the emulated device, and check that its results
-say so, are complete and have a time for each way to do a thing. Others check that a
-benchmark notices wrong bytes, how often a call is repeated, and what a run that is cut off
-leaves.
+Most tests run a benchmark with `--quick` on the emulated device, and check its results:
+they must be marked as emulated, be complete, and have a time for each way to do a thing.
+Others check that a benchmark notices wrong bytes, how often a call is repeated, and which
+results are left if a run is cut off.
 """
 
 from __future__ import annotations
@@ -298,7 +298,8 @@ def test_benchmark_of_sleeping_runs_and_says_that_it_is_emulated(
     assert [each.name for each in tmp_path.iterdir()] == ["results.json"]
 
 
-#: The ways of regions in the benchmark of sleeping that need no PyTorch.
+#: The benchmark of sleeping compares several ways. These use cumem's regions and need no
+#: PyTorch.
 OURS_ASLEEP = (
     *('cumem, host="keep"', 'cumem, host="release"'),
     *("cumem, keep=False", 'cumem, keep="file"'),
@@ -306,7 +307,7 @@ OURS_ASLEEP = (
 
 
 def test_sleep_that_loses_bytes_is_seen(emulated, monkeypatch) -> None:
-    """The benchmark must notice that the contents of a block are others after waking."""
+    """The benchmark must notice if waking does not bring the contents of a block back."""
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("sleeping")
     try:

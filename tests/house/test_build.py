@@ -38,8 +38,9 @@ def make_tree(root: Path, library: str = "lib", files: tuple[str, ...] = FILES) 
 def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """Run setup.py without setuptools, as on a machine without any CUDA.
 
-    Returns its function `find_cuda` and its class `Built`, and the folders that it looks
-    into for build requirements and as the usual place.
+    Returns the function `find_cuda` and the class `Built` of setup.py. It also returns two
+    folders in which setup.py looks for CUDA: that of the build requirements, and the one
+    that stands for /usr/local/cuda.
     """
     tools = ModuleType("setuptools")
     tools.Extension = lambda *args: SimpleNamespace()  # type: ignore[attr-defined]
@@ -147,7 +148,7 @@ def test_missing_file_is_named_with_the_folders_looked_in(
 
 
 def test_dtype_of_devices_that_the_kernel_does_not_read_ends_the_build() -> None:
-    """A row of the list may say DEVICE only if the text of the kernel names its dtype."""
+    """A row of the dtypes may say DEVICE only if the text of the kernel names the dtype."""
     check = runpy.run_path(str(ROOT / "csrc" / "headers.py"))[
         "check_device_conversions"
     ]

@@ -54,7 +54,7 @@ class Job:
         self.numbers = [self._numbers(DST_ROWS, True), self._numbers(SRC_ROWS, False)]
 
     def _numbers(self, address: int, is_distinct: bool) -> dict[str, int | list[int]]:
-        """Put an array of numbers of rows into memory, some of which name no row."""
+        """Put an array of row numbers into memory. Some of the numbers name no row."""
         roll = self.roll
         rows = list(range(self.rows))
         roll.shuffle(rows)
@@ -132,7 +132,8 @@ def test_rows_kernel_text_copies_what_its_parameter_says(unit: int, shift: int) 
     kernel = Kernel((FOLDER / "rows.ptx").read_text())
     for seed in range(6):
         roll = random.Random(f"{unit} {shift} {seed}")
-        # The last two lengths are 3 and 5 parts, which do not divide the step of a warp.
+        # A row of the last two lengths has 3 or 5 parts, so the step of a warp may end in
+        # the middle of a row.
         full = 1 << shift
         units = roll.choice([0, 1, full - 1, full, 2 * full + 1, 4 * full + 1])
         job = Job(roll, unit=unit, shift=shift, units=units)

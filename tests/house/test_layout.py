@@ -259,7 +259,8 @@ def test_banned_functions_are_not_called() -> None:
 def test_no_format_has_a_length() -> None:
     """A format with ``#`` that is compiled with headers of 3.13 fails on 3.11 and 3.12.
 
-    One wheel serves all of these versions, so formats have no lengths.
+    One wheel serves all of these versions, so no format has a ``#``, which stands for a
+    length.
     """
     call = re.compile(r"Py_BuildValue|PyArg_Parse|PyObject_Call(?:Function|Method)")
     check_none(
@@ -371,7 +372,7 @@ def test_every_fault_of_the_mutants_has_its_place(monkeypatch) -> None:
 
 
 def test_drivers_of_the_makefile_have_each_set_of_operations() -> None:
-    """An operation that came with a later driver needs a run of the suite without it.
+    """An operation that came with a later driver needs a run with a driver that lacks it.
 
     The Makefile lists the older drivers. The suite itself runs with the newest one.
     """
@@ -391,7 +392,7 @@ def test_drivers_of_the_makefile_have_each_set_of_operations() -> None:
 
 
 def test_operations_of_by_driver_are_those_that_not_all_drivers_have() -> None:
-    """Tests that depend on such an operation also run without it, by `make test-all`."""
+    """`make test-all` also runs tests with this mark on drivers that lack the operations."""
     named = {
         name
         for path in (ROOT / "tests").glob("*/test_*.py")
@@ -401,7 +402,8 @@ def test_operations_of_by_driver_are_those_that_not_all_drivers_have() -> None:
     ops = session.testing.op_names()
     newer = {name for name, _, driver in ops if driver > min(each[2] for each in ops)}
     assert named <= newer
-    # A driver that can discard several ranges in one call can also prefetch them in one.
+    # A driver that lacks prefetch_batch_async lacks discard_batch_async too, so the mark
+    # for the first operation covers both.
     assert newer - named <= {"discard_batch_async"}
 
 

@@ -30,7 +30,7 @@ spec.loader.exec_module(hooks)
 
 
 def explained() -> collections.Counter[str]:
-    """Count on how many places of the reference each name is explained."""
+    """Count in how many places of the reference each name is explained."""
     texts = [hooks.reference_page(*page) for page in hooks.reference().values()]
     found = [re.findall(r"^::: cumem\.(\S+)", text, re.M) for text in texts]
     return collections.Counter(name for names in found for name in names)

@@ -3,7 +3,7 @@
 
 `make trace` runs benchmarks/trace_calls.py, which builds the extension with tracing and
 makes some calls. These tests do so too. They compare the counts with tests/debts.toml, and
-check the program's own counting on steps that are written out.
+check how the program counts by steps that are written by hand.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def test_trace_has_every_call_with_its_first_function_and_files(calls, program) 
         r.startswith("runtime/emulated") for r in calls["fill"]["moves_into"]
     )
     # An allocation that a pool serves from its cache asks no driver. Threads of the
-    # emulated device, whose rows begin with their number, may still work for the call
-    # before.
+    # emulated device may still work for the call before. Their rows begin with the number
+    # of the thread, so the condition below passes over them.
     asked = {
         name
         for name, call in calls.items()

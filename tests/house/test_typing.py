@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the types that type checkers see in programs which use cumem.
 
-The texts below are such programs. `assert_type` says which type a result must have, which
-depends on its kind, its framework and the arguments. mypy and pyright must refuse exactly
-the lines that end in ``# wrong``. The later tests are about
+The texts below are such programs. `assert_type` says which type a result must have. This
+type depends on the kind of memory, the framework and the arguments. mypy and pyright must
+refuse exactly the lines that end in ``# wrong``. The later tests are about
 tests/isolated/example_types.py, which checks the examples of the documents.
 """
 
