@@ -134,7 +134,7 @@ def test_the_stream_waits_for_the_optimizers_tensors_only_at_its_step(
     stream = cumem.current_stream()
     with copies_held():
         saving = cumem.save_safetensors_async(path, {"w": weight}, before=optimizer)
-        # this returns, because the stream does not wait for the copies
+        # This returns, because the stream does not wait for the copies.
         stream.synchronize()
         optimizer.step()
         session.let_workers_pass()
@@ -231,7 +231,7 @@ def test_a_step_that_is_captured_waits_on_the_host(emulated, path, torch) -> Non
         saving = cumem.save_safetensors_async(path, {"w": weight}, before=optimizer)
         testing.set_capturing(stream, True)
         with session.when_waiting(let_go):
-            # the hook waits now, since a replay of the graph would call no hook
+            # The hook waits now, since a replay of the graph would call no hook.
             optimizer.step()
         testing.set_capturing(stream, False)
     saving.wait()

@@ -392,7 +392,7 @@ def test_drivers_of_the_makefile_have_each_set_of_operations() -> None:
 
 
 def test_operations_of_by_driver_are_those_that_not_all_drivers_have() -> None:
-    """`make test-all` also runs tests with this mark on drivers that lack the operations."""
+    """`make test-all` also runs such a test on a driver that lacks the operation."""
     named = {
         name
         for path in (ROOT / "tests").glob("*/test_*.py")

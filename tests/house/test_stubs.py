@@ -224,7 +224,7 @@ def test_types_and_their_members_have_docstrings() -> None:
 
 
 def test_docstrings_of_the_stub_are_those_of_the_extension() -> None:
-    """The build copies them from the stub, unless a table of the extension leaves one out."""
+    """The build copies each one, unless a table of the extension leaves it out."""
     stub = ast.parse(Path("cumem/_core.pyi").read_text())
     answers = {each.__name__: each for each in testing.answer_types()}
     wrong, seen = [], 0

@@ -37,8 +37,9 @@ def both_parts(reals: np.ndarray) -> np.ndarray:
 def interesting(dtype: np.dtype) -> np.ndarray:
     """Make all values of a type of one or two bytes, or some values of a longer one.
 
-    Those are random bits, values of shorter types, and values in the middle between two of
-    these or right beside it, where rounding changes its direction.
+    The values of a longer type are random bits, all values of shorter types, the middle
+    between each two of these, and the numbers right beside a middle. Rounding changes its
+    direction at a middle.
     """
     rng = np.random.default_rng(7)
     if dtype == "?":
@@ -69,7 +70,10 @@ def interesting(dtype: np.dtype) -> np.ndarray:
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray, was: np.ndarray) -> None:
-    """Fail if two arrays differ in dtype or in any bit. `was` was converted to them."""
+    """Fail if two arrays differ in dtype or in any bit.
+
+    `was` is the array that was converted.
+    """
     assert found.dtype == expected.dtype
     if found.dtype.kind == "c":
         part = f"f{found.itemsize // 2}"

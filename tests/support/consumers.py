@@ -21,7 +21,7 @@ Enter = Callable[[Any], Any]
 
 
 class Library:
-    """A library. If it is not installed, making one of these skips the test.
+    """A library. Making an instance skips the test if the library is not installed.
 
     Attributes
     ----------

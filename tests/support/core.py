@@ -9,8 +9,8 @@ module or `support.testing` before cumem, the build with hooks takes the place o
 neither module, and runs on the wheel's core.
 
 With CUMEM_TESTS_CORE=package the package keeps its own core. This is for builds whose own
-core has the hooks (`make asan`, `make debug`). It is also for running the tests that need
-no hook on the wheel's core, where each test that calls a hook is skipped.
+core has the hooks (`make asan`, `make debug`). It is also for running the tests on the
+wheel's core. Each test that calls a hook is then skipped, and the others run.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
-#: PyCapsule_GetPointer as a function of this module. Other libraries set the types of the
-#: one in ``ctypes.pythonapi``, which all of the process shares.
+#: PyCapsule_GetPointer as a function of this module. The whole process shares the function
+#: in ``ctypes.pythonapi``, and other libraries set the types of its arguments.
 pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -107,7 +107,7 @@ _given: list[Produced] = []  # the tensors whose deleter has not been called yet
 
 
 class Produced:
-    """A managed tensor over memory of the test, which may change its fields.
+    """A managed tensor over memory of the test. A test may change the fields of the tensor.
 
     `deleted` counts the calls of its deleter. As the standard demands, a capsule's
     destructor calls the deleter only if nobody has used the capsule.

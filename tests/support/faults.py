@@ -19,7 +19,8 @@ from support import session
 
 testing = session.testing
 
-UNKNOWN = 999  # cudaErrorUnknown, which is never tried again and so is never hidden
+# cudaErrorUnknown. cumem never repeats a call after this error, so no retry hides it.
+UNKNOWN = 999
 
 #: How many calls of an operation fail at most in a sweep. These operations poll, or are
 #: needed by one that polls, so the number of their calls depends on the machine's speed. If
@@ -78,7 +79,7 @@ SECOND_WAY = {
 
 @dataclasses.dataclass
 class Swept:
-    """The operations that a sweep has reached, made fail, and seen raise an error."""
+    """The operations that a sweep saw succeed, those that failed, and those that raised."""
 
     succeeded: set[str]
     failed: set[str]

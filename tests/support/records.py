@@ -86,8 +86,9 @@ def by_hand() -> Log:
     )
 
 
-#: How a program uses memory: the kind, its share of the allocations, their mean size in
-#: MiB, the number of slots, which is the most that are live at once, and indices of tags.
+#: How a program uses memory. Each entry has a kind, the kind's share of all allocations,
+#: their mean size in MiB, the largest number of them that are live at once (the slots), and
+#: indices of tags.
 _USES = (
     ("device", 0.5, 6.0, 900, (3, 4, 5)),
     ("pinned", 0.2, 4.0, 160, (1, 2)),
@@ -103,8 +104,8 @@ _WORDS = ("block", "attention", "mlp", "norm", "read", "decode", "augment", "col
 def random_log(count: int, seed: int = 0) -> Log:
     """Make about `count` events like those of a training loop.
 
-    They have stacks, tags and transfers. No two live allocations overlap, and each is in
-    memory by which a pool has grown.
+    They have stacks, tags and transfers. No two live allocations overlap, and each lies in
+    memory that a pool has reserved.
     """
     random = np.random.default_rng(seed)
     spacing = 60_000  # nanoseconds between two events
@@ -139,7 +140,7 @@ def random_log(count: int, seed: int = 0) -> Log:
 
 
 def _stacks() -> list[tuple[Frame, ...]]:
-    """Make 240 stacks of various depths, by their numbers in events."""
+    """Make 240 stacks of various depths. An event names a stack by its index here."""
     stacks: list[tuple[Frame, ...]] = [()]
     for number in range(240):
         word = _WORDS[number % len(_WORDS)]

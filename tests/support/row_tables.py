@@ -85,7 +85,8 @@ def draw_layers(
     rows: tuple[Any, Any],
     starts: st.SearchStrategy[int],
 ) -> Layers:
-    """Make layers for a copy to the rows `rows[0]` of each target from `rows[1]`.
+    """Make layers for a copy from rows `rows[1]` of each source to rows `rows[0]` of its
+    target.
 
     Each of `counts` says how many rows the target and the source of a layer have. The
     array of a target has 40 rows, and `starts` draws the row with which the target begins.

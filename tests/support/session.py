@@ -32,8 +32,8 @@ MAX_DELAY_US = 150
 
 
 #: Runtime calls that may be made while the GIL is held, because they end sooner than
-#: another thread could take it. The driver looks something up in a table for them, or notes
-#: something about the thread, or makes a short copy on an idle stream.
+#: another thread could take the GIL. The driver looks something up in a table for them, or
+#: notes something about the thread, or makes a short copy on an idle stream.
 #: tests/devices/test_gil.py says which calls may make such a copy.
 ANSWERED_AT_ONCE = {
     *("device_attribute", "pointer_attributes", "context_get", "context_set"),
@@ -71,8 +71,8 @@ class Runtime:
         return major * 1000 + minor * 10 >= oldest
 
 
-#: The seconds after which a test gives up waiting. Every test that needs a deadline takes
-#: this one, since it measures nothing.
+#: The seconds after which a test gives up waiting. The time only ends a test that hangs,
+#: and measures nothing, so all tests share it.
 PATIENCE = 60
 NAP = 0.0005
 
@@ -218,7 +218,8 @@ def opened(name: str = "emulated", **overrides: object) -> Iterator[Runtime]:
     collects only in `leftovers`. A core without hooks cannot say whether the runtime is
     open, so with such a core a test collects before the block and after it.
     """
-    if testing.opened() or not testing.HAS_HOOKS:  # by a test without fixtures
+    # A test without fixtures may have opened the runtime.
+    if testing.opened() or not testing.HAS_HOOKS:
         _drop_failure()
         _core._shutdown(False)
     settings: dict[str, object] = {"backend": name, "faults": True}
@@ -257,7 +258,8 @@ _shut: list[object] = []
 def shut(stream: object) -> None:
     """Hold an emulated stream shut until `testing.gate_open` or the end of the test."""
     testing.gate_close(stream)
-    _shut.append(getattr(stream, "handle", stream))  # a handle does not keep it alive
+    # A handle does not keep the stream alive.
+    _shut.append(getattr(stream, "handle", stream))
 
 
 def _open_gates() -> None:

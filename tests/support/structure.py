@@ -298,7 +298,7 @@ def names_in(text: str) -> Iterator[str]:
 
 #: The reasons for which C may call the package, with the functions that each one covers, by
 #: the last two parts of their names: docs/decisions/0019-words-not-work.md. Every other
-#: function that it calls is work.
+#: function that C calls is work.
 WORDS: dict[str, tuple[str, ...]] = {
     "relief when memory is short, and what its error says about the pools": (
         "out_of_memory.*",
@@ -584,7 +584,7 @@ def core_calls(function: Function) -> list[str]:
 
 #: NumPy's own types are written with Any, whatever their elements are.
 TYPE_OF_NUMPY = re.compile(r"\b(?:dtype|ndarray|NDArray)\[Any(?:, Any)?\]")
-#: An argument with one of these names, if it is a number, chooses what a function does.
+#: If an argument with one of these names is a number, it chooses what the function does.
 OPCODES = {"attribute", "code", "mode", "op", "opcode", "what", "which", "work"}
 
 
@@ -665,10 +665,10 @@ def raw_addresses_in_the_package() -> list[str]:
 
 
 def tuples_that_c_reads() -> list[str]:
-    """Find places where C takes a tuple apart by position that is not its own arguments.
+    """Find places where C takes a tuple apart by position, except a function's arguments.
 
-    Two of them are DLPack's: the version that a consumer asks for, and the device of a
-    producer's memory.
+    In two of these places DLPack prescribes the tuple: the version that a consumer asks
+    for, and the device of a producer's memory.
     """
     read = re.compile(r"\bPyArg_ParseTuple\(\s*(?!args\b)")
     return [
@@ -889,9 +889,9 @@ TRACED = (
 )
 
 
-#: Files that a batch of a loader passes only on some machines. A storage needs an array to
-#: remember a copy only if the copy is not over when its call returns, and a thread that has
-#: to wait spins first.
+#: Files that a batch of a loader passes only on some machines. If a copy is not over when
+#: its call returns, the storage remembers the copy in an array, which is in base/array. If
+#: a thread has to wait, it first spins, by base/backoff.
 BY_CHANCE = {"base/array", "base/backoff"}
 
 

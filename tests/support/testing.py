@@ -192,7 +192,9 @@ def gate_open(stream: object) -> None:
 
 @contextlib.contextmanager
 def new_streams_shut() -> Any:
-    """Hold streams shut that are made in the block. Its end opens all streams.
+    """Hold shut the streams that are made in the block.
+
+    The end of the block opens all streams.
 
     The block gets a function that opens them earlier.
     """

@@ -29,7 +29,8 @@ FREE = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
 )
 
-#: PyTorch rounds tensors up to this, and asks for segments of multiples of the other.
+#: PyTorch rounds the size of a tensor up to a multiple of the first number, and that of a
+#: segment up to a multiple of the second.
 TENSOR_NBYTES = 512
 SEGMENT_NBYTES = 2 * MIB
 
@@ -71,7 +72,10 @@ class Tensor:
         self.address = block.address
 
     def end(self, awaiting: bool = False) -> None:
-        """End it. With `awaiting`, a stream that was recorded for it still works on it."""
+        """End the tensor.
+
+        With `awaiting`, a stream that was recorded for it is still at work.
+        """
         self.block.state = "active_awaiting_free" if awaiting else "inactive"
 
     def buffer(self) -> cumem.Buffer:
@@ -316,7 +320,7 @@ def live() -> int:
 
 
 def ask(torch: StandIn, nbytes: int = SEGMENT_NBYTES) -> Tensor:
-    """Allocate by the stand-in, which must find memory of cumem's."""
+    """Allocate by the stand-in, which must find the memory in a segment of cumem's."""
     found = torch.empty(nbytes)
     assert found is not None
     return found

@@ -12,8 +12,8 @@ from cumem.tools.replay.trace import Trace, make_trace
 
 KIB = 1024
 
-# After these rows 4, 8, 4, 16, 4, 12 and 8 KiB are live. The size in a row that frees a
-# block is 0.
+# After the first row 4 KiB are live, and after the others 8, 4, 16, 4, 12 and 8 KiB.
+# The size in a row that frees a block is 0.
 OP = [1, 1, 0, 1, 0, 1, 0]
 BLOCK = [0, 1, 0, 2, 2, 3, 1]
 SIZE = [4 * KIB, 4 * KIB, 0, 12 * KIB, 0, 8 * KIB, 0]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets numbers of copies that users cannot set, for tests that need small pieces."""
+"""Sets sizes and counts for copies, for tests that need small pieces.
+
+Users cannot set them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from contextlib import contextmanager
 from cumem.transfers import tuning
 from cumem.units import parse_nbytes
 
-#: The names of the numbers in the extension, which are fields of `cm_tuning` in
-#: csrc/transfer/plan/tuning.h, where they differ from those here.
+#: In the extension the numbers have the names of the fields of `cm_tuning` in
+#: csrc/transfer/plan/tuning.h. These two names differ from those here.
 _FIELDS = {"threads": "thread_count", "depth": "slot_count"}
 
 
@@ -26,7 +29,7 @@ def tune(**values: int | str | None) -> dict[str, int | None]:
     Returns
     -------
     dict
-        The numbers before.
+        The numbers that were set before.
     """
     fields = {
         _FIELDS.get(name, name): parse_nbytes(n) if isinstance(n, str) else n
