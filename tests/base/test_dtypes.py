@@ -211,7 +211,7 @@ def test_headers_put_the_numbers_of_the_list_into_kernels() -> None:
 
 @pytest.mark.parametrize("name", [row.name for row in ROWS if row.scales])
 def test_device_converts_to_the_bits_that_copy_threads_make(runtime, name) -> None:
-    """Device and host must agree for all values of a dtype, or for 65,536 if it is long.
+    """Device and host must agree for all values of a short dtype, or 65,536 of a long one.
 
     The emulated device runs the kernel as C. There are 2**19 elements because the device
     converts only copies of 1 MiB or more.
@@ -247,7 +247,7 @@ def texts_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_package_names_no_dtype_of_another_package_or_of_files() -> None:
-    """A new dtype then needs a row in the list and no change of the package."""
+    """So a new dtype needs a row in the list, and no change of the package."""
     names = {row.name for row in ROWS if not row.kind}
     names |= {row.file_name for row in ROWS if row.file_name}
     # hints.py has this name because it tells people who write "bf16" to write "bfloat16".

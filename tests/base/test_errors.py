@@ -19,7 +19,7 @@ import cumem
 from cumem.base import errors
 from cumem.base.error_codes import CODES
 
-# These tests would show what is missing from a wheel or from an older NumPy.
+# These tests fail if a wheel, or an older NumPy, lacks something that cumem needs.
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]

@@ -2,8 +2,8 @@
 """Objects that are still open when the interpreter ends are freed safely in any order.
 
 Each program of these tests leaves objects behind: in its main module, or in a cycle that
-only the interpreter's last garbage collection frees. It must end without a crash or a
-message.
+only the interpreter's last garbage collection frees. The program must end without a crash
+or a message.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ with session.gate(kept):
 def test_objects_that_outlive_the_module_are_freed_without_its_state(
     what: str, cycle: bool
 ) -> None:
-    """A plain run may survive a use of freed memory, which AddressSanitizer reports."""
+    """AddressSanitizer reports a use of freed memory, which a plain run may survive."""
     code = f"from support import core\nimport cumem, numpy as np\n{LEFT[what]}\n"
     if cycle:  # only the interpreter's last collection frees it
         code += (

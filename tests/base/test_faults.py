@@ -2,11 +2,11 @@
 """The fault sweep: each call of the driver may fail, and cumem loses nothing by it.
 
 A scenario is a function that uses some part of the public API. `sweep` (support/faults.py)
-runs it once for every call of the driver that it makes, and lets that call fail. The error
-must name the call, nothing may be left behind, and the scenario must then succeed. The
-tests at the end sweep first uses and shutdowns. They also check that the sweeps reached
-every operation of `csrc/runtime/ops.h`, each of which is a call of the driver or of CUDA's
-runtime.
+counts the calls of the driver that a scenario makes, and runs the scenario once for each of
+these calls, which then fails. The error must name the call, nothing may be left behind, and
+the scenario must then succeed. The tests at the end sweep first uses and shutdowns. They
+also check that the sweeps reached every operation of `csrc/runtime/ops.h`, each of which is
+a call of the driver or of CUDA's runtime.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ def copy_rows_in_every_way() -> None:
 
 @scenario
 def copy_rows_of_ordinary_memory() -> None:
-    """Copy so many rows that they would take more than one launch of the table kernel."""
+    """Copy more rows than a single launch of the table kernel could copy."""
     data = np.arange(1200, dtype="i4").reshape(300, 4)
     rows = np.random.default_rng(0).permutation(300)
     device, out = cumem.empty_device((300, 4), "i4"), np.zeros((300, 4), "i4")
@@ -820,7 +820,7 @@ def type_what_others_type() -> None:
 def measure_the_runtimes_own_copies() -> None:
     host = cumem.zeros(1000, "u1", "pinned")
     device = cumem.full(1000, 7, "u1")
-    cumem.Device(0).synchronize()  # the raw copies wait for nothing
+    cumem.Device(0).synchronize()  # the raw copies would not wait for the fill
     stream = cumem.Stream()
     assert len(raw_copies(host, device, stream, 0.0)) == 5
     assert (host.numpy() == 7).all()
@@ -899,7 +899,7 @@ def fail_shutdown_at_every_call() -> set[str]:
             session.leftovers()
             testing.plan_fault(None, nth, 999)
             found = shut_down_after_work()
-            if testing.opened():  # it stays open if nothing was given back yet
+            if testing.opened():  # the runtime stays open if nothing was given back yet
                 injected_ops.add(testing.last_injected_fault())
                 testing.plan_fault(None, 0)
                 cumem.shutdown(reset_devices=True)

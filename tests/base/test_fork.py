@@ -45,7 +45,7 @@ pytestmark = [
 
 
 def test_child_changes_how_its_own_copies_are_made(emulated) -> None:
-    """Settings that the child changes hold in the child alone.
+    """What the child sets is in force in the child alone.
 
     Copies of the parent run in the background while it forks.
     """
@@ -395,7 +395,9 @@ def test_parent_loses_no_byte_of_copies_under_way_at_a_fork(runtime) -> None:
 
         def check() -> None:
             assert np.array_equal(idle.numpy(), pattern(2 * MIB))
-            for view in views:  # their bytes may be any, but belong to the child
+            # Copies may have changed these bytes at the fork, but now they are the child's
+            # own.
+            for view in views:
                 assert view.sum() >= 0
                 view[:] = 77
 

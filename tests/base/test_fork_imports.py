@@ -132,7 +132,7 @@ def fork_and_work(check=lambda: None):
     assert not failures, failures
     assert status == 0, status
 """
-#: The function `work` needs these modules, and no other one imports them.
+#: The function `work` imports these modules, and nothing imports them earlier.
 HELD = ["cumem.interchange.pickling", "cumem.devices.device", "cumem.files.npy"]
 
 

@@ -448,7 +448,8 @@ def test_driver_is_asked_in_another_process_where_nvml_says_nothing(
     driver, tmp_path
 ) -> None:
     assert counted(driver, tmp_path / "a") == "5 cuda"
-    assert (tmp_path / "a").read_text() == "started\n"  # once, and not in our process
+    # The driver started once, and not in our process.
+    assert (tmp_path / "a").read_text() == "started\n"
     assert counted(driver, tmp_path / "b", DRIVER_COUNT="2") == "2 cuda"
 
 

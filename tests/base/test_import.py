@@ -22,7 +22,7 @@ import pytest
 
 import cumem
 
-# These tests would show what is missing from a wheel or from an older NumPy.
+# These tests fail if a wheel, or an older NumPy, lacks something that cumem needs.
 pytestmark = pytest.mark.packaging
 
 
@@ -193,7 +193,7 @@ def test_names_are_those_that_type_checkers_see() -> None:
 
 
 def test_no_module_takes_the_name_of_a_function() -> None:
-    """As soon as such a module is imported, Python puts it in the place of the function."""
+    """Importing a module replaces a function of the same name in its package."""
     modules = {path.stem for path in pathlib.Path(cumem.__file__).parent.iterdir()}
     assert not modules & set(cumem.__all__)
 
@@ -415,7 +415,7 @@ def test_first_uses_in_a_thread_with_the_smallest_stack_work() -> None:
 
 @pytest.mark.parametrize("where", ["the same thread", "another"])
 def test_code_that_shows_the_warning_may_use_the_package(where: str) -> None:
-    """The warning of emulation is shown by code that itself opens the devices."""
+    """The code that shows the warning of emulation may itself use the devices."""
     run(
         """
         import sys, threading, warnings

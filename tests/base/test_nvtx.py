@@ -306,7 +306,7 @@ def test_tool_that_cannot_be_used_is_a_warning(
 def test_tool_that_was_refused_is_unloaded_and_reported_again(
     tool: Path, tmp_path: Path, trouble: str
 ) -> None:
-    """The next opening warns again, and uses a tool that works by then."""
+    """The next opening of the devices warns again, or uses the tool if it works by then."""
     empty = tmp_path / "libnothing.so"
     if trouble == "no tool":
         command = [shutil.which("gcc") or "cc", "-shared", "-fPIC", "-x", "c"]

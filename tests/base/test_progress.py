@@ -165,7 +165,8 @@ def test_callable_is_called_while_it_waits_and_at_the_end(
     assert reported[0] == (0, total)
     assert reported == sorted(reported)
     assert reported[-1] == (total, total)
-    # Files are loaded one after the other, and written at the same time.
+    # Files are loaded one after the other, so there are reports in between. They are
+    # written at the same time, so there may be none.
     assert call is not load_safetensors or len(set(reported)) > 2
     if call in COPIES or call in (fromfile, read_ranges):
         assert (values.get(memory) == 5).all()

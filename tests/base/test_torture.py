@@ -26,7 +26,8 @@ pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[1] / "isolated" / "torture.py"
 
-#: While this program runs a script, it flips a bit in each larger copy into a NumPy array.
+#: While this program runs a script, it flips a bit in the target of each copy of more than
+#: 100 bytes into a NumPy array.
 BROKEN = """
 import runpy, sys
 from support import core

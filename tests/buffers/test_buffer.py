@@ -22,7 +22,7 @@ import cumem
 pytestmark = [
     # A driver may lack this call, and cumem then waits until the whole device is idle.
     pytest.mark.by_driver("context_record_event"),
-    # These tests would show what is missing from a wheel or from an older NumPy.
+    # These tests fail if a wheel, or an older NumPy, lacks something that cumem needs.
     pytest.mark.packaging,
 ]
 

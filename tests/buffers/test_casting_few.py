@@ -35,7 +35,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-#: The dtypes are wider or narrower than each other, complex, or of the other byte
+#: In each pair, one dtype is wider than the other, is complex, or has the other byte
 #: order.
 FEW = [
     ("f8", "f4"),

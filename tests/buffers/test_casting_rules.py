@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which dtypes may become which others, in every call that converts, against NumPy.
+"""Tests of which dtypes each call may convert to which others, compared with NumPy.
 
 Two ends with dtypes must agree unless `casting=` allows more. A call that names the
 dtype converts by "same_kind" unless `casting=` says otherwise, and astype() by

@@ -113,7 +113,7 @@ def test_own_transfer_puts_it_off_until_its_end(emulated, end, which) -> None:
         assert ends[which].closed
         assert live(kind) == NBYTES
     transfer.wait()
-    assert live(kind) == 0  # The object still lives.
+    assert live(kind) == 0  # The memory is given back although the object still lives.
     if which == 1:
         assert (values.get(ends[0]) == data).all()
 

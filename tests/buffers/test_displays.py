@@ -305,7 +305,8 @@ def test_pages_of_others_are_in_no_peak_of_all() -> None:
     found = reading.bytes_over_time(log)
     assert reading.peaks(log)["registered"] == (90, 200)
     assert reading.peaks(log)["all"] == (10, 100) == (summarize(log).peak_nbytes, 100)
-    assert found.height == 100  # A picture also shows registered memory.
+    # A picture shows registered memory too, so it is higher than the peak of all.
+    assert found.height == 100
     assert "at most 10 B" in Report(log)._repr_html_()
 
 
@@ -423,7 +424,7 @@ def test_colours_are_variables_of_the_notebook_or_those_of_the_page() -> None:
     for name, value in re.findall(r"(--cm-\w+):([^;]*);", style):
         assert re.fullmatch(r"var\(--jp-[\w-]+,color-mix\(.*\)\)", value), name
     without = re.sub(r"--cm-\w+:[^;]*;", "", style)
-    # This is the edge of an alert.
+    # Only the edge of an alert has a fixed colour.
     assert re.findall(r"#[0-9a-f]{3,6}", without) == ["#d55e00"]
     assert Path(pieces.__file__).read_text().count("prefers-color-scheme") == 0
 

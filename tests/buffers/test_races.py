@@ -27,7 +27,7 @@ pytestmark = pytest.mark.any_python
 
 
 class FreesOnRead:
-    """An exporter that frees the copy's target while cumem asks it for its data."""
+    """An exporter that frees the target of the copy while it is asked for its data."""
 
     def __init__(self, target: cumem.Buffer) -> None:
         self.target = target
@@ -57,9 +57,7 @@ def test_target_cannot_be_freed_while_the_source_is_read(runtime, kind) -> None:
 
 
 class FreesOnStream:
-    """A stream of another library that frees the buffer while cumem asks for its
-    handle.
-    """
+    """A stream of another library that frees the buffer when it is asked for its handle."""
 
     def __init__(self, buffer: cumem.Buffer, handle: int) -> None:
         self.buffer, self.handle = buffer, handle
@@ -578,9 +576,7 @@ def test_import_waits_for_the_stream_of_the_memorys_device(emulated) -> None:
 
 
 class ShutsDown:
-    """An exporter that calls shutdown() while cumem asks it for its stream or its
-    memory.
-    """
+    """An exporter that calls shutdown() while it is asked for its stream or its memory."""
 
     def __init__(self) -> None:
         self.inner = np.arange(16, dtype="u1")

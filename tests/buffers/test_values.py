@@ -172,7 +172,7 @@ def fill_and_read(buffer: cumem.Buffer, value: object) -> bytes:
 def test_number_and_scalar_become_what_an_array_of_them_becomes(
     emulated, dtype
 ) -> None:
-    """The extension reads a single number, and NumPy reads numbers in a list."""
+    """The extension reads a single number, and NumPy reads a list: both must agree."""
     alone, listed = (cumem.zeros(1, dtype, "pinned") for _ in range(2))
     values = list(NUMBERS)
     with np.errstate(all="ignore"), warnings.catch_warnings():

@@ -498,7 +498,7 @@ def torch_capture() -> Iterator[None]:
     assert numbers.sum().item() == 100
 
 
-#: The driver never synchronises a whole device during a capture, whatever its mode.
+#: During a capture the driver never synchronises a whole device, whatever the mode is.
 ON_GPUS = {name: call for name, call in CALLS.items() if name != "Device.synchronize"}
 
 

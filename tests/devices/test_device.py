@@ -2,8 +2,8 @@
 """Devices, the current device, versions, counters, trim() and shutdown().
 
 The tests compare what a device says about itself with the emulated device's settings,
-and what the functions of the whole process do with buffers and streams that were made
-before.
+and look what becomes of buffers and streams when functions such as shutdown() change
+the state of the whole process.
 """
 
 from __future__ import annotations

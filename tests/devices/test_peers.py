@@ -392,7 +392,7 @@ def test_strided_copies_have_fewer_pieces_at_once_where_memory_is_short(
         target = far[::2] if which != "source" else far[: LONG // 2]
         cumem.copy(near, data[: near.size])
         cumem.trim()
-        # The limit leaves 2 MiB, and one piece needs 1.1 MiB.
+        # The limit leaves 2 MiB, and one piece needs 1.1 MiB, so there is no room for two.
         cumem.set_limit("device", LONG * 2 + (2 << 20))
         source = near[::2] if which != "target" else near
         handle = cumem.copy_async(target, source)

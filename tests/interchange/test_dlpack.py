@@ -37,7 +37,7 @@ pytestmark = [
     # How fences are made, and how the device of a foreign stream is found, depends on
     # the driver.
     pytest.mark.by_driver("context_record_event", "stream_get_device"),
-    # These tests would show what is missing from a wheel or from an older NumPy.
+    # These tests fail if a wheel, or an older NumPy, lacks something that cumem needs.
     pytest.mark.packaging,
 ]
 

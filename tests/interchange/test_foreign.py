@@ -23,7 +23,7 @@ import cumem
 pytestmark = [
     # Where the driver lacks these calls, cumem works in other ways.
     pytest.mark.by_driver("context_record_event", "stream_get_device"),
-    # These tests would show what is missing from a wheel or from an older NumPy.
+    # These tests fail if a wheel, or an older NumPy, lacks something that cumem needs.
     pytest.mark.packaging,
 ]
 

@@ -20,7 +20,7 @@ from support import session
 import cumem
 from cumem.units import format_nbytes
 
-# These tests would show what is missing from a wheel or from an older NumPy.
+# These tests fail if a wheel, or an older NumPy, lacks something that cumem needs.
 pytestmark = pytest.mark.packaging
 
 MIB = 1 << 20

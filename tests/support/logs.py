@@ -12,7 +12,10 @@ from cumem.recording.events import EVENT, KINDS, OPS, Frame, Log
 
 
 def rows(events: Iterable[dict[str, Any]]) -> np.ndarray:
-    """Make rows of a log from dicts, with names for `op` and kinds, and 0 as default."""
+    """Make rows of a log from dicts.
+
+    In the dicts `op` and the kinds are names. Fields that a dict lacks become 0.
+    """
     events = list(events)
     made = np.zeros(len(events), EVENT)
     for row, event in zip(made, events, strict=True):

@@ -50,7 +50,7 @@ def slices(draw: st.DrawFn, length: int) -> slice:
 
 @st.composite
 def basic_indices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[object, ...]:
-    """Draw a tuple of ints, slices, None and at most one Ellipsis that fits `shape`."""
+    """Draw an index of ints, slices, None and at most one Ellipsis, to fit `shape`."""
     index: list[object] = []
     used = draw(st.integers(0, len(shape)))
     for length in shape[:used]:
@@ -66,7 +66,7 @@ def basic_indices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[object, ...]
 
 
 def as_view(index: tuple[object, ...]) -> tuple[object, ...]:
-    """Add an Ellipsis to an index, with which NumPy always returns a view."""
+    """Add an Ellipsis to an index, so that NumPy always returns a view."""
     return index if Ellipsis in index else (*index, Ellipsis)
 
 

@@ -21,7 +21,7 @@ import cumem
 from cumem import info
 from cumem.tools import bench, cli
 
-# These tests would show what is missing from a wheel or from an older NumPy.
+# These tests fail if a wheel, or an older NumPy, lacks something that cumem needs.
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]
