@@ -104,7 +104,7 @@ def test_little_memory_there_makes_it_slower_only(emulated, free, route) -> None
 
 @pytest.fixture
 def shut(emulated) -> Iterator[cumem.Stream]:
-    """Hold a stream shut until the test ends, with room for all pieces in the ring."""
+    """Hold a stream shut until the test ends. The ring has room for all pieces."""
     stream = cumem.Stream()
     session.shut(stream)
     with tuned(ring_nbytes="256MiB", depth=32):
@@ -170,7 +170,7 @@ def test_none_needs_the_memory_of_two_blocks(shut) -> None:
 
 
 def test_short_memory_fails_nobody_where_others_have_two_blocks(emulated) -> None:
-    """Two threads make copies that the host cannot make, with memory for one block each."""
+    """Two threads make copies for which they need blocks. Each has memory for one block."""
     array = numbers(1600, 1500)
     streams = [cumem.Stream() for _ in range(2)]
     targets = [

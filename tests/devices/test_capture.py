@@ -452,8 +452,10 @@ def test_file_does_not_break_the_capture_of_another_thread(emulated, tmp_path) -
 
 
 def test_call_still_breaks_the_capture_of_its_own_thread(emulated) -> None:
-    """CUDA behaves in the same way: the graph would not contain what the thread does
-    here.
+    """The thread waits for a stream in the middle of its own capture.
+
+    A graph cannot contain this wait, so CUDA breaks the capture, and so does the emulated
+    device.
     """
     stream, other = cumem.Stream(non_blocking=True), cumem.Stream(non_blocking=True)
     with (
@@ -466,7 +468,7 @@ def test_call_still_breaks_the_capture_of_its_own_thread(emulated) -> None:
 
 @contextlib.contextmanager
 def driver_capture() -> Iterator[None]:
-    """Capture by calls of the driver alone, in its global mode."""
+    """Capture in CUDA's global mode, by calls of the driver and not of cumem."""
     driver = ctypes.CDLL("libcuda.so.1")
     context, graph = ctypes.c_void_p(), ctypes.c_void_p()
     stream = cumem.Stream(non_blocking=True)

@@ -29,8 +29,8 @@ T = TypeVar("T")
 class Pools:
     """Pools, as one of the two things that can be current.
 
-    cumem does not say which pool is current, so an allocation shows it: the counters
-    tell which pool served it.
+    cumem does not say which pool is current. So a test allocates, and finds the pool whose
+    counters have changed.
     """
 
     @staticmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether cumem emulates a GPU that cannot be used, or raises an error.
+"""If no GPU can be used, cumem either emulates a device or raises an error.
 
 cumem raises if there are signs that a GPU is installed, and also signs that somebody
 means to use it. The tests build files such as `/proc/driver/nvidia/version` in a

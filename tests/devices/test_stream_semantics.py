@@ -904,8 +904,8 @@ def test_streams_of_earlier_copies_go_and_are_not_waited_for(emulated, use) -> N
         del stream
         waits.append(session.testing.fault_count("stream_wait_event") - before)
         streams.append(session.testing.counts()["streams"])
-    # The parts of a copy may all need a stream at the same moment, so the most that are
-    # live may differ by that number. A leak would add 20 streams.
+    # The parts of a copy may all need a stream at the same moment, so the largest number of
+    # live streams may vary by the number of parts. A leak would add 20 streams.
     assert max(streams[20:]) <= max(streams[:20]) + USES[use]
     # Each use waits only for the use before it, however long ago that was.
     assert max(waits) <= 4 * USES[use]

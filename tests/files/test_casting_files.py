@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files whose elements have another dtype than the memory that is read or written.
 
-The tests check the elements, piece by piece, and that cumem makes no second array of
-the whole.
+The tests check the elements, piece by piece, and that cumem makes no second array of the
+whole file.
 """
 
 from __future__ import annotations

@@ -358,8 +358,9 @@ def test_interrupt_after_an_opening_leaves_no_descriptor(
 ) -> None:
     """An interrupt just after a file was opened must not leave it open.
 
-    Python looks for Ctrl-C when a C function such as `os.open()` returns. If it raises
-    there, nobody receives the descriptor. The profile function raises at these places.
+    Python looks for Ctrl-C when a C function such as `os.open()` returns. If Python raises
+    an exception there, nobody receives the descriptor. The profile function raises at these
+    places.
     """
     path = tmp_path / "a"
     save(path)

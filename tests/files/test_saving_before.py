@@ -2,10 +2,10 @@
 """Files that `save_safetensors_async` writes with ``before=``, an optimizer of PyTorch.
 
 The optimizers are real ones, with hooks that PyTorch calls. PyTorch cannot make tensors on
-the emulated device. So the state of the optimizers has objects of the class `Memory` in
-their place, which export memory of a device as another library does. cumem does not order
-the changes of such memory by itself. New streams are held shut, so that the device cannot
-copy before the changes.
+the emulated device. So the state of the optimizers has objects of the class `Memory` in the
+place of tensors. They export memory of a device as another library does. cumem does not
+order the changes of such memory by itself. New streams are held shut, so that the device
+cannot copy before the changes.
 """
 
 from __future__ import annotations

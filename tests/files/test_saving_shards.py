@@ -41,7 +41,7 @@ def with_threads(runtime) -> Iterator[None]:
 
 
 def tensors(kind: str, count: int = COUNT, nbytes: int = NBYTES) -> dict[str, Any]:
-    """Make tensors of random bytes, each one byte longer than the next.
+    """Make tensors of random bytes. Each is longer than the next one by one byte.
 
     If the last length is the limit for a shard, each tensor gets a shard of its own.
     """
