@@ -376,8 +376,8 @@ def test_short_arrays_are_not_asked_about_where_a_device_is_waited_for(
     assert (questions(device, host) > 0) == asked
     assert (questions(back, device) > 0) == asked
     np.testing.assert_array_equal(back, host)
-    # The driver is asked if the kind of memory matters: between two ends on the host, in
-    # the background, and for memory of cumem.
+    # The driver is asked only if the kind of memory matters: between two ends on the host,
+    # in the background, and for memory of cumem.
     assert questions(pinned, host) > 0
     assert questions(device, pinned.numpy()) > 0
     session.testing.plan_fault(None, 0)

@@ -333,7 +333,7 @@ def test_ctrl_c_during_the_last_operation_of_a_block_is_heard(emulated, make) ->
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), current:
-            [*ahead]  # noqa: B018 - no call, after which signals are looked for
+            [*ahead]  # noqa: B018 - a call would look for signals when it ends
     finally:
         signal.signal(signal.SIGINT, handler)
     assert cumem.current_stream() is not current

@@ -77,7 +77,8 @@ new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 #: PyCapsule_GetPointer as a function of this module. The whole process shares the function
-#: in ``ctypes.pythonapi``, and other libraries set the types of its arguments.
+#: in ``ctypes.pythonapi``, of which other libraries set the types of the arguments. So this
+#: module does not use that function.
 pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
