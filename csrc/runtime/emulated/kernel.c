@@ -125,26 +125,72 @@ find_end(const cm_strided_job *job, cm_address start, const int64_t *strides,
     return true;
 }
 
+/* Copy `count` elements that lie `dst_stride` and `src_stride` bytes apart. A sanitizer
+ * looks at each call of memcpy() whose length the compiler does not know, and that
+ * takes most of the time of a copy of short elements. */
+static void
+copy_row(unsigned char *dst, int64_t dst_stride, const unsigned char *src,
+         int64_t src_stride, uint64_t itemsize, uint64_t count)
+{
+#define COPY_EACH(nbytes)                                                              \
+    for (; count > 0; count--, dst += dst_stride, src += src_stride) {                 \
+        memcpy(dst, src, nbytes);                                                      \
+    }
+    switch (itemsize) {
+    case 1:
+        COPY_EACH(1)
+        break;
+    case 2:
+        COPY_EACH(2)
+        break;
+    case 4:
+        COPY_EACH(4)
+        break;
+    case 8:
+        COPY_EACH(8)
+        break;
+    default: /* 16 bytes, which is the longest that an element may have */
+        COPY_EACH(16)
+    }
+#undef COPY_EACH
+}
+
+/* Convert `count` elements, each by a call of its own. */
+static void
+convert_row(const cm_convert *convert, unsigned char *dst, int64_t dst_stride,
+            const unsigned char *src, int64_t src_stride, uint64_t count)
+{
+    for (; count > 0; count--, dst += dst_stride, src += src_stride) {
+        cm_convert_run(convert, dst, 0, src, 0, 1);
+    }
+}
+
+/* Copy the elements row by row, where a row is all that lies along the last axis. A job
+ * without axes has a row of one element. */
 static void
 copy_elements(cm_emulated_job *base, unsigned char *dst, const unsigned char *src)
 {
     const launch *what = (const launch *)base;
     const cm_strided_job *job = &what->job.strided;
-    for (uint64_t i = 0; i < job->count; i++) {
+    const cm_convert convert = convert_of(job);
+    uint32_t last = job->ndim == 0 ? 0 : job->ndim - 1;
+    uint64_t row_count = job->ndim == 0 ? 1 : job->shape[last];
+    for (uint64_t i = 0; i < job->count; i += row_count) {
         int64_t to = -what->dst_low;
         int64_t from = -what->src_low;
-        uint64_t left = i;
-        for (uint32_t k = job->ndim; k-- > 0; left /= job->shape[k]) {
+        uint64_t left = i / row_count;
+        for (uint32_t k = last; k-- > 0; left /= job->shape[k]) {
             int64_t index = (int64_t)(left % job->shape[k]);
             to += index * job->dst_strides[k];
             from += index * job->src_strides[k];
         }
         if (job->from == CM_NUMBER_NONE) {
-            memcpy(dst + to, src + from, job->itemsize);
+            copy_row(dst + to, job->dst_strides[last], src + from,
+                     job->src_strides[last], job->itemsize, row_count);
         }
         else {
-            cm_convert convert = convert_of(job);
-            cm_convert_run(&convert, dst + to, 0, src + from, 0, 1);
+            convert_row(&convert, dst + to, job->dst_strides[last], src + from,
+                        job->src_strides[last], row_count);
         }
     }
 }
