@@ -194,6 +194,23 @@ number_bytes(memory *m, unsigned seed)
     }
 }
 
+/* Return how many elements of `itemsize` bytes are equal, from the first on. The
+ * strides are in bytes. */
+CM_UNUSED CHECK_UNWATCHED static int64_t
+count_equal(const unsigned char *a, int64_t a_stride, const unsigned char *b,
+            int64_t b_stride, int64_t itemsize, int64_t count)
+{
+    int64_t i = 0;
+    for (; i < count; i++) {
+        for (int64_t k = 0; k < itemsize; k++) {
+            if (a[i * a_stride + k] != b[i * b_stride + k]) {
+                return i;
+            }
+        }
+    }
+    return i;
+}
+
 /* Shut the gate of a stream. */
 CM_UNUSED static void
 shut(world *w, const cm_stream *stream)

@@ -186,19 +186,6 @@ test_engine_random_copies_between_all_kinds(void)
 
 /* -- many pieces ------------------------------------------------------------------------- */
 
-/* Return how many elements are equal, from the first on. The source's are `stride`
- * bytes apart. */
-CHECK_UNWATCHED static int64_t
-count_equal(const unsigned char *dst, const unsigned char *src, int64_t stride,
-            int64_t count)
-{
-    int64_t i = 0;
-    while (i < count && memcmp(dst + 4 * i, src + stride * i, 4) == 0) {
-        i++;
-    }
-    return i;
-}
-
 /* Copy 20 MB between these kinds of memory, from a source whose elements are `stride`
  * bytes apart. */
 static void
@@ -218,7 +205,7 @@ check_large(world *w, cm_kind to, int to_device, cm_kind from, mode how, int64_t
     CHECK_OK(cm_engine_copy(w->engine, &request, &ticket));
     CHECK_OK(cm_ticket_wait(ticket, UINT64_MAX));
     cm_ticket_release(ticket);
-    CHECK_EQ(count_equal(dst.bytes, src.bytes, stride, COUNT), COUNT);
+    CHECK_EQ(count_equal(dst.bytes, 4, src.bytes, stride, 4, COUNT), COUNT);
     give_memory(w, &dst);
     give_memory(w, &src);
 }

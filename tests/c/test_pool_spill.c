@@ -190,14 +190,14 @@ static void
 test_blocks_may_be_more_than_the_device_has(void)
 {
     enum { COUNT = 12 };
-    cm_runtime *rt = open_emulated(13000, 1, 64 * MIB);
+    cm_runtime *rt = open_emulated(13000, 1, 24 * MIB);
     cm_pool *pool = open_pool(rt, DEVICE);
     sleeper all[COUNT];
     for (unsigned i = 0; i < COUNT; i++) {
         if (i >= 4) {
             MUST(put_to_sleep(rt, pool, &all[i - 4]));
         }
-        MUST(make_sleeper(rt, pool, 16 * MIB, i, &all[i]));
+        MUST(make_sleeper(rt, pool, 6 * MIB, i, &all[i]));
     }
     for (unsigned i = 0; i < COUNT; i++) {
         if (all[i].saved != NULL) {

@@ -134,13 +134,13 @@ grow_and_trim(void *arg)
 {
     churn *c = arg;
     for (int i = 0; i < 20; i++) {
-        cm_block *a = take(c->pool, 24 * MIB, NULL);
-        cm_block *b = take(c->pool, 8 * MIB, NULL);
+        cm_block *a = take(c->pool, 6 * MIB, NULL);
+        cm_block *b = take(c->pool, 2 * MIB, NULL);
         give(c->pool, a, NULL, 0);
-        a = take(c->pool, 40 * MIB, NULL);
+        a = take(c->pool, 10 * MIB, NULL);
         give(c->pool, b, NULL, 0);
         give(c->pool, a, NULL, 0);
-        (void)trim(c->pool, 4 * MIB, false);
+        (void)trim(c->pool, MIB, false);
     }
     c->over = true;
     return NULL;

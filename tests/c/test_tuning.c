@@ -65,14 +65,9 @@ copy_both_ways(world *w, memory *host, memory *back, memory *device)
         memset(back->bytes, 0, NBYTES);
         copy_as_explained(w, &on_device, &from);
         copy_as_explained(w, &to, &on_device);
-        for (int64_t i = 0; i < count; i++) {
-            int64_t at = 4 * step * i;
-            if (memcmp(back->bytes + at, host->bytes + at, 4) != 0) {
-                CHECK_FAIL_("element %lld is wrong after a copy with step %lld",
-                            (long long)i, (long long)step);
-                return;
-            }
-        }
+        int64_t stride = 4 * step;
+        CHECK_EQ(count_equal(back->bytes, stride, host->bytes, stride, 4, count),
+                 count);
     }
 }
 
