@@ -4991,6 +4991,7 @@ def _write_file_async(
     temporary: bytes,
     target: bytes,
     permissions: int,
+    first: Transfer | None,
     /,
 ) -> Transfer:
     """Write memory to a new file in the background, and let the file replace another one.
@@ -4998,7 +4999,11 @@ def _write_file_async(
     `temporary` is the path of the file. The file is renamed to the absolute path `target`
     once it has all bytes and its permissions, and is on the disk. If the transfer fails or
     is cancelled, the file is removed. Errors call the file `name`. The transfer begins when
-    the transfers of earlier calls are done.
+    the transfers of earlier calls are done. If the transfer `first` has failed, this one
+    fails in the same way.
+
+    If `temporary` is empty, the call writes only a part of the file. The transfer then
+    waits for no earlier one, and the file remains the caller's.
     """
 
 def _maps_file(open: Callable[[], int], offset: int, memory: object, /) -> bool:

@@ -362,26 +362,49 @@ def write_behind(
     new: Replacement,
     mode: int,
     name: object,
+    first: _core.Transfer | None = None,
 ) -> _core.Transfer:
     """Write the rest of a new file in the background, and let it replace the old file.
 
     `file` is the temporary file of `new`, and the caller has flushed its buffer. When all
     ranges are written, the file gets the permissions `mode`, is flushed to the disk, and is
     renamed. Errors of the transfer call the file `name`. The file belongs to the transfer
-    that is returned.
+    that is returned. That transfer comes after `first`, a transfer of `write_part_behind`,
+    and fails if `first` has failed.
     """
-    transfer = _core._write_file_async(
+    temporary, target = os.fsencode(new.temporary), os.fsencode(new.target)
+    transfer = _write_async(file, ranges, name, temporary, target, mode, first)
+    new.is_left = True
+    return transfer
+
+
+def write_part_behind(
+    file: io.BufferedWriter, ranges: Sequence[tuple[int, Any]], name: object
+) -> _core.Transfer:
+    """Write a part of a new file in the background, and do nothing else to the file."""
+    return _write_async(file, ranges, name, b"", b"", 0, None)
+
+
+def _write_async(
+    file: io.BufferedWriter,
+    ranges: Sequence[tuple[int, Any]],
+    name: object,
+    temporary: bytes,
+    target: bytes,
+    mode: int,
+    first: _core.Transfer | None,
+) -> _core.Transfer:
+    return _core._write_file_async(
         file.fileno(),
         tuple(offset for offset, _ in ranges),
         tuple(memory for _, memory in ranges),
         _direct_number(None),
         name,
-        os.fsencode(new.temporary),
-        os.fsencode(new.target),
+        temporary,
+        target,
         mode,
+        first,
     )
-    new.is_left = True
-    return transfer
 
 
 class _CutMapError(Exception):

@@ -759,13 +759,17 @@ def write_a_file_before_a_step() -> None:
     optimizer = Optimizer(source)
     with tempfile.TemporaryDirectory() as folder:
         tensors = {"a": source[::2], "b": cumem.array(2.0)}
-        saving = cumem.save_safetensors_async(
-            f"{folder}/a.safetensors", tensors, before=optimizer
-        )
-        try:
-            optimizer.step()
-        finally:
-            saving.wait()
+        for limit in (None, 8):
+            saving = cumem.save_safetensors_async(
+                f"{folder}/a.safetensors",
+                tensors,
+                before=optimizer,
+                host_limit=limit,
+            )
+            try:
+                optimizer.step()
+            finally:
+                saving.wait()
         loaded = cumem.load_safetensors(f"{folder}/a.safetensors", kind="host")
         assert (values.get(loaded["a"]) == np.arange(1000.0)[::2]).all()
         assert len(os.listdir(folder)) == 1

@@ -15,6 +15,7 @@ import copy
 import ctypes
 import errno
 import gc
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -111,6 +112,11 @@ def saved(path: Path) -> dict[str, set[float]]:
     """Return the values that each tensor of a file has."""
     loaded = cumem.load_safetensors(path, kind="host", framework="numpy")
     return {name: set(found.ravel().tolist()) for name, found in loaded.items()}
+
+
+def names(path: Path) -> list[str]:
+    """Return the names of all files beside `path`, temporary ones too."""
+    return sorted(os.listdir(path.parent))
 
 
 @contextlib.contextmanager
@@ -412,6 +418,124 @@ def test_a_limit_of_host_memory_changes_no_byte(
     optimizer.step()
     saving.wait()
     assert saved(path) == {"a": {1.0}, "b": {2.0}, "c": {3.0}}
+
+
+# -- a limit of host memory --------------------------------------------------------------
+
+
+def test_what_finds_no_room_is_written_behind_the_call_and_the_step_waits(
+    emulated, path, torch
+) -> None:
+    weights = {"a": Memory(1.0), "b": Memory(2.0)}
+    optimizer = optimizer_of(torch, *weights.values())
+    stream = cumem.current_stream()
+    testing.file_plan(held=1)
+    with session.rescued_by(testing.file_open):
+        saving = cumem.save_safetensors_async(
+            path, weights, before=optimizer, host_limit=4 * SIZE
+        )
+        testing.file_await()
+        stream.synchronize()
+    with session.when_waiting(testing.file_open):
+        optimizer.step()
+    saving.wait()
+    assert saved(path) == {"a": {1.0}, "b": {2.0}}
+    assert names(path) == [path.name]
+
+
+def test_the_step_of_a_copy_that_is_held_changes_nothing_yet(
+    emulated, path, torch
+) -> None:
+    weight = Memory(1.0)
+    optimizer = optimizer_of(torch, weight)
+    testing.file_plan(held=1)
+    saving = cumem.save_safetensors_async(
+        path, {"a": weight}, before=optimizer, host_limit=0
+    )
+    thread = threading.Thread(target=optimizer.step)
+    thread.start()
+    session.wait_until_waiting(thread)
+    assert thread.is_alive()
+    assert weight.peek() == {1.0}
+    testing.file_open()
+    thread.join()
+    saving.wait()
+    assert saved(path) == {"a": {1.0}}
+
+
+def test_tensors_of_nobody_get_the_room_first(emulated, path, torch) -> None:
+    tensors = {"w": Memory(1.0), "average": Memory(2.0)}
+    optimizer = optimizer_of(torch, tensors["w"])
+    testing.file_plan(held=1)
+    with session.rescued_by(testing.file_open):
+        saving = cumem.save_safetensors_async(
+            path, tensors, before=optimizer, host_limit=4 * SIZE
+        )
+    testing.file_open()
+    saving.wait()
+    assert saved(path) == {"w": {1.0}, "average": {2.0}}
+
+
+def test_the_work_before_the_call_is_in_what_finds_no_room(
+    emulated, path, torch
+) -> None:
+    weight = Memory(1.0)
+    optimizer = optimizer_of(torch, weight)
+    stream = cumem.current_stream()
+    with session.rescued(stream), session.gate(stream):
+        weight.fill(5.0)
+        saving = cumem.save_safetensors_async(
+            path, {"w": weight}, before=optimizer, host_limit=0
+        )
+        assert not saving.done
+    optimizer.step()
+    saving.wait()
+    assert saved(path) == {"w": {5.0}}
+
+
+def test_a_part_that_cannot_be_written_fails_the_file(emulated, path, torch) -> None:
+    weights = {"a": Memory(1.0), "b": Memory(2.0)}
+    optimizer = optimizer_of(torch, *weights.values())
+    cumem.save_safetensors_async(path, {"old": np.ones(3)}).wait()
+    for _ in range(2):  # the second call forgets what the first has left to the step
+        # The second write is of the part that is written first, not of the header.
+        testing.file_plan(nth=2, error=errno.ENOSPC)
+        saving = cumem.save_safetensors_async(
+            path, weights, before=optimizer, host_limit=0
+        )
+        with pytest.raises(OSError, match="No space left") as caught:
+            saving.wait()
+        assert caught.value.filename == str(path)
+    optimizer.step()
+    assert saved(path) == {"old": {1.0}}
+    assert names(path) == [path.name]
+
+
+def test_a_file_is_cancelled_while_a_part_is_written(emulated, path, torch) -> None:
+    weight = Memory(1.0)
+    optimizer = optimizer_of(torch, weight)
+    testing.file_plan(held=1)
+    saving = cumem.save_safetensors_async(
+        path, {"w": weight}, before=optimizer, host_limit=0
+    )
+    testing.file_await()
+    assert saving.cancel()
+    assert names(path) == []
+    testing.file_open()
+    optimizer.step()
+    cumem.synchronize()
+    assert weight.peek() == {7.0}
+
+
+def test_page_locked_memory_is_free_while_a_part_waits_for_its_step(
+    emulated, path, torch
+) -> None:
+    weights = {"a": Memory(1.0), "b": Memory(2.0)}
+    optimizer = optimizer_of(torch, *weights.values())
+    cumem.save_safetensors_async(
+        path, weights, before=optimizer, host_limit=4 * SIZE
+    ).wait()
+    assert cumem.stats().kinds["pinned"].live_nbytes == 0
 
 
 # -- lives -------------------------------------------------------------------------------

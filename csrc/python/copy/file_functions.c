@@ -43,6 +43,8 @@ typedef struct file_call {
     cm_file_request request;
     cm_file_place place; /* of _write_file_async() */
     PyObject *name;      /* borrowed; what its errors call the file */
+    cm_ticket *first;    /* borrowed; the transfer whose failure is this one's too, or
+                            NULL */
 } file_call;
 
 /* -- ends --------------------------------------------------------------------------------- */
@@ -579,10 +581,18 @@ cm_write_files(PyObject *module, PyObject *args)
 
 /* -- in the background ------------------------------------------------------------------- */
 
-/* Let the call come after the work on the streams of its devices, and after the last
- * file that is written in the background. The engine then uses streams of its own,
- * since the job outlives this call, which has only borrowed its streams. Returns 0, or
- * -1 with MemoryError. */
+/* True if the file is complete with this call, and gets its name. */
+static bool
+is_last(const file_call *call)
+{
+    return call->place.temporary[0] != 0;
+}
+
+/* Let the call come after the work on the streams of its devices. A call that gives the
+ * file its name also comes after the last file that is written in the background, so
+ * that names are given in the order of the calls. The engine then uses streams of its
+ * own, since the job outlives this call, which has only borrowed its streams. Returns
+ * 0, or -1 with MemoryError. */
 static int
 come_after_streams(file_call *call)
 {
@@ -593,7 +603,10 @@ come_after_streams(file_call *call)
         }
     }
     cm_ticket *last = call->call.state->last_save;
-    return last == NULL ? 0 : cm_call_come_after_ticket(&call->call, last);
+    if (last == NULL || !is_last(call)) {
+        return 0;
+    }
+    return cm_call_come_after_ticket(&call->call, last);
 }
 
 /* Give the request to the engine, without the streams of the call. */
@@ -604,7 +617,9 @@ start_writing(file_call *call, cm_engine *engine, cm_ticket **out)
     for (int device = 0; device < CM_MAX_DEVICES; device++) {
         request.streams[device] = NULL;
     }
-    return cm_engine_write_file(engine, &request, &call->place, out);
+    request.copy.chained_to = call->first;
+    return cm_engine_write_file(engine, &request, is_last(call) ? &call->place : NULL,
+                                out);
 }
 
 /* The `run` of _write_file_async(). Returns a Transfer, or NULL with an exception. */
@@ -626,7 +641,9 @@ begin_writing(file_call *call)
     }
     call->call.is_ordered = true;
     call->call.moves_bytes = call->nbytes > 0;
-    cm_state_set_last_save(state, ticket);
+    if (is_last(call)) {
+        cm_state_set_last_save(state, ticket);
+    }
     if (cm_call_remember(&call->call, ticket) < 0) {
         return NULL;
     }
@@ -640,12 +657,12 @@ begin_writing(file_call *call)
 PyObject *
 cm_write_file_async(PyObject *module, PyObject *args)
 {
-    PyObject *offsets, *memories, *name;
+    PyObject *offsets, *memories, *name, *first;
     const char *temporary, *target;
     int fd, direct, mode;
-    if (!PyArg_ParseTuple(args, "iO!O!iOyyi", &fd, &PyTuple_Type, &offsets,
+    if (!PyArg_ParseTuple(args, "iO!O!iOyyiO", &fd, &PyTuple_Type, &offsets,
                           &PyTuple_Type, &memories, &direct, &name, &temporary, &target,
-                          &mode)) {
+                          &mode, &first)) {
         return NULL;
     }
     file_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -659,6 +676,9 @@ cm_write_file_async(PyObject *module, PyObject *args)
     call->request.faults = &state->file_faults;
     call->request.fds[0] = fd;
     call->name = name;
+    if (first != Py_None) {
+        call->first = ((cm_transfer_object *)(void *)first)->ticket;
+    }
     call->place = (cm_file_place){
         .temporary = temporary, .target = target, .mode = (uint32_t)mode};
     cm_state_enter(state);

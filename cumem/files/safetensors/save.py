@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import os
 import re
 from collections.abc import Mapping
@@ -241,7 +242,9 @@ def save_safetensors_async(
         A number of bytes, or a text such as ``"8GiB"``: the most page-locked memory that
         keeps tensors of devices until they are written. By default there is no limit.
         Tensors that do not fit within the limit are written in pieces before the call
-        returns. With 0 this happens to all of them.
+        returns. With 0 this happens to all of them. Tensors of an optimizer of `before` get
+        room last. Those that find none are written in the background, and the optimizer's
+        next step makes the processor wait for that.
     before : torch.optim.Optimizer or list of them, optional
         Optimizers whose next ``step()`` is the first to change the tensors that belong to
         them: their parameters, the tensors of their state, and parts of these. Until then
@@ -272,8 +275,8 @@ def save_safetensors_async(
     Notes
     -----
     **Blocks** until tensors of the host, including page-locked ones, have been written,
-    since the host could change them right after the call. It does not wait for tensors of
-    devices, unless `host_limit` leaves no room for them.
+    since the host could change them right after the call. It waits for a tensor of a device
+    only if `host_limit` leaves no room for it and it belongs to no optimizer of `before`.
 
     **Ordered after** the same work as a `copy` from the same objects, and after the work
     on the current stream of each device: cumem's and, if PyTorch uses the device, also
@@ -283,11 +286,12 @@ def save_safetensors_async(
 
     With `before`, nothing but the optimizer's ``step()`` may change its tensors before the
     file has them. A step makes the current streams of its own thread wait, whichever they
-    are then, and the processor goes on; only a step that is captured in a graph waits on
-    the processor. A replay of a graph is not a step: do not name an optimizer whose steps
-    are replayed. If a `torch.amp.GradScaler` skips a step, the next one waits. An optimizer
-    that is dropped before its next step makes the streams of the call wait. The optimizer
-    keeps one hook (``register_step_pre_hook``), which does nothing in its other steps.
+    are then. The processor goes on, unless the step is captured in a graph or `host_limit`
+    left no room for some of the tensors. A replay of a graph is not a step: do not name an
+    optimizer whose steps are replayed. If a `torch.amp.GradScaler` skips a step, the next
+    one waits. An optimizer that is dropped before its next step makes the streams of the
+    call wait. The optimizer keeps one hook (``register_step_pre_hook``), which does nothing
+    in its other steps.
 
     Tensors may be dropped, closed or overwritten in the order of the stream as soon as the
     call returns. Views that share memory are each written in full.
@@ -316,20 +320,33 @@ def save_safetensors_async(
     )
     staging = Staging(Owners(before))
     now: list[tuple[int, _core.Buffer]] = []
-    later: list[tuple[int, Any]] = [(0, np.frombuffer(head, "u1"))]
-    for source in sources:
+    late: list[tuple[int, _core.Buffer]] = []
+    staged: list[tuple[int, Any]] = [(0, np.frombuffer(head, "u1"))]
+    # Tensors that belong to no optimizer get room first, as the call waits for the rest.
+    for source in sorted(sources, key=lambda each: _is_owned(each, staging.owners)):
         offset, nbytes = infos[source.name].offset, source.data.nbytes
-        if not is_on_device(source.data.kind) or nbytes > room:
-            now.append((offset, source.data))
-        elif nbytes > 0:
+        if nbytes == 0:
+            continue
+        if is_on_device(source.data.kind) and nbytes <= room:
             room -= nbytes
-            later.append((offset, staging.add(source.data)))
+            staged.append((offset, staging.add(source.data)))
+        elif _is_owned(source, staging.owners):
+            late.append((offset, source.data))
+        else:
+            now.append((offset, source.data))
+    staged.sort(key=operator.itemgetter(0))
     with replacing(path) as new, new.open_to_leave() as (file, mode):
         file.truncate(len(head) + sum(info.nbytes for info in infos.values()))
         staging.begin()
         write_files([(file, now)])
+        first = staging.write(file, late, str(path))
         staging.order()
-        return write_behind(file, later, new, mode, str(path))
+        return write_behind(file, staged, new, mode, str(path), first)
+
+
+def _is_owned(source: _Source, owners: Owners) -> bool:
+    """Return whether a tensor is on a device and belongs to an optimizer."""
+    return is_on_device(source.data.kind) and bool(owners.find(source.data))
 
 
 def _checked(

@@ -14,6 +14,10 @@ Example: the weights, an average of them, and AdamW's moments are saved with
 weights and moments are copied behind it. ``adamw.step()`` first calls a hook, which makes
 the stream of that thread wait until they are copied.
 
+If there is not enough page-locked memory for all tensors, a thread writes the others to the
+file, and the device copies them piece by piece. No stream can wait for that, so the host
+does: the call, for tensors that are nobody's, and otherwise the hook of the step.
+
 A tensor belongs to an optimizer if its memory lies within that of one of the optimizer's
 parameters, or of the tensors in its state. All others count as nobody's, which is safe: it
 only makes the caller's stream wait earlier.
@@ -22,35 +26,58 @@ only makes the caller's stream wait earlier.
 from __future__ import annotations
 
 import bisect
+import contextlib
+import io
 import operator
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cumem import _core
 from cumem.base.kinds import is_on_device
 from cumem.devices.device import current_streams
+from cumem.files.raw import write_part_behind
 from cumem.files.safetensors.exported import exported
 
 
 class _Copy(NamedTuple):
-    """Copies that were begun together on one device."""
+    """Copies that were begun together on one device, or of which the host makes a part."""
 
     device: int
     streams: list[_core.Stream]  #: the caller's current streams at the call
-    end: _core.Transfer  #: of no bytes, which ends with the copies
+    end: _core.Transfer  #: ends with the copies, and keeps no page-locked memory
 
     def order(self, streams: list[_core.Stream]) -> None:
         """Make streams wait for the copies.
 
-        A stream that captures a graph cannot wait for work outside of it, so the host
-        waits instead.
+        The host waits as well if it makes a part of the copies, or if a stream captures a
+        graph, since such a stream cannot wait for work outside of it.
         """
         for stream in streams:
             if stream.is_capturing:
-                self.end.wait()
-            else:
+                self.wait()
+                continue
+            try:
                 self.end.order(stream)
+            except (RuntimeError, OSError):
+                if self.wait():
+                    raise  # the stream refuses
+
+    def wait(self) -> bool:
+        """Wait on the host until no copy reads the tensors any more.
+
+        Returns False if a copy has failed, which the transfer of the file reports.
+        """
+        try:
+            self.end.wait()
+        except (RuntimeError, OSError):
+            return False
+        return True
+
+    def is_over(self) -> bool:
+        if self.end.done:
+            self.wait()  # so that its failure counts as read
+        return self.end.done
 
 
 class _Steps:
@@ -67,7 +94,7 @@ class _Steps:
 
     def add(self, copy: _Copy) -> None:
         # An optimizer that is saved often and makes no step would collect old copies.
-        self._pending[:] = [each for each in self._pending if not each.end.done]
+        self._pending[:] = [each for each in self._pending if not each.is_over()]
         self._pending.append(copy)
 
     def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
@@ -201,29 +228,24 @@ class Staging:
     """
 
     def __init__(self, owners: Owners) -> None:
-        self._owners = owners
+        self.owners = owners
         self._pairs: dict[Any, list[tuple[_core.Buffer, _core.Buffer]]] = {}
         self._begun: list[tuple[tuple[int, ...], _Copy]] = []
+        self._sides: dict[int, tuple[_core.Stream, list[_core.Stream]]] = {}
 
     def add(self, data: _core.Buffer) -> _core.Buffer:
         """Return the page-locked memory that the contents of `data` will be copied to."""
         made: _core.Buffer = _core.empty(
             data.shape, data.dtype, "pinned", device=data.device
         )
-        device: Any = data.device  # only memory of the host has none
-        key = device.index, self._owners.find(data)
+        key = _index_of(data), self.owners.find(data)
         self._pairs.setdefault(key, []).append((made, data))
         return made
 
     def begin(self) -> None:
         """Begin the copies, after the work that the caller's streams have so far."""
-        sides: dict[int, tuple[list[_core.Stream], _core.Stream]] = {}
         for (device, owners), pairs in sorted(self._pairs.items(), key=_key):
-            if device not in sides:
-                sides[device] = current_streams(device), _core.Stream(device=device)
-                for stream in sides[device][0]:
-                    sides[device][1].wait(stream)
-            streams, side = sides[device]
+            side, streams = self._side(device)
             _core.copy_many_async(pairs, stream=side)
             # The transfer of these copies would keep the page-locked memory alive until
             # the next step, and this one does not.
@@ -231,13 +253,46 @@ class Staging:
             self._begun.append((owners, copy))
         self._pairs.clear()
 
+    def write(
+        self,
+        file: io.BufferedWriter,
+        ranges: Sequence[tuple[int, _core.Buffer]],
+        name: str,
+    ) -> _core.Transfer | None:
+        """Begin to write tensors of optimizers to a file that is not complete with them.
+
+        Each range is an offset and a tensor. The answer is None if there are none.
+        """
+        if not ranges:
+            return None
+        with contextlib.ExitStack() as stack:
+            for device in {_index_of(data) for _, data in ranges}:
+                stack.enter_context(self._side(device)[0])
+            transfer = write_part_behind(file, ranges, name)
+        for device, owners in {
+            (_index_of(data), self.owners.find(data)) for _, data in ranges
+        }:
+            copy = _Copy(device, self._side(device)[1], transfer)
+            self._begun.append((owners, copy))
+        return transfer
+
     def order(self) -> None:
         """Make the caller's streams, or the next steps, wait until the copies are made."""
         for owners, copy in self._begun:
             if owners:
-                self._owners.wait_at_step(owners, copy)
+                self.owners.wait_at_step(owners, copy)
             else:
                 copy.order(copy.streams)
+
+    def _side(self, device: int) -> tuple[_core.Stream, list[_core.Stream]]:
+        """Return the stream of the copies, and those of the caller, which it is behind."""
+        if device not in self._sides:
+            streams = current_streams(device)
+            side = _core.Stream(device=device)
+            for stream in streams:
+                side.wait(stream)
+            self._sides[device] = side, streams
+        return self._sides[device]
 
     def ends(self) -> list[_core.Transfer]:
         """Return a transfer of no bytes for each device, which ends with its copies."""
@@ -245,6 +300,12 @@ class Staging:
             copy.device: copy.end for _, copy in self._begun
         }  # streams are in order
         return list(last.values())
+
+
+def _index_of(data: _core.Buffer) -> int:
+    device: Any = data.device  # only memory of the host has none
+    index: int = device.index
+    return index
 
 
 def _key(item: tuple[Any, object]) -> Any:
