@@ -25,7 +25,7 @@ from test_first_calls import folder as files_of_calls  # noqa: F401
 from cumem.devices import counting
 
 pytestmark = [
-    # These tests start separate programs, which no version of Python changes.
+    # These tests start separate programs, whose results no version of Python changes.
     pytest.mark.any_python,
     pytest.mark.skipif(
         sys.platform != "linux", reason="forks are tested on Linux only"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-# These tests start separate programs, which no version of Python changes.
+# These tests start separate programs, whose results no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 #: The tool in C. Its types are those that nvtxTypes.h and nvToolsExt.h of NVTX 3 declare.

@@ -21,7 +21,7 @@ from torture.settings import WrongError
 from torture.worker import Worker
 from torture.world import World
 
-# These tests start separate programs, which no version of Python changes.
+# These tests start separate programs, whose results no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[1] / "isolated" / "torture.py"

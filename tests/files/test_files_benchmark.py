@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import programs
 
-# These tests start separate programs, which no version of Python changes.
+# These tests start separate programs, whose results no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "files.py"

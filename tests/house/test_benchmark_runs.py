@@ -22,7 +22,7 @@ from support import programs
 
 import cumem
 
-# These tests start separate programs, which no version of Python changes.
+# These tests start separate programs, whose results no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

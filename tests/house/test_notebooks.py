@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:zmq.*"),
-    # These tests start separate programs, which no version of Python changes.
+    # These tests start separate programs, whose results no version of Python changes.
     pytest.mark.any_python,
 ]
 

@@ -24,7 +24,7 @@ import pytest
 import cumem
 from cumem.base.kinds import KINDS
 
-# These tests start separate programs, which no version of Python changes.
+# These tests start separate programs, whose results no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 ROOT = Path(__file__).parents[2]

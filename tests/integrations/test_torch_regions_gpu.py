@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's tensors in regions that sleep and wake, on a GPU.
 
-test_torch_regions.py tests the same with a stand-in for PyTorch, and has the refusals.
+test_torch_regions.py tests the same with a stand-in for PyTorch, and tests what is refused.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def test_graph_that_is_captured_into_the_region_replays_the_same(gpu) -> None:
         x = torch.ones(MIB, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool.id):
-        y = (x * 3).sqrt() + 1  # what lies between is freed in the capture
+        y = (x * 3).sqrt() + 1  # temporaries are freed in the capture
     del pool
     assert is_in(region, y)
     for value in range(1, ROUNDS + 1):
@@ -261,8 +261,8 @@ def test_compiled_function_allocates_from_the_region(gpu) -> None:
     x = torch.linspace(0, 1, MIB, device="cuda")
     wanted = work(x)
     with integration.using(region):
-        # Compiled code allocates with the GIL held, which our own calls of the driver
-        # are checked for. So PyTorch gets its memory beforehand.
+        # Compiled code allocates with the GIL held, and these tests fail if our calls of
+        # the driver are made with it held. So PyTorch gets its memory beforehand.
         torch.empty_like(x)
         found = work(x)
     assert is_in(region, found)

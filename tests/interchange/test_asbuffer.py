@@ -435,7 +435,7 @@ def test_a_tensor_comes_after_the_stream_it_was_asked_for_on(emulated) -> None:
     with session.gate(stream):
         scratch.fill(1, stream=stream)
         reported = session.testing.array_interface(imported)
-        # A consumer of `imported` comes after that work as well.
+        # A consumer of `imported` is told of `stream`, and so comes after the fill as well.
         assert reported["stream"] == stream.handle
     stream.synchronize()
 
@@ -514,7 +514,7 @@ def test_imported_memory_can_be_exported_again(runtime) -> None:
 def test_copy_takes_every_exporter(runtime, kind) -> None:
     data = np.arange(6, dtype="i4").reshape(2, 3)
     device = cumem.array(data, kind="device")
-    made = Produced.over(data)  # It outlives its capsules. Each copy takes one.
+    made = Produced.over(data)  # It makes a capsule for each copy.
     sources = [
         data,
         cumem.array(data, kind="pinned"),

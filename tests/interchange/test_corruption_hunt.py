@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short corruption hunt with stand-ins for other libraries, which must find faults."""
+"""A corruption hunt must find faults, as short runs with stand-ins for libraries show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import programs
 
-# These tests start separate programs, which no version of Python changes.
+# These tests start separate programs, whose results no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 SCRIPT = Path(__file__).parents[1] / "isolated" / "corruption_hunt.py"

@@ -225,7 +225,9 @@ def test_export_to_the_default_stream_does_not_wait(cuda) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_buffer_of_another_device_than_the_current_one(backend, kind) -> None:
-    """PyTorch refuses such a tensor. A buffer knows its device, so it need not."""
+    """PyTorch refuses such a tensor. A buffer knows its device, so cumem need not
+    refuse it.
+    """
     options = {"device_count": 2} if backend == "emulated" else {}
     with session.opened(backend, **options):
         if cumem.device_count() < 2:

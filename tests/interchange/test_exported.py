@@ -57,7 +57,7 @@ EXPORTS: dict[str, Callable[[Any], Any]] = {
 
 
 def ways(kinds: tuple[str, ...] = KINDS) -> list[Any]:
-    """Return a parameter for each kind and each protocol that it has."""
+    """Return a parameter for each kind of memory and each protocol that exports it."""
     return [
         (kind, door)
         for kind in kinds
@@ -68,7 +68,8 @@ def ways(kinds: tuple[str, ...] = KINDS) -> list[Any]:
 
 
 def fenced(pool: cumem.Pool, idle: int = 1) -> int:
-    """Let blocks that wait for a fence have one, which passes if the device is idle.
+    """Have the pool record a fence for all blocks that need one. Then wait until the device
+    `idle` has ended its work, and have the pool look at the fence.
 
     Return how many blocks still wait.
     """
@@ -167,7 +168,7 @@ def test_fence_is_taken_at_reuse_once_enough_waits(newest) -> None:
     for piece in pieces:
         piece.numpy()
     testing.plan_fault(None, 0)
-    del piece, pieces  # These 96 MiB are more than may wait.
+    del piece, pieces  # 96 MiB are more than may wait without a fence.
     assert testing.fault_count("context_record_event") == 0
     first = pool.allocate(16 << 20)
     # One fence serves all of them.
@@ -181,7 +182,9 @@ def test_fence_is_taken_at_reuse_once_enough_waits(newest) -> None:
 def test_fence_is_taken_once_enough_waits_even_if_other_memory_is_free(
     newest, kind, taken
 ) -> None:
-    """The host writes faster to memory that it used lately, which is in its caches."""
+    """Memory that the host used lately is in its caches, so the host writes to it faster. A
+    fence is therefore worth its cost if it makes such memory free again.
+    """
     pool = cumem.Pool(kind)
     pieces = [pool.allocate(16 << 20) for _ in range(12)]
     capsules = [piece.__dlpack__() for piece in pieces[:6]]
@@ -191,7 +194,7 @@ def test_fence_is_taken_once_enough_waits_even_if_other_memory_is_free(
     capsules.clear()
     pool.allocate(16 << 20)
     assert testing.fault_count("context_record_event") == taken
-    # The pool does not ask again so soon.
+    # The pool does not record another fence so soon.
     pool.allocate(16 << 20)
     assert testing.fault_count("context_record_event") == taken
     assert pool.stats().growth_count <= 12
@@ -557,7 +560,7 @@ A_WAIT = 40
 def pile_up(pool: cumem.Pool, nbytes: int = BOUND) -> Iterator[cumem.Stream]:
     """Keep a little more than `nbytes` in flight, with fences that are recorded.
 
-    The device does not end its work within the block.
+    The device does not end its work while the body of the `with` statement runs.
     """
     stream = cumem.Stream()
     scratch = cumem.empty_device(NBYTES, "u1")

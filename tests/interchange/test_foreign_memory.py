@@ -339,7 +339,8 @@ def test_buffer_of_a_resized_array_raises(runtime, entry, is_view) -> None:
     with pytest.raises(ValueError, match="resize"):
         # NumPy sees that somebody refers to the array.
         numbers.resize(100_000)
-    # Page-locked memory would have to be unlocked at its old address.
+    # A resize moves the array. It is not tried with page-locked memory, which would have to
+    # be unlocked at its old address.
     if buffer.kind == "pageable":
         numbers.resize(100_000, refcheck=False)
         with pytest.raises(BufferError, match=r"array.*ndarray\.resize"):

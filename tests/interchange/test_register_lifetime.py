@@ -399,7 +399,7 @@ BESIDE = {
 def test_copies_beside_registrations_that_come_and_go_on_their_page_succeed(
     emulated, call
 ) -> None:
-    """The driver's answers before a copy must hold until the copy is done."""
+    """What the driver answered before a copy must stay true until the copy is done."""
     heap = np.zeros(3 * PAGE, "u1")
     page = heap[-heap.ctypes.data % PAGE :][:PAGE]
     device = cumem.empty_device(3000, "u1")
@@ -497,7 +497,9 @@ def test_pages_of_an_import_are_unlocked_after_the_work_that_was_recorded(
 
 
 def test_shutdown_beside_the_end_of_imports_is_refused_or_whole(emulated) -> None:
-    """The last share of several pieces unlocks them without the GIL."""
+    """The import has the last share of several registered pieces. It unlocks them without
+    the GIL, so that shutdown() can run meanwhile.
+    """
     for _ in range(30):
         data = np.zeros(6 * PAGE, "u1")
         page = data[-data.ctypes.data % PAGE :]

@@ -9,11 +9,11 @@ know. The copy waits there behind other work. Meanwhile the memory is dropped, a
 users take memory of the same size and write it. Then the copy runs. If one of the next
 users was given the same bytes, either the copy's result is wrong or that user's bytes are.
 
-Each pattern is played with the allocator of another library, called the peer, where it is
-expected to corrupt data, and with cumem in the peer's place. A round counts if the copy was
-still waiting when the next users had written. If only an address is handed out, cumem
-learns of the copy only from `record_stream`. Such a pattern is played with that call and
-without it, and the second case is called "documented".
+Each pattern is played with the allocator of another library, called the peer, and then with
+cumem in the peer's place. With the peer it is expected to corrupt data. A round counts if
+the copy was still waiting when the next users had written. If only an address is handed
+out, cumem learns of the copy only from `record_stream`. Such a pattern is played with that
+call and without it, and the second case is called "documented".
 
 On a GPU the peers are those of PyTorch, CuPy and RMM that are installed, and with a second
 GPU some copies are made there. On the emulated device cumem's own runtime makes the copies,
@@ -89,7 +89,7 @@ class CupyWork:
             self.ends = self.cupy.zeros((2, 1 << 28), "u1")
             self.target = self.cupy.zeros(nbytes, "u1")
             self.source = self.cupy.empty(nbytes, "u1")
-            self.source.data.memset(OLD, nbytes)  # needs no compiler, as full() does
+            self.source.data.memset(OLD, nbytes)  # full() would need a compiler
             self.device.synchronize()
 
     def delay(self) -> None:
@@ -271,7 +271,9 @@ def torch_pinned() -> Take:
 
 
 def torch_pinned_inside() -> Take:
-    """Take memory that begins inside a block. PyTorch knows blocks by their start."""
+    """Take memory that begins inside a block. PyTorch knows a block only by the address of
+    its start, so it does not recognize such memory.
+    """
     take = torch_pinned()
     return lambda nbytes: take(nbytes + 4096)[4096:]
 
@@ -319,7 +321,8 @@ def ours(kind: str) -> Callable[[], Take]:
 
     def take(nbytes: int) -> np.ndarray:
         nonlocal is_warm
-        # A pool that grows waits for the device, as cudaMallocManaged does.
+        # A pool that grows waits for the device, as cudaMallocManaged does, and the copy
+        # would then not be late. So the pool grows before the first round.
         if not is_warm:
             [cumem.empty(nbytes, "u1", kind) for _ in range(64)]
             is_warm = True
@@ -548,7 +551,8 @@ class Case:
     error: str | None = None
 
 
-#: Makes a function that plays a round, for a number of bytes.
+#: A function that takes a number of bytes, and returns a function that plays a round with
+#: memory of this size.
 Play = Callable[[int], Callable[[], tuple[Outcome, Any]]]
 
 
@@ -686,7 +690,7 @@ def emulated() -> list[Pattern]:
 
 
 def hunt(pattern: Pattern, nbytes: int, seconds: float) -> Case:
-    """Play a pattern, and note an error or what it needs and is missing."""
+    """Play a pattern, and note an error, or what the pattern needs and did not find."""
     fields = {f.name for f in dataclasses.fields(Case)} & vars(pattern).keys()
     case = Case(**{name: getattr(pattern, name) for name in fields})
     try:

@@ -48,7 +48,7 @@ from faults import FAULTS  # noqa: E402
 
 #: A run of tests that takes longer than this, in seconds, counts as one that hangs.
 LIMIT = 120.0
-#: The paths whose changes make a run "-dirty", which means not of a commit.
+#: A run is marked "-dirty" if a file on these paths differs from the commit.
 ABOUT = ("csrc", "cumem", "tests", "benchmarks/*.py", "setup.py")
 LEFT_OUT = (".git", ".venv*", "build", "dist", "*.so", "__pycache__", ".*_cache")
 
@@ -213,7 +213,7 @@ class Tree:
         report.unlink(missing_ok=True)
         environment = os.environ | {
             "PYTHONPATH": f"{self.root}",
-            "CUMEM_TESTS_CORE": "package",  # this core is linked with the hooks
+            "CUMEM_TESTS_CORE": "package",  # the package's core has the hooks
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         environment.pop("CUMEM_BACKEND", None)
@@ -302,7 +302,9 @@ def describe_run() -> dict[str, Any]:
 
 
 def check_unmutated(tree: Tree, faults: list[Fault]) -> None:
-    """Raise SystemExit if a test that a fault names fails without it. It may be missing."""
+    """Raise SystemExit if a test fails without the fault that names it. A test may be
+    missing.
+    """
     names = sorted({name for fault in faults for name in fault.tests})
     bad = {
         name: outcome

@@ -198,7 +198,10 @@ sys.stdin.read()
 @pytest.mark.hooks
 @pytest.mark.parametrize("held", [1, 5, 15, 0, 17])
 def test_region_of_a_killed_process_leaves_no_file(tmp_path, held) -> None:
-    """It is killed at a write, asleep (0), or at a read: 15 calls write 60 MiB."""
+    """The process is killed in call number `held` on its file, or asleep if `held` is
+    0. It takes 15 calls to write 60 MiB, so the calls up to 15 are writes, and call 17
+    is a read.
+    """
     environment = {**os.environ, "CUMEM_BACKEND": "emulated"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     process = subprocess.Popen(
@@ -298,7 +301,7 @@ def test_region_stays_asleep_until_told_again_if_a_file_was_changed(
     assert caught.value.filename == os.fspath(tmp_path)
     assert "call wake() again" in caught.value.__notes__[0]
     assert filled.region.is_asleep
-    filled.region.wake()  # nobody has changed bytes, as the caller knows
+    filled.region.wake()  # the caller knows that no byte was changed
     filled.check()
 
 
@@ -337,7 +340,8 @@ def test_region_stays_awake_if_a_signal_ends_the_writing(emulated, tmp_path) -> 
     filled.check()
     assert open_files(tmp_path) == 0
 
-    # Writes this short take a million calls, one of which is interrupted.
+    # The writes are so short that sleep() makes a million of them, and one is
+    # interrupted.
     testing.file_plan(most=16)
     with pytest.raises(session.AlarmError), session.on_alarm(ring):
         filled.region.sleep("file", path=tmp_path)

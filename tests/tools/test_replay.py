@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of replaying a trace of allocations with an allocator, and of the command.
 
-The ratio of the memory that an allocator reserves to what is live is compared with a trace
-that was worked out by hand. In some tests work on freed blocks is late: `Hold(n)` cuts the
-events of the trace into windows, and gates hold the work of each window back for at least
-n events. A gate opens early, which `forced` counts, if a call waits for the work behind it.
-The later tests run `python -m cumem replay`.
+How much memory an allocator reserves for the live blocks of a short trace is compared with
+figures that were worked out by hand. In some tests work on freed blocks is late: `Hold(n)`
+cuts the events of the trace into windows, and gates hold the work of each window back for
+at least n events. A gate opens early, which `forced` counts, if a call waits for the work
+behind it. The later tests run `python -m cumem replay`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_ratio_is_exact_on_a_trace_checked_by_hand(emulated) -> None:
 
 
 def test_allocator_that_takes_no_streams_keeps_its_blocks(emulated) -> None:
-    """Without streams nothing can be late, so freed blocks are kept instead."""
+    """Without streams no work can be late, so the replay frees the blocks later instead."""
     trace = hand_checked()
     result = replay.replay(trace, Exact(), hold=Hold(100))
     assert result.peak_reserved == result.peak_busy == 28 * KIB
@@ -185,7 +185,7 @@ def test_gates_open_for_a_call_that_waits_for_them(runtime, monkeypatch) -> None
 
 
 def test_gates_stay_shut_in_a_long_window_where_nobody_waits(runtime, monkeypatch):
-    # The gates' own thread looks too rarely to matter, and the test looks in its place.
+    # The thread of the gates now looks too rarely to matter, so the test itself looks.
     monkeypatch.setattr("cumem.tools.replay.hold.STUCK_SECONDS", 3600.0)
     stream = cumem.Stream()
     gates = open_gates(Hold(4), [stream], 0)
@@ -369,7 +369,9 @@ def test_emulated_device_has_room_for_late_blocks() -> None:
     for late, peak in ((None, size), ("60", count * size)):
         room = dict(replay.environment(trace, late))["CUMEM_EMULATED_MEMORY"]
         assert int(room) == 16 * peak
-    most = make_trace("most", [1], [0], [1 << 44], [0])  # 16 times that would not fit
+    most = make_trace(
+        "most", [1], [0], [1 << 44], [0]
+    )  # 16 times as much would not fit
     room = dict(replay.environment(most))["CUMEM_EMULATED_MEMORY"]
     assert int(room) == replay.MOST_EMULATED
 

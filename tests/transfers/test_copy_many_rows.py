@@ -93,7 +93,9 @@ def test_pairs_of_many_more_than_are_compared_at_once_are_copied(emulated) -> No
 
 @pytest.mark.parametrize("of", ["pinned", "device"])
 def test_blocks_of_several_allocations_are_rows(emulated, of) -> None:
-    """Their distances are no multiples of a block, so the rows are longer than the unit."""
+    """The distances between the blocks are no multiples of a block's size. The kernel
+    therefore counts in smaller units, and each block is a row of several units.
+    """
     data, _ = blocks(of)
     sources = [cumem.array(data + k, kind=of) for k in range(3)]
     targets = [cumem.zeros(data.shape, "u1") for _ in sources]
@@ -228,8 +230,8 @@ def test_memory_of_the_numbers_stays_until_late_pairs_are_done(emulated) -> None
     with session.gate(stream):
         cumem.copy_many_async(pairs_of(target, source), stream=stream)
         gc.collect()
-        # Memory that was freed too early would be given out again here, since that of the
-        # numbers has this size.
+        # These buffers have the size of the numbers' memory, so one of them would get that
+        # memory if it had been freed too early.
         others = [cumem.array(np.full(640, 9, "i4"), kind="mapped") for _ in "abcd"]
     stream.synchronize()
     assert others

@@ -983,7 +983,9 @@ def test_streams_are_made_once_and_anew_after_shutdown(emulated, torch, links) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("on_side_stream", [False, True])
 def test_device_of_a_gpu_holds_less(cuda, torch, on_side_stream: bool) -> None:
-    """The host runs far ahead of the device. That alone would keep memory alive."""
+    """The host runs far ahead of the device, and its lead alone would keep memory
+    alive.
+    """
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     layers = [torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU())] * 24

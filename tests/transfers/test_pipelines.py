@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data in chunks: which chunks come, in which order, and in how much memory.
 
-chunks() brings a source to the device piece by piece, and pipeline() also runs a
-function on each piece and brings the results back. A stream whose gate is shut starts
-no work, which shows the order. Limits show the memory.
+chunks() brings a source to the device piece by piece, and pipeline() also runs a function
+on each piece and brings the results back. A stream whose gate is shut starts no work, which
+shows the order. Limits on memory show how much memory is in use.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def test_next_chunks_come_while_the_stream_is_at_work(emulated) -> None:
         session.shut(stream)
         first = next(found)[1]
         part, second = next(found)
-    # The other stream waits for the copy only.
+    # The other stream waits only for the copy of the second chunk, and not for `stream`.
     with cumem.Stream() as other:
         assert np.array_equal(second.to_numpy(), array[part])
         del other

@@ -54,7 +54,7 @@ def test_rows_between_every_two_kinds_equal_numpys(runtime, to, source, how) -> 
 
 
 def strided(array: np.ndarray, place: str, gap: int, turned: bool) -> Any:
-    """Put rows into memory where `gap` bytes lie between two, perhaps in reverse order."""
+    """Put rows into memory with `gap` bytes between them, in reverse order if `turned`."""
     rows, width = array.shape
     whole = values.put(np.zeros((rows, width + gap), "u1"), place)
     view = whole[::-1, :width] if turned else whole[:, :width]  # type: ignore[index]
@@ -119,7 +119,7 @@ def test_overlapping_rows_are_read_before_they_are_written(backend: str) -> None
             if place == "numpy":
                 read = np.lib.stride_tricks.sliding_window_view(memory, width)  # type: ignore[call-overload]
                 read = read[start::step]
-            else:  # a buffer has no windows, so its rows begin at another element instead
+            else:  # a buffer has no such view, so its rows only begin at `start`
                 source = expected[start : start + 19 * width].reshape(19, width)
                 read = memory[start : start + 19 * width].reshape(19, width)  # type: ignore[index]
             dst_rows = data.draw(st.permutations(range(20)))[:count]
@@ -149,7 +149,9 @@ def test_rows_of_one_array_are_permuted_in_place(runtime, place) -> None:
 
 
 def test_layers_that_are_views_of_one_cache_stay_apart(runtime) -> None:
-    """Keys and values alternate in memory, so the two layers overlap as a whole."""
+    """Rows of keys and of values alternate in memory. The ranges of the two layers
+    therefore overlap, although no byte belongs to both.
+    """
     cache = cumem.array(numbers(2 * 16 * 8).reshape(16, 2, 8))
     expected = values.get(cache)
     layers = [cache[:, 0], cache[:, 1]]

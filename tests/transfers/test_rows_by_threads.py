@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows by their numbers of which threads of the host copy each a part.
+"""Rows by their numbers, copied by several threads of the host.
 
-Other files of tests have few rows. Here they fill several page-locked slots, at whose
-ends rows are cut.
+The tests in other files copy few rows. Here the rows fill several page-locked slots, and a
+row at the end of a slot is cut in two.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_rows_of_several_slots_equal_numpys(
 
 @pytest.mark.parametrize("to", ["device", "numpy"])
 def test_layers_of_ordinary_memory_share_slots(runtime, to) -> None:
-    """Layers end within slots, have rows of different lengths, and gaps between rows."""
+    """Layers end within slots, their rows differ in length, and gaps lie between rows."""
     rows = np.random.default_rng(0).permutation(4000)[:3000]
     whole = [numbers(4000 * w, w).reshape(4000, w) for w in (60, 7, 200)]
     sources = [whole[0], whole[1], whole[2][::-1, :130]]
@@ -105,7 +105,7 @@ def test_rows_of_a_mapped_file_go_to_a_device_and_back(
 
 @pytest.mark.parametrize("width", [64, 2 << 20])
 def test_file_that_was_cut_short_is_an_error(emulated, tmp_path: Path, width) -> None:
-    """Rows past its end are not there, and touching them would end the process."""
+    """Rows past the file's end have no memory, and touching them would end the process."""
     path = tmp_path / "rows"
     count = 3 * mmap.PAGESIZE // width + 6
     path.write_bytes(bytes(count * width))
@@ -120,7 +120,9 @@ def test_file_that_was_cut_short_is_an_error(emulated, tmp_path: Path, width) ->
 def test_rows_before_the_end_of_a_shortened_file_are_read(
     emulated, tmp_path: Path
 ) -> None:
-    """Pages near them are brought in with them, if they are there."""
+    """Pages near the rows are brought into memory with them. The file has lost some of
+    these pages, which must do no harm.
+    """
     path = tmp_path / "rows"
     data = numbers(4 * mmap.PAGESIZE).reshape(-1, 64)
     path.write_bytes(data.tobytes())
@@ -161,7 +163,9 @@ def test_rows_that_wait_can_be_cancelled_before_they_are_read(emulated) -> None:
 def test_numbers_and_source_are_read_before_the_call_on_a_stream_returns(
     emulated,
 ) -> None:
-    """The host's half is made in the call, so both may change afterwards."""
+    """The host does its half of the copy within the call, so the numbers and the source may
+    change afterwards.
+    """
     data = numbers(4000 * 64).reshape(4000, 64)
     rows = np.random.default_rng(0).permutation(4000)
     expected = data[rows]
@@ -173,7 +177,7 @@ def test_numbers_and_source_are_read_before_the_call_on_a_stream_returns(
     assert (values.get(device) == expected).all()
 
 
-#: More than a device remembers the addresses of.
+#: The length of a table that is longer than the memory whose addresses a device remembers.
 LONG_NBYTES = (768 << 20) + (1 << 22)
 
 

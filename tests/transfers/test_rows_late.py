@@ -2,7 +2,8 @@
 """Rows by index on streams that are late: what may be freed, dropped or changed meanwhile.
 
 A gate holds the stream shut while the test frees, overwrites and allocates. Memory is read
-at its address, so that no copy of cumem's waits for what the test should have waited for.
+at its address. A copy by cumem would first wait for pending work, and so hide that the call
+under test had not waited for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ pytestmark = [
 
 SHAPE = (100, 40)
 DATA = numbers(SHAPE[0] * SHAPE[1]).reshape(SHAPE)
-#: Where the numbers of rows may be; those of a device are read when the stream gets there.
+#: Where the numbers of rows may be. Numbers in device memory are read when the stream
+#: reaches the copy.
 PLACES = ["list", "numpy", "pinned", "managed", "device"]
 OF_HOST = ["numpy", "pinned", "mapped", "managed"]
 

@@ -116,8 +116,9 @@ def test_failure_of_either_pass_is_told_once(
 ) -> None:
     """The first pass reads rows that overlap, and the second writes them.
 
-    The kernel reads the numbers of rows of one array. The rows of two views, of which
-    one begins a row later, become runs instead.
+    If `shift` is 0, both ends are one array, and the kernel reads the numbers of its rows.
+    Otherwise the ends are two views, of which one begins a row later. Their rows are then
+    joined into runs instead.
     """
     unraisable: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)

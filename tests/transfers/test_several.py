@@ -175,7 +175,7 @@ def test_targets_are_grouped_by_what_they_can_share(four) -> None:
 
     data, strided = np.zeros(100, "i4"), on(1, 200)[::2]
     all_four = strided, np.zeros(100, "i4"), on(1, 100), on(0, 100)
-    # A single run is packed once for all of them.
+    # Targets without gaps on both devices get the elements that the host packs once.
     assert grouped(data, *all_four) == {1: [1], 2: [0, 2, 3]}
     # The strides differ.
     assert grouped(data, on(0, 100), strided) == {0: [0], 1: [1]}
@@ -728,7 +728,7 @@ def test_two_gpus_get_and_give_the_same_bytes(cuda, where) -> None:
 
 @pytest.mark.parametrize("name", ["broadcast", "scatter", "gather"])
 def test_ends_are_held_until_the_call_is_over(four, name: str) -> None:
-    """As in any call, nobody may free an end, or shut down, while the call runs."""
+    """As in any call, nobody may free an end, or shut cumem down, while the call runs."""
     parts = [on(i, LONG) for i in range(2)]
     whole = np.zeros(LONG if name == "broadcast" else 2 * LONG, "i4")
     refused: list[BaseException] = []

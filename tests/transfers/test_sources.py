@@ -619,8 +619,8 @@ BEHIND: dict[str, Any] = {
 def test_memory_written_behind_an_item_gives_what_it_held(
     runtime, tmp_path: Path, name: str
 ) -> None:
-    """The memory belongs to another object than the item, so the item does not show
-    that it is shared.
+    """The memory belongs to another object than the item, so the item does not show that
+    others write to that memory.
     """
 
     def last(item: Any) -> float:

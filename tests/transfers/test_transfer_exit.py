@@ -19,7 +19,7 @@ from support import programs, session
 
 import cumem
 
-# Most of these tests start separate programs, which no version of Python changes.
+# Most of these tests start separate programs, whose results no version of Python changes.
 pytestmark = pytest.mark.any_python
 
 #: Each program begins with transfers between many kinds of memory.

@@ -95,7 +95,9 @@ def test_leaf_alone_is_a_tree(runtime) -> None:
 
 @pytest.mark.parametrize("order", "CF")
 def test_elements_of_every_small_dtype_come_back(runtime, order) -> None:
-    """NumPy gives some dtypes of ml_dtypes a name that it does not know itself."""
+    """NumPy gives some dtypes of ml_dtypes names from which NumPy itself makes no
+    dtype.
+    """
     ml_dtypes = pytest.importorskip("ml_dtypes")
     for name in ("bfloat16", "float8_e5m2", "float8_e4m3fn", "int4"):
         array = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name), order)

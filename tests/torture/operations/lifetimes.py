@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations in which memory ends: freed, closed by a block, or no longer registered."""
+"""Operations that end memory by free(), by a `with` statement, or by unregistering it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def freed_in_flight(worker: Worker) -> None:
 
 @operation(2)
 def closed_by_block(worker: Worker) -> None:
-    """Use a buffer as a block, whose end closes it while an array keeps its memory."""
+    """Close a buffer by a `with` statement, while an array over its memory lives on."""
     box = worker.take(("pinned", "mapped", "managed"))
     with box.memory as memory:
         held = memory.numpy()
@@ -65,7 +65,7 @@ def shared_by_name(worker: Worker) -> None:
     rng = worker.rng
     size = rng.randrange(1, 200_000)
     content = worker.world.content(rng, size)
-    # Threads may have the same name at a time, so each name is of one thread.
+    # Each thread has a name of its own, so that no other thread opens the same memory.
     name = f"torture {os.getpid()} {threading.get_ident()}"
     shared = cumem.shared_pinned(name, size, "u1")
     target = cumem.empty_device(size, "u1", device=worker.device())
