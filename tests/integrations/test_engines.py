@@ -321,7 +321,9 @@ def test_tag_has_a_fresh_region_after_shutdown(mode) -> None:
 
 @pytest.fixture
 def gpu(cuda) -> Iterator[Any]:
-    """Provide PyTorch on a GPU, and give back what it caches of cumem's afterwards."""
+    """Provide PyTorch on a GPU, and afterwards free the memory of cumem's that PyTorch
+    caches.
+    """
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA, or there is no GPU")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of inference engines on PyTorch's tensors, by a stand-in for PyTorch.
+"""The calls of inference engines on PyTorch's tensors, with a stand-in for PyTorch.
 
 test_engines.py tests the calls on buffers, and with PyTorch itself on a GPU.
 """

@@ -131,7 +131,7 @@ def test_numbas_other_errors_stay_cumems(numba) -> None:
 def test_the_error_is_one_of_the_numba_that_is_installed(runtime) -> None:
     """The installed Numba may want other arguments for its class of errors.
 
-    That shows without a GPU.
+    No GPU is needed to find that out.
     """
     driver = pytest.importorskip("numba.cuda.cudadrv.driver")
     from cumem.integrations import numba as it

@@ -422,7 +422,7 @@ def test_forked_child_allocates_nothing_and_drops_quietly(cupy) -> None:
 
 @pytest.fixture
 def real(cuda) -> Iterator[Any]:
-    """Provide CuPy with cumem's pools. Its integration is in `it`."""
+    """Provide CuPy with cumem's pools. The attribute `it` is the integration's module."""
     cupy = pytest.importorskip("cupy")
     import cumem.integrations.cupy as it
 

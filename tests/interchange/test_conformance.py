@@ -2,10 +2,10 @@
 """What each entrance of each library must make of each kind of buffer.
 
 An entrance is a function that takes our buffer, such as `np.asarray(buf)`. The tables
-`ON_GPU` and `EMULATED` say for each kind whether it gets the memory, copies it or
-refuses, as the protocols and docs/interop.md do. What a library does otherwise is
-listed in `LIMITS`. On the emulated device, other libraries take all memory for the
-CPU's.
+`ON_GPU` and `EMULATED` say for each kind of buffer whether the entrance shares the memory,
+copies it or refuses. The protocols and docs/interop.md demand the same. What a library does
+otherwise is listed in `LIMITS`. On the emulated device, other libraries take all memory for
+the CPU's.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ def test_answer(runtime, entrance, kind) -> None:
             library.write(array, theirs)
             library.wait()
             assert (sample.read() == theirs).all() == shared
-        # JAX keeps the values that it has read.
+        # JAX keeps the values that it has read, so it would not show what is written later.
         if shared and not isinstance(library, Jax):
             sample.write(ours)
             assert has_values(library, array, ours)
@@ -382,7 +382,7 @@ BACKWARD = ("reversed", "rows reversed")
 
 
 def view_answer(entrance: str, view: str, kind: str, emulated: bool) -> str:
-    """Return the expected sign for a view of a kind that is shared as a whole."""
+    """Return the expected sign for a view of a buffer that would be shared as a whole."""
     library = ENTRANCES[entrance][0]
     if entrance in FLAT and view in (*GAPS, *BACKWARD):
         return "F"
@@ -398,7 +398,7 @@ def view_answer(entrance: str, view: str, kind: str, emulated: bool) -> str:
         if entrance == "torch.from_numpy(buf.numpy())":
             return "S"
         if entrance in CAI_THEN_BUFFER and not is_device_type(kind):
-            # By the buffer protocol they may copy or not.
+            # These libraries take host memory by the buffer protocol, and may copy it.
             return "?"
         if kind == "device" and 'device="cpu"' in entrance:
             return "c"
@@ -479,7 +479,7 @@ def dtype_answer(entrance: str, name: str, emulated: bool) -> str:
         # PyTorch takes no NumPy arrays of these dtypes.
         return "T"
     if named and entrance == "jnp.asarray(buf)" and not emulated:
-        # They have no type string for __cuda_array_interface__.
+        # These dtypes have no type string for __cuda_array_interface__.
         return "T"
     if name.startswith("float8") and not emulated:
         # LIMITS["float8"] says why.
@@ -558,7 +558,7 @@ def test_dtypes_that_no_other_library_knows(runtime, entrance) -> None:
 def readonly(kind: str) -> cumem.Buffer:
     if kind == "device":
         memory = cumem.full(8, 7, "f4", "device")
-        # The dictionary made below names no stream.
+        # The dictionary made below names no stream, so cumem cannot wait for the work.
         cumem.current_stream().synchronize()
         found: cumem.Buffer = cumem.asbuffer(
             FakeCAI(interface_of(memory, data=(memory.ptr, True)), memory)
@@ -722,7 +722,7 @@ def test_exporter_keeps_to_the_standard(runtime, kind) -> None:
         assert [type(each) for each in device] == [int, int]
         for version in (None, (0, 8), (1, 0), (1, 3), (2, 0)):
             buffer.__dlpack__(max_version=version)
-        # Emulated device memory is offered as the CPU's, which gets a copy.
+        # Emulated device memory is offered to the CPU, which gets a copy of it.
         no_copy = not (runtime.emulated and kind == "device")
         buffer.__dlpack__(dl_device=device, copy=False if no_copy else None)
         for wrong in ((7, 0), (device[0], 99)):
@@ -844,8 +844,8 @@ ORDERED = (
 
 
 def own_stream(library: Library) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which the library works on another stream, if it can be told
-    so.
+    """Return a context in which the library works on another stream, if the library can be
+    told to.
     """
     if isinstance(library, Torch):
         found: Any = library.module.cuda.stream(library.module.cuda.Stream())
@@ -894,7 +894,8 @@ def test_library_reads_after_a_long_kernel_of_ours(cuda, on, entrance, kind) -> 
                 array = enter(entrance, sample.buffer)
                 assert library.raw(array) == data.tobytes()
             del array
-    # Not every round is refused: on a slow host, the kernels may have ended by then.
+    # JAX need not refuse in every round. On a slow host the kernels may have ended before
+    # it is asked.
     assert refused > 0 or entrance != "jnp.asarray(buf)"
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that cumem takes by the table of C functions that another library's type has.
+"""Tensors that cumem takes by C functions, from a table that another library offers.
 
-DLPack lets a type carry such a table in `__dlpack_c_exchange_api__`, so that tensors
-need no Python. A type with a table made by ctypes counts how often the table and how
-often Python was used. Where the table does not suffice, Python must be asked.
+DLPack lets a type carry such a table in `__dlpack_c_exchange_api__`, so that its tensors
+can be taken without running Python code. A type with a table made by ctypes counts how
+often the table and how often Python was used. Where the table does not suffice, Python must
+be asked.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     compute-sanitizer --leak-check full python copy_everything.py [--plant-leak]
 
 NVIDIA's compute-sanitizer then reports what was not given back. With --plant-leak the
-program takes 4096 bytes without cumem, which the tool must report; otherwise its check
-shows nothing.
+program takes 4096 bytes without cumem and keeps them. The tool must report them, or else
+its silence about cumem shows nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def plant_leak() -> None:
 
 
 def copy_rows(data: np.ndarray) -> None:
-    """Copy rows by numbers on the host and on the device, some of which are wrong.
+    """Copy rows by numbers, of which some are wrong, on the host and on the device.
 
     The kernel must leave wrong numbers out. If it read or wrote such a row, the sanitizer
     would report that.

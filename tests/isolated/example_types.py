@@ -9,8 +9,9 @@ notebooks. Each page, docstring and notebook is one program, in which an example
 names of those above it. The exit status is 0 if both checkers found nothing, and 1
 otherwise.
 
-A comment that readers of the page do not see declares, above their first use, the names
-that a page takes as given. Another one says why an example is not to be checked::
+The names that a page takes as given are declared above their first use, in a comment that
+readers of the page do not see. Another such comment says why an example is not to be
+checked::
 
     <!-- given import torch; loader: Iterable[torch.Tensor]; model: torch.nn.Module -->
     <!-- not type checked: it shows what a type checker refuses -->
@@ -20,11 +21,11 @@ A cell of a notebook has a tag instead: ``not type checked: it shows …``.
 In the program of a page each line has the number that it has on the page, so that reports
 of the checkers lead to the page.
 
-Names of libraries other than NumPy are `Any`, whether the libraries are installed or not.
-Otherwise an example would pass on one machine and fail on another, and checking PyTorch
-would take minutes. With --installed the libraries that are there are followed. Functions of
-examples need no annotations. Everything else is as strict as ``mypy --strict`` and
-pyright's standard rules.
+Names from libraries other than NumPy have the type `Any`, whether the libraries are
+installed or not. Otherwise an example would pass on one machine and fail on another, and
+checking PyTorch would take minutes. With --installed the checkers read the types of the
+libraries that are installed. Functions of examples need no annotations. Everything else is
+as strict as ``mypy --strict`` and pyright's standard rules.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     python tests/isolated/record_epoch.py FOLDER [STEPS]
 
 On a GPU cumem serves all of PyTorch's memory, so that device, pinned and staging memory are
-in one timeline. The program checks that each has the line and the tag that it was made
-with, and that three buffers which it keeps on purpose are found as a leak. Every second
-batch is in page-locked memory. The record is saved in FOLDER in every format. With 22,600
-steps it has a million events. Without a GPU only the batches are recorded.
+in one timeline. The program checks that each allocation has the line and the tag that it
+was made with. It keeps three buffers on purpose, and checks that they are found as a leak.
+Every second batch is in page-locked memory. The record is saved in FOLDER in every format.
+With 22,600 steps it has a million events. Without a GPU only the batches are recorded.
 """
 
 from __future__ import annotations

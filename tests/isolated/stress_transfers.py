@@ -7,9 +7,10 @@
 Each thread copies between all kinds of memory, from 1 byte to 64 MiB, whole, with strides,
 backwards and transposed. The copy blocks, or it runs on a stream or in the background, and
 then the thread waits for the handle, awaits, cancels or drops it, or orders it before a
-stream. The thread compares every target, with the bytes between its elements, with NumPy's
-own copy, and every handle with what has happened. With --faults calls of the driver fail
-now and then. After a copy that failed only the bytes that must stay are compared.
+stream. The thread compares every target, including the bytes between its elements, with
+NumPy's own copy. It also compares what every handle says with what has happened. With
+--faults calls of the driver fail now and then. After a copy that failed only the bytes that
+must stay are compared.
 
 The time is cut into rounds. After each of them the program reads the free memory of the
 device. A driver gives some memory back late and keeps some for later, but a leak would
@@ -134,7 +135,7 @@ class Worker(threading.Thread):
         kept = weakref.ref(ends[0])
         outcome = self.copy(ends, stream, where)
         while outcome == "dropped" and kinds[0] == "numpy" and kept() is not None:
-            testing.poll()  # an array does not know that a copy still writes it
+            testing.poll()  # the copy writes the array until it drops its reference
         self.counts[outcome] += 1
         self.nbytes += nbytes
         expected = before.copy()

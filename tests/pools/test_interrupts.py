@@ -105,9 +105,10 @@ HANDLERS: dict[str, tuple[Callable[..., None], type[BaseException]]] = {
 def test_signal_is_not_lost_while_a_library_is_asked_whether_it_captures(
     driver, monkeypatch, call: str, handler: Callable[..., None], raised: type
 ) -> None:
-    """The first Python code of each wait asks CuPy about captures.
+    """Each wait first runs Python code that asks CuPy about captures.
 
-    The signal's handler runs in it, and its exception must not be lost there.
+    The signal's handler runs within that code, and the handler's exception must not be lost
+    there.
     """
     asked = []
 

@@ -185,12 +185,12 @@ def test_shutdown_is_refused_while_arrays_live_and_ends_it(runtime) -> None:
             assert is_pinned(array)
             del array
             cumem.shutdown()
-            # The block still holds here, but makes ordinary arrays.
+            # The `with` block has not ended, but makes ordinary arrays after a shutdown.
             assert np.ones(MIB, "u1").all()
             assert not testing.opened()
         assert np.zeros(MIB, "u1").sum() == 0  # enable() makes ordinary arrays as well.
         assert not testing.opened()
-        # is_pinned() has opened the driver again.
+        # is_pinned() opens the driver again.
         assert not is_pinned(np.ones(MIB, "u1"))
         cumem.numpy_pinned.enable()
         assert is_pinned(np.ones(MIB, "u1"))
@@ -206,7 +206,8 @@ def test_closed_pool_makes_ordinary_arrays_and_keeps_what_lives(runtime) -> None
         assert not is_pinned(np.ones(MIB, "u1"))
         assert is_pinned(array)
         assert array.all()
-        # This drops the pool's last block. A later call has to finish the pool.
+        # This drops the last block of the closed pool. What is left of the pool goes in a
+        # later call.
         del array
     testing.poll()
     assert testing.live_storages() == 0

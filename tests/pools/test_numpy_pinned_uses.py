@@ -39,7 +39,8 @@ def test_zeros_are_zero_in_memory_that_was_used(runtime) -> None:
             del array
             pool.trim(keep="2MiB")  # This waits until the freed block can be reused.
         assert pool.stats().growth_count == 1
-        # All bytes have to be cleared: a count of items would leave half of this array.
+        # All bytes have to be cleared. An item has two bytes here, so half of the array
+        # would be left if items were counted as bytes.
         long = np.zeros((2, 512, 1024), "i2")
         assert is_pinned(long)
         assert not long.any()
@@ -162,7 +163,7 @@ def test_pickles_and_files_come_back_pinned(runtime, tmp_path) -> None:
     with cumem.numpy_pinned():
         loaded = np.load(tmp_path / "a.npy")
         read = np.fromfile(tmp_path / "a.bin", array.dtype)
-        # Its array is a view of the pickle's bytes.
+        # The array `again` is a view of the pickle's bytes.
         again = pickle.loads(pickle.dumps(array, 5))
         copied = pickle.loads(pickle.dumps(np.asfortranarray(loaded.reshape(100, -1))))
         mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
@@ -285,8 +286,8 @@ OWN = {
     "lib/tests/test_format.py": (),
 }
 #: These tests are left out. They take four fifths as long as all others together, and
-#: smaller tests show the same: one makes a list of a billion references only to see an
-#: error, and two fill gigabytes.
+#: smaller tests show the same. One of them makes a list of a billion references only to see
+#: an error, and two fill gigabytes.
 HUGE = ("zeros_big", "test_huge_list_error", "test_large_archive")
 
 

@@ -32,7 +32,7 @@ class Held:
     buffer: cumem.DeviceBuffer
     address: int
     region: int
-    value: int | None = None  # of all bytes; None if nobody knows
+    value: int | None = None  # the value of all bytes, None if unknown
 
 
 class RegionMachine(RuleBasedStateMachine):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What regions promise to servers and trainers, shown whole.
+"""What regions promise to servers and trainers, shown by small whole programs.
 
 Each test here is a small form of something that people do: work on several streams while
 a region goes to sleep, graphs that are replayed after waking, training whose optimizer
@@ -35,7 +35,9 @@ ROUNDS = 500
 
 @pytest.fixture
 def torch_on_gpu(cuda) -> Iterator[Any]:
-    """Provide PyTorch on a GPU, and give back what it caches of cumem's afterwards."""
+    """Provide PyTorch on a GPU, and afterwards free the memory of cumem's that PyTorch
+    caches.
+    """
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA, or there is no GPU")
@@ -65,8 +67,8 @@ class Exporter:
 def test_work_on_three_streams_at_the_moment_of_sleep_is_not_lost(runtime) -> None:
     """Fills, transfers and copies between buffers are queued, and then the region sleeps.
 
-    The third stream works through the memory of another library, so that cumem knows only
-    that somebody may work there.
+    The third stream works through an object of another library over one of the buffers. So
+    cumem knows only that somebody may work there.
     """
     rng = np.random.default_rng(7)
     region = cumem.Region("work")
@@ -270,7 +272,7 @@ def test_training_of_pytorch_whose_optimizer_sleeps_has_the_same_losses(
 
 
 def test_two_regions_take_turns_with_60_percent_of_the_memory_each() -> None:
-    """The device has no room for both, so each turn needs that the other one sleeps."""
+    """The device has no room for both, so a region can work only while the other sleeps."""
     with session.opened("emulated", memory_nbytes=320 * MIB):
         total = cumem.memory_info().free
         share = int(0.6 * total) // (64 * MIB) * (64 * MIB)
@@ -294,7 +296,7 @@ def test_two_regions_take_turns_with_60_percent_of_the_memory_each() -> None:
         held.clear()
 
 
-#: Takes its part of the GPU, and then does what each line says.
+#: Takes its part of the GPU, and then does what each line of its input says.
 TURNS = """
 import sys
 import cumem
@@ -359,7 +361,7 @@ def test_two_processes_take_turns_with_60_percent_of_a_gpu_each(cuda) -> None:
         programs = [first, second]
         assert [each.answer() for each in programs] == [
             "ready"
-        ] * 2  # contexts are made
+        ] * 2  # both have their contexts now
         room = 2 << 30
         taken = cumem.empty_device(cumem.memory_info().free - room, "u1")
         share = int(0.6 * room) // (64 * MIB) * (64 * MIB)
@@ -412,7 +414,8 @@ def test_memory_of_the_host_is_back_after_release(cuda) -> None:
 
 # -- killed in mid-sleep -------------------------------------------------------------------
 
-#: Goes to sleep, and says so once the thread that does it waits in a call of the driver.
+#: Puts a region to sleep in a thread, and says so once that thread waits in a call of the
+#: driver.
 KILLED = """
 import sys, threading
 from support import session, testing

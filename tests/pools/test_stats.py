@@ -119,8 +119,8 @@ def test_peaks_of_what_is_cached_and_wasted_are_exact(runtime) -> None:
 
 
 def test_peak_of_cached_leaves_out_what_memory_was_taken_for(runtime) -> None:
-    """A pool that grows for a block must not count the block's memory as cached in
-    between.
+    """A pool that grows for a block must not count the new memory as cached before the
+    block gets it.
     """
     pool = cumem.Pool("pinned")
     buffer = pool.allocate(64 * MIB)

@@ -300,8 +300,8 @@ def test_browser_sums_agree_with_a_plain_loop(browser, tmp_path) -> None:
 
 
 def test_browser_adds_up_the_rates_of_all_lanes(browser, tmp_path) -> None:
-    """A direction draws few lanes, but its rate must count all transfers, at the time
-    of each.
+    """The page draws only a few lanes for each direction of transfers. The rate of a
+    direction must nevertheless count all its transfers, each at its own time.
     """
     each = {"value": 10**6, "nbytes": MIB}
     log = log_of(*(event("transfer", "device", 0, **each) for _ in range(50)))

@@ -273,7 +273,7 @@ def test_what_the_command_line_reports_is_plain(emulated) -> None:
 
 
 def test_staging_memory_of_copies_is_not_counted_as_the_users(emulated) -> None:
-    """Statistics and displays have the memory that copies use in figures of its own."""
+    """Statistics and displays count the memory that copies use apart from the user's."""
     source = np.ones(8 * MIB, "u1")
     buffer = cumem.empty_device(source.size, "u1")
     turned = cumem.empty_device((1500, 1600), "f4")

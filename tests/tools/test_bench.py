@@ -51,7 +51,7 @@ def copied(
     verified: bool = True,
     spread: float = 0.0,
 ) -> Result:
-    """Make the result of a copy at this rate, with the lowest and highest by `spread`."""
+    """Make the result of a copy at this rate. Its seconds vary by the fraction `spread`."""
     seconds = nbytes / gbps / 1e9
     low, high = seconds * (1 - spread), seconds * (1 + spread)
     return Result("copy", what, kind, nbytes, seconds, low, high, 5, verified)
@@ -148,7 +148,7 @@ def test_run_with_wrong_rows_is_not_verified(
     unverified = {(r.group, r.nbytes) for r in results if not r.verified}
     expected = {("rows", 64 * KIB), ("rows", 4 * KIB)}
     if fault == "moves the wrong rows":
-        # 4 KiB are a single row, whose number np.roll() leaves as it is.
+        # 4 KiB are a single row. np.roll() does not change its number, so the row is right.
         expected = {("rows", 64 * KIB)}
     assert unverified == expected
 
@@ -286,7 +286,7 @@ def test_rows_without_a_figure_are_said_to_have_none() -> None:
 
 
 def test_advice_on_rows_names_where_to_keep_them() -> None:
-    """Unless it is verbose, a report leaves out the advice to stay with ordinary memory."""
+    """A report that is not verbose leaves out the advice to stay with ordinary memory."""
     report = Report([rows("pageable", 20), rows("pinned", 40), rows("mapped", 40)])
     advice = "keep the rows in pinned memory: 2.0 times as fast as pageable"
     assert report.advise_rows("h2d", MIB) == advice
@@ -607,7 +607,7 @@ def test_json_is_one_object_with_machine_versions_and_results(tmp_path: Path) ->
     assert len(data["results"]) == bench_cases.count(TINY)
     first = data["results"][0]
     assert first["verified"] is True
-    assert first["advice"] is None  # figures of the emulated device advise nothing
+    assert first["advice"] is None  # no advice from emulated figures
     assert first["gbps"] == pytest.approx(first["nbytes"] / first["seconds"] / 1e9)
 
 
@@ -642,7 +642,7 @@ def test_commit_is_that_of_the_checkout_and_says_when_it_was_changed(
     assert info.commit() == head
     package.write_text("changed = 1\n")
     assert info.commit() == head + "-dirty"
-    inner = root / "venv" / "cumem" / "__init__.py"  # the checkout is not the package's
+    inner = root / "venv" / "cumem" / "__init__.py"  # in a checkout, but not from it
     monkeypatch.setattr(info, "__file__", str(inner.parent / "tools" / "info.py"))
     assert info.commit() is None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the command line, mostly as users run it: by a program.
+"""Tests of the command line, mostly as users run it, in a process of its own.
 
 They check what `python -m cumem` prints, its exit codes, and that no trouble, such as
 Ctrl-C, a closed output or a missing GPU, ends in a traceback.
@@ -189,7 +189,8 @@ def test_ctrl_c_ends_with_one_line() -> None:
         text=True,
         encoding="utf-8",
         env=os.environ | EMULATED,
-        # A shell ignores SIGINT in jobs of the background, which their programs inherit.
+        # A shell lets its background jobs ignore SIGINT, and their children inherit that.
+        # So the program sets the default handler again.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None

@@ -66,8 +66,8 @@ def test_peak_live_is_the_one_worked_out_by_hand() -> None:
 
 
 def test_peak_busy_adds_blocks_that_are_held() -> None:
-    # If blocks are held for one event, each counts for one row more. The peak is in the
-    # rows in which 12 KiB are live or held beside 4 KiB.
+    # If freed blocks are held for one event, each of them counts in one more row. The peak
+    # is in the rows in which 12 KiB are live or held beside 4 KiB.
     assert hand_checked().peak_busy(Hold(1)) == (4 + 12) * KIB
     # If blocks are held to the end, every block that was allocated counts.
     assert hand_checked().peak_busy(Hold(100)) == (4 + 4 + 12 + 8) * KIB
@@ -351,7 +351,7 @@ def test_snapshot_without_traces_is_refused(tmp_path: Path) -> None:
 
 
 class _Creates:
-    """Pickles as a call that creates a file."""
+    """An object whose pickle calls a function that creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random copies of rows by index, with their memory and numbers, and NumPy's result.
 
-A `Case` is drawn for two pieces of memory of which only the sizes are known. It can make
-its arrays as views of any bytes: of the memory in which cumem copies rows, and of arrays of
-NumPy with the contents that the memory must have. So every byte of a piece of memory can be
+A `Case` is drawn when only the sizes of two pieces of memory are known. The same case can
+then view different bytes: those of the memory in which cumem copies rows, and those of
+NumPy arrays in which NumPy does what the copy must do. So every byte of the memory can be
 compared afterwards, even those between rows and elements.
 """
 
@@ -218,8 +218,9 @@ class Case:
     ) -> None:
         """Do what the copy does, to arrays that have the contents of both ends.
 
-        All rows, or with `by_layer` those of a layer, are read before one is written.
-        Numbers that name no row are left out, as a device leaves them out.
+        All rows are read before the first is written. With `by_layer` this is done for one
+        layer after the other. Numbers that name no row are left out, as a device leaves
+        them out.
         """
         dst = range(self.count) if self.dst_rows is None else self.dst_rows
         src = range(self.count) if self.src_rows is None else self.src_rows
@@ -255,8 +256,8 @@ class Case:
         target, source : numpy.ndarray
             The contents of both ends before, which may be one and the same array.
         found : numpy.ndarray
-            What the target has. It matters only for rows that a device has written twice,
-            which may have the bytes of either source.
+            The bytes that the target has after the copy. They matter only for a row that a
+            device has written twice, which may have the bytes of either of its sources.
         by_layer : bool, optional
             Whether the layers are copied one after the other.
         """
@@ -274,7 +275,7 @@ class Case:
 
 
 def spoil(rng: random.Random, case: Case) -> None:
-    """Make one number wrong, so that it names no row, or a row of the target again."""
+    """Make one number wrong: it names no row, or a row of the target a second time."""
     sides = [
         name for name in ("dst_rows", "src_rows") if getattr(case, name) is not None
     ]

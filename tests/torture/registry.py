@@ -12,7 +12,7 @@ import cumem
 
 #: A type of exception, and a pattern that its text must match.
 Raises = tuple[type[BaseException], str]
-#: This error any call may raise, since another thread may have lowered a limit.
+#: Any call may raise this error, since another thread may have lowered a limit.
 SHORT: Raises = (cumem.OutOfMemoryError, "")
 OPERATIONS: list[Operation] = []
 
@@ -25,7 +25,7 @@ class Operation:
     call: Callable[[Any], None]  # its argument is the worker that makes the call
     weight: float
     raises: tuple[Raises, ...]  # the errors that it may raise
-    main: bool  # whether the main thread, and so Ctrl-C, may choose it
+    main: bool  # may run in the main thread, which Ctrl-C interrupts
 
 
 def operation(

@@ -17,7 +17,7 @@ HOST_KINDS = ("pinned", "mapped", "numpy", "host", "registered")
 NUMBERS = ("u1", "u1", "i2", "i4", "f4", "f8", "c16", "f2")
 DTYPES = (*NUMBERS, "M8[s]", "S3", "i4,f4")
 KIB, MIB = 1 << 10, 1 << 20
-#: Whether AddressSanitizer runs, under which memory and stacks are larger.
+#: Whether AddressSanitizer runs, with which the process needs more memory and stack.
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
 SMALL_STACK = 256 * KIB if SANITIZED else 64 * KIB
 #: Variables of the environment for each backend, unless they are set. Memory is small, so

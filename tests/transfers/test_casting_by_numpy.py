@@ -410,7 +410,7 @@ def test_every_runtime_call_of_a_cast_between_devices_may_fail(emulated) -> None
 def test_failure_that_was_reported_is_no_concern_of_what_is_written_later(
     emulated,
 ) -> None:
-    """A short copy has often failed before the buffer takes note of it.
+    """A short copy has often failed before the buffer takes note of the copy.
 
     An error that was already raised must not come up again in later calls.
     """

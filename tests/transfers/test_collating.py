@@ -492,7 +492,7 @@ def test_result_in_a_worker_when_used_as_a_batch_is_refused(emulated, use) -> No
     made = collating._Message(collate._ring, collating._gathered([{"x": np.ones(3)}]))
     with pytest.raises(TypeError, match="change the samples before it, or the batch"):
         use(made)
-    # The failed uses have not changed it.
+    # The failed uses have not changed `made`.
     found, other = pickle.loads(pickle.dumps((made, "more")))
     assert np.array_equal(found["x"], np.ones((1, 3)))
     assert other == "more"

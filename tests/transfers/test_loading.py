@@ -184,7 +184,7 @@ def test_next_batches_come_while_the_stream_is_at_work(emulated) -> None:
         session.shut(stream)
         first = next(found)
         second = next(found)
-    # The other stream waits for the copy only.
+    # The other stream waits only for the copy of the second batch, and not for `stream`.
     with cumem.Stream() as other:
         assert np.array_equal(second.to_numpy(), data[1])
         del other

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Managed memory that moves to and fro, and devices that cannot share it with the host.
 
-Memory that the host and a device use in turns must cause one warning that says what to
-do, and uses that only look like it must cause none.
+Memory that the host and a device use in turns must cause one warning that says what to do,
+and uses that only look like such turns must cause none.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers that are cancelled, followed by progress, interrupted or awaited in tasks.
+"""Transfers that are cancelled, interrupted, awaited in tasks, or report progress.
 
 Most tests keep a transfer under way behind a stream whose gate is shut, which starts no
 work, and look at the ends and the handle afterwards. The last part is about callbacks
@@ -119,8 +119,8 @@ def test_transfer_that_has_begun_or_is_done_is_not_cancelled(emulated) -> None:
 def test_cancelled_transfer_is_not_in_the_way_of_its_ends(emulated) -> None:
     with waiting() as (transfer, target, _):
         middle = cumem.zeros(NBYTES, "u1", "managed")
-        # Its source is the waiting transfer's target. It does not wait, since that
-        # transfer will not write.
+        # The source is the array that the waiting transfer has as its target. An array does
+        # not know its transfers, so this copy does not wait for it.
         second = cumem.copy_async(middle, target)
         second.wait()
         third = cumem.copy_async(middle, transfer_source(transfer, middle))
@@ -130,7 +130,7 @@ def test_cancelled_transfer_is_not_in_the_way_of_its_ends(emulated) -> None:
 
 
 def transfer_source(transfer: cumem.Transfer, like: cumem.Buffer) -> np.ndarray:
-    """Check that the transfer still waits, and return a source of nines for another."""
+    """Check that the transfer still waits, and return nines for another one."""
     assert not transfer.done
     return np.full(like.shape, 9, like.dtype)
 

@@ -53,7 +53,7 @@ def copy_within(worker: Worker) -> None:
 
 @operation(2, (StopRunError, ""))
 def copy_stopped(worker: Worker) -> None:
-    """Stop a copy by its progress. It may have written a part, but nothing outside it."""
+    """Stop a copy by its progress. It may have written part of its target, and no more."""
     target, source = worker.take(), worker.take()
     to, of = worker.ends(target.nbytes, source.nbytes)
 
@@ -116,8 +116,9 @@ def copy_dropped(worker: Worker) -> None:
 def wait_until_let_go(worker: Worker, target: Box) -> None:
     """Wait until copies whose handles were dropped no longer hold an array.
 
-    An array does not know its transfers. A view of it is therefore copied after them. When
-    that view has been dropped and nothing else refers to the array, they have ended.
+    An array does not know its transfers. A view of the array is therefore copied after
+    those transfers. When nothing refers to the view or to the array any more, the transfers
+    have ended.
     """
     while testing.pending_transfers() and not worker.world.failures:
         gone = target.memory.view(Tracked)
@@ -177,7 +178,8 @@ def copy_several(worker: Worker) -> None:
     what = rng.choice(("broadcast", "scatter", "gather"))
     many = [worker.take() for _ in range(rng.randrange(1, 4))]
     dtype = np.dtype(rng.choice(DTYPES))
-    # The boxes may be the large ones of earlier calls. Sizes would grow with each call.
+    # One of these boxes may be the long one of an earlier call. Without this bound the
+    # sizes would grow with each call.
     smallest = min(box.nbytes for box in many)
     n = min(smallest, worker.world.options.largest) // dtype.itemsize
     whole = n if what == "broadcast" else n * len(many)
