@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls by which inference engines sleep and wake, over regions by tag.
+"""The calls by which inference engines put regions to sleep and wake them by tags.
 
-The emulated device carries buffers of cumem. The tests marked `gpu` let PyTorch allocate,
-and make vLLM's and SGLang's calls in the order in which those engines make them.
+On the emulated device the regions hold buffers of cumem. The tests marked `gpu` let PyTorch
+allocate, and make vLLM's and SGLang's calls in the order in which those engines make them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_memory_of_a_tag_is_in_one_region(mode) -> None:
     assert kept.pool.stats().live_count == 1
     assert (first.tag, kept.tag) == ("weights", "weights")
     del inner
-    cumem.sleep("weights")  # the face reaches them too
+    cumem.sleep("weights")  # cumem.sleep() finds both regions
     assert first.is_asleep
     assert kept.is_asleep
 
@@ -204,7 +204,7 @@ def test_discard_gives_contents_up_and_leaves_others_awake(mode) -> None:
     assert sleeping(mode) == {"weights": False, "kv_cache": True}
     assert cumem.stats()["pinned"].live_nbytes == 0
     mode.pause("weights")
-    mode.discard("weights")  # what sleeps with its contents keeps them
+    mode.discard("weights")  # it leaves contents that are saved
     mode.wake_up()
     assert holds(weights, 7)
 

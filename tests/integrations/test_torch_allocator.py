@@ -2,8 +2,8 @@
 """The functions that PyTorch calls by address for device memory.
 
 The tests call them as PyTorch does: through ctypes, hence without the GIL, and from any
-thread. A stand-in for PyTorch then tests the package over them; test_torch_memory.py
-tests PyTorch itself.
+thread. The last tests use the package's part of the integration, with a stand-in for
+PyTorch. PyTorch itself is tested in test_torch_memory.py.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ note_stream = NOTE(("cumem_note_stream", _library))
 
 @contextlib.contextmanager
 def lent_pool(**options: Any) -> Iterator[cumem.Pool]:
-    """Lend a pool of its own, which constructors do not use, and check that it is empty
-    at the end.
-    """
+    """Lend a pool that constructors do not use, and check that it is empty at the end."""
     pool = cumem.Pool("device", **options)
     _core._lend(pool)
     yield pool
@@ -828,8 +826,7 @@ def test_device_without_mapping_is_refused(torch, monkeypatch) -> None:
 def relieve(nbytes: int, index: int = 0, captures: int = 0) -> tuple[int, str]:
     """Call the function that PyTorch calls when it runs short.
 
-    The answer is 1 if PyTorch should try again. The text is for the user where it
-    should not.
+    The answer is 1 if PyTorch should try again. Otherwise the text tells the user why not.
     """
     text = ctypes.create_string_buffer(4096)
     address = ctypes.addressof(text)

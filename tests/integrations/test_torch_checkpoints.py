@@ -29,7 +29,7 @@ SIZE = 50_000
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Let PyTorch warn that there is no process group and that it will be cleaned up."""
+    """Ignore PyTorch's warnings, for example that there is no process group."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -250,7 +250,7 @@ def test_tensors_that_are_made_after_waking_are_copied_the_next_time(torch) -> N
     region.wake()
     with integration.using(region):
         new = fill(ask(torch, MIB), 8)
-    assert new.address - old.address == MIB  # it was spare while the region slept
+    assert new.address - old.address == MIB  # `old` had left this free
     region.sleep()
     region.wake()
     assert holds(old, 7)
@@ -404,7 +404,7 @@ def test_region_that_serves_all_threads_stays_awake(torch) -> None:
     tensor = ask(torch)
     integration.empty_cache()
     later = ask(torch)
-    integration.enable()  # which goes on with the region
+    integration.enable()  # this keeps the region
     assert is_in(region, tensor)
     assert is_in(region, later)
     with pytest.raises(BufferError, match="enable"):
@@ -424,7 +424,7 @@ def guest_count(region: cumem.Region) -> int:
 
 
 def test_region_that_was_closed_serves_all_threads_no_more(torch) -> None:
-    """Its pool gives no MemPool any more, so what enable() began ends."""
+    """The closed region's pool gives no MemPool any more, so what enable() began ends."""
     region = cumem.Region("weights")
     integration.enable(region)
     ask(torch).end()
@@ -490,7 +490,7 @@ def test_most_pools_that_serve_at_once(torch) -> None:
     for region in regions[:64]:
         with integration.using(region):
             pass
-    with integration.using(regions[7]):  # another MemPool of the same needs no more
+    with integration.using(regions[7]):  # a second MemPool of a region is not counted
         with integration.using(regions[7]):
             ask(torch).end()
         with (
@@ -596,7 +596,7 @@ def test_region_that_is_closed_keeps_tensors_until_they_end(torch) -> None:
         region.close()
         later = fill(
             ask(torch, 4 * MIB), 8
-        )  # a closed pool lends to a block that goes on
+        )  # the `with` block goes on, and so does lending
     assert holds(tensor, 7)
     assert holds(later, 8)
     with pytest.raises(ValueError, match="closed"), integration.using(region):

@@ -84,7 +84,7 @@ def test_overlapping_fields_are_left_undescribed(runtime) -> None:
 @pytest.mark.parametrize("kind", CAI_KINDS)
 def test_dtype_that_no_type_string_names_is_left_to_dlpack(runtime, kind) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    # NumPy names their types "<V2", "<V1" and "<f1".
+    # NumPy names these dtypes "<V2", "<V1" and "<f1".
     for name in ("bfloat16", "float8_e4m3", "float8_e5m2"):
         buffer = cumem.empty(3, getattr(ml_dtypes, name), kind)
         with pytest.raises(AttributeError, match=rf"no type string.*{name}.*DLPack"):
@@ -169,7 +169,8 @@ def test_work_of_a_default_stream_is_waited_for_by_a_named_one(
             buffer.fill(1, stream=default)
         else:
             cumem.copy_async(buffer, source, stream=default)
-        # JAX ignores the numbers that stand for the default streams.
+        # JAX ignores the numbers that stand for the default streams, so the dictionary must
+        # name another stream.
         named = interface(buffer)["stream"]
         assert named not in (None, 1, 2)
         assert interface(buffer)["stream"] == named
@@ -287,8 +288,8 @@ def test_round_trip_keeps_everything(runtime, kind) -> None:
 
 
 def check_round_trip(buffer: cumem.Buffer, kind: str) -> None:
-    """Export views of a buffer and import them again, also by the entries of a view
-    alone.
+    """Export views of a buffer and import them again. For one view, put only its shape,
+    strides and address into the dictionary of the whole buffer.
     """
     for view in (buffer, buffer[1:, ::2], buffer.T, buffer[2, 3], buffer[:0]):
         check_import(view, interface(view), kind)

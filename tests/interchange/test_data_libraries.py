@@ -115,7 +115,8 @@ def test_columns_of_an_ipc_file_in_pinned_memory_are_pinned(
     found = cumem.asbuffer(column)
     assert found.kind == "pinned"
     says = capsule_name(column.__dlpack__()) == "dltensor_versioned"
-    # Older versions of pyarrow cannot say it.
+    # Only a versioned capsule says that memory is read-only. Older versions of pyarrow give
+    # older capsules.
     assert found.readonly == says
     assert whole.ptr <= found.ptr < whole.ptr + whole.nbytes
     up(column, data)
@@ -220,7 +221,7 @@ def test_series_and_frames_are_sources(runtime) -> None:
     up(pandas.Series(days), days)
     with pytest.raises(TypeError, match="plain values"):
         cumem.copy(cumem.zeros(2, "i8", "device"), pandas.Series(["a", 1.5]))
-    # pandas makes NaN of the missing value.
+    # pandas makes NaN of the missing value, so the series has a dtype of floats.
     with pytest.raises(TypeError, match="dtype float64"):
         cumem.copy(cumem.zeros(2, "i8", "device"), pandas.Series([1, None]))
 

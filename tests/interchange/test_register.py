@@ -179,7 +179,7 @@ def test_torch_tensor(runtime) -> None:
         assert buffer.ptr == tensor.data_ptr()
         assert (buffer.numpy() == np.arange(1000, dtype="f4")).all()
         if not runtime.emulated:
-            # Before that, PyTorch takes no memory for pinned.
+            # Before this call, PyTorch takes no memory for pinned.
             torch.cuda.init()
             assert tensor.is_pinned()
 
@@ -234,7 +234,7 @@ def test_what_has_no_memory_is_refused(runtime, obj, match) -> None:
 def test_other_kinds_of_ours_are_refused(runtime, kind) -> None:
     with pytest.raises(TypeError, match=f"host memory.* not {kind} memory") as caught:
         cumem.register(cumem.empty(10, kind=kind))
-    # Managed memory has the buffer protocol.
+    # Managed memory has the buffer protocol, so its absence cannot be the reason.
     assert "buffer protocol" not in str(caught.value)
 
 
@@ -333,7 +333,7 @@ def test_parts_locked_before_are_mapped_as_one_or_named(runtime) -> None:
         assert caught.value.name == "CM_ENOTSUP"
         [note] = caught.value.__notes__
         assert re.search(r"parts .* page-locked before, and from byte \d+ on", note)
-        # Without a mapping, they can be locked as one.
+        # Without a mapping, the parts can be locked as one.
         assert cumem.register(data).buffer.ptr == data.ctypes.data
     # On a GPU, devices use the host's addresses, which follow each other.
     else:
@@ -354,7 +354,7 @@ def test_failure_leaves_nothing(emulated) -> None:
     data = np.zeros(1000).view(Array)
     owner = weakref.ref(data)
     for op in ("host_register", "host_device_address"):
-        # The call is tried again after a trim.
+        # The call is tried again after a trim, so the fault has to repeat.
         testing.plan_fault(op, 1, repeat=True)
         with pytest.raises(cumem.CudaError) as caught:
             cumem.register(data, mapped=True)
@@ -504,7 +504,8 @@ def test_array_that_is_locked_in_pieces_is_copied_right(
     runtime, pieces: str, move, kind: str
 ) -> None:
     memory = np.frombuffer(mmap.mmap(-1, 16 * PAGE), "u1")
-    # The ends are locked only if pages beside them are.
+    # The array begins and ends inside a page. Its ends are locked only if a piece has that
+    # whole page.
     array = memory[100 : 16 * PAGE - 100]
     values = np.random.default_rng(1).integers(0, 256, array.size, "u1")
     other = cumem.array(values, kind=kind)

@@ -8,8 +8,8 @@ Each case copies rows of 1 to 4,096 bytes between two pieces of memory of any ki
 may be one and the same. Dtypes, layers, gaps, strides, directions and addresses are random.
 So are the numbers of the rows, which may be of any width, negative, repeated in the source,
 or left out, and which are on the host or on a device. The call blocks, or it runs on a
-stream or in the background, and when it is made its ends and its numbers may still be on
-their way.
+stream or in the background, and the contents of its ends and its numbers may still be on
+their way when it is made.
 
 Some numbers are wrong. Then the call must raise its error, and the bytes must be those that
 the error promises. Memory is read at its address, without cumem. The seed and
@@ -148,7 +148,8 @@ class Run:
         self.streams = memories.streams[self.device()]
         self.arriving: list[cumem.Transfer] = []
         self.route = ""
-        # A plan copies again. If the ends overlap, that moves the rows once more.
+        # A plan copies twice. If the ends overlap, the second copy moves the rows once
+        # more.
         is_planned = self.way in ("plan", "layers")
         self.rounds = 2 if is_planned and not self.case.wrong else 1
 

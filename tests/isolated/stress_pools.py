@@ -4,11 +4,12 @@
     python stress_pools.py [--seconds 60] [--threads 16] [--streams 8] [--json FILE]
 
 Each thread queues copies by the driver, which cumem does not see, on streams that it names
-by record_stream(). While they still run it drops their page-locked source, and takes and
-writes new page-locked memory. If a pool hands out a block before its events have passed, a
-byte is wrong: with a build of CUMEM_DEBUG=1 CFLAGS=-DCM_TEST_SKIP_EVENTS the program must
-fail. At the end everything is trimmed, and the device must have as much free memory as
-before. The exit status is 0 if all bytes were right and all memory came back.
+by record_stream(). While these copies still run, the thread drops their page-locked source,
+and takes and writes new page-locked memory. If a pool hands out a block before its events
+have passed, a byte is wrong. A build of CUMEM_DEBUG=1 CFLAGS=-DCM_TEST_SKIP_EVENTS does not
+wait for events, so the program must fail with it. At the end everything is trimmed, and the
+device must have as much free memory as before. The exit status is 0 if all bytes were right
+and all memory came back.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     python tests/isolated/wrong_types.py PART PARTS FILE FOLDER
 
 C casts its arguments to a Buffer, a Pool or a stream. If it does so without checking the
-type, it reads memory that holds something else, and a number that is not an index makes it
-read beyond an array. Private functions are called as well, because the package may pass
-them other arguments one day. Each call is written into FILE before it is made, since after
-a crash nothing can be written. Files are made in FOLDER.
+type, it reads memory that holds something else. If it uses a number as an index without
+checking it, it reads beyond an array. Private functions are called as well, because the
+package may pass them other arguments one day. Each call is written into FILE before it is
+made, since after a crash nothing can be written. Files are made in FOLDER.
 
 The callables are divided into PARTS parts, and this process tries part number PART.
 """
@@ -246,7 +246,8 @@ OWNERS = {
 
 
 def arguments(params: Parameters, good: Good) -> Iterator[list[object]]:
-    """Yield lists of arguments: good ones, then each of them replaced by everything else.
+    """Yield lists of arguments. In the first all are good, and in the next ones each in
+    turn is replaced by every other value.
 
     After these come lists that are too short, too long, or all of one value.
     """
@@ -294,7 +295,7 @@ def call(
             tried += 1
             answer = None
             with contextlib.suppress(Exception):
-                # A block that is entered stays current only in this context.
+                # A `with` block that is entered stays in force only in this context.
                 answer = contextvars.copy_context().run(bound[i], *args)
             if isinstance(answer, cumem.Buffer):
                 assert isinstance(answer.dtype, np.dtype), line

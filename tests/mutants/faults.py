@@ -178,7 +178,8 @@ FAULTS = [
             continue;
         }
         if (used + nbytes <= atomic_load(&budget->limit_nbytes)) {""",
-        # The fault is in two places, since the second one takes back what the first allows.
+        # The fault changes two places, since the code in the second refuses what the first
+        # lets pass.
         """if (nbytes > limit || used > limit) {
             return false;
         }

@@ -190,8 +190,9 @@ def fork_in_child_and_touch(array: np.ndarray) -> None:
 def own_nbytes_of_child(look: Callable[[], object] = lambda: None) -> int:
     """Return how many bytes a forked child has that its parent does not share.
 
-    The child calls `look` first. After many tests the parent has memory of its own that a
-    child changes, so what a pool adds is the difference to a child from before.
+    The child calls `look` first. After many tests even a child that does nothing changes
+    some memory. What a pool adds is therefore the difference from a child that was forked
+    before the pool was made.
     """
     reader, writer = os.pipe()
 

@@ -135,7 +135,8 @@ def test_blocks_that_end_in_another_order_leave_nothing(runtime) -> None:
 
     steps = generator()
     assert next(steps)
-    # A generator shares the context of its caller, so its block counts here too.
+    # A generator shares the context of its caller, so the generator's `with` block
+    # counts here too.
     assert is_pinned(np.ones(MIB, "u1"))
     with cumem.numpy_pinned("2MiB"):
         assert next(steps, None) is None

@@ -93,7 +93,7 @@ def test_allocation_waits_for_transfers_of_buffers_that_nobody_has(
     session.shut(stream)
     transfer = cumem.copy_async(target, buffer, stream=stream)
     if how == "freed":
-        buffer.free()  # the handle may stay
+        buffer.free()  # the transfer's handle is kept
     else:
         del transfer
     del buffer

@@ -86,7 +86,7 @@ def test_region_wakes_equal_buffers_that_lie_around_a_hole(runtime) -> None:
 
 
 def test_region_asleep_has_no_memory_on_the_device(emulated) -> None:
-    cumem.empty_device(1)  # so that everything else is there
+    cumem.empty_device(1)  # makes everything else that is needed
     cumem.trim()
     before = free_nbytes()
     region = cumem.Region("weights")
@@ -165,7 +165,7 @@ def test_region_in_which_nothing_lives_sleeps_and_wakes(runtime) -> None:
     region.sleep()
     assert region.is_asleep
     region.wake()
-    region.pool.allocate(100)  # which ends at once
+    region.pool.allocate(100)  # this buffer ends at once
     region.sleep()
     region.wake()
     assert region.pool.stats().reserved_nbytes == 0  # the free chunk got no memory
@@ -188,7 +188,8 @@ def test_region_asleep_or_awake_already_stays_as_it_is(runtime) -> None:
 def region_of_parts(*sizes: int) -> tuple[cumem.Region, list[Any]]:
     """Make a region whose contents are saved in parts of these sizes.
 
-    The region keeps the pinned memory of each sleep, which is a part of the next.
+    The region keeps the pinned memory of each sleep. In the next sleep this memory holds
+    one part of the contents.
     """
     region = cumem.Region("weights")
     made: list[Any] = []
@@ -283,7 +284,7 @@ def test_region_fills_chunks_while_it_maps_others(emulated) -> None:
     [("stream_create", 1), ("copy_async", 2), ("address_unmap", 1), ("address_map", 1)],
 )
 def test_region_of_parts_survives_a_call_that_fails(emulated, op, nth) -> None:
-    """test_faults.py has every call for a region of one part."""
+    """test_faults.py lets every call fail for a region of one part."""
     region, made = region_of_parts(40 * MIB, 40 * MIB)
     testing.plan_fault(op, nth, 999)
     codes = []
@@ -310,7 +311,9 @@ def test_region_stays_awake_if_a_chunk_cannot_be_unmapped(emulated) -> None:
 
 
 def test_handle_that_goes_back_late_is_counted_and_recorded(emulated) -> None:
-    """The driver refuses to take memory, and takes it when the region fails to wake."""
+    """The driver refuses to take a handle back when the region goes to sleep. It takes the
+    handle later, when the region fails to wake.
+    """
     region = cumem.Region("weights")
     made = fill_region(region)
     held = region.pool.stats().reserved_nbytes
@@ -376,7 +379,7 @@ def test_region_asleep_refuses_a_row_plan_of_its_buffers(emulated) -> None:
     out = np.zeros((2, 2), "u1")
     plan = cumem.RowPlan(out, buffer, None, [3, 1])
     plan.copy()
-    region.sleep()  # a plan that does not copy is in nobody's way
+    region.sleep()  # an idle plan does not keep it awake
     with pytest.raises(RuntimeError, match="asleep"):
         plan.copy()
     region.wake()
@@ -390,7 +393,7 @@ def test_region_asleep_refuses_a_row_plan_of_its_buffers(emulated) -> None:
 
 def test_region_asleep_refuses_allocations(emulated) -> None:
     region = cumem.Region("weights")
-    region.pool.allocate(100)  # which ends at once
+    region.pool.allocate(100)  # this buffer ends at once
     region.sleep()
     with pytest.raises(RuntimeError, match="asleep"):
         region.pool.allocate(100)
@@ -416,7 +419,7 @@ def test_region_asleep_frees_buffers(emulated) -> None:
 
 
 def test_region_keeps_exported_tensors_right(emulated) -> None:
-    """An export in this process does not keep the region awake, since nothing moves."""
+    """An export in this process does not keep the region awake, since addresses stay."""
     region = cumem.Region("weights")
     buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
     capsule = buffer.__dlpack__()
@@ -430,7 +433,9 @@ def test_region_keeps_exported_tensors_right(emulated) -> None:
 
 
 def sleep_in_thread(region: cumem.Region) -> tuple[threading.Thread, list[object]]:
-    """Put a region to sleep in another thread, and return that with what came of it."""
+    """Put a region to sleep in another thread. Return the thread and a list of its
+    results.
+    """
     outcome: list[object] = []
 
     def run() -> None:
@@ -454,7 +459,7 @@ def use_by_transfer(buffer: cumem.Buffer, stream: cumem.Stream) -> None:
 
 
 def use_of_unknown_stream(buffer: cumem.Buffer, stream: cumem.Stream) -> None:
-    """Do as a library does that got the address and then uses any stream."""
+    """Use the address on any stream, as a library does that was given it."""
     other = cumem.full(1000, 9, "u1", "pinned")
     memory = cumem.asbuffer(Exporter(buffer.ptr))
     cumem.copy_async(memory, other, stream=stream)
@@ -594,7 +599,7 @@ def test_signal_handler_cannot_move_a_region_on_its_way(emulated, name) -> None:
 def test_region_waits_for_graphs_that_may_run_on_any_stream(
     emulated, is_dropped: bool
 ) -> None:
-    """A graph uses a block that was dropped as well, until the graph itself ends."""
+    """A graph goes on using a block that was dropped, until the graph itself ends."""
     region = cumem.Region("weights")
     buffer: cumem.Buffer | None = cumem.full(1000, 7, "u1", "device", pool=region.pool)
     source = cumem.full(1000, 8, "u1", "device")
@@ -639,7 +644,7 @@ def test_region_stays_asleep_while_others_have_the_memory(emulated) -> None:
             region.wake()
         assert region.is_asleep
     del taken
-    region.wake()  # what the default pool has cached goes back for it
+    region.wake()  # the default pool gives its cache back
     check_contents(made)
 
 
@@ -729,7 +734,7 @@ def test_region_of_a_device_is_reached_from_another_after_waking(emulated) -> No
     region = cumem.Region("weights")
     buffer = cumem.full(1000, 7, "u1", "device", pool=region.pool)
     region.sleep()
-    other = cumem.empty_device(1000, "u1", device=1)  # which gets a context meanwhile
+    other = cumem.empty_device(1000, "u1", device=1)  # this makes the device's context
     region.wake()
     cumem.copy(other, buffer)
     assert (values.get(other) == 7).all()
@@ -785,7 +790,7 @@ def test_region_closed_while_asleep_gives_contents_up(emulated) -> None:
 def test_region_asleep_does_not_wake_after_close_was_interrupted(
     emulated, monkeypatch
 ) -> None:
-    """Its contents may be gone by then."""
+    """The region's contents may be gone by then."""
     region = cumem.Region("weights")
     other = cumem.Region("other")
     made = fill_region(region)
@@ -803,7 +808,7 @@ def test_region_asleep_does_not_wake_after_close_was_interrupted(
         region.wake()
     with pytest.raises(RuntimeError, match="its contents are gone"):
         made[0][0].fill(1)
-    cumem.wake()  # which means regions that are open
+    cumem.wake()  # this wakes only open regions
     assert not other.is_asleep
     region.close()
     assert not region.is_asleep

@@ -131,10 +131,12 @@ def opening(name: str, count: int = 1000, dtype: str = "i4") -> str:
 
 
 def descriptors() -> list[str]:
-    """Return where the descriptors of this process lead that belong to shared memory."""
+    """Return the files behind those descriptors of this process that are for
+    shared memory.
+    """
     links = []
     for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the listing's own is closed
             links.append(os.readlink(f"/proc/self/fd/{each}"))
     return [link for link in links if "cumem-shared" in link or link.endswith(".note")]
 
@@ -174,7 +176,8 @@ def test_memory_outlives_who_made_it(peer, name) -> None:
     assert first("a.numpy()[:] = 5") == ""
     assert second(opening(name)) == ""
     first.kill()
-    # The note names the first process, so the third has to look for the second.
+    # The note of the memory names the first process, which is dead. So the third process
+    # has to find the second one by itself.
     assert third(opening(name)) == ""
     assert third("a.numpy().tolist() == [5] * 1000") == "True"
     second.kill()
@@ -316,7 +319,7 @@ def test_threads_that_open_at_once_get_one_memory(name) -> None:
 
 
 def gate_of(name: str) -> int:
-    """Take the gate of a name, as a process does that makes the memory."""
+    """Take the gate of a name, as the process that makes the memory does."""
     NOTES.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(note_of(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)

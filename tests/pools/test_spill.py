@@ -232,7 +232,7 @@ LOOKS = {
 def test_displays_neither_wake_a_buffer_nor_keep_it_from_spilling(
     runtime, look
 ) -> None:
-    """Displays show addresses, at which nobody works."""
+    """A display shows an address, but nobody reads or writes the memory there."""
     pool = make_pool()
     made = make_filled(pool, 2, 16 * MIB)
     for buffer in made:
@@ -298,7 +298,7 @@ def test_keep_does_not_outlive_the_buffer(runtime) -> None:
     first = pool.allocate(16 * MIB)
     first.keep()
     del first
-    second = pool.allocate(16 * MIB)  # perhaps in the same piece of Python's memory
+    second = pool.allocate(16 * MIB)  # its object may lie where `first` lay
     third = pool.allocate(24 * MIB)
     assert pool.stats().spill_count == 1
     assert second.nbytes < third.nbytes
@@ -320,7 +320,8 @@ def test_spill_limit_bounds_pinned_memory(runtime) -> None:
     assert "spilled 0 buffers" in text
     assert "limit would be passed" in text
     assert cumem.stats()["pinned"].reserved_nbytes - before == 24 * MIB
-    # A buffer that wakes needs a place for another one before its own is free.
+    # To wake a buffer, the pool first spills another one. That needs a place in pinned
+    # memory before the place of the first is free.
     first = made[0]
     assert pool.stats().spill_count == pool.stats().wake_count + 3
     with pytest.raises(cumem.OutOfMemoryError, match="spilled 0 buffers"):
@@ -479,8 +480,8 @@ def test_signal_ends_a_spill_and_nothing_has_moved(emulated) -> None:
 def interrupted_copy() -> Iterator[list[bool]]:
     """End the block's call by a signal while its copy waits on the device.
 
-    The copy's stream is opened when the call waits for it, or else after the call. Yields
-    a list that then says whether the call was over by that time.
+    The copy's stream is opened when the call waits for it, or else after the call. Yields a
+    list. It says afterwards whether the call was over when the stream was opened.
     """
     was_over: list[bool] = []
     over = threading.Event()
@@ -498,7 +499,7 @@ def interrupted_copy() -> Iterator[list[bool]]:
             was_over.append(over.is_set())
             open_streams()
 
-        testing.plan_fault(None, 0)  # which resets the counts
+        testing.plan_fault(None, 0)  # this resets the counts
         opener = threading.Thread(target=open_late)
         opener.start()
         try:
@@ -598,10 +599,11 @@ def test_threads_allocate_and_use_at_once(runtime) -> None:
 
 
 def test_request_gives_up_if_others_wake_what_it_spills(emulated, monkeypatch) -> None:
-    """Somebody uses the only buffer that can spill each time that it has spilled.
+    """The only buffer that can spill is used again each time that it has spilled.
 
-    An allocation asks libraries whether they capture, after a spill too. So this happens in
-    the thread of the request, and no other has to win a race.
+    An allocation asks libraries whether they capture, and asks again after a spill. The
+    test answers in a library's place, and uses the buffer then. So no other thread has to
+    win a race.
     """
     pool = make_pool()
     kept = pool.allocate(12 * MIB)
@@ -614,7 +616,7 @@ def test_request_gives_up_if_others_wake_what_it_spills(emulated, monkeypatch) -
         nonlocal is_within
         if not is_within:
             is_within = True
-            with contextlib.suppress(RuntimeError):  # it moves just now
+            with contextlib.suppress(RuntimeError):  # the buffer may be on its way
                 wanted.item(0)
             is_within = False
         return False

@@ -63,7 +63,8 @@ class SpillMachine(RuleBasedStateMachine):
             text = str(error)
         if text:
             assert "spilled" in text
-            # Only what has to stay, and others, can keep the memory.
+            # Memory may be short only because of buffers that have to stay, and of its
+            # other users.
             staying = 2 * CHUNK * len(self.held) + sum(
                 held.buffer.nbytes
                 for held in self.held

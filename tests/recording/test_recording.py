@@ -252,8 +252,8 @@ def test_what_copies_go_through_is_staging(runtime) -> None:
 def test_lent_memory_has_its_callers_line_without_the_gil(runtime) -> None:
     """PyTorch asks for memory in this way, through C functions that ctypes can call.
 
-    For whole segments, PyTorch holds a lock during the call, so cumem does not read the
-    stack then.
+    During a call for a whole segment PyTorch holds a lock, for which threads with the GIL
+    wait. Reading the stack takes the GIL, so cumem does not read it then.
     """
     integration = pytest.importorskip("cumem.integrations.torch")
     del integration

@@ -119,7 +119,7 @@ def test_pair_agrees_with_a_plain_loop(seed: int) -> None:
 
 
 def _most(log: Log, kinds: list[int]) -> int:
-    """Return the most bytes of these kinds that lived at once.
+    """Return the largest number of bytes of these kinds that lived at the same time.
 
     The plain loop gets the events of these kinds only.
     """
@@ -657,7 +657,7 @@ def test_snapshot_of_a_pool_that_grows_and_shrinks_by_pages() -> None:
 
 
 def test_snapshot_of_memory_given_back_unseen() -> None:
-    """The trim names no address.
+    """The event of a trim names no address, so it does not tell which memory is given back.
 
     Memory that grows in the same place later must not count twice.
     """
@@ -677,8 +677,8 @@ def test_snapshot_of_memory_given_back_unseen() -> None:
 
 
 def test_snapshot_of_blocks_where_no_growth_was_seen() -> None:
-    """The pool reserved these blocks before the record began, and gives them back
-    inside it.
+    """The pool reserved these blocks before the record began, and gives them back while it
+    runs.
     """
     at = 64 * MIB
     blocks = [{"address": at + i * 3 * MIB, "nbytes": 2 * MIB} for i in range(3)]
@@ -721,7 +721,9 @@ def test_snapshot_of_a_block_that_is_partly_in_what_grew() -> None:
 
 
 def test_snapshot_of_a_block_whose_free_was_lost(tmp_path: Path) -> None:
-    """The block ends just before its address is handed out again."""
+    """As the free was lost, the block must end just before its address is handed
+    out again.
+    """
     log = log_of(
         event("allocate", "pinned", 10, address=64, nbytes=8),
         event("allocate", "pinned", 20, address=64, nbytes=4),

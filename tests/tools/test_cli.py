@@ -190,7 +190,7 @@ def test_ctrl_c_ends_with_one_line() -> None:
         encoding="utf-8",
         env=os.environ | EMULATED,
         # A shell lets its background jobs ignore SIGINT, and their children inherit that.
-        # So the program sets the default handler again.
+        # So the child sets the default handler again.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None

@@ -644,7 +644,9 @@ def test_a_link_that_is_not_reported_is_judged_by_the_other_links() -> None:
 
 
 def test_a_link_that_is_slower_than_its_copies_is_not_believed() -> None:
-    """Virtual machines report such links of GPUs that they pass on, and Grace of NVLink."""
+    """Virtual machines report such links for GPUs that they pass on, and machines with
+    Grace report them for NVLink.
+    """
     facts = changed(
         ("devices.0.link.current_gtps", 2.5), ("devices.0.link.current_lanes", 1)
     )
@@ -677,7 +679,7 @@ def test_a_hidden_gpu_has_no_finding_on_mig() -> None:
 def names_of_checks() -> set[str]:
     """Return the names that the source gives to findings, without those of frameworks."""
     tree = ast.parse(Path(checks.__file__).read_text(encoding="utf-8"))
-    # These are the numbers of the arguments that have the name.
+    # These are the positions of the argument that gives the name.
     places = {"Finding": 1, "_unreadable": 0}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     given = [

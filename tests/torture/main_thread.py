@@ -68,7 +68,7 @@ class Main(Worker):
             self.counts[self.now] += 1
 
     def set_limits(self) -> None:
-        """Lower a limit for a moment, and put the one before back."""
+        """Lower a limit for a moment, and then set the old one again."""
         self.note("set_limit")
         kind = self.kind()
         device = 0 if kind in ("device", "managed") else None
@@ -79,7 +79,9 @@ class Main(Worker):
             cumem.set_limit(kind, before, device)
 
     def refused_shutdown(self) -> None:
-        """Call shutdown() while somebody uses pinned memory, which it must refuse."""
+        """Call shutdown() while somebody uses pinned memory. The call must be
+        refused.
+        """
         self.note("shutdown, refused")
         try:
             anchor = cumem.empty_pinned(100, "u1", device=0)

@@ -43,7 +43,8 @@ class World:
         self.shared: list[Box] = []
         self.stack_lock = threading.Lock()
         self.fork_lock = threading.Lock()
-        # Without this lock two threads that put a limit back could keep the lower one.
+        # Without this lock two threads that lower a limit and set the old one again could
+        # leave the lower one in force.
         self.limit_lock = threading.Lock()
         self.peaks: Counter[str] = Counter()
         self.stuck_children = 0

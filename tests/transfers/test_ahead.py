@@ -337,7 +337,7 @@ def test_async_for_leaves_the_event_loop_free(emulated) -> None:
                         session.shut(stream)
 
         task = asyncio.create_task(read())
-        # The loop turns beside a source that waits.
+        # The event loop turns while the source waits.
         while not entered.is_set():
             await turn()
         may_read.set()

@@ -227,8 +227,8 @@ def test_long_runs_are_copied_one_by_one_without_a_kernel(emulated, down) -> Non
 
 
 def test_runs_that_fill_chunks_lie_among_shorter_ones(runtime) -> None:
-    """Test chunks of many runs, which go by a kernel, between chunks of a single run,
-    which do not, in both directions.
+    """Test chunks of many runs between chunks of a single run, in both directions. Only
+    chunks of many runs need a kernel.
     """
     random = np.random.default_rng(3)
     sizes = random.choice([700, 60_000, 1 << 20, (1 << 20) + 3], 60).tolist()

@@ -231,7 +231,7 @@ class TestFailedPart:
 
     @staticmethod
     def let_fail() -> None:
-        """Make the copies between the devices fail, which are the second part."""
+        """Make the second part fail, which consists of the copies between the devices."""
         session.testing.plan_fault("kernel_launch", 2, code=999)
 
     def test_it_is_reported_at_once_and_the_rest_comes_first(self, emulated) -> None:

@@ -50,7 +50,7 @@ class Sample:
 
 
 class Named(dict):
-    """A mapping that holds more than its items."""
+    """A mapping that has an attribute besides its items."""
 
     note = ""
 
@@ -126,7 +126,7 @@ def test_sequences_of_other_types_are_taken_apart(runtime) -> None:
 
 
 def test_prefetch_is_true_unless_it_is_known_to_be_empty(emulated) -> None:
-    assert cumem.prefetch(iter([]))  # Nobody can know whether this iterator is empty.
+    assert cumem.prefetch(iter([]))  # An iterator may have items.
     assert cumem.prefetch(batches(1))
     assert not cumem.prefetch([])
     with pytest.raises(TypeError):

@@ -57,7 +57,7 @@ def dtypes() -> list[Any]:
 
 
 def bits(tensor: Any) -> bytes:
-    """Return the bits of a tensor. Not every dtype can be compared or copied."""
+    """Return the bits of a tensor, since not every dtype can be compared or copied."""
     carriers = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
     plain = tensor.view(carriers.get(tensor.element_size(), torch.uint8))
     return plain.cpu().contiguous().numpy().tobytes()
@@ -367,9 +367,7 @@ class ByTorch:
 
 @pytest.fixture
 def as_if_cuda(emulated, monkeypatch) -> Iterator[cumem.Stream]:
-    """Make cumem believe that PyTorch uses a GPU, and yield the stream that is its
-    current one.
-    """
+    """Make cumem believe that PyTorch uses a GPU, and yield PyTorch's current stream."""
     stream = cumem.Stream()
     monkeypatch.setattr(_core, "_is_emulated", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -521,8 +519,8 @@ class Boxes:
 
 
 class Fields:
-    """A batch like Instances of detectron2: it takes any arguments, and looks up names
-    late.
+    """A batch like Instances of detectron2. Its `to()` takes any arguments, and its fields
+    are found by `__getattr__()`.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -599,7 +597,7 @@ class Nest:
 def test_batch_that_moves_in_place_leaves_the_loaders_own_alone() -> None:
     """The meta device stands for a GPU.
 
-    On the emulated device, everything would be copied first.
+    The emulated device will not do, since everything would be copied there first.
     """
     tensor, array = torch.ones(3), np.ones(3)
     mine = Nest(tensor, array)
@@ -923,7 +921,7 @@ class Images(torch.utils.data.Dataset):  # type: ignore[misc]
 class Watching(Images):
     """A dataset that fails in a worker where the driver is open.
 
-    A forked worker could not use it.
+    A forked worker could not use the driver.
     """
 
     def __getitem__(self, i: int) -> Any:

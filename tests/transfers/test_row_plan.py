@@ -32,8 +32,8 @@ PLACES = ["device", "pinned", "mapped", "managed", "numpy"]
 LAYERS = 3
 SHAPE = (100, 40)
 ORDER = np.random.default_rng(4).permutation(100)
-#: How the numbers are given: in memory of the host, with a limit that only the kernel
-#: keeps, and in device memory.
+#: How the numbers are given: in memory of the host, in memory of the host with a limit on
+#: multiprocessors, which only the kernel can keep, and in device memory.
 NUMBERS = ["host", "kernel", "device"]
 
 
@@ -205,7 +205,9 @@ class TestBytes:
     def test_threads_copy_by_one_plan_at_the_same_time(
         self, emulated, place, how
     ) -> None:
-        """Layers of different lengths, whose numbers the host settles at each copy."""
+        """The layers differ in length, and negative numbers count from the end of each
+        layer.
+        """
         data = [numbers(rows * 8).reshape(rows, 8) for rows in range(300, 308)]
         sources = [values.put(layer, place) for layer in data]
         kind = "device" if place == "pinned" else "numpy"
@@ -341,7 +343,7 @@ class TestOrder:
     def test_layers_in_the_background_end_one_after_the_other(
         self, emulated, how
     ) -> None:
-        """The last layer comes after the first, which comes after a stream."""
+        """The last layer comes after the first, which comes after the work of a stream."""
         first = cumem.Stream()
         data, sources = tables("pinned")
         targets = empty("device")
@@ -538,7 +540,7 @@ class TestWrongNumbers:
         assert (values.get(targets[0])[right] == data[0][rows[right]]).all()
 
     def test_each_layer_tells_of_its_own_numbers(self, emulated) -> None:
-        """The number of a row that the second layer does not have."""
+        """One of the numbers names a row that the second layer does not have."""
         sources = [cumem.full((rows, 4), 7, "u1", "pinned") for rows in (9, 5, 9)]
         targets = [cumem.zeros((2, 4), "u1", "device") for _ in sources]
         plan = plan_of("device", targets, sources, None, [0, 7])
@@ -637,7 +639,9 @@ class TestCapture:
 
     @pytest.mark.parametrize("how", ["kernel", "device"])
     def test_memory_of_captured_copies_outlives_the_plan(self, emulated, how) -> None:
-        """Numbers of the host that a kernel reads, or the word for wrong numbers."""
+        """The kernel reads numbers of the host, or notes wrong numbers in a word
+        of memory.
+        """
         stream = stream_on()
         (target,), (source,) = empty("device", 1), tables("pinned", 1)[1]
         rows = on_device(ORDER)
@@ -663,7 +667,7 @@ class TestCapture:
         assert in_flight(captured=True) > 0
 
     def test_few_rows_can_be_captured_too(self, emulated) -> None:
-        """They go by the copy engine, which needs no numbers when the graph runs."""
+        """The copy engine copies them, and it needs no numbers when the graph runs."""
         stream = stream_on()
         data, (source,) = tables("pinned", 1)
         (target,) = empty("device", 1)

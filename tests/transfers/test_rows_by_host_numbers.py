@@ -122,7 +122,7 @@ class TestRoute:
         rows = np.arange(4096)[::-1].copy()
         cumem.trim()
         session.testing.plan_fault(None, 0)
-        with cumem.limit("device", "2MiB"):  # all of which `dst` takes
+        with cumem.limit("device", "2MiB"):  # `dst` takes all of it
             assert route_of(dst, src, src_rows=rows) == "rows"
         assert session.testing.fault_count("copy_async") == 0
         assert (values.get(dst) == data[rows]).all()
@@ -212,7 +212,9 @@ class TestNumbers:
         assert (values.get(cumem.take_rows(src, rows)) == data[ORDER[::step]]).all()
 
     def test_numbers_of_a_long_list_are_read(self, emulated) -> None:
-        """The list is longer than a block of checks, and than lists that keep the GIL."""
+        """The list is too long to be checked in one block, or to be read with the
+        GIL held.
+        """
         data, src = table(shape=(9_000, 4))
         dst = cumem.zeros((9_000, 4), "u1")
         order = np.random.default_rng(5).permutation(9_000) - 9_000
@@ -284,7 +286,7 @@ class TestNumbers:
                 call(dst, src, **rows, **more)
         assert not values.get(dst).any()
 
-    # Threads share the longer list.
+    # Threads share the work of checking the longer list.
     @pytest.mark.parametrize("count", [9_000, 90_000])
     def test_wrong_number_among_many_is_found(self, emulated, count) -> None:
         _, src = table(shape=(count, 4))

@@ -215,7 +215,7 @@ class TestOrder:
         data, source = table()
         rows = on_device(np.zeros(100), "i8")
         target = cumem.zeros(SHAPE, "u1")
-        cumem.Device(0).synchronize()  # No other end has anything to wait for.
+        cumem.Device(0).synchronize()  # From here on only `rows` gets new work.
         with session.gate(first):
             cumem.copy_async(rows, cumem.array(ORDER, kind="pinned"), stream=first)
             handle = cumem.copy_rows_async(target, source, src_rows=rows, stream=second)
@@ -362,7 +362,7 @@ class TestWrongNumbers:
         _, source = table()
         target = cumem.zeros((1, 40), "u1")
         cumem.copy_rows_async(target, source, src_rows=on_device([100]))
-        cumem.copy(np.zeros((1, 40), "u1"), target)  # comes after the rows
+        cumem.copy(np.zeros((1, 40), "u1"), target)  # this waits for the rows
         session.testing.poll()
         assert told == [IndexError]
 

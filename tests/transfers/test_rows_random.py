@@ -80,7 +80,7 @@ def test_wrong_byte_is_seen_and_its_case_can_be_run_again(tmp_path: Path) -> Non
         "emulated", tmp_path / "again.json", *again, code=BROKEN
     )
     assert again_code == 1
-    # The same memory, call and numbers; how many bytes are wrong is the same as well.
+    # The case has the same memory, call and numbers, and as many bytes are wrong.
     assert again_result["wrong"] == result["wrong"][:1]
     assert command in again_said
     assert run("emulated", tmp_path / "right.json", *again)[0] == 0

@@ -180,7 +180,7 @@ def test_overlap_of_random_views_is_that_of_their_bytes(a, b, wide, narrow, at) 
 def test_overlap_of_large_columns_is_exact() -> None:
     """Large arrays are compared in blocks.
 
-    The bounds of these overlap, their bytes do not.
+    The bounds of two columns may overlap although their bytes do not.
     """
     shape, strides = (100000, 50, 3), (4000, -40, 4)
     columns = end(shape, strides, 4)

@@ -233,8 +233,8 @@ def test_failure_nobody_read_goes_to_the_unraisable_hook(emulated, monkeypatch) 
     while session.testing.pending_transfers():
         session.testing.poll()
     session.testing.plan_fault(None, 0)
-    # A target remembers the transfers into it, and its numpy() would have raised the
-    # error.
+    # A target remembers the transfers into it. As long as the target lives, its numpy()
+    # could still raise the error.
     del target
     # The worker lets go of the transfer a moment later.
     session.wait_until(lambda: session.testing.poll() or seen)

@@ -28,7 +28,7 @@ KINDS = ("device", "pinned", "managed")
 def held() -> Iterator[cumem.Buffer]:
     """Yield a source that will contain sevens.
 
-    Background copies from it wait until the end of the block.
+    Background copies from it wait until the end of the `with` block.
     """
     stream = cumem.Stream()
     source = cumem.full(NBYTES, 3, "u1", "pinned")
@@ -164,7 +164,7 @@ def test_any_order_of_slices_ends_as_one_after_the_other(emulated, seed: int) ->
 def test_long_queue_comes_to_its_end(emulated, way: str) -> None:
     """The queue must come to its end.
 
-    That no transfer searches it is tested in tests/c/test_engine_order.c.
+    tests/c/test_engine_order.c tests that no transfer searches the queue.
     """
     count = 3000
     source = np.ones((count, 256), "u1")

@@ -40,7 +40,9 @@ def files(worker: Worker) -> None:
 
 @operation(2)
 def ranges(worker: Worker) -> None:
-    """Write several boxes to ranges of one file, and read them from other contents."""
+    """Write boxes to ranges of one file, give the file other contents, and read the
+    ranges.
+    """
     boxes = [worker.take() for _ in range(worker.rng.randrange(1, 4))]
     offsets = [0, *itertools.accumulate(box.nbytes + 5 for box in boxes)]
     path = worker.path()

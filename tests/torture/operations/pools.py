@@ -88,9 +88,10 @@ def sleep_in_a_region(worker: Worker) -> None:
 
 @operation(2)
 def spill_and_use(worker: Worker) -> None:
-    """Use more buffers of a pool that spills than it has room for, in random order.
+    """Use buffers of a pool that spills, more of them than it has room for, in random
+    order.
 
-    Some are kept meanwhile, and some outlive the pool.
+    Some of the buffers are kept on the device meanwhile, and some outlive the pool.
     """
     rng, device = worker.rng, worker.device()
     pool = cumem.Pool("device", device=device, spill="pinned", limit="16MiB")
@@ -121,7 +122,7 @@ def spill_and_use(worker: Worker) -> None:
         pool.close()
 
 
-# Ctrl-C could come while the limit begins, so that it would never end.
+# Ctrl-C could come while the limit begins, so that the limit would never end.
 @operation(1, main=False)
 def with_limit(worker: Worker) -> None:
     nbytes = worker.rng.choice(("2MiB", "30%", None))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that copy rows by index between memory of all kinds, at times wrongly."""
+"""Operations that copy rows by index between all kinds of memory, some with wrong
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ class Rows:
 
 
 def overwrite(rows: dict[str, Any]) -> None:
-    """Change numbers on the host, which the call has copied, and drop those on a device."""
+    """Overwrite numbers on the host, since the call has copied them, and drop all
+    others.
+    """
     for numbers in rows.values():
         if isinstance(numbers, np.ndarray):
             numbers[...] = 0
@@ -218,5 +222,6 @@ def copy_rows_by_wrong_numbers(worker: Worker) -> None:
     worker.verify(rows.target, where)
     if raised is None or not on_device:
         rows.give()
-    # If the copy failed on a device, both ends are dropped instead. As after any copy in
-    # the background that failed, their next export would raise the failure once more.
+    # If the copy failed on a device, both ends are dropped and not given back. As after any
+    # copy in the background that failed, their next export would raise the failure once
+    # more.
