@@ -2,7 +2,8 @@
 """`PinnedStager` with ``torch.distributed.checkpoint`` in one process.
 
 On the emulated device PyTorch has only tensors of the host. Where a test says so, storages
-stand for memory of the device that the stager then copies, behind streams that are shut.
+stand for memory of the device. The stager then copies that memory behind streams that are
+shut.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def test_segments_of_a_mem_pool_that_has_ended_are_looked_into(torch) -> None:
     region.wake()
     asked = len(torch.snapshots)
     region.sleep()
-    assert len(torch.snapshots) == asked  # nothing is there to ask for any more
+    assert len(torch.snapshots) == asked  # no memory is left to ask about
 
 
 def test_pytorch_that_cannot_say_what_a_mem_pool_has_is_asked_for_all(

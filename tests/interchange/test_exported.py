@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that other libraries have seen.
 
-It is theirs until they let it go, and is used again only after everything that the
-devices were doing at that time. In the tests, a stream behind a shut gate does that
-work. The middle part is about uses that need no such wait, and the last about a bound
-on the memory that waits.
+It is theirs until they let it go. It is used again only after the devices have ended
+everything that they were doing then. In the tests, a stream behind a shut gate does that
+work. The middle part is about uses that need no such wait, and the last about a bound on
+the memory that waits.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from cumem import info
 #: What the last user of some memory writes into it, and what the next ones write.
 OLD, NEW = 1, 2
 NEXT_USERS = 4
-#: The largest number of delaying pieces of work that a copy waits for.
+#: The largest number of pieces of work by which a copy is delayed.
 MOST_DELAY = 1 << 14
 
 

@@ -106,7 +106,7 @@ def fresh() -> Good:
     return found
 
 
-#: Values of ordinary types, most of which are wrong for any parameter.
+#: Values of ordinary types. For any parameter, most of these values are wrong.
 PLAIN = {
     "none": None,
     "zero": 0,

@@ -10,8 +10,8 @@ it is a header, every file that includes it is compiled. Each test that the faul
 then fail; it may crash or hang only if the fault says so. `--find` runs other tests on a
 fault and prints which of them fail, so that the tests of a new fault can be chosen.
 
-FILE is written after each fault, so that a run which was stopped can go on. `--resume`
-keeps the rows of faults that were killed, which means noticed by their tests, at this
+FILE is written after each fault, so that a run which was stopped can go on. A fault is
+killed if its tests notice it. `--resume` keeps the rows of faults that were killed at this
 commit, and tries only the others. On a busy machine raise `--limit SECONDS`, since a test
 that takes longer counts as one that hangs.
 

@@ -138,7 +138,7 @@ def test_graph_of_pytorchs_replays_the_same_bits_after_each_waking(
         )
     weights.copy_(torch.from_numpy(np.random.default_rng(1).random((256, 256), "f4")))
     x.copy_(torch.linspace(-1, 1, 256 * 256, device="cuda").reshape(256, 256))
-    torch.matmul(x, weights)  # cuBLAS makes its workspace outside
+    torch.matmul(x, weights)  # cuBLAS makes its workspace outside of it
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):

@@ -32,7 +32,7 @@ NUMBERS = st.integers(0, 1000)
 class Held:
     buffer: cumem.DeviceBuffer
     value: int
-    address: int | None = None  # if it was read
+    address: int | None = None  # None if nobody has read it
     is_kept: bool = False
 
 

@@ -142,7 +142,9 @@ def test_late_blocks_are_in_flight_and_not_handed_out(runtime) -> None:
 
 
 def test_late_blocks_of_a_stream_are_reused_on_that_stream(runtime) -> None:
-    """With `own` the trace's own streams are late, on which a freed block can be reused."""
+    """With `own` the work on the trace's own streams is late, and a block that was freed on
+    such a stream can be reused on it.
+    """
     count = 20
     op, block = [1, 0] * count, [n // 2 for n in range(2 * count)]
     trace = make_trace("one", op, block, [64 * KIB, 0] * count, [0] * 2 * count)

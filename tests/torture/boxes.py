@@ -48,7 +48,8 @@ class Raw:
         if emulated:
             return
         self.lib = ctypes.CDLL("libcuda.so.1")
-        # cumem starts the driver only at its first copy, which may come later.
+        # cumem starts the driver only at its first copy, which may come later. So it is
+        # started here.
         self.check(self.lib.cuInit(0))
         for index in range(cumem.device_count()):
             context = ctypes.c_void_p()

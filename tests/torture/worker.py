@@ -317,9 +317,10 @@ class Worker(threading.Thread):
         return cumem.Stream.from_external(2, device=device)
 
     def spelled(self, stream: cumem.Stream) -> Any:
-        """Return the stream as it is, or from an object like those of other libraries.
+        """Return the stream itself, or a stream made from an object like those of other
+        libraries.
 
-        That object keeps the stream alive.
+        That object keeps the first stream alive.
         """
         if self.rng.random() < 0.5:
             return stream

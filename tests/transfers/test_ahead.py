@@ -71,8 +71,8 @@ def loops(array: np.ndarray, depth: int) -> dict[str, Callable[[Any], None]]:
 def patient(monkeypatch) -> None:
     """Let loops wait for memory as long as it takes.
 
-    A loop that has waited for a second takes more memory instead, which also happens on a
-    device that is busy with the work of other processes.
+    A loop that has waited for a second takes more memory instead. That would also happen on
+    a device that is busy with the work of other processes.
     """
     monkeypatch.setattr("cumem.transfers.ahead._PATIENCE", 3600.0)
 

@@ -100,7 +100,8 @@ class Worker:
                 multiprocessing.util._run_after_forkers()
                 self._end.close()
                 signal.alarm(session.PATIENCE)
-                # A fork does not take along PyTorch's threads.
+                # A fork does not take PyTorch's threads along, so the child works without
+                # them.
                 if "torch" in sys.modules:
                     sys.modules["torch"].set_num_threads(1)
                 with contextlib.suppress(EOFError):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of PyTorch: prefetch() and PinnedCollate with a real DataLoader.
 
-The tests move tensors of every dtype, layout and subclass, and batches of types of
-other libraries. Where the tests need workers, they run a program that starts them. On
-the emulated device, PyTorch's tensors stay on the CPU.
+The tests move tensors of every dtype, layout and subclass, and batches of types of other
+libraries. Tests that need workers run a program that starts these workers. On the emulated
+device, PyTorch's tensors stay on the CPU.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """broadcast(), scatter() and gather() between one end and several, on any devices.
 
 Four emulated devices stand for GPUs. Bytes are compared with NumPy, and counts of the
-runtime's calls show how often they crossed a link.
+runtime's calls show how often the bytes crossed a link.
 """
 
 from __future__ import annotations
@@ -619,7 +619,8 @@ def test_graph_holds_what_it_can(four, function) -> None:
 
 
 def test_no_context_is_made_on_other_devices(four) -> None:
-    # cumem asks this device about ordinary memory.
+    # cumem asks the current device about ordinary memory, so the test makes one current
+    # that it uses anyway.
     cumem.set_current_device(2)
     near = cumem.empty(LONG, "i4", "device", device=2)
     far = cumem.empty(LONG, "i4", "device", device=3)
