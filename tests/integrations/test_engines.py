@@ -204,7 +204,7 @@ def test_discard_gives_contents_up_and_leaves_others_awake(mode) -> None:
     assert sleeping(mode) == {"weights": False, "kv_cache": True}
     assert cumem.stats()["pinned"].live_nbytes == 0
     mode.pause("weights")
-    mode.discard("weights")  # it leaves contents that are saved
+    mode.discard("weights")  # it leaves saved contents alone
     mode.wake_up()
     assert holds(weights, 7)
 

@@ -306,7 +306,7 @@ def call(
                 for kind, limit in LIMITS.items():
                     _core._limit(kind, 0, limit)
                 with contextlib.suppress(Exception):
-                    _core._release_stream(*args)  # else what is queued there never ends
+                    _core._release_stream(*args)  # a held stream never works
     return tried, good
 
 

@@ -248,8 +248,10 @@ _foreign: list[Handler] = []
 
 
 def foreign_handler() -> tuple[Handler, object]:
-    """Return a memory handler over the C library's functions, as another library would
-    install it, and its capsule.
+    """Return a memory handler as another library would install it, and the handler's
+    capsule.
+
+    The handler calls the allocation functions of the C library.
     """
     libc = ctypes.CDLL(None)
     for name in ("malloc", "calloc", "realloc"):
@@ -308,7 +310,8 @@ def test_handlers_of_others_are_left_and_put_back(runtime) -> None:
     assert small.all()
     del outside, inside, small
     gc.collect()
-    # The handler had to live until all its arrays were freed.
+    # The handler must live until all its arrays are freed, so it is used once more
+    # here.
     assert handler.version == 1
 
 

@@ -204,7 +204,7 @@ def test_lines_are_the_users_wherever_a_record_is_read(runtime, tmp_path: Path) 
     """The record is read by a copy of the package in another folder, as on another
     machine.
 
-    It must still tell the user's lines from the package's own.
+    The copy must still tell the user's lines from the package's own.
     """
     with cumem.record() as rec:
         cumem.empty_pinned(1000, "u1")

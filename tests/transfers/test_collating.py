@@ -500,7 +500,7 @@ def test_result_in_a_worker_when_used_as_a_batch_is_refused(emulated, use) -> No
 
 
 class Unsendable(str):
-    """A text, which is sent as it is. In a worker, pickling it fails."""
+    """A text that a worker receives like any other, but that it cannot pickle."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if multiprocessing.parent_process() is None and os.getpid() != PARENT:

@@ -28,8 +28,8 @@ pytestmark = [
 
 @pytest.fixture
 def streams(emulated, monkeypatch) -> Iterator[Streams]:
-    """Yield a stand-in for the extension, which shuts each stream that the module
-    makes.
+    """Yield a stand-in for the extension, which shuts each stream that
+    cumem.transfers.managed makes.
     """
     from cumem.transfers import managed as module
 
@@ -67,7 +67,7 @@ def test_prefetch_to_a_numa_node(runtime) -> None:
         buffer.prefetch_pages("numa:0")
         assert buffer.prefetch_location == "numa:0"
         buffer.preferred_location = "numa:0"
-        # An H100's driver accepts a node, but does not name it.
+        # An H100's driver accepts a node, but does not report it afterwards.
         found = buffer.preferred_location
         assert found == "numa:0" or (found is None and not runtime.emulated)
     with pytest.raises(ValueError, match='"cpu" or "numa:N", not \'numa:x\''):

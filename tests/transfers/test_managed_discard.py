@@ -27,8 +27,8 @@ pytestmark = [
 
 @pytest.fixture
 def streams(emulated, monkeypatch) -> Iterator[Streams]:
-    """Yield a stand-in for the extension, which shuts each stream that the module
-    makes.
+    """Yield a stand-in for the extension, which shuts each stream that
+    cumem.transfers.managed makes.
     """
     from cumem.transfers import managed as module
 

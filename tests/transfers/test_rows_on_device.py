@@ -280,7 +280,7 @@ class TestOrder:
         before = len(cumem.live())
         cumem.copy_rows(memory, memory, src_rows=rows)
         cumem.copy_rows_async(memory, memory, src_rows=rows).wait()
-        session.testing.poll()  # The first of the two passes may not be known to be done.
+        session.testing.poll()  # cumem may not know yet that the first pass is done
         assert len(cumem.live()) == before
         assert (values.get(memory) == data[ORDER][ORDER]).all()
 

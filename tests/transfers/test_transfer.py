@@ -234,7 +234,7 @@ def test_failure_nobody_read_goes_to_the_unraisable_hook(emulated, monkeypatch) 
         session.testing.poll()
     session.testing.plan_fault(None, 0)
     # A target remembers the transfers into it. As long as the target lives, its numpy()
-    # could still raise the error.
+    # could still raise the error, so the hook gets the error only after the target is gone.
     del target
     # The worker lets go of the transfer a moment later.
     session.wait_until(lambda: session.testing.poll() or seen)
