@@ -306,7 +306,7 @@ def call(
                 for kind, limit in LIMITS.items():
                     _core._limit(kind, 0, limit)
                 with contextlib.suppress(Exception):
-                    _core._release_stream(*args)  # a held stream never works
+                    _core._release_stream(*args)  # work on a held stream never ends
     return tried, good
 
 

@@ -212,8 +212,8 @@ class TestNumbers:
         assert (values.get(cumem.take_rows(src, rows)) == data[ORDER[::step]]).all()
 
     def test_numbers_of_a_long_list_are_read(self, emulated) -> None:
-        """The list is too long to be checked in one block, or to be read with the
-        GIL held.
+        """The list is so long that its numbers are checked in several blocks, without the
+        GIL.
         """
         data, src = table(shape=(9_000, 4))
         dst = cumem.zeros((9_000, 4), "u1")
