@@ -191,7 +191,7 @@ def load_benchmark() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # The module's dataclasses look it up there.
+    # The dataclasses of the module look for the module there.
     sys.modules["pools"] = module
     try:
         spec.loader.exec_module(module)

@@ -263,7 +263,7 @@ def test_what_the_cpu_reads_is_waited_for(emulated, kind, door) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("door", [lambda b: delete(taken(b)), borrowed])
 def test_current_stream_comes_after_work_of_others(cuda, door) -> None:
-    """Only the device waits; the call returns while that work goes on."""
+    """Only the device waits for that work. The call returns while the work goes on."""
     late, buffer = cumem.empty(1 << 30, "u1"), cumem.zeros(64, "u1")
     other, current = cumem.Stream(), cumem.Stream()
     waits = session.testing.fault_count

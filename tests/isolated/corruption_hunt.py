@@ -10,8 +10,8 @@ users take memory of the same size and write it. Then the copy runs. If one of t
 users was given the same bytes, either the copy's result is wrong or that user's bytes are.
 
 Each pattern is played with the allocator of another library, called the peer, and then with
-cumem in the peer's place. With the peer it is expected to corrupt data. A round counts if
-the copy was still waiting when the next users had written. If only an address is handed
+cumem in the peer's place. With the peer, data is expected to be corrupted. A round counts
+if the copy was still waiting when the next users had written. If only an address is handed
 out, cumem learns of the copy only from `record_stream`. Such a pattern is played with that
 call and without it, and the second case is called "documented".
 
@@ -713,7 +713,7 @@ def play_rounds(
         if not outcome.late:
             work.delay_count = min(MOST_DELAY, 2 * work.delay_count)
             if case.rounds >= 20 and case.late_rounds == 0:
-                break  # the library itself waits in the call, so it is never late
+                break  # the library waits in the call, so no copy is late
         case.late_rounds += outcome.late
         case.reused_rounds += outcome.reused and outcome.late
         case.corrupted_rounds += outcome.corrupted

@@ -122,7 +122,9 @@ def box_of(memory: Any, kind: str, content: np.ndarray) -> Box:
 
 
 def drop_numbers(rows: dict[str, Any]) -> None:
-    """Overwrite numbers of the host, which the call has copied, and drop all of them."""
+    """Overwrite numbers on the host, since the call has copied them, and drop all
+    numbers.
+    """
     for numbers in rows.values():
         if isinstance(numbers, np.ndarray):
             numbers[...] = 0

@@ -135,7 +135,7 @@ class Worker(threading.Thread):
         kept = weakref.ref(ends[0])
         outcome = self.copy(ends, stream, where)
         while outcome == "dropped" and kinds[0] == "numpy" and kept() is not None:
-            testing.poll()  # the copy writes the array until it drops its reference
+            testing.poll()  # the copy may still write the array that it holds
         self.counts[outcome] += 1
         self.nbytes += nbytes
         expected = before.copy()

@@ -198,7 +198,7 @@ def test_whatever_sees_the_memory_is_copied_as_pinned_memory_is(
     ],
 )
 def test_copies_of_ordinary_memory_are_pinned_in_the_block(runtime, make) -> None:
-    """The copies are NumPy arrays, which are pinned in the block.
+    """The copies are NumPy arrays, which are pinned if they are made in the `with` block.
 
     A copy of pinned memory needs no staging.
     """
@@ -233,7 +233,7 @@ def test_a_copy_for_dlpack_is_pinned_in_the_block(runtime) -> None:
 @pytest.mark.gpu
 def test_torch_sees_them_as_pinned(cuda) -> None:
     torch = pytest.importorskip("torch")
-    torch.cuda.init()  # Before that, is_pinned() is false for all memory.
+    torch.cuda.init()  # is_pinned() is false before this call.
     with cumem.numpy_pinned():
         array = np.arange(1 << 20, dtype="f4")
     assert torch.from_numpy(array).is_pinned()

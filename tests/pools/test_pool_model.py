@@ -103,7 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
         item.value = self.next_value
         assert item.buffer is not None
         if item.pool != 0:
-            # Before the host writes pinned memory, it waits for all work that its
+            # Before the host writes pinned memory, it waits for all work that the buffer's
             # stream was made to wait for. test_fill_gates.py tests that wait; here the
             # gates are opened.
             self.open_gates()

@@ -29,7 +29,7 @@ import cumem
 pytestmark = pytest.mark.any_python
 
 MIB = 1 << 20
-#: Rounds of work at the moment of sleep.
+#: The number of rounds of work that each of the first tests queues.
 ROUNDS = 500
 
 
@@ -104,7 +104,7 @@ def test_work_on_three_streams_at_the_moment_of_sleep_is_not_lost(runtime) -> No
 
 @pytest.mark.gpu
 def test_work_of_pytorch_on_three_streams_is_not_lost(torch_on_gpu) -> None:
-    """The tensors are those of PyTorch over buffers, and its streams are unknown to us."""
+    """The tensors are PyTorch's over buffers, and PyTorch's streams are unknown to us."""
     torch = torch_on_gpu
     region = cumem.Region("work")
     buffers = [cumem.zeros(MIB, "i8", "device", pool=region.pool) for _ in range(3)]
@@ -138,7 +138,7 @@ def test_graph_of_pytorchs_replays_the_same_bits_after_each_waking(
         )
     weights.copy_(torch.from_numpy(np.random.default_rng(1).random((256, 256), "f4")))
     x.copy_(torch.linspace(-1, 1, 256 * 256, device="cuda").reshape(256, 256))
-    torch.matmul(x, weights)  # cuBLAS makes its workspace outside of it
+    torch.matmul(x, weights)  # cuBLAS makes its workspace outside the region
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):

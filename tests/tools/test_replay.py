@@ -371,9 +371,8 @@ def test_emulated_device_has_room_for_late_blocks() -> None:
     for late, peak in ((None, size), ("60", count * size)):
         room = dict(replay.environment(trace, late))["CUMEM_EMULATED_MEMORY"]
         assert int(room) == 16 * peak
-    most = make_trace(
-        "most", [1], [0], [1 << 44], [0]
-    )  # 16 times as much would not fit
+    # 16 times this size would not fit.
+    most = make_trace("most", [1], [0], [1 << 44], [0])
     room = dict(replay.environment(most))["CUMEM_EMULATED_MEMORY"]
     assert int(room) == replay.MOST_EMULATED
 

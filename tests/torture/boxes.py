@@ -2,7 +2,7 @@
 """Memory of every kind with the contents that it must have, and how it is read.
 
 A `Box` has some memory, and an array of the bytes that must be in it. `Raw` reads the
-memory at its address, so that cumem's copies are not checked by other copies.
+memory at its address, so that cumem's copies are not checked by other copies of cumem's.
 """
 
 from __future__ import annotations

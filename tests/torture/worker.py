@@ -255,7 +255,8 @@ class Worker(threading.Thread):
 
         If nobody kept its handle, a copy can fail without an error in this thread: only the
         unraisable hook hears of it, maybe later. An array does not know its transfers, and
-        a copy from the target runs after the failed one without asking how that ended.
+        a copy from the target runs after the failed one without asking how the failed one
+        ended.
 
         The failed copy may have written a part, so each byte must be either the old or the
         new one. Any other byte is wrong, whether or not the hook was called. The copy is

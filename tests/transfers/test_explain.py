@@ -201,7 +201,7 @@ def test_explain_counts_the_threads_that_copy_between_hosts(what, blocking):
     dst, src, expected = ends[what]
     with session.opened("emulated"), cumem.configure(threads=3):
         check(np.zeros(8, np.uint8), np.ones(8, np.uint8), blocking=blocking)
-        # These are the device's threads and one worker.
+        # Before the copy there are the device's threads and one worker.
         before = threads_of_this_process()
         said = check(dst, src, blocking=blocking)
         assert said.threads == expected

@@ -92,7 +92,7 @@ def test_tile_with_gaps_moves_row_by_row(emulated) -> None:
 def test_rows_of_a_tile_are_found_whatever_its_steps(emulated) -> None:
     buffer = cumem.zeros((4, 3, 4 * PAGE), "u1", "managed")
     for part, pages in (
-        # Each row covers two axes.
+        # The last two axes of this part have no gaps, so each row covers both.
         (buffer[:, 1:], 4 * 2 * 4),
         (buffer[::-1, ::2, :PAGE], 4 * 2),
         (buffer[1::2, :, PAGE : 2 * PAGE], 2 * 3),

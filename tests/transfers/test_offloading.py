@@ -983,7 +983,7 @@ def test_streams_are_made_once_and_anew_after_shutdown(emulated, torch, links) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("on_side_stream", [False, True])
 def test_device_of_a_gpu_holds_less(cuda, torch, on_side_stream: bool) -> None:
-    """The host runs far ahead of the device, and its lead alone would keep memory
+    """The host runs far ahead of the device. This lead alone would keep memory
     alive.
     """
     if not torch.cuda.is_available():

@@ -365,7 +365,9 @@ class TestOverlap:
 
     @pytest.mark.parametrize("shift", [0, 1])
     def test_layers_of_one_cache_are_compared(self, emulated, shift) -> None:
-        """Each layer is copied to itself, or to the other one, whose gaps it fills."""
+        """Each layer is copied to itself, or to the other layer, whose rows lie in its
+        gaps.
+        """
         cache = cumem.array(numbers(16 * 2 * 8).reshape(16, 2, 8), kind="device")
         expected = values.get(cache)
         layers = [cache[:, 0], cache[:, 1]]

@@ -71,7 +71,7 @@ def test_layers_of_ordinary_memory_share_slots(runtime, to) -> None:
 
 @pytest.mark.parametrize(("to", "source"), PLACES)
 def test_slice_by_numbers_is_copied(runtime, to, source) -> None:
-    """Numbers that rise by one are not looked up, on either side."""
+    """Numbers that rise by one name a slice, so they are not looked up one by one."""
     data = numbers(3000 * 40).reshape(3000, 40)
     expected = np.zeros((3000, 40), "u1")
     order = np.random.default_rng(0).permutation(3000)[:2000]

@@ -175,9 +175,9 @@ def test_targets_are_grouped_by_what_they_can_share(four) -> None:
 
     data, strided = np.zeros(100, "i4"), on(1, 200)[::2]
     all_four = strided, np.zeros(100, "i4"), on(1, 100), on(0, 100)
-    # Targets without gaps on both devices get the elements that the host packs once.
+    # Both devices have a target without gaps, so the host packs the elements once for all.
     assert grouped(data, *all_four) == {1: [1], 2: [0, 2, 3]}
-    # The strides differ.
+    # The strides of the targets differ, so they cannot share packed elements.
     assert grouped(data, on(0, 100), strided) == {0: [0], 1: [1]}
     # Each device reads pinned memory on its own.
     pinned = cumem.array(data, kind="pinned")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transfers that are cancelled, interrupted, awaited in tasks, or report progress.
 
-Most tests keep a transfer under way behind a stream whose gate is shut, which starts no
-work, and look at the ends and the handle afterwards. The last part is about callbacks
-of transfers.
+Most tests keep a transfer under way behind a stream whose gate is shut, and look at the
+ends and the handle afterwards. Such a stream starts no work. The last part is about
+callbacks of transfers.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_cancelled_transfer_is_not_in_the_way_of_its_ends(emulated) -> None:
     with waiting() as (transfer, target, _):
         middle = cumem.zeros(NBYTES, "u1", "managed")
         # The source is the array that the waiting transfer has as its target. An array does
-        # not know its transfers, so this copy does not wait for it.
+        # not know its transfers, so this copy does not wait for that transfer.
         second = cumem.copy_async(middle, target)
         second.wait()
         third = cumem.copy_async(middle, transfer_source(transfer, middle))
@@ -496,7 +496,7 @@ def test_interrupted_copy_that_has_begun_is_over_when_it_raises(
     else:
         stream = cumem.Stream()
     cumem.Device(0).synchronize()
-    # No work is before the copy, but the device does not reach it for a while.
+    # No work is queued before the copy, but the device does not reach the copy for a while.
     session.shut(stream)
 
     def stop(done: int, total: int) -> None:

@@ -156,7 +156,7 @@ def device_views(worker: Worker) -> None:
     box = worker.take(("mapped", "managed"))
     if box.kind == "managed" and box.nbytes > 0:
         where: Any = worker.rng.choice(("host", "cpu", box.device, None))
-        with contextlib.suppress(ValueError, TypeError):  # it may refuse the stream
+        with contextlib.suppress(ValueError, TypeError):  # the stream may be refused
             box.memory.prefetch_pages(where, stream=worker.rng.choice(worker.streams))
         repr(box.memory.prefetch_location)
         box.memory.advise(

@@ -41,7 +41,7 @@ def forks(worker: Worker) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code == -signal.SIGALRM and SANITIZED:
         # Before GCC 14 AddressSanitizer did not take its allocator's locks at a fork, so
-        # that the child may wait for one for ever.
+        # the child may wait for one of these locks for ever.
         worker.world.stuck_children += 1
     elif code != 0:
         raise WrongError(f"a forked child ended with {code}")

@@ -64,7 +64,8 @@ def copy_stopped(worker: Worker) -> None:
     try:
         cumem.copy(to(target.memory), of(source.memory), progress=stop)
     finally:
-        # However much was written, no more is written now, and nothing beside the target.
+        # However much of the target was written, no more is written now, and no byte beside
+        # the target has changed.
         found = worker.world.raw.read(target)
         to(before)[...] = to(found)
         worker.compare(found, before, f"{target!r} after a copy that was stopped")
