@@ -6,8 +6,9 @@
 #include <stdlib.h>
 
 /* Return the place that the hash of an address names. The hash is the upper bits of the
- * product of the address with 2^64 divided by the golden ratio. The lower bits would
- * not do, since addresses are multiples of powers of two. */
+ * product of the address with 2^64 divided by the golden ratio. The lower bits of the
+ * product would not do. Addresses are multiples of powers of two, so their lower bits
+ * are 0, and those of the product are then 0 as well. */
 static uint64_t
 home_of(const cm_address_map *map, uint64_t address)
 {
@@ -65,8 +66,9 @@ cm_address_map_put(cm_address_map *map, uint64_t address, void *value)
     if (has_room) {
         *search_locked(map, address) = (cm_address_entry){address, value};
         map->count++;
-        /* The lower bound comes first: until the upper bound is there, no address is
-         * within both. */
+        /* The lower bound is set first. Other threads read the bounds without the lock,
+         * and while the upper bound is still 0 they take every address to be
+         * outside. */
         if (map->high == 0 || address < map->low) {
             map->low = address;
         }
@@ -78,9 +80,10 @@ cm_address_map_put(cm_address_map *map, uint64_t address, void *value)
     return has_room;
 }
 
-/* Remove an entry. A search would end at the hole that this leaves, so each entry
- * behind it whose hash names the place of the hole, or one before, moves into the hole
- * and leaves a hole where it was. */
+/* Remove an entry. A search ends at the first free place, so the hole that this leaves
+ * would hide entries behind it. Each entry behind the hole whose hash names the place
+ * of the hole, or a place before it, therefore moves into the hole. The place that the
+ * entry had is then the hole. */
 static void
 remove_locked(cm_address_map *map, cm_address_entry *entry)
 {
@@ -101,8 +104,9 @@ remove_locked(cm_address_map *map, cm_address_entry *entry)
 void *
 cm_address_map_find(cm_address_map *map, uint64_t address, bool takes)
 {
-    /* Relaxed loads are enough. A thread that asks for an address in the map got it
-     * from the thread that put it there, which had set both bounds before. */
+    /* Relaxed loads are enough. A thread that asks for an address in the map got the
+     * address from the thread that put it there, and that thread had already set both
+     * bounds when it passed the address on. */
     if (address < atomic_load_explicit(&map->low, memory_order_relaxed)
         || address > atomic_load_explicit(&map->high, memory_order_relaxed)
         || address == 0) {

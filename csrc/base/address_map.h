@@ -34,8 +34,8 @@ typedef struct cm_address_map {
  * the value is not NULL. Returns false if there is no memory. */
 CM_NODISCARD bool cm_address_map_put(cm_address_map *map, uint64_t address,
                                      void *value);
-/* Return the value of `address`, or NULL if it is not in the map. With `takes` it is
- * removed from the map. */
+/* Return the value of `address`, or NULL if the address is not in the map. With `takes`
+ * the address is removed from the map. */
 void *cm_address_map_find(cm_address_map *map, uint64_t address, bool takes);
 /* Free the memory of the map, which is empty afterwards. The values are left alone. */
 void cm_address_map_fini(cm_address_map *map);

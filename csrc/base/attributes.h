@@ -8,8 +8,8 @@
 #define CM_PRINTF(format_index, first_index)                                           \
     __attribute__((format(printf, format_index, first_index)))
 #define CM_UNUSED __attribute__((unused))
-/* For a function that is rarely called: it is not inlined, so that it takes neither
- * registers nor stack of its caller while it does not run. */
+/* For a function that is rarely called. It is not inlined, so that its caller sets
+ * aside no registers and no stack for it. */
 #define CM_COLD __attribute__((cold, noinline))
 /* Always inlined, so that the compiler makes a copy of the code for each constant that
  * is passed. */

@@ -14,7 +14,8 @@ enum {
     CM_BACKOFF_PART = 128, /* the pause is the time that has passed, divided by this */
     CM_BACKOFF_LEAST_NS = 500,
     CM_BACKOFF_MOST_NS = 300 * 1000,
-    /* Shorter pauses are not slept, since timers are late. */
+    /* In shorter pauses the thread spins instead of sleeping, since a timer would wake
+     * it too late. */
     CM_BACKOFF_SLEEP_NS = 100 * 1000,
     /* For how long cm_nap_after() spins before it begins to sleep. */
     CM_BACKOFF_SPIN_NS = 50 * 1000,

@@ -490,9 +490,10 @@ choose_steps(void)
 }
 
 /* -- the floating point environment ------------------------------------------------------- */
-/* A thread may be set to flush subnormals to zero, and hands that on to threads that it
- * starts. Setting the mode takes longer than some conversions, so it is read first, and
- * set only if it is not the usual one. */
+/* A thread may be set to flush subnormals to zero, and hands this mode on to threads
+ * that it starts. Conversions need the usual mode. Setting the mode takes longer than
+ * some conversions, so the mode is read first, and set only if it is not the usual
+ * one. */
 
 #if defined(__x86_64__)
 enum { USUAL_MODE = 0x1f80, MODE_FLAGS = 0x3f };

@@ -44,10 +44,10 @@ cm_convert_is_on(const cm_convert *convert)
     return convert->from != CM_NUMBER_NONE || convert->cast != NULL;
 }
 
-/* True if the device's kernel can do this conversion as well. It converts to float32
- * from each type whose row in dtypes.h says DEVICE, and its results have the same bits
- * as those of cm_convert_run(). It swaps no bytes. It scales only integers, by finite
- * numbers, so that no NaN can arise. */
+/* True if the device's kernel can do this conversion as well. The kernel converts to
+ * float32 from each type whose row in dtypes.h says DEVICE, and its results have the
+ * same bits as those of cm_convert_run(). It swaps no bytes. It scales only integers,
+ * by finite numbers, so that no NaN can arise. */
 bool cm_convert_has_kernel(const cm_convert *convert);
 
 /* True if complex numbers are converted to a real type, for which only their real parts

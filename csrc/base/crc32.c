@@ -80,7 +80,8 @@ make_table(table *out)
     }
 }
 
-/* Divide `nbytes` more bytes, behind those whose remainder is `a`, bit by bit. */
+/* Divide bit by bit. `a` is the remainder of the bytes before `bytes`, and the result
+ * is the remainder of those and of the next `nbytes` together. */
 static uint32_t
 divide(uint32_t a, const unsigned char *bytes, size_t nbytes)
 {
@@ -136,8 +137,9 @@ load(const unsigned char *bytes)
 }
 
 /* Move a vector some bytes further on in the message, and add it to the vector that is
- * `there`. `powers` has the remainders by which its two halves are multiplied. The
- * product has the same remainder as the vector with those bytes behind it. */
+ * `there`. `powers` has the remainders by which the two halves of `a` are multiplied.
+ * The sum of the two products has the same remainder as `a` with that many zero bytes
+ * behind it. */
 FOLD_TARGET static inline __m128i
 fold(__m128i a, __m128i powers, __m128i there)
 {

@@ -15,12 +15,12 @@
  * If its row says DEVICE, add a branch to strided.ptx. The build fails if that file
  * does not name the dtype, but only a run on a GPU shows whether the branch is correct.
  * If NumPy lacks the dtype, add the rules of its casts to can_cast_meant() in
- * python/core/numpy_bridge.c. If ml_dtypes is not installed, its elements are shown
- * as integers of the same size, like those of bfloat16. If the dtype stands between
- * others in the order of safetensors files (`rank`, below), raise the ranks above it.
- * The pages safetensors.md and casting.md list dtypes by hand, and the docstring of
- * copy() in cumem/_core.pyi lists the numbers. Buffers may have many other dtypes, such
- * as times and records, which NumPy handles by itself. */
+ * python/core/numpy_bridge.c. If ml_dtypes is not installed, elements of the dtype are
+ * shown as integers of the same size, like those of bfloat16. If the dtype stands
+ * between others in the order of safetensors files (`rank`, below), raise the ranks
+ * above it. The pages safetensors.md and casting.md list dtypes by hand, and the
+ * docstring of copy() in cumem/_core.pyi lists the numbers. Buffers may have many other
+ * dtypes, such as times and records, which NumPy handles by itself. */
 #pragma once
 
 #include <stdbool.h>

@@ -180,14 +180,15 @@ read_line(const char *text, map_line *line)
 
 /* -- the maps of one file --------------------------------------------------------------- */
 
-/* Map a page of the file, to find out which device and inode the list has for it (its
- * name, below). Returns NULL if that fails. */
+/* Map a page of the file, to find out which device and inode the list has for the file.
+ * The functions below call these two the file's name. Returns NULL if that fails. */
 static void *
 map_again(int fd)
 {
     char path[64];
     (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    /* A mapping needs the right to read. */
+    /* The descriptor may be open for writing only, but a mapping needs the right to
+     * read. */
     int own = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (own < 0) {
         return NULL;

@@ -6,7 +6,8 @@
  * or registered memory, and through any name or descriptor of the file. The kernel's
  * list of mappings, /proc/self/maps, names the device and inode behind each. On overlay
  * file systems these are not the numbers that stat() gives. So the file is mapped once
- * more, and the list is searched for the numbers that it has beside that mapping.
+ * more. The list then has the file's own numbers in the line of this mapping, and is
+ * searched for other lines with the same numbers.
  *
  * Example: before a file is written from memory, cm_file_maps_read() lists its mappings
  * that lie in the memory, and cm_file_maps_show() tells whether the memory shows bytes

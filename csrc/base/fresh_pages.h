@@ -17,8 +17,8 @@
 /* True if the range is long enough for huge pages and, as far as a look at a few pages
  * tells, most of its pages are not there yet. */
 bool cm_pages_are_fresh(const void *p, uint64_t nbytes);
-/* Ask for huge pages in a range that is about to be written, wherever whole ones lie in
- * it. A refusal changes nothing. */
+/* Ask for huge pages in a range that is about to be written, wherever a whole huge page
+ * fits into it. A refusal changes nothing. */
 void cm_pages_ask_huge(void *p, uint64_t nbytes);
 /* Bring in the pages of memory that is about to be read, or written (`writes`), and
  * that may belong to a mapped file. If a page is no longer in the file, or cannot be
@@ -58,9 +58,9 @@ typedef struct cm_populate {
 } cm_populate;
 
 /* Let the pages come from `node` as far as the kernel allows it, and let helper threads
- * run on its CPUs. `cpus` keeps these until the pages are populated. Tests pass their
- * own `root`. They pass false for `can_bind` to act as a kernel that refuses to bind
- * memory. */
+ * run on its CPUs. This writes the set of these CPUs to `cpus`, which the caller keeps
+ * until the pages are populated. Tests pass their own `root`. They pass false for
+ * `can_bind` to act as a kernel that refuses to bind memory. */
 void cm_populate_on_node(cm_populate *populate, const char *root, int node,
                          bool can_bind, cm_cpus *cpus);
 

@@ -215,8 +215,8 @@ find_kib(const char *text, const char *key)
     return nbytes;
 }
 
-/* Take into account how many of the process's addresses RLIMIT_AS (ulimit -v)
- * leaves. */
+/* Take into account how many more bytes of addresses RLIMIT_AS (ulimit -v) lets the
+ * process map. */
 static void
 apply_address_limit(const char *root, cm_host_memory *out)
 {

@@ -31,7 +31,7 @@ CM_NODISCARD bool cm_control_groups_set(const char *folders, uint64_t cpu_count)
 typedef struct cm_host_memory {
     /* What the process may use, which is the smaller of the next two. */
     uint64_t limit_nbytes;
-    /* The smallest limit of the process's groups and those above. */
+    /* The smallest limit of the process's groups and of the groups above these. */
     uint64_t cgroup_nbytes;
     uint64_t total_nbytes; /* the memory of the machine */
     /* How much the process can get now. This is the least of three numbers: the memory

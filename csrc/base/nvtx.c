@@ -167,8 +167,9 @@ cm_nvtx_attach(const char *path, char *reason, size_t capacity)
     }
     return true;
 fail:
-    /* Keep nothing of the tool, so that the next call may ask it again, or ask another
-     * one. A tool that refuses expects to be unloaded, as NVIDIA's own client does. */
+    /* Keep nothing of the tool, so that the next call may ask this tool again, or
+     * another one. A tool that refuses expects to be unloaded, because NVIDIA's own
+     * client unloads it. */
     if (library != NULL) {
         (void)dlclose(library);
     }

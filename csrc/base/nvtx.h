@@ -19,9 +19,10 @@ extern _Atomic(const cm_nvtx_tool *) cm_nvtx_tool_now; /* NULL if nobody listens
 
 /* Load the library `path` as the tool to which ranges are reported. Returns false, with
  * a text in `reason`, if the library cannot be loaded, lacks the entry point of a tool,
- * or refuses. The library is then unloaded, and a later call tries again. If a tool is
- * already attached, or another thread is attaching one, the call does nothing and
- * returns true. Blocks while the tool starts, so the caller must not hold the GIL. */
+ * or refuses. In each of these cases the library is unloaded, and a later call tries
+ * again. If a tool is already attached, or another thread is attaching one, the call
+ * does nothing and returns true. Blocks while the tool starts, so the caller must not
+ * hold the GIL. */
 bool cm_nvtx_attach(const char *path, char *reason, size_t capacity);
 
 /* Begin a range, as CM_NVTX() says. A tool must be attached. Returns the tool for
@@ -35,7 +36,7 @@ void cm_nvtx_pop(const cm_nvtx_tool *const *tool);
 #define CM_NVTX_IS_ON() (atomic_load(&cm_nvtx_tool_now) != NULL)
 
 /* Show a range from here to the end of the enclosing block, such as "copy 64 MiB". If
- * `nbytes` is 0 it has no size. */
+ * `nbytes` is 0, the text names no size. */
 #define CM_NVTX(what, nbytes)                                                          \
     __attribute__((cleanup(cm_nvtx_pop))) const cm_nvtx_tool *const range_ =           \
         atomic_load(&cm_nvtx_tool_now) ? cm_nvtx_push(what, nbytes) : NULL

@@ -6,13 +6,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* At most CM_PAGES_LOOKED_AT pages are looked at. In a larger range that many pages are
- * chosen, in runs of CM_PAGES_IN_A_RUN neighbours. */
+/* At most CM_PAGES_LOOKED_AT pages are looked at. If a range has more pages than this,
+ * a sample of CM_PAGES_LOOKED_AT pages is chosen, in runs of CM_PAGES_IN_A_RUN
+ * neighbours. */
 enum { CM_PAGES_LOOKED_AT = 1 << 16, CM_PAGES_IN_A_RUN = 256 };
 
-/* Compute how many bytes of the range lie on pages that are present, from the share of
- * present pages among those that were looked at. *sampled says whether these were only
- * some of all pages. Returns false if the kernel does not tell. This reads files, so it
- * may take milliseconds. */
+/* Find how many bytes of the range lie on pages that are present. If only a sample of
+ * the pages was looked at, *sampled is true, and the result is computed from the share
+ * of present pages in the sample. Returns false if the kernel does not tell. This reads
+ * files, so it may take milliseconds. */
 bool cm_page_table_count(uint64_t address, uint64_t nbytes, uint64_t *out,
                          bool *sampled);

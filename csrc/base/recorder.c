@@ -145,8 +145,9 @@ cm_recorder_count(void)
     return count;
 }
 
-/* Copies the last rows first, a few at a time. So threads that note events wait for no
- * more than those few, and the rows that they overwrite meanwhile are the oldest. */
+/* Copies the newest rows first, and takes the lock for a few rows at a time. So a
+ * thread that notes an event waits only until those few are copied. Such threads may
+ * overwrite rows that are not copied yet, and these are the oldest ones. */
 uint64_t
 cm_recorder_read(uint64_t begin, uint64_t end, char *out)
 {

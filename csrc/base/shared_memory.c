@@ -22,13 +22,14 @@
 
 enum { PATH_NBYTES = 320, LINK_NBYTES = 80, LOCK_GATE = 0, LOCK_USERS = 1 };
 
-/* The content of a note. It is valid only while the memory has users: a process that
- * was killed while it wrote the note has not locked the users yet. */
+/* The content of a note. It is valid only while the memory has users. A process locks
+ * the users only after it has written the note, so a note that was left half written,
+ * by a process that was killed, has no users. */
 typedef struct note {
     cm_shared_token token;
     uint64_t nbytes;
     int32_t pid; /* a user of the memory, unless it has ended since */
-    int32_t fd;  /* the number that the memfd has there */
+    int32_t fd;  /* the number that the memfd has in that process */
     char form[CM_SHARED_FORM_NBYTES];
 } note;
 
@@ -83,10 +84,11 @@ has_users(int fd)
     return lock_byte(fd, F_OFD_GETLK, F_WRLCK, LOCK_USERS, &is_free) == 0 && !is_free;
 }
 
-/* The descriptors of all gates of this process, each with 1 added to it. A child that
- * is forked while a thread is in a gate closes them, or else the gate would stay shut
- * as long as the child lives, even if its parent was killed. If there are more gates
- * than places, those that found no place do without. */
+/* The descriptors of all gates of this process, each plus 1, since 0 marks a free
+ * place. A child that is forked while a thread is in a gate closes them, or else the
+ * gate would stay shut as long as the child lives, even if its parent was killed. If
+ * there are more gates than places, a child does not close those that found no
+ * place. */
 enum { GATE_COUNT = 64 };
 static atomic_int gates[GATE_COUNT];
 static pthread_once_t gates_once = PTHREAD_ONCE_INIT;
@@ -130,7 +132,8 @@ leave_gate(int fd)
             break;
         }
     }
-    /* A child may have the open file as well, so closing it would not be enough. */
+    /* A forked child may have the open file as well, and closing it here alone would
+     * then not release the lock. */
     (void)lock_byte(fd, F_OFD_SETLK, F_UNLCK, LOCK_GATE, NULL);
     (void)close(fd);
 }
@@ -147,8 +150,9 @@ note_gate(int fd)
     }
 }
 
-/* Open the note and take its gate. The note may have been unlinked by its last user
- * while this waited; then the next one is opened.
+/* Open the note and take its gate. The last user of the memory may have unlinked the
+ * note while this function waited. Then the function opens the note that is at the path
+ * now.
  * Fails: CM_ESYSTEM; CM_ECANCELLED. */
 static cm_status
 take_gate(const char *path, bool creates, int *out)
@@ -173,8 +177,8 @@ take_gate(const char *path, bool creates, int *out)
     }
 }
 
-/* Unlink the note if nobody has the memory. Whoever is in the gate looks after the note
- * itself, so this does not wait for it. */
+/* Unlink the note if nobody has the memory. A process that is in the gate looks after
+ * the note itself, so this function does not wait for the gate. */
 static void
 forget_note(const char *path)
 {
@@ -193,8 +197,9 @@ forget_note(const char *path)
 /* -- the folder of the notes --------------------------------------------------------- */
 
 /* Find the path of a note, and make its folder. All processes of a user must choose the
- * same folder, so no variable decides about it. Anybody may make a folder there, so one
- * that belongs to somebody else, or that others may write to, is refused. */
+ * same folder, so no environment variable decides where it is. Anybody may make a
+ * folder in the same place, so one that belongs to somebody else, or that others may
+ * write to, is refused. */
 static cm_status
 find_path(const char *name, char path[PATH_NBYTES])
 {
@@ -237,9 +242,9 @@ has_link(const char *place, const char *wanted)
 }
 
 /* Open descriptor `number` of process `pid` if it is the memfd. Returns a descriptor,
- * or -1. The link is read first, since opening another file, such as a pipe or a
- * terminal, could have effects; and once more afterwards, since the process may have
- * closed the memfd in between. */
+ * or -1. The link is read before the descriptor is opened, since opening another file,
+ * such as a pipe or a terminal, could have effects. It is read again afterwards, since
+ * the process may have closed the memfd in between. */
 static int
 open_of(long pid, long number, const char *wanted)
 {
@@ -426,7 +431,8 @@ write_note(int fd, const cm_shared_memory *self)
     return is_written ? cm_ok() : system_failure();
 }
 
-/* With the gate: find or make the memory, and become one of its users. */
+/* Find or make the memory, and become one of its users. The caller has taken the
+ * gate. */
 static cm_status
 enter(cm_shared_memory *self, const cm_shared_request *request, int gate,
       char found_form[CM_SHARED_FORM_NBYTES])
@@ -482,7 +488,8 @@ cm_shared_open(const cm_shared_request *request, char found_form[CM_SHARED_FORM_
 {
     uint64_t mapped_nbytes;
     if (request->name[0] == '\0' || strchr(request->name, '/') != NULL) {
-        return cm_fail(CM_EINVALID, 0); /* a pickle may have any name */
+        return cm_fail(CM_EINVALID, 0); /* the name may come from a pickle, which can
+                                           hold any text */
     }
     if (!cm_round_up_u64(request->nbytes + (request->nbytes == 0), cm_page_nbytes(),
                          &mapped_nbytes)

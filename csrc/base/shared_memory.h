@@ -18,9 +18,9 @@
  *
  *   - Byte 0, the gate, is locked for writing by whoever opens or ends the memory.
  *     While a process makes and populates it, others wait here.
- *   - Byte 1, the users, is locked for reading by each user. A lock for writing would
- *     be possible only if there were none left, which is how the next process finds
- *     out.
+ *   - Byte 1, the users, is locked for reading by each user. The next process asks
+ *     whether it could lock this byte for writing, which is possible only if no user is
+ *     left. So it finds out whether there are users.
  *
  * Example: A opens "kv", which nobody has. It takes the gate, makes the memfd,
  * populates it, writes the note, locks the users and leaves the gate. B takes the gate,
@@ -33,7 +33,7 @@
  * -----
  * The name of a memfd is no more than a text, which /proc shows. It contains a random
  * token, so that a descriptor that was closed and given to another file, or a process
- * number that was used again, is not taken for it.
+ * number that was used again, is not taken for the memfd.
  *
  * A forked child inherits the mapping, and the lock of the users with it. So it counts
  * as a user as long as it keeps its descriptors. It closes a gate that another thread
@@ -65,7 +65,8 @@ typedef struct cm_shared_request {
     uint64_t nbytes;
     /* What the bytes are, as a text that must be the same for all users. Borrowed. */
     const char *form;
-    /* The node whose memory whoever makes it must take, or CM_NUMA_NO_NODE. */
+    /* If this call makes the memory, the memory must come from this node.
+     * CM_NUMA_NO_NODE means any node. */
     int numa_node;
     /* Open this memory and no other, or else fail. NULL to make it if nobody has it. */
     const cm_shared_token *token;
@@ -77,10 +78,10 @@ typedef struct cm_shared_request {
  * Fails:  CM_ESHAPE if the name is in use with another form or size; CM_ECLOSED if the
  *         memory of the token is gone; CM_EBUSY if it has users, but none from which
  *         this process may take it; CM_EHOSTMEMORY with the bytes that can be had;
- *         CM_ENOMEM; CM_EINVALID if the name or the node cannot be; CM_ENUMA if the
- *         memory came from another node; CM_ECANCELLED if a signal came while it
- *         waited; CM_ESYSTEM with the errno, which is EPERM if the folder of the notes
- *         belongs to another user. */
+ *         CM_ENOMEM; CM_EINVALID if the name is not valid, or there is no such node;
+ *         CM_ENUMA if the memory came from another node; CM_ECANCELLED if a signal came
+ *         while it waited; CM_ESYSTEM with the errno, which is EPERM if the folder of
+ *         the notes belongs to another user. */
 CM_NODISCARD cm_status cm_shared_open(const cm_shared_request *request,
                                       char found_form[CM_SHARED_FORM_NBYTES],
                                       cm_shared_memory **out);

@@ -63,7 +63,7 @@ enum { CM_TRANSPOSE_ROWS = 16, CM_TRANSPOSE_ROW_NBYTES = 64 };
 /* Turn columns into rows. At `src` are 16 packed rows of 64 bytes each. Each of their
  * columns becomes a row of 16 packed elements: the first one at `dst`, and each next
  * one `stride` bytes further. Returns false, and does nothing, if there is no code for
- * elements of `itemsize` bytes. The two must not overlap. */
+ * elements of `itemsize` bytes. Source and target must not overlap. */
 bool cm_transpose(void *dst, int64_t stride, const void *src, size_t itemsize);
 
 /* Flush a range out of the processor's caches, so that a benchmark can then measure the
