@@ -409,16 +409,16 @@ kernel_launch(cm_runtime *rt, uint64_t function, uint32_t block_count,
               uint32_t threads_per_block, const void *params,
               uint64_t params_nbytes CM_UNUSED, uint64_t stream)
 {
-    /* The struct is the only parameter. CUDA takes its size from the kernel, and only
-     * reads it. */
+    /* The struct is the only parameter. CUDA knows the size of the struct from the
+     * kernel, and only reads the struct. */
     void *arguments[1] = {pointer(integer(params))};
     return DRIVER(cuLaunchKernel, pointer(function), block_count, 1, 1,
                   threads_per_block, 1, 1, 0, pointer(stream), arguments, NULL);
 }
 
 /* Handle the result of a query. "Not ready" is an answer and not a failure, but CUDA
- * remembers it as one. So this clears it, since otherwise a later cudaGetLastError() of
- * this thread would report it. */
+ * remembers it as a failure. So this function clears it, since otherwise a later
+ * cudaGetLastError() of this thread would report it. */
 static int32_t
 answer_query(cudaError_t error, bool *done)
 {
@@ -471,8 +471,8 @@ count_devices(const cm_runtime *rt, int *out)
     FIND(int, DRIVER(cuDevicePrimaryCtxGetState, device, &(unsigned){0}, &found))
 #define DO_context_record_event context_record_event(rt, event)
 #define DO_device_describe device_describe(device, out)
-/* The runtime has the same numbers, but does not list all of the driver's. A device
- * index of the runtime is the driver's CUdevice. */
+/* The attributes of the runtime have the same numbers, but the runtime does not list
+ * all of the driver's. A device index of the runtime is the driver's CUdevice. */
 #define DO_device_attribute                                                            \
     DRIVER(cuDeviceGetAttribute, out, (CUdevice_attribute)attribute, device)
 #define DO_device_synchronize cudaDeviceSynchronize()
@@ -556,8 +556,8 @@ count_devices(const cm_runtime *rt, int *out)
     cudaEventElapsedTime(milliseconds, pointer(start), pointer(end))
 
 /* Make a status of a failure. CUDA keeps the last error of each thread until somebody
- * asks for it. So this clears it, or a failure that we report would turn up again in
- * the next cudaGetLastError() of other code. */
+ * asks for it. So this function clears the error. Otherwise a failure that we report
+ * would turn up again in the next cudaGetLastError() of other code. */
 static cm_status
 failed(int32_t code, cm_op op, uint64_t arg)
 {

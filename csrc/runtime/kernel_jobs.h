@@ -36,8 +36,8 @@ typedef struct cm_strided_job {
     uint32_t itemsize; /* 1, 2, 4, 8 or 16 bytes; both ends are aligned to it */
     /* If this is CM_NUMBER_NONE, the elements are copied as they are. Otherwise each
      * element of the source is a number of this type, of `itemsize` bytes, and becomes
-     * a float32. If `scales` is not 0, that is then multiplied by `scale`, and `offset`
-     * is added. cm_convert_has_kernel() is true for the conversion. */
+     * a float32. If `scales` is not 0, the float32 is then multiplied by `scale`, and
+     * `offset` is added. cm_convert_has_kernel() is true for the conversion. */
     uint32_t from;
     uint32_t scales;
     uint64_t shape[CM_STRIDED_MAX_NDIM];

@@ -36,7 +36,8 @@
     X(context_get, cuCtxGetCurrent, 12000, (NOTHING, 0), (uint64_t *out), (out))         \
     X(context_set, cuCtxSetCurrent, 12000, (CONTEXT, context),                           \
       (uint64_t context), (context))                                                     \
-    /* Get the device of that context, or -1 if there is none. Creates no context. */   \
+    /* Get the device of the calling thread's context, or -1 if it has none. Creates no  \
+     * context. */                                                                       \
     X(context_device, cuCtxGetDevice, 12000, (NOTHING, 0), (int *out), (out))            \
     /* Find out if a device has a primary context, whoever made it. Creates none. */     \
     X(context_is_active, cuDevicePrimaryCtxGetState, 12000, (DEVICE, device),            \
@@ -84,7 +85,7 @@
       (cm_address address, uint64_t nbytes, int location, uint64_t stream),              \
       (address, nbytes, location, stream))                                               \
     /* Queue several prefetches, which may be done in any order. The legacy default      \
-     * stream is refused. Without it, each is a prefetch_async. */                       \
+     * stream is refused. Without this call, each prefetch is a prefetch_async. */       \
     X(prefetch_batch_async, cuMemPrefetchBatchAsync, 13000, (ELEMENTS, count),           \
       (const cm_address *addresses, const uint64_t *nbytes, uint64_t count,              \
        int location, uint64_t stream),                                                   \
@@ -106,8 +107,8 @@
       (cm_address address, uint64_t nbytes, int attribute, int *out, int count),         \
       (address, nbytes, attribute, out, count))                                          \
     /* -- device memory that is mapped on demand: a range of addresses, physical         \
-     * memory, and mappings of the one in the other. None of these needs a current       \
-     * device. Addresses and sizes are multiples of the granularity; `flags` are         \
+     * memory, and mappings of such memory at such addresses. None of these needs a      \
+     * current device. Addresses and sizes are multiples of the granularity; `flags` are \
      * CM_PHYSICAL_…. */                                                                 \
     X(physical_granularity, cuMemGetAllocationGranularity, 12000, (DEVICE, device),      \
       (int device, unsigned flags, uint64_t *out), (device, flags, out))                 \

@@ -30,7 +30,8 @@ const cm_op_fact cm_op_facts[CM_OP_COUNT] = {
 /* Linux itself wipes such a page in the child (MADV_WIPEONFORK), however the process
  * forks. Sandboxes such as gVisor refuse that advice. There a handler of
  * pthread_atfork() writes zero to the page in the child. The handler does not run in
- * children that were made by the bare system call. */
+ * children that were made by the bare system call, so in a sandbox such a child does
+ * not learn that it was forked. */
 enum { PAGES_BY_HAND = 64 };
 
 static struct {
@@ -197,11 +198,12 @@ cm_runtime_wake(cm_runtime *rt)
 {
     rt = innermost(rt);
     if (rt->is_host_only) {
-        /* This only refuses, so other threads need not wait for it. */
+        /* The `wake` of such a runtime does nothing but refuse, so it may run in
+         * several threads at a time. */
         return rt->wake(rt);
     }
     /* Bind first. A child that is forked while another thread holds the lock then finds
-     * itself forked, and never waits for the lock. */
+     * out that it is forked, and never waits for the lock. */
     cm_runtime_bind(rt);
     cm_status status = cm_ok();
     cm_mutex_lock(&rt->waking);
@@ -399,8 +401,8 @@ put_back(cm_runtime *rt, uint64_t context)
     (void)CM_TRY_TWICE(cm_rt_context_set(rt, context));
 }
 
-/* Enter a device whose primary context is not known. Only cudaSetDevice() can find it,
- * the first time and after a device reset. */
+/* Enter a device whose primary context is not known. Only cudaSetDevice() can find the
+ * context, the first time and after a device reset. */
 static cm_status
 enter_by_device(cm_runtime *rt, int device, cm_device_guard *guard)
 {

@@ -89,7 +89,8 @@ enum {
     CM_MEMORY_SHARED = 2,      /* both host and devices can use it */
     CM_MEMORY_MIGRATES = 4,    /* its pages move to where they are used */
     CM_MEMORY_ON_DEVICE = 8,   /* the host may not touch it */
-    /* Only streams use it, so it needs no protection besides their order. */
+    /* Only work on streams uses it, so the order of that work is all the protection
+     * that it needs. */
     CM_MEMORY_ORDERED = 16,
 };
 
@@ -245,7 +246,7 @@ enum { CM_MAX_DEVICES = 64 };
  * A runtime opens asleep. It then knows the version of its driver and how many devices
  * there are, which is enough for many calls. Nothing has been done in the process that
  * a forked child could not do for itself. So a child goes on with a sleeping runtime as
- * if it had opened it itself. A runtime leaves this state in two steps:
+ * if the child had opened it itself. A runtime leaves this state in two steps:
  *
  *   - bound: something in this process depends on the runtime, such as threads that
  *     copy. A child must not use it, and cm_runtime_is_forked() is true there. No
@@ -290,7 +291,7 @@ struct cm_runtime {
     void *(*host_alias)(const cm_runtime *rt, cm_address address, uint64_t nbytes);
     /* The primary context of each device; 0 if it is not known. */
     _Atomic uint64_t primary[CM_MAX_DEVICES];
-    _Atomic uint64_t context_count; /* changes of `primary` */
+    _Atomic uint64_t context_count; /* how often `primary` has changed */
     cm_mutex capturable_lock;
     /* All kept streams that other code may begin to capture. Only stream.c uses this
      * list. It is all zero until there is such a stream. */
@@ -428,8 +429,8 @@ uint64_t cm_devices_in_use(cm_runtime *rt, bool by_anyone);
  * context. */
 bool cm_device_was_entered(const cm_runtime *rt, int device);
 
-/* Make `call` between enter and leave, and give its status, or that of entering if that
- * failed. */
+/* Make `call` between enter and leave, and give its status, or the status of the enter
+ * if the enter failed. */
 #define CM_ON_DEVICE(rt, device, call) CM_ENTERED(cm_device_enter, rt, device, call)
 #define CM_ON_ANY_DEVICE(rt, device, call)                                             \
     CM_ENTERED(cm_device_enter_any, rt, device, call)
@@ -464,8 +465,8 @@ void cm_alive_page_destroy(const volatile uint32_t *page);
 int cm_cuda_find_driver(void);
 
 /* Open the runtime over the CUDA driver. It opens asleep, with the `device_count` that
- * the caller expects the driver to report. If that is -1, the driver is started to find
- * out. Creates no context.
+ * the caller expects the driver to report. If `device_count` is -1, the driver is
+ * started to find out the number. Creates no context.
  * Fails: driver_version, device_count. CM_CUDA_INSUFFICIENT_DRIVER and
  * CM_CUDA_NO_DEVICE mean that there is no GPU here. Any other code means a broken
  * installation. */

@@ -6,10 +6,10 @@
  * While a capture is under way CUDA forbids such calls, depending on the mode of the
  * calling thread. In the thread-local mode a capture that this thread began forbids
  * them. In the global mode a capture that another thread began in the global mode
- * forbids them too. In the relaxed mode none does. A forbidden call fails and also
- * breaks the capture. Example: while PyTorch captures a graph on thread 1, a pool grows
- * on thread 2. With the usual (global) mode, cuMemCreate would fail and end PyTorch's
- * capture. In a scope (relaxed) it succeeds and the capture does not notice.
+ * forbids them too. In the relaxed mode no capture forbids them. A forbidden call fails
+ * and also breaks the capture. Example: while PyTorch captures a graph on thread 1, a
+ * pool grows on thread 2. With the usual (global) mode, cuMemCreate would fail and end
+ * PyTorch's capture. In a scope (relaxed) it succeeds and the capture does not notice.
  * Locks: none; a scope belongs to its thread. */
 #pragma once
 
@@ -31,9 +31,9 @@ CM_NODISCARD cm_status cm_scope_enter(cm_runtime *rt, int device, int mode,
                                       cm_scope *scope);
 void cm_scope_leave(cm_scope *scope);
 
-/* Make `call` in a scope, and give its status, or that of entering if that failed.
- * CM_IN_SCOPE() is for calls of our own, and CM_ASKING() for calls that the user asked
- * for. */
+/* Make `call` in a scope, and give its status, or the status of entering the scope if
+ * entering failed. CM_IN_SCOPE() is for calls of our own, and CM_ASKING() for calls
+ * that the user asked for. */
 #define CM_IN_SCOPE(rt, device, call) CM_IN_MODE(rt, device, CM_CAPTURE_RELAXED, call)
 #define CM_ASKING(rt, device, call)                                                    \
     CM_IN_MODE(rt, device, CM_CAPTURE_THREAD_LOCAL, call)
@@ -49,6 +49,7 @@ void cm_scope_leave(cm_scope *scope);
         cm_scope_status_;                                                              \
     })
 
-/* Return the outcome of a call that gives something back. If its code says that the
- * driver is gone, so is what it was to give back, and that counts as success. */
+/* Return the outcome of a call that gives something back. If the code says that the
+ * driver is gone, what the call was to give back is gone as well, and this counts as
+ * success. */
 cm_status cm_scope_accept_gone(cm_status status);

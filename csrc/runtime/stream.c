@@ -345,7 +345,8 @@ use_event(const cm_stream *stream, cm_stream *consumer, bool *done)
         status = consumer != NULL ? cm_stream_wait_event(consumer, event)
                                   : cm_rt_event_query(rt, event, done);
     }
-    /* The driver keeps the event until it has happened. */
+    /* The event may be destroyed at once, since the driver keeps it until it has
+     * happened. */
     return cm_first_failure(status, cm_rt_event_destroy(rt, event));
 }
 

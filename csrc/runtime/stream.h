@@ -180,6 +180,6 @@ cm_stream *cm_stream_hold(cm_stream *stream);
 /* Release the record. The last release destroys the handle if the record owns it. Work
  * that is queued on the stream still completes. */
 void cm_stream_release(cm_stream *stream);
-/* Release the record unless this would be the last release; then it does nothing and
- * returns false. Makes no runtime call. */
+/* Release the record unless this would be the last release. In that case this function
+ * does nothing and returns false. Makes no runtime call. */
 bool cm_stream_try_release(cm_stream *stream);

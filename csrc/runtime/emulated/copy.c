@@ -40,8 +40,8 @@ is_read_only(const cm_emulated_place *place)
 }
 
 /* Check one end of a copy, which must be inside one range or plain memory. With
- * `device` < 0 it may belong to any device. A queued copy holds registered memory, so
- * that unregistering waits for the copy, as the driver does. */
+ * `device` < 0 the memory may belong to any device. A queued copy holds registered
+ * memory, so that unregistering waits for the copy, as the driver does. */
 static int32_t
 check_end(const cm_emulated *emulated, cm_emulated_end *end, bool written, int device,
           cm_emulated_place *place)

@@ -59,8 +59,8 @@ typedef struct cm_emulated_config {
     X(queued)
 
 /* `queued` counts work that touches memory or calls back. Events and waits do not
- * count, since they may still be on a stream that was destroyed, as on a real
- * device. */
+ * count. They may still be on a stream that was destroyed, as on a real device, and
+ * that is not a leak. */
 typedef struct cm_emulated_counts {
 #define CM_COUNT_FIELD(name) uint64_t name;
     CM_EMULATED_COUNTS(CM_COUNT_FIELD)

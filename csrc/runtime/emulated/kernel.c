@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules and kernels of the emulated device. It searches PTX texts only for names, and
- * runs cumem's own kernels in C. */
+/* Modules and kernels of the emulated device. The emulated device searches PTX texts
+ * only for names, and runs cumem's own kernels in C. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -311,8 +311,9 @@ typedef struct numbers {
     uint64_t row_count;
 } numbers;
 
-/* The counters of a slot. The real kernel has the same three, so if its steps leave out
- * a slot, or come to one twice, the emulation does so too. */
+/* The counters of a slot. The real kernel has the same three counters, and advances
+ * them by the same steps. So if the steps leave out a slot, or come to one twice, the
+ * emulation does so too. */
 typedef struct slot {
     uint32_t part;
     uint64_t group;

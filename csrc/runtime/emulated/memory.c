@@ -34,8 +34,8 @@
  * bytes of its own. These are mapped a second time into the range's `alias`, so that
  * neighbours form one run of bytes. Each mapping is a range in the table `mapped` and
  * gets a new `serial`. Work notes the newest serial when it is queued (its stamp). If
- * it then finds a mapping with a later serial, it was meant for an earlier mapping at
- * the same place, and fails.
+ * the work then finds a mapping with a later serial, the work was meant for an earlier
+ * mapping at the same place, and fails.
  *
  * Example: chunk 1 is mapped at X (serial 5), a copy to X is queued (stamp 5) behind a
  * shut gate, chunk 1 is unmapped, and chunk 2 is mapped at X (serial 6). When the gate
