@@ -16,8 +16,8 @@
  *
  *   1. The heap finds the place that lacks the fewest granules (cm_hole).
  *   2. Free chunks from elsewhere are moved there: unmapped, and mapped again.
- *   3. Free chunks that do not fit into the place are given back, as many as new ones
- *      replace.
+ *   3. Of the free chunks that do not fit into the place, enough are given back to make
+ *      up for the new chunks of step 4.
  *   4. The granules that are still bare get new chunks.
  *
  * Example with granules of 2 MiB. The range holds 8 MiB, of which 2 + 2 MiB are free
@@ -31,7 +31,7 @@
  * The pool held 8 MiB before and holds 10 MiB now, not 14. So a pool holds hardly more
  * than the granules in which blocks lie; the exception is a chunk of several granules
  * that one block keeps in place. Moving a chunk takes as long as making one (about 35
- * us on an H200, whatever its size), but takes no more memory.
+ * us on an H200, whatever its size), but takes no further memory.
  *
  * Only clean spans are moved: nothing in them is live, and the host has seen all work
  * on them end. The addresses that a chunk leaves become a gap.
@@ -203,8 +203,8 @@ forget_chunk(cm_pool *pool, cm_heap_span *span, cm_chunk *chunk, bool slept)
     }
 }
 
-/* Give a chunk back to the runtime. If the runtime refuses it, it becomes free memory
- * of the pool again, and counts as lost. */
+/* Give a chunk back to the runtime. If the runtime refuses to take the chunk, the chunk
+ * becomes free memory of the pool again, and counts as lost. */
 static cm_status
 close_chunk(cm_pool *pool, idle_chunk idle, uint64_t *released_nbytes)
 {
@@ -397,10 +397,11 @@ drop_unneeded_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
     }
 }
 
-/* End a plan: held spans that have memory become free, the others become gaps. If all
- * of the place has memory, this returns the span that covers it. The parts of the place
- * are joined with each other before their neighbours join them, since otherwise a late
- * neighbour might join a part of the place only. */
+/* End a plan: held spans that have memory become free, and the others become gaps. If
+ * all of the place has memory, this returns the span that covers the place. The parts
+ * of the place are joined with each other before their neighbours join them. Otherwise
+ * a neighbour that is still pending might join only one part, and the parts might then
+ * not join each other. */
 static cm_heap_span *
 finish_place_locked(cm_pool *pool, place_plan *plan, const cm_heap_view *view)
 {
@@ -443,9 +444,9 @@ plan_place_locked(cm_pool *pool, uint64_t size, uint32_t share,
     cm_heap_find_hole(&pool->heap, size, cm_pool_align_of(pool, size), view, true,
                       &plan->at);
     if (plan->at.first == NULL) {
-        /* There are several times as many addresses as memory, so there would be no
-         * memory for the request either. If the request would exceed a limit, that is
-         * the more useful answer. */
+        /* No addresses are left for the request. There are several times as many
+         * addresses as memory, so there would be no memory for it either. If the
+         * request would exceed a limit, that is the more useful answer. */
         if (!cm_budget_try_charge(pool->config.budget, size)) {
             return cm_fail(CM_ELIMIT, size);
         }
@@ -845,7 +846,7 @@ trim(cm_pool *pool, uint64_t keep_nbytes, uint64_t *released_nbytes)
 }
 
 /* Memory goes back in whole chunks. The first attempt gives back no more than the
- * excess, which may be nothing if every free chunk is longer than that. If a limit is
+ * excess. If every free chunk is longer than the excess, this is nothing. If a limit is
  * still exceeded, the second attempt gives back all free chunks. */
 void
 cm_pool_obey_limits(cm_pool *pool, bool may_fence)
@@ -923,7 +924,7 @@ cm_pool_trim_idle(cm_pool *pool)
         return;
     }
     /* Only clean spans can go back, and the last short block that joined a span may
-     * have made it pending. So ask which work has ended first. */
+     * have made the span pending. So this first asks which work has ended. */
     cm_ignore(cm_pool_poll(pool, false));
     cm_spin_lock_take(&pool->lock);
     /* Another thread may have trimmed meanwhile, so look again. */
@@ -962,6 +963,6 @@ cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns)
     }
     cm_spin_lock_take(&pool->lock);
     pool->config.idle_trim_ns = ns;
-    pool->window_ns = 0; /* the first window begins with the next look at it */
+    pool->window_ns = 0; /* the first window begins when the idle trim looks next */
     cm_spin_lock_give(&pool->lock);
 }

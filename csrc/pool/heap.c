@@ -517,8 +517,9 @@ is_better(const cm_hole *a, const cm_hole *b, bool grows)
 }
 
 /* Replace `best` by a place at one end of a free span if that place is better. Of the
- * two ends this takes the one where the block touches fewer granules. If they are equal
- * it takes the lower end, unless a gap lies below the span and none above. */
+ * two ends this takes the one where the block touches fewer granules. If the block
+ * touches as many at both ends, this takes the lower end, unless a gap lies below the
+ * span and none above. */
 static void
 try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
 {

@@ -32,8 +32,8 @@
  *
  * A run is a row of neighbouring spans that are free or gaps. Of two places in a placed
  * arena the better one touches fewer granules that are otherwise empty; if both touch
- * as many, it is the one in the shorter run. So whole granules stay free, and their
- * memory can be moved to where it is needed (grow.c).
+ * the same number, it is the one in the shorter run. So whole granules stay free, and
+ * their memory can be moved to where it is needed (grow.c).
  *
  * Clean, pending, usable
  * -------------------
@@ -124,8 +124,8 @@ struct cm_arena {
     bool is_inherited;
 };
 
-/* What a search needs to decide whether a stream may have a span, which it may if
- * nothing runs on the span, or only work of that stream. */
+/* What a search needs to decide whether a stream may have a span. The stream may have
+ * it if nothing runs on the span, or only work of that stream. */
 typedef struct cm_heap_view {
     uint32_t tag;         /* the slot of the stream that asks; 0 if it has none */
     const uint64_t *done; /* for each tag, the last epoch that has ended */
@@ -144,9 +144,9 @@ enum { CM_READY_LONG = CM_READY_SETS * CM_READY_WAYS, CM_READY_COUNT };
 
 /* A place for a block in an arena: addresses where nothing is live. In a placed arena
  * it may include gaps, to which memory has to be brought. If the pool grows, the better
- * of two places is the one that lacks fewer granules. Otherwise, or if both lack as
- * many, it is the one that touches fewer granules, and then the one in the shorter
- * run. */
+ * of two places is the one that lacks fewer granules. Otherwise, or if both lack the
+ * same number, it is the one that touches fewer granules, and then the one in the
+ * shorter run. */
 typedef struct cm_hole {
     cm_heap_span *first; /* the first span that it covers; NULL if no place was found */
     uint32_t span_count;
@@ -162,8 +162,8 @@ enum { CM_HEAP_BIN_COUNT = 1536, CM_BIN_WORDS = CM_HEAP_BIN_COUNT / 64 };
  *
  *   - The spans of an arena cover it from base to base + nbytes without holes.
  *   - Two neighbours are never both GAP. Two neighbours are both FREE only if they must
- *     not join (see "Clean, pending, usable"), or if they may join since an epoch has
- *     ended and cm_heap_join() has not been called yet.
+ *     not join (see "Clean, pending, usable"), or if they may join because an epoch has
+ *     ended, but cm_heap_join() has not been called since then.
  *   - A span is in the bin of its size exactly when it is FREE, and in `ready` exactly
  *     when it is READY.
  *   - A bit of `occupied` is set exactly when its bin has spans.
@@ -221,9 +221,9 @@ cm_heap_span *cm_heap_take_ready(cm_heap *heap, uint64_t nbytes,
 void cm_heap_join_ready(cm_heap *heap, const cm_heap_view *view);
 
 /* Take the best free span for `nbytes`, cut to size and LIVE; its address is a multiple
- * of `align`, a power of two. If none fits, READY spans are turned into free ones and
- * it tries once more. Returns NULL if nothing fits, or if a hole would be the better
- * place for the block (hole_preference_count). */
+ * of `align`, a power of two. If none fits, this turns READY spans into free ones and
+ * tries once more. Returns NULL if nothing fits, or if a hole would be the better place
+ * for the block (hole_preference_count). */
 cm_heap_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
                            const cm_heap_view *view);
 /* Do the same as cm_heap_take(), but look at every FREE span, and leave READY spans

@@ -233,7 +233,7 @@ mark_stream(cm_pool *pool, cm_stream *stream, cm_due *out)
     if (out->slot != 0) {
         cm_epochs *slot = &pool->epochs[out->slot];
         out->epoch = slot->epoch++;
-        /* A slot for which something waits is not freed. */
+        /* This keeps the slot from being freed, since something waits for its work. */
         slot->awaited_epoch = out->epoch;
     }
     cm_spin_lock_give(&pool->lock);
@@ -281,7 +281,7 @@ query_marks(cm_pool *pool, uint32_t i)
             passed = passed || !cm_is_ok(status);
         }
 #if defined(CM_DEBUG) && defined(CM_TEST_SKIP_EVENTS)
-        passed = true; /* only in a build of the stress test that has to fail */
+        passed = true; /* only in the build in which the stress test has to fail */
 #endif
         if (!passed) {
             break;

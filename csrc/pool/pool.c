@@ -151,16 +151,16 @@ destroy(cm_pool *pool)
 {
     cm_pool_unwatch_forks(pool); /* no block is live, so the rest needs no lock */
     cm_pool_end_children(pool);
-    /* Wait first, since not every kind of memory waits for its work when it is given
-     * back. */
+    /* Wait first. With some kinds of memory, the call that gives it back does not wait
+     * for work that still runs on the memory. */
     (void)CM_TRY_TWICE(cm_pool_wait(pool, NULL, false));
     if (pool->saved.forget != NULL) {
         pool->saved.forget(pool);
     }
     if (cm_pool_is_fence_due(pool) && cm_streams_capture(pool->rt)) {
         /* Unknown work may still run on some of the memory, and waiting for its device
-         * would end the capture. So the memory is leaked, and no longer counts against
-         * a limit. */
+         * would end a capture that is under way. So the memory is leaked, and no longer
+         * counts against a limit. */
         cm_budget_refund(pool->config.budget, cm_pool_held_nbytes(pool));
         return;
     }
@@ -284,10 +284,10 @@ must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
            && cm_pool_has_other_pending_locked(pool, view->tag);
 }
 
-/* True if so much memory that needs a fence was given back that a miss should now ask
- * about it, even if other memory is free. Memory that was used lately is worth having,
- * since the processor's cache still holds it. With `limit` 0 the pool's own limit
- * applies. */
+/* True if much memory has been given back that needs a fence. A miss should then ask
+ * about this memory, even if other memory is free. Memory that was used lately is worth
+ * having, since the processor's cache still holds it. With `limit` 0 the pool's own
+ * limit applies. */
 static inline bool
 must_fence_locked(const cm_pool *pool, uint64_t limit)
 {
@@ -415,10 +415,10 @@ take_ended(cm_pool *pool, const alloc_request *r)
  * given back it waits for a fence. On a device that is never idle a fence passes late.
  * A loop that makes one array in each round would then take new memory in each round: a
  * pool was seen to hold 6.6 GB for arrays of 2.5 MB, of which one at a time was live.
- * So if more than a bound is in flight, the pool waits for fences that are already
- * recorded before it grows; it records none for this purpose. If the device's work
- * takes longer than this wait, nobody waits again until a fence has passed, since such
- * a loop really needs the memory. */
+ * So if more than a bound is in flight, the pool does not grow at once. It first waits
+ * for the fences that have been recorded by then, and records none for this purpose. If
+ * the device's work takes longer than this wait, nobody waits again until a fence has
+ * passed, since such a loop really needs the memory. */
 
 #define FLIGHT_BOUND (UINT64_C(256) << 20)
 #define FENCE_WAIT_NS UINT64_C(1000000000)
@@ -503,7 +503,8 @@ grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
         status = cm_fail(CM_EASLEEP, r->size);
     }
     else if (*out == NULL && is_over(pool)) {
-        /* Moving chunks charges nothing, so the growth would get past the limit. */
+        /* A growth that only moves chunks charges nothing, so the limit would not stop
+         * it. */
         status = cm_fail(CM_ELIMIT, r->size);
     }
     else if (*out == NULL) {
@@ -862,7 +863,8 @@ cm_pool_set_number(cm_pool *pool, uint64_t number)
 
 /* -- checking --------------------------------------------------------------------------- */
 
-/* True if the invariants in private.h hold that can be checked by counting. */
+/* Check those invariants in private.h that can be checked by counting. True if they
+ * hold. */
 static bool
 check_locked(const cm_pool *pool)
 {

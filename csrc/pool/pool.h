@@ -2,10 +2,11 @@
 /* A pool holds memory of one kind on one device and hands it out in blocks. Its users
  * may give a block back while work still runs on it. The pool makes sure that the next
  * user of the memory never collides with that work. It reuses a device block in stream
- * order, and a block that the host may write only once the host has seen the work end.
- * A request that fits into free memory (a hit) makes no runtime call. Any other request
- * (a miss) first looks at which work has ended meanwhile, and then grows the pool. The
- * page at the top of pool.c explains all of this. A pool knows nothing of Python.
+ * order. A block to which the host can write is reused when the host has seen the work
+ * end, and not before. A request that fits into free memory (a hit) makes no runtime
+ * call. Any other request (a miss) first looks at which work has ended meanwhile, and
+ * then grows the pool. The page at the top of pool.c explains all of this. A pool knows
+ * nothing of Python.
  * Locks: one short spin lock guards the lists and is never held across a runtime call.
  *        Growing and polling are turns, which one thread at a time has, and which it
  *        keeps across runtime calls. */
@@ -52,16 +53,17 @@ typedef struct cm_pool_config {
      * any case. */
     uint64_t fence_limit_nbytes;
     /* Borrowed; may be NULL. The bytes that the pool reserves are charged to it. The
-     * pool also has its own budget, which has no limit at first, and this one becomes
-     * the parent of that budget. In the config that cm_pool_get_config() returns, this
+     * pool also has its own budget, which has no limit at first, and whose parent is
+     * the budget given here. In the config that cm_pool_get_config() returns, this
      * field points to the pool's own budget. */
     cm_budget *budget;
     /* Memory that has been unused for this long goes back to the runtime, although
      * nobody has asked for that. With 0 it stays. */
     uint64_t idle_trim_ns;
     /* The least length of a chunk of memory that is mapped on demand: a power of 2, or
-     * 0 for the driver's granule. If the granule is longer, it applies instead. Long
-     * chunks cost less to unmap and map, and waste more. */
+     * 0 for the driver's granule. If the driver's granule is longer than this, the
+     * granule applies instead. Long chunks cost less to unmap and map, and waste
+     * more. */
     uint64_t granule_nbytes;
     /* The caller may put blocks of the pool to sleep one by one when memory is short
      * (spill.c). The pool never does so on its own. */
@@ -154,8 +156,8 @@ void cm_pool_release(cm_pool *pool);
  * call. With `stream` NULL any stream may use the block. Returns NULL if the caller has
  * to use cm_pool_alloc() instead. This is so if nothing fits, if an idle trim is due,
  * or if a limit was lowered below what the pool holds. For page-locked memory it is
- * also so if blocks of more than `fence_limit` bytes that need a fence were given back
- * since a miss last polled. A `fence_limit` of 0 stands for the pool's own limit. */
+ * also so if, since a miss last polled, more than `fence_limit` bytes were given back
+ * in blocks that need a fence. A `fence_limit` of 0 stands for the pool's own limit. */
 cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
                             uint64_t fence_limit);
 
@@ -230,11 +232,11 @@ CM_NODISCARD cm_status cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *
                                      const cm_wait_hooks *hooks, cm_block **out);
 
 /* Prepare the pool for many blocks of `nbytes` together, which the caller is about to
- * allocate. If less than an eighth of that is free or in flight, the pool grows by all
- * of it at once. This takes far fewer calls of the runtime than one growth for each
- * block. If the runtime or a limit refuses, nothing happens: the caller finds out when
- * it allocates the blocks. The call waits for no work of a device, but it may wait for
- * a growth or a trim of another thread. */
+ * allocate. If less than an eighth of these bytes is free or in flight, the pool grows
+ * by all of them at once. This takes far fewer calls of the runtime than one growth for
+ * each block. If the runtime or a limit refuses, nothing happens: the caller finds out
+ * when it allocates the blocks. The call waits for no work of a device, but it may wait
+ * for a growth or a trim of another thread. */
 void cm_pool_reserve(cm_pool *pool, uint64_t nbytes);
 
 /* Hand out a block, usable on any stream, to a caller that has other memory to fall
@@ -314,10 +316,10 @@ CM_NODISCARD cm_status cm_pool_trim(cm_pool *pool, uint64_t keep_nbytes,
                                     const cm_wait_hooks *hooks,
                                     uint64_t *released_nbytes);
 
-/* Walk the pools of a runtime that somebody holds or that have a live block, in the
- * order in which they were made. Returns the pool after `pool`, or the first one if
- * `pool` is NULL, or NULL after the last. The caller holds `pool`, and has to release
- * the pool that is returned. */
+/* Walk those pools of a runtime that somebody holds or that have a live block, in the
+ * order in which the pools were made. Returns the pool after `pool`, or the first one
+ * if `pool` is NULL, or NULL after the last. The caller holds `pool`, and has to
+ * release the pool that is returned. */
 cm_pool *cm_pool_after(const cm_runtime *rt, const cm_pool *pool);
 /* Do the same as cm_pool_after(), and release `pool`. */
 static inline cm_pool *
@@ -393,8 +395,8 @@ typedef struct cm_saved_run {
     uint32_t part;
 } cm_saved_run;
 
-/* A part of a block that another library has cut up, and that holds nothing which this
- * library still needs. */
+/* A part of a block that another library has cut up. The library no longer needs what
+ * this part holds. */
 typedef struct cm_spare_part {
     cm_address address;
     uint64_t nbytes;
@@ -429,8 +431,8 @@ CM_NODISCARD cm_status cm_pool_settle(cm_pool *pool, cm_stream *const *uses,
 CM_NODISCARD cm_status cm_pool_plan_save(cm_pool *pool, bool to_host);
 const cm_saved_run *cm_pool_saved_runs(const cm_pool *pool, uint64_t *count);
 /* Return the pool of page-locked memory that saved bytes go to, borrowed, or NULL if
- * none was set. cm_pool_set_host() sets it, once; the pool then holds it until it
- * ends. */
+ * none was set. cm_pool_set_host() sets it, once, and `pool` then holds it until `pool`
+ * itself ends. */
 cm_pool *cm_pool_get_host(const cm_pool *pool);
 void cm_pool_set_host(cm_pool *pool, cm_pool *host_pool);
 /* Find out whether the limits allow page-locked memory for all parts that have none
@@ -442,16 +444,16 @@ CM_NODISCARD cm_status cm_pool_check_host(cm_pool *pool);
  * Fails: as cm_pool_alloc(); CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_take_part(cm_pool *pool, uint32_t part,
                                          const cm_wait_hooks *hooks);
-/* With `expected` true, which comes before the first part is taken, let the pool of
- * page-locked memory prepare each part while the part before it is page-locked. The
- * last part, which may be short, is not prepared. With `expected` false, which comes
- * after the last part was taken, end this. */
+/* Called with `expected` true before the first part is taken: from then on the pool of
+ * page-locked memory prepares each part while the part before it is page-locked. The
+ * last part, which may be short, is not prepared. Called with `expected` false after
+ * the last part was taken, to end this. */
 void cm_pool_expect_parts(cm_pool *pool, bool expected);
 const cm_block *cm_pool_part_block(const cm_pool *pool, uint32_t part);
 /* Unmap the chunks that end at or below `end`, because the host has all of their bytes.
- * They keep their memory.
+ * The chunks keep their memory.
  * Blocks: behind a growth or a trim, and in the runtime.
- * Fails: address_unmap; then the chunks before it are unmapped. */
+ * Fails: address_unmap; then the chunks before the one that failed are unmapped. */
 CM_NODISCARD cm_status cm_pool_unmap_until(cm_pool *pool, cm_address end);
 /* Map what cm_pool_unmap_until() has unmapped, because the bytes of other chunks could
  * not be saved. The pool is still shut then. If the runtime refuses twice, *asleep is
@@ -508,7 +510,7 @@ uint64_t cm_block_inside(cm_pool *pool, const cm_block *block, cm_address *first
  * Blocks: behind a growth or a trim, and in the runtime.
  * Fails: address_unmap, and then the block is as it was, with its contents; or, if
  *        *asleep is set, physical_release or an address_unmap that could not be undone,
- *        and then it sleeps with some of its memory. */
+ *        and then the block sleeps with some of its memory. */
 CM_NODISCARD cm_status cm_block_fall_asleep(cm_pool *pool, const cm_block *block,
                                             bool *asleep);
 /* Get memory for a block that is asleep, at the same addresses. Its contents are

@@ -10,7 +10,7 @@ cm_pool_forsake(cm_pool *pool)
 {
     cm_pool_counters counters;
     if (pool->saved.forget != NULL) {
-        pool->saved.forget(pool); /* its page-locked memory, a pool too, ends here */
+        pool->saved.forget(pool); /* ends the pool of its page-locked memory as well */
     }
     cm_pool_read(pool, &counters);
     cm_pool_unwatch_forks(pool);

@@ -323,9 +323,9 @@ bool cm_pool_has_other_pending_locked(const cm_pool *pool, uint32_t own);
  * because the calls failed. Called by the poller. */
 bool cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
                                uint64_t done[CM_EPOCHS_MAX]);
-/* Free the slots of streams whose work has ended. With `orphans_only` this spares
- * streams that somebody else keeps alive too, unless all slots are taken. Called by the
- * poller. */
+/* Free the slots of streams whose work has ended. With `orphans_only` it frees only the
+ * slots of streams that nobody but the pool keeps alive, unless all slots are taken.
+ * Called by the poller. */
 void cm_pool_drop_slots(cm_pool *pool, bool orphans_only);
 
 /* Blocks in flight. These are called without the lock, unless their names say
@@ -358,10 +358,10 @@ void cm_pool_abandon_work(cm_pool *pool);
  * Fails: the first call that failed, after it has tried the rest. */
 CM_NODISCARD cm_status cm_pool_poll(cm_pool *pool, bool may_fence);
 /* Wait until the work on everything that was given back before this call has ended, and
- * put it into the heap. With `fences_only` the call waits only for blocks that need a
- * fence, and waits for their whole devices at once. While the pool knows of a capture
- * it waits neither for fences nor for devices. With `hooks` NULL nobody can interrupt
- * the wait.
+ * put that memory into the heap. With `fences_only` the call waits only for blocks that
+ * need a fence, and waits for their whole devices at once. While the pool knows of a
+ * capture it waits neither for fences nor for devices. With `hooks` NULL nobody can
+ * interrupt the wait.
  * Fails: CM_ECANCELLED; the first call that failed. */
 CM_NODISCARD cm_status cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks,
                                     bool fences_only);
@@ -369,8 +369,8 @@ CM_NODISCARD cm_status cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks,
 /* -- grow.c ------------------------------------------------------------------------------ */
 
 /* A new chunk may have 1 / CM_CHUNK_SHARE of what the pool then holds, so that it can
- * go back, or move, while most of the rest is live. If the pool grows for many
- * blocks that come and go together it may have 1 / CM_RESERVE_SHARE, since long chunks
+ * go back, or move, while most of the rest is live. If the pool grows for many blocks
+ * that come and go together, a chunk may have 1 / CM_RESERVE_SHARE, since long chunks
  * take fewer calls of the runtime. A chunk for a long block may be longer (grow.c). */
 enum { CM_CHUNK_SHARE = 500, CM_RESERVE_SHARE = 128 };
 

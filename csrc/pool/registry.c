@@ -213,7 +213,8 @@ lock_piece(cm_registry *registry, cm_page_piece *p)
 /* -- the pieces --------------------------------------------------------------------------- */
 
 /* Return the number of pieces. A relaxed load is enough: if the caller knows that
- * memory is registered, it learnt this by some synchronization. */
+ * memory is registered, it learnt this by some synchronization, which also made the
+ * number visible to it. */
 static size_t
 count_pieces(const cm_registry *registry)
 {
@@ -493,7 +494,7 @@ look_between(cm_registry *registry, cm_address address, uint64_t nbytes,
         *last = (cm_pointer_info){CM_KIND_PAGEABLE, -1, 0, NULL};
     }
     else if (count > 1 && first->device_address != address) {
-        /* The device addresses may not be consecutive, as the host addresses are. */
+        /* The host addresses are consecutive, but the device addresses may not be. */
         first->device_address = 0;
     }
 }

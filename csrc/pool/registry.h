@@ -46,9 +46,9 @@ typedef struct cm_page_shares {
  * NULL there is no limit. */
 CM_NODISCARD cm_status cm_registry_create(cm_runtime *rt, cm_budget *budget,
                                           cm_registry **out);
-/* Unregister whatever is still locked. Registrations that still exist then have nothing
- * left to unlock and are just freed when they are released. No other thread may be in a
- * function of this header.
+/* Unregister whatever is still locked. A registration that still exists after this has
+ * nothing left to unlock, and is just freed when it is released. No other thread may be
+ * in a function of this header.
  * Fails: the first host_unregister that failed. */
 CM_NODISCARD cm_status cm_registry_close(cm_registry *registry);
 
@@ -92,10 +92,10 @@ uint64_t cm_registry_run_nbytes(cm_registry *registry, const void *host,
                                 uint64_t nbytes, bool *locked);
 
 /* Add to `shares` a share of each piece that we have locked and that has bytes of
- * [host, host + nbytes). If the last share in `shares` is of the same piece, it is not
- * added again. The pieces stay locked until cm_registry_unshare(). With `waits` the
- * call waits for pieces that somebody is locking or unlocking; without it they are left
- * out.
+ * [host, host + nbytes). If the last share in `shares` is of such a piece, no second
+ * share of the piece is added. The pieces stay locked until cm_registry_unshare(). With
+ * `waits` the call waits for pieces that somebody is locking or unlocking. Without
+ * `waits` such pieces are left out.
  * Fails: CM_ENOMEM; then it has added nothing. */
 CM_NODISCARD cm_status cm_registry_share(cm_registry *registry, const void *host,
                                          uint64_t nbytes, bool waits,

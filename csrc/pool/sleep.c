@@ -52,8 +52,8 @@
  *   - A block in flight after cm_pool_settle() belongs to a graph, which may read it in
  *     its next run, so its bytes are saved as well. The graph may be running on any
  *     stream, so as long as there is such a block the pool waits for whole devices.
- *   - A chunk whose closing has failed half-way has no handle, and unmapping it frees
- *     its memory. Such chunks are unmapped last.
+ *   - A chunk whose closing has failed half-way has no handle, so unmapping it frees
+ *     its memory, and nothing could undo that. Such chunks are unmapped last.
  *   - If memory can neither be unmapped nor be mapped back, the pool falls asleep all
  *     the same, because its bytes are safe on the host.
  *   - A block may be lent to another library, which has cut it up and needs only some
@@ -168,8 +168,8 @@ is_worth_saving(const cm_block_row *row)
     return row->state == CM_BLOCK_LIVE || row->state == CM_BLOCK_IN_FLIGHT;
 }
 
-/* Return the length of a part. If its page-locked memory was kept from the last time,
- * that has this length. */
+/* Return the length of a part. If the part's page-locked memory was kept from the last
+ * time, the part is as long as that memory. */
 static uint64_t
 part_length(const cm_saved *saved, uint32_t part, bool to_host)
 {
@@ -556,7 +556,7 @@ cm_pool_fall_asleep(cm_pool *pool, bool *asleep)
 {
     cm_status status = cm_ok();
     cm_mutex_lock(&pool->growing);
-    *asleep = pool->range == NULL; /* then it has no memory */
+    *asleep = pool->range == NULL; /* such a pool has no memory */
     if (!*asleep) {
         status = CM_IN_SCOPE(pool->rt, pool->config.device, give_memory(pool, asleep));
     }

@@ -38,7 +38,8 @@
  *   - A block that sleeps may be freed. cm_block_free_asleep() turns the addresses
  *     without memory into gaps, and the rest into free memory.
  *   - If an earlier attempt to close a chunk failed half-way, the chunk no longer has a
- *     handle, and unmapping it frees its memory. Such chunks are unmapped last.
+ *     handle, so unmapping it frees its memory, and nothing could undo that. Such
+ *     chunks are unmapped last.
  * Locks: `growing` is held across the calls of the runtime, as for a growth. */
 #include <stdlib.h>
 
@@ -371,7 +372,7 @@ cm_block_free_asleep(cm_pool *pool, cm_block *block)
     if (cm_recorder_is_on()) {
         cm_pool_note(pool, CM_EVENT_FREE, block, block->nbytes, 0, NULL);
     }
-    (void)cm_pool_hold(pool); /* this block may be the last that keeps it alive */
+    (void)cm_pool_hold(pool); /* this block may be the last that keeps the pool alive */
     cm_mutex_lock(&pool->growing);
     cm_ignore(
         CM_IN_SCOPE(pool->rt, pool->config.device, close_all(pool, block, inside)));
