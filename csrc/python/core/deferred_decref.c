@@ -4,7 +4,7 @@
  * A copy keeps its source and target alive. When it ends, the thread that notices is
  * one of the engine's, which does not have the GIL and must not wait for it. So the
  * thread puts the reference into a list. Whoever holds the GIL next drops it: the
- * interpreter's main thread, which is asked to by Py_AddPendingCall(), or the next call
+ * interpreter's main thread, which Py_AddPendingCall() asks to do so, or the next call
  * into cumem, whichever comes first.
  *
  * Example: `cumem.copy(dst, np.arange(10), stream=s)`. The array has no other

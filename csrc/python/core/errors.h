@@ -6,8 +6,8 @@
 #include "python/core/state.h"
 
 /* Set the exception for a failed status, and return NULL. `doing` (may be NULL) becomes
- * a note of it, such as "while growing the pinned pool". Never replaces a pending
- * exception. */
+ * a note of the exception, such as "while growing the pinned pool". Never replaces a
+ * pending exception. */
 PyObject *cm_py_raise(cm_state *state, cm_status status, const char *doing);
 /* Do the same as cm_py_raise(), but return -1. */
 int cm_py_raise_int(cm_state *state, cm_status status, const char *doing);

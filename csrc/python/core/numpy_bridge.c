@@ -233,8 +233,8 @@ load_named_type(const char *name)
 }
 
 /* Handle the TypeError that NumPy has raised for an object that was given as a dtype.
- * If the object names a type of ml_dtypes, this loads that and reads the object again.
- * Otherwise the package raises an error that says what to type. Returns a new
+ * If the object names a type of ml_dtypes, this loads the type and reads the object
+ * again. Otherwise the package raises an error that says what to type. Returns a new
  * reference, or NULL with an exception. */
 static PyObject *
 read_unknown_dtype(PyObject *object)
@@ -794,7 +794,8 @@ cm_numpy_read_scalar(PyObject *scalar, void *out)
     cm_number number = number_of(descr);
     Py_DECREF(descr);
     if (number != CM_NUMBER_NONE && cm_dtypes[number].kind == 0) {
-        /* Only ml_dtypes knows where in its object the bytes are. */
+        /* Only ml_dtypes knows where in its object the bytes are, so the object is read
+         * as a float of Python's. */
         double real = PyFloat_AsDouble(scalar);
         memcpy(out, &real, sizeof(real));
         number = CM_FLOAT64;
@@ -897,7 +898,7 @@ type_name_contains(const PyArray_Descr *descr, const char *attribute, const char
 }
 
 /* True for a complex dtype of ml_dtypes. Its complex dtypes have the same `kind` as
- * some of its real ones, so only their names show which they are. */
+ * some of its real ones, so only their names show that they are complex. */
 static bool
 is_complex(const PyArray_Descr *descr)
 {
@@ -1021,8 +1022,8 @@ array_of_zero(PyObject *dtype)
 }
 
 /* NumPy raises its TypeError only when it converts an element, so this converts one
- * that is zero. Other errors are about that element: an empty text, for example, cannot
- * become a number, but other texts can. */
+ * that is zero. Other errors are about that element and are not raised: an empty text,
+ * for example, cannot become a number, but other texts can. */
 int
 cm_numpy_try_cast(PyObject *from, PyObject *to)
 {

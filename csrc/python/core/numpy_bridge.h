@@ -46,7 +46,7 @@ PyObject *cm_numpy_format(PyObject *dtype);
 /* Return numpy.dtype.kind ('b' 'i' 'u' 'f' 'c' 'm' 'M' 'S' 'U' 'V' …) if that and the
  * itemsize say everything about the dtype. Returns 0 for dtypes in the other byte
  * order, with fields, or of another package, for long double, and for a complex number
- * of two of those. */
+ * of two long doubles. */
 char cm_numpy_plain_kind(PyObject *dtype);
 /* Return the row that a dtype has in the list of base/dtypes.h. Returns CM_NUMBER_NONE
  * if it has no row, its bytes are in the other order, or it has fields. A dtype of
@@ -124,10 +124,10 @@ bool cm_numpy_is_real_scalar(PyObject *object);
 bool cm_numpy_is_complex_scalar(PyObject *object);
 /* True for a numpy.bool, which some versions of NumPy accept as an index. */
 bool cm_numpy_is_bool(PyObject *object);
-/* Return the object that owns an array's memory. It is the last in the chain of bases
- * that is not an array; if that is a memoryview, it is the memoryview's object. Returns
- * a new reference. Returns NULL without an exception if the array owns its memory
- * itself, or if the memoryview was released. */
+/* Return the object that owns an array's memory. The owner ends the chain of bases, and
+ * is not itself an array. If the chain ends in a memoryview, the owner is the
+ * memoryview's object. Returns a new reference. Returns NULL without an exception if
+ * the array owns its memory itself, or if the memoryview was released. */
 PyObject *cm_numpy_owner(PyObject *array);
 /* Return the array that an array is a view of, or a view of a view of, and so on.
  * Returns a new reference. */

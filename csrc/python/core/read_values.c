@@ -196,8 +196,8 @@ items_of(PyObject *value)
 }
 
 /* Return the kind that all items of a value have in common. If they are all numbers,
- * that is the widest kind among them. If they have none in common it is OF_OTHERS. This
- * looks at each item. */
+ * that is the widest kind among them. If they have no kind in common, this returns
+ * OF_OTHERS. This looks at each item. */
 static value_kind
 kind_of_items(PyObject *value)
 {
@@ -284,10 +284,10 @@ read_integers(PyObject *value)
     return is_negative < 0 ? NULL : read_as(value, 'Q');
 }
 
-/* Read numbers that NumPy left alone would turn into something else, in a dtype with
- * room for all of them. `found` is the widest kind among them, and `to` is the kind of
- * `dtype`, which they will be converted to. Returns a new reference, or NULL with an
- * exception. */
+/* Read numbers in a dtype with room for all of them. If left alone, NumPy would turn
+ * these numbers into something else. `found` is the widest kind among them, and `to` is
+ * the kind of `dtype`, which they will be converted to. Returns a new reference, or
+ * NULL with an exception. */
 static PyObject *
 read_numbers(PyObject *value, value_kind found, PyObject *dtype, value_kind to)
 {
@@ -471,15 +471,15 @@ limit_of(PyObject *dtype, bool is_complex)
 
 /* Compare the numbers of `was` with those that they became in `now`, and set *found to
  * the index of the first that changed, or to -1 if none did. They are compared as long
- * doubles, which can tell all 64-bit integers apart. If a long double is only a
- * double, it still differs for an integer and for what the integer wraps round to.
+ * doubles, which can tell all 64-bit integers apart. Even where a long double is only a
+ * double, an integer and the integer to which it wraps round become different ones.
  * Returns 0, or -1 with an exception. */
 static int
 find_changed_number(PyObject *was, PyObject *now, int64_t *found)
 {
     PyObject *dtype = cm_numpy_dtype_of(now);
     value_kind kind = kind_of(dtype);
-    PyObject *numbers = NULL; /* `now`; if that holds times, how many units each is */
+    PyObject *numbers = NULL; /* `now` or, if `now` holds times, their units */
     PyObject *before = NULL;
     PyObject *after = NULL;
     int result = -1;

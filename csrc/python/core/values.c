@@ -58,8 +58,8 @@ read_integer(PyObject *object, bool goes_into_floats, given_number *out)
     return true;
 }
 
-/* Read a number. Subclasses of Python's numbers may read as something else, which
- * cm_value_read() finds out. */
+/* Read a number. Subclasses of Python's numbers may read as something else, so they are
+ * left to cm_value_read(). */
 static bool
 read_number(PyObject *object, bool goes_into_floats, given_number *out)
 {
@@ -110,8 +110,8 @@ integer_fits(const given_number *number, cm_number to)
     return (uint64_t)integer <= most;
 }
 
-/* True if no part of a number that was finite has become infinite. The element is in
- * the processor's byte order. */
+/* True if no finite part of a number has become infinite. The element is in the
+ * processor's byte order. */
 static bool
 stayed_finite(const given_number *number, cm_number to, const void *element)
 {
@@ -203,7 +203,7 @@ cm_value_is_array(PyObject *object)
         return true;
     }
     if (PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
-        return false; /* looking for an attribute that is missing takes longer */
+        return false; /* these have no __array__, and looking for it is slow */
     }
     return !cm_numpy_is_scalar(object) && PyObject_HasAttrString(object, "__array__");
 }

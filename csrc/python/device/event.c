@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cumem.Event is a point in a stream. This file has how one is made, recorded, waited
- * for and closed. */
+/* cumem.Event is a point in a stream. This file makes events, records them, waits for
+ * them and closes them. */
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"
@@ -426,8 +426,9 @@ event_follow(PyObject *op, PyObject *Py_UNUSED(unused))
     return cm_transfer_object_new(self->state, ticket, Py_None, Py_None, self->device);
 }
 
-/* This is `await event`. It first asks whether the event is reached, which makes it
- * cheap for most events, and which refuses an event that a capture recorded. */
+/* This is `await event`. It first asks whether the event is reached. Most events are,
+ * and then nothing has to be waited for. The question also fails for an event that a
+ * capture recorded. */
 static PyObject *
 event_await(PyObject *op)
 {

@@ -26,8 +26,8 @@ read_priority(PyObject *object)
 }
 
 /* Check that the device has streams of this priority. All devices have priority 0, so
- * nothing is asked for that. Returns 0, or -1 with ValueError or CudaError. The caller
- * has entered the state. */
+ * the driver is not asked about it. Returns 0, or -1 with ValueError or CudaError. The
+ * caller has entered the state. */
 static int
 check_priority(cm_state *state, cm_runtime *rt, int device, PyObject *number, int *out)
 {

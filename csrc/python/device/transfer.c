@@ -337,7 +337,8 @@ transfer_get_done(PyObject *op, void *Py_UNUSED(closure))
 {
     cm_transfer_object *self = (cm_transfer_object *)(void *)op;
     cm_ticket_info info = read_info(op);
-    /* This is read only now, since read_info() let other threads run. */
+    /* The runtime is read after read_info() and not before, since read_info() let other
+     * threads run. */
     const cm_runtime *rt = self->state->runtime;
     bool in_child = rt != NULL && (cm_runtime_is_forked(rt) || rt->is_host_only);
     if (!info.done && in_child) {

@@ -28,7 +28,7 @@
 
 enum { OPENING_NAP_NS = 1000 * 1000 }; /* a driver takes a hundred times as long */
 
-/* The plan of what to open, which is made with the GIL before that is released. */
+/* The plan of what to open. It is made with the GIL, before the GIL is released. */
 typedef struct opening {
     bool tries_cuda;
     bool may_emulate;   /* if CUDA is not tried, or does not open */

@@ -8,8 +8,8 @@
  * From that moment each buffer, stream, event and pool of the generation is closed, and
  * a thread that uses cumem opens a new generation. Last it takes the old one apart,
  * with the GIL released: the engine, then memory, then streams and events, then the
- * runtime. If a call is under way or memory is exported, it refuses before anything has
- * been taken.
+ * runtime. If a call is under way or memory is exported, shutdown() refuses before
+ * anything has been taken.
  *
  * At exit only transfers are waited for, since the system frees everything else. In a
  * forked child nothing of the parent's is given back. */

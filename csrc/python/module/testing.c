@@ -107,7 +107,7 @@ poll_transfers(PyObject *module, PyObject *Py_UNUSED(unused))
 
 /* The state is made to look as if a pending call were queued already. Otherwise the
  * interpreter would drop the reference as soon as the main thread runs Python, while
- * the test is about a call of the core that does so. */
+ * the test is about a call of the core that drops it. */
 static PyObject *
 defer(PyObject *module, PyObject *value)
 {
