@@ -108,7 +108,8 @@ cm_buffer_is_fortran(const cm_buffer *buffer)
     return cm_buffer_is_contiguous(buffer, true)
            && !cm_buffer_is_contiguous(buffer, false);
 }
-/* True if its `with` block has ended, or that of the buffer that it is a view of. */
+/* True if the buffer's `with` block has ended, or the block of the buffer of which it
+ * is a view. */
 static inline bool
 cm_buffer_with_ended(const cm_buffer *buffer)
 {
@@ -134,9 +135,9 @@ void cm_buffer_dealloc(PyObject *object);
  * exception. */
 int cm_buffer_bounds(const cm_buffer *buffer, int64_t *low, int64_t *high);
 
-/* Make a view of `parent`, of its type unless `type` is given. It holds the storage
- * and, as its base, the buffer that `parent` itself is a view of, or else `parent`.
- * Returns NULL with an exception if it fails. */
+/* Make a view of `parent`, of its type unless `type` is given. The view holds the
+ * storage and, as its base, the buffer of which `parent` itself is a view. If `parent`
+ * is no view, it is the base. Returns NULL with an exception if it fails. */
 PyObject *cm_buffer_new_view(cm_buffer *parent, PyTypeObject *type, int64_t offset,
                              PyObject *dtype, int ndim, const int64_t *shape,
                              const int64_t *strides);

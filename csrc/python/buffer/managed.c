@@ -327,8 +327,8 @@ collect_accessors(cm_state *state, PyObject *iterator, accessors *wanted)
 }
 
 /* Find the devices whose access the driver may be told to forget. The driver refuses
- * that for devices without concurrent access. An old driver does not know the
- * attribute, and then no device has it. */
+ * that for devices without concurrent access. An old driver does not know the attribute
+ * for this, and then no device counts as having such access. */
 static int
 find_concurrent(cm_state *state, int *count, bool *concurrent)
 {

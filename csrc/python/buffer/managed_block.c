@@ -14,7 +14,7 @@ typedef struct managed_block {
     PyObject *device;  /* owned; read when the block begins; NULL if it was not given */
     PyObject *stream;  /* owned; NULL for the stream that is current at each end */
     block_stage stage;
-    int home; /* the device of a stream that does not say its own */
+    int home; /* the device that a stream counts as having if it names none */
     int back; /* where the pages go when the block ends */
 } managed_block;
 

@@ -8,8 +8,8 @@
 
 /* -- where memory is ---------------------------------------------------------------------- */
 
-/* Make a number of `value`, which this takes over. Returns 0, or -1 with an exception,
- * which is that of the caller if `value` is NULL. */
+/* Make a number of `value`, which this takes over. Returns 0, or -1 with an exception.
+ * If `value` is NULL, the caller has already set it. */
 static int
 take_number(PyObject *value, uint64_t *out)
 {
@@ -140,7 +140,8 @@ cm_memory_keep(cm_storage *storage, PyObject *object)
 /* -- watching memory ---------------------------------------------------------------------- */
 
 /* True if the bytes of `storage` lie within the `nbytes` at `address`. A tensor that
- * only wraps others may answer with a storage of PyTorch's in which they do not. */
+ * only wraps others may answer with a storage of PyTorch's in which these bytes do not
+ * lie. */
 static bool
 holds_bytes_of(const cm_storage *storage, uint64_t address, uint64_t nbytes)
 {

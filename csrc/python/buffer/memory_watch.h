@@ -13,9 +13,10 @@
  * error instead of reading memory that is gone. If memory moves while a copy runs in
  * the background, that is found when somebody waits for the copy.
  *
- * A copy that the caller waits for only keeps the storage, since nothing uses the
- * buffer after it. That costs one call of a method. Whatever lives longer (asbuffer(),
- * register(), copies in the background) is watched as well. The GIL is held throughout.
+ * If the caller waits for a copy, the storage is kept but not watched, since nothing
+ * uses the buffer after the copy. That costs one call of a method. Whatever lives
+ * longer (asbuffer(), register(), copies in the background) is watched as well. The GIL
+ * is held throughout.
  */
 #pragma once
 

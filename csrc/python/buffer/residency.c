@@ -2,9 +2,9 @@
 /* page_residency() says where the pages of managed memory are, as far as that is known.
  *
  * The driver says where a range was last sent if all of it was sent to the same place,
- * and nothing otherwise. So a range about which it says nothing is halved until it
- * does, or until the range is too short to be divided. Example: 8 MiB, of which the
- * first 2 MiB were sent to device 0.
+ * and nothing otherwise. So a range about which the driver says nothing is halved until
+ * the driver answers, or until the range is too short to be divided. Example: 8 MiB, of
+ * which the first 2 MiB were sent to device 0.
  *
  *     0-8  not known: halve
  *     0-4  not known: halve

@@ -9,7 +9,7 @@
  * as one axis would: each step is the length times the step of the axis before it. The
  * strides of the new axes follow by the same rule, and begin with the step of the run's
  * fastest old axis. If an old run does not step evenly, no strides describe the new
- * shape, and that takes a copy.
+ * shape, and reshape() has to copy the elements.
  *
  *     (4, 6) with strides (6, 1)    as (24): 6 == 6 * 1, so the stride is 1
  *     (4, 5) of that, strides (6, 1), as (20): 6 != 5 * 1, so there is no stride

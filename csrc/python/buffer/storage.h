@@ -87,9 +87,9 @@ typedef struct cm_use_span {
     bool is_known;
     /* The storage's use_calls when the stream was last given work. */
     uint64_t named_at;
-    /* The stream has come after all work that conflicts with `followed` and that
-     * streams had been given by the time use_calls was `followed_at`. If it has come
-     * after nothing, `followed_at` is 0. */
+    /* These say what the stream has come after: all work that streams had been given by
+     * the time use_calls was `followed_at`, as far as that work conflicts with
+     * `followed`. If the stream has come after nothing, `followed_at` is 0. */
     cm_extent followed;
     uint64_t followed_at;
 } cm_use_span;
@@ -130,16 +130,17 @@ typedef struct cm_storage {
     /* __cuda_array_interface__ gave the address away. Its consumers may keep only the
      * object alive. */
     bool address_was_exported;
-    /* Its address was asked for. Whoever has it may work there, until the user says
-     * with record_stream() on which stream, or gives the buffer back after that
-     * work. */
+    /* Its address was asked for. Whoever has the address may work on the memory, until
+     * the user says with record_stream() on which stream, or gives the buffer back
+     * after that work. */
     bool address_was_read;
     bool holds_locked_pages; /* made of foreign memory whose pages stay locked until it
                                 ends */
     /* Managed memory that was advised; the advice is taken back before the memory
      * goes. */
     bool is_advised;
-    /* A forked child does not have its bytes; it is closed then too. */
+    /* This is a forked child, which did not get the bytes. The storage is then closed
+     * as well. */
     bool was_not_inherited;
     bool is_asleep; /* its pool sleeps, or is on its way to sleep or awake */
     bool may_spill; /* its pool spills, so each use has to be noted */
@@ -315,19 +316,19 @@ int64_t cm_storage_add_use(cm_storage *storage, cm_stream *stream);
 int64_t cm_storage_add_use_of(cm_storage *storage, cm_stream *stream, cm_extent extent);
 /* True if work on `extent` must come after the work that was given to uses[index].
  * `stream` is the stream that the work will be on, or NULL for a stream that the
- * storage does not remember. False if `stream` has come after that work
- * already. */
+ * storage does not remember. False if `stream` has already come after the work of
+ * uses[index]. */
 bool cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index,
                               cm_extent extent, const cm_stream *stream);
 /* Do the same as cm_storage_add_use() for a stream on which other code works on it, now
  * or later. Returns 0, or -1 with MemoryError. */
 int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
 /* Forget uses for which no later call will have to wait, except `by` and lasting ones.
- * It is called for a call of ours that touches `extent`, once that is done or, if `by`
- * is not NULL, queued on `by`. That call came after all work that was in its way when
- * `use_calls` was read, or with `all` after all work. Nothing happens if a stream was
- * given work since `use_calls` was read. Needs the GIL, and releases it for streams
- * that end. */
+ * This is called on behalf of a call of ours that touches `extent`. The call has ended
+ * or, if `by` is not NULL, is queued on `by`. It came after all work that was in its
+ * way when `use_calls` was read or, with `all`, after all work that there was then.
+ * Nothing happens if a stream was given work since `use_calls` was read. Needs the GIL,
+ * and releases it for streams that end. */
 void cm_storage_forget_uses(cm_storage *storage, const cm_stream *by, cm_extent extent,
                             bool all, uint64_t use_calls);
 /* Forget streams that are idle, once enough streams have gathered to make it worth
@@ -361,11 +362,11 @@ cm_storage_count_call(cm_storage *storage, bool begins)
 void cm_storage_begin_export(cm_storage *storage);
 void cm_storage_end_export(cm_storage *storage);
 /* Called between the beginning and the end of an export: `view` is given to a
- * memoryview, and nothing was exported before. If NumPy asked for it and gives it back
- * within the same call (numpy_call.h), as in numpy.array(buf), and if nobody kept the
- * buffer and nothing else was exported meanwhile, then the processor read the bytes and
- * they never left us. Other consumers may ask for a view, start a copy on the device
- * and give the view back at once. Needs the GIL. */
+ * memoryview, and nothing was exported before. If NumPy asked for the view and gives it
+ * back within the same call (numpy_call.h), as in numpy.array(buf), and if nobody kept
+ * the buffer and nothing else was exported meanwhile, then the processor read the bytes
+ * and they never left us. Other consumers may ask for a view, start a copy on the
+ * device and give the view back at once. Needs the GIL. */
 void cm_storage_watch_view(cm_storage *storage, const void *view, Py_ssize_t refs);
 /* Called when the view comes back. Returns true if it turned out not to have been an
  * export, and then unsets was_exported. */
@@ -414,9 +415,9 @@ cm_storage_has_past(const cm_storage *storage)
 /* Return the place of `region` in the storage, of whose memory it is a part. */
 cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
                             bool writes);
-/* Remember an unfinished transfer of it, which came after all those in its way that
- * have numbers below `seen` (0 if after none). Returns 0, or -1 with MemoryError. Needs
- * the GIL. */
+/* Remember an unfinished transfer of it. The transfer came after all transfers in its
+ * way whose numbers are below `seen`. With `seen` 0 it came after none. Returns 0, or
+ * -1 with MemoryError. Needs the GIL. */
 int cm_storage_add_transfer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
                             uint64_t seen);
 /* Called when a transfer into it has succeeded before it could be remembered. Failures
@@ -457,8 +458,8 @@ cm_storage_enrol(cm_storage *storage, const cm_pool_config *config)
 void cm_storage_detach(cm_storage *storage, cm_storage *out);
 /* Give back everything that needs no Python. The GIL must not be held if this may wait.
  * In a forked child all of it is leaked. Waits for the streams that use registered
- * memory, and for the device if others may use it, unless `runtime` is NULL because
- * that was done.
+ * memory, and for the device if others may use it, unless `runtime` is NULL because the
+ * caller has already waited.
  * Fails: host_unregister; such a wait. Everything is gone all the same. */
 CM_NODISCARD cm_status cm_storage_free_parts(cm_storage *detached, cm_runtime *runtime);
 /* Note for the recorder that pages of other owners were locked or are unlocked. */

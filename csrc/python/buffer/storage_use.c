@@ -28,7 +28,7 @@
  * ----------
  * A list that only grows would make each copy slower than the one before. A use can be
  * forgotten when every later call that would have to wait for it also has to wait for
- * something newer, which itself waited for it. Example, all on bytes 0 to 99 of one
+ * newer work, which itself waited for that use. Example, all on bytes 0 to 99 of one
  * storage:
  *
  *   W writes on stream 1    uses: W
@@ -476,7 +476,7 @@ cm_storage_add_transfer(cm_storage *storage, cm_ticket *ticket, cm_extent extent
         return -1;
     }
     cm_ticket_peek(ticket, &info);
-    if (!info.done) { /* a transfer that is done may have had nothing to wait for */
+    if (!info.done) { /* an ended one may not have waited for the others */
         cover_others(storage, extent, seen);
     }
     storage->transfers[storage->transfer_count++] =
@@ -512,8 +512,8 @@ is_written_by(const cm_storage *storage, const cm_ticket *ticket)
 }
 
 /* Wait for a transfer, and forget it. If the transfer only reads the storage its
- * failure is not raised here, since the bytes of the storage are whole; it stays to be
- * read by whoever asks the target or the handle. Returns 0, or -1 with
+ * failure is not raised here, since the bytes of the storage are whole; the failure
+ * stays, and whoever asks the target or the handle gets it. Returns 0, or -1 with
  * KeyboardInterrupt or the failure of a transfer that writes. */
 static int
 wait_for_transfer(cm_storage *storage, cm_ticket *ticket)

@@ -5,7 +5,8 @@
  * When memory is short
  * --------------------
  * cm_pool_alloc() has already waited for memory in flight and trimmed its own pool.
- * Then these are tried, in this order, and after each the allocation once more:
+ * Then these steps are taken, in this order, and the allocation is tried again after
+ * each:
  *
  *   1. run_steps()   trim the other pools of the same memory (cm_pool_trim_others())
  *                    wait for transfers of buffers that were dropped or freed

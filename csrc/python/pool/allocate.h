@@ -12,8 +12,9 @@ void cm_strides_in_order(const cm_region *like, char order, int64_t itemsize,
                          int64_t *strides);
 /* Make a buffer over memory of `pool`, with the lengths of `like` and strides in
  * `order`. This takes over the caller's hold of the pool; if `pool` is NULL because
- * finding it failed, this returns NULL too. `stream` is the first to use the memory; if
- * it is NULL, any stream may be. Returns NULL with an exception if it fails. */
+ * finding it failed, this returns NULL too. `stream` is the first stream that uses the
+ * memory. If it is NULL, any stream may use the memory first. Returns NULL with an
+ * exception if it fails. */
 PyObject *cm_buffer_allocate(cm_state *state, cm_pool *pool, PyObject *dtype,
                              const cm_region *like, char order, cm_stream *stream);
 

@@ -43,7 +43,7 @@ enum {
 typedef struct loan {
     cm_pool *pool; /* kept alive by the block */
     cm_block *block;
-    int desk;       /* that lent it, or NO_DESK */
+    int desk;       /* the desk that lent the block, or NO_DESK */
     unsigned flags; /* flags for cm_pool_free() */
     uint32_t use_count;
     cm_stream *uses[USES_MAX]; /* held; a segment has none */
@@ -204,9 +204,9 @@ lend(uint64_t nbytes, int device, void *stream, bool is_segment, int at)
     cm_address address = 0;
     bool possible = nbytes > 0 && device >= 0 && device < CM_MAX_DEVICES;
     /* The record of the allocation has the Python stack of the caller, and reading it
-     * takes the GIL. It is not read for a segment, because its caller holds a lock for
-     * which threads with the GIL wait. It is read before enter(), because a thread with
-     * the GIL may wait until nobody is inside. */
+     * takes the GIL. The stack is not read for a segment, because the caller then holds
+     * a lock for which threads with the GIL wait. The stack is read before enter(),
+     * because a thread with the GIL may wait until nobody is inside. */
     cm_event_origin before = cm_recording_lend_caller(!is_segment);
     cm_runtime *rt = possible ? enter() : NULL;
     if (rt == NULL) {

@@ -4,10 +4,10 @@
  * the process ends.
  *
  * A thread with the GIL may wait for a lock that the caller of these functions holds,
- * or until no thread is inside them. So at most cumem_lend() takes the GIL, to read the
- * caller's Python stack while a recorder is on, and it does so before it counts as
- * inside. After shutdown(), and in a forked child, nothing is lent, and blocks that
- * come back are leaked. `stream` is a cudaStream_t.
+ * or until no thread is inside them. So of these functions only cumem_lend() may take
+ * the GIL, to read the caller's Python stack while a recorder is on, and it does so
+ * before it counts as inside. After shutdown(), and in a forked child, nothing is lent,
+ * and blocks that come back are leaked. `stream` is a cudaStream_t.
  *
  * There are two uses (cumem/integrations/torch.py). replace_allocator() puts cumem in
  * the place of PyTorch's allocator: a tensor of 1 MB calls cumem_lend(1000000, 0,

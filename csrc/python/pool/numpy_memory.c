@@ -162,8 +162,9 @@ is_inherited(const cm_storage *storage)
                                   : cm_block_is_inherited(storage->block);
 }
 
-/* Give memory back. The last holder of a pool would have to wait for it, so that is
- * left to a later call into cumem. */
+/* Give memory back. If this storage may be the last that keeps its pool alive, giving
+ * it back would end the pool, and that waits. So it is then left to a later call into
+ * cumem. */
 static void
 give(cm_storage *storage)
 {

@@ -340,8 +340,8 @@ pool_enter(PyObject *op, PyObject *Py_UNUSED(unused))
     if (check_open(self) < 0) {
         return NULL;
     }
-    /* A constructor that names no device would not use this pool, and would ignore its
-     * limit. */
+    /* Refuse a pool of another device. In its block, a constructor that names no device
+     * would not use this pool, and would ignore its limit. */
     int current = cm_state_device(self->state);
     if (self->config.device != current) {
         (void)cm_package_refuse("pools.pool", "refuse_block",
@@ -616,9 +616,9 @@ typedef struct locked_row {
     int device;
 } locked_row;
 
-/* List all of these ranges without making a Python object. That could run a garbage
- * collection, which could end a storage that the loop was about to visit. The caller
- * frees *out. Returns 0, or -1 with MemoryError. */
+/* List all of these ranges without making a Python object. Making one could run a
+ * garbage collection, and that could end a storage that the loop was about to visit.
+ * The caller frees *out. Returns 0, or -1 with MemoryError. */
 static int
 list_registered(const cm_state *state, locked_row **out, size_t *count)
 {

@@ -450,8 +450,8 @@ spill_some(spill_move *self, uint64_t nbytes, cm_status shortage,
     return is_raised ? -1 : result;
 }
 
-/* Find out whether a request has spilled so much that others must have used it again.
- */
+/* Find out whether a request has spilled so much that others must have woken buffers
+ * that it had spilled. */
 static bool
 is_contended(cm_pool *pool, const cm_spill_report *report)
 {

@@ -63,7 +63,7 @@ typedef struct cm_dl_versioned {
 
 /* The protocol as a table of C functions, which a type may have since version 1.3, in a
  * capsule named "dlpack_exchange_api". These functions wait for no stream: the memory
- * is used on the current one. All but `allocate` are called with the GIL held and
+ * is used on the current stream. All but `allocate` are called with the GIL held and
  * return 0, or -1 with an exception; `allocate` reports what failed by calling
  * `set_error`. Tables of other major versions are found through `previous`. */
 typedef void (*cm_dl_set_error)(void *context, const char *kind, const char *message);

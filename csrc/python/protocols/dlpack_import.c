@@ -637,8 +637,8 @@ import_on_stream(cm_state *state, const exporter *self, cm_stream *stream)
 }
 
 /* Choose the stream on which the exporter is to have its memory ready, and ask. An
- * exporter cannot use a stream of another device, so it then gets one of its own
- * device. */
+ * exporter cannot use a stream of another device. So if our stream is of another
+ * device, the exporter gets a stream of its own device. */
 static PyObject *
 import_from(cm_state *state, const exporter *self)
 {

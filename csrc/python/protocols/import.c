@@ -165,9 +165,9 @@ probe(cm_state *state, cm_runtime *rt, cm_import *import, const char *what,
         return 0;
     }
     int device = cm_state_device(state); /* this needs the GIL */
-    /* The GIL is kept while the driver is asked, unless that may take long. The answer
-     * comes before another thread that is busy with Python code would give the GIL
-     * back. */
+    /* The GIL is kept while the driver is asked, unless that may take long. If we gave
+     * the GIL up, a thread that is busy with Python code could keep it for longer than
+     * the driver takes to answer. */
     bool waits = state->context_count == 0 || cm_registry_is_busy(registry);
     PyThreadState *thread = waits ? cm_gil_give() : NULL;
     /* The driver knows no pointers on a thread without a context. */

@@ -15,7 +15,8 @@
 /* -- arrays with a mask ------------------------------------------------------------- */
 
 /* The mask of a numpy.ma.MaskedArray lies in memory of its own, which nothing here
- * reads, so its elements would be copied as if none were masked. */
+ * reads. So the array's elements would be copied as if none were masked, and such an
+ * array is refused. */
 int
 cm_check_unmasked(PyObject *array)
 {
@@ -349,8 +350,8 @@ is_plain_value(PyObject *object)
            || PyRange_Check(object) || cm_numpy_is_scalar(object);
 }
 
-/* True if a bytes object is one value for the target. It is if the target's dtype is
- * one of bytes or void. For other dtypes it is a run of uint8. */
+/* True if a bytes object is one value for the target. That is so if the target's dtype
+ * is one of bytes or void. For other dtypes the object is a run of uint8. */
 static bool
 is_bytes_value(PyObject *object, PyObject *target_dtype)
 {

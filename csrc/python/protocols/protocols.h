@@ -9,8 +9,8 @@
  * NumPy's arrays are read as they are. Then DLPack is tried, by its C functions and by
  * __dlpack__() (dlpack_import.c), then the CUDA array interface
  * (import_array_interface.c), and last the buffer protocol (operand.c). Each importer
- * describes the memory in a cm_import, and import.c checks it, asks the driver what it
- * is, and makes a buffer of it.
+ * describes the memory in a cm_import, and import.c checks the description, asks the
+ * driver about the memory, and makes a buffer over it.
  *
  * Descriptions that come in are not trusted: each size, stride, offset and pointer is
  * checked before it is used, and a value that cannot be true raises a ValueError,
