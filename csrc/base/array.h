@@ -11,8 +11,8 @@
  * `array_pointer` points to the pointer to the array, which is NULL, or memory from
  * malloc, or `inside`. `inside` is a first array that is part of another struct, or
  * NULL; when it gets too small its items are copied, and it is never freed. Returns the
- * number of items for which there is room afterwards, or 0 if there is no memory, and
- * then it has changed nothing. */
+ * number of items for which there is room afterwards, or 0 if there is no memory, in
+ * which case nothing has changed. */
 static inline uint32_t
 cm_array_reserve(void *array_pointer, size_t item_nbytes, const void *inside,
                  uint32_t count, uint32_t room)

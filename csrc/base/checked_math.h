@@ -6,7 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Each returns true and writes *out if the exact result fits, else false. */
+/* If the exact result fits, each of these writes it to *out and returns true. Otherwise
+ * it returns false. */
 static inline bool
 cm_add_u64(uint64_t a, uint64_t b, uint64_t *out)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds out where the process has a file mapped into memory.
  *
- * A map is found by the file that it shows, not by the object that made it: the same
- * bytes come as numpy.memmap, mmap.mmap, a tensor of torch.from_file(), shared memory
- * or registered memory, and through any name or descriptor of the file. The kernel's
- * list of mappings, /proc/self/maps, names the device and inode behind each. On overlay
- * file systems these are not the numbers that stat() gives. So the file is mapped once
- * more. The list then has the file's own numbers in the line of this mapping, and is
- * searched for other lines with the same numbers.
+ * A map is found by the file that it shows, not by the object that made it. Many sorts
+ * of objects map a file: numpy.memmap, mmap.mmap, a tensor of torch.from_file(), shared
+ * memory and registered memory. They may have opened it by any of its names. The
+ * kernel's list of mappings, /proc/self/maps, names the device and inode behind each.
+ * On overlay file systems these are not the numbers that stat() gives. So the file is
+ * mapped once more. The list then has the file's own numbers in the line of this
+ * mapping, and is searched for other lines with the same numbers.
  *
  * Example: before a file is written from memory, cm_file_maps_read() lists its mappings
  * that lie in the memory, and cm_file_maps_show() tells whether the memory shows bytes

@@ -106,9 +106,10 @@ parse_list(const char *text, cm_cpus *out)
 
 /* -- control groups --------------------------------------------------------------------------- */
 
-/* The groups that the process is in. Earlier structs are never freed, since another
- * thread may be reading them. There are only a few, since a process is seldom moved to
- * other groups. */
+/* The groups that the process is in. When the groups change, a new struct takes the
+ * place of the old one, which is never freed, since another thread may be reading it.
+ * There are only a few such structs, since a process is seldom moved to other groups.
+ */
 typedef struct control_groups {
     struct control_groups *last;
     uint64_t cpu_count;

@@ -29,7 +29,7 @@ CM_NODISCARD bool cm_control_groups_set(const char *folders, uint64_t cpu_count)
  * process that uses more than its control group allows is killed without getting an
  * error first. So code that populates pages looks here first. */
 typedef struct cm_host_memory {
-    /* What the process may use, which is the smaller of the next two. */
+    /* What the process may use, which is the smaller of the next two members. */
     uint64_t limit_nbytes;
     /* The smallest limit of the process's groups and of the groups above these. */
     uint64_t cgroup_nbytes;

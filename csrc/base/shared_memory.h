@@ -55,7 +55,8 @@ enum {
     CM_SHARED_FORM_NBYTES = 4000, /* the longest form, with the zero at its end */
 };
 
-/* Tells one memory from every other that has the same name, before or after it. */
+/* Distinguishes one memory from all others that had the same name before it, or will
+ * have it afterwards. */
 typedef struct cm_shared_token {
     uint64_t words[2];
 } cm_shared_token;

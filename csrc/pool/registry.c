@@ -21,8 +21,8 @@
  *   - A busy piece is being registered or unregistered by one thread, which alone may
  *     change it.
  *   - If a piece that is not busy has share_count 0, the runtime has refused to
- *     unregister it. It is still locked, and the next request for its pages tries
- *     again. */
+ *     unregister it. It is still locked, and the next request for its pages tries to
+ *     unregister it again. */
 typedef struct cm_page_piece {
     uintptr_t base;
     uintptr_t end;
@@ -38,8 +38,8 @@ typedef struct cm_page_piece {
     int device; /* the device whose context registered it */
     bool busy;
     bool foreign; /* locked by somebody else, and never unregistered by us */
-    /* Devices may not write to this piece. While the piece is busy, this says that it
-     * may be locked in that way. */
+    /* Devices may not write to this piece. While the piece is busy, this says only what
+     * was asked for, and may still become false. */
     bool read_only;
 } cm_page_piece;
 

@@ -74,7 +74,8 @@
 
 /* -- phases ----------------------------------------------------------------------------- */
 
-/* Go from one phase to another. Returns false if the pool is in a third one. */
+/* Go from the phase `from` to the phase `to`. Returns false, and changes nothing, if
+ * the pool is not in `from`. */
 static bool
 try_change(cm_pool *pool, cm_pool_phase from, cm_pool_phase to)
 {
@@ -363,7 +364,8 @@ cm_pool_check_host(cm_pool *pool)
     return nbytes <= cm_budget_room(budget) ? cm_ok() : cm_fail(CM_ELIMIT, nbytes);
 }
 
-/* Parts get their memory in order, so a part without memory is the next one. */
+/* Parts get their memory in order, so if this part has none, it is the next one to get
+ * some. */
 cm_status
 cm_pool_take_part(cm_pool *pool, uint32_t part, const cm_wait_hooks *hooks)
 {

@@ -279,7 +279,8 @@ open_populated(segment_source *self, uint64_t nbytes, cm_chunk *out)
 /* -- segments --------------------------------------------------------------------------- */
 
 /* Make a chunk as cm_source_ops says. If the system cannot register the memory, the
- * runtime allocates it instead, unless the source has to make it itself. */
+ * runtime allocates the chunk instead. That will not do if children are to share the
+ * memory, or if the user named a node, and then the call fails. */
 static cm_status
 open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
 {

@@ -116,8 +116,8 @@ find_function(const char *name, int version, int driver_version)
 static void
 find_functions(cm_cuda *cuda)
 {
-    /* ISO C does not cast an object pointer to a function; POSIX gives both the same
-     * size. */
+    /* ISO C does not cast an object pointer to a function pointer. POSIX gives both the
+     * same size, so the bytes are copied. */
 #define FIND_FUNCTION(name, version)                                                   \
     {                                                                                  \
         void *address = find_function(#name, version, cuda->base.driver_version);      \

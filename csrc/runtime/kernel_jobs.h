@@ -89,8 +89,9 @@ typedef struct cm_table_job {
  * groups of a layer, then through the layers. Warp w begins at slot CM_ROWS_SLOTS * w
  * and copies CM_ROWS_SLOTS slots at once. Its next slots are further on by a step of
  * CM_ROWS_SLOTS times the number of warps. The kernel keeps the part, the group and the
- * layer of a slot in separate counters. It adds to each its share of the step, so that
- * its loop needs no division. */
+ * layer of a slot in separate counters. The step is given as so many layers, groups and
+ * parts, and the kernel adds each of these to its own counter. So its loop needs no
+ * division. */
 enum {
     CM_ROWS_MAX_LAYERS = 246,
     CM_ROWS_SLOTS = 4,

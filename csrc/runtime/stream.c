@@ -236,7 +236,7 @@ static bool
 one_captures(cm_runtime *rt, int device)
 {
     bool found = false;
-    cm_mutex_lock(&rt->capturable_lock); /* the questions below wait for nothing */
+    cm_mutex_lock(&rt->capturable_lock); /* not for long: the driver answers at once */
     for (const cm_list *n = rt->capturable.next;
          n != NULL && n != &rt->capturable && !found; n = n->next) {
         const cm_stream *stream = CM_LIST_ENTRY(n, cm_stream, capturable);

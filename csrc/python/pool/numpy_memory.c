@@ -15,10 +15,10 @@
  *                                  fence, since anybody may have started a copy from
  *                                  the array. NumPy's own free takes all other memory.
  *
- * NumPy holds the GIL in these calls, except for some of realloc. We give the GIL up
- * while a pool looks for more memory, as NumPy's own calloc does, but not in realloc,
- * while an array points to memory that may go. Nothing here waits for a device or runs
- * Python code. */
+ * NumPy holds the GIL in these calls, except in some calls of realloc. We give the GIL
+ * up while a pool looks for more memory, as NumPy's own calloc does, but not in
+ * realloc, because the array still points to memory that realloc may free. Nothing here
+ * waits for a device or runs Python code. */
 #include <stdlib.h>
 #include <string.h>
 
