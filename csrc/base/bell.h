@@ -9,9 +9,9 @@
  *   cm_bell_ring()     when such a transfer is done
  *   cm_bell_release()  by the transfer, and by the loop at its end
  *
- * The bell duplicates the descriptor that it is made of. If a loop ends before its
- * transfers do, it may close its own descriptor: the transfers then write to an eventfd
- * that nobody reads, and never to a file that has got the same number since.
+ * The bell duplicates the descriptor that it is made of. A loop that ends before its
+ * transfers may close its own descriptor. The transfers then write to an eventfd that
+ * nobody reads, and never to a file that has got the same number since.
  *
  * Locks: none. The count is atomic, and the descriptor never changes. */
 #pragma once

@@ -249,9 +249,9 @@ UINT32_F32(float x)
 }
 
 /* The instruction that converts one float returns INT64_MIN if the result does not fit.
- * So when it returns that, which is rare, cut_INT64_…() computes the result, and is
- * also right for a float that really is INT64_MIN. The unsigned types call their
- * function whenever the result of the instruction is outside their range. */
+ * So when the instruction returns INT64_MIN, which is rare, cut_INT64_…() computes the
+ * result. That is also right for a float that really is INT64_MIN. The unsigned types
+ * call their function whenever the result of the instruction is outside their range. */
 #if defined(__x86_64__)
 #    define INSTRUCTION_F32(x) _mm_cvttss_si64(_mm_set_ss(x))
 #    define INSTRUCTION_F64(x) _mm_cvttsd_si64(_mm_set_sd(x))

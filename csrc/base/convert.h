@@ -12,8 +12,8 @@
  * the copy. `run` converts element (i, j, ...), which lies at src + i*src_strides[0] +
  * j*src_strides[1] + ..., and stores it at the same indices of the target. The two do
  * not overlap. Several threads may call `run` at a time, without any lock. It returns
- * false if some element could not be converted; `number` then tells the code that made
- * the cast which cast failed, so that it can find out why. */
+ * false if some element could not be converted; `number` then tells which cast failed,
+ * so that the code that made the cast can find out why. */
 typedef struct cm_cast {
     bool (*run)(const struct cm_cast *cast, int ndim, const int64_t *shape, void *dst,
                 const int64_t *dst_strides, const void *src,

@@ -224,8 +224,8 @@ name_of_stat(const struct stat *info)
                       .inode = info->st_ino};
 }
 
-/* Return the name of the file in the list: that in the line of the mapping at `page`
- * or, if there is no such line, the one that stat() gives. */
+/* Return the name that the file has in the list. It is read from the line of the
+ * mapping at `page`. If there is no such line, it is the name that stat() gives. */
 static map_line
 find_name(const char *text, const void *page, const struct stat *info)
 {

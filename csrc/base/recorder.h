@@ -29,7 +29,7 @@ enum {
     CM_EVENT_WAKE,
 };
 /* The kinds of memory in events, in the order of KINDS in the same file. Records that
- * were saved have these numbers: a kind keeps its own, and a new one comes last. */
+ * were saved have these numbers: a kind keeps its number, and a new kind comes last. */
 enum {
     CM_EVENT_PINNED,
     CM_EVENT_MAPPED,

@@ -10,7 +10,7 @@
  * file in a private folder, the note, says which process has the memfd, and by which
  * number. Another process then opens /proc/PID/fd/NUMBER, which is the memfd itself.
  * The kernel allows that to processes that may read each other's memory: those of one
- * user, in one namespace of processes, that have not switched it off (prctl(2),
+ * user, in one namespace of processes, that have not forbidden this (prctl(2),
  * PR_SET_DUMPABLE). Nobody has to answer, so no user needs a thread or a socket for it.
  *
  * The note has two bytes on which processes take locks. The kernel releases a lock when
@@ -36,9 +36,9 @@
  * number that was used again, is not taken for the memfd.
  *
  * A forked child inherits the mapping, and the lock of the users with it. So it counts
- * as a user as long as it keeps its descriptors. It closes a gate that another thread
- * had while it was forked, since that thread does not exist in the child and would
- * never leave.
+ * as a user as long as it keeps its descriptors. If another thread had a gate at the
+ * fork, the child closes that gate, since the thread does not exist in the child and
+ * would never leave.
  *
  * The note is unlinked by the last user. After SIGKILL it stays, holds no memory, and
  * is used again by the next process that opens the name.
@@ -77,12 +77,12 @@ typedef struct cm_shared_request {
  * CM_ESHAPE `found_form` is the form under which the name is in use.
  * Blocks: while another process makes or opens the memory of this name.
  * Fails:  CM_ESHAPE if the name is in use with another form or size; CM_ECLOSED if the
- *         memory of the token is gone; CM_EBUSY if it has users, but none from which
- *         this process may take it; CM_EHOSTMEMORY with the bytes that can be had;
- *         CM_ENOMEM; CM_EINVALID if the name is not valid, or there is no such node;
- *         CM_ENUMA if the memory came from another node; CM_ECANCELLED if a signal came
- *         while it waited; CM_ESYSTEM with the errno, which is EPERM if the folder of
- *         the notes belongs to another user. */
+ *         memory of the token is gone; CM_EBUSY if the memory has users, but none from
+ *         which this process may take it; CM_EHOSTMEMORY with the bytes that can be
+ *         had; CM_ENOMEM; CM_EINVALID if the name is not valid, or there is no such
+ *         node; CM_ENUMA if the memory came from another node; CM_ECANCELLED if a
+ *         signal came while it waited; CM_ESYSTEM with the errno, which is EPERM if the
+ *         folder of the notes belongs to another user. */
 CM_NODISCARD cm_status cm_shared_open(const cm_shared_request *request,
                                       char found_form[CM_SHARED_FORM_NBYTES],
                                       cm_shared_memory **out);

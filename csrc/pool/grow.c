@@ -38,15 +38,15 @@
  *
  * How long new chunks are
  * -----------------------
- * A chunk can move or go back only when all of it is free. So it is short in comparison
- * with all that the pool holds: one small block that keeps a chunk in place then wastes
- * little. But the copy engines of a device lose speed at each border of two chunks,
- * though kernels do not. From one H200 to another they copy 373 GB/s if chunks have 2
- * MiB, 388 at 4 MiB, 391 at 8 MiB, and 394 at 16 MiB and at any length above that. A
- * long copy needs a long block, and where a long block was, memory is free in long
- * stretches later. So chunks for a long block may be longer, in proportion to it, up to
- * 16 MiB. Recorded programs then reserve 0.1 % more. With chunks of 1/48, 1/32 or 1/16
- * of the block, one of these programs reserves 3 to 6 % more.
+ * A chunk can move or go back only when all of it is free. So chunks are short in
+ * comparison with all that the pool holds, and one small block that keeps a chunk in
+ * place wastes little. But the copy engines of a device lose speed at each border of
+ * two chunks, though kernels do not. From one H200 to another they copy 373 GB/s if
+ * chunks have 2 MiB, 388 at 4 MiB, 391 at 8 MiB, and 394 at 16 MiB and at any length
+ * above that. A long copy needs a long block, and where a long block was, memory is
+ * free in long stretches later. So chunks for a long block may be longer, in proportion
+ * to it, up to 16 MiB. Recorded programs then reserve 0.1 % more. With chunks of 1/48,
+ * 1/32 or 1/16 of the block, one of these programs reserves 3 to 6 % more.
  *
  * Plans
  * -----
@@ -322,8 +322,8 @@ longest_chunk(const cm_pool *pool, const place_plan *plan, uint64_t nbytes)
 {
     uint64_t granule = pool->source->granule;
     uint64_t held = pool->counters.reserved_nbytes + plan->create_nbytes;
-    /* In a pool that spills, a long chunk that two blocks share would keep both from
-     * giving it back. */
+    /* In a pool that spills, two blocks that share a long chunk would keep each other
+     * from giving it back. */
     uint64_t most = pool->config.spills ? 0 : (held + nbytes) / plan->share;
     cm_pool_raise(&most, cm_least(nbytes / GAP_SHARE, GAP_CHUNK_MAX));
     most = most / granule * granule;

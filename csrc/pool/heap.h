@@ -136,8 +136,8 @@ typedef struct cm_heap_view {
 /* The table of READY spans. Spans of up to CM_READY_NBYTES are in CM_READY_SETS sets by
  * their size, of CM_READY_WAYS each. A longer span normally joins its neighbours at
  * once, because holes between long spans waste memory. Only the span that was taken
- * last may become READY, in the one entry CM_READY_LONG, if that is empty: giving that
- * span back leaves the heap as it was before. */
+ * last may become READY, if CM_READY_LONG, the one entry for such spans, is empty. The
+ * heap is then as it was before the span was taken. */
 #define CM_READY_NBYTES (UINT64_C(64) << 10)
 enum { CM_READY_SETS = 32, CM_READY_WAYS = 4 };
 enum { CM_READY_LONG = CM_READY_SETS * CM_READY_WAYS, CM_READY_COUNT };

@@ -86,10 +86,11 @@
  *     was another stream, the order of neither stream alone protects it, and it goes
  *     into flight.
  *   - While a stream captures, nobody may record an event on it for the pool or wait
- *     for it. A block that a capture used belongs to the graph, which can run at any
- *     time, so it stays in flight until the pool ends.
- *   - A live block keeps its pool alive. When its last holder and its last live block
- *     are gone, leave() ends it, in whichever thread that happens.
+ *     for it. A block that a capture used belongs to the graph. The graph can run at
+ *     any time, so the block stays in flight until the pool ends.
+ *   - A live block keeps its pool alive. When the pool's last holder and its last live
+ *     block are gone, leave() ends the pool, in the thread that let go of the last of
+ *     these.
  *   - In a forked child the pool hands out nothing and takes nothing back: the driver's
  *     memory is the parent's. */
 #include <stdlib.h>

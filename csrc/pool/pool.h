@@ -147,8 +147,8 @@ CM_NODISCARD cm_status cm_pool_create(cm_runtime *rt, const cm_pool_config *conf
 
 /* cm_pool_hold() and cm_pool_release() count the holders of a pool. A live block keeps
  * its pool alive as well. A release that leaves the pool without a holder and without a
- * live block ends it: it waits for everything in flight and gives all memory back, so
- * it blocks and makes runtime calls. */
+ * live block ends the pool. Such a release waits for everything in flight and gives all
+ * memory back, so it blocks and makes runtime calls. */
 cm_pool *cm_pool_hold(cm_pool *pool);
 void cm_pool_release(cm_pool *pool);
 
@@ -280,13 +280,13 @@ enum {
 };
 
 /* Give a block back. `uses` are the streams that worked on it, borrowed for the call.
- * The call blocks only if it ends the pool, which it does if nobody holds the pool and
- * this was its last live block. Otherwise it just records events, which a later poll
- * looks at; a later poll also records the fence if the block needs one. The block waits
- * for a fence if recording an event fails, if nobody keeps a stream alive, or if more
- * than 255 streams are in use. If a capture used the block, or a stream that is
- * capturing now, the block belongs to the graph and becomes free only when the pool
- * ends. In a forked child the block is leaked. */
+ * The call blocks only if it ends the pool, that is, if nobody holds the pool and this
+ * was its last live block. Otherwise it just records events, which a later poll looks
+ * at; a later poll also records the fence if the block needs one. The block waits for a
+ * fence if recording an event fails, if nobody keeps a stream alive, or if more than
+ * 255 streams are in use. If a capture used the block, or a stream that is capturing
+ * now, the block belongs to the graph and becomes free only when the pool ends. In a
+ * forked child the block is leaked. */
 void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                   uint32_t use_count, unsigned flags);
 /* True where cm_pool_free() with these arguments makes no runtime call. */

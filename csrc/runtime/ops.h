@@ -6,8 +6,8 @@
  *
  * X(name, CUDA function, oldest driver, (kind, argument), (parameters), (arguments))
  *
- * `argument` is the one that tells most about a failure, and `kind` is the name under
- * which cumem/base/errors.py has a text for such an argument. CM_OP_PARAMS and
+ * `argument` is the argument that tells most about a failure, and `kind` is the name
+ * under which cumem/base/errors.py has a text for such an argument. CM_OP_PARAMS and
  * CM_OP_ARGS put `cm_runtime *rt` in front of the parameters.
  *
  * Example: the row of host_alloc makes cm_rt_host_alloc(rt, nbytes, flags, &out), which

@@ -17,7 +17,7 @@
  *     that brought it.
  *   - A per-thread default stream: all threads use the same handle for it, but in each
  *     thread the handle means another stream. Its record belongs to the thread that
- *     wrapped it, and its id tells it from those of other threads.
+ *     wrapped it, and its id distinguishes it from the records of other threads.
  *
  * Captures
  * --------

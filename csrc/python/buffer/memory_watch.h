@@ -23,9 +23,9 @@
 #include "python/buffer/storage.h"
 
 /* Let `storage`, which was just made of `object`, keep the object that has the bytes: a
- * storage of PyTorch's or, for an array, the object that it is a view of. If there is
- * neither, nothing is kept. Returns 0, or -1 with an exception. Errors of the object's
- * own code are not passed on. */
+ * storage of PyTorch's or, for an array, the object of which the array is a view. If
+ * there is neither, nothing is kept. Returns 0, or -1 with an exception. Errors of the
+ * object's own code are not passed on. */
 int cm_memory_keep(cm_storage *storage, PyObject *object);
 /* Find the storage of the tensor that an array is a view of, as the arrays of
  * Tensor.numpy() are. Copies that keep only the array have to keep that storage as
@@ -40,10 +40,10 @@ void cm_memory_share(cm_storage *storage, const cm_storage *other);
 /* Check that the memory is still where it was. Returns 0, or -1 with BufferError. */
 int cm_memory_check(const cm_storage *storage);
 
-/* Note which object has the bytes of a storage and where they are, for the handle of a
- * copy in the background, which outlives the storages of its ends. *list is made with
- * the first item. A storage that is not watched is left out. Returns 0, or -1 with an
- * exception. */
+/* Note which object has the bytes of a storage and where they are. The handle of a copy
+ * in the background needs this note, since it outlives the storages of its ends. *list
+ * is made with the first item. A storage that is not watched is left out. Returns 0, or
+ * -1 with an exception. */
 int cm_memory_note(const cm_storage *storage, PyObject **list);
 /* Note where the bytes of a storage of PyTorch's or of an array are now. Returns 0, or
  * -1 with an exception. */

@@ -389,8 +389,8 @@ cm_storage_count_exports(const cm_storage *storage)
     return atomic_load(&storage->holds) % CM_HOLD_TRANSFER;
 }
 
-/* True if a stream that it remembers was given a fill of it that nobody has waited for.
- * Needs the GIL. */
+/* True if a stream that the storage remembers was given a fill of the storage, and
+ * nobody has waited for this fill. Needs the GIL. */
 static inline bool
 cm_storage_has_pending_fill(const cm_storage *storage)
 {
@@ -452,9 +452,9 @@ cm_storage_enrol(cm_storage *storage, const cm_pool_config *config)
 
 /* -- its end ------------------------------------------------------------------------------ */
 
-/* Move the members that have to be given back from `storage` to `out`, which nobody
- * else knows, so that giving them back may wait without the GIL. `out` must not be
- * moved in memory. Needs the GIL. */
+/* Take the members that have to be given back out of `storage`, and put them into
+ * `out`. Nobody else knows `out`, so giving them back may wait without the GIL. `out`
+ * must not be moved in memory. Needs the GIL. */
 void cm_storage_detach(cm_storage *storage, cm_storage *out);
 /* Give back everything that needs no Python. The GIL must not be held if this may wait.
  * In a forked child all of it is leaked. Waits for the streams that use registered

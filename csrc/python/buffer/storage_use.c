@@ -449,8 +449,8 @@ cm_storage_extent(const cm_storage *storage, const cm_region *region, bool write
 }
 
 /* Mark transfers that a new one covers: it contains their bytes and came after them, so
- * whatever would have to wait for them has to wait for it. If the new one only reads it
- * covers none, since other readers pass it by. */
+ * whatever would have to wait for them has to wait for it. A new transfer that only
+ * reads covers none, since other readers do not wait for it. */
 static void
 cover_others(cm_storage *storage, cm_extent extent, uint64_t seen)
 {

@@ -30,10 +30,11 @@ is_steered(const cm_buffer *self)
     return read_mostly != 0 || preferred != CM_NO_LOCATION;
 }
 
-/* Warn, unless the moves are intended. Each storage gets at most one warning. If it is
- * not given this time, it may be given later, since advice may be taken back, and a
- * driver that did not answer may answer later. So the driver is asked again after
- * another sixteen turns (page_calls.c sets the count back when advice is given). */
+/* Warn, unless the moves are intended. Each storage gets at most one warning. If the
+ * warning is not given this time, it may be given later, since advice may be taken
+ * back, and a driver that did not answer may answer later. So the driver is asked again
+ * after another sixteen turns (page_calls.c sets the count back when advice is
+ * given). */
 static int
 warn(cm_buffer *self)
 {

@@ -399,8 +399,8 @@ leave(cm_override *override, PyObject *chain, PyObject *object, PyObject *frame,
     }
     Py_INCREF((PyObject *)(void *)self);
     int is_home = is_here ? take_out(override, chain, self) : 0;
-    /* A block that was left in its own context goes on in contexts that were copied
-     * inside of it. */
+    /* A block that was left in its own context is still current in contexts that were
+     * copied inside of it. */
     if (is_home >= 0) {
         block_end(self, is_home == 0);
     }

@@ -10,8 +10,8 @@
 
 /* Return what a module, of this package or another, has by this name, as a new
  * reference. This never imports the module. It returns NULL without an exception if
- * nobody else has imported it, or if it lacks the name, as it may while another thread
- * is importing it. */
+ * nobody else has imported the module, or if the module lacks the name, as it may while
+ * another thread is importing it. */
 PyObject *cm_find_loaded(const char *module, const char *name);
 /* Load the module cumem.<module>. Returns a new reference, or NULL with an
  * exception. */

@@ -180,8 +180,8 @@ typedef struct cm_state {
     uint64_t pool_count;
     /* The serial of the newest pool, default ones included. */
     uint64_t pool_serial;
-    /* The record of the default stream of each device. It is that of one of
-     * `legacy_streams`, which holds it. */
+    /* The record of the default stream of each device. One of `legacy_streams` holds
+     * this record. */
     cm_stream *default_streams[CM_MAX_DEVICES];
     /* Owned, made when first needed: see cm_joining_stream(). */
     cm_stream *joining_streams[CM_MAX_DEVICES];

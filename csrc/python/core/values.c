@@ -27,8 +27,8 @@ hold(given_number *out, cm_number type, const void *value)
     memcpy(out->bytes, value, cm_number_nbytes(type));
 }
 
-/* Read an int of Python's. One of more than 64 bits can go into floats only, which
- * round it, so it is held as the float64 that NumPy would read. */
+/* Read an int of Python's. An int of more than 64 bits can go only into floats, which
+ * round it anyway. So it is held as the float64 that NumPy would read. */
 static bool
 read_integer(PyObject *object, bool goes_into_floats, given_number *out)
 {

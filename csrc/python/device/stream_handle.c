@@ -11,7 +11,8 @@
  *
  * The ways are tried in this order. .ptr and .handle are common names: events, arrays
  * and buffers have them as well, and the driver may crash on a handle of something
- * else. So these two count only on objects that do not look like one of those. */
+ * else. So .ptr and .handle count only on objects that do not look like an event, an
+ * array or a buffer. */
 #include <string.h>
 
 #include "python/core/arguments.h"

@@ -292,10 +292,10 @@ raise_postponed(void *argument)
 }
 
 /* Let the pending exception, if there is one, be raised by the next instruction that
- * Python executes in this thread; it is no longer pending then. Signal handlers run in
- * the main thread, and so do pending calls. In another thread the exception is one that
- * a debugger or a timeout has sent (PyThreadState_SetAsyncExc), and it is sent
- * again. */
+ * Python executes in this thread. When this function returns, no exception is pending.
+ * Signal handlers run in the main thread, and so do pending calls. In another thread
+ * the exception is one that a debugger or a timeout has sent
+ * (PyThreadState_SetAsyncExc), and it is sent again. */
 static void
 postpone_error(void)
 {

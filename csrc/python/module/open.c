@@ -349,8 +349,8 @@ open_now(cm_state *state)
 /* -- in a forked child -------------------------------------------------------------------- */
 
 /* Forget everything of the parent's. Nothing is given back or waited for, so all of it
- * leaks: its threads are not in the child, and any of its locks may be held by one of
- * them. */
+ * leaks: the parent's threads are not in the child, and any of its locks may be held by
+ * one of these threads. */
 static void
 forget_parent(cm_state *state)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* This file has the loans, the functions that other libraries call (lending.h), and the
- * count of threads that are inside these.
+ * count of threads that are inside these functions.
  *
  * Desks
  * -----
@@ -56,7 +56,7 @@ typedef struct desk {
 } desk;
 
 /* There is one for the process, since a function that another library calls gets no
- * argument by which it could find another. */
+ * argument by which it could choose between several. */
 static struct lending {
     cm_runtime *_Atomic rt;
     atomic_int callers; /* threads inside, plus CLOSED if nobody is let in */

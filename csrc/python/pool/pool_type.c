@@ -544,8 +544,8 @@ trim(PyObject *module, PyObject *args)
     }
     cm_pool *pool = self == NULL ? NULL : cm_pool_object_take(object);
     if (self == NULL ? cm_state_runtime(state) == NULL : pool == NULL) {
-        return NULL; /* either call has also dropped deferred references, whose memory
-                        can then be trimmed */
+        return NULL; /* the call has also dropped deferred references, whose memory can
+                        then be trimmed */
     }
     r.only = pool;
     r.keep_nbytes = keep;

@@ -13,10 +13,11 @@
  * -------------
  * Only memory that cumem alone knows may sleep. A buffer that was exported, whose
  * address was read, or that a graph has captured, may be used by others at any time. So
- * it stays, and so does one that a call or a transfer works on, one for which keep()
- * was called, and one without a whole chunk. Each use of a buffer goes through
- * cm_storage_check_open(), which for these pools stamps the storage with a number that
- * rises with each use. The storages with the lowest numbers have been idle longest.
+ * it stays. A buffer on which a call or a transfer works stays as well, and so do a
+ * buffer for which keep() was called and a buffer without a whole chunk. Each use of a
+ * buffer goes through cm_storage_check_open(), which for these pools stamps the storage
+ * with a number that rises with each use. The storages with the lowest numbers have
+ * been idle longest.
  *
  * Turns
  * -----

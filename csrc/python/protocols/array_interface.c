@@ -37,10 +37,10 @@ find_named(const cm_pending *pending)
 }
 
 /* Choose the stream that a consumer has to wait for. If a stream that has work left may
- * be named, it is that one. Otherwise it is the current stream or one of our own. That
- * stream is then made to wait for all the work that is left, so the storage remembers
- * it for as long as the storage lives. Returns a held stream, or NULL with an
- * exception. */
+ * be named, it is that one. Otherwise it is the current stream or one of our own. The
+ * caller then makes this stream wait for all the work that is left, and the storage
+ * remembers the stream for as long as the storage lives. Returns a held stream, or NULL
+ * with an exception. */
 static cm_stream *
 choose_stream(cm_storage *storage, const cm_pending *pending, cm_stream *current)
 {
@@ -144,7 +144,7 @@ find_obstacle(const cm_buffer *buffer, bool *is_dense)
 
 /* Raise why there is no description. It is an AttributeError if another protocol may
  * describe the buffer: hasattr() is then false, and a consumer goes on to DLPack, which
- * says why if it cannot either. Always returns -1. */
+ * says why if it cannot describe the buffer either. Always returns -1. */
 static int
 refuse(const cm_buffer *buffer, obstacle why)
 {

@@ -245,8 +245,8 @@ is_typestr(const char *text)
     return is_time && *rest == '[' && rest[strlen(rest) - 1] == ']';
 }
 
-/* Read the dtype. It is that of the entry "descr" if there is one and "typestr" is one
- * of raw bytes, such as "|V8", and otherwise that of "typestr". Returns a new
+/* Read the dtype. It comes from the entry "descr" if there is one and "typestr" stands
+ * for raw bytes, such as "|V8". Otherwise it comes from "typestr". Returns a new
  * reference, or NULL with an exception. */
 static PyObject *
 read_dtype(PyObject *entries)

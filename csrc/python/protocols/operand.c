@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes any object as memory. This file tries the protocols in their order, has
- * asbuffer(), and describes each object that copy() is given as a region, with
- * everything that keeps it alive. */
+/* Takes any object as memory. This file tries the protocols in their order, and
+ * contains asbuffer(). It makes a region of each object that copy() is given, and keeps
+ * what keeps the object's memory alive. */
 #include "docstrings.h"
 #include "python/buffer/memory_watch.h"
 #include "python/core/arguments.h"

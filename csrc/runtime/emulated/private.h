@@ -125,9 +125,9 @@ typedef struct cm_emulated_range {
 
 /* The memory of all devices. used_nbytes[d] is the sum of nbytes over all ranges and
  * physical memory of device d, and host_used_nbytes is the sum over host and managed
- * ranges. `serial` numbers the mappings. Work notes it when it is queued, so that
- * memory which is mapped later at the same addresses is not mistaken for the memory
- * that the work was meant for. */
+ * ranges. `serial` numbers the mappings. Each piece of work notes the newest number
+ * when it is queued, so that memory which is mapped later at the same addresses is not
+ * mistaken for the memory that the work was meant for. */
 typedef struct cm_emulated_memory {
     uint64_t used_nbytes[CM_MAX_DEVICES];
     /* For each device, bits of other devices that may use what it allocated. */
