@@ -208,8 +208,8 @@ DEFINE_SHORT(UINT16, uint16_t, 0, UINT16_MAX)
 #undef DEFINE_SHORT_OF
 
 /* Converts to a long integer type. The largest value of the integer type, `most`, is
- * not always exact in the middle type. `end`, which is one more, always is, since it is
- * a power of two. */
+ * not always exact in the middle type. `end`, which is one more, is always exact, since
+ * it is a power of two. */
 #define DEFINE_CUT(name, mid, mid_type, type, least, most, end)                        \
     static inline type cut_##name##_##mid(mid_type x)                                  \
     {                                                                                  \

@@ -464,7 +464,8 @@ shown_in(const map_line *line, cm_file_span span)
 }
 
 /* True if mapping `x` shows a byte in span `a` that mapping `y` shows in `b`. If both
- * are the same mapping this is false, since the caller compares addresses itself. */
+ * are the same mapping this is false. The spans then share a byte only if their
+ * addresses overlap, which the caller checks itself. */
 static bool
 lines_meet(const map_line *x, cm_file_span a, const map_line *y, cm_file_span b)
 {

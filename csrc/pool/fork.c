@@ -30,10 +30,10 @@
  * sees must not change for as long as the child can read them. So each block that is
  * live at a fork is marked with the fork's number. When the parent gives such a block
  * back, the pool keeps it, and counts it as in flight, until no child of that fork or
- * of a later one is left. Witnesses tell whether any is left (base/witness.h).
- * Nothing happens at the moment when a child ends: the next miss of an allocation, or
- * the next trim, asks the witnesses. Memory that goes back to the system needs no such
- * care, since the child has its own mapping of it.
+ * of a later one is left. Witnesses tell whether any is left (base/witness.h). Nothing
+ * happens at the moment when a child ends: the next miss of an allocation, or the next
+ * trim, asks the witnesses. Memory that goes back to the system needs no such care,
+ * since the child has its own mapping of it, which keeps the bytes.
  *
  * How a fork goes
  * ---------------

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one list of kernels, and the struct that is the single parameter of each. A
  * kernel exists as a PTX text and as an emulation in C. Both read the struct that the
- * launching code fills in, so it is plain data whose layout is the same for all three,
- * as tests/c/test_emulated_kernel.c asserts. */
+ * launching code fills in. So the struct is plain data, whose layout is the same for
+ * the PTX text, the emulation and the launching code, as tests/c/test_emulated_kernel.c
+ * asserts. */
 #pragma once
 
 #include <stdint.h>

@@ -103,9 +103,9 @@ cm_storage_detach(cm_storage *storage, cm_storage *out)
         storage->forget_transfers_at = 0;
 }
 
-/* Gives nothing back, since the blocks, streams and registrations belong to a driver
- * that is not here. The unfinished transfers stay, because they say that nobody knows
- * what they have written. */
+/* Gives nothing back, since the blocks, streams and registrations belong to the
+ * parent's driver, which does not exist in this process. The unfinished transfers stay,
+ * because they say that nobody knows what they have written. */
 void
 cm_storage_inherit(cm_storage *storage)
 {

@@ -997,8 +997,9 @@ cm_numpy_leave_quiet_block(PyObject *block)
 }
 
 /* Let NumPy convert the elements of one array into another. The rule was checked
- * before. NumPy does not warn of numbers that become infinite, since the engine's own
- * conversion does not either. Returns 0, or -1 with NumPy's exception. */
+ * before. NumPy is kept from warning of numbers that become infinite, since the
+ * engine's own conversion does not warn of them either. Returns 0, or -1 with NumPy's
+ * exception. */
 static int
 convert_by_numpy(PyObject *to, PyObject *from)
 {

@@ -49,7 +49,7 @@ enum { CM_REASON_NBYTES = 512 };
 typedef struct cm_limits {
     /* The limit of all page-locked kinds together. */
     cm_budget host;
-    /* Page-locked kinds use only [0], since no device has them. */
+    /* Page-locked kinds use only [0], since they belong to no device. */
     cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES];
     /* Half of the memory that the process may use; UINT64_MAX if that is not known. */
     uint64_t half_nbytes;

@@ -102,8 +102,8 @@ read_index(const cm_state *state, PyObject *object)
 }
 
 /* Begin a block of the device, or end it (`leaves`). The module state is found by
- * `type`, the type that has these methods, since a Device is of a type written in
- * Python. */
+ * `type`, the type that has these methods, since the type of a Device is written in
+ * Python and has no module state. */
 static PyObject *
 device_block(PyObject *op, PyTypeObject *type, bool leaves)
 {

@@ -140,7 +140,7 @@ cm_wrap_stream(PyObject *module, PyObject *args)
 }
 
 /* This is the method Stream.from_external(obj, /, *, device=None). A Stream is returned
- * as it is, since its owner expects that its close() works. */
+ * as it is, so that nobody has another Stream of it when its owner closes it. */
 static PyObject *
 stream_from_external(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
                      PyObject *kwnames)

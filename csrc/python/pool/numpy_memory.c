@@ -4,9 +4,10 @@
  * NumPy asks a handler for the bytes of arrays. There is one for each context and a
  * default one for the process. Within `with numpy_pinned():` the context has a handler
  * of ours; to pin arrays in the whole process, our functions are written into the
- * default handler (docs/decisions/0015). They are never taken out again: arrays of the
- * default handler may then lie in page-locked or in ordinary memory, and only those
- * whose addresses are in the map `process.storages` lie in page-locked memory.
+ * default handler (docs/decisions/0015). They are never taken out again, since arrays
+ * of the default handler may from then on lie in page-locked or in ordinary memory, and
+ * only our functions can tell which. An array lies in page-locked memory if its address
+ * is in the map `process.storages`.
  *
  *   np.empty(n)   numpy_malloc()   From min_nbytes on, pin() takes a block of the pool.
  *                                  Smaller arrays, and those for which there is no

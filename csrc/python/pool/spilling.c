@@ -47,7 +47,7 @@
  *   - free() of a buffer that moves only closes it, because the move holds it as a
  *     transfer does. A buffer that sleeps is freed without waking.
  *   - A signal handler or a callback may run during a move and use a buffer that moves.
- *     It gets an error, since waiting would never end.
+ *     Such a use gets an error, since waiting would never end.
  *   - Nothing moves while a stream that is known is being captured.
  *   - A request and the users of what it spills could take the memory from each other
  *     for ever. So a request gives up once it has spilled CONTENDED_TIMES as much as
