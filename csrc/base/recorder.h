@@ -80,9 +80,9 @@ cm_recorder_is_on(void)
 void cm_recorder_note(cm_event event);
 void cm_recorder_note_here(cm_event event);
 
-/* Return the origin of what this thread now does to `nbytes` bytes. The finder that
- * cm_recorder_open() was given chooses it; without a finder it is the origin that was
- * lent to the thread. Called with nothing locked. */
+/* Return the origin of an event of `nbytes` bytes that this thread is about to note.
+ * The finder that cm_recorder_open() was given chooses it; without a finder it is the
+ * origin that was lent to the thread. Called with nothing locked. */
 cm_event_origin cm_recorder_find_origin(uint64_t nbytes);
 /* Lend the origin of another thread to this one. Returns the origin that was lent
  * before, which the caller puts back afterwards in the same way. */

@@ -625,7 +625,7 @@ land_flights(cm_pool *pool, bool all, bool at_end)
     for (uint64_t passed = 0; left > 0 && (all || passed < PASS_MAX); left--) {
         node = cm_list_pop_front(&pool->in_flight);
         if (node == NULL) {
-            break; /* the count includes blocks that are kept or could not be noted */
+            break; /* the count includes blocks that are not in this list */
         }
         if (at_end || is_idle_locked(pool, flight_of(node))) {
             cm_heap_view view = cm_pool_view_locked(pool, 0);

@@ -443,9 +443,9 @@ CM_NODISCARD cm_status cm_pool_watch_forks(cm_pool *pool);
 void cm_pool_unwatch_forks(cm_pool *pool);
 /* Find out whether a block that is being given back has to be kept, because a forked
  * child still has it. Returns true if so; then the caller puts *out into the pool's
- * `held_by_children`. If there was no memory for that node *out stays as it was
- * (callers set it to NULL), and the block stays in flight until the pool ends. Returns
- * false if no child has the block any more. */
+ * `held_by_children`. If there was no memory for the node that *out is to point to,
+ * *out stays as it was (callers set it to NULL), and the block stays in flight until
+ * the pool ends. Returns false if no child has the block any more. */
 bool cm_pool_try_hold_for_children(cm_pool *pool, cm_heap_span *span, unsigned flags,
                                    cm_list **out);
 /* Move held blocks whose children have ended into flight, as if they had been freed

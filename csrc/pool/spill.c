@@ -338,7 +338,7 @@ give_parts_locked(cm_pool *pool, cm_heap_span *span, stretch s)
     cm_address end = cm_span_end(span);
     span->state = CM_SPAN_BUSY;
     if (!cut_locked(pool, span, s)) {
-        /* Parts of the span have no memory, so nobody may use it, and it stays in
+        /* Parts of the span have no memory, so nobody may use the span, and it stays in
          * flight until the pool ends. */
         span->state = CM_SPAN_FLIGHT;
         pool->counters.in_flight_count++;

@@ -25,7 +25,7 @@ cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
                 bool fresh)
 {
     CM_NEEDS_GIL();
-    if (fresh) { /* fields that no use changes */
+    if (fresh) { /* members that stay the same when the struct is used again */
         memset(storage, 0, sizeof(*storage));
         atomic_init(&storage->refs, 1);
         storage->state = state;

@@ -461,7 +461,7 @@ find_current(cm_state *state, PyObject *about)
     return is_ours ? (int)theirs : cm_state_device(state);
 }
 
-/* Errors say that this is expected if an argument is not a device. */
+/* If an argument is not a device, the error says that this was expected. */
 static const char device_expected[] = "an int, a Device, \"cuda:N\" or None";
 
 /* Read "cuda" as -1, which stands for the current device, and "cuda:N" as N. Returns

@@ -5,8 +5,8 @@
 
 #include "python/core/errors.h"
 
-/* On a build without the GIL this list would need a lock, which costs more than the
- * list saves. */
+/* How many structs of ended buffers are kept for new ones. On a build without the GIL
+ * their list would need a lock, which costs more than the list saves. */
 #ifdef Py_GIL_DISABLED
 enum { FREE_ROOT_COUNT = 0 };
 #else

@@ -66,8 +66,9 @@ cm_stream *cm_stream_from_argument(cm_state *state, PyObject *object,
 cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
 /* Read the handle of a stream of another library, from an object or from the handle
  * itself as an int. *keep says whether the stream lives as long as the object, which is
- * unknown for an int. Returns 0, or -1 with TypeError or ValueError, which call it
- * `argument`, or with what the object's own code raised. May run Python code. */
+ * unknown for an int. Returns 0, or -1 with an exception: a TypeError or ValueError
+ * that calls the stream `argument`, or what the object's own code raised. May run
+ * Python code. */
 int cm_stream_read_handle(const cm_state *state, PyObject *object, const char *argument,
                           uint64_t *handle, bool *keep);
 /* Return the record that None means. It is borrowed until Python code runs or the GIL

@@ -14,9 +14,9 @@
 #include "pool/pool.h"
 #include "transfer/batch/batch.h"
 
-/* Let `stream` come after `count` other streams, and wait until it has nothing to do
- * any more. A signal then ends the call while nothing has been copied yet, however long
- * the work of the others takes.
+/* Let `stream` come after `count` other streams, and wait until `stream` has nothing to
+ * do any more. The copies begin only after this call. So a signal that comes while the
+ * others still work ends this call, and nothing has been copied by then.
  * Fails: CM_ECANCELLED; CM_ECAPTURING if one of them is captured; cm_stream_follow(),
  *        stream_query. */
 CM_NODISCARD cm_status cm_handover_come_after(cm_stream *stream,

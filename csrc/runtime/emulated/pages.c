@@ -76,7 +76,7 @@ cm_emulated_pages_are_mapped(uint64_t start, uint64_t end, bool writable)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
     if (maps == NULL) {
-        return true; /* nobody can know, so believe the caller */
+        return true; /* without /proc nobody can know, so believe the caller */
     }
     uint64_t reached = start;
     uint64_t low, high;
