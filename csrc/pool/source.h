@@ -46,13 +46,13 @@ typedef struct cm_source_ops {
     /* Move the memory of a chunk of a placed source to base + offset, and empty its old
      * place. Its contents are undefined afterwards. The pointer is NULL in a source
      * that cannot move chunks.
-     * Fails: the operation that failed. If the chunk's address is 0 then, it could not
-     *        be put back and is closed. Otherwise it is still where it was, and
-     *        usable. */
+     * Fails: the operation that failed. If the chunk's address is 0 afterwards, the
+     *        chunk could not be put back and is closed. Otherwise it is still where it
+     *        was, and usable. */
     cm_status (*move_chunk)(cm_source *source, cm_chunk *chunk, uint64_t offset);
     /* Take the memory of a chunk away from the chunk's addresses, but keep it. The host
-     * has already seen all work on it end. This and the next two are NULL in a source
-     * that cannot do so.
+     * has already seen all work on it end. This pointer and the next two are NULL in a
+     * source that cannot do so.
      * Fails: the operation that failed; then the chunk is still usable. */
     cm_status (*unmap_chunk)(cm_source *source, cm_chunk *chunk);
     /* Give the memory of an unmapped chunk back to the runtime. The chunk keeps its

@@ -249,9 +249,9 @@ enum { CM_MAX_DEVICES = 64 };
  * if the child had opened it itself. A runtime leaves this state in two steps:
  *
  *   - bound: something in this process depends on the runtime, such as threads that
- *     copy. A child must not use it, and cm_runtime_is_forked() is true there. No
- *     driver has been started, so the child may take the runtime over
- *     (cm_runtime_revive()).
+ *     copy. A child must not use the runtime as it is, and cm_runtime_is_forked() is
+ *     true there. But no driver has been started, so the child may take the runtime
+ *     over (cm_runtime_revive()).
  *   - awake: the first operation that needed the driver has started it (cuInit). A
  *     started driver does not work in a child. The child can only open a runtime for
  *     the host alone (cm_host_only_open()), whose `wake` always fails with CM_EFORKED.

@@ -21,8 +21,9 @@
  * -----
  * The pool of a storage may sleep (pool/sleep.c). Then the storage has its address but
  * no bytes, and each use raises RuntimeError until the pool wakes. Exports stay as they
- * are, since the addresses come back. Calls that work on it without the GIL are counted
- * apart from exports (`call_count`), because a pool cannot go to sleep under them.
+ * are, since the addresses come back. Calls that work on a storage without the GIL are
+ * counted apart from exports (`call_count`), because the pool cannot go to sleep while
+ * such a call works.
  *
  * In a pool with spill="pinned", single storages sleep when memory is short
  * (pool/spilling.c). Each use of such a storage is noted, and wakes it.
@@ -118,7 +119,7 @@ typedef struct cm_storage {
     /* Flags of cudaHostAlloc, cudaMallocManaged or cudaHostRegister. */
     unsigned flags;
     void *host;         /* first byte for the host; NULL for device memory */
-    cm_address address; /* first byte for the device; 0 if it cannot reach it */
+    cm_address address; /* first byte for the device; 0 if out of its reach */
     uint64_t nbytes;
     bool readonly;
     /* Closed by free(), the end of a with block or shutdown(): the bytes are gone, or
@@ -263,25 +264,27 @@ cm_storage *cm_storage_new(cm_state *state, cm_kind kind, int device);
 void cm_storage_init(cm_storage *storage, cm_state *state, cm_kind kind, int device,
                      bool fresh);
 cm_storage *cm_storage_hold(cm_storage *storage);
-/* Hold a storage of state->storages. Returns false if nobody has it any more, and it
- * only waits for a thread with the GIL to give it back. */
+/* Hold a storage of state->storages. Returns false if nobody has the storage any more,
+ * and it only waits for a thread with the GIL that gives it back. */
 bool cm_storage_try_hold(cm_storage *storage);
 /* Drop a reference, from any thread. Without the GIL, Python references are dropped
  * later. */
 void cm_storage_release(cm_storage *storage, bool have_gil);
-/* Close it. The bytes go now, or when the last transfer that uses it is done. If it was
- * exported through the buffer protocol, they go with the last reference. Returns 0, or
- * -1 with an exception: BufferError while it is exported, and then nothing was done, or
- * CudaError if giving the memory back failed. */
+/* Close a storage. The bytes go now, or when the last transfer that uses the storage is
+ * done. If the storage was exported through the buffer protocol, the bytes go with the
+ * last reference. Returns 0, or -1 with an exception: BufferError while the storage is
+ * exported, and then nothing was done, or CudaError if giving the memory back
+ * failed. */
 int cm_storage_close(cm_storage *storage);
-/* Close it at the end of a `with` block. Here exports do not make the call fail: the
- * bytes go when the last export ends. Failures go to the unraisable hook. */
+/* Close a storage at the end of a `with` block. Here exports do not make the call fail:
+ * the bytes go when the last export ends. Failures go to the unraisable hook. */
 void cm_storage_retire(cm_storage *storage);
-/* Close it and unlock registered pages now, after the streams that use them are done
- * (with the GIL released). Nothing else may use it. Returns 0, or -1 with CudaError. */
+/* Close a storage and unlock its registered pages now, after the streams that use them
+ * are done (with the GIL released). Nothing else may use the storage. Returns 0, or -1
+ * with CudaError. */
 int cm_storage_unlock(cm_storage *storage);
-/* Check that it is not exported. Returns 0, or -1 with BufferError "cannot <what> with
- * 2 live exports". */
+/* Check that the storage is not exported. Returns 0, or -1 with BufferError "cannot
+ * <what> with 2 live exports". */
 int cm_storage_check_not_exported(const cm_storage *storage, const char *what);
 /* Called in a forked child, before it forgets anything else of the parent's. Bytes of
  * the host are ordinary memory from now on, and bytes that the child did not get are
@@ -308,7 +311,7 @@ cm_storage_check_open(cm_storage *storage)
     return 0;
 }
 
-/* Remember that `stream` works on it. Returns the index of the use, or -1 with
+/* Remember that `stream` works on the storage. Returns the index of the use, or -1 with
  * MemoryError. Needs the GIL. */
 int64_t cm_storage_add_use(cm_storage *storage, cm_stream *stream);
 /* Do the same as cm_storage_add_use() for work of ours, which touches no more than
@@ -320,8 +323,8 @@ int64_t cm_storage_add_use_of(cm_storage *storage, cm_stream *stream, cm_extent 
  * uses[index]. */
 bool cm_storage_is_in_the_way(const cm_storage *storage, uint32_t index,
                               cm_extent extent, const cm_stream *stream);
-/* Do the same as cm_storage_add_use() for a stream on which other code works on it, now
- * or later. Returns 0, or -1 with MemoryError. */
+/* Do the same as cm_storage_add_use() for a stream on which other code works on the
+ * storage, now or later. Returns 0, or -1 with MemoryError. */
 int cm_storage_add_lasting_use(cm_storage *storage, cm_stream *stream);
 /* Forget uses for which no later call will have to wait, except `by` and lasting ones.
  * This is called on behalf of a call of ours that touches `extent`. The call has ended
@@ -338,15 +341,15 @@ void cm_storage_prune_uses(cm_storage *storage);
 /* With more uses than this, a call comes after all of them, so that it may forget them;
  * otherwise busy streams that live for one copy would gather. */
 enum { CM_MOST_USES = 64 };
-/* Wait for unfinished transfers into it, with the GIL released, so that the host reads
- * the bytes that they write. With `streams` this also waits for the work of its
- * streams. Returns 0, or -1 with the failure. */
+/* Wait for unfinished transfers into the storage, with the GIL released, so that the
+ * host reads the bytes that they write. With `streams` this also waits for the work of
+ * the storage's streams. Returns 0, or -1 with the failure. */
 int cm_storage_wait(cm_storage *storage, bool streams);
 /* Do the same as cm_storage_wait(), but wait only for transfers and not for fills that
  * were queued. This is for callers whose work comes after the fills anyway. */
 int cm_storage_wait_pending(cm_storage *storage);
 /* Keep free() and shutdown() of other threads away (with BufferError) while a call of
- * ours works on it without the GIL. */
+ * ours works on the storage without the GIL. */
 void cm_storage_keep_open(cm_storage *storage);
 void cm_storage_allow_close(cm_storage *storage);
 /* Count the beginning or the end of a call of ours that works on a storage which
@@ -368,12 +371,12 @@ void cm_storage_end_export(cm_storage *storage);
  * and they never left us. Other consumers may ask for a view, start a copy on the
  * device and give the view back at once. Needs the GIL. */
 void cm_storage_watch_view(cm_storage *storage, const void *view, Py_ssize_t refs);
-/* Called when the view comes back. Returns true if it turned out not to have been an
- * export, and then unsets was_exported. */
+/* Called when the view comes back. Returns true if the view turned out not to have been
+ * an export, and then unsets was_exported. */
 bool cm_storage_unwatch_view(cm_storage *storage, const void *view, Py_ssize_t refs);
 /* End an export without the GIL, and drop a reference as well. */
 void cm_storage_drop_export(cm_storage *storage);
-/* Hold it for a transfer. cm_storage_drop_transfer() ends that hold, and has the
+/* Hold a storage for a transfer. cm_storage_drop_transfer() ends that hold, and has the
  * signature of cm_keep.drop. */
 cm_storage *cm_storage_hold_transfer(cm_storage *storage);
 /* Do the same for a storage of state->storages. Returns false as cm_storage_try_hold()
@@ -382,7 +385,7 @@ bool cm_storage_try_hold_transfer(cm_storage *storage);
 void cm_storage_drop_transfer(void *storage);
 
 /* Return the number of live Py_buffer exports, of DLPack capsules and tensors, and of
- * calls that keep it open. */
+ * calls that keep the storage open. */
 static inline size_t
 cm_storage_count_exports(const cm_storage *storage)
 {
@@ -397,15 +400,15 @@ cm_storage_has_pending_fill(const cm_storage *storage)
     return storage->awaited_fill_count != storage->stream_fill_count;
 }
 
-/* True if a transfer of it is not done. */
+/* True if some transfer of the storage is not done. */
 static inline bool
 cm_storage_is_in_transfer(const cm_storage *storage)
 {
     return atomic_load(&storage->holds) >= CM_HOLD_TRANSFER;
 }
 
-/* False if it remembers nothing but its lasting streams. Every call comes after those,
- * whatever bytes it uses, and none of them is ever forgotten. */
+/* False if the storage remembers nothing but its lasting streams. Every call comes
+ * after those, whatever bytes it uses, and none of them is ever forgotten. */
 static inline bool
 cm_storage_has_past(const cm_storage *storage)
 {
@@ -415,17 +418,17 @@ cm_storage_has_past(const cm_storage *storage)
 /* Return the place of `region` in the storage, of whose memory it is a part. */
 cm_extent cm_storage_extent(const cm_storage *storage, const cm_region *region,
                             bool writes);
-/* Remember an unfinished transfer of it. The transfer came after all transfers in its
- * way whose numbers are below `seen`. With `seen` 0 it came after none. Returns 0, or
- * -1 with MemoryError. Needs the GIL. */
+/* Remember an unfinished transfer of the storage. The transfer came after all transfers
+ * in its way whose numbers are below `seen`. With `seen` 0 it came after none. Returns
+ * 0, or -1 with MemoryError. Needs the GIL. */
 int cm_storage_add_transfer(cm_storage *storage, cm_ticket *ticket, cm_extent extent,
                             uint64_t seen);
-/* Called when a transfer into it has succeeded before it could be remembered. Failures
- * of earlier ones are then no longer reported to later users of the memory. Needs the
- * GIL. */
+/* Called when a transfer into the storage has succeeded before it could be remembered.
+ * Failures of earlier transfers are from then on not reported to later users of the
+ * memory. Needs the GIL. */
 void cm_storage_note_written(cm_storage *storage);
-/* Wait, with the GIL released, until nobody's transfer uses it. Returns 0, or -1 with
- * what a signal handler raised. */
+/* Wait, with the GIL released, until no transfer uses the storage. Returns 0, or -1
+ * with what a signal handler raised. */
 int cm_storage_wait_transfers(cm_storage *storage);
 
 /* Set the first stream of a new storage, which needs no memory. */

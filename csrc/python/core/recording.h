@@ -10,8 +10,8 @@
 
 /* Find the stack and tag of the Python code that this thread runs, and lend them to the
  * thread, so that events which it notes without the GIL have them too. The thread may
- * have the GIL or not. Reading the two takes the GIL, so without `may` they are not
- * read. The caller later puts the answer back by cm_recorder_lend_origin(). */
+ * have the GIL or not. Reading the two takes the GIL, so they are read only if `may` is
+ * true. The caller later puts the answer back by cm_recorder_lend_origin(). */
 cm_event_origin cm_recording_lend_caller(bool may);
 
 /* A moment: the instruction of the frame that this thread is at, and a measure of how

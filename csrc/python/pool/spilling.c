@@ -39,8 +39,8 @@
  * Order
  * -----
  * The copy to the host comes after all streams that a storage remembers, and the thread
- * waits for these and for that copy alone. Bytes come back before anybody can queue
- * work on them.
+ * waits for nothing but these streams and this copy. Bytes come back before anybody can
+ * queue work on them.
  *
  * Edges
  * -----
@@ -51,7 +51,8 @@
  *   - Nothing moves while a stream that is known is being captured.
  *   - A request and the users of what it spills could take the memory from each other
  *     for ever. So a request gives up once it has spilled CONTENDED_TIMES as much as
- *     lives in the pool. Without others it would have spilled each buffer once.
+ *     lives in the pool. If nobody else used these buffers, the request would spill
+ *     each of them once.
  *   - If a copy or a call fails, the buffers that it was for stay as they were. */
 #include "python/pool/spilling.h"
 
