@@ -29,7 +29,7 @@
 /* X(context, id, name, type, reads, on_device, kind, bits, code, file, rank, torch)
  *
  * context   whatever the user of the list wants to pass on to X
- * id        CM_… is the dtype in C, and in PTX
+ * id        the dtype is CM_<id> in C, and in PTX
  * name      its name in NumPy, or in ml_dtypes if NumPy has no such dtype
  * type      the C type of an element
  * reads     the converter that makes a float of an element (convert.c); for a complex

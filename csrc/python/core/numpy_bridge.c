@@ -389,8 +389,8 @@ cm_numpy_format(PyObject *dtype)
 {
     const PyArray_Descr *descr = (const PyArray_Descr *)dtype;
     if ((descr->type_num == NPY_LONGLONG || descr->type_num == NPY_ULONGLONG)
-        /* The cache takes equal dtypes for the same. These dtypes equal NPY_LONG and
-         * NPY_ULONG, but have other formats. */
+        /* The cache takes equal dtypes for the same. These two equal NPY_LONG and
+         * NPY_ULONG, but have other formats, so they do not go through the cache. */
         && PyArray_ISNBO(descr->byteorder)) {
         return PyUnicode_InternFromString(descr->type_num == NPY_LONGLONG ? "q" : "Q");
     }
@@ -520,7 +520,7 @@ cm_numpy_run_nbytes(PyObject *object)
     }
     uint64_t nbytes = (uint64_t)PyDataType_ELSIZE(PyArray_DESCR(array));
     for (int i = 0; i < PyArray_NDIM(array); i++) {
-        nbytes *= (uint64_t)PyArray_DIM(array, i); /* NumPy has seen that they fit */
+        nbytes *= (uint64_t)PyArray_DIM(array, i); /* NumPy has made sure it fits */
     }
     return nbytes;
 }
@@ -613,8 +613,8 @@ find_root(PyObject *array, PyObject **base)
     return root;
 }
 
-/* True if the memory belongs to an mmap.mmap, as that of numpy.memmap and of
- * frombuffer() over one does. */
+/* True if the array's memory belongs to an mmap.mmap. That is so for a numpy.memmap,
+ * and for an array that frombuffer() makes over an mmap.mmap. */
 static bool
 is_file(PyObject *array)
 {

@@ -39,8 +39,8 @@ from_int(PyObject *number, const char *name, uint64_t *out)
 }
 
 /* Return 1 if int() may make a handle of the value, or 0 if not. int() reads texts and
- * floats as well, but nobody means these as handles. Returns -1 with the exception of
- * an attribute that was read. */
+ * floats as well, but nobody means these as handles. Returns -1 with an exception that
+ * reading an attribute of the value raised. */
 static int
 may_be_number(PyObject *value)
 {
