@@ -8,6 +8,7 @@ row at the end of a slot is cut in two.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,11 @@ def routes_of(rows: Any, target: Any, source: Any, **more: Any) -> str | None:
 class TestLongPageLockedTable:
     """A kernel reads short rows of a long table slowly, so threads gather them."""
 
+    @pytest.fixture(autouse=True)
+    def enough_threads(self, runtime) -> Iterator[None]:
+        with cumem.configure(threads=6):
+            yield
+
     WIDTH, COUNT = 256, 20_000
 
     def rows(self, table: np.ndarray) -> np.ndarray:
@@ -219,7 +225,9 @@ class TestLongPageLockedTable:
             cumem.copy_rows(target, source, src_rows=rows - len(table))
             assert (values.get(target) == table[rows]).all()
 
-    @pytest.mark.parametrize("why", ["stream", "max_sms", "long rows", "few", "short"])
+    @pytest.mark.parametrize(
+        "why", ["stream", "max_sms", "long rows", "few", "short", "few threads"]
+    )
     def test_a_kernel_reads_the_others(self, runtime, long_table, why) -> None:
         width = 516 if why == "long rows" else self.WIDTH
         table = long_table[: LONG_NBYTES // width * width].reshape(-1, width)
@@ -232,6 +240,8 @@ class TestLongPageLockedTable:
             more["stream"] = cumem.Stream()
         if why == "max_sms":
             more["max_sms"] = 4
+        if why == "few threads":
+            cumem.configure(threads=5)
         with cumem.register(long_table) as locked:
             length = (768 << 20) // width if why == "short" else len(table)
             source = locked[: length * width].reshape(length, width)

@@ -120,9 +120,9 @@ list_runs(const cm_row_copy *self, rows_pass *pass)
  * that a kernel could read. On a stream they never do, since a copy from page-locked
  * memory has to be in the order of its stream, and the threads would have to wait for
  * that stream. A plan may be used on a stream, so it has a kernel in any case.
- * Processors read write-combined memory slowly. */
+ * Processors read write-combined memory slowly. Needs no GIL. */
 static bool
-do_threads_gather(const cm_row_copy *self)
+do_threads_gather(const cm_row_copy *self, cm_engine *engine)
 {
     if (self->stream != NULL || self->is_plan || self->max_sms != 0
         || self->layer_count == 0 || cm_rows_are_on_device(self)) {
@@ -134,7 +134,7 @@ do_threads_gather(const cm_row_copy *self)
         bool is_combined =
             src != NULL && (src->flags & CM_HOST_ALLOC_WRITE_COMBINED) != 0;
         if (is_combined
-            || !cm_rows_suit_threads(&layer, (uint64_t)self->layer_count,
+            || !cm_rows_suit_threads(engine, &layer, (uint64_t)self->layer_count,
                                      self->ends[CM_SRC].numbers.count)) {
             return false;
         }
@@ -158,7 +158,7 @@ number_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
     }
     cm_status status = cm_numbered_many_create(
         engine, layers, (uint64_t)self->layer_count, numbers, on_stream,
-        do_threads_gather(self), &pass->many.request.common.many);
+        do_threads_gather(self, engine), &pass->many.request.common.many);
     free(layers);
     return status;
 }
@@ -387,9 +387,17 @@ may_suit_kernel(const cm_row_copy *self)
 int
 cm_rows_choose(cm_row_copy *self, int *device)
 {
-    if (!cm_rows_are_on_device(self) && self->max_sms == 0
-        && (!may_suit_kernel(self) || do_threads_gather(self))) {
-        return 0;
+    if (!cm_rows_are_on_device(self) && self->max_sms == 0) {
+        if (!may_suit_kernel(self)) {
+            return 0;
+        }
+        cm_engine *engine = cm_state_engine(self->state, -1);
+        if (engine == NULL) {
+            return -1;
+        }
+        if (do_threads_gather(self, engine)) {
+            return 0;
+        }
     }
     return cm_rows_find_device(self, device);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/checked_math.h"
+#include "transfer/engine/private.h"
 #include "transfer/plan/layout.h"
 #include "transfer/plan/shared_numbers.h"
 
@@ -28,6 +29,9 @@ enum {
     /* Threads take some time to begin. A kernel has copied fewer bytes by then, and few
      * rows lie on few pages. */
     LEAST_GATHERED_NBYTES = 4 << 20,
+    /* Each of eight threads gathers 5 GB/s, so fewer than these are slower than a
+     * kernel that looks up all addresses. */
+    FEWEST_GATHERING = 6,
 };
 
 /* Return the end of a run that begins `offset` bytes behind element 0 of an array. */
@@ -185,8 +189,20 @@ cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t count,
            && are_pitched(layer, row.run_nbytes, numbers);
 }
 
+static bool
+has_threads_to_gather(cm_engine *engine)
+{
+    cm_tuning tuning;
+    if (!cm_is_ok(cm_engine_begin_call(engine, &tuning))) {
+        return false; /* the copy itself will say why */
+    }
+    cm_engine_end_call(engine);
+    return tuning.thread_count >= FEWEST_GATHERING;
+}
+
 bool
-cm_rows_suit_threads(const cm_layer *layer, uint64_t layer_count, uint64_t count)
+cm_rows_suit_threads(cm_engine *engine, const cm_layer *layer, uint64_t layer_count,
+                     uint64_t count)
 {
     cm_layout row;
     int64_t low, high;
@@ -202,7 +218,7 @@ cm_rows_suit_threads(const cm_layer *layer, uint64_t layer_count, uint64_t count
     return row.ndim == 0 && row.run_nbytes <= MOST_GATHERED_NBYTES
            && (uint64_t)(high - low) > REMEMBERED_NBYTES
            && cm_mul_u64(layer_count * row.run_nbytes, count, &nbytes)
-           && nbytes >= LEAST_GATHERED_NBYTES;
+           && nbytes >= LEAST_GATHERED_NBYTES && has_threads_to_gather(engine);
 }
 
 /* -- for the copy threads --------------------------------------------------------------- */

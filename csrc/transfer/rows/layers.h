@@ -66,9 +66,10 @@ bool cm_rows_suit_engine(const cm_layer *layer, uint64_t layer_count, uint64_t c
                          const cm_kernel_numbers *numbers);
 
 /* Return whether copy threads gather rows of page-locked memory faster than a kernel of
- * the device reads them. They do so if the rows are short and lie in a long table. The
- * arguments are as for cm_rows_suit_engine(). */
-bool cm_rows_suit_threads(const cm_layer *layer, uint64_t layer_count, uint64_t count);
+ * the device reads them. They do so if the rows are short and lie in a long table, and
+ * if there are enough threads. The other arguments are as for cm_rows_suit_engine(). */
+bool cm_rows_suit_threads(cm_engine *engine, const cm_layer *layer,
+                          uint64_t layer_count, uint64_t count);
 
 /* Add a layer whose rows a kernel copies by the numbers of rows->move, which are set
  * already. Rows whose bytes lie apart become a layer of the kernel's for each run of
