@@ -226,4 +226,37 @@ FAULTS_OF_ROWS = [
             "tests/c/test_rows.c::test_numbers_count_from_the_end_of_each_array",
         ],
     ),
+    Fault(
+        "rows of a stream gathered by threads",
+        "csrc/python/copy/rows.c",
+        "threads gather rows of page-locked memory although the copy is on a stream",
+        "if (self->stream != NULL || self->is_plan || self->max_sms != 0",
+        "if (self->is_plan || self->max_sms != 0",
+        [
+            "tests/transfers/test_rows_by_threads.py::TestLongPageLockedTable::"
+            "test_a_kernel_reads_the_others[emulated-stream]"
+        ],
+    ),
+    Fault(
+        "write-combined rows gathered by threads",
+        "csrc/python/copy/rows.c",
+        "threads read write-combined memory",
+        "if (is_combined || !cm_rows_suit_threads(",
+        "if (!cm_rows_suit_threads(",
+        [
+            "tests/transfers/test_rows_by_threads.py::TestLongPageLockedTable::"
+            "test_write_combined_memory_is_not_read_by_the_host"
+        ],
+    ),
+    Fault(
+        "a kernel reads each long table",
+        "csrc/transfer/rows/layers.c",
+        "page-locked rows that threads would gather are left to a list of runs",
+        "src.locked = src.locked && !gathers;",
+        "(void)gathers;",
+        [
+            "tests/transfers/test_rows_by_threads.py::TestLongPageLockedTable::"
+            "test_threads_gather_short_rows[emulated]"
+        ],
+    ),
 ]
