@@ -46,6 +46,10 @@ _COMPUTE: dict[str, Callable[[int, int], int]] = {
 }
 
 
+#: The values of the registers, by their names.
+Registers = dict[str, int]
+
+
 class Instruction(NamedTuple):
     """One instruction, whose text is `@guard op operands`."""
 
@@ -53,6 +57,55 @@ class Instruction(NamedTuple):
     op: str  # the name, without its type and without hints to the caches
     kind: str  # the type, such as u32, s64, v4.u32 or pred
     operands: list[str]
+    #: This computes what is written into the first operand. Instructions that move data to
+    #: or from memory, and those that jump, have None.
+    compute: Callable[[Registers], int] | None
+
+
+def _value(operand: str, kind: str) -> Callable[[Registers], int]:
+    """Return a function that reads a register or a constant as a number of this type."""
+    read: Callable[[Registers], int] = operator.itemgetter(operand)
+    if operand[0] != "%":
+        number = int(operand, 0)
+        read = lambda registers: number  # noqa: E731
+    if kind == "pred":
+        return read
+    mask = (1 << _BITS[kind[1:]]) - 1
+    if kind[0] != "s":
+        return lambda registers: read(registers) & mask
+    sign = mask // 2 + 1
+    return lambda registers: ((read(registers) & mask) ^ sign) - sign
+
+
+def _computation(op: str, kind: str, operands: list[str]) -> Callable[[Registers], int]:
+    """Return a function that computes what an instruction writes into a register.
+
+    The text is taken apart here and not in each run, since threads run an instruction
+    many times.
+    """
+    name, *more = op.split(".")
+    if name == "mov" and operands[0] == "job":
+        return lambda registers: 0  # the parameter begins at address 0 of its own space
+    if name in ("mov", "cvt"):
+        return _value(operands[0], kind)
+    if name == "selp":
+        yes, no = _value(operands[0], kind), _value(operands[1], kind)
+        which = operands[2]
+        return lambda registers: (yes if registers[which] else no)(registers)
+    first = _value(operands[0], kind)
+    if name == "neg":
+        return lambda registers: -first(registers)
+    second = _value(operands[1], "u32" if name in ("shl", "shr") else kind)
+    if name == "mad":
+        third = _value(operands[2], kind)
+        return lambda registers: first(registers) * second(registers) + third(registers)
+    if name == "setp" and more[1:]:
+        compare, other = _COMPARE[more[0]], operands[2]
+        return lambda registers: (
+            compare(first(registers), second(registers)) and bool(registers[other])
+        )
+    both = _COMPARE[more[0]] if name == "setp" else _COMPUTE[op]
+    return lambda registers: both(first(registers), second(registers))
 
 
 class Memory:
@@ -111,7 +164,10 @@ class Kernel:
         for hint in (".cs", ".volatile", ".uni"):
             op = op.replace(hint, "")
         vector = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", rest)
-        return Instruction(guard, op, kind[1] if kind else "", vector)
+        name = kind[1] if kind else ""
+        moves = op in ("ret", "bra") or op.split(".")[0] in ("ld", "st")
+        compute = None if moves else _computation(op, name, vector[1:])
+        return Instruction(guard, op, name, vector, compute)
 
     def run(self, memory: Memory, params: bytes, blocks: int, threads: int) -> None:
         """Run a grid, one thread after another."""
@@ -133,51 +189,22 @@ class _Thread:
         self.params = params
 
     def run(self) -> None:
+        code, registers = self.kernel.code, self.registers
         at = 0
         for _ in range(_MOST_STEPS):
-            guard, op, kind, operands = self.kernel.code[at]
+            guard, op, kind, operands, compute = code[at]
             at += 1
-            wanted = not guard.startswith("!")
-            if guard and bool(self.registers[guard.lstrip("!")]) != wanted:
+            if guard and bool(registers[guard.lstrip("!")]) == (guard[0] == "!"):
                 continue
-            if op == "ret":
+            if compute is not None:
+                registers[operands[0]] = compute(registers)
+            elif op == "ret":
                 return
-            if op == "bra":
+            elif op == "bra":
                 at = self.kernel.labels[operands[0]]
-            elif op.split(".")[0] in ("ld", "st"):
-                self._move(op, kind, operands)
             else:
-                self.registers[operands[0]] = self._compute(op, kind, operands[1:])
+                self._move(op, kind, operands)
         raise RuntimeError(f"a thread has not ended after {_MOST_STEPS} instructions")
-
-    def _value(self, operand: str, kind: str) -> int:
-        """Return the value of a register or a constant as a number of this type."""
-        value = self.registers[operand] if operand[0] == "%" else int(operand, 0)
-        if kind == "pred":
-            return value
-        bits = _BITS[kind[1:]]
-        value &= (1 << bits) - 1
-        return value - (value >> bits - 1 << bits) if kind[0] == "s" else value
-
-    def _compute(self, op: str, kind: str, operands: list[str]) -> int:
-        name, *more = op.split(".")
-        if name == "mov" and operands[0] == "job":
-            return 0  # the parameter begins at address 0 of a space of its own
-        if name in ("mov", "cvt"):
-            return self._value(operands[0], kind)
-        if name == "selp":
-            chosen = operands[0 if self.registers[operands[2]] else 1]
-            return self._value(chosen, kind)
-        if name == "neg":
-            return -self._value(operands[0], kind)
-        amount = "u32" if name in ("shl", "shr") else kind
-        a, b = self._value(operands[0], kind), self._value(operands[1], amount)
-        if name == "mad":
-            return a * b + self._value(operands[2], kind)
-        if name == "setp":
-            answer = _COMPARE[more[0]](a, b)
-            return answer and bool(self.registers[operands[2]]) if more[1:] else answer
-        return _COMPUTE[op](a, b)
 
     def _address(self, operand: str, base: int) -> int:
         """Return the address of an operand such as `[%rd1+8]` or `[job+16]`."""
@@ -200,7 +227,7 @@ class _Thread:
             if op == "ld.global":
                 self.registers[name] = self.memory.load(address + k * nbytes, nbytes)
             else:
-                value = self._value(name, f"u{8 * nbytes}")
+                value = _value(name, f"u{8 * nbytes}")(self.registers)
                 self.memory.store(address + k * nbytes, nbytes, value)
 
     @staticmethod
