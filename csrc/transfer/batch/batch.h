@@ -35,10 +35,10 @@ CM_NODISCARD cm_status cm_many_find_conflicts(cm_runtime *rt,
  * indices. Copies for which cm_plan_goes_via_host() is true go by way of the host. The
  * keeps are dropped once all copies are done.
  *
- * After a failure some copies may have been made, but none that touches what the failed
- * one does and has a higher index. Some may still be under way. A blocking call waits
- * for them unless it is interrupted. Otherwise *out may be a ticket, which is done once
- * they have ended, in whichever way.
+ * After a failure some copies may have been made, but no copy that has a higher index
+ * than the failed one and touches what the failed one touches. Some copies may still be
+ * under way. A blocking call waits for these unless it is interrupted. Otherwise *out
+ * may be a ticket, which is done once they have ended, in whichever way.
  * Fails: as cm_engine_copy(). */
 CM_NODISCARD cm_status cm_engine_copy_many(cm_engine *engine,
                                            const cm_many_request *request,

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes apart copies between memory of devices whose elements are converted on the way.
- * No device can do that, so the elements come to the host, which converts them, and go
- * on from there. They go piece by piece through one stage of ordinary memory, so that
- * the host never holds the whole array. Each such copy becomes pairs of copies that the
- * engine can make:
+/* Takes apart copies between memory of devices if their elements are converted on the
+ * way and no device can do that (cm_plan_goes_via_host()). Then the elements come to
+ * the host, which converts them, and go on from there. They go piece by piece through
+ * one stage of ordinary memory, so that the host never holds the whole array. Each such
+ * copy becomes pairs of copies that the engine can make:
  *
  *     stage <- piece 0 of the source, converted as it arrives
  *     piece 0 of the target <- stage
  *     stage <- piece 1 of the source
  *     ...
  *
- * All of them touch the stage, so a batch makes them one after the other. Ends that may
- * overlap go in one piece, since the source has to be read as a whole first.
+ * All of these copies touch the stage, so a batch makes them one after the other. Ends
+ * that may overlap go in one piece, since the source has to be read as a whole first.
  * Locks: none. */
 #pragma once
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels of the device. There are three: one copies strided elements, and converts
- * a few types (cm_kernels_launch()), another copies a table of runs in one launch
- * (cm_table_add()), and the third copies rows by their numbers (rows_kernel.h). This
- * file loads the text of each on a device when it is first needed there, and queues the
- * launches that a copy takes. The device has to be current (cm_device_enter).
+/* Loads and launches the kernels that cumem runs on a device. There are three: one
+ * copies strided elements, and converts a few types (cm_kernels_launch()), another
+ * copies a table of runs in one launch (cm_table_add()), and the third copies rows by
+ * their numbers (rows_kernel.h). This file loads the text of each on a device when it
+ * is first needed there, and queues the launches that a copy takes. The device has to
+ * be current (cm_device_enter).
  * Locks: none. Two threads may both load a kernel, and the first one's is kept. */
 #pragma once
 

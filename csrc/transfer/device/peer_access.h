@@ -25,9 +25,10 @@ typedef struct cm_peer_access {
  * does not ask the driver. */
 bool cm_peer_access_is_enabled(const cm_peer_access *access, int device, int other);
 
-/* Find out what two devices can do to each other's regions. With `all`, which is for
- * copies that a kernel may make, all of their bytes are asked about, not only the
- * first. If nothing can be found out, the answer is that there is no access.
+/* Find out what two devices can do to each other's regions. The driver is asked about
+ * the first byte of each region or, with `all`, about all bytes. `all` is for copies
+ * that a kernel may make. If nothing can be found out, the answer is that there is no
+ * access.
  *
  * This makes calls of the runtime, but makes no context on devices other than the two.
  * The first call for a pair may map everything that cudaMalloc has given on either

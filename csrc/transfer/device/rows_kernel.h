@@ -51,8 +51,8 @@ typedef struct cm_rows_move {
     /* The numbers are read over the bus as well, and wait there behind the bytes that
      * are under way. */
     bool has_far_numbers;
-    uint32_t max_sms; /* how many multiprocessors it may use; 0 for as many as it
-                         takes */
+    uint32_t max_sms; /* how many multiprocessors the kernel may use; 0 for as many as
+                         it can use */
     /* The device address of a 32-bit word, into which the kernel stores CM_ROWS_WRONG_…
      * if a number is wrong, visibly to the host as well. The kernel stores nothing else
      * there, so whoever has read the word clears it. If the address is 0, wrong numbers
@@ -65,7 +65,7 @@ typedef struct cm_rows_move {
  * alignment, so layers of the same shape should stand next to each other.
  *
  * Layers must not write what another one reads or writes. If two numbers name the same
- * row of the target, its bytes may come from either source.
+ * row of the target, the bytes of that row may come from either source.
  * Fails: as cm_kernels_find(); device_attribute; kernel_launch; CM_EOVERFLOW (rows of
  * more than 64 GiB, or more rows than INT64_MAX). Layers before the failure may be
  * queued. */

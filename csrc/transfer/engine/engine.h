@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine, which moves bytes. This header has the entry for one copy or one fill,
- * and batch.h has the entry for many copies.
+/* The engine moves the bytes of copies and fills. This header has the function that
+ * starts one copy or one fill, and batch.h has the one for many copies.
  *
  * The idea
  * --------
@@ -11,10 +11,12 @@
  *
  * Example: a background copy of 100 MB from ordinary memory to a GPU. The call makes a
  * ticket and a job and returns. A job thread takes the job (scheduler.c), packs pieces
- * into page-locked slots (ring.h) and queues the device's half of each on a stream that
- * the engine lends. When all is queued it records an event, and the ticket is
- * submitted. The watcher, or whoever asks the ticket first, sees that the event has
- * passed: the ticket is done and its keeps are dropped.
+ * into page-locked slots (ring.h) and queues the device's half of each piece, which is
+ * the copy from the slot to the GPU, on a stream that the engine lends. When all is
+ * queued it records an event, and the ticket is submitted. The watcher, which is a
+ * thread of the engine, or whoever asks the ticket first sees that the event has
+ * passed. The ticket is then done, and its keeps, which are the objects that it has
+ * kept alive, are dropped.
  *
  * Who runs a job
  * --------------
@@ -41,9 +43,10 @@ typedef struct cm_engine cm_engine;
 
 /* A callback for a staging pool that has no room. The engine calls it with the `status`
  * of the allocation that failed. The callback frees memory by whatever means it has,
- * allocates again as cm_pool_alloc() does, and returns the outcome of that. The engine
- * holds no lock when it calls, and it calls only from the thread of a caller that may
- * be interrupted, never from a job thread. */
+ * allocates again as cm_pool_alloc() does, and returns the outcome of this second
+ * allocation. The engine holds no lock when it calls the callback. It calls the
+ * callback only from the thread of a caller that may be interrupted, and never from a
+ * job thread. */
 typedef cm_status cm_relief(void *argument, cm_pool *pool, uint64_t nbytes,
                             cm_stream *stream, cm_status status, cm_block **out);
 
@@ -55,9 +58,10 @@ CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
                                         cm_relief *relief, void *relief_argument,
                                         cm_engine **out);
 /* Set the pool from which copies take their staging memory: page-locked memory if
- * `device` is -1, memory of that device otherwise. Only the first call for each has an
- * effect; the engine then holds a reference to `pool`. When the pool has no room the
- * engine tries `lender`, which it borrows and which may be NULL. */
+ * `device` is -1, memory of that device otherwise. Only the first call for each
+ * `device` has an effect, and the engine then holds a reference to `pool`. When `pool`
+ * has no room the engine tries the pool `lender`, which it borrows and which may be
+ * NULL. */
 void cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool, cm_pool *lender);
 /* Use `tuning` for copies that begin from now on. Every value must be within its
  * bounds. Values that follow from the number of processors are computed from those that
@@ -73,8 +77,9 @@ void cm_engine_deny_peers(cm_engine *engine, bool denied);
  * with the first failure to release something. The rest is released all the same. */
 CM_NODISCARD cm_status cm_engine_close(cm_engine *engine);
 
-/* An object that a transfer keeps alive. The engine may call `drop` in any thread,
- * without the GIL and with no lock held. */
+/* An object that a transfer keeps alive. The engine calls drop(object) once the
+ * transfer no longer needs the object. It may do so in any thread, without the GIL and
+ * with no lock held. */
 typedef struct cm_keep {
     void *object;
     void (*drop)(void *object);
@@ -84,11 +89,11 @@ typedef struct cm_keep {
  * except where a member says otherwise. */
 typedef struct cm_copy_request {
     cm_region dst;
-    cm_region src; /* already broadcast to dst's shape; of the same itemsize, unless
-                      `convert` is set */
+    cm_region src; /* of dst's shape, to which the caller has broadcast it; of dst's
+                      itemsize, unless `convert` is set */
     /* The number of bytes of the copy if its caller knows that each end is one run in
-     * C's order and that nothing is converted; 0 if the regions have to be looked
-     * at. */
+     * C's order and that nothing is converted; 0 if the caller does not know, so that
+     * the regions have to be looked at. */
     uint64_t run_nbytes;
     /* How to convert the elements; NULL if they stay as they are. The two ends must not
      * be a pair for which cm_plan_goes_via_host() is true. What `convert->cast` refers
@@ -105,9 +110,10 @@ typedef struct cm_copy_request {
                                     layer for the recorder; the engine owns them from
                                     the call on; may be NULL */
     struct cm_file_job *file; /* ranges of a file to read or write, in place of dst and
-                                 src; if it is written in the background the engine
-                                 owns it from the call on; may be NULL */
-    cm_stream *stream; /* the copy is in its order; NULL for a copy in the background */
+                                 src; for a write in the background the engine owns this
+                                 struct from the call on; may be NULL */
+    cm_stream *stream; /* the copy takes its place in the order of this stream; if it is
+                          NULL, the copy runs on a stream of the engine's */
     const struct cm_broadcast *broadcast; /* further targets; may be NULL */
     bool blocking;                        /* return only when the data has arrived */
     /* Streams whose work so far must be over before the copy starts. */
@@ -116,21 +122,23 @@ typedef struct cm_copy_request {
     /* Transfers that must be over before the copy starts. */
     cm_ticket *const *after_tickets;
     uint32_t after_ticket_count;
-    /* One more such transfer. If that one fails, this copy is not made and fails in the
-     * same way. May be NULL. */
+    /* One more transfer that must be over before the copy starts. If that transfer
+     * fails, this copy is not made, and fails in the same way. May be NULL. */
     cm_ticket *chained_to;
-    cm_ticket *part_of; /* the ticket of the whole that this copy is a part of; the
-                           whole is done later than this copy; may be NULL */
-    /* Asked about every 50 ms while a thread of the caller waits, without any lock
-     * held. If it answers true the call ends with CM_ECANCELLED. What has been queued
-     * by then still runs to its end, and the keeps are dropped only after that; the
-     * call waits for it, but no longer than a second. A blocking call queues nothing
-     * while its stream is busy with other work, so it waits for its own work alone. The
-     * pointer is NULL if nobody is to be asked. */
+    cm_ticket *part_of; /* the ticket of a batch that this copy is a part of (a whole,
+                           see ticket.h); that ticket is done later than this copy; may
+                           be NULL */
+    /* The engine calls this about every 50 ms while the caller's thread waits, without
+     * any lock held. If the answer is true the call ends with CM_ECANCELLED. What has
+     * been queued by then still runs to its end, and the keeps are dropped only after
+     * that; the call waits for that end, but no longer than a second. A blocking call
+     * queues nothing while its stream is busy with other work, so what it waits for in
+     * that second is its own work alone. The pointer is NULL if nobody is to be
+     * asked. */
     bool (*interrupted)(void *argument);
     void *interrupted_argument;
-    /* Called with the same argument, in the caller's thread, before anything that may
-     * take long, so that the caller can give up the GIL. It may be called more than
+    /* Called with `interrupted_argument`, in the caller's thread, before anything that
+     * may take long, so that the caller can give up the GIL. It may be called more than
      * once, and it is always called before `interrupted`. A short copy on an idle
      * stream does not call it. The pointer is NULL if there is nothing to give up. */
     void (*let_go)(void *argument);
@@ -140,12 +148,12 @@ typedef struct cm_copy_request {
     cm_ticket **ticket_out;
     cm_keep keep[4]; /* dropped when the transfer is done, whatever its outcome */
     uint32_t keep_count;
-    /* Fills in `keep`, with the same argument. The engine calls it once it is clear
-     * that the copy outlives its call: at most once, and in the caller's thread. A
-     * blocking call keeps its ends alive itself until it returns, so it needs keeps
-     * only if Ctrl-C ends it while the device is still at work. If the answer is false
-     * there is no memory, and the call waits for what is queued instead. The pointer is
-     * NULL if `keep` is complete. */
+    /* Fills in `keep`; called with `interrupted_argument`. The engine calls this at
+     * most once, in the caller's thread, when it becomes clear that the copy outlives
+     * its call. A blocking call keeps its ends alive itself until it returns, so it
+     * needs keeps only if Ctrl-C ends the call while the device is still at work. If
+     * the answer is false there is no memory, and the call waits for what is queued
+     * instead. The pointer is NULL if `keep` is complete. */
     bool (*take_keeps)(void *argument);
 } cm_copy_request;
 
@@ -228,11 +236,11 @@ typedef struct cm_short_fill {
 } cm_short_fill;
 
 /* Try to queue a fill that comes after nothing but the earlier work of its stream, by
- * one call of the runtime and without a ticket. It is not tried if the value does not
- * repeat a pattern of 1, 2 or 4 bytes, if the stream captures, or while transfers are
- * recorded: then the function returns false, and the caller goes to cm_engine_copy().
- * Otherwise it returns true and stores the outcome in *out; after a failure nothing is
- * in flight.
+ * one call of the runtime and without a ticket. If the value does not repeat a pattern
+ * of 1, 2 or 4 bytes, if the stream captures, or while transfers are recorded, the
+ * function does nothing and returns false, and the caller goes to cm_engine_copy().
+ * Otherwise the function returns true and stores the outcome in *out. After a failure
+ * nothing is in flight.
  * Fails: fill_8_async, fill_16_async, fill_32_async. */
 bool cm_engine_try_fill(cm_engine *engine, const cm_short_fill *fill, cm_status *out);
 
@@ -250,8 +258,9 @@ CM_NODISCARD cm_status cm_engine_follow_event(cm_engine *engine, int device,
  * Fails: CM_ETHREAD. */
 CM_NODISCARD cm_status cm_engine_need_idle_trims(cm_engine *engine);
 
-/* Ask now which transfers have finished, and drop what those keep alive. The watcher
- * does the same by itself, only later. Makes runtime calls. */
+/* Ask now which transfers have finished, and drop what the finished ones have kept
+ * alive. Without this call the watcher does the same, only later. Makes runtime
+ * calls. */
 void cm_engine_poll(cm_engine *engine);
 
 /* Take the next failure of a transfer that nobody asked about, for sys.unraisablehook.

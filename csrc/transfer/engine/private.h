@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine as its own files see it: the struct, and what it lends to jobs, such as
- * events, streams and memory. Nothing outside csrc/transfer includes this header.
+/* This header shows the engine as its own files see it. It has the struct, and the
+ * functions that lend events, streams and memory to jobs. Nothing outside csrc/transfer
+ * includes this header.
  *
  * Locks: engine->lock is the only one. It guards every member that is said to be under
  * it. */
@@ -42,13 +43,13 @@ typedef struct cm_spares {
  * order of the user's stream share it (see cm_cache_take_side()). */
 typedef struct cm_side_stream {
     uint64_t beside;   /* the id of the user's stream */
-    cm_stream *stream; /* held; NULL if the place is free */
+    cm_stream *stream; /* held; NULL if this entry of the array is free */
 } cm_side_stream;
 
-/* How an event is used. The end of an event is seen sooner if the event records no
- * time. Only threads that do nothing but ask for the end use such events. When the ring
- * and the streams used them as well, short copies on an H200 lost a microsecond of what
- * they gain. */
+/* How an event is used. A thread that asks again and again sees sooner that an event
+ * has passed if the event records no time. Such events are CM_POLLED, and only threads
+ * that do nothing but ask use them. When the ring and the streams used them as well,
+ * short copies on an H200 lost a microsecond of what they gain by them. */
 typedef enum cm_event_sort {
     CM_WAITED, /* streams and jobs wait for it, and some are asked for the time */
     CM_POLLED, /* a short copy, or a job that blocks, asks until it is over */
@@ -67,9 +68,10 @@ typedef struct cm_resource_cache {
 typedef struct cm_lane {
     bool is_taken;
     cm_list waiting;       /* jobs that wait until the lane is free, oldest first */
-    uint64_t train_nbytes; /* the bytes of the jobs in the present train */
-    /* The bytes of the page-locked slots that its jobs use. Job threads change this
-     * without the lock. */
+    uint64_t train_nbytes; /* the bytes of the jobs in the present train, that is, of
+                              jobs that follow each other without a gap */
+    /* The bytes of the page-locked slots that the lane's jobs use. Job threads change
+     * this without the lock. */
     _Atomic uint64_t slots_nbytes;
 } cm_lane;
 
@@ -90,8 +92,8 @@ struct cm_engine {
     cm_relief *relief;     /* set once, with its argument; may be NULL */
     void *relief_argument;
     cm_copy_counts counts;
-    _Atomic uint64_t short_end_ns;  /* the end of the last short copy that several
-                                       threads shared */
+    _Atomic uint64_t short_end_ns;  /* when the last short copy that several threads
+                                       shared has ended */
     _Atomic uint64_t pending_count; /* is decremented only under the lock */
     atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings at work to or from each device */
     cm_kernels kernels;
@@ -105,10 +107,11 @@ struct cm_engine {
     bool closed;           /* takes no more requests */
     bool stop;             /* the job threads and the watcher are to end */
     uint64_t caller_count; /* threads that may be calling the runtime for the engine */
-    cm_list watched;    /* tickets that wait for an event: their own, or their job's */
+    cm_list watched;    /* tickets that wait for an event, which is their own or that of
+                           their job */
     cm_list unread;     /* failed tickets whose outcome nobody will ask for */
-    cm_list going_on;   /* tickets that order.c has to look at again, since what they
-                           waited for may be far enough */
+    cm_list going_on;   /* tickets that order.c has to look at again, since the ticket
+                           that they waited for may be far enough now */
     cm_list short_jobs; /* jobs that can go on, oldest first (see scheduler.c) */
     cm_list long_jobs;
     cm_lane lanes[CM_MAX_DEVICES][CM_LANES_OF_LINK];
@@ -121,7 +124,7 @@ struct cm_engine {
     bool has_watcher;
     cm_thread watcher;
     uint64_t idle_due_ns;      /* when the watcher trims idle pools next; 0 for never */
-    cm_tuning tuning;          /* resolved */
+    cm_tuning tuning;          /* as cm_tuning_resolve() left it */
     uint64_t drain_ns;         /* CM_DRAIN_NS, set once */
     uint64_t ring_used_nbytes; /* the bytes of page-locked blocks that transfers are
                                   using */
@@ -173,8 +176,8 @@ void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* does nothing
 /* Lend a stream of `device` for work that comes after all work that `beside` has been
  * given so far, and before all that `beside` is given later. The caller makes one
  * stream wait for the other, and releases the lent stream when the work is over. All
- * copies beside one stream share it, so that many copies on a stream do not need many
- * streams.
+ * copies beside one stream share one lent stream, so that many copies on a stream do
+ * not need many streams.
  * Fails: stream_create. */
 CM_NODISCARD cm_status cm_cache_take_side(cm_engine *engine, int device,
                                           const cm_stream *beside, cm_stream **out);
@@ -184,8 +187,8 @@ CM_NODISCARD cm_status cm_cache_chain_streams(cm_engine *engine,
                                               const cm_stream *worker,
                                               cm_stream *waiter);
 /* Count `nbytes` of page-locked memory as used by a ring, unless all rings would then
- * use more than `most`. Returns the pool to take them from, borrowed, or NULL if there
- * is no room, or no pool. */
+ * use more than `most`. Returns the pool to take the memory from, borrowed, or NULL if
+ * there is no room, or no pool. */
 cm_pool *cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);
 /* Undo cm_cache_enter_ring() for memory that is no longer used. */
 void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
@@ -204,7 +207,8 @@ cm_end_facts cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end,
  * is none. */
 struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
 /* Put a job that can go on into the list for its length, and wake a job thread. While
- * another job is in the lane that this one needs, this one waits there instead. */
+ * another job is in the lane that this job needs, this job is put into the `waiting`
+ * list of the lane instead. */
 void cm_engine_queue_job_locked(cm_engine *engine, struct cm_job *job);
 /* Take a job out of its list. Returns false if it was in none. */
 bool cm_engine_unqueue_job_locked(cm_engine *engine, struct cm_job *job);

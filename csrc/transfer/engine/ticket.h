@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tickets as the engine's own files see them: the place of a copy in the order of all
- * copies, and its outcome. What callers may do with one is in handle.h.
+/* This header shows tickets as the engine's own files see them. A ticket has the place
+ * of a copy in the order of all copies, and the copy's outcome. What callers may do
+ * with a ticket is in handle.h.
  *
  * The states
  * ----------
@@ -21,18 +22,19 @@
  *
  * The order
  * ---------
- * A ticket that waits hangs on one other ticket: it is in the `waiters` of the first
- * one in `after` that is not far enough. Once that one is far enough, the ticket moves
- * on to the next, and when there is none left its job can go on. So a queue of a
- * thousand copies costs the same per turn as a queue of two. "Far enough" means OVER if
- * the host is to act next, and SUBMITTED otherwise, since a stream can wait for the
- * rest. order.c has the rules.
+ * A ticket that waits hangs on one other ticket: its `after` lists all tickets that
+ * come first, and it is in the `waiters` of the first of these that is not far enough.
+ * Once that one is far enough, the ticket moves on to the next in `after`, and when
+ * there is none left its job can go on. Each turn looks only at the tickets that hang
+ * on the one that has advanced, so it costs the same in a queue of a thousand copies as
+ * in a queue of two. "Far enough" means OVER if the host is to act next, and SUBMITTED
+ * otherwise, since a stream can wait for the rest. order.c has the rules.
  *
  * Wholes
  * ------
  * A batch that is made in several parts has a ticket for the whole, and each part has
- * one of its own. The whole comes after its parts. It is SUBMITTED once all of them
- * are, and DONE once all of them are OVER. A whole has no event and no job.
+ * one of its own. The whole comes after its parts. It is SUBMITTED once all parts are
+ * SUBMITTED, and DONE once all parts are OVER. A whole has no event and no job.
  *
  * Nobody has to wait for a ticket to advance. Whoever finds that its event has passed,
  * be it the watcher, a thread that waits or one that merely reads the ticket, makes it
@@ -43,7 +45,8 @@
 
 #include "transfer/engine/private.h"
 
-/* See above. The values are bits, so that a set of states is one number. */
+/* The states that the comment at the top explains. The values are bits, so that one
+ * number can stand for a set of states. */
 typedef enum cm_ticket_state {
     CM_TICKET_QUEUED = 0,
     CM_TICKET_SUBMITTED = 1,
@@ -63,21 +66,24 @@ typedef struct cm_loan {
     int device;           /* the device of the events and of the stream */
     uint64_t start_event; /* 0 if there is none */
     uint64_t end_event;
-    cm_stream *stream; /* the stream that worked for the copy; NULL if that was the
-                          caller's own */
-    cm_stream *side;   /* the stream that worked beside it; may be NULL */
+    cm_stream *stream; /* the engine's stream that worked for the copy; NULL if the copy
+                          was on the caller's stream */
+    cm_stream *side;   /* a further stream of the engine's that worked for the copy; may
+                          be NULL */
 } cm_loan;
 
 struct cm_ticket {
     cm_list node; /* in engine->watched or engine->unread */
     cm_engine *engine;
     uint64_t start_ns;
-    cm_event noted;         /* recorded at the end; if `op` is 0 nothing is recorded */
-    uint64_t nbytes;        /* payload; set before anybody else sees the ticket */
-    _Atomic uint64_t moved; /* see cm_ticket_count_moved() */
-    _Atomic uint64_t parts_moved; /* the same, of all parts together */
-    cm_ticket *part_of; /* borrowed, as the whole is done later; NULL if this is not a
-                           part of a whole */
+    cm_event noted;  /* what the recorder gets at the end of the copy; if `op` is 0
+                        nothing is recorded */
+    uint64_t nbytes; /* payload; set before anybody else sees the ticket */
+    _Atomic uint64_t moved;       /* see cm_ticket_count_moved() */
+    _Atomic uint64_t parts_moved; /* for a whole: how many bytes all of its parts
+                                     together have moved */
+    cm_ticket *part_of; /* the ticket of the whole, which is borrowed since the whole is
+                           over later than its parts; NULL if this is not a part */
     /* The tickets that come first or, for a whole, its parts. Owned array of held
      * tickets, set before anybody else sees this one. */
     cm_ticket **after;
@@ -85,9 +91,9 @@ struct cm_ticket {
     bool is_whole;
     atomic_uint refs; /* the order has one of them until the ticket is over */
     /* A word that a kernel sets if numbers of rows are wrong, or NULL if there is none.
-     * It is borrowed, since a keep has the word. `wrong_rows_bits` is added to what the
-     * failure says. The thread that runs the job sets both members before the ticket is
-     * submitted. */
+     * It is borrowed, since one of the ticket's keeps keeps the word alive.
+     * `wrong_rows_bits` is added to the argument of the failure CM_EROWS. The thread
+     * that runs the job sets both members before the ticket is submitted. */
     const uint32_t *wrong_rows;
     uint32_t wrong_rows_bits;
     /* Another word, in which several copies gather what was wrong. It is borrowed in
@@ -96,31 +102,34 @@ struct cm_ticket {
     bool captured;         /* the copy went into a graph, and was not run */
     atomic_bool stopped;   /* by cm_ticket_stop() */
     bool is_chained;       /* if after[0] fails, so does this ticket */
-    bool needs_completion; /* those in `after` must be over; otherwise it is enough that
-                              they are submitted, and a stream waits for the rest */
+    bool needs_completion; /* the tickets in `after` must be over before this one's job
+                              goes on; otherwise it is enough that they are submitted,
+                              and a stream waits for the rest */
     /* The members from here on are under engine->lock. */
-    uint64_t passed_count;   /* how many of `after`, from the first, are far enough */
-    cm_list order_node;      /* in the `waiters` of after[passed_count], or on its way
-                                from there in engine->going_on or a list of order.c's */
-    cm_list waiters;         /* the tickets that hang on this one */
-    struct cm_job *job;      /* its job, unless a thread is running it; may be NULL */
+    uint64_t passed_count; /* how many of `after`, from the first, are far enough */
+    cm_list order_node;    /* in the `waiters` of after[passed_count], or on its way
+                              from there in engine->going_on or a list of order.c's */
+    cm_list waiters;       /* the tickets that hang on this one */
+    struct cm_job *job;    /* its job while no thread is running that; otherwise NULL */
     const cm_route_row *row; /* the route of the plan, once that is made */
     cm_ticket_state state;
     bool started; /* it is too late to cancel it */
     bool cancelled;
-    bool busy;            /* a thread is asking about the events, or makes it done */
-    bool read;            /* somebody has heard of the failure, or will */
+    bool busy; /* a thread is asking the device about the events, or is making the
+                  ticket done */
+    bool read; /* somebody has heard of the failure, or will */
     uint32_t asker_count; /* holders that might still ask for the outcome */
     cm_status status;
     double seconds;
-    cm_loan loan; /* until it is done */
+    cm_loan loan; /* what the ticket has borrowed until it is done */
     cm_notice *notices;
     cm_keep keep[4];
     uint32_t keep_count;
-    cm_page_shares locked; /* keep the page-locked memory at its ends page-locked */
+    cm_page_shares locked; /* these keep page-locked memory at the ends of the copy
+                              page-locked */
 };
 
-/* The event that the recorder gets for a copy, without its time and length. */
+/* Return the event that the recorder gets for a copy, without its time and length. */
 cm_event cm_request_event(const cm_copy_request *request);
 /* Make a ticket with two references, of which one is the caller's and one the order's.
  * What is page-locked at the ends of the request now stays so until the ticket is done.
@@ -143,8 +152,8 @@ CM_NODISCARD cm_status cm_ticket_hand_over(cm_ticket *ticket, cm_status status,
                                            cm_ticket **out);
 /* Submit the ticket once all device work is queued. Records the event that decides when
  * the copy is done, behind what `stream`, whose device is current, has been given so
- * far, and makes `follower` (may be NULL) wait for it. There must be a watcher. The
- * ticket takes over `start_event`, and holds `lent` and `side`. If `outcome` is a
+ * far, and makes `follower` (may be NULL) wait for that event. There must be a watcher.
+ * The ticket takes over `start_event`, and holds `lent` and `side`. If `outcome` is a
  * failure the ticket ends with it.
  * Fails: event_create, event_record, stream_wait_event; then it is not submitted. */
 CM_NODISCARD cm_status cm_ticket_submit(cm_ticket *ticket, cm_stream *stream,
@@ -156,8 +165,8 @@ CM_NODISCARD cm_status cm_ticket_submit(cm_ticket *ticket, cm_stream *stream,
  * the user. */
 void cm_ticket_finish(cm_ticket *ticket, cm_status status, bool read);
 /* Return the outcome of work that has ended with `status`. It is `status`, or CM_EROWS
- * if that is a success but the kernel has met wrong numbers. The keeps must still be
- * there. */
+ * if `status` is a success but the kernel has met wrong numbers. The keeps must still
+ * be there. */
 CM_NODISCARD cm_status cm_ticket_check_rows(const cm_ticket *ticket, cm_status status);
 /* Let a whole, which nobody else sees yet, become done with the last of its parts.
  * Takes over the array and its references. */
@@ -177,9 +186,10 @@ CM_NODISCARD cm_status cm_ticket_outcome(cm_ticket *ticket, bool read);
 /* Ask the device whether the copy has ended, or, if its job waits for an event, whether
  * the job can go on. Returns true if the ticket is over. */
 bool cm_ticket_update(cm_ticket *ticket);
-/* Make what follows come after the ticket. With a `stream`, block until the ticket is
- * submitted or over, and make the stream wait for it. If `stream` is NULL, block until
- * the ticket is over. A failure of that copy is not a failure of this call.
+/* Make the caller's next work come after the ticket. With a `stream`, block until the
+ * ticket is submitted or over, and make the stream wait for it. If `stream` is NULL,
+ * block until the ticket is over. A failure of the ticket's copy is not a failure of
+ * this call.
  * Fails: CM_ETIMEOUT, after `timeout_ns`; CM_EFORKED, stream_wait_event. */
 CM_NODISCARD cm_status cm_ticket_depend(cm_ticket *ticket, cm_stream *stream,
                                         uint64_t timeout_ns);
@@ -193,8 +203,8 @@ void cm_ticket_drain(cm_ticket *ticket);
 /* -- order.c, all under the lock -- */
 
 /* True if the ticket is far enough for the work that comes after it. If the host is to
- * act next (`needs_completion`), it has to be over; otherwise it is enough that it is
- * submitted. */
+ * act next (`needs_completion`), the ticket has to be over; otherwise it is enough that
+ * the ticket is submitted. */
 bool cm_ticket_is_passed(const cm_ticket *ticket, bool needs_completion);
 /* Put the ticket into `state`, and let the tickets that hang on it advance. Tickets
  * that become OVER in this way, perhaps this one too, are put into `advanced` by their

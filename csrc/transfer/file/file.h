@@ -12,16 +12,16 @@
  * a lock of the file while it copies. More threads would not write one file faster, as
  * all but one of them would spin until they get that lock, but each can write another
  * file. So a call that writes has as many threads as files, and takes its chunks from
- * the files in turn. Reads take no such lock, and all threads share them. So do writes
- * past the page cache.
+ * the files in turn. Reads take no such lock, and neither do writes that go past the
+ * page cache, so all threads share them.
  *
  * Checksums
  * ---------
  * A call that writes may also make the checksums that ZIP archives have (base/crc32.h).
- * A range belongs to one of them, and several ranges may belong to the same. The thread
- * that writes a chunk first reads it for the checksum, which brings it into the caches.
- * Such a call has two threads for each file, so that one of them can read a chunk while
- * the other writes one. */
+ * Each range belongs to one of these checksums, and several ranges may belong to the
+ * same one. The thread that writes a chunk first reads it for the checksum, which
+ * brings it into the caches. Such a call has two threads for each file, so that one of
+ * them can read a chunk while the other writes one. */
 #pragma once
 
 #include <stdatomic.h>
@@ -34,16 +34,16 @@
 typedef struct cm_file_faults {
     /* The number, by `count`, of the read or write that fails; 0 for none. */
     uint64_t nth;
-    uint64_t most; /* the most bytes that one of them moves; 0 for no limit */
+    uint64_t most; /* the most bytes that one read or write moves; 0 for no limit */
     /* Reads and writes from this number on wait while `is_shut` is set; 0 for none. */
     uint64_t held;
     _Atomic uint64_t count;         /* reads and writes so far */
-    _Atomic uint64_t direct_count;  /* those that went past the page cache */
+    _Atomic uint64_t direct_count;  /* reads and writes that went past the page cache */
     _Atomic uint64_t advised_count; /* announcements of reads to the system */
     /* The errno with which the nth fails, or 0 if it moves nothing instead. */
     int error;
     bool is_on;   /* if not set, everything here is ignored */
-    bool repeat;  /* those after the nth fail as well */
+    bool repeat;  /* the reads and writes after the nth fail as well */
     bool is_cold; /* the page cache counts as empty */
     /* Opening a descriptor that goes past the page cache fails. */
     bool no_direct;
@@ -60,15 +60,16 @@ typedef struct cm_file_range {
     cm_address address;
     cm_kind kind;
     int device;
-    /* The memory is a mapping of a file, whose pages may be gone. */
+    /* The memory is a mapping of a file, whose pages are gone if that file was cut
+     * short. */
     bool is_file;
     /* Borrowed, or NULL for memory in one run. It describes memory in more than one
      * run, whose elements are taken in C order; `host` and `address` are not used
      * then. */
     const cm_region *region;
-    /* A call that makes checksums uses these. The first is the index of the checksum
-     * that the range belongs to, and the second is how many bytes of later ranges
-     * belong to the same checksum. */
+    /* A call that makes checksums uses these two members. The first is the index of the
+     * checksum that the range belongs to, and the second is how many bytes of later
+     * ranges belong to the same checksum. */
     uint64_t checksum_index;
     uint64_t nbytes_behind;
 } cm_file_range;
@@ -111,7 +112,7 @@ typedef struct cm_file_request {
     uint32_t file_count;
     bool writes;
     cm_file_direct direct;
-    const cm_file_range *ranges; /* borrowed; those of a file follow each other */
+    const cm_file_range *ranges; /* borrowed; the ranges of a file are neighbours */
     uint64_t range_count;
     /* For each device the stream that its work goes on; NULL for a stream of the
      * engine's own. Borrowed. */
@@ -138,8 +139,8 @@ typedef struct cm_file_place {
  *
  * After a failure some bytes may have been read or written, and nothing is in flight.
  * After an interruption, copies that a stream has been given may still be in flight;
- * the request's keeps are dropped after them. The file is not used any more in either
- * case.
+ * the request's keeps are dropped once those copies have ended. The file is not used
+ * any more in either case.
  * Fails: any call of the runtime; the pools; CM_ESYSTEM, with `failure` set, if the
  * file refused or ended; CM_EINVALID (a target whose elements overlap); CM_EOVERFLOW,
  * CM_ENOMEM, CM_ECAPTURING, CM_ECLOSED, CM_EFORKED, CM_ECANCELLED. */

@@ -25,9 +25,9 @@
 
 /* Sizes of what is moved at a time. */
 enum {
-    CM_FILE_SPAN_NBYTES = 32 << 20,       /* of a chunk that is read to host memory in
-                                             place */
-    CM_FILE_WRITE_NBYTES = 4 << 20,       /* of one that is written from host memory */
+    CM_FILE_SPAN_NBYTES = 32 << 20, /* of a chunk that is read straight to the user's
+                                       host memory */
+    CM_FILE_WRITE_NBYTES = 4 << 20, /* of a chunk that is written from host memory */
     CM_FILE_DIRECT_PART_NBYTES = 2 << 20, /* of one read or write past the page cache */
     CM_FILE_PIECE_COUNT = 64,
     CM_FILE_NOT_TRIED = -2,
@@ -41,9 +41,9 @@ enum {
 /* A run of the file within a chunk. The job's thread writes pieces and chunks; workers
  * read them while their task is posted. */
 typedef struct cm_file_piece {
-    /* Where it begins in the chunk. `at` and `offset` have the same remainder when they
-     * are divided by CM_FILE_PAGE_NBYTES, because reads and writes past the page cache
-     * need memory that is aligned as the file is. */
+    /* Where the piece begins in the chunk. `at` and `offset` have the same remainder
+     * when they are divided by CM_FILE_PAGE_NBYTES, because reads and writes past the
+     * page cache need memory that is aligned as the file is. */
     uint64_t at;
     uint64_t nbytes;
     uint64_t offset;
@@ -87,18 +87,20 @@ typedef struct cm_file_state {
     uint64_t first_range;
     uint64_t end_range; /* one past its last range */
     cm_file_cursor cursor;
-    bool had_size;              /* the file had a size when it was last asked */
-    int direct_fd;              /* owned; -1 if there is none; or CM_FILE_NOT_TRIED */
+    bool had_size; /* the size of the file was known when the system was last asked for
+                      it */
+    int direct_fd; /* owned; -1 if there is none; CM_FILE_NOT_TRIED until somebody has
+                      tried to open one */
     atomic_bool direct_refused; /* the file system has refused a direct read or write */
 } cm_file_state;
 
 typedef struct cm_file_job {
     const cm_file_request *request; /* borrowed */
-    cm_job *job;                    /* borrowed, set when the job is planned */
+    cm_job *job;                    /* borrowed, NULL until the job is planned */
     cm_file_state files[CM_FILE_MAX];
-    uint32_t turn;     /* the file of the next chunk */
-    bool at_host;      /* the next chunk is of host memory, whose ranges come after
-                          those of devices */
+    uint32_t turn; /* the file of the next chunk */
+    bool at_host; /* the next chunk is of host memory; the ranges of devices, which come
+                     first, are all cut */
     bool has_host_end; /* at least one range is of host memory */
     uint64_t nbytes;
     cm_mutex lock;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file that is written in the background, and that may then replace another one.
+/* Writes a file in the background, and may then put it in the place of another one.
  *
  * A call that waits for its file borrows everything from its caller, and leaves it to
  * the caller to name the file. A transfer in the background outlives its call. So it
@@ -9,9 +9,9 @@
  * Example: a checkpoint is written to a temporary file beside the one of last time. The
  * job thread that has written all pieces gives the file its permissions, flushes it to
  * the disk, renames it, and flushes the folder. Only then is the ticket done. If
- * anything fails before the file is renamed, it is removed before the ticket is done,
- * so nobody who has waited for the ticket finds it. A process that is killed leaves the
- * temporary file behind, and the old file as it was.
+ * anything fails before the temporary file is renamed, it is removed before the ticket
+ * is done, so nobody who has waited for the ticket finds a temporary file. A process
+ * that is killed leaves the temporary file behind, and the old file as it was.
  *
  * Locks: none. The thread that runs the job is the only one that uses this. */
 #pragma once
@@ -24,8 +24,7 @@ typedef struct cm_file_save {
     cm_region *regions;    /* owned: those that the ranges refer to */
     int fd;                /* owned */
     uint32_t mode;
-    char *temporary; /* owned; NULL if the file is left as it is, and once it has got
-                        its name */
+    char *temporary; /* owned; NULL if the file is left as it is, or has been renamed */
     char *target;    /* owned; NULL if `temporary` was NULL from the beginning */
 } cm_file_save;
 
@@ -35,7 +34,7 @@ typedef struct cm_file_save {
 CM_NODISCARD cm_status cm_file_save_create(const cm_file_request *request,
                                            const cm_file_place *place,
                                            cm_file_save **out);
-/* Free it, and remove the temporary file if that has not got its name. */
+/* Free `save`, and remove the temporary file if that has not been renamed. */
 void cm_file_save_destroy(cm_file_save *save);
 /* Give the file its permissions and its name once all bytes are written. Blocks until
  * both are on the disk.

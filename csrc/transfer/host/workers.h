@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads that share out copies between user memory and page-locked blocks. They make
- * no call of the runtime and know no stream: a copy here is one from host memory to
- * host memory, cut into parts that any thread may take.
+/* The threads of this file share out copies between user memory and page-locked blocks.
+ * They make no call of the runtime and know no stream: a copy here is one from host
+ * memory to host memory, cut into parts that any thread may take.
  *
  * The thread that runs a transfer opens a group and posts tasks in it, one for each
  * piece that has to be packed or unpacked. While a task has parts left it is in a
@@ -45,16 +45,17 @@ typedef enum cm_copy_way {
  * are done, so a thread that has a part may read them. The first members are those that
  * a thread reads first, so that it fetches few cache lines. */
 typedef struct cm_copy_task {
-    _Atomic uint64_t next;        /* the number of the posting << 32 | the next part */
+    _Atomic uint64_t next; /* the number of the posting in the upper 32 bits, and that
+                              of the next part in the lower ones */
     _Atomic uint32_t ready_count; /* parts below that number may be taken */
     _Atomic uint32_t done_count;
     _Atomic uint32_t part_count;
     cm_copy_way way;
     void *dst;
     const void *src;
-    cm_move_part move;   /* the group's */
+    cm_move_part move;   /* as in the group */
     const void *context; /* borrowed */
-    /* Besides the poster, threads below that number may take parts. */
+    /* Besides the poster, the threads whose numbers are below this may take parts. */
     uint32_t limit;
     int place; /* the index of its place; -1 if none was free */
     cm_cut cut;
@@ -92,8 +93,8 @@ typedef struct cm_workers {
     _Atomic uint64_t spin_ns;
     /* Has a bit for each thread that sleeps because there is no work. */
     _Atomic uint32_t asleep;
-    _Atomic uint32_t called;       /* the last call_threads() was to threads below that
-                                      number */
+    _Atomic uint32_t called; /* the last call_threads() was to the threads whose numbers
+                                are below this */
     _Atomic uint32_t waiter_count; /* how many threads sleep until a task ends */
     _Atomic uint32_t thread_count; /* changed by the thread that has set `starting` */
     atomic_bool starting;
@@ -115,7 +116,7 @@ typedef struct cm_task_group {
     cm_workers *workers;     /* borrowed */
     const cm_tuning *tuning; /* borrowed */
     cm_list tasks;           /* posted, oldest first */
-    uint64_t turn;           /* the turn of the last task */
+    uint64_t turn;           /* the turn of the task that was posted last */
     uint32_t post_count;
     uint32_t pauses; /* how often the poster has let a moment pass */
 
@@ -133,10 +134,11 @@ typedef struct cm_task_group {
     bool lets_sleep;
     /* Parts can only be taken after cm_copy_task_set_ready() has said so. */
     bool is_early;
-    /* How long threads look for more work after its tasks before they sleep. It is that
-     * of the tuning, or shorter if nobody waits for the threads to wake. */
+    /* How long threads look for more work after its tasks before they sleep. It is the
+     * `spin_ns` of the tuning, or shorter if nobody waits for the threads to wake. */
     uint64_t spin_ns;
-    /* Parts begin at multiples of this; 0 leaves their size to the group. */
+    /* Parts begin at multiples of this many bytes; 0 leaves the size of the parts to
+     * the group. */
     uint64_t part_nbytes;
     cm_move_part move; /* NULL to copy as the layout says */
     const void *context;
@@ -147,8 +149,8 @@ void cm_workers_init(cm_workers *workers);
 /* Joins the threads. No group may be open. */
 void cm_workers_fini(cm_workers *workers);
 
-/* Open a group. `tuning` must be resolved, stays until the group is closed, and says
- * how many threads the group has. Other groups may have more or fewer at the same
+/* Open a group. `tuning` must be resolved, must stay until the group is closed, and
+ * says how many threads the group has. Other groups may have more or fewer at the same
  * time. */
 void cm_task_group_open(cm_task_group *group, cm_workers *workers,
                         const cm_tuning *tuning);
@@ -156,9 +158,9 @@ void cm_task_group_open(cm_task_group *group, cm_workers *workers,
  * touches the memory of its tasks any more. */
 void cm_task_group_close(cm_task_group *group);
 
-/* Share out the copy that `layout` describes. Both ends stay until the task is done or
- * the group is closed, and the task itself until the group is closed. A task that is
- * done may be posted again. */
+/* Share out the copy that `layout` describes. The memory of both ends must stay until
+ * the task is done or the group is closed, and the task itself until the group is
+ * closed. A task that is done may be posted again. */
 void cm_task_group_post(cm_task_group *group, cm_copy_task *task,
                         const cm_layout *layout, void *dst, const void *src,
                         cm_copy_way way);

@@ -12,7 +12,8 @@
 typedef struct cm_piece_end {
     char *host; /* the host's address; NULL if the host may not touch the memory */
     cm_address address; /* the device's address; 0 if the device cannot reach it */
-    /* Equal for all bytes of one allocation; NULL if nobody knows which it is. */
+    /* Names the allocation that has the memory: it is equal for all bytes of one
+     * allocation, and NULL if nobody knows which allocation that is. */
     const void *owner;
     cm_kind kind;
     /* -1 for PAGEABLE. It has only 16 bits, so that both ends of a piece fit in one
@@ -46,7 +47,7 @@ typedef enum cm_many_way {
     CM_MANY_TABLE, /* by a kernel of `device`; long runs by its copy engine */
     CM_MANY_PEER,  /* from src_device to device */
     CM_MANY_DOWN,  /* gathered by the device, then spread out by host threads */
-    CM_MANY_UP,    /* the reverse */
+    CM_MANY_UP,    /* gathered by host threads, then spread out by the device */
     CM_MANY_HOST,  /* by threads of the host alone */
     CM_MANY_WAY_COUNT
 } cm_many_way;
@@ -82,8 +83,8 @@ cm_many_way cm_piece_choose_way(const cm_piece *piece, cm_end_facts dst,
                                 int *src_device);
 
 /* Make a cm_many of those pieces i for which groups[i] equals `which`, and join
- * neighbours within one allocation. Its way and devices are those of `shape`, in which
- * the caller sets nothing else.
+ * neighbours within one allocation. The new cm_many has the way and the devices of
+ * `shape`, of which the caller sets no other member.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_many_create(const cm_piece *pieces, const uint8_t *groups,
                                       uint64_t piece_count, uint8_t which,

@@ -16,7 +16,7 @@
 
 #include "transfer/plan/region.h"
 
-enum { CM_LINE_NBYTES = 64 }; /* of a line of the processor's caches */
+enum { CM_LINE_NBYTES = 64 }; /* the length of a line of the processor's caches */
 
 typedef enum cm_side { CM_DST, CM_SRC } cm_side;
 
@@ -52,7 +52,7 @@ typedef struct cm_layout {
 CM_NODISCARD cm_status cm_layout_init(const cm_region *dst, const cm_region *src,
                                       cm_layout *out);
 /* Do the same as cm_layout_init() for elements that are converted, whose sizes may
- * differ on the two sides. Each counts as a run of `run_nbytes`. */
+ * differ on the two sides. Each element counts as a run of `run_nbytes`. */
 CM_NODISCARD cm_status cm_layout_init_items(const cm_region *dst, const cm_region *src,
                                             int64_t run_nbytes, cm_layout *out);
 /* Change the layout to one whose elements are not converted any more. Both sides then
@@ -67,16 +67,18 @@ cm_layout_has_items(const cm_layout *layout)
 /* Return how many bytes are written to the target. */
 uint64_t cm_layout_nbytes(const cm_layout *layout);
 
-/* True if that side is one run without gaps when the axes are gone through in their
- * order. */
+/* True if the bytes of `side` are one run without gaps when the axes are gone through
+ * in their order. */
 bool cm_layout_is_packed(const cm_layout *layout, cm_side side);
-/* Change that side so that it is one run without gaps, which begins at offset 0. */
+/* Change `side` so that its bytes are one run without gaps, which begins at offset
+ * 0. */
 void cm_layout_pack(cm_layout *layout, cm_side side);
 
 /* Take the axes along which the source is broadcast out of `layout`, and put them into
  * `repeats`, whose run and offsets are set to 0. */
 void cm_layout_take_repeats(cm_layout *layout, cm_layout *repeats);
-/* Set `core` to the layout without these axes. Returns how many such axes there are. */
+/* Set `core` to the layout without the axes along which the source is broadcast.
+ * Returns how many such axes there are. */
 int cm_layout_get_core(const cm_layout *layout, cm_layout *core);
 /* Put the axes of `repeats` back into `layout`, where they were. */
 void cm_layout_put_repeats(cm_layout *layout, const cm_layout *repeats);
@@ -92,8 +94,8 @@ cm_layout_is_scattered(const cm_layout *layout)
 {
     return layout->ndim > 0 && layout->run_nbytes < 4096;
 }
-/* Order the axes so that the strides of that side fall. A layout is in the target's
- * order except for as long as a caller needs the source's. */
+/* Order the axes so that the strides of `side` fall from axis to axis. A layout is in
+ * the order of the target, except while a caller needs the order of the source. */
 void cm_layout_sort(cm_layout *layout, cm_side side);
 
 /* Go on to the next index of the first `ndim` axes, the last of which is the fastest,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows by their numbers, from which runs of bytes are made when they are needed.
+/* Describes rows by their numbers, so that runs of bytes are made from them only when a
+ * thread needs the runs.
  *
  * The idea
  * --------
@@ -28,7 +29,8 @@
 typedef struct cm_numbered_layer {
     cm_piece_end end[2]; /* of row 0 */
     int64_t stride[2];   /* bytes from one row to the next; may be negative or 0 */
-    cm_region array[2];  /* the whole arrays, which is what is kept page-locked */
+    cm_region array[2];  /* the whole arrays, whose page-locked memory the copy keeps
+                            page-locked */
     /* An array that maps a file is divided into windows, and each has a flag here,
      * which is set once the window has been brought into memory for this copy. Owned;
      * NULL for other memory. */
@@ -92,7 +94,7 @@ cm_numbered_end cm_numbered_rows_end(const cm_numbered_rows *rows,
 /* Bytes of the packed space that lie together in the array of one side. */
 typedef struct cm_numbered_run {
     const cm_piece_end *end; /* of row 0 of the layer */
-    int64_t offset;          /* of the run from there, in bytes */
+    int64_t offset;          /* where the run begins, in bytes from row 0 */
     uint64_t nbytes;
 } cm_numbered_run;
 

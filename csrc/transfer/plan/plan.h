@@ -36,14 +36,14 @@ typedef struct cm_end_facts {
 typedef struct cm_peer_facts {
     bool pulls;  /* the target's device can read the source */
     bool pushes; /* the source's device can write the target */
-    bool apart;  /* neither can be made to reach the other */
+    bool apart;  /* neither device can be made to reach the memory of the other */
 } cm_peer_facts;
 
 /* The plan of one copy of one region. ring_policy.h sets the members that say how the
  * copy is cut into pieces. Batches and files fill in plans of their own. */
 typedef struct cm_plan {
     const cm_route_row *row; /* its route; NULL if no bytes have to move */
-    int device;              /* the one whose stream does the work; -1 for the host */
+    int device; /* the device whose stream does the work; -1 for the host */
     /* Where the source lies, if that is another device; else the same as `device`. */
     int src_device;
     bool is_download; /* a copy to the host that goes through page-locked blocks */
@@ -60,7 +60,7 @@ typedef struct cm_plan {
     /* The bytes that the link carries, or that the host moves. Bytes that a broadcast
      * source repeats count once. */
     uint64_t nbytes;
-    /* The bytes of the copies that this one follows without a gap, and its own; 0 if it
+    /* The bytes of this copy and of those that it follows without a gap; 0 if it
      * follows none (see engine/scheduler.c). */
     uint64_t train_nbytes;
     uint64_t piece_nbytes; /* the size of the largest piece */
@@ -75,11 +75,12 @@ typedef struct cm_plan_options {
     /* The caller waits for the end anyway, so ordinary memory may be given to the
      * runtime, whose call then blocks. */
     bool may_wait;
-    /* The copy takes its place in a stream and does not wait for it. A device then
-     * moves page-locked and managed memory even between two ends of the host. */
+    /* The copy takes its place in the order of a stream, for which its caller does not
+     * wait. Because of that order a device moves page-locked and managed memory even
+     * between two ends of the host. */
     bool on_stream;
-    /* Elements are converted. The host does it, so one end at least has to be its
-     * memory, unless `kernel_can_convert` is set. */
+    /* Elements are converted. The host converts them, so at least one end has to be
+     * host memory, unless `kernel_can_convert` is set. */
     bool converts;
     /* A kernel can do this conversion as well (cm_convert_has_kernel()). */
     bool kernel_can_convert;
@@ -132,9 +133,9 @@ CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
 
 /* True if elements are converted between two ends that are memory of devices, and no
  * device can do that. A kernel can do only the conversions of cm_convert_has_kernel(),
- * within one device, and if both ends are aligned and do not overlap. Such copies go by
- * way of the host (cm_engine_copy_many()). Neither end may be empty; `convert` is NULL
- * if nothing is converted. */
+ * and only within one device, if both ends are aligned and do not overlap. Such copies
+ * go by way of the host (cm_engine_copy_many()). Neither end may be empty; `convert` is
+ * NULL if nothing is converted. */
 bool cm_plan_goes_via_host(cm_runtime *rt, const cm_region *dst, const cm_region *src,
                            const cm_convert *convert);
 

@@ -11,9 +11,11 @@ enum { CM_MAX_NDIM = 64 };
 typedef struct cm_region {
     /* The address of element 0 for the host; NULL if the host may not touch it. */
     void *host;
-    cm_address address; /* the address for the device; 0 if it cannot reach it */
+    cm_address address; /* the address for the device; 0 if the device cannot reach the
+                           memory */
     cm_kind kind;       /* PINNED for registered memory, too */
-    int device;         /* where it lies, or whose context made it; -1 for PAGEABLE */
+    int device; /* the device where the memory lies, or whose context made it; -1 for
+                   PAGEABLE */
     int ndim;
     bool is_heap; /* memory of an allocator, which is certainly no mapping of a file */
     /* A mapping of a file: reading it may fault if the file has become shorter. */
@@ -29,7 +31,7 @@ typedef struct cm_byte_span {
     uint64_t end;
 } cm_byte_span;
 
-/* True if the two have an address in common. Neither may be empty. */
+/* True if the two spans have an address in common. Neither span may be empty. */
 static inline bool
 cm_byte_spans_meet(cm_byte_span a, cm_byte_span b)
 {
@@ -79,10 +81,11 @@ CM_NODISCARD cm_status cm_region_set_c_strides(cm_region *region);
  * Fails: CM_ESHAPE. */
 CM_NODISCARD cm_status cm_region_broadcast(const cm_region *dst, cm_region *src);
 
-/* Return a number for a run of `nbytes` of memory. It is the same for all views of that
- * memory, so that overlaps are found by comparing numbers. Views may have different
- * addresses: emulated memory of a device has a second mapping, which is exported as
- * memory of the host, and page-locked memory has addresses of the device's own. */
+/* Return a number for a run of `nbytes` of memory. All views of that memory get the
+ * same number, so that overlaps are found by comparing numbers. Addresses would not do,
+ * since views of the same memory may have different ones: emulated memory of a device
+ * has a second mapping, which is exported as memory of the host, and page-locked memory
+ * has addresses of the device's own. */
 uint64_t cm_overlap_place(cm_runtime *rt, cm_address address, const void *host,
                           uint64_t nbytes);
 /* Return the span of such numbers from the region's lowest byte to its highest. */
@@ -95,11 +98,11 @@ bool cm_overlap_is_possible(cm_runtime *rt, const cm_region *a, const cm_region 
 /* True if the strides are equal along each axis that is longer than 1. The shapes are
  * the same. */
 bool cm_region_has_strides_of(const cm_region *a, const cm_region *b);
-/* True if the two are the same elements. */
+/* True if the two regions are the same elements. */
 bool cm_region_is_same(const cm_region *a, const cm_region *b);
 
 /* True if only a device may touch the bytes, or ought to. */
 bool cm_region_is_on_device(const cm_region *region);
-/* Return the address that the runtime's copies take. For host memory that is the
- * address for the host. */
+/* Return the address that the runtime's copies take. It is `address` if
+ * cm_region_is_on_device() is true, and otherwise `host`. */
 cm_address cm_region_copy_address(const cm_region *region);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Routes: the ways that the bytes of a copy can go.
+/* A route is a way that the bytes of a copy can go.
  *
- * A route is a row of a table. The row has the text that users see, the functions that
- * do what differs from route to route, and facts that everybody else asks for: whether
- * a thread of the host works, whether the bytes go through page-locked slots, and so
- * on. A plan points at its row (`plan.row`). Code that has a plan asks its row for
- * facts, and never which row it is, so that a new route is a new row and a file of its
- * own:
+ * Each route is a row of a table. The row has the text that users see, the functions
+ * that do what differs from route to route, and facts that everybody else asks for:
+ * whether a thread of the host works, whether the bytes go through page-locked slots,
+ * and so on. A plan points at its row (`plan.row`). Code that has a plan asks its row
+ * for facts, and never which row it is, so that a new route is a new row and a file of
+ * its own:
  *
  *     if (job->plan.row->uses_ring) ...       and not: if it is STAGED or PEER_STAGED
  *
@@ -62,8 +62,8 @@
     X(PEER, "peer", cm_peer_suits, cm_job_copy_peer,                                     \
       .ends = CM_ENDS_DEVICES, .crosses = true, .fits_graph = true)                      \
     /* The host packs or unpacks on the way or, by the second of these two rows, a       \
-     * kernel of the device does. The `suits` of the first sets in the plan what that    \
-     * of the second reads, so no row may come between them. */                          \
+     * kernel of the device does. The `suits` of the first row sets in the plan what     \
+     * the `suits` of the second reads, so no row may come between the two. */           \
     X(STAGED, "staged", cm_staged_suits, cm_job_copy_staged, .ends = CM_ENDS_DEVICE,     \
       .reserve = cm_staged_reserve, .drain = cm_staged_drain,                            \
       .uses_host = true, .uses_ring = true, .packs = true)                               \
@@ -97,7 +97,7 @@ typedef enum cm_route {
 #define CM_ROUTE_NAME(name, ...) CM_ROUTE_##name,
     CM_ROUTES(CM_ROUTE_NAME) CM_ROUTES_OF_MANY(CM_ROUTE_NAME)
 #undef CM_ROUTE_NAME
-        CM_ROUTE_SEVERAL, /* the text of a whole, each of whose parts has its own */
+        CM_ROUTE_SEVERAL, /* the text of a batch whose parts have routes of their own */
     CM_ROUTE_COUNT
 } cm_route;
 
@@ -119,7 +119,7 @@ typedef struct cm_route_row {
     cm_status (*drain)(struct cm_job *job);   /* NULL if there is nothing to do */
     bool uses_host;  /* a thread of the host works until the end */
     bool uses_ring;  /* the bytes go through page-locked slots */
-    bool packs;      /* in addition, the host packs or unpacks them */
+    bool packs;      /* the host packs or unpacks these bytes, too */
     bool joins_runs; /* many runs share a slot */
     bool crosses;    /* the copy is between two devices */
     /* A stream that is being captured can take the copy. If the route crosses, that

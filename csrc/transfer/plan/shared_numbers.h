@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays of row numbers that several owners share: a call or a plan, which has checked
- * them, and each copy that threads make by them, which may outlive the call. An array
- * does not change once it has a second owner.
+/* Counts the owners of arrays of row numbers. The call or the plan that has checked the
+ * numbers is one owner. Each copy that threads make by these numbers is another one,
+ * since it may outlive the call. An array does not change once it has a second owner.
  * Locks: none; the owners are counted. */
 #pragma once
 

@@ -18,13 +18,13 @@ enum { CM_SLOT_MAX = 32, CM_THREAD_MAX = 16, CM_LINKS_THREAD_MAX = 20 };
     /* How many threads pack and unpack, the one that runs the copy included; 0 for as   \
      * many as the process may use, up to 8. */                                          \
     X(thread_count, 0, 0, CM_THREAD_MAX)                                                 \
-    /* The same for copies that memory does not limit: the pages of the target do not    \
-     * exist yet, or its elements are scattered. 0 means thread_count if that is set,    \
-     * and otherwise as many as the process may use. */                                  \
+    /* How many threads work on a copy whose speed memory does not limit, because the    \
+     * pages of the target do not exist yet or its elements are scattered. 0 means       \
+     * thread_count if that is set, and otherwise as many as the process may use. */     \
     X(fresh_thread_count, 0, 0, CM_THREAD_MAX)                                           \
-    /* The same for copies to or from several devices at once. It counts the threads of  \
-     * all links together. 0 means thread_count if that is set, and otherwise as many as \
-     * the process may use, up to 20. */                                                 \
+    /* How many threads work while copies go to or from several devices at once, all     \
+     * links together. 0 means thread_count if that is set, and otherwise as many as the \
+     * process may use, up to 20. */                                                     \
     X(links_thread_count, 0, 0, CM_LINKS_THREAD_MAX)                                     \
     /* A copy through page-locked blocks goes in pieces. Each is 1 / chunk_share of the  \
      * copy, so that the first is on its way early, but at most chunk_nbytes and at      \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of one source to several targets. This header has the further targets of such
- * a request, and the steps that a job takes for them.
+/* A broadcast copies one source to several targets. This header has the further targets
+ * of such a request, and the steps that a job takes for them.
  *
  * Locks: none; these functions belong to the thread that runs the job. */
 #pragma once
@@ -8,9 +8,10 @@
 #include "transfer/routes/ring.h"
 
 /* Further targets of a copy in the background whose own target is device memory. All
- * have its shape. There is one ticket for all of them.
+ * further targets have the shape of that target. There is one ticket for the copies to
+ * all of them.
  *
- * A target on the same device as the copy's own target is copied from that one. A
+ * A further target on the device of the copy's own target is copied from that target. A
  * target on another device needs a source that goes through page-locked blocks. Each
  * block is then sent to that device as well, at the same time. The first target on each
  * such device must have the strides of the copy's own target, and others on that device

@@ -26,7 +26,8 @@ CM_NODISCARD cm_status cm_job_launch(cm_job *job, const cm_stream *stream,
  * runtime may touch. Such a call must not pass an address where a registration begins
  * or ends. Memory of a device has no such address in it. */
 uint64_t cm_job_run_nbytes(const cm_job *job, cm_address at, uint64_t nbytes);
-/* Queue a run on the job's stream, in several copies if such addresses lie in it.
+/* Queue a copy of one run on the job's stream. If registrations begin or end within the
+ * run, it is copied in several parts.
  * Fails: as copy_async. */
 CM_NODISCARD cm_status cm_job_copy_over_edges(cm_job *job, cm_address dst,
                                               cm_address src, uint64_t nbytes);
@@ -57,8 +58,8 @@ CM_NODISCARD cm_status cm_job_open_stream_on(cm_job *job, int device, cm_stream 
 CM_NODISCARD cm_status cm_job_take_block_on(cm_job *job, int device, cm_address *out);
 /* Make the job's own stream wait for all that the sides were given. */
 CM_NODISCARD cm_status cm_job_join_sides(cm_job *job);
-/* Do the same after the job has failed. If the stream cannot be made to wait, the call
- * itself waits for the sides.
+/* Do the same as cm_job_join_sides() after the job has failed. If the stream cannot be
+ * made to wait, the call itself waits for the sides.
  * Fails: stream_synchronize; then nobody knows what still runs. */
 CM_NODISCARD cm_status cm_job_abandon_sides(cm_job *job);
 

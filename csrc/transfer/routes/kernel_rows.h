@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows whose numbers a kernel reads. A job that has them in place of two regions goes
- * by the route ROWS. The kernel of rows_kernel.h reads the numbers when the stream gets
- * there. So neither the call nor a job thread waits for numbers that a device computes,
- * and a graph can hold the copy.
+/* This header has the jobs that copy rows whose numbers a kernel reads. Such a job has
+ * a cm_kernel_rows in place of two regions, and goes by the route ROWS. The kernel of
+ * rows_kernel.h reads the numbers when the stream gets there. So neither the call nor a
+ * job thread waits for numbers that a device computes, and a graph can hold the copy.
  *
- * Numbers that the host has are checked before there is a job. In memory of a device
- * only the kernel can find a number that names no row. The kernel moves nothing for
- * such a number, and notes the fault in a word of page-locked memory. The ticket reads
- * the word when the copy is done, and fails with CM_EROWS. In a graph there is no such
- * word, since a captured ticket is done before the graph runs. A RowPlan, which copies
- * by the same numbers many times, has a word of its own as well. In a graph the kernel
- * writes into the word of the plan, and the tickets of all other copies of the plan do
- * so too. Whoever owns the plan reads it.
+ * Numbers that the host has are checked before there is a job. Among numbers in memory
+ * of a device, only the kernel can find one that names no row. The kernel moves nothing
+ * for such a number, and notes the fault in a word of page-locked memory. The ticket
+ * reads the word when the copy is done, and fails with CM_EROWS. A copy in a graph has
+ * no such word, since its ticket is done before the graph runs. A RowPlan, which copies
+ * by the same numbers many times, has a further word for all of its copies. In a graph
+ * the kernel writes into this word of the plan, and the ticket of every other copy of
+ * the plan adds to it what it has found. Whoever owns the plan reads the word.
  * Locks: none; these functions belong to the thread that runs the job. */
 #pragma once
 
@@ -26,7 +26,7 @@ typedef struct cm_locked_span {
 
 /* All that is copied. A struct of zeros is empty. */
 typedef struct cm_kernel_rows {
-    int device; /* the one whose kernel copies */
+    int device; /* the device whose kernel copies */
     cm_rows_move move;
     /* Layers are copied one after the other, since one may write what another one
      * touches. */
@@ -46,8 +46,8 @@ typedef struct cm_kernel_rows {
      * borrowed, and a keep of the request keeps it alive. */
     const uint32_t *flag;
     uint32_t flag_bits; /* these are added to the argument of CM_EROWS */
-    /* A word to which the ticket adds what it has found in `flag`; kept alive in the
-     * same way. NULL if there is none. */
+    /* A word to which the ticket adds what it has found in `flag`; a keep of the
+     * request keeps this word alive, too. NULL if there is none. */
     _Atomic uint32_t *flag_of_all;
 } cm_kernel_rows;
 

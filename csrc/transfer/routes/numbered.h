@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The host's work for a job that copies rows by their numbers (plan/numbered_rows.h).
- * pieces.h has the same for runs in a list, and calls these functions.
+/* This header has the host's work for a job that copies rows by their numbers
+ * (plan/numbered_rows.h). pieces.h has such functions for runs in a list, and calls
+ * these for rows.
  *
  * Locks: none; these functions belong to the thread that runs the job, except
  * cm_numbered_move_part(), which any thread calls. */
@@ -26,8 +27,8 @@ void cm_numbered_move_part(const void *context, const cm_layout *part, void *dst
                            const void *src, bool wide);
 
 /* True if the kernel of rows_kernel.h moves the rows of a slot between the slot and
- * their places on the device. It does so if these places lie apart and are more than
- * one launch of the table kernel takes. */
+ * their places on the device. It does so if these places lie apart and there are more
+ * of them than one launch of the table kernel takes. */
 bool cm_numbered_goes_by_kernel(cm_job *job, const cm_slot *s);
 /* Queue the device's half of such a slot, whose bytes the device reaches at `there`.
  * `is_over_bus` says that they lie in host memory. Incomplete rows at the ends of the

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The steps of a job that moves many runs of bytes, where other jobs move one region.
+/* This header has the steps of a job that moves many runs of bytes, while other jobs
+ * move one region.
  *
  * The ring moves bytes through slots of page-locked memory, and it expects one range of
  * bytes. So the runs are numbered as if they lay one behind the other in a *packed

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ring of slots that a copy in pieces goes through.
+/* A ring has the slots through which the pieces of a copy go.
  *
  * The idea
  * --------
@@ -54,8 +54,8 @@ typedef struct cm_slot {
     char *host;       /* where the piece is packed; NULL if it is on devices only */
     cm_block *pinned; /* owned; the page-locked block in which `host` lies */
     void *plain;      /* owned; ordinary memory in place of `pinned` if there is none */
-    cm_block *blocks[2]; /* owned; packed bytes on the source's and on the target's
-                            device, for copies between two devices */
+    cm_block *blocks[2]; /* owned; blocks for packed bytes on the source's and on the
+                            target's device, for copies between two devices */
     uint64_t event;      /* lent; recorded behind the device's last use of the slot */
     int device;          /* the device of the event */
     bool skips_device;   /* the device has nothing to do for the piece */
@@ -93,8 +93,9 @@ typedef struct cm_ring_way {
     /* The host's half may take long. If nothing else is to be done, the thread that
      * runs the job then helps with parts of the tasks, and sleeps if there are none. */
     bool host_is_slow;
-    /* That thread is one of several that the tasks keep busy for long. It waits for the
-     * device's halves before it helps, so that the others always find tasks. */
+    /* The thread that runs the job is one of several threads that the tasks keep busy
+     * for long. It waits for the device's halves before it helps, so that the other
+     * threads always find tasks. */
     bool device_comes_first;
     cm_status (*begin)(cm_job *job, cm_slot *s); /* starts the first half */
     cm_status (*pass)(cm_job *job, cm_slot *s);  /* starts the second half, once the

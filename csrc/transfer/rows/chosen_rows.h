@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The numbers of rows that a call copies, as the host has them: read from memory of any
- * integer width, counted from the end where they are negative, and checked.
+/* Reads the numbers of the rows that a call copies from host memory of any integer
+ * width, counts negative ones from the end, and checks them.
  *
  * Several arrays may share the numbers, and then a negative number means a different
  * row in each array that has a different number of rows. So the numbers are kept as
@@ -21,8 +21,8 @@ typedef struct cm_chosen_rows {
      * is NULL. */
     int64_t *rows;
     uint64_t count;
-    int64_t row_count; /* how many rows `rows` are settled for, or -1 if they are not
-                          settled */
+    int64_t row_count; /* how many rows the array has that `rows` are settled for, or -1
+                          if they are not settled */
     int64_t bound;     /* every given number is in [0, bound); 0 if that is not known */
 } cm_chosen_rows;
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Row numbers of the host, as the kernel of rows_kernel.h reads them.
+/* Writes row numbers of the host in the form in which the kernel of rows_kernel.h reads
+ * them.
  *
  * The idea
  * --------
@@ -74,7 +75,7 @@ CM_NODISCARD cm_status cm_kernel_numbers_find_shared(const cm_kernel_numbers *a,
  * *step to that distance in rows. There have to be at least two. */
 bool cm_kernel_numbers_are_even(const cm_kernel_numbers *self, int64_t *step);
 /* Return how many runs of neighbours there are: a row that follows on the row before in
- * both arrays is in the same run. If there are more than `most`, the answer is only
- * some larger number. */
+ * both arrays is in the same run. If there are more runs than `most`, the answer is
+ * some number above `most`. */
 uint64_t cm_kernel_numbers_count_runs(const cm_kernel_numbers *dst,
                                       const cm_kernel_numbers *src, uint64_t most);

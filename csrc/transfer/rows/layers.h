@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers: pairs of arrays whose rows are copied by the same row numbers, and the runs
- * of bytes that these become. The runs are pieces of a batch (batch.h), so whatever can
- * be done with pairs can be done with rows.
+/* A layer is a pair of arrays, and all layers of a call are copied by the same row
+ * numbers. This file turns layers into runs of bytes. The runs are pieces of a batch
+ * (batch.h), so whatever can be done with pairs can be done with rows.
  *
  * Example: the target has 8 rows of 100 bytes, 128 apart, and the source has rows of
  * 100 bytes without gaps. To copy the rows 2, 3 and 5 of the source to the rows 0, 1

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pairs of one size as rows, which the kernel of rows_kernel.h copies by their numbers.
+/* Describes pairs of one size as rows, so that the kernel of rows_kernel.h can copy
+ * them by their numbers.
  *
  * Blocks of a cache come as thousands of pairs, each with two addresses. If one device
  * reaches all of them, and all have one size, they are rows of two arrays: each array
@@ -29,7 +30,7 @@ typedef struct cm_paired_rows {
      * round. */
     bool has_sides_apart;
     bool is_over_bus; /* some of the pairs' memory is page-locked host memory */
-    bool is_to_host;  /* some of the targets' memory is such memory */
+    bool is_to_host;  /* some of the targets' memory is page-locked host memory */
 } cm_paired_rows;
 
 /* Find out whether pairs can be rows, and describe their arrays. At least one end of

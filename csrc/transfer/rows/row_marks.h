@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A set of rows of one array, which shows whether a row is named twice.
+/* Keeps a set of rows of one array, which shows whether a row is named twice.
  *
  * Unless the array has many times as many rows as are marked, the set is a bitmap with
  * a bit for each row of the array. The bitmap of a much longer array would take more
@@ -12,8 +12,8 @@
 
 #include "base/status.h"
 
-/* Either sort has `words`, which are bits or slots. A slot holds the number of its row
- * plus 1, so that 0 means a free slot. */
+/* A bitmap has its bits in `words`, and a hash table its slots. A slot holds the number
+ * of its row plus 1, so that 0 means a free slot. */
 typedef struct cm_row_marks {
     uint64_t *words;    /* owned */
     uint64_t slot_mask; /* the number of slots less 1; 0 if the set is a bitmap */

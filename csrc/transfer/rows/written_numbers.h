@@ -38,7 +38,8 @@ typedef enum cm_numbers_finding {
                             twice; what has been written is of no use */
     CM_NUMBERS_IN_RANGE, /* each number names a row; a row of the target may be named
                             twice */
-    CM_NUMBERS_RIGHT,    /* the same, and no row of the target is named twice */
+    CM_NUMBERS_RIGHT,    /* each number names a row, and no row of the target is named
+                            twice */
 } cm_numbers_finding;
 
 /* Write the numbers of both sides, which are indexed by cm_side, as

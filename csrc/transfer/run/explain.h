@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Says what a copy would do without making it. */
+/* Says what a copy would do, and makes no copy. */
 #pragma once
 
 #include "transfer/engine/engine.h"
@@ -20,12 +20,14 @@ typedef struct cm_explanation {
     /* How many threads of the host would work on a piece; 0 if the host has no part in
      * it. */
     uint32_t thread_count;
-    /* The axis of the target along which it is cut; -1 if it is one piece. */
+    /* The axis of the target along which the copy is cut; -1 if the copy is one
+     * piece. */
     int axis;
 } cm_explanation;
 
 /* Describe what cm_engine_copy() would do with the request now. It makes no copy and
- * keeps no memory. If there is a stream, it asks whether that is idle.
+ * keeps no memory. If the request has a stream, the function asks whether the stream is
+ * idle.
  * Fails: as cm_plan_init(); CM_ENOMEM. */
 CM_NODISCARD cm_status cm_engine_explain(cm_engine *engine,
                                          const cm_copy_request *request,

@@ -7,7 +7,8 @@
 #include "transfer/routes/routes.h"
 
 /* request.c: does the work of cm_engine_copy() within a call that has begun. It takes
- * over `many`, `rows` and the keeps of the request, and `file` if the engine owns that.
+ * over `many`, `rows` and the keeps of the request, and also `file` for a write in the
+ * background.
  * Fails: as cm_engine_copy(). */
 CM_NODISCARD cm_status cm_request_start(cm_engine *engine,
                                         const cm_copy_request *request,
