@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The hash table behind address_map.h. It probes linearly, and removes entries without
- * leaving tombstones. */
+/* Implements the hash table of address_map.h. It probes linearly, and removes entries
+ * without leaving tombstones. */
 #include "base/address_map.h"
 
 #include <stdlib.h>

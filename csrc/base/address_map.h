@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A map from addresses to values. Allocators that other libraries call need it, since
- * their free() gets an address and nothing else. Any thread may use a map, with or
- * without the GIL. A map whose bytes are all zero is empty. Most addresses that callers
- * look for are not in the map. So the map keeps the least and the greatest address that
- * was ever put, and for an address outside these two a search takes two loads and no
- * lock.
+/* Maps addresses to values. Allocators that other libraries call need it, since their
+ * free() gets an address and nothing else. Any thread may use a map, with or without
+ * the GIL. A map whose bytes are all zero is empty. Most addresses that callers look
+ * for are not in the map. So the map keeps the least and the greatest address that was
+ * ever put, and for an address outside these two a search takes two loads and no lock.
  * Locks: its own, which is held for a few probes or, when the map grows, for one pass
  *        over it. Memory is allocated without the lock. A caller that may fork while
  *        another thread uses the map takes `lock` before the fork, and gives it back
@@ -14,7 +13,7 @@
 #include "base/thread.h"
 
 typedef struct cm_address_entry {
-    uint64_t address; /* 0 if the place is free */
+    uint64_t address; /* 0 if the entry is free */
     void *value;
 } cm_address_entry;
 
@@ -23,7 +22,8 @@ typedef struct cm_address_entry {
  * of two. */
 typedef struct cm_address_map {
     cm_spin_lock lock;
-    _Atomic uint64_t low; /* the least and the greatest address that were ever put */
+    _Atomic uint64_t low; /* the least address that was ever put into the map, and in
+                             `high` the greatest */
     _Atomic uint64_t high;
     cm_address_entry *entries; /* owned */
     uint64_t room;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arrays that grow by one item at a time. */
+/* Grows arrays by one item at a time. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,9 +10,9 @@
 /* Make room in an array for one more item than `count`. Each item has `item_nbytes`.
  * `array_pointer` points to the pointer to the array, which is NULL, or memory from
  * malloc, or `inside`. `inside` is a first array that is part of another struct, or
- * NULL; when it gets too small its items are copied, and it is never freed. Returns the
- * number of items for which there is room afterwards, or 0 if there is no memory, in
- * which case nothing has changed. */
+ * NULL; when `inside` gets too small its items are copied to new memory, and `inside`
+ * itself is never freed. Returns the number of items for which there is room
+ * afterwards, or 0 if there is no memory, in which case nothing has changed. */
 static inline uint32_t
 cm_array_reserve(void *array_pointer, size_t item_nbytes, const void *inside,
                  uint32_t count, uint32_t room)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names for attributes of the compiler. This file knows nothing of the rest of the
+/* Gives names to attributes of the compiler. This file knows nothing of the rest of the
  * core. */
 #pragma once
 

@@ -26,5 +26,5 @@ CM_NODISCARD cm_status cm_bell_create(int fd, cm_bell **out);
 cm_bell *cm_bell_hold(cm_bell *bell); /* returns the bell */
 /* Add 1 to the counter of the eventfd. */
 void cm_bell_ring(const cm_bell *bell);
-/* Give a reference back. The last one closes the descriptor. */
+/* Give a reference back. The last one to go closes the descriptor. */
 void cm_bell_release(cm_bell *bell);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sums and products that say when they overflow. Every size, stride and offset that
- * comes from outside passes through these before it is used. */
+/* Computes sums and products, and tells whether they overflow. Every size, stride and
+ * offset that comes from outside passes through these before it is used. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one list of the dtypes that cumem knows by name.
+/* This is the one list of the dtypes that cumem knows by name.
  *
  * Everything else that has to tell one dtype from another is made from this list, or is
  * checked against it. In C these are the loops that convert numbers (base/convert.c),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A circular doubly linked list whose nodes are members of the structs that are in it.
- * Entering and leaving a list allocate nothing, so they cannot fail. A node that is in
- * no list points to itself. A list has no lock of its own. */
+/* A list is circular and doubly linked, and its nodes are members of the structs that
+ * are in the list. Entering and leaving a list allocate nothing, so they cannot fail. A
+ * node that is in no list points to itself. A list has no lock of its own. */
 #pragma once
 
 #include <stdbool.h>
@@ -44,7 +44,8 @@ cm_list_push_front(cm_list *list, cm_list *node)
     cm_list_push_back(list->next, node);
 }
 
-/* Take `node` out of the list that it is in. This does no harm if it is in none. */
+/* Take `node` out of the list that it is in. This does no harm if the node is in no
+ * list. */
 static inline void
 cm_list_remove(cm_list *node)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loops that check and copy arrays of row numbers, as fast as the processor can. This
- * file knows the processor and nothing else.
+/* Checks and copies arrays of row numbers, as fast as the processor can. This file
+ * knows the processor and nothing else.
  *
  * A GPU kernel moves a short row faster than the host can check its number with a
  * branch. So the loops here have no branch that depends on a number. On x86-64 each
@@ -35,11 +35,11 @@ void cm_numbers_write_32(const void *from, int32_t *to, uint64_t count,
 void cm_numbers_look_64(const int64_t *numbers, uint64_t count, int64_t row_count,
                         cm_numbers_seen *seen);
 
-/* True if each number is larger than the one before. None may be negative. */
+/* True if each number is larger than the one before. No number may be negative. */
 bool cm_numbers_rise_32(const int32_t *numbers, uint64_t count);
 
-/* Set the bit of each number in a bitmap, which has bit i in word i / 64. None may be
- * negative. Returns true if one of the bits was set before. */
+/* Set the bit of each number in a bitmap, which has bit i in word i / 64. No number may
+ * be negative. Returns true if one of the bits was set before. */
 bool cm_numbers_mark_32(uint64_t *bits, const int32_t *numbers, uint64_t count);
 
 /* Set the bits of `more` in `bits`, which have `words` words each. Returns true if one

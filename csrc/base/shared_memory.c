@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory by name: the note and its locks, the memfd, and how a user of it is found.
- * shared_memory.h tells the idea. */
+/* Opens memory by its name. This file has the note with its locks, the memfd, and the
+ * search for a process that has the memfd. shared_memory.h tells the idea. */
 #include "base/shared_memory.h"
 
 #include <dirent.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that any process of the same user and machine opens by its name, and that goes
- * back to the system with its last user, however that user ends.
+/* Shares memory among processes. Any process of the same user and machine opens the
+ * memory by its name. The memory goes back to the system with its last user, however
+ * that user ends.
  *
  * The idea
  * --------
@@ -69,7 +70,8 @@ typedef struct cm_shared_request {
     /* If this call makes the memory, the memory must come from this node.
      * CM_NUMA_NO_NODE means any node. */
     int numa_node;
-    /* Open this memory and no other, or else fail. NULL to make it if nobody has it. */
+    /* Open the memory that has this token and no other, or else fail. If this is NULL,
+     * any memory of the name will do, and it is made if nobody has it. */
     const cm_shared_token *token;
 } cm_shared_request;
 

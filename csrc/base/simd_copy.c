@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vector code behind simd_copy.h, for x86-64 and aarch64. */
+/* Implements simd_copy.h with the vector instructions of x86-64 and aarch64. */
 #include "base/simd_copy.h"
 
 #include <stdlib.h>

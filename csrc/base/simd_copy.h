@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies by vector instructions: long runs that should bypass the caches, short
- * elements that lie a few bytes apart, and rows that become columns. This file knows
- * the processor and nothing else. */
+/* Copies memory by vector instructions. The functions copy long runs past the caches,
+ * pack short elements that lie a few bytes apart, and turn columns into rows. This file
+ * knows the processor and nothing else. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The outcome of a call, as a value of 16 bytes that is returned in two registers. So
- * reporting an error needs no thread-local variable and no allocation. This file knows
- * nothing of CUDA: only the runtime layer knows which operation the number `op` stands
- * for. */
+/* A status is the outcome of a call, a value of 16 bytes that is returned in two
+ * registers. So reporting an error needs no thread-local variable and no allocation.
+ * This file knows nothing of CUDA: only the runtime layer knows which operation the
+ * number `op` stands for. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of thread.h that are not inline. */
+/* Implements the functions of thread.h that are not inline. */
 #include "base/thread.h"
 
 #include <errno.h>

@@ -22,7 +22,7 @@
 #include <stdbool.h>
 
 typedef struct cm_witness {
-    int fd; /* -1 if it could not be made; the child then counts as alive for ever */
+    int fd;     /* -1 if the file could not be made; the child then counts as alive */
     void *page; /* mapped from before a fork until after it; else NULL */
 } cm_witness;
 

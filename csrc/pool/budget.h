@@ -42,7 +42,7 @@ cm_limit_is_share(uint64_t limit_nbytes)
 }
 
 /* Return a limit in bytes. A share becomes that share of `total_nbytes`. Any other
- * limit is in bytes already. */
+ * limit is a number of bytes, and is returned as it is. */
 uint64_t cm_limit_in_bytes(uint64_t limit_nbytes, uint64_t total_nbytes);
 
 /* Make a budget with no bytes charged. `parent` is borrowed, and may be NULL. */

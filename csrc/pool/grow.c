@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a pool gets more memory from the runtime, and gives memory back.
+/* Gets memory for a pool from the runtime, and gives memory back to it.
  *
  * Segments
  * --------

@@ -70,7 +70,7 @@ typedef enum cm_span_state {
     CM_SPAN_GAP = CM_BLOCK_GAP,          /* addresses without memory */
     /* A listing shows the following two as cached. */
     CM_SPAN_READY, /* free, but kept whole for the next request of its size */
-    CM_SPAN_BUSY,  /* the grower is changing what is behind it */
+    CM_SPAN_BUSY,  /* the grower is changing the memory behind it */
     CM_SPAN_STATE_COUNT
 } cm_span_state;
 
@@ -90,15 +90,15 @@ typedef struct cm_heap_span {
     /* Work of the stream with the slot `tag` may run on the span until this epoch has
      * ended. On a LIVE span that is work from before it was handed out. */
     uint64_t epoch;
-    /* On a FREE span, how many of its bytes were given back with the tag. The others
-     * were clean when they joined it. */
+    /* On a FREE span, how many of its bytes were given back with the tag. The other
+     * bytes were clean when they joined the span. */
     uint64_t pending_nbytes;
     uint32_t tag; /* 0 if nothing runs on it */
     cm_span_state state;
     /* The number of the first fork whose children share this block, or 0 if none do.
      * Children of later forks share the block too. This field belongs to fork.c. */
     _Atomic uint64_t first_fork;
-    /* The block is being given back, and the recorder has noted that already. */
+    /* The recorder has noted that the block is being given back. */
     bool was_noted;
 } cm_heap_span;
 
@@ -179,7 +179,8 @@ typedef struct cm_heap {
     uint64_t arena_count;
     /* READY spans; an unused entry is NULL. See CM_READY_NBYTES. */
     cm_heap_span *ready[CM_READY_COUNT];
-    const cm_heap_span *taken_last; /* only compared, never read through */
+    const cm_heap_span *taken_last; /* the span that was taken last; only compared,
+                                       never read through */
     cm_list spare_spans;            /* unused nodes, linked by their `node` */
     void *slabs;                    /* owned: the arrays that the nodes are part of */
     uint64_t node_count;            /* of used and spare nodes together */

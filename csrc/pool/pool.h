@@ -61,9 +61,8 @@ typedef struct cm_pool_config {
      * nobody has asked for that. With 0 it stays. */
     uint64_t idle_trim_ns;
     /* The least length of a chunk of memory that is mapped on demand: a power of 2, or
-     * 0 for the driver's granule. If the driver's granule is longer than this, the
-     * granule applies instead. Long chunks cost less to unmap and map, and waste
-     * more. */
+     * 0 for the driver's granule. If the driver's granule is longer than this, it
+     * applies instead. Long chunks cost less to unmap and map, and waste more. */
     uint64_t granule_nbytes;
     /* The caller may put blocks of the pool to sleep one by one when memory is short
      * (spill.c). The pool never does so on its own. */
@@ -155,9 +154,10 @@ void cm_pool_release(cm_pool *pool);
 /* Hand out a block of `nbytes` (> 0) for `stream` from free memory, without a runtime
  * call. With `stream` NULL any stream may use the block. Returns NULL if the caller has
  * to use cm_pool_alloc() instead. This is so if nothing fits, if an idle trim is due,
- * or if a limit was lowered below what the pool holds. For page-locked memory it is
- * also so if, since a miss last polled, more than `fence_limit` bytes were given back
- * in blocks that need a fence. A `fence_limit` of 0 stands for the pool's own limit. */
+ * or if a limit was lowered below what the pool holds. For page-locked memory NULL is
+ * also returned if blocks that need a fence were given back since a miss last polled,
+ * and these blocks have more than `fence_limit` bytes together. A `fence_limit` of 0
+ * stands for the pool's own limit. */
 cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
                             uint64_t fence_limit);
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations that go through all pools of a runtime: trimming pools on request or so
- * that another pool can grow, making them obey lowered limits, and trimming idle
- * memory. The list of the pools itself, and cm_pool_after(), which walks it, are in
- * fork.c, because a thread that forks holds the lock of this list, of which the process
- * has only one. */
+/* Goes through all pools of a runtime. The functions trim pools on request or so that
+ * another pool can grow, make them obey lowered limits, and trim idle memory. The list
+ * of the pools itself, and cm_pool_after(), which walks it, are in fork.c, because a
+ * thread that forks holds the lock of this list, of which the process has only one. */
 #include "pool/private.h"
 
 void

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The inside of the pool. Only the pool's own files include this header: pool.c hands
- * out and takes back, in_flight.c finds out when freed memory is idle and waits for
- * that, grow.c gets memory from the runtime and gives it back, sleep.c lends all of it
- * back for a time, spill.c does so for one block, chunks.c unmaps and maps chunks for
- * both of these, fork.c looks after forked children, noting.c writes events for the
- * recorder, and pools.c works on all pools of a runtime.
+/* This header shows the pool as its own files see it, and only they include it. pool.c
+ * hands blocks out and takes them back, in_flight.c finds out when freed memory is idle
+ * or waits until it is, grow.c gets memory from the runtime and gives it back, sleep.c
+ * lends all of it back for a time, spill.c does so for one block, chunks.c unmaps and
+ * maps chunks for both of these, fork.c looks after forked children, noting.c writes
+ * events for the recorder, and pools.c works on all pools of a runtime.
  *
  * Locks: `lock` guards heap, lists, slots and counters, and is held for work on these
  *        only. `growing` and `polling` are turns, which a thread keeps across runtime
@@ -48,8 +48,8 @@ typedef struct cm_epochs {
     uint64_t epoch;    /* the present one, for blocks that are given back now */
     /* The youngest epoch with which a span in the heap is tagged; 0 if none is. */
     uint64_t given_epoch;
-    uint64_t awaited_epoch;  /* the youngest that anything waits for, or 0 */
-    uint64_t recorded_epoch; /* the youngest with an event, or 0 */
+    uint64_t awaited_epoch;  /* the youngest epoch that anything waits for, or 0 */
+    uint64_t recorded_epoch; /* the youngest epoch with an event, or 0 */
     cm_list marks;           /* the oldest first, unless threads raced */
     bool is_capturing;       /* whether the stream was capturing when last asked */
 } cm_epochs;
@@ -133,7 +133,7 @@ struct cm_pool {
     /* Changed under the lock, by the one thread that puts the pool to sleep or wakes
      * it. */
     cm_pool_phase phase;
-    cm_saved saved; /* for that thread */
+    cm_saved saved; /* used by the thread that changes `phase` */
     /* The thread that puts blocks to sleep or wakes them (spill.c), or NULL. */
     _Atomic(const char *) spiller;
     uint64_t window_ns;     /* for the idle trim: when its present window began */

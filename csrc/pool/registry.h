@@ -95,8 +95,7 @@ uint64_t cm_registry_run_nbytes(cm_registry *registry, const void *host,
  * [host, host + nbytes). If the last share in `shares` is of such a piece, no second
  * share of the piece is added. The pieces stay locked until cm_registry_unshare(). With
  * `waits` the call waits for pieces that somebody is locking or unlocking. Without
- * `waits` such pieces are left out.
- * Fails: CM_ENOMEM; then it has added nothing. */
+ * `waits` such pieces are left out. Fails: CM_ENOMEM; then it has added nothing. */
 CM_NODISCARD cm_status cm_registry_share(cm_registry *registry, const void *host,
                                          uint64_t nbytes, bool waits,
                                          cm_page_shares *shares);
@@ -132,8 +131,8 @@ typedef struct cm_registry_counters {
     uint64_t nbytes; /* in whole pages */
     uint64_t peak_nbytes;
     uint64_t count; /* pieces */
-    /* How many pieces were ever locked. `locked_count` - `count` were unlocked
-     * again. */
+    /* How many pieces were ever locked. Of these, `locked_count` - `count` were
+     * unlocked again. */
     uint64_t locked_count;
 } cm_registry_counters;
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a pool of device memory sleeps: it lends all its memory back to the runtime,
- * keeps the addresses, and later gets memory at the same addresses again.
+/* Puts a pool of device memory to sleep and wakes it. A pool that falls asleep lends
+ * all its memory back to the runtime and keeps the addresses. When it wakes it gets
+ * memory at the same addresses again.
  *
  * The idea
  * --------

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A source of device memory that is mapped on demand. One range of addresses is
+/* This source makes device memory that is mapped on demand. One range of addresses is
  * reserved for the life of the source, and physical memory is put into it chunk by
  * chunk. So neighbouring chunks form one stretch of memory, and a chunk can be moved to
  * where it is needed.

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How one block of a pool of device memory sleeps while the rest of the pool is in use.
+/* Puts one block of a pool of device memory to sleep while the rest of the pool is in
+ * use, and wakes it.
  *
  * The idea
  * --------

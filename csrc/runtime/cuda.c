@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The runtime over a real CUDA driver, and the only file that knows CUDA's headers.
+/* Makes the runtime over a real CUDA driver. No other file knows CUDA's headers.
  * Functions that only the driver has are found by name and version when the driver is
  * started. So nothing is linked against the driver, and if a driver lacks a function,
  * only calls of that function fail. Locks: none, since the functions do not change

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A runtime that wraps another, counts its calls and makes the nth call fail, so that
- * tests reach every path of failure. Its bodies are generated from ops.h, so no
- * operation can be missed.
+/* The fault wrapper is a runtime that wraps another one. It counts the calls and makes
+ * the nth call fail, so that tests reach every path of failure. Its bodies are
+ * generated from ops.h, so no operation can be missed.
  *
  * Example: a test counts the calls that an operation of ours makes, say 7. Then it runs
  * the operation 7 times and lets call 1, 2, ... 7 fail, and checks each time that

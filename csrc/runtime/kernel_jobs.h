@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one list of kernels, and the struct that is the single parameter of each. A
- * kernel exists as a PTX text and as an emulation in C. Both read the struct that the
- * launching code fills in. So the struct is plain data, whose layout is the same for
- * the PTX text, the emulation and the launching code, as tests/c/test_emulated_kernel.c
- * asserts. */
+/* This is the one list of kernels, with the struct that is the single parameter of each
+ * kernel. A kernel exists as a PTX text and as an emulation in C. Both read the struct
+ * that the launching code fills in. So the struct is plain data, whose layout is the
+ * same for the PTX text, the emulation and the launching code, as
+ * tests/c/test_emulated_kernel.c asserts. */
 #pragma once
 
 #include <stdint.h>
@@ -110,7 +110,7 @@ enum {
  * `count` rows. */
 typedef struct cm_rows_job {
     cm_address dst_rows;     /* the array of the target's numbers; 0 if there is none */
-    cm_address src_rows;     /* the same for the source */
+    cm_address src_rows;     /* the array of the source's numbers; 0 if there is none */
     int64_t dst_rows_stride; /* bytes from one number to the next */
     int64_t src_rows_stride;
     uint64_t count;     /* rows to copy in each layer */

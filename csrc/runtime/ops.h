@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one list of all CUDA calls that cumem can make. These are generated from it: the
- * enum of operations, the table of names, the type of the table of functions, the
- * callers cm_rt_… and the whole fault wrapper. A new operation is one row here and two
- * bodies (in cuda.c and emulated/); nothing else names it.
+/* This is the one list of all CUDA calls that cumem can make. These are generated from
+ * it: the enum of operations, the table of names, the type of the table of functions,
+ * the callers cm_rt_… and the whole fault wrapper. A new operation is one row here and
+ * two bodies (in cuda.c and emulated/); nothing else names it.
  *
  * X(name, CUDA function, oldest driver, (kind, argument), (parameters), (arguments))
  *

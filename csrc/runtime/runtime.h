@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A runtime is a value: the table of operations, and facts about its driver and
- * devices. Callers see handles as integers and never a CUDA type. They need not know
- * whether a real GPU, the emulated device or the fault wrapper answers. Threads: any
- * thread may call every operation, while it holds no lock of ours. */
+/* A runtime is a value, which consists of the table of operations and of facts about
+ * its driver and devices. Callers see handles as integers and never a CUDA type. They
+ * need not know whether a real GPU, the emulated device or the fault wrapper answers.
+ * Threads: any thread may call every operation, while it holds no lock of ours. */
 #pragma once
 
 #include <stdatomic.h>
@@ -195,7 +195,7 @@ typedef struct cm_device_info {
 /* What the driver says about an address. Host memory that the driver does not know is
  * PAGEABLE. */
 typedef struct cm_pointer_info {
-    cm_kind kind; /* PAGEABLE, PINNED (any page-locked), MANAGED or DEVICE */
+    cm_kind kind; /* PAGEABLE, PINNED (for all page-locked memory), MANAGED or DEVICE */
     int device;   /* index; -1 for PAGEABLE */
     cm_address device_address;
     void *host_address; /* NULL if the host may not touch it */
@@ -289,7 +289,7 @@ struct cm_runtime {
     void (*close)(cm_runtime *rt);
     /* Set in the emulated device only; see cm_runtime_host_alias(). */
     void *(*host_alias)(const cm_runtime *rt, cm_address address, uint64_t nbytes);
-    /* The primary context of each device; 0 if it is not known. */
+    /* The primary context of each device; 0 if the context is not known. */
     _Atomic uint64_t primary[CM_MAX_DEVICES];
     _Atomic uint64_t context_count; /* how often `primary` has changed */
     cm_mutex capturable_lock;

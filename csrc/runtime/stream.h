@@ -37,8 +37,8 @@
 
 typedef struct cm_stream {
     atomic_uint refs;
-    /* How many reasons there are to ask whether it is in a capture. If this is 0 it is
-     * in none; see cm_stream_may_capture(). */
+    /* How many reasons there are to ask whether the stream is in a capture. If there
+     * are 0 it is in no capture; see cm_stream_may_capture(). */
     atomic_uint capture_refs;
     uint64_t handle; /* other code gets it from cm_stream_export_handle() */
     /* From cudaStreamGetId. The id of the legacy stream is its handle, and the id of a
@@ -46,7 +46,7 @@ typedef struct cm_stream {
     uint64_t id;
     int device;       /* index */
     bool owns_handle; /* the handle is destroyed with the record */
-    bool is_lasting;  /* it lives as long as `owner`, which alone destroys it */
+    bool is_lasting;  /* the stream lives as long as `owner`, which alone destroys it */
     void *owner;      /* keeps a foreign stream alive; may be NULL */
     /* Called once, with the last release. It must not take a lock of the core. NULL if
      * owner is NULL. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views with the axes of a buffer in another order, or with fewer of them: T,
+/* Makes views that have the axes of a buffer in another order, or fewer axes, for T,
  * transpose() and squeeze(). The number of elements, and where each of them is, stay
  * the same. */
 #include "base/checked_math.h"

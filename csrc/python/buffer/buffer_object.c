@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A buffer as a C object: how it is made, where its bytes are, and how it ends. It is
- * allocated alone, or in one piece with its storage.
+/* Makes buffers, finds where their bytes are, and ends buffers. A buffer is allocated
+ * alone, or in one piece with its storage.
  *
  * Like NumPy arrays, buffers take no part in garbage collection. What a storage keeps
  * alive is shared by all its buffers, so no single buffer could visit it. A cycle could

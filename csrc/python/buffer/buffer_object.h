@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The struct behind all buffer types: a view of a storage. Each object has a pointer to
- * the state of its module. The GIL is held throughout. */
+/* All buffer types have the same struct, which is a view of a storage. Each object has
+ * a pointer to the state of its module. The GIL is held throughout. */
 #pragma once
 
 #include "python/buffer/storage.h"
@@ -15,12 +15,12 @@ typedef struct cm_buffer {
     PyObject *dtype;     /* owned: a numpy.dtype */
     PyObject *base;      /* owned: the buffer that this is a view of, or NULL */
     PyObject *weakrefs;
-    int64_t offset; /* of element 0, from the first byte of the storage */
+    int64_t offset; /* of element 0, in bytes from the first byte of the storage */
     int64_t itemsize;
     int ndim;
     bool readonly;
-    /* Its `with` block has ended. The buffer then counts as closed, even if its storage
-     * is still open. */
+    /* The buffer's `with` block has ended. The buffer then counts as closed, even if
+     * its storage is still open. */
     bool with_ended;
     /* as_device() made this view. It has the type of device buffers, and its memory is
      * mapped or managed. */

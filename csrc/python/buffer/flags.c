@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Buffer.flags: how the memory was made, and NumPy's flags as they are now.
+/* Buffer.flags tells how the memory was made, and has NumPy's flags as they are now.
  *
  * All of this fits into one number: five flags of NumPy's, and four facts about the
  * memory. The package turns the number into an object for users (a tuple of names with

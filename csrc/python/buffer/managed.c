@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The methods and properties of ManagedBuffer that move, advise and ask about pages,
- * and prefetch_pages(). page_calls.c makes the calls of the driver, residency.c says
- * where pages are, managed_block.c has `with buf.on(...)`. */
+/* Has prefetch_pages(), and the methods and properties of ManagedBuffer that move
+ * pages, give advice about them and tell where they are. page_calls.c makes the calls
+ * of the driver, residency.c says where pages are, managed_block.c has the block of
+ * `with buf.on(...)`. */
 #include "python/buffer/managed.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What only managed memory can do: its pages can be moved ahead of use, and the driver
- * takes advice about them, says where they are, and can discard them. All functions
- * need the GIL, and release it while the driver is called. */
+/* This header has what only managed memory can do. Its pages can be moved ahead of use,
+ * and the driver takes advice about them, says where they are, and can discard them.
+ * All functions need the GIL, and release it while the driver is called. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Foreign memory that its owner can replace.
+/* Watches foreign memory that its owner can replace.
  *
  * A tensor of PyTorch's is a handle: `t.data = u` and `t.set_(u)` give it another
  * storage, and whoever kept only the tensor then reads freed memory. So a cm_storage
- * keeps the storage of PyTorch's itself (`memory`), whatever becomes of the tensor.
- * Even PyTorch's storage does not keep the bytes where they are. share_memory_() moves
- * them to other pages inside the same storage, resize_() gives the storage another
- * size, and numpy.ndarray.resize(refcheck=False) does the same to an array. A storage
- * on the CPU can be told to refuse any resizing from then on, and both Tensor.numpy()
- * and cm_memory_watch() tell it so. For memory that can still move, the address and the
+ * keeps the storage of PyTorch's itself (`memory`), whatever becomes of the tensor. Yet
+ * the bytes may move even while PyTorch's storage lives. share_memory_() moves them to
+ * other pages inside the same storage, resize_() gives the storage another size, and
+ * numpy.ndarray.resize(refcheck=False) does the same to an array. A storage on the CPU
+ * can be told to refuse any resizing from then on, and both Tensor.numpy() and
+ * cm_memory_watch() tell it so. For memory that can still move, the address and the
  * size are compared at each use of a buffer (cm_storage_check_open()), which raises an
  * error instead of reading memory that is gone. If memory moves while a copy runs in
  * the background, that is found when somebody waits for the copy.
@@ -16,8 +16,7 @@
  * If the caller waits for a copy, the storage is kept but not watched, since nothing
  * uses the buffer after the copy. That costs one call of a method. Whatever lives
  * longer (asbuffer(), register(), copies in the background) is watched as well. The GIL
- * is held throughout.
- */
+ * is held throughout. */
 #pragma once
 
 #include "python/buffer/storage.h"

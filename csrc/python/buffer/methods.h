@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views, methods and slots of buffers, which module/buffer_type.c puts into its tables.
- * The GIL is held; whatever can wait releases it. */
+/* This header has the views, methods and slots of buffers that module/buffer_type.c
+ * puts into its tables. The GIL is held; whatever can wait releases it. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"

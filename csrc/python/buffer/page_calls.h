@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls of the driver for the pages of managed memory. A call is for the span of a
- * buffer, which is all bytes from its lowest element to the end of its highest. The
+/* Makes calls of the driver for the pages of managed memory. A call is for the span of
+ * a buffer, which is all bytes from its lowest element to the end of its highest. The
  * driver rounds the span to whole pages. These functions need the GIL, and give it up
  * while they call the driver. */
 #pragma once

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A storage is the memory that buffers share. A view holds its storage, and the storage
- * holds its pool block, its registration or its foreign owner: each pointer keeps the
- * memory alive.
+ * holds its pool block, its registration or its foreign owner. So the memory stays
+ * alive as long as any view of it.
  *
  * References and holds
  * --------------------
@@ -125,28 +125,29 @@ typedef struct cm_storage {
     /* Closed by free(), the end of a with block or shutdown(): the bytes are gone, or
      * go with the last hold. */
     atomic_bool closed;
-    /* Work that we cannot see may run on it, so it goes back behind a fence. */
+    /* Work that we cannot see may run on the memory, so its block goes back behind a
+     * fence. */
     bool was_exported;
-    bool is_file; /* foreign, and known to be that of a mapped file */
+    bool is_file; /* the memory is foreign, and known to map a file */
     /* __cuda_array_interface__ gave the address away. Its consumers may keep only the
      * object alive. */
     bool address_was_exported;
-    /* Its address was asked for. Whoever has the address may work on the memory, until
-     * the user says with record_stream() on which stream, or gives the buffer back
-     * after that work. */
+    /* The user has asked for its address. Whoever has the address may work on the
+     * memory, until the user says with record_stream() on which stream, or gives the
+     * buffer back after that work. */
     bool address_was_read;
     bool holds_locked_pages; /* made of foreign memory whose pages stay locked until it
                                 ends */
     /* Managed memory that was advised; the advice is taken back before the memory
      * goes. */
     bool is_advised;
-    /* This is a forked child, which did not get the bytes. The storage is then closed
-     * as well. */
+    /* This process is a forked child, which did not get the bytes. The storage is then
+     * closed as well. */
     bool was_not_inherited;
     bool is_asleep; /* its pool sleeps, or is on its way to sleep or awake */
     bool may_spill; /* its pool spills, so each use has to be noted */
-    bool is_moving; /* on its way to page-locked memory or back */
-    bool is_kept;   /* by keep(): it never spills */
+    bool is_moving; /* its bytes are on their way to page-locked memory or back */
+    bool is_kept;   /* keep() was called, so it never spills */
     /* Shared by name, and not page-locked yet: the first copy to or from a device does
      * that (protocols/shared.c). */
     bool locks_late;
@@ -165,9 +166,9 @@ typedef struct cm_storage {
     /* How many fills were left to streams. No ticket stands for these writes. */
     uint64_t stream_fill_count;
     uint64_t awaited_fill_count; /* how many of these fills were waited for */
-    /* How often it was ever exported through the buffer protocol. Each consumer may
-     * keep only the object alive, so after such an export the bytes go with the last
-     * reference. Arrays of our own take their export back. */
+    /* How often the storage was ever exported through the buffer protocol. Each
+     * consumer may keep only the object alive, so after such an export the bytes go
+     * with the last reference. Arrays of our own take their export back. */
     size_t view_count;
     /* These members describe the only export so far. It is a view that may still turn
      * out not to count as an export (cm_storage_watch_view()). */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The work on a storage: the streams and unfinished transfers that it remembers, how to
- * wait for them, and how to order other streams after them.
+/* Keeps track of the work on a storage. A storage remembers streams and unfinished
+ * transfers. The functions here wait for these, and order other streams after them.
  *
  * The question
  * ------------

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finds thrashing: the host and a device keep taking the same bytes of managed memory
- * from each other. Each turn moves pages by faults, which is slow and looks like slow
- * code, so it is worth a warning. Only calls that hand the memory to one side are seen.
- * An array that was made over the memory earlier can touch it without any call.
+/* Finds thrashing, in which the host and a device keep taking the same bytes of managed
+ * memory from each other. Each turn moves pages by faults, which is slow and looks like
+ * slow code, so it is worth a warning. Only calls that hand the memory to one side are
+ * seen. An array that was made over the memory earlier can touch it without any call.
  *
  * The storage remembers the last use: which side, and which bytes. If the other side
  * then uses some of these bytes, that is a turn. Sixteen turns within ten seconds are

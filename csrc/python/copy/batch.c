@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* copy_many() and copy_many_async(). First all pairs, whose ends may be anything that
- * copy() takes, are read into one request of the engine. This has to be fast, since
- * there may be many thousands of pairs, and it is done before anything is copied. Then
- * comes the call.
+/* Has the functions copy_many() and copy_many_async(). First all pairs, whose ends may
+ * be anything that copy() takes, are read into one request of the engine. This has to
+ * be fast, since there may be many thousands of pairs, and it is done before anything
+ * is copied. Then comes the call.
  *
  * A pair of two buffers or arrays, each a single run of bytes and of one shape, is the
  * usual case (try_usual()). It becomes a piece of the request without running foreign

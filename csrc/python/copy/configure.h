@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The settings of copies. cumem/transfers/tuning.py collects those that configure() or
- * the environment sets, and stores them here. All others have defaults. The GIL is
- * held. */
+/* Keeps the settings of copies. cumem/transfers/tuning.py collects the settings that
+ * configure() or the environment sets, and stores them here. All others have defaults.
+ * The GIL is held. */
 #pragma once
 
 #include "python/core/state.h"

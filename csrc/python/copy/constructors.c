@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions that make new buffers. empty() takes the kind as an argument, and there
- * is one function for each kind, such as empty_pinned(). empty_like() takes the shape
- * and more from another array. zeros(), full(), zeros_like() and full_like() also give
- * the elements a value (fill.c). Each function first tries fast_path.c, which answers
- * usual calls. Calls with any other arguments are read here. array() and asarray(),
- * which read whatever is like an array, are in cumem/buffers/constructors.py. */
+/* Has the functions that make new buffers. empty() takes the kind as an argument, and
+ * there is one function for each kind, such as empty_pinned(). empty_like() takes the
+ * shape and more from another array. zeros(), full(), zeros_like() and full_like() also
+ * give the elements a value (fill.c). Each function first tries fast_path.c, which
+ * answers usual calls. Calls with any other arguments are read here. array() and
+ * asarray(), which read whatever is like an array, are in
+ * cumem/buffers/constructors.py. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/copy_functions.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The functions copy(), copy_async() and asnumpy(), and what buffers have of the same
- * kind: the method to_numpy() and the assignment `buf[index] = value`. */
+/* Has the functions copy(), copy_async() and asnumpy(), the method to_numpy() of
+ * buffers, and the assignment `buf[index] = value`. */
 #include "python/copy/copy_functions.h"
 
 #include "docstrings.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions of this folder that tables elsewhere name: copy(), the constructors and the
- * like, for the module's methods, and the methods and slots of buffers that copy bytes,
- * for module/buffer_type.c. The GIL is held; whatever can wait releases it. */
+/* This header has the functions of this folder that are named by tables elsewhere. The
+ * table of the module's methods names copy(), the constructors and the like, and the
+ * tables of module/buffer_type.c name the methods and slots of buffers that copy bytes.
+ * The GIL is held; whatever can wait releases it. */
 #pragma once
 
 #include "python/buffer/buffer_object.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A copy between two objects. This file reads both objects and makes the request for
- * the engine. It lets the copy come after earlier work, keeps the memory alive, and
+/* Makes a copy between two objects. This file reads both objects and makes the request
+ * for the engine. It lets the copy come after earlier work, keeps the memory alive, and
  * lets the storages remember the copy afterwards (call.h). */
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A copy between two objects. The GIL is held; whatever can wait releases it. */
+/* Makes a copy between two objects. The GIL is held; whatever can wait releases it. */
 #pragma once
 
 #include "python/copy/call.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `__dlpack_c_exchange_api__` of the buffer types: DLPack as a table of C functions,
- * for libraries that exchange tensors without calling methods. */
+/* The attribute `__dlpack_c_exchange_api__` of the buffer types offers DLPack as a
+ * table of C functions, for libraries that exchange tensors without calling methods. */
 #include "python/copy/copy_functions.h"
 #include "python/core/arguments.h"
 #include "python/device/objects.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The methods `__dlpack__` and `__dlpack_device__`. This file reads a consumer's
+/* Has the methods `__dlpack__` and `__dlpack_device__`. This file reads a consumer's
  * arguments, chooses the device that the consumer is told, orders the consumer after
  * the work on the memory, and makes the capsule. If need be the capsule is over a copy.
  */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The methods that copy a buffer to a new one: copy(), flatten(), astype(), and ravel()
- * if no view will do. The new buffer has the same kind of memory as the old one, the
- * same flags and the same device, so that a copy of managed memory is managed memory.
- * Ordinary memory has no pool. So a copy of it lies in memory of NumPy's, which is
- * page-locked inside numpy_pinned(). */
+/* Has the methods that copy a buffer to a new one, which are copy(), flatten() and
+ * astype(), and also ravel() if no view will do. The new buffer has the same kind of
+ * memory as the old one, the same flags and the same device, so that a copy of managed
+ * memory is managed memory. Ordinary memory has no pool. So a copy of it lies in memory
+ * of NumPy's, which is page-locked inside numpy_pinned(). */
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The method fill(), which stores one value in all elements of a buffer. zeros(),
- * full(), zeros_like() and full_like() also fill their new buffers here.
+/* The method fill() stores one value in all elements of a buffer. zeros(), full(),
+ * zeros_like() and full_like() also fill their new buffers here.
  *
  * Memory of a device is filled by that device, and ordinary memory by the host. For
  * memory that both reach it depends on whether a stream was given. With a stream,

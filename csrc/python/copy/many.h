@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part that copy_many() and copy_rows() have in common. Both move many runs of
- * bytes at once. The runs of copy_many() come as pairs, and copy_rows() cuts them out
- * of arrays by row numbers.
+/* This header has the part that copy_many() and copy_rows() have in common. Both move
+ * many runs of bytes at once. The runs of copy_many() come as pairs, and copy_rows()
+ * cuts them out of arrays by row numbers.
  *
  * The idea
  * --------
@@ -42,9 +42,9 @@ typedef struct cm_many_call {
      * the caller owns, common.rows with the two regions that go with it, or
      * common.many. The call owns common.rows and common.many from then on. */
     cm_many_request request;
-    cm_state *state;           /* borrowed */
-    cm_stream *stream;         /* borrowed: the argument stream=; may be NULL */
-    uint64_t number;           /* of the call; by this a storage finds its entry */
+    cm_state *state;   /* borrowed */
+    cm_stream *stream; /* borrowed: the argument stream=; may be NULL */
+    uint64_t number;   /* the number of the call, by which a storage finds its entry */
     cm_many_storage *storages; /* points to first_storages as long as that has room */
     uint32_t storage_count;
     uint32_t storage_room;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of broadcast(), scatter() and gather() that cumem/transfers/multi_device.py
- * leaves to C. This file says where ends lie, and makes each of the copies.
+/* This file has the part of broadcast(), scatter() and gather() that
+ * cumem/transfers/multi_device.py leaves to C. This file says where ends lie, and makes
+ * each of the copies.
  *
  * Several copies that begin together are a group. _begin_parts() gives the group a
  * number, holds the memory of all ends, and notes how many transfers there were so far

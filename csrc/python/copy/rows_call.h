@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A call of copy_rows(), or of a function like it, which three files share. rows_ends.c
- * reads and checks the ends. rows_by_kernel.c lets a kernel copy, which reads the
- * numbers itself. rows.c has the Python functions, and copies by runs that the host
- * makes of the numbers.
+/* Three files share the work of a call of copy_rows(), or of a function like it.
+ * rows_ends.c reads and checks the ends. rows_by_kernel.c lets a kernel copy, which
+ * reads the numbers itself. rows.c has the Python functions, and copies by runs that
+ * the host makes of the numbers.
  *
  * A RowPlan (row_plan.c) reads and checks all of this once, and copies as often as it
  * is asked to. It keeps a cm_row_copy and, if a kernel copies, a cm_rows_kernel. Each
@@ -43,7 +43,8 @@ typedef struct cm_row_copy {
     PyObject *stream_argument;   /* borrowed: the argument stream=; may be NULL */
     uint32_t max_sms;            /* 0 for as many as the kernel takes */
     PyObject *after;             /* borrowed; NULL or None if there is none */
-    cm_ticket *after_ticket; /* borrowed; the copy comes after it too; may be NULL */
+    cm_ticket *after_ticket; /* borrowed; the copy comes after this ticket, too; may be
+                                NULL */
     cm_rows_end ends[2];     /* by cm_side */
     Py_ssize_t layer_count;
     /* Owned list of packed memory, and its description, where ends touch. */
@@ -56,7 +57,7 @@ typedef struct cm_row_copy {
  * own. */
 typedef struct cm_rows_kernel {
     cm_row_copy *copy; /* borrowed: each copy has its own, with some of the layers */
-    int device;        /* whose kernel it is */
+    int device;        /* the device whose kernel copies */
     cm_kernel_numbers known[2]; /* by cm_side: what the host has written */
     cm_row_numbers read[2];     /* by cm_side: what the kernel reads */
     cm_address sheet;           /* where the host's numbers of both ends begin */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Converters from Python arguments to plain C values. */
+/* Converts Python arguments to plain C values. */
 #include "python/core/arguments.h"
 
 #include <stdio.h>

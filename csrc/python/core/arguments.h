@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Converters of Python arguments to C values. Unless a comment says otherwise each
+/* Converts Python arguments to C values. Unless a comment says otherwise each function
  * returns 0, or -1 with TypeError or ValueError set, whose text names the argument and
- * says what was expected. All need the GIL. */
+ * says what was expected. All functions need the GIL. */
 #pragma once
 
 #include "python/core/state.h"
@@ -41,8 +41,8 @@ int cm_arg_refuse(PyObject *object, const char *name, const char *expected);
 /* Read integers as NumPy reads lengths and axes: either each of the `nargs` arguments
  * is one, or the only argument is a sequence of them. An integer is whatever has
  * __index__(), except a bool. `out` has room for CM_MAX_NDIM. May run Python code.
- * Fails: TypeError "{name} must be {expected}"; ValueError for too many or too large
- * ones; whatever __index__() raises. */
+ * Fails: TypeError "{name} must be {expected}"; ValueError if there are too many
+ * integers or one is too large; whatever __index__() raises. */
 int cm_arg_integers(PyObject *const *args, Py_ssize_t nargs, const char *name,
                     const char *expected, int *count, int64_t *out);
 /* Read an ordinary int that is not negative. This runs no Python code. Returns false
@@ -120,7 +120,7 @@ int cm_arg_int64(PyObject *object, const char *name, int64_t *out);
  * ever; NULL, None, and any time longer than about 30 years give that. A negative
  * number and nan raise ValueError. */
 int cm_arg_timeout(PyObject *object, const char *name, uint64_t *out);
-/* Read a flag by its truth, as Python does. If it is not given, the answer is
+/* Read a flag by its truth, as Python does. If the argument is not given, the answer is
  * `fallback`. A str raises TypeError, since even "no" would be true. */
 int cm_arg_flag(PyObject *object, const char *name, bool fallback, bool *out);
 /* Check a plain number that the package passes and that C uses as an index. Returns

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Python references that are dropped by threads without the GIL.
+/* Drops Python references on behalf of threads that do not have the GIL.
  *
  * A copy keeps its source and target alive. When it ends, the thread that notices is
  * one of the engine's, which does not have the GIL and must not wait for it. So the

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The NumPy C API as the rest of the extension sees it. It is built against NumPy 2,
+/* Calls the NumPy C API for the rest of the extension. It is built against NumPy 2,
  * runs on NumPy 1.26 and later, and works under the limited API. */
 #include "python/core/numpy_bridge.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Everything that cumem asks of NumPy's C API: dtypes, views and strides of arrays.
- * Only numpy_bridge.c includes NumPy's headers. The GIL is held throughout, except by a
- * cast, which takes it. */
+/* This header has everything that cumem asks of NumPy's C API, such as dtypes, views
+ * and strides of arrays. Only numpy_bridge.c includes NumPy's headers. The GIL is held
+ * throughout, except by a cast, which takes it. */
 #pragma once
 
 #include "base/convert.h"
@@ -20,8 +20,8 @@ PyObject *cm_numpy_dtype(PyObject *object);
 /* Do the same as cm_numpy_dtype(), but also accept those dtypes of NumPy's that no
  * buffer can have. */
 PyObject *cm_numpy_read_dtype(PyObject *object);
-/* True if it is a numpy.dtype. The functions below accept nothing else as a dtype, and
- * do not check that. */
+/* True if the object is a numpy.dtype. The functions below accept nothing else as a
+ * dtype, and do not check that. */
 bool cm_numpy_is_dtype(PyObject *object);
 int64_t cm_numpy_itemsize(PyObject *dtype);
 int64_t cm_numpy_alignment(PyObject *dtype); /* in bytes; a power of two */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The streams, pools and devices that `with` blocks make current in their contexts.
+/* Keeps track of the streams, pools and devices that `with` blocks make current in
+ * their contexts.
  *
  * Chains
  * ------
@@ -45,8 +46,8 @@ typedef struct cm_override {
 
 enum { CM_OVERRIDE_OBJECTS = 5 };
 
-/* True if no context has entered anything, so that nothing has to be looked up. Calls
- * ask cm_state_has_blocks() first. */
+/* True if no block of this override is active in any context, so that nothing has to be
+ * looked up. Calls ask cm_state_has_blocks() first. */
 static inline bool
 cm_override_is_empty(const cm_override *override)
 {

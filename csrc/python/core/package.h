@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls from the extension into the package cumem, whose modules are loaded at their
- * first use (docs/decisions/0019 says for what). All functions need the GIL. */
+/* Calls functions of the package cumem from the extension. The modules of the package
+ * are loaded at their first use. docs/decisions/0019 says what such calls are for. All
+ * functions need the GIL. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The argument progress= of functions that wait until bytes are moved: a callable that
- * is told how many bytes are done, or True for a bar, which the Python package draws.
- * The GIL is held throughout. */
+/* Reads the argument progress= of functions that wait until bytes are moved. The
+ * argument is a callable that is told how many bytes are done, or True for a bar, which
+ * the Python package draws. The GIL is held throughout. */
 #pragma once
 
 #include "python/core/state.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the recorder that knows Python. It has the stacks, each of which is kept
- * once as code objects and places in them, and the tag of the context. The rest of a
- * record is made in cumem/recording. All functions need the GIL unless they say
+/* This is the part of the recorder that knows Python. It has the stacks, each of which
+ * is kept once as code objects and places in them, and the tag of the context. The rest
+ * of a record is made in cumem/recording. All functions need the GIL unless they say
  * otherwise. */
 #pragma once
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state of the module: types, exceptions, and the process's default runtime, pools
- * and engine.
+/* The state of the module has its types and exceptions, and the process's default
+ * runtime, pools and engine.
  *
  * The runtime is opened at first use, never at import, and is asleep at first
  * (runtime.h). shutdown() closes it, and the next use opens another. Objects outlive a
@@ -29,8 +29,8 @@
 
 enum {
     CM_POOL_FLAG_SLOTS = 8, /* host-alloc flags 0 … 7, managed flags 1 and 2 */
-    /* The index of the first staging pool, through which copies pass. The page-locked
-     * one comes first, followed by one for each device. */
+    /* The index of the first staging pool, through which copies pass. The staging pool
+     * of page-locked memory comes first, followed by one for each device. */
     CM_STAGING_POOLS = CM_KIND_COUNT * CM_POOL_FLAG_SLOTS * CM_MAX_DEVICES,
     CM_DEFAULT_POOL_COUNT = CM_STAGING_POOLS + 1 + CM_MAX_DEVICES,
 };
@@ -53,8 +53,8 @@ typedef struct cm_limits {
     cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES];
     /* Half of the memory that the process may use; UINT64_MAX if that is not known. */
     uint64_t half_nbytes;
-    /* A limit has been set at some time, so cumem/pools/limits.py must be asked again
-     * whenever a runtime opens. */
+    /* The user has set a limit at some time, so cumem/pools/limits.py must be asked
+     * again whenever a runtime opens. */
     bool was_put;
 } cm_limits;
 
@@ -63,7 +63,7 @@ typedef struct cm_tuning_choice {
     /* The values for this runtime are in place: the package has been asked for them, or
      * there was nothing to ask for. */
     bool is_open;
-    /* A value has been set at some time, so the package has to be asked even if the
+    /* The user has set a value at some time, so the package has to be asked even if the
      * environment sets none. */
     bool was_set;
     bool is_set[CM_TUNING_COUNT];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shorter turns of the interpreter's threads, while a call works without the GIL and
- * will need it again at its end.
+/* Makes the turns of the interpreter's threads shorter while a call works without the
+ * GIL and will need the GIL again at its end.
  *
  * The idea
  * --------

@@ -31,12 +31,11 @@ PyObject *cm_value_array(PyObject *object, PyObject *dtype);
  * own dtypes. The element's bytes are in the processor's order. Returns a new
  * reference, or NULL with an exception. */
 PyObject *cm_value_from_element(cm_number number, const void *element);
-/* Do the same as cm_value_array() for a value that is not an array of the dtype
- * already. */
+/* Do the same as cm_value_array() for a value that is not an array of `dtype`. */
 PyObject *cm_value_read(PyObject *value, PyObject *dtype);
 /* Do the same as cm_value_array() for a caller who will convert the answer by a rule of
- * casting. So a value that would change in `dtype`, and an object that is an array
- * already, is read in a dtype of its own. */
+ * casting. So a value that would change in `dtype` is read in a dtype of its own, and
+ * so is an object that is an array. */
 PyObject *cm_value_read_any(PyObject *value, PyObject *dtype);
 /* True if an object is an array, or can make one of itself, and so has a dtype. A
  * scalar of NumPy's could do so too, but it counts as a value. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Questions of the package to the driver, about itself and its devices. There is one
- * function for each question, devices are given by their index, and no answer is
+/* Asks the driver, for the package, about the driver itself and its devices. There is
+ * one function for each question, devices are given by their index, and no answer is
  * kept. */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gates of emulated streams. While the gate of a stream is shut, everything that is
- * queued on it waits. So a test, or the replay of a trace, can make work as late as it
- * likes without looking at a clock. */
+/* Shuts and opens the gates of emulated streams. While the gate of a stream is shut,
+ * everything that is queued on it waits. So a test, or the replay of a trace, can make
+ * work as late as it likes without looking at a clock. */
 #include "docstrings.h"
 #include "python/core/arguments.h"
 #include "python/core/errors.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stream, Event, Transfer and Device as C objects, and streams as arguments. Each
- * object carries its module state (the types are final). The GIL is held throughout;
- * whatever can wait releases it. */
+/* This header has Stream, Event, Transfer and Device as C objects, and reads arguments
+ * that are streams. Each object carries its module state (the types are final). The GIL
+ * is held throughout; whatever can wait releases it. */
 #pragma once
 
 #include "python/core/state.h"
@@ -43,7 +43,7 @@ PyObject *cm_stream_object_new(cm_state *state, cm_stream *stream);
  * the GIL is released. Returns NULL with ValueError if the Stream is closed, or with
  * RuntimeError in a forked child. */
 cm_stream *cm_stream_object_take(PyObject *op);
-/* Close a Stream: release its record. This does nothing if it is closed already. */
+/* Close a Stream: release its record. This does nothing if the Stream is closed. */
 void cm_stream_object_close(cm_stream_object *self);
 /* Close every open Stream, for shutdown. Their records move to `out`, which has room
  * for all of them, and the caller has to release them. Returns how many there are. */

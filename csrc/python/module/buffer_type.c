@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The buffer types. What a type lacks is part of its meaning: other libraries probe
- * for attributes and slots, so only memory that the host can read has the buffer
+/* Makes the buffer types. What a type lacks is part of its meaning: other libraries
+ * probe for attributes and slots, so only memory that the host can read has the buffer
  * protocol, and only memory that a device can reach has the CUDA array interface. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"

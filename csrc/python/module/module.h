@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the other files of this folder offer to module.c, which puts the extension
- * module together: opening and closing the devices, types, and tables of functions. All
- * of it is used with the GIL held. */
+/* The other files of this folder offer these functions to module.c, which puts the
+ * extension module together. The functions open and close the devices, make types, and
+ * have tables of functions. All of them need the GIL. */
 #pragma once
 
 #include "python/core/state.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hooks of the test-suite: functions of the extension that only builds for tests have.
+/* Has the hooks of the tests, which are functions that only builds of the extension for
+ * tests have.
  *
  * The wheel's extension is linked without this file. The extension for tests is linked
  * from the same objects and this one (setup.py), so a test sees the code that users

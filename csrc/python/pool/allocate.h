@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Buffers over fresh memory of a pool. The GIL is held; whatever can wait releases
- * it. */
+/* Makes buffers over fresh memory of a pool. The GIL is held; whatever can wait
+ * releases it. */
 #pragma once
 
 #include "python/pool/pool_object.h"
@@ -50,7 +50,7 @@ PyObject *cm_fast_any(cm_state *state, PyObject *const *args, Py_ssize_t nargs,
                       PyObject *kwnames);
 
 /* Do the same as cm_fast_any(), with the values of empty()'s parameters in their order.
- * NULL stands for one that was not given; the shape is always given. */
+ * NULL stands for a value that was not given; the shape is always given. */
 PyObject *cm_fast_read(cm_state *state, PyObject *const *values);
 
 /* Do the same as cm_fast_kind() for `nbytes` (>= 0) bytes of a Pool, if the pool has a

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies whose memory changes hands once they are over: those of regions that fall
- * asleep or wake, and those of buffers that spill.
+/* Makes copies whose memory changes hands once they are over. These are the copies of
+ * regions that fall asleep or wake, and of buffers that spill.
  *
  * After such a copy somebody unmaps the chunks from which it read, or gives back the
  * page-locked block from which it read. An interrupted call of the engine may leave its
  * copy running, and only the ends that the copy keeps are safe then. Nobody keeps the
  * ends of the copies here. So these copies are on a stream that is made for them and
- * has nothing else to do, and a call that ends early waits for that stream.
+ * has nothing else to do, and a call that ends early first waits until that stream is
+ * idle.
  *
  * The functions are called without the GIL. */
 #pragma once

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The limits on how much memory of each kind may be reserved. A limit is a default, or
- * comes from an environment variable, or is set by the user. */
+/* Sets the limits on how much memory of each kind may be reserved. A limit is a
+ * default, or comes from an environment variable, or is set by the user. */
 #include "python/pool/limits.h"
 
 #include "base/machine.h"

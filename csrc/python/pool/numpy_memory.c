@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NumPy arrays that are made in page-locked memory (NEP 49).
+/* Lets NumPy make its arrays in page-locked memory (NEP 49).
  *
  * NumPy asks a handler for the bytes of arrays. There is one for each context and a
  * default one for the process. Within `with numpy_pinned():` the context has a handler

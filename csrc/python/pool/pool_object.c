@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools as C objects: how they are made, lent to calls and closed, which one is
- * current, and what is done to all of them. */
+/* Makes Pools as C objects, lends them to calls, closes them, finds out which Pool is
+ * current, and does what concerns all Pools. */
 #include "python/pool/pool_object.h"
 
 #include "python/buffer/buffer_object.h"

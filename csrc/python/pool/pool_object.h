@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pools as C objects, and the list of all of them. The GIL is held throughout. */
+/* This header has Pools as C objects, and the list of all Pools. The GIL is held
+ * throughout. */
 #pragma once
 
 #include "python/device/objects.h"
@@ -37,7 +38,7 @@ void cm_pool_let_go(cm_state *state, cm_pool *pool);
  * cumem was doing. */
 cm_pool *cm_pool_find_host(cm_state *state, cm_pool *pool, uint64_t limit_nbytes,
                            const char *what);
-/* Close a Pool: release its pool. This does nothing if it is closed already. */
+/* Close a Pool: release its pool. This does nothing if the Pool is closed. */
 void cm_pool_object_close(cm_pool_object *self);
 /* Close every open Pool, for shutdown. Their pools, still held, move to `out`, which
  * has room for all of them. Returns how many there were. */

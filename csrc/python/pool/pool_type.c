@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The base of cumem.Pool (memory of one kind on one device, kept for reuse) and the
- * module's functions about pools. */
+/* Has the base of cumem.Pool, which keeps memory of one kind on one device for reuse,
+ * and the module's functions about pools. */
 #include <stdlib.h>
 
 #include "base/array.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Buffers of pools with spill="pinned" that sleep when memory is short, and wake when
- * they are used. The GIL is held; whatever can wait releases it. */
+/* Puts buffers of pools with spill="pinned" to sleep when memory is short, and wakes
+ * them when they are used. The GIL is held; whatever can wait releases it. */
 #pragma once
 
 #include "python/buffer/storage.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The buffer protocol of the types that the host may use. Shape and strides of a view
- * are the buffer's own arrays, which live as long as the buffer that the view keeps.
- * `internal` of a view holds the format. */
+/* Implements the buffer protocol for the types of buffers whose memory the host may
+ * use. Shape and strides of a view are the buffer's own arrays, which live as long as
+ * the buffer that the view keeps. `internal` of a view holds the format. */
 #include "python/buffer/methods.h"
 #include "python/core/arguments.h"
 #include "python/core/numpy_bridge.h"

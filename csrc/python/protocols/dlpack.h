@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* DLPack: our own declarations of its binary interface, and the functions that an
- * exporter needs. They cover ABI major version 1 (versioned) and the unversioned one
- * before it (legacy). The GIL is held. Only the dlpack files include this. */
+/* Declares the binary interface of DLPack, and the functions that an exporter needs.
+ * The declarations cover ABI major version 1 (versioned) and the unversioned one before
+ * it (legacy). The GIL is held. Only the dlpack files include this. */
 #pragma once
 
 #include <stddef.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* DLPack as a consumer. It asks an object for a tensor that is ready on our stream, by
- * the C exchange API or by __dlpack__(), and makes a buffer of it. */
+/* Imports memory by DLPack. This file asks an object for a tensor that is ready on our
+ * stream, by the C exchange API or by __dlpack__(), and makes a buffer of the
+ * tensor. */
 #include <stdarg.h>
 
 #include "base/checked_math.h"

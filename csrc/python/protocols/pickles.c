@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pickles of buffers, which the package makes (cumem/interchange/pickling.py). A pickle
- * has the bytes, or the name of memory that other processes open by it. */
+/* Has the C part of pickling buffers, whose other part is
+ * cumem/interchange/pickling.py. A pickle has the bytes, or the name of memory that
+ * other processes open by it. */
 #include "python/core/package.h"
 #include "python/protocols/protocols.h"
 

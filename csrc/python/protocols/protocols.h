@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The interchange protocols, for memory that goes out and memory that comes in.
+/* This header has the interchange protocols, for memory that goes out and for memory
+ * that comes in.
  *
  * Out: buffers have the buffer protocol (buffer_export.c) and __cuda_array_interface__
  * (array_interface.c). The export of DLPack is in python/copy, since it may have to
@@ -79,7 +80,8 @@ PyObject *cm_unregister_memory(PyObject *module, PyObject *args);
 /* For cumem/pools/sharing.py: make a buffer over memory that has a name
  * (METH_VARARGS). */
 PyObject *cm_shared_pinned(PyObject *module, PyObject *args);
-/* Return what a pickle says of such a buffer, or None for another one. */
+/* Return what a pickle says of a buffer over such memory, or None for any other
+ * buffer. */
 PyObject *cm_shared_facts(const cm_buffer *buffer);
 /* register.c: page-lock the memory of a storage that `locks_late`, in the context of
  * `device`. The GIL is released meanwhile, and another thread may lock it first.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Buffers over memory that other processes open by its name (base/shared_memory.h), and
- * the page-locking of that memory by the first copy that needs it.
+/* Makes buffers over memory that other processes open by its name
+ * (base/shared_memory.h), and page-locks that memory when the first copy needs it.
  *
  * A storage over such memory is of the kind "pinned", but the planner takes it for
  * ordinary memory (`copy_kind`) as long as this process has not locked it. Locking

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies and fills of the emulated device. Ranges are checked when the call is made and
- * looked up again when the work is done, so that memory which was freed in between is
- * an error. Registered memory cannot be unregistered in between. */
+/* Makes the copies and fills of the emulated device. Ranges are checked when the call
+ * is made and looked up again when the work is done, so that memory which was freed in
+ * between is an error. Registered memory cannot be unregistered in between. */
 #include <stdlib.h>
 #include <string.h>
 

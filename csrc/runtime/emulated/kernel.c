@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules and kernels of the emulated device. The emulated device searches PTX texts
- * only for names, and runs cumem's own kernels in C. */
+/* Loads the modules and runs the kernels of the emulated device. The emulated device
+ * searches PTX texts only for names, and runs cumem's own kernels in C. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory of the emulated device.
+/* Keeps the memory of the emulated device.
  *
  * Ranges
  * ------

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of the emulated device share: its struct, the types in it, and one
- * body for each operation of ops.h. A body returns a bare code (0, a cudaError_t or one
- * of CM_E…). emulated.c generates a wrapper around each body. The wrapper checks the
- * driver's version, prepares for the body as entries[] there says, and adds the
- * operation and its most telling argument to a failure.
+/* The files of the emulated device share this header. It has the device's struct, the
+ * types of its members, and one body for each operation of ops.h. A body returns a bare
+ * code (0, a cudaError_t or one of CM_E…). emulated.c generates a wrapper around each
+ * body. The wrapper checks the driver's version, prepares for the body as entries[]
+ * there says, and adds the operation and its most telling argument to a failure.
  * Locks: one, `lock`. The wrappers take it, so every body and every function declared
  *        here is called with it held. Threads that wait do so on `changed`. The thread
  *        of a stream gives the lock back while it moves bytes. */
@@ -82,8 +82,8 @@ typedef enum cm_emulated_kind {
     CM_EMULATED_REGISTERED = CM_KIND_COUNT,
     CM_EMULATED_VIRTUAL, /* addresses alone; memory that is mapped there is of kind
                             DEVICE */
-    /* Freed, or about to be. Such a range is kept for a while, so that late work is
-     * caught. */
+    /* The range is freed, or about to be. It is kept for a while, so that work which
+     * still uses it is caught. */
     CM_EMULATED_FREED,
 } cm_emulated_kind;
 
@@ -92,16 +92,17 @@ typedef struct cm_emulated_physical cm_emulated_physical;
 
 /* A page of managed memory. */
 typedef struct cm_emulated_page {
-    signed char resident;      /* the location where it is */
-    signed char last_prefetch; /* where it was sent last, or CM_NO_LOCATION */
-    signed char preferred; /* where advice says that it should be, or CM_NO_LOCATION */
+    signed char resident;      /* the location where the page is */
+    signed char last_prefetch; /* where the page was sent last, or CM_NO_LOCATION */
+    signed char preferred;     /* where advice says that the page should be, or
+                                  CM_NO_LOCATION */
     bool read_mostly;
     uint64_t accessed_by; /* bit 0: by the host, bit d + 1: by device d */
 } cm_emulated_page;
 
 /* A range is memory that the driver knows. memory.c explains the idea. */
 typedef struct cm_emulated_range {
-    int device; /* comes first, as tables expect; -1 if of no device */
+    int device; /* comes first, as tables expect; -1 if the range is of no device */
     cm_emulated_kind kind;
     cm_list node; /* in the list of freed ranges */
     unsigned flags;

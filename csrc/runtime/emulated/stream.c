@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The streams and events of the emulated device.
+/* Runs the streams and events of the emulated device.
  *
  * Queues and items
  * ----------------

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A table from numbers to objects: a sorted array, without locks of its own. The
- * numbers are handles, as callers know them, or the ends of stretches of memory. */
+/* A table finds objects by numbers. It is a sorted array, and has no locks of its own.
+ * The numbers are handles, as callers know them, or the ends of stretches of memory. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine itself: how it is created, the functions that begin and end each call of
- * it, the pools that it stages through, and what it finds out about the ends of a copy.
- * run/job_threads.c closes it. */
+/* Creates the engine, begins and ends each call of it, keeps the pools that it stages
+ * through, and finds out facts about the ends of a copy. run/job_threads.c closes
+ * it. */
 #include <stdlib.h>
 
 #include "base/machine.h"

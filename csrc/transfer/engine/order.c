@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of tickets (see ticket.h). A ticket hangs on one of those that it comes
- * after: the first that is not far enough. Once that ticket is far enough, this one
- * goes on to the next, so a long queue costs no more per turn than a short one. All of
- * this is under the engine's lock. */
+/* Keeps the order of tickets (see ticket.h). A ticket hangs on one of those that it
+ * comes after, which is the first that is not far enough. Once that one is far enough,
+ * the ticket goes on to the next. Each turn looks only at the tickets that hang on the
+ * one that has advanced, so a long queue costs no more per turn than a short one. All
+ * of this is under the engine's lock. */
 #include "transfer/engine/job.h"
 
 bool

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spare events and streams of each device, which jobs borrow, so that a copy need not
- * make new ones and destroy them. This file also counts the page-locked memory that
- * rings use. */
+/* Keeps spare events and streams of each device and lends them to jobs, so that a copy
+ * need not make new ones and destroy them. This file also counts the page-locked memory
+ * that rings use. */
 #include "transfer/engine/private.h"
 
 /* Take a spare. Returns false if there is none. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The system calls of file transfers: questions about the file, and the reads and
- * writes. The workers make the reads and writes, one part of a chunk at a time. The
- * first failure stops the rest. */
+/* Makes the system calls of file transfers, which ask about the file, read it and write
+ * it. The workers make the reads and writes, one part of a chunk at a time. The first
+ * failure stops the rest. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

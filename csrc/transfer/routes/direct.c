@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies that a single call of the runtime makes, or a single kernel. */
+/* Makes copies by a single call of the runtime or by a single kernel. */
 #include <string.h>
 
 #include "transfer/host/host_copy.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fills with a pattern of 1, 2 or 4 bytes, which the device makes. The runtime has a
- * call for each of these lengths. Two ways lead here.
+/* Lets the device fill memory with a pattern of 1, 2 or 4 bytes. The runtime has a call
+ * for each of these lengths. Two ways lead here.
  *
  * cm_fill_try_queue() is for a fill of device memory without gaps that comes after
  * nothing but the earlier work of its stream. The call that asks for such a fill queues

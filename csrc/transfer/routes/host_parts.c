@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What threads of the host do for a job, part by part, whichever route it takes. */
+/* This file has what threads of the host do for a job, part by part, whichever route
+ * the job takes. */
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "transfer/host/host_copy.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between two ends that the host reaches. They go in pieces, so that between two
- * of them the thread that runs the job may be interrupted or go on to another job. The
- * workers help with long pieces. */
+/* Makes copies between two ends that the host reaches. They go in pieces, so that
+ * between two pieces the thread that runs the job may be interrupted or go on to
+ * another job. The workers help with long pieces. */
 #include "base/fresh_pages.h"
 #include "transfer/routes/numbered.h"
 #include "transfer/routes/routes.h"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between two devices. A copy that is not one contiguous run goes in pieces.
- * Each is gathered on the source's device, sent, and scattered on the target's. If the
- * devices do not reach each other, pieces are sent through page-locked blocks, so that
- * both links work at the same time. Each piece uses the next slot of a ring (ring.h),
- * and the streams order a slot's uses one behind the other, so no thread waits for any
- * of them. */
+/* Makes copies between two devices. A copy that is not one contiguous run goes in
+ * pieces. Each piece is gathered on the source's device, sent, and scattered on the
+ * target's device. If the devices do not reach each other, pieces are sent through
+ * page-locked blocks, so that both links work at the same time. Each piece uses the
+ * next slot of a ring (ring.h), and the streams order the uses of a slot one behind the
+ * other, so no thread waits for a slot. */
 #include "transfer/plan/batch_plan.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/ring.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies that a stream takes as they are. Such a copy is one run of bytes to, from or
- * within the device of a stream that the caller has named. Its other end may be
+/* Queues copies that a stream takes as they are. Such a copy is one run of bytes to,
+ * from or within the device of a stream that the caller has named. Its other end may be
  * page-locked memory of a pool, or memory of another device, if access between the two
  * devices is known to be enabled. However long the copy is, one call of the runtime
  * queues it behind the earlier work of the stream, and the host has no part in it. So

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the plan of a job changes once its turn has come.
+/* Changes the plan of a job once the job's turn has come.
  *
  * A plan is made when the copy is asked for. The job may have to wait long after that,
  * and only when its turn comes is it known what memory there is. So the last decisions

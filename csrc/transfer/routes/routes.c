@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of routes, and the search for the row that suits a plan. */
+/* Has the table of routes, and finds the row that suits a plan. */
 #include "transfer/routes/routes.h"
 
 const cm_route_row cm_routes[CM_ROUTE_COUNT] = {

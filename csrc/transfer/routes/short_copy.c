@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Short copies of one run, for which the caller waits and which need not wait for other
- * work. They are made without a job and without a ticket, since those two take longer
- * than the copy.
+/* Makes short copies of one run, if the caller waits for them and they need not wait
+ * for other work. They are made without a job and without a ticket, since making those
+ * two takes longer than the copy.
  *
  * Between two ends of the host the calling thread moves the bytes itself. To, from or
  * between devices, on a stream that is idle, it queues one copy or a few, and asks

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies between a device and host memory that the runtime cannot take as it is. They
- * go in pieces through page-locked blocks (ring.h): each piece is packed on one side
- * and unpacked on the other. Several threads share the packing and unpacking on the
- * host, while the copy engine works on other pieces; only the thread that runs the job
- * calls the runtime. Elements that a broadcast source repeats cross the link once. */
+/* Makes copies between a device and host memory that the runtime cannot take as it is.
+ * They go in pieces through page-locked blocks (ring.h): each piece is packed on one
+ * side and unpacked on the other. Several threads share the packing and unpacking on
+ * the host, while the copy engine works on other pieces; only the thread that runs the
+ * job calls the runtime. Elements that a broadcast source repeats cross the link
+ * once. */
 #include <stdlib.h>
 
 #include "transfer/plan/ring_policy.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads that run whole jobs in the background, and that unpack bytes that have
- * arrived at the host. This file also cancels jobs that have not begun, and closes the
- * engine.
+/* This file has the job threads, which run whole jobs in the background and unpack
+ * bytes that have arrived at the host. This file also cancels jobs that have not begun,
+ * and closes the engine.
  *
  * A thread is started when there is a job and no thread is idle, up to
  * CM_MAX_JOB_THREADS. A job that has to wait does not keep its thread: it is put back,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entry of copies. Each request becomes a job, which runs in the caller's thread or
- * in a job thread. A few copies and fills need no job. */
+/* Requests for copies enter the engine here. Each request becomes a job, which runs in
+ * the caller's thread or in a job thread. A few copies and fills need no job. */
 #include <stdlib.h>
 
 #include "base/file_maps.h"
