@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: how a call is timed, and what a results file contains."""
+"""Has what the benchmarks share, such as timing a call and writing a results file."""
 
 from __future__ import annotations
 

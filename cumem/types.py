@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of cumem's results, for annotations; programs do not make them.
+"""Names the classes of cumem's results for annotations; programs do not make them.
 
 ``cumem.stats()`` returns a `Stats`, ``cumem.register(array)`` a `Registration`, and so
 on. The docstring of each class says which call returns it. Classes that programs make

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of the whole package: units, kinds of memory, errors, variables and locks."""
+"""Gives the whole package its units, kinds of memory, errors, variables and locks."""

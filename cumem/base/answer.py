@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of all results that cumem returns, which turns them into plain data."""
+"""Has the base class of all results of cumem, which turns them into plain data."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Colours of kinds and states of memory, the same in notebooks, plots and pages."""
+"""Gives kinds and states of memory the same colours in notebooks, plots and pages."""
 
 from typing import Final
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions to the driver: which devices it has, and its version."""
+"""Asks the driver for its version, and which devices it has."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codes of failed calls with their names and texts.
+"""Lists the codes of failed calls with their names and texts.
 
 The driver has texts too, but errors need them without a driver as well.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions and the warning that the extension raises, and how they are made."""
+"""Makes the exceptions and the warning that the extension raises."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks for the package. In a forked child they are free, whoever held them before."""
+"""Makes locks that are free in a forked child, whoever held them before the fork."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables of the environment that cumem reads, and those that resemble one of them.
+"""Reads the environment's variables for cumem, and finds those that are misspelt.
 
 A misspelt variable has no effect: a limit does not apply, or a record is not written.
 So a warning names variables that look misspelt.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers that are made from values, and the texts, casts and refusals of all buffers."""
+"""Makes buffers from values, and has the texts, casts and refusals of all buffers."""

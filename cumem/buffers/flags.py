@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Flags`, the type of `Buffer.flags`: how the memory was made, and NumPy's flags."""
+"""`Flags` tells how a buffer's memory was made, and has NumPy's flags of the buffer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hints for users who know other libraries: what to type in cumem instead.
+"""Tells users who know other libraries what to type in cumem instead.
 
 A name, a member or an argument of NumPy, CuPy, PyTorch or Numba that cumem does not have
 raises the usual error, and the tables here add to it what the user should type. A hint is

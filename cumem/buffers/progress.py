@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``progress=``: the bar that True shows, and the callables that users pass instead."""
+"""Shows the bar of ``progress=True``, and calls what users pass as ``progress=``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts for the extension.
+"""Writes texts for the extension.
 
 These are ``repr`` and ``str`` of its objects, the names of flags, and errors that name a
 pair of `copy_many` or refuse to free memory.

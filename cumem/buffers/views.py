@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of views: bad indices and axes, and reads that the kind of memory forbids."""
+"""Makes the errors of views about bad indices and axes, and about forbidden reads."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices: finding and opening them, and waiting for their work."""
+"""Finds devices, opens them and waits for their work."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type `Device`, functions about all devices, and the settings that open them.
+"""Has the type `Device`, functions about all devices, and the settings that open them.
 
 Devices are opened by the first use of anything that needs them, and anew after a shutdown
 and in a forked child. The extension opens them (csrc/python/module/open.c), and asks the

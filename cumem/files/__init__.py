@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files: raw bytes, NumPy's formats and safetensors."""
+"""Reads and writes files of raw bytes, NumPy's files and safetensors files."""

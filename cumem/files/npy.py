@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy's own files, ``.npy`` and ``.npz``, to and from memory of any kind.
+"""Reads NumPy's files, ``.npy`` and ``.npz``, into memory of any kind, and writes them.
 
 The elements do not pass through a NumPy array. NumPy's public functions read and write the
 header only. `read_ranges` and `write_ranges` move the elements between the file and the

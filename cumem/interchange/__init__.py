@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and streams of other libraries, structures of arrays, and pickles of buffers."""
+"""Takes memory and streams of other libraries, and nested data, and pickles buffers."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies nested data, with other leaves in the same structure.
+"""Copies nested data, and puts other leaves into the same structure.
 
 `mapped` applies a function to each leaf of a structure of dicts, lists, named tuples,
 dataclasses and subclasses of these. The result should have the same types as the original

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools with their counters and limits, and what is done when memory runs out."""
+"""Has pools, their counters and limits, and what is done when memory runs out."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Amounts of memory, limits for them, and callbacks for when memory runs short."""
+"""Tells amounts of memory, limits them, and calls back when memory runs short."""
 
 from __future__ import annotations
 

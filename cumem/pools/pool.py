@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type `Pool`, the default pools, and the checks of their arguments.
+"""Has the type `Pool`, the default pools, and the checks of their arguments.
 
 The extension's type ``_core._Pool`` allocates and frees memory. `Pool` derives from it and
 adds the other parts that users see: checked arguments, properties, and results such as

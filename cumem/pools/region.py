@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Region`: device memory that can sleep, and `sleep` and `wake` by tags.
+"""A `Region` is device memory that can sleep; `sleep` and `wake` take regions by tag.
 
 A `Region` is a tag and a `Pool` of device memory in long chunks. The extension puts the
 pool to sleep and wakes it (``csrc/python/copy/sleeping.c``). This module reads the

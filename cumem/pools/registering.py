@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page-locks memory that exists already: `register`, and the object that it returns."""
+"""`register` page-locks memory that exists, and returns an object that unlocks it."""
 
 from __future__ import annotations
 

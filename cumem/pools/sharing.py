@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page-locked memory that processes share by a name: `shared_pinned`.
+"""`shared_pinned` makes page-locked memory that processes share by a name.
 
 The extension has the memory itself (``csrc/base/shared_memory.h`` tells how processes find
 it), and ``cumem/interchange/pickling.py`` pickles buffers over it.

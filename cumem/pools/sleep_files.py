@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files without names, which have the contents of a region that sleeps.
+"""Makes files without names, which have the contents of a region that sleeps.
 
 The contents are useless once the process has ended, so the files must be gone then, however
 it ends. That is why they have no names: the system frees their room once nobody has them

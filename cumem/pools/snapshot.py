@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool in detail: its segments, their blocks, and a map of them."""
+"""Shows a pool in detail, with its segments, their blocks, and a map of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counters of each pool, their sums, and their changes over a block of code.
+"""Reads the counters of pools, adds them up, and tells how they change over a block.
 
 A counter that only grows, or that gives a present amount, is measured over a block by
 reading it before and after the block. A peak cannot be measured in this way, because the

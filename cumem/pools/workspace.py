@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scratch memory of a fixed size, taken buffer by buffer and given back block by block.
+"""A workspace is scratch memory that is taken buffer by buffer and given back at once.
 
 A workspace is a pool with one segment of a fixed size. Within a ``with`` block, buffers
 are taken from the front of the segment to its end. When the block ends, they are closed,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of what happens to memory (allocations, copies and so on), and their readers.
+"""Records what happens to memory, such as allocations and copies, and reads records.
 
 To add an export, write a module here with a function ``write(log, path)``, a method of
 `Record` that calls it, and a row of FORMATS in record.py for the suffix of its files. The

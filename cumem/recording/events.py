@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a record: events as rows of one dtype, and tables that rows refer to."""
+"""A record has events, which are rows of one dtype, and tables that rows refer to."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes and reads records as JSON lines: a header, the stacks, and then the events.
+"""Writes and reads records as JSON lines, first a header, then stacks, then events.
 
 Allocations from before the record come before the events, with ``"op": "living"``. Names
 are written out, and values that are zero or missing are left out, so that ``jq``, pandas,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of what happens to memory, the tags of its events, and the files of records.
+"""Records what happens to memory, tags the events, and saves records in files.
 
 The extension has one recorder for the process. While it is open, it appends a row to a
 ring for each event, and counts all rows that it ever appended. A `Record` has no rows of

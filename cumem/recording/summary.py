@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summaries of a log: sums, leaks, the lines that use most, the peak, and differences.
+"""Sums a log up, and finds leaks, the lines that use most, the peak, and differences.
 
 Each answer is a frozen dataclass that prints itself as a table. The functions at the end
 compute them, and depend on the log alone.

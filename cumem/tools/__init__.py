@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools for people: the command line, doctor, bench, replay, notebooks and plots."""
+"""Has the tools for people, such as the command line, doctor, bench and replay."""

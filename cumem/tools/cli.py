@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: ``python -m cumem info``, ``doctor``, ``bench`` and ``replay``.
+"""The command line runs ``info``, ``doctor``, ``bench`` and ``replay``.
 
 A command's module is imported only when the command runs, so that one command does not pay
 for the imports of the others.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that make many copies: several devices, pipelines, loaders and offloading."""
+"""Makes many copies, for several devices, pipelines, loaders and offloading."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains what a copy would do: its route, its pieces and threads, and the reason."""
+"""Explains by which route a copy would go, and why, and how the work is divided."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory: the places of its pages, a warning, and work on it tile by tile."""
+"""Tells where pages of managed memory are, warns, and works on it tile by tile."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcast, scatter and gather: copies between one array and several, on any devices.
+"""`broadcast`, `scatter` and `gather` copy between one array and several.
 
 An *end* is an array that is copied from or to. This module reads and checks all ends before
 anything is copied. Each part is then a copy as `copy_async` makes it. All parts begin

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of chunks: cuts them into pieces, and finds out whether these stay unchanged.
+"""Cuts sources into chunks, and finds out whether these stay unchanged.
 
 There are four sorts of sources whose pieces have a first axis: memory, files, arrays of
 other libraries that are read in parts (h5py, zarr, xarray, dask), and iterables of arrays.

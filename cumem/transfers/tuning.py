@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of copies that users may change, and the values in force.
+"""Keeps the settings of copies that users may change, and tells the values in force.
 
 The extension has more values than users may set. Tests set the others by `change`, under
 the names of the extension (`cm_tuning` in ``csrc/transfer/plan/tuning.h``).

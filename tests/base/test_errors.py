@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of exceptions as objects: their attributes, texts and codes, and copies of them.
+"""Tests that exceptions have the right attributes, texts and codes, and can be copied.
 
 Errors are made by hand, by `errors.make` as the extension makes them, or by a call of the
 driver that a test makes fail. The last tests compare the lists of codes with C headers.

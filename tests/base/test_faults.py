@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fault sweep: each call of the driver may fail, and cumem loses nothing by it.
+"""In the fault sweep each call of the driver may fail, and cumem loses nothing by it.
 
 A scenario is a function that uses some part of the public API. `sweep` (support/faults.py)
 counts the calls of the driver that a scenario makes, and runs the scenario once for each of

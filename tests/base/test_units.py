@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `cumem.units`, which writes sizes, rates, times and tables, and reads sizes."""
+"""Tests that `cumem.units` writes sizes, rates, times and tables, and reads sizes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of environment variables: misspelt names, and the words that switch things.
+"""Tests of misspelt environment variables, and of the words that switch things.
 
 If nothing reads a variable whose name begins with `CUMEM_`, one warning is shown. The later
 tests check that all switches know the same words, such as "yes" and "off".

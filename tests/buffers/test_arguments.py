@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How arguments are read: every refusal names the argument and what was expected.
+"""Every refusal of an argument names the argument and what was expected.
 
 The tests pass shapes, flags, dtypes, kinds, devices and keywords in many forms, and compare
 what is accepted with what NumPy makes of it. If an argument is refused, they compare the

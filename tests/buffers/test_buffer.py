@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers: constructors, attributes, lifetime, context manager, pickling, repr.
+"""Tests how buffers are made, what they tell, how they end, and how they are pickled.
 
 Most tests run for each kind of memory and compare with a NumPy array. Those about
 lifetime end buffers by free(), by a block or by shutdown(), and look at what still

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cumem keeps between buffers: ended objects, and the dtypes that users named.
+"""Tests of ended objects and dtypes, which cumem keeps to use them again.
 
 Both are kept for speed. The tests end a buffer in every way, make another one, and
 check that it is as new; they also repeat arguments, and ask for memory on streams.

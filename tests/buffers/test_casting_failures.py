@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions that fail or are refused: their errors, and what they leave behind.
+"""Tests of what conversions that fail or are refused raise and leave behind.
 
 Each call of the runtime fails once, refused pairs must write nothing, and rules that
 cumem remembers from earlier calls must not be mixed up.

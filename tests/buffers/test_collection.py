@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A buffer as a collection: iteration, length, `in`, truth and equality.
+"""Tests of buffers as collections, by iteration, length, `in`, truth and equality.
 
 Where NumPy's answer would read device memory or be ambiguous, the error must say what
 to type.

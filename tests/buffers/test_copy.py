@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy(): what it accepts, what it refuses, and that it waits for earlier work.
+"""Tests of what copy() accepts and refuses, and that it waits for earlier work.
 
 Copies go between all kinds of memory, and between layouts with gaps or repeated
 elements. Hooks count short copies, which the calling thread makes by itself, and jobs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fill() in the order of a stream: what the call leaves for later, and who waits.
+"""Tests of what fill() in the order of a stream leaves for later, and of who waits.
 
 Buffers are filled on a stream whose gate is shut, which starts no work. The call must
 return, and everyone who reads the buffer must wait for the gate.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and calls of other libraries that cumem lacks: the error says what to type.
+"""For names and calls of other libraries that cumem lacks, errors say what to type.
 
 The tests call each of them on each kind of memory, match the message, and try what the
 message says.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One element as a Python number: item(), float(), int(), complex(), bool()."""
+"""One element becomes a number by item(), float(), int(), complex() and bool()."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of buffers against views of NumPy arrays: shapes, strides, addresses, errors.
+"""Views of buffers have the shapes, strides and errors of views of NumPy's arrays.
 
 Hypothesis draws arrays and indices, and both kinds of view must agree.
 """

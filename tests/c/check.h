@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Assertions and a runner for the C tests. When a check fails it prints the values that
- * it compared, the failure is counted, and the function that the check is in returns.
- * In a test function this ends the test. Any thread may make checks. MAIN lists the
- * tests of a program, which exits with a status other than 0 if a check has failed.
+/* Has the assertions of the C tests, and runs the tests. When a check fails it prints
+ * the values that it compared, the failure is counted, and the function that the check
+ * is in returns. In a test function this ends the test. Any thread may make checks.
+ * MAIN lists the tests of a program, which exits with a status other than 0 if a check
+ * has failed.
  *     static void
  *     test_pool_empty_has_no_bytes(void)
  *     {

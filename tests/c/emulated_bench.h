@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Helpers for C tests of the emulated device: a runtime with a small buffer of device
+/* Helps C tests of the emulated device. It has a runtime with a small buffer of device
  * memory and two streams, and short names for the questions that these tests ask again
  * and again. */
 #pragma once

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The world of the C tests of the engine: two emulated devices with everything that a
- * copy needs, and memory of every kind whose bytes the test can look at. A test that
+/* The world of the C tests of the engine has two emulated devices with everything that
+ * a copy needs, and memory of every kind whose bytes the test can look at. A test that
  * shuts the gate of a stream holds back the work that is queued on it from then on. A
  * keep is an object that a copy holds until it is over and then drops; the tests count
  * how often that happens. */

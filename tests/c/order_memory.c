@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The oracle's hooks of the operations that make memory and give it back. They keep a
- * list of all ranges of memory, and check that no work may still run on memory that
- * goes back to the runtime. */
+/* Has the oracle's hooks for the operations that make memory and give it back. They
+ * keep a list of all ranges of memory, and check that no work may still run on memory
+ * that goes back to the runtime. */
 #include "order_private.h"
 
 /* Check that the host has seen the end of all work on these bytes, and forget its

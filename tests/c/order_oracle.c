@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The clocks of the order oracle, and the functions that tests call. The idea is
+/* Has the clocks of the order oracle, and the functions that tests call. The idea is
  * explained in order_oracle.h. A clock has a number for each line. Work A comes before
  * work B if B's clock contains A's number. */
 #include "order_private.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The oracle's hooks of streams, gates and events. Each hook calls the emulated
+/* Has the oracle's hooks for streams, gates and events. Each hook calls the emulated
  * runtime, and on success notes what that means for the order. */
 #include <stdlib.h>
 

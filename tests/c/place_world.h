@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Helpers for the tests in which a pool maps chunks of device memory side by side in
- * one range of addresses. */
+/* Helps tests in which a pool maps chunks of device memory side by side in one range of
+ * addresses. */
 #pragma once
 
 #include "pool_world.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The model of pools that random tests compare with. pool_model.h explains it. */
+/* Keeps the model of pools that random tests compare with. pool_model.h explains it. */
 #include "pool_model.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random numbers, streams, pools and blocks for the random tests of pools.
+/* Makes random numbers, streams, pools and blocks for the random tests of pools.
  * pool_random.h explains what they are for. */
 #include "pool_random.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The world of the random tests of pools: an emulated runtime with faults and two
+/* The world of the random tests of pools has an emulated runtime with faults and two
  * devices, pools and streams of every sort, the two models (pool_model.h and
  * order_oracle.h), and random numbers, called dice. There is one world at a time in a
  * process. Threads: each thread has its own dice; streams and pools are made and

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices, the current device, versions, counters, trim() and shutdown().
+"""Tests of devices, the current device, versions, counters, trim() and shutdown().
 
 The tests compare what a device says about itself with the emulated device's settings,
 and look what becomes of buffers and streams when functions such as shutdown() change

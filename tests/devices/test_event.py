@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events: recording, waiting, timing, closing and awaiting.
+"""Tests of how events are recorded, waited for, timed, closed and awaited.
 
 A stream whose gate is shut holds events back, so that a test can look at an event
 before and after it is reached.

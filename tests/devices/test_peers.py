@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between GPUs: which GPU may use whose memory, and how bytes go if neither may.
+"""Tests of copies between GPUs, whether or not one may use the memory of the other.
 
 The emulated devices allow or refuse access to each other. The tests look at the route
 of a copy, at the calls that enable access, and at the bytes that arrive.

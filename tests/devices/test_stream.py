@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: our own, those of other libraries, the current one, waiting and closing.
+"""Tests of our own streams, those of other libraries, and the current one.
 
 Emulated streams can be shut by a gate. A test then queues work, looks at what has not
 happened yet, and opens the gate.

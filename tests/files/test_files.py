@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to and from memory of any kind: bytes, positions, order, and refused arguments.
+"""Tests of bytes, positions and order when files are read to and written from memory.
 
 Random reads and writes are compared with NumPy's. Hooks count the calls of the
 operating system, and pretend that a file is or is not in the page cache.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are on the disk when the call returns: what is flushed, and in what order.
+"""Tests of what is flushed to the disk, and in what order, before a call returns.
 
 `os.fsync` and `os.replace` are replaced by functions that note the names of the files,
 and the tests compare these notes.

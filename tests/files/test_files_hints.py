@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a reader cannot read: the error must say what they are and what to do.
+"""For files that a reader cannot read, the error says what they are and what to do.
 
 The tests write files of other formats, such as pointers of Git LFS or archives of
 PyTorch, and match the message of each reader.

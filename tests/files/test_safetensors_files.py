@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What saving and reading safetensors does to files: rights, links and other files.
+"""Tests of what saving and reading safetensors does to rights, links and other files.
 
 The tests save over existing files, links, FIFOs and indexes, and look at the folder
 afterwards: saving must remove or replace nothing that is not its own.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers and indexes of safetensors files: which are read, and which are refused.
+"""Tests of which headers and indexes of safetensors files are read or refused.
 
 Headers are written by hand, by Hypothesis and by random changes. What cumem accepts,
 the reference implementation (the package safetensors) must accept and read as the same.

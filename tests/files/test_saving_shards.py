@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of shards that are written at the same time: their bytes, and failures.
+"""Tests of the bytes and the failures of shards that are written at the same time.
 
 A hook holds writes, so that a test can look at a checkpoint of which several files are
 half written.

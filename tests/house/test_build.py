@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the build: where setup.py finds CUDA's files, and what makes it fail.
+"""Tests of where setup.py finds CUDA's files, and of what makes the build fail.
 
 The tests run setup.py without setuptools, and make folders of empty files that look like
 toolkits. The last test is about the headers that the build makes of the kernels.

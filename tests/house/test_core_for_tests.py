@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the two builds of the core: the wheel's, and that for tests, which has hooks."""
+"""Tests that only the core for tests has hooks, and that the wheel's core has none."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory beside PyTorch and CuPy at work: it must be counted, bounded, or left alone.
+"""Memory of PyTorch and CuPy at work beside cumem is counted, bounded or left alone.
 
-Each of these went wrong once without an error, and showed only beside a library that
-keeps the GPU busy, captures a graph, or moves the memory of its own tensors.
+Each test is about a fault that once raised no error, and that showed only beside a library
+which keeps the GPU busy, captures a graph, or moves the memory of its own tensors.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries that bring data: pyarrow, h5py, zarr, Pillow, pandas, and mpi4py.
+"""Tests with libraries that bring data, such as pyarrow, h5py, zarr and pandas.
 
 They write into our memory or give arrays that our copies take; the values must arrive
 on the device. The examples of docs/interop.md run as well.

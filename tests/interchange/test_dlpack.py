@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports through DLPack: devices, capsules, copies, streams and lifetimes.
+"""Tests of the devices, capsules, copies, streams and lifetimes of DLPack exports.
 
 The tests read the fields of capsules through ctypes, or let NumPy consume them, for
 each kind of memory and both generations of the protocol.

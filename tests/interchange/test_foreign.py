@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of other libraries: read-only ones, and views that the libraries cannot read.
+"""Tests of read-only objects of other libraries, and of views that these cannot read.
 
 Exporters of old DLPack say nothing about writing, so cumem looks for other signs. Views
 with negative strides must be refused with a text that says what to do. The last test is

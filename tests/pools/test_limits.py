@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of kinds and pools, sizes as people write them, and `memory_info()`.
+"""Tests of limits of kinds and pools, of sizes as people write them, and memory_info().
 
 Limits are set in every way that cumem offers: `set_limit()`, `limit()` as a block or
 decorator, `Pool(limit=)` and variables of the environment. The tests look at which

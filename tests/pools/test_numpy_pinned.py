@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays in pinned memory: which arrays are pinned, by which pool, and how long.
+"""Tests of which NumPy arrays are in pinned memory, of which pool, and for how long.
 
 The tests make arrays inside and outside of `with numpy_pinned():`, and ask cumem for
 the kind of each array's memory. Others nest blocks, or use them in threads, in tasks,

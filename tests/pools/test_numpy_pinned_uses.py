@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of NumPy arrays in pinned memory: NumPy's own functions and tests, and forks.
+"""Tests of NumPy's functions, NumPy's tests and forks with arrays in pinned memory.
 
 Each use runs inside `with numpy_pinned():`, and must give the same values as without
 it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools as objects: what they hand out, which one is current, and how they end.
+"""Tests of what Pools hand out, of which one is current, and of how they end.
 
 Further parts are about default pools, and about ways to give memory back: `trim()`, the
 trim of a pool that has been idle, and `close()`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions: device memory that sleeps and wakes at the same addresses.
+"""Regions are device memory that sleeps and wakes at the same addresses.
 
 tests/c/test_pool_sleep.c tests the pool below, with every call of the driver failing.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions whose contents sleep in files: what is written, what is left, and what fails.
+"""Tests of regions that sleep in files, of what stays of the files, and of what fails.
 
 tests/base/test_faults.py has the same with every call of the driver failing.
 """

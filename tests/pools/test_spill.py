@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools that spill: buffers that have been idle sleep when memory is short.
+"""In pools that spill, buffers that have been idle sleep when memory is short.
 
 tests/c/test_pool_spill.c tests the blocks below, with every call of the driver failing.
 """

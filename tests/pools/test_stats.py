@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of pools, measurements of blocks of code, and maps of pools.
+"""Tests of counters of pools, measurements of blocks of code, and maps of pools.
 
 The tests allocate and free known sizes, and compare `stats()`, `measure()` and the
 pool's snapshot with what must have been counted.

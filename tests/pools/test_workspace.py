@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workspaces: what their blocks hand out and take back, and which arrays outlive them.
+"""Tests of what blocks of a workspace hand out, and of which arrays outlive them.
 
 A workspace is memory that a block (`with workspace:`) hands out from front to back and
 takes back at its end. Most tests compare addresses, counters and `workspace.used`.

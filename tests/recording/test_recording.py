@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records: which events they hold, and how their files are written and read.
+"""Tests of which events records hold, and of how their files are written and read.
 
 Each test runs calls inside `with cumem.record():`, and compares the rows of the log
 with the calls: kinds, addresses, sizes, and the line of this file that made the call.

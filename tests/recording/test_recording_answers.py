@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record answers: groups, peaks, leaks and differences.
+"""Tests of the groups, peaks, leaks and differences that a record finds.
 
 The tests plant leaks and peaks at lines that they know, and look for these lines in the
 answers.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records in files: which format a file name means, and what damage leads to.
+"""Tests of which format a file name means, and of what damage to a file leads to.
 
 A small record is saved, single fields of its arrays and tables are changed, and loading
 it must end with an error that names the file.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTML page of a record: its data, and what a browser makes of them.
+"""Tests of the data of a record's HTML page, and of what a browser makes of them.
 
 The first part decodes the columns in the page and compares them with the record. The
 second drives Chromium, moves the mouse, and reads texts and numbers from the page.

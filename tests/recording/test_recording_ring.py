@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring of a record: how many events it keeps, and what a second record sees.
+"""Tests of how many events the ring keeps, and of what a second record sees.
 
 Most tests let a record have more events than its ring holds, and compare the events
 that are kept, the number of lost ones and the answers.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On whose behalf an event happens: stacks of Python functions, and tags.
+"""Tests of the Python stacks and tags on whose behalf events happen.
 
 The tests allocate memory in functions, generators, threads and tasks, and compare the
 lines and the tags of the events.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers for tests of conversions between dtypes, and how results are compared."""
+"""Makes numbers for tests of conversions between dtypes, and compares results."""
 
 from __future__ import annotations
 

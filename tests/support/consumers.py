@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries that take cumem's buffers, and how tests read and write what they made.
+"""Lists libraries that take cumem's buffers, and reads and writes what they made.
 
 Each class stands for a library, and wraps its ways to find an array's address, to read and
 write it, and to wait. `ENTRANCES` has the calls that take a buffer.

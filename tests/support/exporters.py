@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exporters made by hand, whose DLPack capsules and CUDA array interfaces may be wrong."""
+"""Makes DLPack capsules and CUDA array interfaces by hand, which may be wrong."""
 
 from __future__ import annotations
 

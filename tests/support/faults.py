@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fault sweep: each call of the runtime in a scenario fails once, and nothing is lost.
+"""In the fault sweep each call of the runtime fails once, and nothing is lost.
 
 A scenario is a function that uses some part of the public API. tests/base/test_faults.py
 has the scenarios.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of records share: the number of a line, and a check for running records."""
+"""Finds the number of a line for tests of records, and checks for running records."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers and helpers that tests of managed memory share."""
+"""Makes buffers for tests of managed memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plug-in for pytest, which runs tests with every array in pinned memory.
+"""A plug-in for pytest that runs tests with every array in pinned memory.
 
 python -m pytest -c /dev/null -p support.numpy_hook --pyargs numpy._core.tests.test_api
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that no recorder made: one by hand, and random ones like a training loop's."""
+"""Makes a record by hand, and random records like those of a training loop."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the benchmark: what it measures, that it notices wrong data, what it concludes.
+"""Tests of what the benchmark measures and concludes, and that it notices wrong data.
 
 Some tests run a tiny plan on the emulated device. Others make results by hand, whose rates
 decide what the report has to say. The last ones call the command with wrong options, files

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of cumem.recommend(): its rules, its figures, and where the figures come from.
+"""Tests of the rules of cumem.recommend(), and of where its figures come from.
 
 Without figures of the machine the rules decide. The figures of a benchmark decide instead
 if they are given as a file or kept from an earlier run.

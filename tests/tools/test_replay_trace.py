@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of traces of allocations: their figures, and the formats of their files.
+"""Tests of the figures of traces of allocations, and of the formats of their files.
 
 A trace is a list of allocations and frees. It comes from an .npz file, from the CSV that
 RMM writes, or from a snapshot of PyTorch. Files that make no sense or could do harm are

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of every kind with the contents that it must have, and how it is read.
+"""Has memory of every kind with the contents that it must have, and reads it.
 
 A `Box` has some memory, and an array of the bytes that must be in it. `Raw` reads the
 memory at its address, so that cumem's copies are not checked by other copies of cumem's.

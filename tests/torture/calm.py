@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What threads do while the main thread calls shutdown(): nothing that could prevent it.
+"""While the main thread calls shutdown(), threads do only what cannot prevent it.
 
 shutdown() refuses while memory is exported, so these operations export none.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main thread: operations that only one thread may do, and copies under Ctrl-C."""
+"""Has the operations that only the main thread may do, and copies under Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of operations: how often each is chosen, and which errors it may raise."""
+"""Lists the operations, how often each is chosen, and which errors it may raise."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds of the torture: their threads, what each leaves behind, and the report.
+"""Runs the rounds of the torture, checks what each leaves behind, and reports.
 
 In each round all threads work until a deadline. Then everything must be given back. Figures
 such as the number of open files must not grow from round to round.

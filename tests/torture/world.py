@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the threads of the torture share: options, random bytes, and failures."""
+"""Has what the threads share, which is options, random bytes, and failures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops of chunks(), pipeline() and prefetch(): their memory, and ``async for``.
+"""Tests of the memory of chunks(), pipeline() and prefetch(), and of ``async for``.
 
-These loops copy some pieces ahead of the one that the user works on. The tests count
+Their loops copy some pieces ahead of the one that the user works on. The tests count
 the device memory that this takes, let it run short, and iterate with ``async for``
 while streams, sources and tasks are held up or cancelled.
 """

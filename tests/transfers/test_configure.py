@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cumem.configure(): what may be set, where it comes from, and that copies follow it.
+"""Tests of what configure() may set, where settings come from, and who follows them.
 
 Settings are given by calls, blocks and variables of the environment, and the tests look
 at the answer of configure() and at the routes of copies.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy_many(): what comes before and after it, what it keeps alive, and how it fails.
+"""Tests of what comes before copy_many(), what it keeps alive, and how it fails.
 
 A stream whose gate is shut starts no work, which shows what waits for it. Planned
 faults make a part of a call fail.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy_many of many pairs of one size: the kernel of rows copies them by numbers."""
+"""copy_many() lets the kernel of rows copy many pairs of one size by their numbers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory: prefetching its pages, where they are, and blocks on a device.
+"""Tests of prefetching managed memory, of where its pages are, and of blocks.
 
 The emulated device counts which pages the host has. The tests send pages to devices, to
 the host and to NUMA nodes, and compare these counts and the answers of `residency`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice to the driver about managed memory: what is set, and what is read back.
+"""Tests of which advice about managed memory is set, and of what is read back.
 
 The tests set advice by call and by property, for whole buffers and for slices, and read
 it from the driver. Wrong advice must be refused and change nothing.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory in tiles: which come, in which order, and what moves meanwhile.
+"""Tests of which tiles of managed memory come, when, and of what moves meanwhile.
 
 tiles() sends a buffer to the device part by part, and sends used parts back. Its
 streams are shut in some tests, so that each move can be looked at by itself.

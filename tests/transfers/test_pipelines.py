@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data in chunks: which chunks come, in which order, and in how much memory.
+"""Tests of which chunks come, in which order, and of how much memory they take.
 
 chunks() brings a source to the device piece by piece, and pipeline() also runs a function
 on each piece and brings the results back. A stream whose gate is shut starts no work, which

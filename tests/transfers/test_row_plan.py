@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RowPlan: rows that are read and checked once, and copied many times."""
+"""A RowPlan reads and checks rows once, and copies them many times."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy_rows with row numbers in host memory: their route, and what the kernel is given."""
+"""Tests of the route of rows by host numbers, and of what the kernel is given."""
 
 from __future__ import annotations
 

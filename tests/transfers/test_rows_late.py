@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows by index on streams that are late: what may be freed, dropped or changed meanwhile.
+"""Tests of what may be freed, dropped or changed while the streams of rows are late.
 
 A gate holds the stream shut while the test frees, overwrites and allocates. Memory is read
 at its address. A copy by cumem would first wait for pending work, and so hide that the call

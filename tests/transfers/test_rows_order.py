@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy_rows: what comes before and after it, what it keeps alive, and how it fails."""
+"""Tests of what comes before copy_rows(), what it keeps alive, and how it fails."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""copy_async() and its handles: order, lifetime, waiting, failing and awaiting.
+"""Tests of the order, lifetime, failures and awaiting of copy_async()'s handles.
 
 A stream whose gate is shut starts no work. It keeps transfers under way while the tests
 drop handles, free memory or raise signals. Planned faults make transfers fail.

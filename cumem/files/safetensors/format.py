@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The safetensors format: element types, headers and indexes.
+"""Knows the element types, headers and indexes of safetensors files.
 
 A file begins with the length of its header (8 bytes, little-endian), followed by the header
 (a JSON object) and by the bytes of the tensors, without gaps. Nothing here reads or moves

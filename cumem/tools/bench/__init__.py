@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of ``python -m cumem bench``: it chooses cases, runs them and reports."""
+"""``python -m cumem bench`` chooses cases, runs them and reports the results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmark measures: copies, rows, allocation and the processor's own access.
+"""Measures copies, rows, allocation and the processor's own access to memory.
 
 Each case moves random bytes. It is timed by a monotonic clock around calls that block
 until the data is there. Afterwards it moves fresh random bytes once more and compares

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor: finds what keeps this machine from full speed, and says what to do about it.
+"""The doctor finds what keeps this machine from full speed, and says what to do.
 
 The module ``facts`` reads and measures, and ``checks`` judges what it found. This allows
 tests of the checks with facts of machines that nobody has at hand.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notebooks: displays of cumem's objects, and the magics of ``%load_ext cumem``."""
+"""Displays cumem's objects in notebooks, and adds the magics of ``%load_ext cumem``."""

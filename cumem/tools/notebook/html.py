@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of displays in notebooks: tables, bars and maps, as HTML and SVG.
+"""Makes the tables, bars and maps of displays in notebooks, as HTML and SVG.
 
 Text and lines take the colour of the page around them, so that they are readable on a
 light page and on a dark one, whatever the system prefers. JupyterLab's own variables take

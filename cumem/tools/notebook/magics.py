@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extension for IPython: ``%cumem``, ``%%cumem``, and displays of memory errors."""
+"""Adds ``%cumem``, ``%%cumem`` and displays of memory errors to IPython."""
 
 from __future__ import annotations
 

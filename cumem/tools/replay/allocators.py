@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The allocators that a trace can be replayed on: cumem's pools, and those of others.
+"""Has the allocators that replay a trace, which are cumem's pools and those of others.
 
 Each class says how its allocator allocates, how much it has reserved and how it is emptied.
 The library of another allocator is imported when its class is instantiated.

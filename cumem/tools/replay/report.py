@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of a replay, as data that names the machine, and as text."""
+"""Has the results of a replay, as data that names the machine, and as text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on buffers: fills, assignments, new buffers, host access and views."""
+"""Fills, assigns, makes and views buffers, and lets the host use them."""
 
 from __future__ import annotations
 

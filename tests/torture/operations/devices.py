@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on streams and events: ends, order, current streams, and awaiting."""
+"""Ends, orders and awaits streams and events, and makes streams current."""
 
 from __future__ import annotations
 

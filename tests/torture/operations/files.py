@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on files, whole or in ranges, on mapped files, and on safetensors."""
+"""Reads and writes files, whole or in ranges, mapped files, and safetensors."""
 
 from __future__ import annotations
 

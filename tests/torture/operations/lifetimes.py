@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that end memory by free(), by a `with` statement, or by unregistering it."""
+"""Ends memory by free(), by the end of a block, or by closing a registration."""
 
 from __future__ import annotations
 

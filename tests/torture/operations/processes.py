@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on the process: forks, programs, collections, threads with little stack."""
+"""Forks, runs programs, collects garbage, and starts threads with little stack."""
 
 from __future__ import annotations
 

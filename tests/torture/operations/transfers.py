@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that copy: at once, on a stream, in the background, and many at a time."""
+"""Copies at once, on a stream, in the background, and many at a time."""
 
 from __future__ import annotations
 
