@@ -26,8 +26,8 @@ typedef struct cm_address_map {
                              `high` the greatest */
     _Atomic uint64_t high;
     cm_address_entry *entries; /* owned */
-    uint64_t room;
-    uint64_t count;
+    uint64_t room;             /* entries that `entries` has room for */
+    uint64_t count;            /* entries that are not free */
 } cm_address_map;
 
 /* Put `address` into the map with `value`. The address is neither 0 nor in the map, and

@@ -143,7 +143,7 @@ typedef struct cm_dtype_row {
     char kind;
     int8_t code; /* DLPack's, or -1 */
     uint8_t rank;
-    cm_number_class class_of;
+    cm_number_class class_of; /* the class of the dtype in casting rules */
     bool converts_on_device;
 } cm_dtype_row;
 

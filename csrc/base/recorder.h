@@ -44,19 +44,19 @@ enum {
  * at the end. */
 typedef struct cm_event {
     uint64_t time_ns; /* by cm_now_ns(); if 0, the present time is filled in */
-    uint64_t address;
+    uint64_t address; /* for a transfer, the address of its target */
     uint64_t nbytes;
-    uint64_t value;
-    uint64_t source;
-    uint64_t stream;
-    uint32_t pool;
+    uint64_t value;  /* its meaning depends on `op`: see OPS in events.py */
+    uint64_t source; /* the address of a transfer's source; else 0 */
+    uint64_t stream; /* the stream's handle; 0 if there is none */
+    uint32_t pool;   /* the pool's serial number; 0 if there is none */
     uint32_t thread; /* filled in by cm_recorder_note() */
     uint32_t stack;
     uint32_t tag;
-    uint8_t op;
-    uint8_t kind;
+    uint8_t op;   /* one of CM_EVENT_…, an operation */
+    uint8_t kind; /* one of CM_EVENT_…, a kind; for a transfer, that of its target */
     uint8_t source_kind;
-    int8_t device;
+    int8_t device; /* -1 if there is none */
 } cm_event;
 enum { CM_EVENT_NBYTES = offsetof(cm_event, device) + 1 };
 

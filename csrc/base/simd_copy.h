@@ -38,7 +38,7 @@ typedef struct cm_pick {
         /* For each vector of the source, and each byte of the target, the index of the
          * source byte that goes there, or 0x80 if none does. */
         uint8_t masks[CM_PICK_MAX_LOADS][CM_PICK_VECTOR_NBYTES];
-    int load_count;
+    int load_count; /* source vectors for each vector of the target */
     int64_t itemsize;
     int64_t step;       /* from one element of the source to the next, in bytes */
     int64_t item_count; /* elements in one vector of the target */

@@ -66,7 +66,7 @@ bool cm_cond_wait_until(cm_cond *cond, cm_mutex *mutex, uint64_t deadline_ns);
  * sleeps for microseconds. The lock is neither recursive nor fair. A lock of zeros is
  * free, and a lock need not be destroyed. */
 typedef struct cm_spin_lock {
-    _Atomic uint32_t held;
+    _Atomic uint32_t held; /* 1 while a thread has the lock, else 0 */
 } cm_spin_lock;
 
 /* Take a lock that another thread has: the slow part of cm_spin_lock_take(). */

@@ -26,8 +26,8 @@
 
 typedef struct cm_budget {
     _Atomic uint64_t limit_nbytes; /* UINT64_MAX if there is no limit */
-    _Atomic uint64_t used_nbytes;
-    struct cm_budget *parent; /* borrowed; NULL at the end of the chain */
+    _Atomic uint64_t used_nbytes;  /* the bytes that count against the limit */
+    struct cm_budget *parent;      /* borrowed; NULL at the end of the chain */
 } cm_budget;
 
 #define CM_LIMIT_SHARE (UINT64_C(1) << 63)

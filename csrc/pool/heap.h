@@ -115,7 +115,7 @@ struct cm_arena {
     /* Owned. In a placed arena, chunk_at[i] is the chunk behind granule i, or NULL if
      * the granule has no memory. In a segment the whole table is NULL. */
     cm_chunk **chunk_at;
-    uint64_t granule;
+    uint64_t granule; /* in bytes; only for placed arenas */
     /* This and the following members are for fork.c. Owned; set only during a fork. */
     char *child_copy;
     bool is_living;   /* a block in it is live at that fork */
@@ -149,7 +149,7 @@ enum { CM_READY_LONG = CM_READY_SETS * CM_READY_WAYS, CM_READY_COUNT };
  * shorter run. */
 typedef struct cm_hole {
     cm_heap_span *first; /* the first span that it covers; NULL if no place was found */
-    uint32_t span_count;
+    uint32_t span_count; /* how many spans it covers, from `first` on */
     cm_address begin;
     uint64_t touched;    /* granules that only this place would use */
     uint64_t missing;    /* granules of the place without memory */
@@ -171,7 +171,7 @@ enum { CM_HEAP_BIN_COUNT = 1536, CM_BIN_WORDS = CM_HEAP_BIN_COUNT / 64 };
  *   - arena_count = |arenas| */
 typedef struct cm_heap {
     cm_list arenas;
-    cm_list gaps;
+    cm_list gaps; /* the spans that are GAP */
     cm_list bins[CM_HEAP_BIN_COUNT];
     uint64_t occupied[CM_BIN_WORDS];
     uint32_t free_count;
@@ -185,8 +185,8 @@ typedef struct cm_heap {
     void *slabs;                    /* owned: the arrays that the nodes are part of */
     uint64_t node_count;            /* of used and spare nodes together */
     uint64_t free_nbytes;
-    uint64_t split_count;
-    uint64_t merge_count;
+    uint64_t split_count; /* how often a span was cut */
+    uint64_t merge_count; /* how often two spans were joined */
     /* How many more calls of cm_heap_take() may prefer a hole to a free span that
      * fits. */
     uint32_t hole_preference_count;

@@ -391,8 +391,8 @@ void cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns);
 typedef struct cm_saved_run {
     cm_address address;
     uint64_t nbytes;
-    uint64_t at; /* where the run begins in its part */
-    uint32_t part;
+    uint64_t at;   /* where the run begins in its part */
+    uint32_t part; /* the number of its part */
 } cm_saved_run;
 
 /* A part of a block that another library has cut up. The library no longer needs what

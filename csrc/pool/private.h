@@ -37,7 +37,7 @@ typedef struct cm_due {
 typedef struct cm_mark {
     cm_list node;   /* in the marks of its slot */
     uint64_t event; /* owned */
-    uint64_t epoch;
+    uint64_t epoch; /* the epoch at whose end the event was recorded */
 } cm_mark;
 
 /* The work of one stream or device, divided into epochs (see in_flight.c). A free span
@@ -56,8 +56,8 @@ typedef struct cm_epochs {
 
 /* A freed block that something may still work on. */
 typedef struct cm_flight {
-    cm_list node; /* in pool->in_flight */
-    cm_heap_span *span;
+    cm_list node;       /* in pool->in_flight */
+    cm_heap_span *span; /* borrowed: the span of the block */
     bool captured; /* a graph may use it at any time, so it stays until the pool ends */
     uint32_t due_count;
     cm_due dues[]; /* all of these must end before the block is idle */
@@ -111,18 +111,19 @@ struct cm_pool {
     uint64_t align; /* sizes and addresses of short blocks are multiples of this */
     uint64_t large; /* blocks of at least this size are whole pages */
     cm_heap heap;
-    cm_list in_flight;
+    cm_list in_flight; /* every cm_flight whose work may still run */
     /* The slots of streams that are in use are below this index. Index 0 is unused. */
     uint32_t slot_count;
-    uint32_t given_count; /* slots with a given_epoch */
-    cm_epochs epochs[CM_EPOCHS_MAX];
-    uint64_t done[CM_EPOCHS_MAX]; /* for each slot, the last epoch that has ended */
+    uint32_t given_count;            /* slots with a given_epoch */
+    cm_epochs epochs[CM_EPOCHS_MAX]; /* by slot */
+    uint64_t done[CM_EPOCHS_MAX];    /* for each slot, the last epoch that has ended */
     /* Those counters that the heap keeps are filled in when somebody reads them. */
     cm_pool_counters counters;
-    /* Two readers want peaks since different moments, but `counters` has only one set,
-     * which begins anew whenever either of them begins anew. So these two keep the
-     * peaks from before that: peaks_before since cm_pool_reset_peaks(), and
-     * window_peaks since the last cm_pool_read_window(). Only their peaks are used. */
+    /* Two readers want peaks since different moments, but `counters` has only one set
+     * of peaks, which begins anew whenever one of the two readers begins anew. These
+     * two members keep the earlier peaks for the other reader: peaks_before has those
+     * since cm_pool_reset_peaks(), and window_peaks those since the last
+     * cm_pool_read_window(). No other counters in them are used. */
     cm_pool_counters peaks_before;
     cm_pool_counters window_peaks;
     cm_budget budget; /* the pool's own, to which config.budget points */
@@ -142,9 +143,9 @@ struct cm_pool {
     /* The bytes of the blocks that need a fence and were given back since a miss last
      * polled. */
     uint64_t unasked_nbytes;
-    atomic_uint_fast64_t lost_count;
-    cm_mutex polling;  /* the poller's turn */
-    cm_mutex growing;  /* the grower's turn */
+    atomic_uint_fast64_t lost_count; /* the counter of this name, without the lock */
+    cm_mutex polling;                /* the poller's turn */
+    cm_mutex growing;                /* the grower's turn */
     cm_source *source; /* owned; opened at the first growth; only the grower uses it */
     cm_arena *range;   /* the arena of a placed source; else NULL */
     /* The other devices, as bits, for which there is nothing left to do: they may use

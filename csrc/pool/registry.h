@@ -34,7 +34,7 @@ typedef struct cm_registration cm_registration; /* what one request has locked *
 /* Shares of pieces, in no particular order. A struct of zeros holds none. */
 typedef struct cm_page_shares {
     struct cm_page_piece **pieces; /* owned; NULL while `one` is enough */
-    struct cm_page_piece *one;
+    struct cm_page_piece *one;     /* the only piece, while `pieces` is NULL */
     uint32_t count;
     uint32_t room;
 } cm_page_shares;

@@ -87,7 +87,7 @@ struct cm_source {
     uint64_t peers;  /* bits of the devices that can reach this memory */
     bool is_placed;  /* all chunks lie in one range, so that neighbours can join */
     cm_address base; /* where that range begins */
-    uint64_t range_nbytes;
+    uint64_t range_nbytes; /* the length of that range */
     /* In a placed source, the memory of the whole device, above which no growth can
      * succeed. */
     uint64_t most_nbytes;

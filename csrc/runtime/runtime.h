@@ -283,7 +283,7 @@ struct cm_runtime {
     bool (*is_started)(const cm_runtime *rt);
     atomic_bool is_awake;
     atomic_bool is_bound;
-    cm_mutex waking;
+    cm_mutex waking;   /* held by the thread that wakes the runtime */
     bool is_host_only; /* made by cm_host_only_open(): it never wakes */
     /* Free the runtime. All its objects are gone by then. */
     void (*close)(cm_runtime *rt);
@@ -399,8 +399,8 @@ CM_OPS(CM_OP_CALLER)
  * leave. A failure to leave is ignored, since the caller could do nothing about it.
  * Fails: context_get, device_set, context_set. */
 typedef struct cm_device_guard {
-    uint64_t previous;
-    bool switched;
+    uint64_t previous; /* the context that was current before; 0 if there was none */
+    bool switched;     /* another context was made current */
 } cm_device_guard;
 
 CM_NODISCARD cm_status cm_device_enter(cm_runtime *rt, int device,

@@ -88,9 +88,9 @@ typedef struct cm_use_span {
     bool is_known;
     /* The storage's use_calls when the stream was last given work. */
     uint64_t named_at;
-    /* These say what the stream has come after: all work that streams had been given by
-     * the time use_calls was `followed_at`, as far as that work conflicts with
-     * `followed`. If the stream has come after nothing, `followed_at` is 0. */
+    /* The stream has come after all work that was given to streams by the time
+     * use_calls was `followed_at`, as far as that work conflicts with `followed`. If
+     * the stream has come after nothing, `followed_at` is 0. */
     cm_extent followed;
     uint64_t followed_at;
 } cm_use_span;
@@ -380,8 +380,8 @@ void cm_storage_drop_export(cm_storage *storage);
 /* Hold a storage for a transfer. cm_storage_drop_transfer() ends that hold, and has the
  * signature of cm_keep.drop. */
 cm_storage *cm_storage_hold_transfer(cm_storage *storage);
-/* Do the same for a storage of state->storages. Returns false as cm_storage_try_hold()
- * does. */
+/* Do the same as cm_storage_hold_transfer() for a storage of state->storages. Returns
+ * false if cm_storage_try_hold() would. */
 bool cm_storage_try_hold_transfer(cm_storage *storage);
 void cm_storage_drop_transfer(void *storage);
 

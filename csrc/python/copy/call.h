@@ -35,8 +35,8 @@
  * Edges
  * -----
  * The first items of each array are inside the struct, so a cm_call must not be moved
- * once it has any. Every function here needs the GIL, except where its own comment
- * says otherwise. */
+ * once one of its arrays has items. Every function here needs the GIL, except where its
+ * own comment says otherwise. */
 #pragma once
 
 #include "python/core/progress.h"
@@ -155,11 +155,11 @@ cm_devices_of(const cm_region *region)
                    && region->device < CM_MAX_DEVICES;
     return has_one ? UINT64_C(1) << region->device : 0;
 }
-/* Guess the device of the argument `stream`, which may not tell it, as the handle of a
- * default stream does not. The first memory on a device decides. It is looked for in
- * `object` itself, in its items if it is a tuple or list and `depth` is at least 1, and
- * in their items if `depth` is 2. Returns -1 if there is no such memory, or if `stream`
- * is not given or is a Stream, which needs no guess. */
+/* Guess the device of the argument `stream`, which need not tell its device, as the
+ * handle of a default stream does not. The first memory on a device decides. It is
+ * looked for in `object` itself, in its items if it is a tuple or list and `depth` is
+ * at least 1, and in their items if `depth` is 2. Returns -1 if there is no such
+ * memory, or if `stream` is not given or is a Stream, which needs no guess. */
 int cm_device_hint(const cm_state *state, PyObject *object, PyObject *stream,
                    int depth);
 /* Guess the device of `stream` in the same way, for the two ends of a copy. */
@@ -215,9 +215,10 @@ int cm_call_come_after_ticket(cm_call *call, cm_ticket *ticket);
  * 0, or -1 with an exception. */
 int cm_call_come_after_given(cm_call *call, PyObject *after, PyObject *dst,
                              PyObject *src, int depth);
-/* Keep memory alive until the engine is done: a storage, which then counts as used by a
- * transfer, any other object, or whichever of the two an end has. Return 0, or -1 with
- * an exception. */
+/* These three keep memory alive until the engine is done. The first keeps a storage,
+ * which then counts as used by a transfer, the second keeps any other object, and the
+ * third keeps whichever of the two an end has. They return 0, or -1 with an
+ * exception. */
 int cm_call_keep_storage(cm_call *call, cm_storage *storage);
 int cm_call_keep_object(cm_call *call, PyObject *object);
 int cm_call_keep(cm_call *call, const cm_operand *end);
@@ -260,8 +261,8 @@ void cm_call_take_back(cm_call *call);
  * raised an exception. */
 bool cm_call_is_interrupted(void *call);
 
-/* Find out whether a copy moves bytes. It does not if it has no elements or if the
- * source is the target, and such copies wait for nothing. */
+/* Find out whether a copy moves bytes. A copy moves none if it has no elements or if
+ * its source is its target, and then it waits for nothing. */
 bool cm_call_moves_bytes(const cm_region *dst, const cm_region *src);
 /* Let the storages remember an unfinished transfer, so that the next use of the ends
  * comes after it. Returns 0, or -1 with MemoryError. In that case nobody could wait for
@@ -269,8 +270,8 @@ bool cm_call_moves_bytes(const cm_region *dst, const cm_region *src);
  * ticket. */
 int cm_call_remember(cm_call *call, cm_ticket *ticket);
 /* Unless `number` is 0, note on the storages that the call is one of a group that has
- * this number. After the last of them _end_parts() lets the storages forget the streams
- * that came before. */
+ * this number. After the last call of the group _end_parts() lets the storages forget
+ * the streams that came before. */
 void cm_call_join(const cm_call *call, uint64_t number);
 /* Note on the storages that a graph may use the memory from now on. */
 void cm_call_mark_captured(const cm_call *call);

@@ -4,8 +4,9 @@
 
 #include "python/copy/call.h"
 
-/* Makes the answer from the request of a copy that is only described, as explain()
- * does, and not made. Returns NULL with an exception if it fails. */
+/* Makes the answer of a call that does not make its copy but only describes it, as
+ * explain() does. The function reads the request of the copy. Returns NULL with an
+ * exception if it fails. */
 typedef PyObject *cm_request_reader(cm_state *state, const cm_copy_request *request);
 
 /* How a copy is made. All of it is borrowed. */
@@ -24,12 +25,13 @@ typedef struct cm_copy_how {
                           only target */
     uint64_t before; /* for one of several copies that begin together (see cm_call), or
                         else 0 */
-    uint64_t number; /* the number of that group (see cm_call_join()), or else 0 */
+    uint64_t number; /* the number of such a group of copies (see cm_call_join()), or
+                        else 0 */
     bool on_engine_stream; /* the copy runs on a stream of the engine's; the caller will
                     make `stream` wait for it */
-    const char *prefix; /* what errors about the two ends begin with, for a copy that is
-                           a part of another call: its name, as in "fill: "; NULL for
-                           "copy: " */
+    const char *prefix; /* the text with which errors about the two ends begin; if the
+                           copy is a part of another call, such as fill(), it is "fill:
+                           "; NULL stands for "copy: " */
     /* Makes the answer in place of the copy. NULL if the copy is to be made. */
     cm_request_reader *explain;
 } cm_copy_how;

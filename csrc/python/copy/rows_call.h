@@ -22,18 +22,18 @@ typedef struct cm_rows_end {
     const char *numbers_name; /* of the argument with the numbers */
     PyObject *object;         /* borrowed: the argument */
     PyObject *arrays;         /* owned tuple; one item if the argument is an array */
-    bool is_list;
-    cm_operand *operands; /* owned array */
-    Py_ssize_t read_count;
-    cm_given_rows given;    /* the numbers, as the argument has them */
-    cm_chosen_rows numbers; /* only their count until cm_rows_keep_numbers() */
+    bool is_list;             /* the argument is a list or a tuple */
+    cm_operand *operands;     /* owned array */
+    Py_ssize_t read_count;    /* how many operands have been read */
+    cm_given_rows given;      /* the numbers, as the argument has them */
+    cm_chosen_rows numbers;   /* only their count until cm_rows_keep_numbers() */
 } cm_rows_end;
 
 /* One copy. The copies of a plan share what was read and checked once, and each has a
  * struct of its own. */
 typedef struct cm_row_copy {
-    cm_state *state; /* borrowed */
-    const char *function;
+    cm_state *state;      /* borrowed */
+    const char *function; /* the name of the called function, for errors */
     bool is_plan; /* the ends outlive the call, and each copy checks whether their
                      memory has moved */
     Py_ssize_t first_layer; /* of the whole plan, for errors */
@@ -73,7 +73,7 @@ typedef struct cm_rows_kernel {
                        are not noted */
 } cm_rows_kernel;
 
-/* If there are more numbers than these, the GIL is released while they are looked
+/* If there are more numbers than this, the GIL is released while they are looked
  * through. With fewer, getting the GIL back may take longer than that. */
 enum { CM_ROWS_MANY_NUMBERS = 4096 };
 
@@ -113,8 +113,8 @@ CM_NODISCARD cm_status cm_rows_find_meeting_arrays(cm_runtime *rt,
                                                    cm_rows_end *const ends[2],
                                                    Py_ssize_t count, bool *out);
 /* Set *out to whether, in each layer, target and source are the same array, and this
- * touches no array of another layer. If so, rows touch only if they have the same
- * number. Needs no GIL.
+ * array touches no array of another layer. If so, two rows touch only if they have the
+ * same number. Needs no GIL.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_rows_are_in_place(cm_runtime *rt, cm_rows_end *const ends[2],
                                             Py_ssize_t count, bool *out);
@@ -122,8 +122,8 @@ CM_NODISCARD cm_status cm_rows_are_in_place(cm_runtime *rt, cm_rows_end *const e
  * with an exception. */
 int cm_rows_come_after_given(const cm_row_copy *self, cm_call *call);
 /* Make and describe the packed memory of all layers. For rows on a device the packed
- * memory is on `device`, or on their own device if that is -1. Returns 0, or -1 with an
- * exception. */
+ * memory is on `device`, or on the device of the rows if `device` is -1. Returns 0, or
+ * -1 with an exception. */
 int cm_rows_begin_between(cm_row_copy *self, int device);
 
 /* Return the arrays of a layer. */

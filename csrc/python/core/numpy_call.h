@@ -12,11 +12,11 @@
  *
  * The answer
  * ----------
- * Only the C stack tells them apart. When the view is asked for, the functions between
- * NumPy's code and ours are Python's, which only pass the question on: it is NumPy that
- * asks. Several functions of NumPy's may be on the stack, each called by the one
- * before. We remember the outermost, which is numpy.array() itself, by the address of
- * its frame. If the view comes back while that frame is still on the stack,
+ * Only the C stack tells the two cases apart. When the view is asked for, the functions
+ * between NumPy's code and ours are Python's, which only pass the question on: it is
+ * NumPy that asks. Several functions of NumPy's may be on the stack, each called by the
+ * one before. We remember the outermost, which is numpy.array() itself, by the address
+ * of its frame. If the view comes back while that frame is still on the stack,
  * numpy.array() has not returned, and nobody but NumPy can have had the memory; and
  * NumPy has no work on any GPU. In CuPy's case the frame is gone when the view comes
  * back.

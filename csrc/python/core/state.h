@@ -67,7 +67,7 @@ typedef struct cm_tuning_choice {
      * environment sets none. */
     bool was_set;
     bool is_set[CM_TUNING_COUNT];
-    uint64_t values[CM_TUNING_COUNT];
+    uint64_t values[CM_TUNING_COUNT]; /* of the settings for which is_set[] is true */
 } cm_tuning_choice;
 
 /* Words that users write in calls, interned, as Python's compiler interns them too, so
@@ -196,7 +196,8 @@ typedef struct cm_state {
      * question, so the driver may be started. */
     bool wakes;
     bool opening; /* a thread is opening the runtime without the GIL */
-    /* The process of that thread; a forked child has no such thread. */
+    /* The process in which a thread is opening the runtime; its forked children have no
+     * such thread. */
     pid_t opening_process;
     /* Every device is known to let the host touch managed memory at any time. */
     bool shares_managed;
@@ -359,8 +360,9 @@ void cm_deferred_add(void *deferred);
 void cm_deferred_end(cm_deferred *deferred);
 /* Drop all deferred references. Needs the GIL. */
 void cm_state_drop_deferred(cm_state *state);
-/* Do the same at the end of a call that waited, so that the objects that it kept do not
- * linger until the main thread drops them. Keeps the exception. */
+/* Do the same as cm_state_drop_deferred() at the end of a call that waited, so that the
+ * objects which the call kept do not linger until the main thread drops them. Keeps the
+ * exception. */
 void cm_state_drop_own(cm_state *state);
 
 /* Initialise locks and lists, when the module is executed. */

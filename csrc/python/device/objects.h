@@ -25,9 +25,9 @@ typedef struct cm_event_object {
     cm_list node;    /* in state->events while open */
     uint64_t handle; /* owned */
     int device;
-    bool timing;
+    bool timing;   /* the event records the time */
     bool blocking; /* synchronize() sleeps rather than spinning */
-    bool recorded;
+    bool recorded; /* the event was recorded at least once */
     /* close() was called; the last call that is under way destroys the handle. */
     bool closing;
     int users; /* calls that are under way with the GIL released */
@@ -71,10 +71,10 @@ cm_stream *cm_stream_for_device(cm_state *state, PyObject *object, int device);
  * Python code. */
 int cm_stream_read_handle(const cm_state *state, PyObject *object, const char *argument,
                           uint64_t *handle, bool *keep);
-/* Return the record that None means. It is borrowed until Python code runs or the GIL
- * is released, or until cm_state_leave(), since only shutdown() gives these records up.
- * Returns NULL without an exception if only cm_stream_for_device() can find out which
- * record that is. */
+/* Return the record of the stream that `stream=None` means. It is borrowed until Python
+ * code runs or the GIL is released, or until cm_state_leave(), since only shutdown()
+ * gives these records up. Returns NULL without an exception if only
+ * cm_stream_for_device() can find out which record that is. */
 static inline cm_stream *
 cm_stream_lent(const cm_state *state, int device)
 {

@@ -61,7 +61,7 @@ typedef struct cm_emulated_job {
 
 /* The streams, their events and their order. stream.c explains the idea. */
 typedef struct cm_emulated_streams {
-    cm_list queues;
+    cm_list queues; /* all streams */
     cm_emulated_table by_handle;
     cm_emulated_table events;
     /* For each device the code of a job that failed. It stays until the device is
@@ -69,8 +69,8 @@ typedef struct cm_emulated_streams {
     int32_t faults[CM_MAX_DEVICES];
     uint64_t reused_handle; /* of the stream that was destroyed last, or 0 */
     uint64_t opened;        /* streams that were ever opened */
-    uint64_t queued_jobs;
-    bool begin_shut; /* new streams begin with their gate shut, for tests */
+    uint64_t queued_jobs;   /* jobs that have not run yet */
+    bool begin_shut;        /* new streams begin with their gate shut, for tests */
 } cm_emulated_streams;
 
 /* -- memory ------------------------------------------------------------------------------ */
@@ -134,7 +134,7 @@ typedef struct cm_emulated_memory {
     /* For each device, bits of other devices that may use what it allocated. */
     uint64_t peers[CM_MAX_DEVICES];
     uint64_t host_used_nbytes;
-    uint64_t counts[CM_EMULATED_FREED + 1];
+    uint64_t counts[CM_EMULATED_FREED + 1]; /* ranges of each cm_emulated_kind */
     uint64_t physical_count;
     /* Owned. All ranges, by the address behind their last byte. A range that has
      * another address for devices than for the host is entered under both. */

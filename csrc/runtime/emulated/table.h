@@ -15,7 +15,7 @@ typedef struct cm_emulated_entry {
 typedef struct cm_emulated_table {
     cm_emulated_entry *entries; /* owned; sorted by key */
     uint32_t count;
-    uint32_t room;
+    uint32_t room; /* entries that `entries` has room for */
 } cm_emulated_table;
 
 /* Make an object of `nbytes` zeros and put it into the table under a new key. Returns

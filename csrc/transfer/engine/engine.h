@@ -230,8 +230,8 @@ CM_NODISCARD cm_status cm_engine_copy(cm_engine *engine, const cm_copy_request *
 typedef struct cm_short_fill {
     cm_stream *stream; /* of the device that has the bytes; borrowed */
     cm_address address;
-    uint64_t nbytes; /* a multiple of itemsize, not 0 */
-    const void *value;
+    uint64_t nbytes;   /* a multiple of itemsize, not 0 */
+    const void *value; /* one element, of `itemsize` bytes; borrowed */
     uint64_t itemsize;
 } cm_short_fill;
 

@@ -25,7 +25,7 @@ void cm_ticket_release(cm_ticket *ticket);
 CM_NODISCARD cm_status cm_ticket_abandon(cm_ticket *ticket);
 
 typedef struct cm_ticket_info {
-    bool done;
+    bool done;               /* the copy has ended, in whichever way */
     cm_status status;        /* the first failure; CM_OK while the ticket is not done */
     const cm_route_row *row; /* the route; NULL if no bytes have to move */
     bool captured;   /* the copy went into a graph, which may run it at any time */

@@ -56,8 +56,8 @@ enum { CM_LOST_CAST = -1 };
 
 /* How far a copy by the route HOST has come. */
 typedef struct cm_host_run {
-    cm_cut cut; /* the pieces that are left */
-    cm_copy_way way;
+    cm_cut cut;        /* the pieces that are left */
+    cm_copy_way way;   /* how threads copy each piece */
     uint64_t asked_ns; /* when the caller was last asked whether to go on; 0 if it was
                           not asked yet */
 } cm_host_run;

@@ -66,7 +66,7 @@ typedef struct cm_resource_cache {
 /* A lane, in which jobs that copy in one direction over one link take turns. Short jobs
  * and long jobs have a lane each (see scheduler.c). */
 typedef struct cm_lane {
-    bool is_taken;
+    bool is_taken;         /* a job is in the lane */
     cm_list waiting;       /* jobs that wait until the lane is free, oldest first */
     uint64_t train_nbytes; /* the bytes of the jobs in the present train, that is, of
                               jobs that follow each other without a gap */
@@ -118,10 +118,10 @@ struct cm_engine {
     uint64_t job_count;     /* jobs in both lists and in all lanes */
     uint64_t pick_count;    /* how often job threads have picked a job */
     uint64_t waiting_count; /* jobs that cannot go on yet */
-    int thread_count;
-    int idle_count;
+    int thread_count;       /* job threads */
+    int idle_count;         /* job threads that wait for a job */
     cm_thread threads[CM_MAX_JOB_THREADS];
-    bool has_watcher;
+    bool has_watcher; /* `watcher` was started */
     cm_thread watcher;
     uint64_t idle_due_ns;      /* when the watcher trims idle pools next; 0 for never */
     cm_tuning tuning;          /* as cm_tuning_resolve() left it */
@@ -129,7 +129,7 @@ struct cm_engine {
     uint64_t ring_used_nbytes; /* the bytes of page-locked blocks that transfers are
                                   using */
     cm_pool *pinned_pool;      /* held; may be NULL */
-    cm_pool *device_pools[CM_MAX_DEVICES];
+    cm_pool *device_pools[CM_MAX_DEVICES]; /* held; each may be NULL */
     /* Borrowed: the lender of pinned_pool, and then those of the devices' pools. Each
      * may be NULL. */
     cm_pool *lenders[1 + CM_MAX_DEVICES];

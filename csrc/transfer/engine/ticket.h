@@ -65,7 +65,8 @@ typedef struct cm_notice {
 typedef struct cm_loan {
     int device;           /* the device of the events and of the stream */
     uint64_t start_event; /* 0 if there is none */
-    uint64_t end_event;
+    uint64_t end_event;   /* the event that decides when the copy is done; 0 if there is
+                             none */
     cm_stream *stream; /* the engine's stream that worked for the copy; NULL if the copy
                           was on the caller's stream */
     cm_stream *side;   /* a further stream of the engine's that worked for the copy; may
@@ -73,12 +74,12 @@ typedef struct cm_loan {
 } cm_loan;
 
 struct cm_ticket {
-    cm_list node; /* in engine->watched or engine->unread */
-    cm_engine *engine;
-    uint64_t start_ns;
-    cm_event noted;  /* what the recorder gets at the end of the copy; if `op` is 0
-                        nothing is recorded */
-    uint64_t nbytes; /* payload; set before anybody else sees the ticket */
+    cm_list node;      /* in engine->watched or engine->unread */
+    cm_engine *engine; /* the ticket holds a reference to it */
+    uint64_t start_ns; /* when the ticket was made, by cm_now_ns() */
+    cm_event noted;    /* what the recorder gets at the end of the copy; if `op` is 0
+                          nothing is recorded */
+    uint64_t nbytes;   /* payload; set before anybody else sees the ticket */
     _Atomic uint64_t moved;       /* see cm_ticket_count_moved() */
     _Atomic uint64_t parts_moved; /* for a whole: how many bytes all of its parts
                                      together have moved */
@@ -88,7 +89,7 @@ struct cm_ticket {
      * tickets, set before anybody else sees this one. */
     cm_ticket **after;
     uint64_t after_count;
-    bool is_whole;
+    bool is_whole;    /* this is the ticket of a whole, and `after` has its parts */
     atomic_uint refs; /* the order has one of them until the ticket is over */
     /* A word that a kernel sets if numbers of rows are wrong, or NULL if there is none.
      * It is borrowed, since one of the ticket's keeps keeps the word alive.
@@ -113,17 +114,17 @@ struct cm_ticket {
     struct cm_job *job;    /* its job while no thread is running that; otherwise NULL */
     const cm_route_row *row; /* the route of the plan, once that is made */
     cm_ticket_state state;
-    bool started; /* it is too late to cancel it */
-    bool cancelled;
-    bool busy; /* a thread is asking the device about the events, or is making the
-                  ticket done */
-    bool read; /* somebody has heard of the failure, or will */
+    bool started;   /* it is too late to cancel it */
+    bool cancelled; /* see cm_ticket_info */
+    bool busy;      /* a thread is asking the device about the events, or is making the
+                       ticket done */
+    bool read;      /* somebody has heard of the failure, or will */
     uint32_t asker_count; /* holders that might still ask for the outcome */
     cm_status status;
-    double seconds;
-    cm_loan loan; /* what the ticket has borrowed until it is done */
-    cm_notice *notices;
-    cm_keep keep[4];
+    double seconds;     /* see cm_ticket_info */
+    cm_loan loan;       /* what the ticket has borrowed until it is done */
+    cm_notice *notices; /* owned: the bells to ring when the ticket is done */
+    cm_keep keep[4];    /* dropped when the ticket is done */
     uint32_t keep_count;
     cm_page_shares locked; /* these keep page-locked memory at the ends of the copy
                               page-locked */

@@ -92,7 +92,7 @@ cm_file_range_device(const cm_file_range *range)
 typedef struct cm_file_failure {
     /* The errno; 0 if the file ends at `offset`, or if the file did not fail. */
     int error;
-    bool at_end;
+    bool at_end;          /* the file has ended at `offset` */
     uint64_t offset;      /* the place in the file */
     uint64_t range_index; /* the range that has this place */
 } cm_file_failure;

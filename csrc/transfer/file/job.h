@@ -46,10 +46,10 @@ typedef struct cm_file_piece {
      * page cache need memory that is aligned as the file is. */
     uint64_t at;
     uint64_t nbytes;
-    uint64_t offset;
-    char *host;         /* NULL if the bytes go to or from the chunk's own memory */
-    cm_address address; /* the device's address; 0 if the memory is the host's */
-    uint64_t range_index;
+    uint64_t offset;      /* where the piece begins in the file */
+    char *host;           /* NULL if the bytes go to or from the chunk's own memory */
+    cm_address address;   /* the device's address; 0 if the memory is the host's */
+    uint64_t range_index; /* the index of its range in the request */
 } cm_file_piece;
 
 /* The contents of a slot of the ring. The workers do the file's half of moving it. If
@@ -75,7 +75,7 @@ typedef struct cm_file_chunk {
 
 /* Where the next chunk of a file begins. */
 typedef struct cm_file_cursor {
-    uint64_t range;
+    uint64_t range; /* the index of the range, in the request */
     /* The range has begun, and `cut` has the rest of it. */
     bool has_begun;
     cm_layout layout; /* what `cut` cuts */
@@ -84,8 +84,8 @@ typedef struct cm_file_cursor {
 
 /* What a job knows about one of its files. */
 typedef struct cm_file_state {
-    uint64_t first_range;
-    uint64_t end_range; /* one past its last range */
+    uint64_t first_range; /* the index of its first range, in the request */
+    uint64_t end_range;   /* one past its last range */
     cm_file_cursor cursor;
     bool had_size; /* the size of the file was known when the system was last asked for
                       it */
@@ -102,7 +102,7 @@ typedef struct cm_file_job {
     bool at_host; /* the next chunk is of host memory; the ranges of devices, which come
                      first, are all cut */
     bool has_host_end; /* at least one range is of host memory */
-    uint64_t nbytes;
+    uint64_t nbytes;   /* the bytes of all ranges */
     cm_mutex lock;
     /* Under lock: the failure nearest to the beginning of the first file that
      * failed. */

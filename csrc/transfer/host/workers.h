@@ -48,8 +48,8 @@ typedef struct cm_copy_task {
     _Atomic uint64_t next; /* the number of the posting in the upper 32 bits, and that
                               of the next part in the lower ones */
     _Atomic uint32_t ready_count; /* parts below that number may be taken */
-    _Atomic uint32_t done_count;
-    _Atomic uint32_t part_count;
+    _Atomic uint32_t done_count;  /* parts that have been copied */
+    _Atomic uint32_t part_count;  /* parts of the whole task */
     cm_copy_way way;
     void *dst;
     const void *src;
@@ -57,18 +57,18 @@ typedef struct cm_copy_task {
     const void *context; /* borrowed */
     /* Besides the poster, the threads whose numbers are below this may take parts. */
     uint32_t limit;
-    int place; /* the index of its place; -1 if none was free */
-    cm_cut cut;
-    cm_layout whole;
-    cm_list node; /* in the list of its group */
+    int place;       /* the index of its place; -1 if none was free */
+    cm_cut cut;      /* how `whole` is cut into parts */
+    cm_layout whole; /* what the task copies */
+    cm_list node;    /* in the list of its group */
 } cm_copy_task;
 
 /* A place is where threads look for a task that has parts to take. The lowest turn
  * comes first. */
 typedef struct cm_task_place {
     _Atomic(cm_copy_task *) task; /* NULL if the place is free */
-    _Atomic uint64_t turn;
-    _Atomic uint32_t limit;
+    _Atomic uint64_t turn;        /* the turn of the task */
+    _Atomic uint32_t limit;       /* the limit of the task */
 } cm_task_place;
 
 /* Names the task that a thread is looking at or working on, or NULL. The task's memory
@@ -88,7 +88,7 @@ typedef struct cm_task_view {
  * places and then looks at the views. */
 typedef struct cm_workers {
     _Atomic uint64_t open; /* has a bit for each place whose task has parts to take */
-    atomic_bool stop;
+    atomic_bool stop;      /* the threads are to end */
     /* How long an idle thread looks for work before it sleeps. */
     _Atomic uint64_t spin_ns;
     /* Has a bit for each thread that sleeps because there is no work. */
@@ -97,8 +97,8 @@ typedef struct cm_workers {
                                 are below this */
     _Atomic uint32_t waiter_count; /* how many threads sleep until a task ends */
     _Atomic uint32_t thread_count; /* changed by the thread that has set `starting` */
-    atomic_bool starting;
-    _Atomic uint32_t begun; /* how many threads have taken their number */
+    atomic_bool starting;          /* a thread is starting further threads */
+    _Atomic uint32_t begun;        /* how many threads have taken their number */
     cm_task_place places[CM_OPEN_TASKS_MAX];
     cm_task_view views[CM_WORKERS_MAX];
     cm_mutex sleep;
@@ -117,8 +117,8 @@ typedef struct cm_task_group {
     const cm_tuning *tuning; /* borrowed */
     cm_list tasks;           /* posted, oldest first */
     uint64_t turn;           /* the turn of the task that was posted last */
-    uint32_t post_count;
-    uint32_t pauses; /* how often the poster has let a moment pass */
+    uint32_t post_count;     /* how many tasks it has posted so far */
+    uint32_t pauses;         /* how often the poster has let a moment pass */
 
     /* The members from here on concern what is posted later. */
 

@@ -21,7 +21,7 @@ enum { CM_LINE_NBYTES = 64 }; /* the length of a line of the processor's caches 
 typedef enum cm_side { CM_DST, CM_SRC } cm_side;
 
 typedef struct cm_axis {
-    int64_t length;
+    int64_t length; /* how often the run is repeated along the axis */
     /* In bytes, indexed by cm_side. The target's is > 0. The source's may be anything,
      * and is 0 where the source is broadcast. */
     int64_t stride[2];
@@ -135,12 +135,12 @@ typedef struct cm_cut {
      * end early. With 0 all pieces are alike. Callers set it before they take the first
      * piece. */
     uint64_t least_nbytes;
-    uint64_t done_nbytes;
-    uint64_t left_nbytes;
-    uintptr_t edge_base; /* the address where the run begins */
-    uintptr_t edge_step; /* a power of two; 0 if pieces may end anywhere */
-    bool done;
-    int64_t index[CM_MAX_NDIM + 1];
+    uint64_t done_nbytes;           /* the bytes of the pieces that were taken */
+    uint64_t left_nbytes;           /* the bytes of the pieces that are left */
+    uintptr_t edge_base;            /* the address where the run begins */
+    uintptr_t edge_step;            /* a power of two; 0 if pieces may end anywhere */
+    bool done;                      /* the last piece was taken */
+    int64_t index[CM_MAX_NDIM + 1]; /* where the next piece begins, by axis */
 } cm_cut;
 
 /* Begin a walk over `whole` in pieces of at most `piece_nbytes`. A single element that

@@ -60,7 +60,7 @@ typedef struct cm_slot {
     int device;          /* the device of the event */
     bool skips_device;   /* the device has nothing to do for the piece */
     cm_layout piece;
-    cm_copy_task task;
+    cm_copy_task task; /* the host's half of the piece */
 } cm_slot;
 
 /* The slots are used in turn, so pieces end in the order in which they were cut. The
@@ -71,7 +71,7 @@ typedef struct cm_ring {
                           and cm_slot_unpack() puts them back */
     cm_cut cut; /* of the plan's layout; unused if `cut_next` cuts something else */
     cm_status (*cut_next)(cm_job *job, cm_slot *s);
-    bool all_cut;
+    bool all_cut;        /* the last piece has been cut */
     uint32_t slot_count; /* slots in use; fewer than planned if memory is short */
     uint64_t begun;      /* these three are explained above */
     uint64_t passed;
@@ -89,7 +89,7 @@ typedef struct cm_ring {
  * device's half is over when the slot's event has passed. The comment at the top
  * explains a way without `pass`. */
 typedef struct cm_ring_way {
-    bool host_first;
+    bool host_first; /* the host's half comes first */
     /* The host's half may take long. If nothing else is to be done, the thread that
      * runs the job then helps with parts of the tasks, and sleeps if there are none. */
     bool host_is_slow;

@@ -29,7 +29,7 @@ typedef struct cm_layer {
 typedef struct cm_row_runs {
     cm_piece *pieces; /* owned */
     uint64_t count;
-    uint64_t room;
+    uint64_t room; /* pieces that `pieces` has room for */
 } cm_row_runs;
 
 /* Add the runs of a layer. `numbers` are settled for the rows of its two arrays. A row

@@ -15,9 +15,9 @@
 /* A bitmap has its bits in `words`, and a hash table its slots. A slot holds the number
  * of its row plus 1, so that 0 means a free slot. */
 typedef struct cm_row_marks {
-    uint64_t *words;    /* owned */
-    uint64_t slot_mask; /* the number of slots less 1; 0 if the set is a bitmap */
-    uint32_t hash_shift;
+    uint64_t *words;     /* owned */
+    uint64_t slot_mask;  /* the number of slots less 1; 0 if the set is a bitmap */
+    uint32_t hash_shift; /* a hash is the bits of a product from this one on */
 } cm_row_marks;
 
 /* Make an empty set for at most `count` marks in an array of `row_count` rows.

@@ -6,10 +6,10 @@
  * --------
  * A kernel reads row numbers that the host has checked (kernel_numbers.h). To find out
  * whether a row of the target is named twice, a thread reads and sets a bit for each
- * number, which takes three times as long as it takes to write the number. For 100,000
- * numbers of both ends the two take 120 us on one thread, and a kernel moves as many
- * rows of 256 bytes in 500 us. So the copy threads (host/workers.h) share the work if
- * there is enough of it.
+ * number, which takes three times as long as it takes to write the number. Writing and
+ * marking 100,000 numbers of both ends takes 120 us on one thread. The kernel, which
+ * needs only 500 us to move as many rows of 256 bytes, cannot begin before that is
+ * done. So the copy threads (host/workers.h) share the work if there is enough of it.
  *
  * Each part of the work is some numbers of both ends. The thread that takes it writes
  * them, and marks those of the target in a bitmap. A bitmap has one user at a time, so
