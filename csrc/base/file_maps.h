@@ -3,11 +3,11 @@
  *
  * A map is found by the file that it shows, not by the object that made it. Many sorts
  * of objects map a file: numpy.memmap, mmap.mmap, a tensor of torch.from_file(), shared
- * memory and registered memory. They may have opened it by any of its names. The
- * kernel's list of mappings, /proc/self/maps, names the device and inode behind each.
- * On overlay file systems these are not the numbers that stat() gives. So the file is
- * mapped once more. The list then has the file's own numbers in the line of this
- * mapping, and is searched for other lines with the same numbers.
+ * memory and registered memory. Such an object may have opened the file by any of the
+ * file's names. The kernel's list of mappings, /proc/self/maps, names the device and
+ * inode behind each. On overlay file systems these are not the numbers that stat()
+ * gives. So the file is mapped once more. The list then has the file's own numbers in
+ * the line of this mapping, and is searched for other lines with the same numbers.
  *
  * Example: before a file is written from memory, cm_file_maps_read() lists its mappings
  * that lie in the memory, and cm_file_maps_show() tells whether the memory shows bytes

@@ -4,10 +4,10 @@
  * reads the numbers itself. rows.c has the Python functions, and copies by runs that
  * the host makes of the numbers.
  *
- * A RowPlan (row_plan.c) reads and checks all of this once, and copies as often as it
- * is asked to. It keeps a cm_row_copy and, if a kernel copies, a cm_rows_kernel. Each
- * of its copies works on a cm_row_copy of its own, which borrows the ends of some
- * layers.
+ * A RowPlan (row_plan.c) reads and checks the ends and the numbers once, and copies as
+ * often as it is asked to. It keeps a cm_row_copy and, if a kernel copies, a
+ * cm_rows_kernel. Each of its copies works on a cm_row_copy of its own, which borrows
+ * the ends of some layers.
  *
  * Locks: none; the GIL is held, except where a function says otherwise. */
 #pragma once
@@ -74,7 +74,7 @@ typedef struct cm_rows_kernel {
 } cm_rows_kernel;
 
 /* If there are more numbers than this, the GIL is released while they are looked
- * through. With fewer, getting the GIL back may take longer than that. */
+ * through. With fewer numbers, getting the GIL back may take longer than looking. */
 enum { CM_ROWS_MANY_NUMBERS = 4096 };
 
 /* -- rows_ends.c ------------------------------------------------------------------------- */
@@ -159,11 +159,11 @@ void cm_rows_kernel_fini(cm_rows_kernel *self);
 /* Make the word for wrong numbers. Without numbers on a device there is none. Returns
  * 0, or -1 with an exception. */
 int cm_rows_kernel_add_word(cm_rows_kernel *self);
-/* Copy the rows of self->copy, by what was prepared for them or for more layers.
- * Returns 1 with *answer, which is None or a Transfer, or -1 with an exception. Returns
- * 0 without copying if the host has all numbers and they show that another way is
- * better. That is so if the rows are few or long runs, or if arrays touch in such a way
- * that the numbers do not tell whether rows touch. */
+/* Copy the rows of self->copy. What cm_rows_kernel_init() has prepared may be for more
+ * layers than these. Returns 1 with *answer, which is None or a Transfer, or -1 with an
+ * exception. Returns 0 without copying if the host has all numbers and they show that
+ * another way is better. That is so if the rows are few or long runs, or if arrays
+ * touch in such a way that the numbers do not tell whether rows touch. */
 int cm_rows_copy_by_kernel(cm_rows_kernel *self, PyObject **answer);
 /* Fetch numbers from a device, in the order of the call, and wait for them. Returns 0,
  * or -1 with an exception, for example if the call's stream captures. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* This header has everything that cumem asks of NumPy's C API, such as dtypes, views
- * and strides of arrays. Only numpy_bridge.c includes NumPy's headers. The GIL is held
- * throughout, except by a cast, which takes it. */
+ * and strides of arrays. Only numpy_bridge.c includes NumPy's headers. All functions
+ * need the GIL, except a cast (cm_numpy_cast_new()), which runs without it and takes
+ * it. */
 #pragma once
 
 #include "base/convert.h"
@@ -76,9 +77,9 @@ PyObject *cm_numpy_empty(PyObject *dtype, int ndim, const int64_t *shape);
  * an array of a subclass stays one, as with numpy.asanyarray(). Returns a new
  * reference, or NULL with an exception. */
 PyObject *cm_numpy_from_any(PyObject *object, PyObject *dtype, bool keeps_subclass);
-/* Copy the elements of an array to a new array in C order of the dtype that NumPy calls
- * by this letter: 'g' and 'G' are long doubles, and 'q' is int64. Returns a new
- * reference, or NULL with an exception. */
+/* Copy the elements of an array to a new array in C order, and convert them to the
+ * dtype that NumPy calls by `letter`: 'g' and 'G' are long doubles, and 'q' is int64.
+ * Returns a new reference, or NULL with an exception. */
 PyObject *cm_numpy_cast_array(PyObject *array, char letter);
 /* Make the dtype that NumPy calls by a letter, which may be 'O', 'M' or 'm'. Returns a
  * new reference, or NULL with an exception. */
@@ -140,13 +141,14 @@ void cm_numpy_layout(PyObject *array, cm_region *out);
  * *readonly says whether the array refuses to be written. Returns 0, or -1 with an
  * exception, which is a TypeError for dtypes of objects. */
 int cm_numpy_region(PyObject *array, cm_region *out, PyObject **dtype, bool *readonly);
-/* Return which of the engine's numbers the elements of `dtype` are, or CM_NUMBER_NONE
- * if they are none of them. *swapped says whether their bytes are in the order opposite
- * to the processor's. */
+/* Return the type of number, out of those that the engine converts, that the elements
+ * of `dtype` have, or CM_NUMBER_NONE if they have none of these. *swapped says whether
+ * their bytes are in the order opposite to the processor's. */
 cm_number cm_numpy_number(PyObject *dtype, bool *swapped);
-/* Write the bytes of a NumPy scalar to `out`, in the processor's order, and return
- * which of the engine's numbers it is. None of these has more than 16 bytes. Returns
- * CM_NUMBER_NONE if it is none of them, and then writes nothing. */
+/* Write the bytes of a NumPy scalar to `out`, in the processor's order, and return its
+ * type of number, out of those that the engine converts. No such number has more than
+ * 16 bytes. Returns CM_NUMBER_NONE, and writes nothing, if the scalar is of another
+ * type. */
 cm_number cm_numpy_read_scalar(PyObject *scalar, void *out);
 
 /* -- from one dtype to another ----------------------------------------------------------- */
@@ -161,15 +163,15 @@ typedef enum cm_casting_rule {
     CM_RULE_COUNT
 } cm_casting_rule;
 
-/* Return the number that the integers of a dtype stand for. The package notes it in the
- * dtype's metadata, because NumPy has no dtype for it without ml_dtypes. Returns
- * CM_NUMBER_NONE if the integers stand for themselves. */
+/* Return the type of number, such as bfloat16, that the integers of a dtype stand for.
+ * The package notes that type in the dtype's metadata, because NumPy has no dtype for
+ * it without ml_dtypes. Returns CM_NUMBER_NONE if the integers stand for themselves. */
 cm_number cm_numpy_stands_for(PyObject *dtype);
-/* Do the same as cm_numpy_number(), but if integers stand for another number, return
- * that. */
+/* Do the same as cm_numpy_number(), but if integers stand for another type of number,
+ * return that type. */
 cm_number cm_numpy_number_meant(PyObject *dtype, bool *swapped);
 /* True if the rule allows `from` to be converted to `to`, as numpy.can_cast() says.
- * Integers that stand for numbers are judged as those numbers. */
+ * Integers that stand for another type of number are judged as that type. */
 bool cm_numpy_can_cast(PyObject *from, PyObject *to, cm_casting_rule rule);
 /* True if only the real parts of complex elements are converted. */
 bool cm_numpy_drops_imaginary(PyObject *from, PyObject *to);

@@ -19,11 +19,12 @@
  * Blocks end in any order, for example those of generators that are closed late, and
  * one object may be entered by many threads and tasks at a time. So each block knows
  * the frame that entered it, and the token that the context variable gave for it.
- * Nearly all blocks end where they began, with everything around them as it was: then
- * the variable is set back by the token, and the block is gone. To end a block in
- * another context than its own is an error, and the block is then over everywhere. A
- * block that has ended in its own context is still current in contexts that were copied
- * inside of it, as with any context variable. All functions need the GIL. */
+ * Nearly all blocks end in the context where they began, while the chain outside of
+ * them is as it was. Then the variable is set back by the token, and the block is gone.
+ * To end a block in another context than its own is an error, and the block is then
+ * over everywhere. A block that has ended in its own context is still current in
+ * contexts that were copied inside of it, as with any context variable. All functions
+ * need the GIL. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This is the part of the recorder that knows Python. It has the stacks, each of which
- * is kept once as code objects and places in them, and the tag of the context. The rest
- * of a record is made in cumem/recording. All functions need the GIL unless they say
- * otherwise. */
+/* This is the part of the recorder that knows Python. It has the tag of the context,
+ * and the stacks. Each different stack is kept once, as code objects and places in
+ * their code. The rest of a record is made in cumem/recording. All functions need the
+ * GIL unless they say otherwise. */
 #pragma once
 
 #include "base/recorder.h"
@@ -14,9 +14,9 @@
  * true. The caller later puts the answer back by cm_recorder_lend_origin(). */
 cm_event_origin cm_recording_lend_caller(bool may);
 
-/* A moment: the instruction of the frame that this thread is at, and a measure of how
- * much garbage there can be. Two things that happen at the same moment happen in the
- * same call from Python code. */
+/* A moment consists of the instruction of the frame that this thread is at, and of a
+ * measure of how much garbage there can be. Two things that happen at the same moment
+ * happen in the same call from Python code. */
 typedef struct cm_moment {
     /* The frame of the innermost Python code, not held; NULL if it is not known. */
     const void *frame;

@@ -31,8 +31,9 @@ typedef struct cm_after {
 
 /* What a job waits for after it has left its thread to others. */
 typedef enum cm_job_wait {
-    CM_WAIT_NONE,  /* nothing: it runs, or it has not run yet */
-    CM_WAIT_TURN,  /* its turn: it can go on as soon as a job thread takes it */
+    CM_WAIT_NONE,  /* nothing, because it runs, or has not run yet */
+    CM_WAIT_TURN,  /* its turn, which comes when a job thread takes it; nothing else
+                      holds it up */
     CM_WAIT_ORDER, /* the tickets that its own ticket comes after */
     CM_WAIT_EVENT, /* the event `awaited` */
 } cm_job_wait;

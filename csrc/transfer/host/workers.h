@@ -80,12 +80,12 @@ typedef struct cm_task_view {
 
 /* 0 <= thread_count <= CM_WORKERS_MAX.
  *
- * The order of steps avoids two races. Whoever opens or ends a task does that first and
- * then looks at `asleep` or waiter_count, while whoever goes to sleep first says so
- * there and then looks for tasks. So at least one of the two sees the other. In the
- * same way a thread first names a task in its view and then checks that the task is
- * still in its place, while a group that closes first takes its tasks out of their
- * places and then looks at the views. */
+ * The order of steps avoids two races. A thread that opens or ends a task does so
+ * before it looks at `asleep` or waiter_count, and a thread that goes to sleep enters
+ * itself there before it looks for tasks. So at least one of the two threads sees what
+ * the other has done. In the same way a thread names a task in its view before it
+ * checks that the task is still in its place, and a group that closes takes its tasks
+ * out of their places before it looks at the views. */
 typedef struct cm_workers {
     _Atomic uint64_t open; /* has a bit for each place whose task has parts to take */
     atomic_bool stop;      /* the threads are to end */
