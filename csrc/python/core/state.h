@@ -212,8 +212,8 @@ typedef struct cm_state {
     uint64_t export_total; /* how many times memory has been exported */
     /* How many times a buffer of a pool that spills was used. */
     uint64_t touch_count;
-    /* Wakes a storage of such a pool (cm_spill_wake() in pool/spilling.h). It is set
-     * when the first such pool is made. */
+    /* Wakes a storage of a pool that spills (cm_spill_wake() in pool/spilling.h). The
+     * pointer is set when the first such pool is made. */
     int (*wake_storage)(struct cm_storage *storage);
     /* The number of the next transfer that a storage remembers; > 0. */
     uint64_t transfer_total;
@@ -342,8 +342,8 @@ typedef struct cm_deferred {
     cm_list node;
     cm_state *state;  /* borrowed: the module outlives its objects */
     PyObject *object; /* owned; may be NULL */
-    /* NULL, or the function that ends a deferred reference which is part of something
-     * else; called with the GIL. */
+    /* Called with the GIL to end a deferred reference that is part of something else,
+     * such as a storage. NULL for one that cm_deferred_new() has made. */
     void (*then)(struct cm_deferred *deferred);
     atomic_uint refs; /* shares, if it was made by cm_deferred_new() */
 } cm_deferred;

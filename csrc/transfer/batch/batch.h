@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes many copies that are asked for at once. Runs of bytes are gathered, and a table
- * of them goes with one launch or through one page-locked block. Regions of any other
- * form go as copies of their own. This file knows nothing of Python.
+/* Makes many copies that are asked for at once. Runs of bytes are gathered, so that one
+ * launch of a kernel copies a whole table of them, or many of them go through one
+ * page-locked block. Regions of any other form go as copies of their own. This file
+ * knows nothing of Python.
  * Locks: as cm_engine_copy(). */
 #pragma once
 

@@ -4,11 +4,12 @@
  * gets by with fewer slots where less memory is free. Short copies are cut by
  * routes/short_copy.c and chunks of files by file/cut.c. Everything here is pure.
  *
- * Example: an upload of 1 GiB with the defaults and 16 processors. An eighth of it
- * would be 128 MiB, so pieces have the most that the tuning allows, 8 MiB. They begin
- * with 512 KiB, so that the link has work soon, and grow. Eight threads pack, and the
- * slots of an upload of this length have 32 MiB together, so that they stay in the
- * caches. So there are four slots. */
+ * Example: an upload of 1 GiB with the defaults and 16 processors. A piece is an eighth
+ * of the copy (chunk_share), but that would be 128 MiB, so pieces have the most that
+ * the tuning allows (chunk_nbytes), which is 8 MiB. They begin with 512 KiB, so that
+ * the link has work soon, and grow. Eight threads pack, and the slots of an upload of
+ * this length have 32 MiB together, so that they stay in the caches. So there are four
+ * slots. */
 #pragma once
 
 #include "transfer/plan/plan.h"

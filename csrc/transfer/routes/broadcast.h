@@ -29,8 +29,8 @@ CM_NODISCARD cm_status cm_targets_create(cm_job *job, const cm_copy_request *req
 /* Check the plan.
  * Fails: CM_EINVALID (a source that cannot go to other devices). */
 CM_NODISCARD cm_status cm_targets_check(const cm_job *job);
-/* Open the streams of the other devices, which come after what the job has waited for.
- * Called once. */
+/* Open the streams of the other devices. Their work comes after what the job has waited
+ * for. Called once. */
 CM_NODISCARD cm_status cm_targets_begin(cm_job *job);
 /* Queue the copies of a slot to the other devices, as the job did for its own device,
  * and record the slot's event after all of them. */

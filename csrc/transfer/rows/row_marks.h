@@ -2,10 +2,10 @@
 /* Keeps a set of rows of one array, which shows whether a row is named twice.
  *
  * Unless the array has many times as many rows as are marked, the set is a bitmap with
- * a bit for each row of the array. The bitmap of a much longer array would take more
- * time to clear than the numbers take to look up. So for such an array the set is a
- * hash table of the marked rows, each of which lies in the first free slot from its
- * hash on.
+ * a bit for each row of the array. To clear the bitmap of a much longer array would
+ * take more time than to look up all numbers in a hash table. So for such an array the
+ * set is a hash table of the marked rows, each of which lies in the first free slot
+ * from its hash on.
  *
  * Everything is pure. There are no locks. */
 #pragma once
