@@ -118,7 +118,7 @@ struct cm_arena {
     uint64_t granule; /* in bytes; only for placed arenas */
     /* This and the following members are for fork.c. Owned; set only during a fork. */
     char *child_copy;
-    bool is_living;   /* a block in it is live at that fork */
+    bool is_living;   /* a block in this arena is live at the fork */
     bool keeps_place; /* what cm_host_hide() answered */
     /* In a forked child: the blocks that were live at the fork can be read. */
     bool is_inherited;
@@ -127,7 +127,7 @@ struct cm_arena {
 /* What a search needs to decide whether a stream may have a span. The stream may have
  * it if nothing runs on the span, or only work of that stream. */
 typedef struct cm_heap_view {
-    uint32_t tag;         /* the slot of the stream that asks; 0 if it has none */
+    uint32_t tag; /* the slot of the stream that asks; 0 if the stream has none */
     const uint64_t *done; /* for each tag, the last epoch that has ended */
     /* At most one stream has given spans back, so any free spans may join. */
     bool single_stream;
@@ -153,7 +153,7 @@ typedef struct cm_hole {
     cm_address begin;
     uint64_t touched;    /* granules that only this place would use */
     uint64_t missing;    /* granules of the place without memory */
-    uint64_t run_nbytes; /* the length of the run around it */
+    uint64_t run_nbytes; /* the length of the run in which the place lies */
 } cm_hole;
 
 enum { CM_HEAP_BIN_COUNT = 1536, CM_BIN_WORDS = CM_HEAP_BIN_COUNT / 64 };

@@ -392,7 +392,7 @@ typedef struct cm_saved_run {
     cm_address address;
     uint64_t nbytes;
     uint64_t at;   /* where the run begins in its part */
-    uint32_t part; /* the number of its part */
+    uint32_t part; /* the number of the part in which the run lies */
 } cm_saved_run;
 
 /* A part of a block that another library has cut up. The library no longer needs what

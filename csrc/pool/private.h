@@ -58,7 +58,8 @@ typedef struct cm_epochs {
 typedef struct cm_flight {
     cm_list node;       /* in pool->in_flight */
     cm_heap_span *span; /* borrowed: the span of the block */
-    bool captured; /* a graph may use it at any time, so it stays until the pool ends */
+    bool captured; /* a graph may use the block at any time, so it stays until the pool
+                      ends */
     uint32_t due_count;
     cm_due dues[]; /* all of these must end before the block is idle */
 } cm_flight;

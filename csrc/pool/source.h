@@ -81,7 +81,7 @@ typedef struct cm_source_ops {
 struct cm_source {
     const cm_source_ops *ops; /* borrowed, static */
     cm_runtime *rt;           /* borrowed */
-    cm_pool_config config;    /* a copy, for what it says about memory */
+    cm_pool_config config; /* a copy, of which the source reads what concerns memory */
     /* Sizes and offsets of chunks are multiples of this power of 2. */
     uint64_t granule;
     uint64_t peers;  /* bits of the devices that can reach this memory */

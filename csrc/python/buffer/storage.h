@@ -119,7 +119,8 @@ typedef struct cm_storage {
     /* Flags of cudaHostAlloc, cudaMallocManaged or cudaHostRegister. */
     unsigned flags;
     void *host;         /* first byte for the host; NULL for device memory */
-    cm_address address; /* first byte for the device; 0 if out of its reach */
+    cm_address address; /* first byte for the device; 0 if the device cannot reach the
+                           memory */
     uint64_t nbytes;
     bool readonly;
     /* Closed by free(), the end of a with block or shutdown(): the bytes are gone, or
@@ -152,7 +153,7 @@ typedef struct cm_storage {
      * that (protocols/shared.c). */
     bool locks_late;
     bool is_traced;    /* tracemalloc knows of the block */
-    bool was_captured; /* a graph may use it at any time, so the pool keeps the block */
+    bool was_captured; /* a graph may use the block at any time, so the pool keeps it */
     /* These members are for thrashing.c, about managed memory. They say which side used
      * which bytes last, how often that changed, and since when. */
     bool side_is_device;
@@ -173,9 +174,9 @@ typedef struct cm_storage {
     /* These members describe the only export so far. It is a view that may still turn
      * out not to count as an export (cm_storage_watch_view()). */
     const void *only_view;   /* where its consumer keeps it; NULL if there is none */
-    uint64_t only_number;    /* state->export_total when it was given */
+    uint64_t only_number;    /* state->export_total when the view was given */
     Py_ssize_t only_refs;    /* references of the buffer before that */
-    cm_numpy_call only_call; /* the call within which it was asked for */
+    cm_numpy_call only_call; /* the call within which the view was asked for */
     /* If there is a block, it keeps the pool alive. If there is none, the pool is held.
      * NULL for foreign memory. */
     cm_pool *pool;

@@ -57,7 +57,8 @@ typedef struct cm_call_use {
 /* Something that stays alive until the engine is done. */
 typedef struct cm_call_keep_entry {
     cm_keep keep;
-    cm_deferred *deferred; /* counted, as the engine has it too; NULL for a storage */
+    cm_deferred *deferred; /* a share of a deferred reference, of which `keep` has
+                              another share; NULL for a storage */
 } cm_call_keep_entry;
 
 enum { CM_CALL_USES = 2, CM_CALL_STREAMS = 4, CM_CALL_TICKETS = 4, CM_CALL_KEEPS = 4 };

@@ -49,9 +49,10 @@ typedef struct cm_many_call {
     uint32_t storage_count;
     uint32_t storage_room;
     PyObject *owners;     /* owned list of all objects that keep memory alive */
-    uint64_t devices;     /* of ends on a device, as a set of indices */
-    uint64_t any_devices; /* of ends that are not ordinary memory, in the same way */
-    int first_device;     /* of the first end on a device; -1 if there is none */
+    uint64_t devices;     /* the devices of ends on a device, as a set of indices */
+    uint64_t any_devices; /* the devices of ends that are not ordinary memory, as such a
+                             set */
+    int first_device; /* the device of the first end on a device; -1 if there is none */
     cm_many_storage first_storages[CM_MANY_STORAGES];
 } cm_many_call;
 

@@ -26,7 +26,7 @@ typedef struct cm_emulated_thread {
     uint64_t runtime; /* the runtime's number */
     uint64_t number;  /* the thread's number, which no other thread ever gets */
     pid_t id;         /* the kernel's number, which another thread may get later */
-    int device;       /* -1 if it has no context */
+    int device;       /* the device whose context is current; -1 if there is none */
     int capture_mode;
 } cm_emulated_thread;
 
@@ -272,7 +272,7 @@ typedef struct cm_emulated_place {
     uint64_t nbytes;
     cm_emulated_kind kind;
     int device;
-    uint64_t access;      /* bits of the devices that may touch all of it */
+    uint64_t access;      /* bits of the devices that may touch the whole place */
     uint64_t serial;      /* of the newest range; see cm_emulated_memory */
     cm_address address;   /* the first byte of the place, by devices' addresses */
     void *host;           /* that byte for the host; NULL for device memory */

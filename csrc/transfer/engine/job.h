@@ -83,16 +83,17 @@ typedef struct cm_job {
     bool converts; /* elements are converted on the way, as `convert` says */
     cm_convert convert;
     cm_plan plan;
-    cm_tuning tuning;      /* as cm_tuning_resolve() left it */
-    bool blocking;         /* the thread that runs the job waits for its end */
-    bool overlaps;         /* the ends may share bytes, so their order matters */
-    bool is_two_maps;      /* the ends overlap because both are maps of one file; their
-                              addresses do not show which bytes are the same */
+    cm_tuning tuning; /* as cm_tuning_resolve() left it */
+    bool blocking;    /* the thread that runs the job waits until the job has ended */
+    bool overlaps;    /* the ends may share bytes, so their order matters */
+    bool is_two_maps; /* the ends overlap because both are maps of one file; their
+                         addresses do not show which bytes are the same */
     bool has_more_targets; /* what the host packs is sent to other devices as well */
     bool capturing;     /* request_stream is being captured, so the job only queues its
                            work, and must not ask the device about anything */
     bool is_fill;       /* a fill; unless it blocks, nobody asks when it is done */
-    bool in_background; /* a job thread runs it, so it must not wait for long */
+    bool in_background; /* a job thread runs the job, which must not keep that thread
+                           waiting for long */
     bool has_queued;    /* the stream may be working for this job */
     bool is_populated[2]; /* indexed by cm_side: this end maps a file, whose pages were
                              brought in before the copy began */
@@ -105,7 +106,7 @@ typedef struct cm_job {
     cm_job_wait wait;
     cm_after awaited; /* borrowed; what the job waits for if `wait` is CM_WAIT_EVENT */
     struct cm_lane *lane;  /* see scheduler.c; NULL for a job that needs none */
-    bool is_in_lane;       /* the job has entered `lane`, and no other job is in it */
+    bool is_in_lane;       /* the job has entered `lane`, in which it is alone */
     bool counts_slots;     /* lane->slots_nbytes includes the job's slots_nbytes */
     uint64_t slots_nbytes; /* the bytes of the page-locked slots that the job has */
     uint64_t train_nbytes; /* the bytes of this job and of all jobs that it follows in

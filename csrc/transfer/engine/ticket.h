@@ -90,7 +90,7 @@ struct cm_ticket {
     cm_ticket **after;
     uint64_t after_count;
     bool is_whole;    /* this is the ticket of a whole, and `after` has its parts */
-    atomic_uint refs; /* the order has one of them until the ticket is over */
+    atomic_uint refs; /* one reference belongs to the order until the ticket is over */
     /* A word that a kernel sets if numbers of rows are wrong, or NULL if there is none.
      * It is borrowed, since one of the ticket's keeps keeps the word alive.
      * `wrong_rows_bits` is added to the argument of the failure CM_EROWS. The thread
@@ -114,7 +114,7 @@ struct cm_ticket {
     struct cm_job *job;    /* its job while no thread is running that; otherwise NULL */
     const cm_route_row *row; /* the route of the plan, once that is made */
     cm_ticket_state state;
-    bool started;   /* it is too late to cancel it */
+    bool started;   /* the copy has begun, so it is too late to cancel the ticket */
     bool cancelled; /* see cm_ticket_info */
     bool busy;      /* a thread is asking the device about the events, or is making the
                        ticket done */

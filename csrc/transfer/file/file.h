@@ -130,8 +130,8 @@ typedef struct cm_file_request {
  * names are absolute, since the process may change its folder meanwhile. */
 typedef struct cm_file_place {
     const char *temporary; /* the file's name while it is written */
-    const char *target;    /* the name that it gets when it is complete */
-    uint32_t mode;         /* the permissions that it gets when it is complete */
+    const char *target;    /* the name that the file gets when it is complete */
+    uint32_t mode;         /* the permissions that the file gets when it is complete */
 } cm_file_place;
 
 /* Read all ranges of the request, or write them, in any order (run/request.c). It

@@ -62,7 +62,7 @@ typedef struct cm_file_chunk {
      * `host` or `address`. */
     bool is_strided;
     bool is_direct; /* its whole pages go past the page cache */
-    bool is_cold;   /* the page cache does not seem to have it */
+    bool is_cold;   /* the page cache does not seem to have its bytes */
     /* The host's memory is not aligned as the file's pages are, so direct reads and
      * writes go by way of memory that is. */
     bool bounces;

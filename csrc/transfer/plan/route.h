@@ -106,10 +106,10 @@ struct cm_plan;
 struct cm_plan_ends;
 
 typedef struct cm_route_row {
-    const char *text; /* for users; it comes first, as tests read it there */
+    const char *text; /* for users; comes first, because tests read it at that place */
     unsigned index;   /* its place in cm_routes, where 0 stands for a plan without a
                          row */
-    unsigned ends;    /* the ends that it is for, of cm_route_ends */
+    unsigned ends;    /* the ends that the route is for, of cm_route_ends */
     /* Says whether this route suits the plan, which already has its devices and its
      * layout. It sets in the plan what the route, or a row after this one, needs. It
      * changes and asks nothing else. */

@@ -30,7 +30,8 @@ typedef struct cm_chosen_rows {
 typedef struct cm_integers {
     const char *first;
     int64_t stride; /* in bytes */
-    int nbytes; /* the bytes of each integer: 1, 2, 4 or 8; it may lie at any address */
+    int nbytes;     /* the bytes of each integer: 1, 2, 4 or 8; integers may lie at any
+                       address */
     bool is_signed;
 } cm_integers;
 
