@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Measures the raw figures that cumem's copies are held against. The program calls
- * cudaMemcpyAsync from and to pinned memory, cudaMemcpy from and to ordinary memory, and
- * copies in both directions at once on two streams. It prints one JSON line for each
- * case, with the median of n runs, and verifies every case with fresh random bytes.
+ * cudaMemcpyAsync from and to pinned memory, cudaMemcpy from and to ordinary memory,
+ * and copies in both directions at once on two streams. It prints one JSON line for
+ * each case, with the median of n runs, and verifies every case with fresh random
+ * bytes.
  *
  *   cc -O2 -std=c17 -D_GNU_SOURCE -I$CUDA_HOME/include benchmarks/ceilings.c \
  *      -L$CUDA_HOME/lib64 -lcudart -o ceilings && ./ceilings [repeats] [device]
