@@ -4992,15 +4992,17 @@ def _write_file_async(
     target: bytes,
     permissions: int,
     first: Transfer | None,
+    new: object,
     /,
 ) -> Transfer:
     """Write memory to a new file in the background, and let the file replace another one.
 
     `temporary` is the path of the file. The file is renamed to the absolute path `target`
     once it has all bytes and its permissions, and is on the disk. If the transfer fails or
-    is cancelled, the file is removed. Errors call the file `name`. The transfer begins when
-    the transfers of earlier calls are done. If the transfer `first` has failed, this one
-    fails in the same way.
+    is cancelled, the file is removed. As soon as the file belongs to the transfer, and the
+    caller must not remove it any more, the attribute `is_left` of `new` becomes True.
+    Errors call the file `name`. The transfer begins when the transfers of earlier calls are
+    done. If the transfer `first` has failed, this one fails in the same way.
 
     If `temporary` is empty, the call writes only a part of the file. The transfer then
     waits for no earlier one, and the file remains the caller's.

@@ -373,16 +373,14 @@ def write_behind(
     and fails if `first` has failed.
     """
     temporary, target = os.fsencode(new.temporary), os.fsencode(new.target)
-    transfer = _write_async(file, ranges, name, temporary, target, mode, first)
-    new.is_left = True
-    return transfer
+    return _write_async(file, ranges, name, temporary, target, mode, first, new)
 
 
 def write_part_behind(
     file: io.BufferedWriter, ranges: Sequence[tuple[int, Any]], name: object
 ) -> _core.Transfer:
     """Write a part of a new file in the background, and do nothing else to the file."""
-    return _write_async(file, ranges, name, b"", b"", 0, None)
+    return _write_async(file, ranges, name, b"", b"", 0, None, None)
 
 
 def _write_async(
@@ -393,6 +391,7 @@ def _write_async(
     target: bytes,
     mode: int,
     first: _core.Transfer | None,
+    new: Replacement | None,
 ) -> _core.Transfer:
     return _core._write_file_async(
         file.fileno(),
@@ -404,6 +403,7 @@ def _write_async(
         target,
         mode,
         first,
+        new,
     )
 
 

@@ -68,8 +68,8 @@ class Replacement:
 
         Yields the file and the mode that it is to have in the end. Group, access list and
         owner are those of the file that it will replace. Its own mode lets only its owner
-        open it, until whoever completes it calls ``os.fchmod``. The caller sets `is_left`
-        in the block once the file has changed hands.
+        open it, until whoever completes it calls ``os.fchmod``. Whoever takes the file over
+        sets `is_left` in the block.
         """
         with self._created() as (file, before, mode):
             if before is not None:

@@ -11,6 +11,7 @@ import errno
 import gc
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from support import forks, programs, session, values
 
 import cumem
+from cumem.files import raw
 
 # The C core and the file formats decide what a file holds, so these tests show the same
 # under every version of Python.
@@ -51,6 +53,29 @@ def names(path: Path) -> list[str]:
 
 
 # -- what the file holds -----------------------------------------------------------------
+
+
+def test_ctrl_c_at_the_end_of_the_call_leaves_the_file_to_its_transfer(
+    emulated, path, monkeypatch
+) -> None:
+    begin = raw._write_async
+
+    def interrupted(*args: Any) -> None:
+        begin(*args)
+        raise KeyboardInterrupt
+
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    monkeypatch.setattr(raw, "_write_async", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cumem.save_safetensors_async(path, {"w": cumem.full(3, 5, "f4", "device")})
+    monkeypatch.undo()
+    # Files are written in the order of the calls.
+    other = path.with_name("other.safetensors")
+    cumem.save_safetensors_async(other, {"w": np.zeros(1)}).wait()
+    assert not reported
+    assert saved(path)["w"].tolist() == [5, 5, 5]
+    assert names(path) == [path.name, other.name]
 
 
 def test_the_file_equals_that_of_a_call_that_waits(runtime, path, tmp_path) -> None:

@@ -43,8 +43,10 @@ typedef struct file_call {
     cm_file_request request;
     cm_file_place place; /* of _write_file_async() */
     PyObject *name;      /* borrowed; what its errors call the file */
-    cm_ticket *first;    /* borrowed; the transfer whose failure is this one's too, or
-                            NULL */
+    PyObject *new_file; /* borrowed; is_left of this object becomes True once the engine
+                           has the file */
+    cm_ticket *first;   /* borrowed; the transfer whose failure is this one's too, or
+                           NULL */
 } file_call;
 
 /* -- ends --------------------------------------------------------------------------------- */
@@ -622,6 +624,16 @@ start_writing(file_call *call, cm_engine *engine, cm_ticket **out)
                                 out);
 }
 
+/* Tell the caller that the engine now has the file, and removes it if need be. Python
+ * code after the call could not do that in time, as Ctrl-C may come before it. Returns
+ * 0, or -1 with an exception. */
+static int
+leave_file(const file_call *call)
+{
+    return is_last(call) ? PyObject_SetAttrString(call->new_file, "is_left", Py_True)
+                         : 0;
+}
+
 /* The `run` of _write_file_async(). Returns a Transfer, or NULL with an exception. */
 static PyObject *
 begin_writing(file_call *call)
@@ -644,7 +656,12 @@ begin_writing(file_call *call)
     if (is_last(call)) {
         cm_state_set_last_save(state, ticket);
     }
+    int left = leave_file(call);
     if (cm_call_remember(&call->call, ticket) < 0) {
+        return NULL;
+    }
+    if (left < 0) {
+        cm_ticket_release(ticket);
         return NULL;
     }
     PyObject *transfer = cm_call_handle(&call->call, ticket, Py_None, Py_None, -1);
@@ -657,12 +674,12 @@ begin_writing(file_call *call)
 PyObject *
 cm_write_file_async(PyObject *module, PyObject *args)
 {
-    PyObject *offsets, *memories, *name, *first;
+    PyObject *offsets, *memories, *name, *first, *new_file;
     const char *temporary, *target;
     int fd, direct, mode;
-    if (!PyArg_ParseTuple(args, "iO!O!iOyyiO", &fd, &PyTuple_Type, &offsets,
+    if (!PyArg_ParseTuple(args, "iO!O!iOyyiOO", &fd, &PyTuple_Type, &offsets,
                           &PyTuple_Type, &memories, &direct, &name, &temporary, &target,
-                          &mode, &first)) {
+                          &mode, &first, &new_file)) {
         return NULL;
     }
     file_call *call = PyMem_Calloc(1, sizeof(*call));
@@ -676,6 +693,7 @@ cm_write_file_async(PyObject *module, PyObject *args)
     call->request.faults = &state->file_faults;
     call->request.fds[0] = fd;
     call->name = name;
+    call->new_file = new_file;
     if (first != Py_None) {
         call->first = ((cm_transfer_object *)(void *)first)->ticket;
     }
