@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import threading
 from typing import TYPE_CHECKING
 
 import cumem
@@ -59,14 +59,19 @@ def closed_by_block(worker: Worker) -> None:
     worker.compare(held, box.expect, f"{box!r}, closed")
 
 
+#: Numbers of the names of shared memory.
+_numbers = itertools.count()
+
+
 @operation(1)
 def shared_by_name(worker: Worker) -> None:
     """Copy to and from memory that has a name, and drop it while a copy is under way."""
     rng = worker.rng
     size = rng.randrange(1, 200_000)
     content = worker.world.content(rng, size)
-    # Each thread has a name of its own, so that no other thread opens the same memory.
-    name = f"torture {os.getpid()} {threading.get_ident()}"
+    # No name is used again. After an error the memory may live on for a while, in the
+    # frames of its traceback or in a copy that is under way.
+    name = f"torture {os.getpid()} {next(_numbers)}"
     shared = cumem.shared_pinned(name, size, "u1")
     target = cumem.empty_device(size, "u1", device=worker.device())
     shared.numpy()[:] = content
