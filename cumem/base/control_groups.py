@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the control groups that may limit this process, and how many CPUs they allow.
+"""Finds the control groups that may limit this process, and what they allow.
 
 The kernel says in ``/proc/self/cgroup`` which group of each hierarchy the process is in,
 and in ``/proc/self/mountinfo`` where each part of a hierarchy is mounted. In a container,
@@ -11,8 +11,24 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
 _NO_QUOTA = 1 << 32  #: a number of CPUs that no machine has
+#: The files with the limit and the use of memory, for versions 2 and 1.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+_UNLIMITED_V1 = 1 << 62  #: version 1 says "no limit" with a number above this
+
+
+class MemoryLimit(NamedTuple):
+    """What a control group says about memory; None stands for what it does not say."""
+
+    folder: str
+    limit: int | None  #: in bytes
+    used: int | None  #: in bytes
 
 
 def memory_folders() -> bytes:
@@ -48,6 +64,32 @@ def cpu_quota(root: str = "") -> int:
         if len(words) == 2 and all(map(is_number, words)) and int(words[1]) > 0:
             least = min(least, max(1, -(-int(words[0]) // int(words[1]))))
     return least
+
+
+def memory_limits(root: str = "") -> list[MemoryLimit]:
+    """Return the limits of all groups that may limit memory."""
+    found = []
+    for folder in folders("memory", root):
+        for names in _MEMORY_FILES:
+            limit, used = (_number(f"{root}{folder}/{name}") for name in names)
+            if limit is not None and limit >= _UNLIMITED_V1:
+                limit = None
+            found.append(MemoryLimit(folder, limit, used))
+    return found
+
+
+def processes(folder: str, root: str = "") -> Iterator[str]:
+    """Yield the numbers of the processes in a group and in all groups below it, as texts.
+
+    A process that is not visible here, as from within a container, has the number 0.
+    """
+    for inside, _, _ in os.walk(root + folder):
+        yield from read(f"{inside}/cgroup.procs").split()
+
+
+def _number(path: str) -> int | None:
+    text = read(path).strip()
+    return int(text) if is_number(text) else None
 
 
 def read(path: str) -> str:

@@ -270,8 +270,10 @@ def set_limit(
     -----
     By default, device and managed memory have no limit. Pinned and mapped memory together
     may take half of the memory that the process may use (that of the machine, or less in a
-    control group with a limit), because locking more can bring a machine down. If the limit
-    of either is set to more than that half, both together may take as much as the larger
+    control group with a limit), because locking more can bring a machine down. If a
+    launcher such as torchrun, MPI or Slurm says that there are several ranks on this host,
+    this half is divided by their number, but limits that are set are not. If the limit of
+    either is set to more than the default, both together may take as much as the larger
     limit. ``CUMEM_LIMIT_PINNED``, ``_MAPPED``, ``_MANAGED`` and ``_DEVICE`` are read when
     the driver is opened. `shutdown` removes the limits that were set.
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from cumem import _core
+from cumem.base import ranks
 from cumem.base.errors import CudaError, OutOfMemoryError
 from cumem.base.kinds import PAGE_LOCKED, is_on_device
 from cumem.base.units import format_nbytes
@@ -295,7 +296,7 @@ def refuse_locking(
         error.advice = advise_on_host(requested, error.available, is_refused(error))
     error.args = (
         f"{error.args[0]}; asked to page-lock {_size(requested)} ({requested} bytes) of "
-        f"ordinary memory on device {device}; limit {_size(limit)}. "
+        f"ordinary memory on device {device}; limit {_limit(limit, kind)}. "
         f"Advice: {error.advice}",
     )
     raise error
@@ -420,13 +421,23 @@ def _size(nbytes: int | None) -> str:
     return "none" if nbytes is None else format_nbytes(nbytes)
 
 
+def _limit(nbytes: int | None, kind: str) -> str:
+    """Return the size of a limit, and the reason for it if it is a rank's share."""
+    share = ranks.at_opening
+    text = _size(nbytes)
+    if kind not in PAGE_LOCKED or share is None or not share.is_of_rank:
+        return text
+    return f"{text} ({share.reason})" if nbytes == share.default_limit else text
+
+
 def _describe(numbers: _Numbers) -> list[str]:
     """Return a line for each place at which memory may be short."""
     stats = numbers.stats
     against = "" if numbers.limit is None else " against the same limit"
     lines = [
         f"asked for {_size(numbers.requested)} ({numbers.requested} bytes) of "
-        f"{numbers.kind} memory on device {numbers.device}; limit {_size(numbers.limit)}",
+        f"{numbers.kind} memory on device {numbers.device}; limit "
+        f"{_limit(numbers.limit, numbers.kind)}",
         f"the pool has {_size(stats.live_nbytes)} live, {_size(stats.cached_nbytes)} "
         f"cached, {_size(stats.in_flight_nbytes)} in flight, largest free "
         f"{_size(stats.largest_free_nbytes)}, fragmentation {stats.fragmentation:.0%}",

@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cumem.base import ranks
 from cumem.base.answer import Answer
-from cumem.base.control_groups import folders, is_number
+from cumem.base.control_groups import memory_limits
 from cumem.base.driver import (
     backend,
     device_count,
@@ -41,13 +42,6 @@ from cumem.devices.device import Device
 from cumem.pools.memory import get_limit
 
 __all__ = ["about", "collect", "commit", "render", "save"]
-
-#: The files with the limit and the use of a control group, for versions 2 and 1.
-_CGROUP_FILES = (
-    ("memory.max", "memory.current"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-)
-_UNLIMITED_CGROUP_V1 = 1 << 62  # version 1 says "no limit" with a number above this
 
 
 @found_in("cumem.types")
@@ -176,6 +170,7 @@ def machine() -> dict[str, Any]:
     memory = _meminfo()
     limit, used = _cgroup_memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    pinned = _pinned_limit()
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_name(),
@@ -186,7 +181,8 @@ def machine() -> dict[str, Any]:
         "huge_pages": _selected("/sys/kernel/mm/transparent_hugepage/enabled"),
         "cgroup_limit_nbytes": limit,
         "cgroup_used_nbytes": used,
-        "pinned_limit_nbytes": _pinned_limit(),
+        "pinned_limit_nbytes": pinned,
+        "pinned_limit_reason": _reason_of_limit(pinned),
         "memlock_soft_nbytes": _finite(soft),
         "memlock_hard_nbytes": _finite(hard),
         "numa_nodes": _numa_nodes(),
@@ -364,7 +360,8 @@ def _host_lines(host: dict[str, Any]) -> list[str]:
         ),
         _row("  cgroup limit", _cgroup_text(host)),
         _row(
-            "  pinned limit", f"{_size(host['pinned_limit_nbytes'])} (cumem.set_limit)"
+            "  pinned limit",
+            f"{_size(host['pinned_limit_nbytes'])} ({host['pinned_limit_reason']})",
         ),
         _row("  RLIMIT_MEMLOCK", f"{memlock}; the CUDA driver ignores it"),
         _row("  huge pages", host["huge_pages"] or "unknown"),
@@ -474,6 +471,13 @@ def _pinned_limit() -> int | None:
         return None
 
 
+def _reason_of_limit(pinned: int | None) -> str:
+    """Return where the limit of pinned memory comes from."""
+    share = ranks.at_opening
+    is_default = share is not None and pinned == share.default_limit
+    return share.reason if share is not None and is_default else "cumem.set_limit"
+
+
 def _numa_nodes() -> list[dict[str, Any]]:
     nodes = []
     for folder in Path("/sys/devices/system/node").glob("node[0-9]*"):
@@ -495,20 +499,7 @@ def _pci_numa_node(bus: str) -> int | None:
 
 def _cgroup_memory() -> tuple[int | None, int | None]:
     """Return the lowest memory limit of a control group above this process, and its use."""
-    found = [
-        tuple(_number(f"{folder}/{name}") for name in names)
-        for folder in folders("memory")
-        for names in _CGROUP_FILES
-    ]
-    used = next((used for _, used in found if used is not None), None)
-    limits = [
-        (limit, used)
-        for limit, used in found
-        if limit is not None and limit < _UNLIMITED_CGROUP_V1
-    ]
+    found = memory_limits()
+    used = next((each.used for each in found if each.used is not None), None)
+    limits = [(each.limit, each.used) for each in found if each.limit is not None]
     return min(limits, key=lambda each: each[0], default=(None, used))
-
-
-def _number(path: str) -> int | None:
-    text = (read_text(path) or "").strip()
-    return int(text) if is_number(text) else None

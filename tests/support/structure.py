@@ -318,6 +318,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         *(
             "control_groups.memory_folders",
             "control_groups.cpu_quota",
+            "ranks.find_share",
             "counting.count_devices",
             "device.read_settings",
         ),

@@ -83,6 +83,8 @@ HEALTHY: Facts = {
         "cgroup_used_nbytes": 10 * GIB,
         "memlock_soft_nbytes": None,
         "memlock_hard_nbytes": None,
+        "pinned_limit_nbytes": 50 * GIB,
+        "pinned_limit_reason": "half of the memory that the process may use",
         "huge_pages": "madvise",
     },
     "environment": dict.fromkeys(doctor_facts._ENVIRONMENT),
@@ -113,6 +115,7 @@ HEALTHY: Facts = {
         "usable_cpus": 16,
         "machine_cpus": 16,
     },
+    "ranks": {"count": 1, "launcher": None, "variable": None, "wrong": {}},
     "page_locking": {"nbytes": 128 << 20, "error": None, "is_refused": False},
     "calls": [{"name": "cuMemPrefetchBatchAsync", "since": "13.0", "there": True}],
     "copies": {
@@ -482,6 +485,13 @@ TROUBLES: list[tuple[str, tuple[tuple[str, object], ...], str, str, str]] = [
         "note",
         "RLIMIT_MEMLOCK is 64 KiB",
         "--ulimit memlock=-1",
+    ),
+    (
+        "ranks",
+        (("ranks.wrong", {"LOCAL_WORLD_SIZE": "0", "MPI_LOCALNRANKS": "x"}),),
+        "note",
+        "LOCAL_WORLD_SIZE='0' and MPI_LOCALNRANKS='x'",
+        "CUMEM_LIMIT_PINNED",
     ),
     (
         "cgroup",

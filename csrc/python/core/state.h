@@ -51,8 +51,10 @@ typedef struct cm_limits {
     cm_budget host;
     /* Page-locked kinds use only [0], since they belong to no device. */
     cm_budget kinds[CM_KIND_COUNT][CM_MAX_DEVICES];
-    /* Half of the memory that the process may use; UINT64_MAX if that is not known. */
-    uint64_t half_nbytes;
+    /* The limit of page-locked memory that holds unless users set one. It is half of
+     * the memory that the process may use, or half of a rank's share of that memory
+     * (see cumem/base/ranks.py); UINT64_MAX if that is not known. */
+    uint64_t default_nbytes;
     /* The user has set a limit at some time, so cumem/pools/limits.py must be asked
      * again whenever a runtime opens. */
     bool was_put;

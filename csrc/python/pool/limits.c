@@ -36,7 +36,7 @@ put_in_force(cm_state *state, cm_kind kind, int device, uint64_t nbytes)
 {
     const cm_limits *limits = &state->limits;
     atomic_store(&cm_limits_budget(state, kind, device)->limit_nbytes, nbytes);
-    uint64_t most = limits->half_nbytes;
+    uint64_t most = limits->default_nbytes;
     for (int each = 0; each < CM_KIND_COUNT; each++) {
         uint64_t limit = limit_of(&limits->kinds[each][0]);
         most = cm_kind_is_page_locked((cm_kind)each) && limit > most ? limit : most;
@@ -134,18 +134,37 @@ put_all(cm_state *state, PyObject *limits)
     return 0;
 }
 
+/* Find the default limit of page-locked memory, which is half of the memory that this
+ * process may use, or half of its share if other ranks use that memory too. Returns 0,
+ * or -1 with an exception. */
+static int
+find_default(const cm_host_memory *memory, uint64_t *out)
+{
+    uint64_t share = UINT64_MAX;
+    PyObject *answer =
+        cm_package_call("base.ranks", "find_share",
+                        Py_BuildValue("(NN)", cm_limit_to_object(memory->limit_nbytes),
+                                      cm_limit_to_object(memory->total_nbytes)));
+    int result = answer == NULL ? -1 : cm_limit_from_object(answer, &share);
+    Py_XDECREF(answer);
+    *out = share == UINT64_MAX ? UINT64_MAX : share / 2;
+    return result;
+}
+
 int
 cm_limits_open(cm_state *state, cm_runtime *runtime)
 {
     cm_host_memory memory;
     cm_host_memory_read(NULL, &memory);
-    uint64_t usable = memory.limit_nbytes;
-    uint64_t half = usable == UINT64_MAX ? UINT64_MAX : usable / 2;
-    state->limits.half_nbytes = half;
+    uint64_t most;
+    if (find_default(&memory, &most) < 0) {
+        return -1;
+    }
+    state->limits.default_nbytes = most;
     for (int kind = 0; kind < CM_KIND_COUNT; kind++) {
         bool is_host = cm_kind_is_page_locked((cm_kind)kind);
         for (int device = 0; device < (is_host ? 1 : CM_MAX_DEVICES); device++) {
-            put_in_force(state, (cm_kind)kind, device, is_host ? half : UINT64_MAX);
+            put_in_force(state, (cm_kind)kind, device, is_host ? most : UINT64_MAX);
         }
     }
     if (!state->limits.was_put && !cm_package_has_variables("CUMEM_LIMIT_")) {
@@ -153,8 +172,8 @@ cm_limits_open(cm_state *state, cm_runtime *runtime)
     }
     PyObject *limits =
         cm_package_call("pools.limits", "begin",
-                        Py_BuildValue("(NiN)", cm_limit_to_object(usable),
-                                      runtime->device_count, cm_limit_to_object(half)));
+                        Py_BuildValue("(NiN)", cm_limit_to_object(memory.limit_nbytes),
+                                      runtime->device_count, cm_limit_to_object(most)));
     int result = limits == NULL ? -1 : put_all(state, limits);
     Py_XDECREF(limits);
     return result;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Limits how much of each kind of memory may be reserved. Pinned and mapped memory
- * together count against the largest of three numbers: the limit of each, and half of
- * the memory that the process may use. Pinning too much brings machines down. Device
- * and managed memory count for each device. The GIL is held here; pools charge the
- * budgets without it. */
+ * together count against the largest of three numbers: the limit of each, and the
+ * default limit, which is half of the memory that the process may use. If several ranks
+ * of a host use that memory, the default is half of this rank's share
+ * (cumem/base/ranks.py). Pinning too much brings machines down. Device and managed
+ * memory count for each device. The GIL is held here; pools charge the budgets without
+ * it. */
 #pragma once
 
 #include "python/core/state.h"

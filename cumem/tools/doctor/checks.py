@@ -730,6 +730,32 @@ def check_cgroup(facts: Facts) -> Findings:
     )
 
 
+def check_ranks(facts: Facts) -> Findings:
+    """Report the limit of page-locked memory, and which ranks share the memory."""
+    said, machine = facts["ranks"], facts["machine"]
+    limit, reason = (machine[f"pinned_limit_{name}"] for name in ("nbytes", "reason"))
+    values = said | {"pinned_limit_nbytes": limit}
+    text = "no launcher says that other ranks share this host's memory"
+    if said["launcher"] is not None:
+        many = format_count(said["count"], "rank")
+        text = f"{said['launcher']} started {many} on this host ({said['variable']})"
+    if limit is not None:
+        text += f"; the limit of pinned memory is {format_nbytes(limit)} ({reason})"
+    if not said["wrong"]:
+        yield Finding("host", "ranks", "ok", text, values=values)
+        return
+    names = " and ".join(f"{name}={what!r:.60}" for name, what in said["wrong"].items())
+    yield Finding(
+        "host",
+        "ranks",
+        "note",
+        f"{names}: this is not a number of ranks and is ignored; {text}",
+        "set the variable to the number of ranks on this host, as a launcher does, or set "
+        "CUMEM_LIMIT_PINNED to the share of a rank",
+        values=values,
+    )
+
+
 def check_shm(facts: Facts) -> Findings:
     """Check that /dev/shm has room to pass batches between processes."""
     size, free = (facts["container"][f"shm_{which}nbytes"] for which in ("", "free_"))
@@ -996,7 +1022,8 @@ CHECKS: Final[tuple[Callable[[Facts], Findings], ...]] = (
         check_mig,
     ),
     *(check_emulated, check_link, check_bandwidth, check_managed, check_peers),
-    *(check_iommu, check_numa, check_cpus, check_memlock, check_cgroup, check_shm),
+    *(check_iommu, check_numa, check_cpus, check_memlock, check_cgroup),
+    *(check_ranks, check_shm),
     *(check_huge_pages, check_growth, check_registering, check_page_locking),
     *(check_calls, check_copies),
     *(check_nvtx, check_frameworks),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cumem import _core
-from cumem.base import variables
+from cumem.base import ranks, variables
 from cumem.base.control_groups import folders
 from cumem.base.driver import driver_version
 from cumem.base.errors import CudaError, OutOfMemoryError
@@ -67,9 +67,9 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     dict
         Plain data: the answer of `cumem.tools.info.collect`, and ``environment``,
         ``visible_at_opening``, ``misspelt``, ``tool_listens``, ``kernel``, ``container``,
-        ``page_locking``, ``calls``, ``copies`` and ``frameworks``. Each of ``devices`` also
-        has ``link``, ``iommu`` and ``bandwidth``. If the driver cannot be opened, the name
-        of the backend is None and its reason is the driver's error.
+        ``ranks``, ``page_locking``, ``calls``, ``copies`` and ``frameworks``. Each of
+        ``devices`` also has ``link``, ``iommu`` and ``bandwidth``. If the driver cannot be
+        opened, the name of the backend is None and its reason is the driver's error.
 
     Notes
     -----
@@ -84,6 +84,7 @@ def collect(*, measure: bool = True, root: str | Path = "/") -> dict[str, Any]:
     facts["tool_listens"] = _core._nvtx_listens()
     facts["kernel"] = kernel(base)
     facts["container"] = _container(base)
+    facts["ranks"] = _ranks()
     is_real = facts["backend"]["name"] == "cuda"
     count = sum(not device["emulated"] for device in facts["devices"])
     for device in facts["devices"]:
@@ -244,6 +245,17 @@ def _container(base: Path) -> dict[str, Any]:
         "cpus": sorted(os.sched_getaffinity(0)),
         "usable_cpus": _core._processors()[0],
         "machine_cpus": os.cpu_count(),
+    }
+
+
+def _ranks() -> dict[str, Any]:
+    """Return what launchers say about the ranks of this host."""
+    count, launcher, wrong = ranks.read_ranks(os.environ)
+    return {
+        "count": count,
+        "launcher": None if launcher is None else launcher.name,
+        "variable": None if launcher is None else launcher.count_variable,
+        "wrong": wrong,
     }
 
 
