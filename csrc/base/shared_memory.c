@@ -177,21 +177,36 @@ take_gate(const char *path, bool creates, int *out)
     }
 }
 
-/* Unlink the note if nobody has the memory. A process that is in the gate looks after
- * the note itself, so this function does not wait for the gate. */
-static void
-forget_note(const char *path)
+/* Unlink the note if nobody has the memory. Returns true if the last user may have
+ * ended while this was in the gate. That user has then left the note behind. */
+static bool
+try_to_forget(const char *path)
 {
     int fd = open_note(path, 0);
     if (fd < 0) {
-        return;
+        return false;
     }
     note_gate(fd);
-    if (lock_byte(fd, F_OFD_SETLK, F_WRLCK, LOCK_GATE, NULL) == 0 && is_at(fd, path)
-        && !has_users(fd)) {
+    bool has_gate = lock_byte(fd, F_OFD_SETLK, F_WRLCK, LOCK_GATE, NULL) == 0;
+    bool found_users = has_gate && is_at(fd, path) && has_users(fd);
+    if (has_gate && is_at(fd, path) && !found_users) {
         (void)unlink(path);
     }
+    /* The users are looked for once more after the gate is free. From then on, a user
+     * that ends can take the gate itself. */
+    (void)lock_byte(fd, F_OFD_SETLK, F_UNLCK, LOCK_GATE, NULL);
+    bool is_left_behind = found_users && !has_users(fd);
     leave_gate(fd);
+    return is_left_behind;
+}
+
+/* Unlink the note if nobody has the memory. This does not wait for a process that is in
+ * the gate, since that one looks after the note when it leaves. */
+static void
+forget_note(const char *path)
+{
+    while (try_to_forget(path)) {
+    }
 }
 
 /* -- the folder of the notes --------------------------------------------------------- */
@@ -242,27 +257,36 @@ has_link(const char *place, const char *wanted)
 }
 
 /* Open descriptor `number` of process `pid` if it is the memfd. Returns a descriptor,
- * or -1. The link is read before the descriptor is opened, since opening another file,
- * such as a pipe or a terminal, could have effects. It is read again afterwards, since
- * the process may have closed the memfd in between. */
+ * or the negated errno, which is -ENOENT if it is another file. The link is read before
+ * the descriptor is opened, since opening another file, such as a pipe or a terminal,
+ * could have effects. It is read again afterwards, since the process may have closed
+ * the memfd in between. */
 static int
 open_of(long pid, long number, const char *wanted)
 {
     char place[LINK_NBYTES];
     (void)snprintf(place, sizeof(place), "/proc/%ld/fd/%ld", pid, number);
     if (!has_link(place, wanted)) {
-        return -1;
+        return -ENOENT;
     }
     int fd = open(place, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0) {
-        return -1;
+        return -errno;
     }
     (void)snprintf(place, sizeof(place), "/proc/self/fd/%d", fd);
     if (!has_link(place, wanted)) {
         (void)close(fd);
-        return -1;
+        return -ENOENT;
     }
     return fd;
+}
+
+/* True if a search need not go on: it has found a descriptor, or the process lacks what
+ * it needs to open anything. */
+static bool
+is_over(int found)
+{
+    return found >= 0 || found == -EMFILE || found == -ENFILE || found == -ENOMEM;
 }
 
 /* Read the next entry of a folder of /proc whose name is a number. Returns -1 at the
@@ -281,18 +305,18 @@ next_number(DIR *folder)
     return -1;
 }
 
-/* Look for the memfd among the descriptors of a process. */
+/* Look for the memfd among the descriptors of a process. Returns as open_of() does. */
 static int
 search_process(long pid, const char *wanted)
 {
     char place[LINK_NBYTES];
     (void)snprintf(place, sizeof(place), "/proc/%ld/fd", pid);
     DIR *folder = opendir(place);
-    if (folder == NULL) { /* it has ended, or belongs to somebody else */
-        return -1;
+    if (folder == NULL) { /* most often it has ended, or belongs to somebody else */
+        return -errno;
     }
-    int fd = -1;
-    for (long number; fd < 0 && (number = next_number(folder)) >= 0;) {
+    int fd = -ENOENT;
+    for (long number; !is_over(fd) && (number = next_number(folder)) >= 0;) {
         fd = open_of(pid, number, wanted);
     }
     (void)closedir(folder);
@@ -306,10 +330,10 @@ search_all(const char *wanted)
 {
     DIR *folder = opendir("/proc");
     if (folder == NULL) {
-        return -1;
+        return -errno;
     }
-    int fd = -1;
-    for (long pid; fd < 0 && (pid = next_number(folder)) >= 0;) {
+    int fd = -ENOENT;
+    for (long pid; !is_over(fd) && (pid = next_number(folder)) >= 0;) {
         fd = search_process(pid, wanted);
     }
     (void)closedir(folder);
@@ -395,14 +419,15 @@ join_users(cm_shared_memory *self, const note *found, bool *is_new)
     char wanted[LINK_NBYTES];
     struct stat facts;
     write_link(found->token, wanted);
-    self->memory_fd = open_of(found->pid, found->fd, wanted);
-    *is_new = self->memory_fd < 0;
-    if (self->memory_fd < 0) {
-        self->memory_fd = search_all(wanted);
+    int fd = open_of(found->pid, found->fd, wanted);
+    *is_new = fd < 0;
+    if (!is_over(fd)) {
+        fd = search_all(wanted);
     }
-    if (self->memory_fd < 0) {
-        return cm_fail(CM_EBUSY, 0);
+    if (fd < 0) {
+        return is_over(fd) ? cm_fail(CM_ESYSTEM, (uint64_t)-fd) : cm_fail(CM_EBUSY, 0);
     }
+    self->memory_fd = fd;
     if (fstat(self->memory_fd, &facts) != 0
         || (uint64_t)facts.st_size != self->mapped_nbytes) {
         return cm_fail(CM_EBUSY, 0);
@@ -427,8 +452,11 @@ write_note(int fd, const cm_shared_memory *self)
                  .pid = (int32_t)getpid(),
                  .fd = self->memory_fd};
     memcpy(text.form, self->form, sizeof(text.form));
-    bool is_written = pwrite(fd, &text, sizeof(text), 0) == (ssize_t)sizeof(text);
-    return is_written ? cm_ok() : system_failure();
+    ssize_t written = pwrite(fd, &text, sizeof(text), 0);
+    if (written < 0) {
+        return system_failure();
+    }
+    return written == (ssize_t)sizeof(text) ? cm_ok() : cm_fail(CM_ESYSTEM, ENOSPC);
 }
 
 /* Find or make the memory, and become one of its users. The caller has taken the
@@ -440,7 +468,10 @@ enter(cm_shared_memory *self, const cm_shared_request *request, int gate,
     note found;
     bool is_new = true;
     const cm_shared_token *token = request->token;
-    bool is_there = read_note(gate, &found) && has_users(gate);
+    bool is_there = has_users(gate);
+    if (is_there && !read_note(gate, &found)) {
+        return cm_fail(CM_EBUSY, 0); /* somebody has cut the note short */
+    }
     if (token != NULL
         && (!is_there || memcmp(token, &found.token, sizeof(*token)) != 0)) {
         return cm_fail(CM_ECLOSED, 0);
