@@ -18,7 +18,9 @@
 
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
+#include "base/list.h"
 #include "base/machine.h"
+#include "base/thread.h"
 
 enum { PATH_NBYTES = 320, LINK_NBYTES = 80, LOCK_GATE = 0, LOCK_USERS = 1 };
 
@@ -84,27 +86,56 @@ has_users(int fd)
     return lock_byte(fd, F_OFD_GETLK, F_WRLCK, LOCK_USERS, &is_free) == 0 && !is_free;
 }
 
-/* The descriptors of all gates of this process, each plus 1, since 0 marks a free
- * place. A child that is forked while a thread is in a gate closes them, or else the
- * gate would stay shut as long as the child lives, even if its parent was killed. If
- * there are more gates than places, a child does not close those that found no
- * place. */
-enum { GATE_COUNT = 64 };
-static atomic_int gates[GATE_COUNT];
+/* A note that a thread of this process has opened for its gate. A child that is forked
+ * meanwhile has the open file as well, and so would keep the gate shut for as long as
+ * it lives, even after its parent was killed. Therefore the child closes the gates of
+ * its parent's threads, which do not exist in the child. */
+typedef struct gate_file {
+    cm_list node; /* in `gates` */
+    int fd;
+    /* The memory that the thread is populating, or NULL. That takes long, and a child
+     * must not keep memory that may never be finished, so it drops this as well. */
+    const cm_shared_memory *unfinished;
+} gate_file;
+
+/* The list of all gates. The lock is held while a gate is opened or closed, and by a
+ * thread that forks. So no child has a gate that is missing in its list. */
+static cm_mutex gates_lock = PTHREAD_MUTEX_INITIALIZER;
+static cm_list gates = {.next = &gates, .prev = &gates};
 static pthread_once_t gates_once = PTHREAD_ONCE_INIT;
 
 static void
-close_gates_in_child(void)
+before_fork(void)
 {
-    for (int i = 0; i < GATE_COUNT; i++) {
-        close_fd(atomic_exchange(&gates[i], 0) - 1);
+    cm_mutex_lock(&gates_lock);
+}
+
+static void
+after_fork_in_parent(void)
+{
+    cm_mutex_unlock(&gates_lock);
+}
+
+static void
+after_fork_in_child(void)
+{
+    cm_list *node;
+    while ((node = cm_list_pop_front(&gates)) != NULL) {
+        const gate_file *inherited = CM_LIST_ENTRY(node, gate_file, node);
+        const cm_shared_memory *memory = inherited->unfinished;
+        (void)close(inherited->fd);
+        if (memory != NULL) {
+            (void)close(memory->memory_fd);
+            cm_host_unmap(memory->host, memory->mapped_nbytes);
+        }
     }
+    cm_mutex_unlock(&gates_lock);
 }
 
 static void
 watch_forks(void)
 {
-    (void)pthread_atfork(NULL, NULL, close_gates_in_child);
+    (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 static int
@@ -122,32 +153,40 @@ is_at(int fd, const char *path)
            && here.st_ino == there.st_ino && here.st_dev == there.st_dev;
 }
 
-static void
-leave_gate(int fd)
+/* Open the note without taking its gate. Returns false with errno set if that fails. */
+static bool
+open_gate(gate_file *self, const char *path, int flags)
 {
-    int expected = fd + 1;
-    for (int i = 0; i < GATE_COUNT; i++) {
-        int value = expected;
-        if (atomic_compare_exchange_strong(&gates[i], &value, 0)) {
-            break;
-        }
+    (void)pthread_once(&gates_once, watch_forks);
+    cm_mutex_lock(&gates_lock);
+    *self = (gate_file){.fd = open_note(path, flags)};
+    cm_list_init(&self->node);
+    if (self->fd >= 0) {
+        cm_list_push_back(&gates, &self->node);
     }
-    /* A forked child may have the open file as well, and closing it here alone would
-     * then not release the lock. */
-    (void)lock_byte(fd, F_OFD_SETLK, F_UNLCK, LOCK_GATE, NULL);
-    (void)close(fd);
+    cm_mutex_unlock(&gates_lock);
+    return self->fd >= 0;
 }
 
 static void
-note_gate(int fd)
+leave_gate(gate_file *self)
 {
-    (void)pthread_once(&gates_once, watch_forks);
-    for (int i = 0; i < GATE_COUNT; i++) {
-        int value = 0;
-        if (atomic_compare_exchange_strong(&gates[i], &value, fd + 1)) {
-            return;
-        }
-    }
+    /* A child that has been forked and has not called its handler yet has the open file
+     * as well, so closing it would not be enough. */
+    (void)lock_byte(self->fd, F_OFD_SETLK, F_UNLCK, LOCK_GATE, NULL);
+    cm_mutex_lock(&gates_lock);
+    cm_list_remove(&self->node);
+    (void)close(self->fd);
+    cm_mutex_unlock(&gates_lock);
+}
+
+/* Say that the thread populates this memory, or that it no longer does (NULL). */
+static void
+set_unfinished(gate_file *self, const cm_shared_memory *memory)
+{
+    cm_mutex_lock(&gates_lock);
+    self->unfinished = memory;
+    cm_mutex_unlock(&gates_lock);
 }
 
 /* Open the note and take its gate. The last user of the memory may have unlinked the
@@ -155,25 +194,22 @@ note_gate(int fd)
  * now.
  * Fails: CM_ESYSTEM; CM_ECANCELLED. */
 static cm_status
-take_gate(const char *path, bool creates, int *out)
+take_gate(gate_file *self, const char *path, bool creates)
 {
     for (;;) {
-        int fd = open_note(path, creates ? O_CREAT : 0);
-        if (fd < 0) {
+        if (!open_gate(self, path, creates ? O_CREAT : 0)) {
             return system_failure();
         }
-        note_gate(fd);
-        if (lock_byte(fd, F_OFD_SETLKW, F_WRLCK, LOCK_GATE, NULL) != 0) {
+        if (lock_byte(self->fd, F_OFD_SETLKW, F_WRLCK, LOCK_GATE, NULL) != 0) {
             cm_status status =
                 errno == EINTR ? cm_fail(CM_ECANCELLED, 0) : system_failure();
-            leave_gate(fd);
+            leave_gate(self);
             return status;
         }
-        if (is_at(fd, path)) {
-            *out = fd;
+        if (is_at(self->fd, path)) {
             return cm_ok();
         }
-        leave_gate(fd);
+        leave_gate(self);
     }
 }
 
@@ -182,21 +218,21 @@ take_gate(const char *path, bool creates, int *out)
 static bool
 try_to_forget(const char *path)
 {
-    int fd = open_note(path, 0);
-    if (fd < 0) {
+    gate_file self;
+    if (!open_gate(&self, path, 0)) {
         return false;
     }
-    note_gate(fd);
-    bool has_gate = lock_byte(fd, F_OFD_SETLK, F_WRLCK, LOCK_GATE, NULL) == 0;
-    bool found_users = has_gate && is_at(fd, path) && has_users(fd);
-    if (has_gate && is_at(fd, path) && !found_users) {
+    bool has_gate = lock_byte(self.fd, F_OFD_SETLK, F_WRLCK, LOCK_GATE, NULL) == 0
+                    && is_at(self.fd, path);
+    bool found_users = has_gate && has_users(self.fd);
+    if (has_gate && !found_users) {
         (void)unlink(path);
     }
     /* The users are looked for once more after the gate is free. From then on, a user
      * that ends can take the gate itself. */
-    (void)lock_byte(fd, F_OFD_SETLK, F_UNLCK, LOCK_GATE, NULL);
-    bool is_left_behind = found_users && !has_users(fd);
-    leave_gate(fd);
+    (void)lock_byte(self.fd, F_OFD_SETLK, F_UNLCK, LOCK_GATE, NULL);
+    bool is_left_behind = found_users && !has_users(self.fd);
+    leave_gate(&self);
     return is_left_behind;
 }
 
@@ -383,7 +419,7 @@ populate_memory(const cm_shared_memory *self, int node)
 /* Make the memfd, seal its size, and populate it. A process that goes beyond the limit
  * of its control group is killed without an error, so the limit is looked at first. */
 static cm_status
-make_memory(cm_shared_memory *self, int node)
+make_memory(cm_shared_memory *self, int node, gate_file *gate)
 {
     char link[LINK_NBYTES];
     cm_host_memory memory;
@@ -406,7 +442,10 @@ make_memory(cm_shared_memory *self, int node)
         return system_failure();
     }
     CM_TRY(map_memory(self));
-    return populate_memory(self, node);
+    set_unfinished(gate, self);
+    cm_status status = populate_memory(self, node);
+    set_unfinished(gate, NULL);
+    return status;
 }
 
 /* -- opening ---------------------------------------------------------------------------- */
@@ -462,14 +501,14 @@ write_note(int fd, const cm_shared_memory *self)
 /* Find or make the memory, and become one of its users. The caller has taken the
  * gate. */
 static cm_status
-enter(cm_shared_memory *self, const cm_shared_request *request, int gate,
+enter(cm_shared_memory *self, const cm_shared_request *request, gate_file *gate,
       char found_form[CM_SHARED_FORM_NBYTES])
 {
     note found;
     bool is_new = true;
     const cm_shared_token *token = request->token;
-    bool is_there = has_users(gate);
-    if (is_there && !read_note(gate, &found)) {
+    bool is_there = has_users(gate->fd);
+    if (is_there && !read_note(gate->fd, &found)) {
         return cm_fail(CM_EBUSY, 0); /* somebody has cut the note short */
     }
     if (token != NULL
@@ -485,10 +524,10 @@ enter(cm_shared_memory *self, const cm_shared_request *request, int gate,
         CM_TRY(join_users(self, &found, &is_new));
     }
     else {
-        CM_TRY(make_memory(self, request->numa_node));
+        CM_TRY(make_memory(self, request->numa_node, gate));
     }
     if (is_new) {
-        CM_TRY(write_note(gate, self));
+        CM_TRY(write_note(gate->fd, self));
     }
     self->users_fd = open_note(self->path, 0);
     if (self->users_fd < 0
@@ -530,7 +569,7 @@ cm_shared_open(const cm_shared_request *request, char found_form[CM_SHARED_FORM_
     }
     cm_shared_memory *self = calloc(1, sizeof(*self));
     CM_TRY(cm_allocated(self != NULL, sizeof(*self)));
-    int gate = -1;
+    gate_file gate;
     atomic_init(&self->refs, 1);
     self->nbytes = request->nbytes;
     self->mapped_nbytes = mapped_nbytes;
@@ -542,15 +581,15 @@ cm_shared_open(const cm_shared_request *request, char found_form[CM_SHARED_FORM_
         self->path[0] = '\0';
         goto fail;
     }
-    status = take_gate(self->path, request->token == NULL, &gate);
+    status = take_gate(&gate, self->path, request->token == NULL);
     if (status.code == CM_ESYSTEM && status.arg == ENOENT && request->token != NULL) {
         status = cm_fail(CM_ECLOSED, 0);
     }
     if (!cm_is_ok(status)) {
         goto fail;
     }
-    status = enter(self, request, gate, found_form);
-    leave_gate(gate);
+    status = enter(self, request, &gate, found_form);
+    leave_gate(&gate);
     if (!cm_is_ok(status)) {
         goto fail;
     }

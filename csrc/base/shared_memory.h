@@ -39,7 +39,8 @@
  * A forked child inherits the mapping, and the lock of the users with it. So it counts
  * as a user as long as it keeps its descriptors. If another thread had a gate at the
  * fork, the child closes that gate, since the thread does not exist in the child and
- * would never leave.
+ * would never leave. The child also drops memory that such a thread was populating,
+ * since nobody but the parent can finish that.
  *
  * The note is unlinked by the last user. After SIGKILL it stays, holds no memory, and
  * is used again by the next process that opens the name.

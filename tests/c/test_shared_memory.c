@@ -17,6 +17,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -32,7 +33,8 @@
 enum {
     NOTE_NBYTES = 32 + CM_SHARED_FORM_NBYTES,
     NOTE_PID_OFFSET = 24,
-    ALARM_SECONDS = 100 /* so that no child outlives a test that fails */
+    ADVICE_POPULATE = 23, /* MADV_POPULATE_WRITE, which older headers lack */
+    ALARM_SECONDS = 100   /* so that no child outlives a test that fails */
 };
 
 /* -- steps ----------------------------------------------------------------------------- */
@@ -41,12 +43,14 @@ enum {
  * opens a name makes them. */
 typedef enum step {
     STEP_NONE,
+    STEP_OPENED,    /* a note has been opened, and nobody knows yet for what */
     STEP_GATE,      /* the gate is about to be locked */
     STEP_ASK_USERS, /* the gate is locked, and users are looked for */
     STEP_TOKEN,
     STEP_MEMFD,
     STEP_SIZE, /* the memfd exists, without a size */
     STEP_SEAL,
+    STEP_POPULATE,  /* the memory is mapped, and its pages are about to be made */
     STEP_NOTE,      /* the memory is populated, and the note is about to be written */
     STEP_HALF_NOTE, /* half of the note is written */
     STEP_USERS,     /* the note is written, and the users are about to be locked */
@@ -127,6 +131,29 @@ fcntl(int fd, int command, ...)
         fails = at_step(STEP_USERS);
     }
     return fails ? -1 : (int)syscall(SYS_fcntl, fd, command, argument);
+}
+
+int
+open(const char *path, int flags, ...)
+{
+    va_list list;
+    va_start(list, flags);
+    unsigned mode = (flags & O_CREAT) != 0 ? va_arg(list, unsigned) : 0;
+    va_end(list);
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+    if (fd >= 0 && strstr(path, ".note") != NULL) {
+        (void)at_step(STEP_OPENED);
+    }
+    return fd;
+}
+
+int
+madvise(void *start, size_t nbytes, int advice)
+{
+    if (advice == ADVICE_POPULATE) {
+        (void)at_step(STEP_POPULATE);
+    }
+    return (int)syscall(SYS_madvise, start, nbytes, advice);
 }
 
 ssize_t
@@ -239,18 +266,26 @@ count_descriptors(void)
     return count;
 }
 
-/* Return how many mappings of shared memory this process has. */
+/* Return how many mappings of shared memory this list of a process has. */
 static int
-count_mappings(void)
+count_mappings_of(const char *path)
 {
     char line[512];
     int count = 0;
-    FILE *maps = fopen("/proc/self/maps", "r");
+    FILE *maps = fopen(path, "r");
     while (maps != NULL && fgets(line, sizeof(line), maps) != NULL) {
         count += strstr(line, "/memfd:cumem-shared") != NULL;
     }
-    (void)fclose(maps);
+    if (maps != NULL) {
+        (void)fclose(maps);
+    }
     return count;
+}
+
+static int
+count_mappings(void)
+{
+    return count_mappings_of("/proc/self/maps");
 }
 
 /* Check that this process has no part of any shared memory, and that the name has no
@@ -711,6 +746,169 @@ test_shared_memory_of_a_user_killed_while_it_ends_is_made_anew(void)
     }
 }
 
+/* -- processes that are killed in the gate, and leave a child ------------------------------- */
+
+/* A child that outlives its parent writes its number here once the handlers of the fork
+ * have run. */
+static int orphans[2];
+
+/* Fork a child that lives until it is killed. */
+static void
+fork_orphan(void)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        pid_t self = getpid();
+        (void)alarm(ALARM_SECONDS);
+        if (write(orphans[1], &self, sizeof(self)) == sizeof(self)) {
+            (void)pause();
+        }
+        _exit(0);
+    }
+}
+
+static void
+fork_orphan_and_die(void)
+{
+    fork_orphan();
+    (void)kill(getpid(), SIGKILL);
+}
+
+/* Open the memory in another process, in which `acts` is called at this step. It must
+ * leave a child and end the process. Returns the child, or 0 if there is none. */
+static pid_t
+make_orphan(const char *name, step at, void (*acts)(void))
+{
+    pid_t orphan = 0;
+    /* The orphans of this process's children become its own, so that it can wait for
+     * their end. */
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0 || pipe(orphans) != 0) {
+        return 0;
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        cm_shared_memory *memory;
+        (void)alarm(ALARM_SECONDS);
+        plan_call(at, acts);
+        (void)open_bytes(name, 100, &memory);
+        _exit(1);
+    }
+    (void)close(orphans[1]);
+    if (read(orphans[0], &orphan, sizeof(orphan)) != sizeof(orphan)) {
+        orphan = 0;
+    }
+    (void)close(orphans[0]);
+    (void)waitpid(child, NULL, 0);
+    return orphan;
+}
+
+/* True if nobody has the gate. */
+static bool
+is_gate_free(const subject *about)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    int fd = open(about->note, O_RDWR | O_CLOEXEC);
+    bool is_free = fd >= 0 && syscall(SYS_fcntl, fd, F_OFD_SETLK, &lock) == 0;
+    (void)close(fd);
+    return is_free;
+}
+
+/* True if a process has a mapping or a descriptor of any shared memory. */
+static bool
+has_shared_memory(pid_t process)
+{
+    char path[64], place[320], link[128];
+    (void)snprintf(path, sizeof(path), "/proc/%d/maps", (int)process);
+    bool found = count_mappings_of(path) > 0;
+    (void)snprintf(path, sizeof(path), "/proc/%d/fd", (int)process);
+    DIR *folder = opendir(path);
+    const struct dirent *entry;
+    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+        (void)snprintf(place, sizeof(place), "%s/%s", path, entry->d_name);
+        ssize_t length = readlink(place, link, sizeof(link) - 1);
+        link[length > 0 ? length : 0] = '\0';
+        found = found || strstr(link, "cumem-shared") != NULL;
+    }
+    if (folder != NULL) {
+        (void)closedir(folder);
+    }
+    return found;
+}
+
+/* Check that a third process can use the name while the orphan lives, and that the
+ * memory is gone when it has ended. */
+static void
+check_orphan_holds_up_nobody(const subject *about, pid_t orphan, int descriptor_count)
+{
+    cm_shared_memory *memory;
+    CHECK_GT(orphan, 0);
+    if (!is_gate_free(about)) {
+        end_user(orphan);
+        CHECK(!"the orphan keeps the gate shut");
+    }
+    CHECK_OK(open_bytes(about->name, 100, &memory));
+    CHECK_FILLED(cm_shared_host(memory), 0, 100);
+    cm_shared_release(memory);
+    end_user(orphan);
+    CHECK_OK(open_bytes(about->name, 9000, &memory));
+    cm_shared_release(memory);
+    check_nothing_is_left(about, descriptor_count);
+}
+
+static void
+test_shared_memory_of_a_maker_killed_after_a_fork_is_made_anew(void)
+{
+    subject about = make_subject("forks");
+    int descriptor_count = count_descriptors();
+    for (int at = STEP_GATE; at < STEP_COUNT; at++) {
+        pid_t orphan = make_orphan(about.name, (step)at, fork_orphan_and_die);
+        if (at == STEP_POPULATE) {
+            CHECK(!has_shared_memory(orphan));
+        }
+        check_orphan_holds_up_nobody(&about, orphan, descriptor_count);
+    }
+}
+
+static atomic_bool has_forked;
+
+static void *
+fork_from_thread(void *unused)
+{
+    fork_orphan();
+    atomic_store(&has_forked, true);
+    return unused;
+}
+
+static void
+wait_and_die(void)
+{
+    WAIT_UNTIL(atomic_load(&has_forked));
+    (void)kill(getpid(), SIGKILL);
+}
+
+/* Another thread forks, as far as it is not held up. After that the plan is to be
+ * killed in the gate. */
+static void
+fork_meanwhile_and_die(void)
+{
+    cm_thread thread;
+    if (!cm_is_ok(cm_thread_start(&thread, fork_from_thread, NULL))) {
+        _exit(1);
+    }
+    let_others_run();
+    plan_call(STEP_ASK_USERS, wait_and_die);
+}
+
+/* Another thread forks between the call that opens the note and whatever follows it. */
+static void
+test_shared_memory_whose_note_is_opened_during_a_fork_has_a_free_gate(void)
+{
+    subject about = make_subject("fork while opening");
+    int descriptor_count = count_descriptors();
+    pid_t orphan = make_orphan(about.name, STEP_OPENED, fork_meanwhile_and_die);
+    check_orphan_holds_up_nobody(&about, orphan, descriptor_count);
+}
+
 MAIN(
     RUN(test_shared_memory_of_two_users_has_the_same_bytes) RUN(
         test_shared_memory_of_another_process_outlives_its_maker)
@@ -724,5 +922,7 @@ MAIN(
                         test_shared_memory_never_makes_a_second_memory_for_a_wrong_note)
                         RUN(test_shared_memory_follows_no_link_in_place_of_a_note) RUN(
                             test_shared_memory_of_a_maker_killed_at_any_step_is_made_anew)
-                            RUN(test_shared_memory_outlives_another_user_killed_at_any_step)
-                                RUN(test_shared_memory_of_a_user_killed_while_it_ends_is_made_anew))
+                            RUN(test_shared_memory_outlives_another_user_killed_at_any_step) RUN(
+                                test_shared_memory_of_a_user_killed_while_it_ends_is_made_anew)
+                                RUN(test_shared_memory_of_a_maker_killed_after_a_fork_is_made_anew)
+                                    RUN(test_shared_memory_whose_note_is_opened_during_a_fork_has_a_free_gate))
