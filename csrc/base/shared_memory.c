@@ -466,11 +466,11 @@ join_users(cm_shared_memory *self, const note *found, bool *is_new)
     if (fd < 0) {
         return is_over(fd) ? cm_fail(CM_ESYSTEM, (uint64_t)-fd) : cm_fail(CM_EBUSY, 0);
     }
-    self->memory_fd = fd;
-    if (fstat(self->memory_fd, &facts) != 0
-        || (uint64_t)facts.st_size != self->mapped_nbytes) {
+    if (fstat(fd, &facts) != 0 || (uint64_t)facts.st_size != self->mapped_nbytes) {
+        (void)close(fd);
         return cm_fail(CM_EBUSY, 0);
     }
+    self->memory_fd = fd;
     self->token = found->token;
     return map_memory(self);
 }
@@ -521,9 +521,19 @@ enter(cm_shared_memory *self, const cm_shared_request *request, gate_file *gate,
         return cm_fail(CM_ESHAPE, found.nbytes);
     }
     if (is_there) {
-        CM_TRY(join_users(self, &found, &is_new));
+        cm_status status = join_users(self, &found, &is_new);
+        /* The last user may have ended after it was seen above. Nobody else can have
+         * become a user, since that needs the gate. */
+        is_there = status.code != CM_EBUSY || has_users(gate->fd);
+        is_new = is_new || !is_there;
+        if (is_there) {
+            CM_TRY(status);
+        }
+        else if (token != NULL) {
+            return cm_fail(CM_ECLOSED, 0);
+        }
     }
-    else {
+    if (!is_there) {
         CM_TRY(make_memory(self, request->numa_node, gate));
     }
     if (is_new) {
@@ -541,11 +551,12 @@ enter(cm_shared_memory *self, const cm_shared_request *request, gate_file *gate,
 static void
 end_memory(cm_shared_memory *self)
 {
+    /* This comes first, since whoever finds a user wants to have the memfd from it. */
+    close_fd(self->users_fd);
     if (self->host != NULL) {
         cm_host_unmap(self->host, self->mapped_nbytes);
     }
     close_fd(self->memory_fd);
-    close_fd(self->users_fd);
     if (self->path[0] != '\0') {
         forget_note(self->path);
     }

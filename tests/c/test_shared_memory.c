@@ -43,6 +43,8 @@ enum {
  * opens a name makes them. */
 typedef enum step {
     STEP_NONE,
+    STEP_READ,      /* users were found, and the note is about to be read */
+    STEP_CLOSE,     /* the memfd has been closed */
     STEP_OPENED,    /* a note has been opened, and nobody knows yet for what */
     STEP_GATE,      /* the gate is about to be locked */
     STEP_ASK_USERS, /* the gate is locked, and users are looked for */
@@ -154,6 +156,28 @@ madvise(void *start, size_t nbytes, int advice)
         (void)at_step(STEP_POPULATE);
     }
     return (int)syscall(SYS_madvise, start, nbytes, advice);
+}
+
+ssize_t
+pread(int fd, void *bytes, size_t nbytes, off_t offset)
+{
+    (void)at_step(STEP_READ);
+    return syscall(SYS_pread64, fd, bytes, nbytes, offset);
+}
+
+int
+close(int fd)
+{
+    char place[64], link[128] = "";
+    (void)snprintf(place, sizeof(place), "/proc/self/fd/%d", fd);
+    bool is_memfd = atomic_load(&plan.at) == STEP_CLOSE
+                    && readlink(place, link, sizeof(link) - 1) > 0
+                    && strstr(link, "cumem-shared") != NULL;
+    int result = (int)syscall(SYS_close, fd);
+    if (is_memfd) {
+        (void)at_step(STEP_CLOSE);
+    }
+    return result;
 }
 
 ssize_t
@@ -608,6 +632,53 @@ test_shared_memory_of_two_users_that_end_at_once_leaves_no_note(void)
     check_nothing_is_left(&about, descriptor_count);
 }
 
+/* The last user ends after it was found, and before its descriptor is opened. */
+static void
+test_shared_memory_whose_last_user_ends_meanwhile_is_made_anew(void)
+{
+    subject about = make_subject("ends meanwhile");
+    int descriptor_count = count_descriptors();
+    cm_shared_memory *memory;
+    CHECK_OK(open_bytes(about.name, 100, &other_user));
+    memset(cm_shared_host(other_user), 5, 100);
+    plan_call(STEP_READ, release_other_user);
+    CHECK_OK(open_bytes(about.name, 100, &memory));
+    CHECK_FILLED(cm_shared_host(memory), 0, 100);
+    cm_shared_release(memory);
+    CHECK_OK(open_bytes(about.name, 100, &other_user));
+    cm_shared_token token = cm_shared_token_of(other_user);
+    plan_call(STEP_READ, release_other_user);
+    CHECK_CODE(open_as(about.name, 100, "bytes", &token, &memory), CM_ECLOSED);
+    check_nothing_is_left(&about, descriptor_count);
+}
+
+static const char *other_name;
+
+static void
+open_other_user(void)
+{
+    other_user = NULL;
+    if (!cm_is_ok(open_bytes(other_name, 100, &other_user))) {
+        other_user = NULL;
+    }
+}
+
+/* The last user has begun to end, so nobody must take it for a user. */
+static void
+test_shared_memory_that_is_being_closed_is_made_anew(void)
+{
+    subject about = make_subject("closing");
+    int descriptor_count = count_descriptors();
+    cm_shared_memory *memory;
+    other_name = about.name;
+    CHECK_OK(open_bytes(about.name, 100, &memory));
+    plan_call(STEP_CLOSE, open_other_user);
+    cm_shared_release(memory);
+    CHECK(other_user != NULL);
+    cm_shared_release(other_user);
+    check_nothing_is_left(&about, descriptor_count);
+}
+
 /* -- notes that are wrong -------------------------------------------------------------------- */
 
 static void
@@ -918,11 +989,13 @@ MAIN(
                 test_shared_memory_without_descriptors_names_the_reason)
                 RUN(test_shared_memory_beyond_the_limit_of_files_is_refused) RUN(
                     test_shared_memory_of_two_users_that_end_at_once_leaves_no_note)
-                    RUN(test_shared_memory_ignores_a_note_without_users) RUN(
-                        test_shared_memory_never_makes_a_second_memory_for_a_wrong_note)
-                        RUN(test_shared_memory_follows_no_link_in_place_of_a_note) RUN(
-                            test_shared_memory_of_a_maker_killed_at_any_step_is_made_anew)
-                            RUN(test_shared_memory_outlives_another_user_killed_at_any_step) RUN(
-                                test_shared_memory_of_a_user_killed_while_it_ends_is_made_anew)
-                                RUN(test_shared_memory_of_a_maker_killed_after_a_fork_is_made_anew)
-                                    RUN(test_shared_memory_whose_note_is_opened_during_a_fork_has_a_free_gate))
+                    RUN(test_shared_memory_whose_last_user_ends_meanwhile_is_made_anew) RUN(
+                        test_shared_memory_that_is_being_closed_is_made_anew)
+                        RUN(test_shared_memory_ignores_a_note_without_users) RUN(
+                            test_shared_memory_never_makes_a_second_memory_for_a_wrong_note)
+                            RUN(test_shared_memory_follows_no_link_in_place_of_a_note) RUN(
+                                test_shared_memory_of_a_maker_killed_at_any_step_is_made_anew)
+                                RUN(test_shared_memory_outlives_another_user_killed_at_any_step) RUN(
+                                    test_shared_memory_of_a_user_killed_while_it_ends_is_made_anew)
+                                    RUN(test_shared_memory_of_a_maker_killed_after_a_fork_is_made_anew)
+                                        RUN(test_shared_memory_whose_note_is_opened_during_a_fork_has_a_free_gate))
