@@ -7,6 +7,7 @@ decides what happens in which order.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
@@ -22,6 +23,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -294,6 +296,17 @@ def test_many_cycles_leave_nothing(peer, name) -> None:
     assert not note_of(name).exists()
 
 
+def test_two_processes_that_open_and_drop_freely_leave_nothing() -> None:
+    # The script runs ten thousand cycles by itself.
+    script = Path(__file__).parents[1] / "isolated" / "stress_sharing.py"
+    subprocess.run(
+        [sys.executable, str(script), "--cycles", "300"],
+        env=os.environ | {"CUMEM_BACKEND": "emulated"},
+        timeout=120,
+        check=True,
+    )
+
+
 def test_threads_that_open_at_once_get_one_memory(name) -> None:
     opened: list[cumem.PinnedBuffer] = []
     barrier = threading.Barrier(8)
@@ -479,6 +492,73 @@ def test_multiprocessing_sends_the_memory_and_no_bytes(way, name) -> None:
     assert (mine.numpy()[0] == 21).all()
     assert (view.numpy() == 22).all()
     assert not mine.numpy()[20:].any()
+
+
+def answer_tensors(received: Any, sent: Any) -> None:
+    """Answer each buffer with a sum, and write into the memory through tensors."""
+    import torch
+
+    for buffer in iter(received.get, None):
+        by_numpy = torch.from_numpy(buffer.numpy())
+        by_dlpack = torch.from_dlpack(buffer)
+        assert by_numpy.data_ptr() == by_dlpack.data_ptr()
+        before = int(by_numpy.sum())
+        by_numpy[0] += 1
+        by_dlpack[-1] = 50
+        sent.put(before)
+
+
+@pytest.mark.parametrize("way", ["spawn", "fork"])
+def test_torch_multiprocessing_sends_the_memory(way, name, monkeypatch) -> None:
+    monkeypatch.setenv("CUMEM_BACKEND", "emulated")  # or else the child warns of it
+    torch_multiprocessing = pytest.importorskip("torch.multiprocessing")
+    mine = cumem.shared_pinned(name, (100, 10), "i4")
+    mine.numpy()[:] = 3
+    context = torch_multiprocessing.get_context(way)
+    to_child, from_child = context.Queue(), context.Queue()
+    child = context.Process(target=answer_tensors, args=(to_child, from_child))
+    child.start()
+    to_child.put(mine)
+    assert from_child.get(timeout=30) == 3000
+    assert (mine.numpy()[0] == 4).all()
+    assert (mine.numpy()[-1] == 50).all()
+    mine.numpy()[:] = 1
+    to_child.put(mine[40:60])
+    assert from_child.get(timeout=30) == 200
+    to_child.put(None)
+    child.join()
+    assert child.exitcode == 0
+    assert (mine.numpy()[40] == 2).all()
+    assert (mine.numpy()[59] == 50).all()
+    argument = context.Process(target=fill, args=(mine, mine[10:20]))
+    argument.start()
+    argument.join()
+    assert argument.exitcode == 0
+    assert (mine.numpy()[10:20] == 22).all()
+
+
+def double(buffer: cumem.Buffer) -> int:
+    buffer.numpy()[:] *= 2
+    return int(buffer.numpy().sum())
+
+
+@pytest.mark.parametrize("kind", ["futures", "pool", "loky"])
+def test_pools_of_processes_get_the_memory_as_an_argument(kind, name) -> None:
+    mine = cumem.shared_pinned(name, (4, 1000), "i4")
+    mine.numpy()[:] = np.arange(1, 5)[:, None]
+    context = multiprocessing.get_context("spawn")
+    if kind == "futures":
+        with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
+            sums = list(executor.map(double, mine))
+    elif kind == "pool":
+        with context.Pool(2) as pool:
+            sums = pool.map(double, list(mine))
+    else:
+        loky = pytest.importorskip("loky")
+        with loky.ProcessPoolExecutor(2) as executor:
+            sums = list(executor.map(double, mine))
+    assert sums == [2000, 4000, 6000, 8000]
+    assert (mine.numpy() == np.arange(2, 10, 2)[:, None]).all()
 
 
 def test_pickle_after_the_last_user_raises(peer, name) -> None:
