@@ -94,7 +94,7 @@ class Case:
     nbytes : int
         How many bytes must move, in one direction.
     ceiling : str
-        The way in `seconds` with which the others are compared, or "" if there is none.
+        The name of the way with which the others are compared, or "" if there is none.
     seconds : dict
         The best time of each way.
     spread : dict
@@ -294,7 +294,10 @@ class Bench:
         self.buffer.read_mostly = True
 
     def raw(self, location: int) -> dict[str, Way]:
-        """Return the driver's prefetch to `location` of its own memory of that size."""
+        """Return the driver's prefetch to `location`, or nothing if there is no GPU.
+
+        It moves memory that the driver allocated, which is as large as the buffer.
+        """
         driver = self.driver
         if driver is None:
             return {}
@@ -445,7 +448,7 @@ def _address(buffer: Any) -> int:
 
 
 def _sum_by(name: str, module: Any, buffer: cumem.ManagedBuffer) -> Call:
-    """Return a call in which another library sums the buffer."""
+    """Return a call in which another library finds the largest word of the buffer."""
     words = buffer.view("i4")
     if name == "torch":
         tensor = module.as_tensor(words, device="cuda")

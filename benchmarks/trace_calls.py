@@ -91,7 +91,8 @@ def build() -> None:
 
 def compile_all() -> None:
     """Run setup.py, which compiles every file of C."""
-    # If make has fetched the headers of CUDA, they are found there.
+    # setup.py looks for the headers of CUDA in the package `nvidia`. `make trace` installs
+    # that package into the folder HEADERS, from which it can be imported by this path.
     path = os.pathsep.join([str(HEADERS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "CUMEM_TRACE": "1", "PYTHONPATH": path}
     environment |= {"CUMEM_DEBUG": "0", "CUMEM_SANITIZE": ""}
@@ -204,8 +205,8 @@ class Tracer:
     def _steps(self, rows: list[tuple[int, int, int]]) -> Iterator[Step]:
         """Turn the rows of a trace into the functions that were entered."""
         self._find({what for _, kind, what in rows if kind == ENTER})
-        # For each thread, the functions that it is in: the file of each, and whether the
-        # emulated device called it.
+        # Each thread has a stack of the functions that it is in. An entry is the file of a
+        # function and whether the function counts as part of the emulated device.
         stacks: dict[int, list[tuple[str, bool]]] = {}
         drivers = self._threads_of_the_driver(rows)
         for thread, kind, what in rows:

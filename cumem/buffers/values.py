@@ -59,6 +59,8 @@ def _values_hint(value: object) -> str:
         )
     if hasattr(type(value), "toarray"):  # sparse arrays of SciPy have it
         return "it is not a dense array; pass its toarray()"
+    # An object with these attributes looks like an array that reads its values, for example
+    # from a file, only when it is indexed. NumPy cannot convert it if it has no __array__.
     if all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")):
         return "pass the values that it reads, such as obj[...]"
     if isinstance(value, Iterator):

@@ -20,7 +20,8 @@ from support.streams import ByProtocol
 
 import cumem
 
-# Where the driver lacks these calls, cumem works in other ways.
+# An older driver lacks these calls, and cumem then does the same work in another way. So
+# `make test-all` runs these tests once more with such a driver.
 pytestmark = pytest.mark.by_driver("context_record_event", "stream_get_device")
 
 testing = session.testing

@@ -112,7 +112,7 @@ def raw_pinned(size: int) -> PinnedMemoryPointer:
 
 
 class CupyStream:
-    """A stream that CuPy made, or one of CUDA's default streams if a handle is given."""
+    """A stream that CuPy made, or an object for the stream of a handle that is given."""
 
     def __init__(self, handle: int | None = None, device: int = 0) -> None:
         self.kept = cumem.Stream(device=device) if handle is None else None

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Limits how much of each kind of memory may be reserved. Pinned and mapped memory
- * together count against the largest of three numbers: the limit of each, and the
- * default limit, which is half of the memory that the process may use. If several ranks
- * of a host use that memory, the default is half of this rank's share
+/* Limits how much of each kind of memory may be reserved. Besides their own limits,
+ * pinned and mapped memory have a joint limit for the sum of both. It is the largest of
+ * three numbers, which are the limit of pinned memory, the limit of mapped memory and
+ * the default limit. The default is half of the memory that the process may use. If
+ * several ranks of a host use that memory, the default is half of this rank's share
  * (cumem/base/ranks.py). Pinning too much brings machines down. Device and managed
  * memory count for each device. The GIL is held here; pools charge the budgets without
  * it. */
@@ -28,8 +29,9 @@ int cm_limits_open(cm_state *state, cm_runtime *runtime);
 /* Make an int of a limit, or None of UINT64_MAX. Returns a new reference, or NULL with
  * an exception. */
 PyObject *cm_limit_to_object(uint64_t limit_nbytes);
-/* Make a list of (limit, used) for each budget that a charge of `budget` counts
- * against, its own first. Returns NULL with an exception if it fails. */
+/* Make a list of (limit, used) for `budget` and then for its parent, the parent's
+ * parent and so on, since memory that is charged to `budget` counts against all of
+ * them. Returns a new reference, or NULL with an exception. */
 PyObject *cm_limits_list(const cm_budget *budget);
 /* Replace a limit that is a share of the device's memory (budget.h) by bytes, if the
  * driver has been started. Returns 0, or -1 with CudaError. Releases the GIL. */

@@ -16,8 +16,10 @@ train_nbytes_of(const cm_plan *plan)
 static uint64_t
 choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
 {
-    /* Pieces begin at multiples of this among the packed bytes, so that a byte has the
-     * same alignment there and in its slot. */
+    /* If a slot holds many runs, the length of a piece is rounded up to a multiple of
+     * this number of bytes. So each piece begins at such a multiple in the sequence of
+     * all packed bytes, and a run that is aligned in the sequence is also aligned in
+     * its slot. */
     enum { BLOCK_UNIT = 64 };
     uint64_t share = train_nbytes_of(plan) / tuning->chunk_share;
     share = share < tuning->chunk_min_nbytes ? tuning->chunk_min_nbytes : share;
@@ -26,8 +28,10 @@ choose_piece_nbytes(const cm_plan *plan, const cm_tuning *tuning)
     if (cm_layout_has_items(&plan->layout) && share < plan->layout.run_nbytes) {
         share = plan->layout.run_nbytes; /* an element that is converted is not cut */
     }
-    /* Pieces of whole huge pages let one thread make each page. The tuning may allow
-     * only shorter pieces, as it does with few processors. */
+    /* The pages of a fresh target come into being when they are first written. Pieces
+     * that are as long as a huge page can begin where the pages begin, so that only one
+     * thread writes to each page. The tuning may allow only shorter pieces, as it does
+     * with few processors. */
     if (plan->is_fresh && share < CM_HUGE_PAGE_NBYTES
         && tuning->chunk_nbytes >= CM_HUGE_PAGE_NBYTES
         && tuning->ring_nbytes >= PIPELINE * CM_HUGE_PAGE_NBYTES) {
@@ -91,8 +95,8 @@ cm_ring_policy_thread_count(const cm_plan *plan, const cm_tuning *tuning)
  * H200 one file is written 1.4 times as fast from a ring of 4 MiB as from one of 128
  * MiB. So the ring of writers is small. Several writers each have a chunk to
  * themselves. While these are written, others are on their way from the device or have
- * arrived, and so there are more slots. Their chunks are longer, as the thread that
- * runs the job has less time for each of them. */
+ * arrived, and so there are more slots. Their chunks are longer, so that there are
+ * fewer of them, because one thread, which runs the job, has to serve all writers. */
 static void
 keep_in_caches(cm_tuning *tuning, uint32_t writer_count)
 {

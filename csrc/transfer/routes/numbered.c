@@ -239,8 +239,9 @@ copy_part(const part_of_layer *p)
     return left == 0 ? cm_ok() : copy_bytes(p, row + whole, 0, left);
 }
 
-/* Begin the part of a layer at byte `at` of the packed space, which lies at `slot` if
- * one end is a slot. */
+/* Begin a part of a layer. Its first byte is byte `at` of the packed space, in which
+ * the rows of all layers lie one behind the other. If one end of the copy is a slot,
+ * that byte lies at `slot`. */
 static part_of_layer
 begin_part(const cm_many *many, const cm_numbered_layer *layer, uint64_t at, char *slot,
            bool wide)
@@ -306,7 +307,8 @@ row_count_of(const cm_numbered_rows *rows, cm_side side)
     return rows->layers[0].array[side].shape[0];
 }
 
-/* Return how many bytes each number takes, where a kernel reads it. */
+/* Return how many bytes wide the numbers of a side are in the list that a kernel
+ * reads. */
 static uint32_t
 number_nbytes(const cm_numbered_rows *rows, cm_side side)
 {
