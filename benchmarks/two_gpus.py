@@ -265,8 +265,8 @@ class Bench:
                     far, near
                 ),
             }
-            # cumem's copy comes first, so that cumem enables peer access itself. If the
-            # class Driver had enabled it before, cumem would copy by that access.
+            # This copy makes cumem enable peer access itself, as it would in a user's
+            # program. So it has to come before `Driver.enable`.
             cumem.copy(plain_far, plain_near)
             if self.driver is not None:
                 self.driver.enable()
@@ -356,7 +356,7 @@ class Bench:
         return calls
 
     def strided(self) -> Iterator[Case]:
-        """Measure copies between devices that are not contiguous on one side or both."""
+        """Measure copies between devices where one end or both are not contiguous."""
         nbytes = self.room // 4
         wanted = self.host[: nbytes // 4]
         near, far = self.ends(2 * nbytes)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the tool that shows an object, as HTML or as a plot.
 
-The module of a type does not import the tools that draw its objects: that of pools, for
-instance, knows nothing of HTML or matplotlib. So a tool registers its functions here, with
-`shows`, for the types that they draw. The methods of an object that show it, such as
+The module of a type does not import the tools that draw its objects. For instance, the
+module of pools knows nothing of HTML or matplotlib. So a tool registers its functions here,
+with `shows`, for the types that they draw. The methods of an object that show it, such as
 ``_repr_html_`` or ``plot``, call `show`. Most programs never show anything, so the tools
 are imported at the first call, by the function that ``cumem/__init__.py`` has passed to
 `load_with`.

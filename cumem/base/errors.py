@@ -36,7 +36,7 @@ class CudaError(RuntimeError, Answer):
     arg : int or None
         The call's most informative argument: a number of bytes, a device, or a handle.
 
-    All but the first two are None in an exception that a program made without them.
+    All but the first two are None if a program made the exception without passing them.
 
     Examples
     --------
@@ -227,8 +227,8 @@ _TYPES: dict[str, type[Exception]] = {
 
 #: The types and texts of exceptions that NumPy raised when it converted the elements of a
 #: copy, by the number of the conversion. They stay here until the result of the copy is
-#: read. The exceptions themselves are not kept, since they would keep arrays over memory
-#: that may be gone.
+#: read. The exceptions themselves are not kept, since they could keep an array alive after
+#: its memory is gone.
 _cast_failures: dict[int, tuple[type[BaseException], str]] = {}
 _MOST_CAST_FAILURES = 64
 
@@ -248,7 +248,8 @@ def is_of_fork(error: BaseException) -> bool:
     return getattr(error, "name", None) == "CM_EFORKED"
 
 
-#: The parameters whose row numbers were wrong, by the argument of a failure with CM_EROWS.
+#: The names of the parameters that held a wrong row number. The key is the argument of the
+#: failure, whose code is CM_EROWS.
 _WRONG_ROWS = {1: "dst_rows", 2: "src_rows", 3: "dst_rows and src_rows", 6: "rows"}
 
 #: How messages show the argument of a failed operation. If the argument is signed, the

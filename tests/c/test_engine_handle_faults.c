@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of tickets when calls fail. A sweep makes a copy of several pieces on each
- * route and in each mode, again and again with another runtime call that fails. The
- * ticket must report what happened, nothing may stay behind, and the next copy must
- * work. A keep is an object that the copy must drop once, when it is over. */
+ * route and in each mode. It repeats the copy, and lets a different runtime call fail
+ * each time. The ticket must report what happened, nothing may stay behind, and the
+ * next copy must work. A keep is an object that the copy must drop once, when it is
+ * over. */
 #define EMULATED_DELAY_US 20
 
 #include "engine_world.h"
@@ -155,9 +156,10 @@ check_nothing_left(world *w, atomic_int *drops)
     CHECK(cm_is_ok(cm_engine_take_unread(w->engine)));
 }
 
-/* Make the copy with the `nth` call of the operation failing (0 for none), and then
- * once more without a fault. If `calls` is not NULL, a sweep over the calls of the
- * first copy begins there, with `most` of each operation. */
+/* Make the copy while the `nth` call of the operation fails, or without a fault if
+ * `nth` is 0, and then make it once more without a fault. If `calls` is not NULL, begin
+ * a sweep in it over the calls that the first of these copies made, with at most `most`
+ * calls of each operation. */
 static void
 run_with_fault(world *w, const route_case *c, mode how, cm_op op, uint64_t nth,
                fault_sweep *calls, uint64_t most)
@@ -209,10 +211,10 @@ open_tuned(world *w)
     MUST(cm_engine_set_tuning(w->engine, &tuning));
 }
 
-/* Let calls of this copy fail, one in each run, first in a world that has made such
- * copies before. In fresh worlds the copy also makes threads, streams and blocks.
- * Opening a world takes longer than the copy, so there fewer calls of each operation
- * fail, and none if `also_fresh` is false. */
+/* Let calls of this copy fail, one in each run. The first runs share a world that has
+ * made such copies before. With `also_fresh`, each of the later runs has a fresh world,
+ * in which the copy also makes threads, streams and blocks. Opening a world takes
+ * longer than the copy, so fewer calls of each operation fail in fresh worlds. */
 static void
 sweep(const route_case *c, mode how, bool also_fresh)
 {
@@ -281,8 +283,8 @@ test_ticket_is_not_done_because_one_question_failed(void)
     close_world(&w);
 }
 
-/* Cancelling a copy gives back what it has borrowed, and a call that does so fails. The
- * copy must be cancelled nevertheless. */
+/* Cancelling a copy gives back what the copy has borrowed. In this test one of the
+ * runtime calls that this takes fails, and the copy must be cancelled nevertheless. */
 static void
 test_ticket_is_cancelled_whichever_call_fails(void)
 {

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists libraries that take cumem's buffers, and reads and writes what they made.
+"""Lists the libraries that take cumem's buffers, and tells the tests how to use each.
 
-Each class stands for a library, and wraps its ways to find an array's address, to read and
-write it, and to wait. `ENTRANCES` has the calls that take a buffer.
+Each class stands for a library. It finds the address of one of the library's arrays, reads
+and writes the array, and waits for the library's work. `ENTRANCES` has the calls that take
+a buffer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Library:
     Attributes
     ----------
     modules : tuple of str
-        The names of modules to import. The first is the library, whose version counts.
+        The names of the modules to import. The first becomes `module`, and its version
+        becomes `version` unless a derived class sets another one.
     """
 
     modules: tuple[str, ...] = ()

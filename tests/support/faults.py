@@ -24,7 +24,7 @@ UNKNOWN = 999
 
 #: How many calls of an operation fail at most in a sweep. These operations poll, or are
 #: needed by one that polls, so the number of their calls depends on the machine's speed. If
-#: there are more calls, the first half of this number fails, and as many of the later ones.
+#: there are more calls than this, `some_of` chooses those that fail.
 MOST_CALLS = {
     "event_query": 6,
     "stream_query": 6,
@@ -32,12 +32,12 @@ MOST_CALLS = {
     "context_set": 24,
     "capture_mode_exchange": 24,
 }
-#: The same limit for every other operation. More calls than this come from a loop over
-#: chunks or pairs, of which the first rounds and some later ones fail.
+#: The same limit for every other operation. One that is called more often is called in a
+#: loop over chunks or pairs. The first rounds of the loop and some later ones then fail.
 MOST_OF_OTHERS = 20
 
-#: Operations whose failure need not reach the caller, with what the core then does instead,
-#: or with what becomes of the error.
+#: Operations whose failure need not reach the caller. The text says how the core goes on
+#: after the failure, or where it reports the error instead.
 SECOND_WAY = {
     "event_create": "a block waits for the whole device instead of for an event",
     "event_record": "a block waits for the whole device instead of for an event",
@@ -56,7 +56,7 @@ SECOND_WAY = {
     "memory_info": "the numbers in the OutOfMemoryError are None",
     "event_destroy": "only the handle is lost; it is reported to the unraisable hook",
     "capture_mode_exchange": "the call is made in the mode that the thread has",
-    "context_get": "the call goes on where no error could be raised",
+    "context_get": "where no error can be raised, the call for that context is left out",
     "context_device": "cumem takes device 0, as if no library had chosen another one",
     "context_set": "the previous context is put back at the second try",
     "device_set": "it is reported where nothing can be raised",
@@ -66,8 +66,8 @@ SECOND_WAY = {
     "host_register": "memory that is read-only is then locked for reading only",
     "host_free": "it is reported to the unraisable hook, since a free cannot raise",
     "device_free": "it is reported to the unraisable hook, since a free cannot raise",
-    "host_unregister": "it is reported to the unraisable hook if a last reference did it",
-    "advise": "it is reported if memory goes back without its advice",
+    "host_unregister": "as host_free, if the memory's last reference was dropped",
+    "advise": "as host_free, if a free could not take the memory's advice back",
     "module_unload": "only the module is lost, at shutdown",
     "peer_can_access": "the copy between devices is left to the runtime",
     "peer_enable": "the copy between devices is left to the runtime",
@@ -160,7 +160,8 @@ def chosen(op: str, count: int) -> list[int]:
 def some_of(count: int, most: int) -> list[int]:
     """Choose at most `most` of the numbers from 1 to `count`.
 
-    They are the first ones, and some from each part of the rest, the last one among them.
+    If there are more than `most`, half of the chosen numbers are the first ones. The others
+    are spread evenly over the rest, and end with `count`.
     """
     if count <= most:
         return list(range(1, count + 1))

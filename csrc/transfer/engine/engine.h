@@ -13,18 +13,18 @@
  * ticket and a job and returns. A job thread takes the job (scheduler.c), packs pieces
  * into page-locked slots (ring.h) and queues the device's half of each piece, which is
  * the copy from the slot to the GPU, on a stream that the engine lends. When all is
- * queued it records an event, and the ticket is submitted. The watcher, which is a
- * thread of the engine, or whoever asks the ticket first sees that the event has
- * passed. The ticket is then done, and its keeps, which are the objects that it has
- * kept alive, are dropped.
+ * queued it records an event, and the ticket is submitted. Once the event has passed,
+ * either the watcher, which is a thread of the engine, or a caller that asks about the
+ * ticket is the first to notice. The ticket is then done, and its keeps, which are the
+ * objects that it has kept alive, are dropped.
  *
  * Who runs a job
  * --------------
- * With a stream, or if the request is blocking, the caller's own thread runs the job,
- * and hands what the host still has to unpack to a job thread. A job in the background
- * goes to a job thread if it uses the host or has to wait; otherwise the caller queues
- * it. A job that has to wait leaves its job thread to other jobs, and goes on later at
- * the step that it had reached.
+ * With a stream, or if the request is blocking, the caller's own thread runs the job.
+ * If there are then still bytes to unpack on the host, a job thread does that. A job in
+ * the background goes to a job thread if it uses the host or has to wait; otherwise the
+ * caller queues it. A job that has to wait leaves its job thread to other jobs, and
+ * goes on later at the step that it had reached.
  *
  * The engine owns its streams, the job threads and the kernels. It knows nothing of
  * Python: whatever must stay alive is a `keep` with a drop function. One mutex guards
@@ -64,8 +64,8 @@ CM_NODISCARD cm_status cm_engine_create(cm_runtime *rt, cm_registry *registry,
  * NULL. */
 void cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool, cm_pool *lender);
 /* Use `tuning` for copies that begin from now on. Every value must be within its
- * bounds. Values that follow from the number of processors are computed from those that
- * the process may use now.
+ * bounds. Values that depend on the number of processors are computed in this call,
+ * from the number of processors that the process may use at this moment.
  * Fails: CM_EFORKED. */
 CM_NODISCARD cm_status cm_engine_set_tuning(cm_engine *engine, const cm_tuning *tuning);
 /* For tests and benchmarks: treat all pairs of devices as unable to reach each
@@ -105,10 +105,11 @@ typedef struct cm_copy_request {
     bool is_fill;
     struct cm_many *many; /* runs to copy together, in place of dst and src; the engine
                              owns them from the call on; may be NULL */
-    struct cm_kernel_rows *rows; /* rows for a kernel (routes/kernel_rows.h), in place
-                                    of dst and src, which then only describe the first
-                                    layer for the recorder; the engine owns them from
-                                    the call on; may be NULL */
+    /* Rows that a kernel copies (routes/kernel_rows.h), in place of dst and src. These
+     * two then describe only the first pair of arrays that has such rows, so that the
+     * recorder can tell where they are. The engine owns this struct from the call on.
+     * May be NULL. */
+    struct cm_kernel_rows *rows;
     struct cm_file_job *file; /* ranges of a file to read or write, in place of dst and
                                  src; for a write in the background the engine owns this
                                  struct from the call on; may be NULL */
@@ -125,9 +126,10 @@ typedef struct cm_copy_request {
     /* One more transfer that must be over before the copy starts. If that transfer
      * fails, this copy is not made, and fails in the same way. May be NULL. */
     cm_ticket *chained_to;
-    cm_ticket *part_of; /* the ticket of a batch that this copy is a part of (a whole,
-                           see ticket.h); that ticket is done later than this copy; may
-                           be NULL */
+    /* The ticket of the whole batch, if this copy is one part of it (ticket.h tells of
+     * such wholes). That ticket is done later than this copy. NULL if this copy is not
+     * a part. */
+    cm_ticket *part_of;
     /* The engine calls this about every 50 ms while the caller's thread waits, without
      * any lock held. If the answer is true the call ends with CM_ECANCELLED. What has
      * been queued by then still runs to its end, and the keeps are dropped only after
@@ -281,8 +283,8 @@ typedef struct cm_copy_counts {
 
 const cm_copy_counts *cm_engine_counts(const cm_engine *engine);
 
-/* Find out about one end of a copy what its region does not say: whether it is
- * page-locked, and whether registrations begin or end within it. */
+/* Find out whether the memory at one end of a copy is page-locked, and whether
+ * registrations begin or end within it. The region itself does not say so. */
 cm_end_facts cm_engine_facts_of(cm_engine *engine, const cm_region *region);
 
 /* Return the number of transfers that are not done. */

@@ -190,7 +190,8 @@ cm_engine_take_unread(cm_engine *engine)
 
 /* -- submitted, done, over --------------------------------------------------------------- */
 
-/* Forget the tickets that came first, since none of them matters any more. */
+/* Release the tickets that this one had to come after. It no longer needs them, since
+ * it is over, or since streams wait for their copies from now on. */
 static void
 let_go_of_those_before(cm_ticket *ticket)
 {
@@ -209,8 +210,8 @@ let_go_of_those_before(cm_ticket *ticket)
 }
 
 /* Put the ticket into `state` and release the lock, which the caller holds. Then drop
- * the order's reference to each ticket that has become OVER, and finish each whole
- * whose parts are all over. */
+ * the order's reference to each ticket that has become OVER. If the last part of a
+ * batch is over, also finish the ticket of the whole batch. */
 static void
 enter_state_and_unlock(cm_ticket *ticket, cm_ticket_state state)
 {
@@ -366,7 +367,7 @@ cm_ticket_check_rows(const cm_ticket *ticket, cm_status status)
     if (ticket->wrong_rows == NULL || !cm_is_ok(status)) {
         return status;
     }
-    /* The device has written the word before the event behind the kernel passed. */
+    /* The word no longer changes, since the kernel that writes it has ended. */
     uint32_t wrong = *(const volatile uint32_t *)ticket->wrong_rows;
     if (wrong != 0 && ticket->wrong_rows_of_all != NULL) {
         atomic_fetch_or(ticket->wrong_rows_of_all, wrong);
@@ -456,7 +457,8 @@ ask_device(cm_runtime *rt, int device, uint64_t event, bool *done)
 }
 
 /* Ask about the event of a submitted ticket. If the event has passed, make the ticket
- * done; such a ticket is then over as well. Returns true if it is over. */
+ * done. The ticket is then also over, since its stream has waited for the copies that
+ * come before it. Returns true if it is over. */
 static bool
 query_end(cm_ticket *ticket)
 {
@@ -596,8 +598,8 @@ cm_ticket_query(cm_ticket *ticket, cm_ticket_info *out)
 enum {
     SUBMITTED_OR_LATER = CM_TICKET_SUBMITTED | CM_TICKET_DONE | CM_TICKET_OVER,
     ENDED = CM_TICKET_DONE | CM_TICKET_OVER,
-    PASSED = CM_TICKET_SUBMITTED | CM_TICKET_OVER, /* a stream can be made to wait for
-                                                      it */
+    /* The states in which a stream can be made to wait for the ticket. */
+    PASSED = CM_TICKET_SUBMITTED | CM_TICKET_OVER,
 };
 
 /* Wait until the ticket is in one of `states`.
