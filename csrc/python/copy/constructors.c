@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Has the functions that make new buffers. empty() takes the kind as an argument, and
- * there is one function for each kind, such as empty_pinned(). empty_like() takes the
- * shape and more from another array. zeros(), full(), zeros_like() and full_like() also
- * give the elements a value (fill.c). Each function first tries fast_path.c, which
- * answers usual calls. Calls with any other arguments are read here. array() and
- * asarray(), which read whatever is like an array, are in
- * cumem/buffers/constructors.py. */
+/* This file has the functions that make new buffers. empty() takes the kind of memory
+ * as an argument, and there is one function for each kind, such as empty_pinned().
+ * empty_like() takes the shape and, by default, also the dtype, the order, the kind and
+ * the device from another array. zeros(), full(), zeros_like() and full_like() also
+ * give the elements a value (fill.c). All of them but the three whose names end in
+ * _like first try fast_path.c of the folder pool, which answers the usual calls. This
+ * file reads the arguments of all other calls. array() and asarray() make a buffer of
+ * anything that is like an array, and are in cumem/buffers/constructors.py. */
 #include "docstrings.h"
 #include "python/buffer/buffer_object.h"
 #include "python/copy/copy_functions.h"
@@ -23,7 +24,8 @@
  * given. */
 typedef struct request {
     PyObject *shape;
-    PyObject *like; /* a Buffer or an array whose layout it gets, in place of a shape */
+    PyObject *like; /* a Buffer or an array, given in place of a shape; the new buffer
+                       gets its layout */
     PyObject *dtype;
     PyObject *order;
     PyObject *device;
@@ -33,8 +35,8 @@ typedef struct request {
     unsigned flags;
 } request;
 
-/* Read the shape that is given or, if `like` is given, its shape and strides. Returns
- * 0, or -1 with an exception. */
+/* Read the layout of the new buffer. It is the shape that was given or, if `like` was
+ * given, the shape and the strides of `like`. Returns 0, or -1 with an exception. */
 static int
 read_layout(const cm_state *state, const request *asked, cm_region *out)
 {
@@ -52,8 +54,8 @@ read_layout(const cm_state *state, const request *asked, cm_region *out)
     return 0;
 }
 
-/* Read order=, whose values and default differ if there is a `like`. Returns 0, or -1
- * with an exception. */
+/* Read order=. If `like` was given, order= may have more values and has another
+ * default. Returns 0, or -1 with an exception. */
 static int
 read_order(const request *asked, char *out)
 {
@@ -63,8 +65,8 @@ read_order(const request *asked, char *out)
     return cm_arg_order(asked->order, "order", "CF", 'C', out);
 }
 
-/* Read the device. If none is given, it is that of the pool or, without a pool, the
- * current device. Returns 0, or -1 with an exception. */
+/* Read the device. If no device was given, it is the device of the pool or, if no pool
+ * was given either, the current device. Returns 0, or -1 with an exception. */
 static int
 read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *out)
 {
@@ -75,9 +77,10 @@ read_place(cm_state *state, PyObject *object, const cm_pool_object *pool, int *o
     return cm_arg_device(state, object, "device", out);
 }
 
-/* Read the stream on which the memory is allocated. Host memory is not allocated on a
- * stream, and a stream that is given is only used to fill it. A wrong argument is
- * refused all the same. Returns 0, or -1 with an exception. */
+/* Read the stream on which the memory is allocated. *out is NULL for host memory, which
+ * is not allocated on a stream. If a stream was given for host memory, only the fill
+ * after the allocation uses the stream, but a wrong argument is refused here all the
+ * same. Returns 0, or -1 with an exception. */
 static int
 read_stream(cm_state *state, const request *asked, int device, cm_stream **out)
 {
@@ -137,8 +140,8 @@ enum {
     NEW_COUNT
 };
 
-/* Read the kind. If none is given, it is that of the pool or, without a pool, device
- * memory. Returns 0, or -1 with an exception. */
+/* Read the kind. If no kind was given, it is the kind of the pool or, if no pool was
+ * given either, device memory. Returns 0, or -1 with an exception. */
 static int
 read_kind(PyObject *given, const cm_pool_object *pool, cm_kind *out)
 {
@@ -184,8 +187,9 @@ enum {
     LIKE_COUNT
 };
 
-/* Read the prototype, which may be any exporter or a list, as a Buffer or an array.
- * Returns a new reference, or NULL with an exception. */
+/* Turn the prototype into a Buffer or an array. It may be one already, an object that
+ * offers its memory by a protocol (an exporter), or a list. Returns a new reference, or
+ * NULL with an exception. */
 static PyObject *
 read_prototype(cm_state *state, PyObject *prototype, PyObject *stream)
 {
@@ -206,8 +210,10 @@ dtype_of(const cm_state *state, PyObject *memory)
     return cm_numpy_dtype_of(memory);
 }
 
-/* Find the device that a prototype is on, for a call that names neither a device nor a
- * pool. For a tensor this is PyTorch's current device. Returns a new reference, or NULL
+/* Find the device for a call of empty_like() that names no pool. A device that was
+ * given is taken. Otherwise a Buffer that is not pageable gives the device that it is
+ * on, and a PyTorch tensor gives PyTorch's current device. In all other cases the
+ * answer is None, which stands for the current device. Returns a new reference, or NULL
  * with an exception. */
 static PyObject *
 device_of(cm_state *state, PyObject *prototype, PyObject *device)
@@ -226,10 +232,11 @@ device_of(cm_state *state, PyObject *prototype, PyObject *device)
     return Py_NewRef(device == NULL ? Py_None : device);
 }
 
-/* Read the kind and its flags. If neither a kind nor a pool is given, and the prototype
- * is a buffer of ours that is not pageable, both are taken from it. Its flags are taken
- * only if its memory comes from a pool, since other memory has no flags of ours.
- * Returns 0, or -1 with an exception. */
+/* Read the kind and the flags with which its memory is allocated. If neither a kind nor
+ * a pool was given, and the prototype is a buffer of ours that is not pageable, the new
+ * buffer has the kind of the prototype. If the prototype then has memory of a pool and
+ * is not device memory, the new buffer also has the flags of the prototype. Otherwise
+ * it has the usual flags of the kind. Returns 0, or -1 with an exception. */
 static int
 read_kind_like(const cm_state *state, PyObject *const *values,
                const cm_pool_object *pool, request *asked)
@@ -295,9 +302,9 @@ leave:
 
 /* -- values of new buffers ----------------------------------------------------------------- */
 
-/* These two functions give a new buffer zeros, or a value. They take over the reference
- * to `made`, which may be NULL with an exception, and drop it if they fail. They return
- * it, or NULL with an exception. */
+/* zeroed() fills a new buffer with zeros, and filled() fills it with a value. Both take
+ * over the reference to `made`, which may be NULL with an exception. They return this
+ * reference or, if they fail, drop it and return NULL with an exception. */
 static PyObject *
 zeroed(PyObject *made, PyObject *stream)
 {
@@ -316,10 +323,11 @@ filled(PyObject *made, PyObject *value, PyObject *stream, PyObject *casting)
     return made;
 }
 
-/* Find the stream on which the value of full() is read, if that is memory of another
- * library. It is the stream that was given. If none was given and the new buffer is
- * device memory, it is the device's current stream, which fills the buffer too. *out is
- * a new reference, or NULL if any stream will do. Returns 0, or -1 with an exception.
+/* Find the stream on which full() reads its value if the value is memory of another
+ * library. If a stream was given, it is that stream. If none was given and the new
+ * buffer is device memory, it is the device's current stream, which also fills the
+ * buffer. *out is a new reference to the stream, or NULL if any stream will do. Returns
+ * 0, or -1 with an exception.
  */
 static int
 find_reading_stream(cm_state *state, PyObject *const *values, PyObject **out)
@@ -365,7 +373,7 @@ read_value_with_dtype(cm_state *state, PyObject *value, PyObject *const *values)
     return source;
 }
 
-/* -- the functions: each tries the fast path first ---------------------------------------- */
+/* -- the functions ------------------------------------------------------------------------ */
 
 #define KEYWORDED(name)                                                                \
     static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs,   \
@@ -512,8 +520,8 @@ KEYWORDED(empty_mapped)
     return empty_on_host(module, "empty_mapped", CM_KIND_MAPPED, args, nargs, kwnames);
 }
 
-/* Read attach=, which says whether managed memory is attached to the host or, by
- * default, to all. Returns 0, or -1 with an exception. */
+/* Read attach=, which says which devices may use managed memory at first: by default
+ * all of them ("global"), and with "host" none. Returns 0, or -1 with an exception. */
 static int
 read_attach(PyObject *object, unsigned *out)
 {

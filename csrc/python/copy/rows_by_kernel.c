@@ -1,36 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies rows by a kernel that reads their numbers itself.
+/* Copies rows by a kernel. A call names the rows by their numbers, and the kernel reads
+ * these numbers itself.
  *
  * The idea
  * --------
  * The kernel runs on a device that reaches all arrays, and reads the numbers in the
  * order of the stream (routes/kernel_rows.h). The host only describes the arrays. If
  * the numbers lie on a device, the host could not read them here without waiting for
- * the stream, so their buffer is an end of the call like the source. Numbers that the
- * host has are checked, and written to page-locked memory, where the kernel finds them
- * (rows/kernel_numbers.h). That memory is an end of the call, too, so it stays until
- * the copy is done, or as long as a graph that has captured the copy.
+ * the stream. So their buffer becomes an end of the call, which means that the call
+ * keeps the buffer alive and comes after earlier work on it, as it does for the source.
+ * If the host has the numbers, it checks them and writes them to page-locked memory,
+ * where the kernel finds them (rows/kernel_numbers.h). This memory is an end of the
+ * call, too. So it stays allocated until the copy is done or, if a graph has captured
+ * the copy, as long as the graph exists.
  *
- * Only the kernel sees whether a number on a device names a row. If it does not, the
- * kernel leaves that row out and says so in a word of page-locked memory, which the
- * ticket of the copy reads. A graph has no such word, since its ticket is done before
- * it runs. Only in the graph of a RowPlan does the kernel write to the word of the plan
- * (row_plan.c).
+ * Only the kernel sees whether a number on a device names a row. If a number names no
+ * row, the kernel leaves that row out and says so in a word of page-locked memory,
+ * which the ticket of the copy reads. A copy in a graph has no such word, since its
+ * ticket is done before the graph runs. But if the copy belongs to a RowPlan, the plan
+ * has a word of its own, and in a graph the kernel writes to this word (row_plan.c).
  *
- * As long as the numbers lie on a device, nobody knows which rows will be written. So
- * ends whose arrays touch count as ends that overlap. They are copied by two kernels,
- * through packed memory. The first one reads the rows of the source. The second one is
- * given the numbers of the source again, so that it leaves out the rows that the first
- * one could not read.
+ * If the numbers lie on a device, the host does not know which rows will be written. So
+ * if arrays of the source and of the target have bytes in common, the rows count as
+ * overlapping, and two kernels copy them. The first kernel gathers the rows of the
+ * source in packed memory, where they lie one after the other. The second kernel writes
+ * them to the target. The second kernel is given the numbers of the source as well, so
+ * that it leaves out the rows whose numbers were wrong, which the first kernel has not
+ * gathered.
  *
- * If the host has the numbers, they tell which rows are written. If source and target
- * are the same array, they also tell whether a row is both read and written. Arrays
- * that touch in another way are copied by runs (rows.c).
+ * If the host has the numbers and source and target are the same array, the numbers
+ * tell whether a row is both read and written. If the arrays have bytes in common in
+ * another way, the numbers do not tell, and rows.c copies the rows as runs of bytes,
+ * which it compares.
  *
  * If no device reaches all ends, for example because one of them is ordinary memory,
  * the host fetches the numbers and waits for them (cm_rows_fetch_numbers()). The same
- * happens if the target touches the numbers themselves, or if the kernel cannot read
- * them because they are not aligned or are in the other byte order. */
+ * happens if the copy may write to the memory of the numbers themselves, or if the
+ * kernel cannot read the numbers because they are not aligned or are in the other byte
+ * order. */
 #include <string.h>
 
 #include "python/buffer/buffer_object.h"
@@ -54,8 +61,8 @@ cm_rows_device_of_numbers(const cm_rows_end *end)
     return numbers_of(end)->storage->device;
 }
 
-/* True if a kernel can read the numbers, which have to be aligned and in the
- * processor's byte order. */
+/* True if a kernel can read the numbers of an end. It can if they are aligned and in
+ * the processor's byte order. */
 static bool
 are_readable(const cm_rows_end *end)
 {
@@ -87,7 +94,8 @@ region_at(const cm_row_copy *self, Py_ssize_t index, cm_region *out)
     return end->given.on_device != NULL;
 }
 
-/* True if a kernel of the device reaches everything. Needs no GIL. */
+/* True if a kernel of the device reaches all arrays and all numbers that lie on a
+ * device. Needs no GIL. */
 static bool
 reaches_all(const cm_row_copy *self, cm_engine *engine, int device)
 {
@@ -128,8 +136,9 @@ writes_numbers(const cm_row_copy *self)
     return false;
 }
 
-/* Return the first device, beginning with that of the stream, that has a part in the
- * call and reaches everything, or -1 if no device does. Needs no GIL. */
+/* Return a device that reaches all arrays and numbers, or -1 if there is none. The
+ * device of the stream is tried first, and then each device that has an array or
+ * numbers of the call. Needs no GIL. */
 static int
 find_reaching(const cm_row_copy *self, cm_engine *engine)
 {
@@ -154,9 +163,10 @@ find_reaching(const cm_row_copy *self, cm_engine *engine)
     return -1;
 }
 
-/* Do the same as find_reaching(), but only for a device that can load the kernel.
- * Without the kernel, rows whose numbers the host has are copied by the copy engine.
- * Returns the device or -1. Needs no GIL. */
+/* Do the same as find_reaching(), but return -1 if the device cannot load the kernel
+ * and the host has all numbers, since the copy engine then copies the rows. Numbers on
+ * a device leave no such choice, so the device is returned all the same. Needs no GIL.
+ */
 static int
 find_able(const cm_row_copy *self, cm_engine *engine)
 {
@@ -184,9 +194,9 @@ cm_rows_find_device(cm_row_copy *self, int *device)
 
 /* -- by the host after all ---------------------------------------------------------- */
 
-/* Make a tuple of the streams whose work may still write the numbers, which are that of
- * the call and those of after=. *out is NULL if there are none. Returns 0, or -1 with
- * an exception. */
+/* Make a tuple of the streams whose work may still write the numbers. They are the
+ * stream that was given as stream= and those that were given as after=. *out is NULL if
+ * none was given. Returns 0, or -1 with an exception. */
 static int
 streams_before(const cm_row_copy *self, PyObject **out)
 {
@@ -253,12 +263,14 @@ cm_rows_fetch_numbers(cm_row_copy *self)
 
 /* -- what is prepared ---------------------------------------------------------------- */
 
-/* Here a cm_rows_kernel is called a kernel_call. It is the preparation for copies and,
- * in a struct of its own for each, one copy (rows_call.h). */
+/* This file calls a cm_rows_kernel a kernel_call. A plan has one such struct, which
+ * says what is prepared for all of its copies. Each copy works on a copy of the struct
+ * (rows_call.h). */
 typedef cm_rows_kernel kernel_call;
 
-/* If there are more layers than these, or more numbers than CM_ROWS_MANY_NUMBERS, the
- * GIL is released while they are looked through. */
+/* If a call has more layers than this, or more numbers than CM_ROWS_MANY_NUMBERS, the
+ * GIL is released while the layers and the numbers are compared. A layer is one pair of
+ * arrays (rows/layers.h). */
 enum { MANY_LAYERS = 16 };
 
 static bool
@@ -267,9 +279,9 @@ are_of_host(const kernel_call *self, cm_side side)
     return self->copy->ends[side].given.array != NULL;
 }
 
-/* Make room for the numbers that the host has, in one buffer for both ends, which is
- * called the sheet. *sheet is a new reference to it, or NULL if the host has no
- * numbers. Returns 0, or -1 with an exception. */
+/* Make the sheet, which is one buffer for the numbers of both ends. It has room for the
+ * numbers that the host has. *sheet is a new reference to this buffer, or NULL if the
+ * host has no numbers. Returns 0, or -1 with an exception. */
 static int
 begin_sheet(kernel_call *self, PyObject **sheet)
 {
@@ -307,9 +319,9 @@ begin_sheet(kernel_call *self, PyObject **sheet)
     return 0;
 }
 
-/* Set *out to whether a row of the target is named twice. Negative numbers mean
- * different rows in arrays of different lengths, so arrays of each length are looked
- * at. */
+/* Set *out to whether a row of the target is named twice. A negative number counts from
+ * the end of an array, so it means different rows in arrays of different lengths. If
+ * there are such numbers, the check is made for each length. */
 static cm_status
 find_twice(const kernel_call *self, bool *out)
 {
@@ -326,10 +338,10 @@ find_twice(const kernel_call *self, bool *out)
     return cm_ok();
 }
 
-/* True if the rows of an end are 0, 1, … because no numbers were given for it, and
- * there are more of these than the shortest of its arrays has rows. Numbers that the
- * host has are checked where they are written, and numbers on a device are checked by
- * the kernel. */
+/* True if no numbers were given for an end, so that its rows are 0, 1, …, and the copy
+ * has more rows than the shortest array of the end. Returns false for an end with
+ * numbers of its own, because write_numbers() checks those that the host has, and the
+ * kernel checks those on a device. */
 static bool
 are_too_many(const kernel_call *self, cm_side side)
 {
@@ -357,8 +369,8 @@ side_of(kernel_call *self, cm_side side)
                              cm_rows_shortest(self->copy, side)};
 }
 
-/* Write numbers to the sheet, and set *right to whether all of them are right. Needs no
- * GIL. */
+/* Write the numbers of both sides to the sheet. Sets *right to whether each of them
+ * names a row, and no two of them name the same row of the target. Needs no GIL. */
 static cm_status
 write_and_check(const kernel_call *self, cm_engine *engine,
                 const cm_numbers_side sides[2], bool *right)
@@ -398,8 +410,8 @@ write_numbers(kernel_call *self)
 }
 
 /* Look for the number that is wrong, layer by layer, and refuse it. The numbers are
- * copied first. If no number of that copy is wrong, because somebody has changed the
- * numbers meanwhile, the numbers are written to the sheet again. Returns 0, or -1 with
+ * copied before the search, since somebody may be changing them. If none of the copied
+ * numbers is wrong, the copied numbers are written to the sheet. Returns 0, or -1 with
  * an exception. */
 static int
 refuse_numbers(kernel_call *self)
@@ -419,8 +431,9 @@ refuse_numbers(kernel_call *self)
     return write_numbers(self) < 0 ? -1 : 0;
 }
 
-/* Read the memory in which the kernel finds the numbers of an end, so that this memory
- * can be an end of the call too. Returns 0, or -1 with an exception. */
+/* Make an operand of the memory in which the kernel finds the numbers of one end, so
+ * that each pass can add this memory to the ends of its request. Returns 0, or -1 with
+ * an exception. */
 static int
 add_memory(kernel_call *self, cm_side side, PyObject *sheet)
 {
@@ -488,8 +501,8 @@ cm_rows_kernel_fini(cm_rows_kernel *self)
     }
 }
 
-/* Make a word that the kernel and the host write. Returns a new reference to its
- * buffer, or NULL with an exception. */
+/* Make a word of page-locked memory that both the kernel and the host write. Returns a
+ * new reference to its buffer, or NULL with an exception. */
 static PyObject *
 allocate_word(const kernel_call *self)
 {
@@ -544,12 +557,13 @@ begin_flag(kernel_call *self)
 
 /* -- a pass ------------------------------------------------------------------------- */
 
-/* One launch of the kernel for all layers. The struct stays at one address. */
+/* One pass copies all layers by one request to the engine. The struct must not be
+ * moved, since `many` must not be (many.h). */
 typedef struct kernel_pass {
     cm_many_call many;
     cm_rows_end *ends[2]; /* borrowed, by cm_side */
     bool reads_dst_rows;  /* otherwise the rows of the target are 0, 1, … */
-    bool is_packed;       /* the source has been gathered by the pass before */
+    bool is_packed;       /* the source is what the first pass has gathered */
     bool is_last;         /* this pass shows progress, and notes wrong numbers */
     bool in_order;
 } kernel_pass;
@@ -567,9 +581,10 @@ add_numbers(const kernel_call *self, kernel_pass *pass, cm_side side)
     return cm_many_call_add_end(&pass->many, memory, &memory->region, false);
 }
 
-/* Arrange for wrong numbers to be noted in the word of a plan. The ticket does so or,
- * in a graph, the kernel. The word is an end of the copy, so a graph keeps it. Returns
- * 0, or -1 with an exception. */
+/* Arrange for wrong numbers to be noted in the word of a plan. Usually the ticket
+ * writes the word. In a graph the kernel writes it, since the ticket is done before the
+ * graph runs. The word is an end of the call, so the graph keeps it alive. Returns 0,
+ * or -1 with an exception. */
 static int
 add_word(const kernel_call *self, kernel_pass *pass)
 {
@@ -582,8 +597,8 @@ add_word(const kernel_call *self, kernel_pass *pass)
     return cm_many_call_add_end(&pass->many, word, &word->region, false);
 }
 
-/* Let the kernel note wrong numbers, and the ticket look for them. Returns 0, or -1
- * with an exception. */
+/* Let the kernel of the last pass write to the flag if a number is wrong, and let the
+ * ticket read the flag. Returns 0, or -1 with an exception. */
 static int
 add_flag(const kernel_call *self, kernel_pass *pass)
 {
@@ -606,8 +621,9 @@ add_flag(const kernel_call *self, kernel_pass *pass)
     return PyList_Append(pass->many.owners, self->flag);
 }
 
-/* Add the arrays of a layer. If the source has been gathered, its numbers still are
- * those of the array that it was gathered from. Returns 0, or -1 with an exception. */
+/* Add the arrays of a layer. If the source is packed memory, the numbers still name
+ * rows of the array from which the packed rows were gathered. So the kernel is told how
+ * many rows that array has. Returns 0, or -1 with an exception. */
 static int
 add_layer(const kernel_call *self, kernel_pass *pass, Py_ssize_t index)
 {
@@ -683,9 +699,9 @@ run_pass(const kernel_call *self, kernel_pass *pass, cm_ticket **out)
     return cm_many_call_run(&pass->many, "while copying rows", out);
 }
 
-/* Gather the rows of the source into the packed memory. *out is the ticket of that
- * copy, which the caller owns, or NULL if the rows are there already. Returns 0, or -1
- * with an exception. */
+/* Gather the rows of the source into the packed memory. *out is the ticket of this
+ * pass, which the caller owns. It is NULL if the call is blocking, since the rows are
+ * then in the packed memory already. Returns 0, or -1 with an exception. */
 static int
 gather(const kernel_call *self, kernel_pass *pass, cm_ticket **out)
 {
@@ -763,9 +779,10 @@ differ_by_layer(const kernel_call *self)
            && (self->known[CM_DST].has_negative || self->known[CM_SRC].has_negative);
 }
 
-/* For arrays that have bytes in common, compare the numbers of the rows that are read
- * with those of the rows that are written, and set *touches. Sets *out to whether the
- * numbers can tell. Needs no GIL. */
+/* Compare the numbers of the rows that are read with the numbers of the rows that are
+ * written, for arrays that have bytes in common. Sets *out to whether the numbers can
+ * tell whether such rows touch. If they can, sets *touches to the answer. Needs no GIL.
+ */
 static cm_status
 compare_rows(const kernel_call *self, cm_rows_end *const ends[2], bool *touches,
              bool *out)
@@ -785,8 +802,8 @@ compare_rows(const kernel_call *self, cm_rows_end *const ends[2], bool *touches,
 }
 
 /* Set *touches to whether rows that are written may touch rows that are read, and
- * *is_known to whether that was found out. Numbers on a device cannot tell, so rows
- * count as touching if their arrays do. Needs no GIL. */
+ * *is_known to false if the arrays have bytes in common but the numbers cannot tell.
+ * The rows then count as touching. Needs no GIL. */
 static cm_status
 find_touch(const kernel_call *self, bool *touches, bool *is_known)
 {
@@ -828,8 +845,8 @@ copy_by_kernel(const kernel_call *self, PyObject **answer)
     return *answer == NULL ? -1 : 1;
 }
 
-/* True if the numbers show that the copy engine moves the rows as fast. Needs no
- * GIL. */
+/* True if the numbers show that the copy engine moves the rows at least as fast as the
+ * kernel would. Needs no GIL. */
 static bool
 suits_engine(const kernel_call *self)
 {
