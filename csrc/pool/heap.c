@@ -33,8 +33,9 @@ add_slab(cm_heap *heap)
     return true;
 }
 
-/* Make sure that there are spare nodes for two cuts. Returns false if there is no
- * memory for them. */
+/* Make sure that at least two nodes are spare, since cm_heap_carve() may cut a span
+ * twice and each cut takes a node. A node is the struct that describes a span. Returns
+ * false if there is no memory for more nodes. */
 static bool
 have_nodes(cm_heap *heap)
 {
@@ -115,17 +116,18 @@ cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes)
 enum {
     UNIT_SHIFT = 6,    /* sizes are counted in units of 64 bytes */
     MANTISSA_BITS = 5, /* 32 bins for each power of two */
-    /* How many spans to look at in the bin of the requested size, where some may be too
-     * short. */
+    /* How many spans a search looks at in the bin of the requested size. Some of the
+       spans in this bin may be too short. */
     LOOK_OWN_BIN = 24,
     LOOK_LATER_BINS = 8, /* the same in each bin of longer spans */
-    /* How many bins to look at before the search gives up. Their spans may all be
-     * pending for other streams. */
+    /* How many bins with spans a search looks at before it gives up. It may find
+       nothing in them, because all of their spans may be pending for other streams. */
     LOOK_BINS = 8,
     /* The search stops after this many spans that fit and takes the best of them. */
     LOOK_FITS = 12,
-    TIDY_NBYTES = 1000000, /* shorter blocks never prefer a hole */
-    TIDY_MISSING = 4       /* how many granules a preferred hole may lack */
+    TIDY_NBYTES = 1000000, /* a shorter block never takes a hole if a span fits */
+    TIDY_MISSING = 4 /* how many granules of a hole that is preferred to a span may be
+                        without memory */
 };
 
 static uint32_t
@@ -171,7 +173,8 @@ unbin_span(cm_heap *heap, cm_heap_span *span)
 void
 cm_heap_init(cm_heap *heap)
 {
-    /* A compound literal of 26 KB might be built on the stack first. */
+    /* This is no assignment of a compound literal, because a compiler might build the
+     * 26 KB of the literal on the stack first. */
     memset(heap, 0, sizeof(*heap));
     cm_list_init(&heap->arenas);
     cm_list_init(&heap->gaps);
@@ -280,8 +283,8 @@ pending_nbytes(const cm_heap_span *span, const cm_heap_view *view)
 
 /* True if two FREE neighbours may become one. Pending work of one stream must not hold
  * up much more memory than it covers. So a clean span joins a pending one only if at
- * least half of their bytes together are pending, or if no other stream could want them
- * (view->single_stream). */
+ * least half of the bytes of both together are pending, or if no other stream could
+ * want the memory (view->single_stream). */
 static bool
 may_join(const cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
 {
@@ -319,9 +322,10 @@ add_up(cm_heap_span *a, const cm_heap_span *b, const cm_heap_view *view)
     a->block.nbytes += b->block.nbytes;
 }
 
-/* Join `b` to `a`, its neighbour below. Only one of the two is in a bin. This one is
- * `binned`, and joining takes it out of its bin. Returns false, and changes nothing, if
- * the two must not join because of work that still runs on them. */
+/* Join `b` to `a`, the neighbour below `b`. One of the two spans is in a bin and the
+ * other is in none. `binned` is the span in the bin, and joining takes it out of there.
+ * Returns false, and changes nothing, if the two must not join because of work that
+ * still runs on them. */
 static bool
 try_join(cm_heap *heap, cm_heap_span *a, cm_heap_span *b, cm_heap_span *binned,
          const cm_heap_view *view)
@@ -410,8 +414,8 @@ cm_heap_join(cm_heap *heap, const cm_heap_view *view)
 
 /* -- cutting ---------------------------------------------------------------------------- */
 
-/* Put a part that was cut off a span into the bin or the list of gaps that the span
- * came from. */
+/* File a part that was cut off a span. If the part is FREE, it goes into the bin of its
+ * size, and if it is a GAP, it goes into the list of gaps. */
 static void
 put_rest(cm_heap *heap, cm_heap_span *rest)
 {
@@ -482,8 +486,8 @@ fits(const cm_heap_span *span, uint64_t nbytes, uint64_t align,
 }
 
 /* Count the granules that a block at `begin` would have to itself. [low, high) is the
- * run of addresses around it where nothing is live; a granule that reaches beyond the
- * run is shared with others and does not count. */
+ * run of addresses around the block where nothing is live. A granule that reaches
+ * beyond the run is shared with other blocks and does not count. */
 static uint64_t
 count_touched(uint64_t granule, cm_address low, cm_address high, cm_address begin,
               uint64_t nbytes)
@@ -501,8 +505,9 @@ is_gap(const cm_heap_span *span)
     return span != NULL && span->state == CM_SPAN_GAP;
 }
 
-/* True if `a` is a better place than `b` (see cm_hole). `grows` says that the place
- * will be filled up with memory, so the granules that it lacks matter most. */
+/* True if `a` is a better place than `b` (see cm_hole). If `grows` is set, the pool is
+ * going to bring memory to the gaps of the place, so the number of granules without
+ * memory matters most. */
 static bool
 is_better(const cm_hole *a, const cm_hole *b, bool grows)
 {
@@ -516,10 +521,10 @@ is_better(const cm_hole *a, const cm_hole *b, bool grows)
                                           : a->missing < b->missing;
 }
 
-/* Replace `best` by a place at one end of a free span if that place is better. Of the
- * two ends this takes the one where the block touches fewer granules. If the block
- * touches as many at both ends, this takes the lower end, unless a gap lies below the
- * span and none above. */
+/* Replace `best` by a place at one end of a free span if that place is better. The
+ * function tries the end of the span where the block touches fewer granules. If the
+ * block touches equally many granules at both ends, the function tries the lower end.
+ * But if a gap lies below the span and no gap lies above it, it tries the upper end. */
 static void
 try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
 {
@@ -544,7 +549,7 @@ try_span(cm_heap_span *span, uint64_t nbytes, uint64_t align, cm_hole *best)
     }
 }
 
-/* Look at the first `look` spans of a bin, and lower *wanted by one for each that
+/* Look at the first `look` spans of a bin, and lower *wanted by one for each span that
  * fits. */
 static void
 look_in_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
@@ -564,8 +569,8 @@ look_in_bin(const cm_list *bin, uint64_t look, uint64_t nbytes, uint64_t align,
     }
 }
 
-/* Replace `best` by the place at `begin` if that is better. The place lies in the run
- * (heap.h) that goes from the span `first` to the address `end`. */
+/* Replace `best` by the place that begins at `begin` if that place is better. The place
+ * lies in the run (heap.h) that goes from the span `first` to the address `end`. */
 static void
 try_hole(cm_heap_span *first, cm_address end, cm_address begin, uint64_t nbytes,
          bool grows, cm_hole *best)
@@ -607,9 +612,10 @@ is_in_run(const cm_heap_span *span, const cm_heap_view *view)
                && cm_span_is_usable(span, view));
 }
 
-/* Try the place at each end of every run that has a gap. At an end, a place may share a
- * granule with a neighbour of the run. The upper end is not tried if it is the end of
- * the arena. */
+/* Try two places in every run that has a gap, one at each end of the run. A place at an
+ * end may share a granule with the span beside the run, and a shared granule does not
+ * count as touched. At the end of the arena there is no such span, so the upper end is
+ * not tried there. */
 void
 cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, bool grows, cm_hole *best)
@@ -640,11 +646,12 @@ cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
     }
 }
 
-/* True if a long block should not take the free span `fit`, because some hole touches
- * fewer granules, even though the memory of a few granules must be moved there first.
- * The memory of a granule that a block touches can no longer be moved to where it is
- * needed next. That matters only for a while after the pool had to grow, so
- * hole_preference_count limits how often a hole is looked for after each growth. */
+/* True if a long block should take a hole rather than the place `fit` in a free span. A
+ * hole is better if the block would touch fewer granules there, even though the memory
+ * of a few granules has to be moved to the hole first. The reason is that the memory of
+ * a granule can no longer be moved elsewhere once a block touches the granule. This
+ * matters only for a while after the pool had to grow. So each growth sets
+ * hole_preference_count, which limits how many calls look for a hole. */
 static bool
 is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
                   const cm_heap_view *view, const cm_hole *fit)
@@ -659,15 +666,15 @@ is_better_in_hole(cm_heap *heap, uint64_t nbytes, uint64_t align,
     if (nbytes >= TIDY_NBYTES && fit->touched > 0) {
         cm_heap_find_hole(heap, nbytes, align, view, false, &best);
     }
-    /* A hole that begins in the span `fit` itself does not count. We tried to count
+    /* A hole that begins in the same span as `fit` does not count. We tried to count
      * such holes too, by returning `best.missing > 0`. Then the replay of traces (T13
      * of benchmarks/pools.py) reserved 0.9 % more for two_streams, 0.6 % less for
      * unet_attention and the same for three others. */
     return best.first != fit->first;
 }
 
-/* Take the best of a few free spans, or of all if `every` is set, and cut it to
- * size. */
+/* Look at a few free spans, or at all of them if `every` is set, take the best one and
+ * cut it to size. */
 static cm_heap_span *
 take_fit(cm_heap *heap, uint64_t nbytes, uint64_t align, const cm_heap_view *view,
          bool every)
@@ -865,7 +872,8 @@ cm_heap_follow_piece(const cm_heap_span *first, const cm_heap_view *view,
 
 /* Count the pieces (heap.h) in the row of free spans that begins with `first`. If a
  * free span lies before `first`, do nothing, since the row is counted from its own
- * first span. With `is_many` count the span `first` alone, as if it could not join. */
+ * first span. If `is_many` is set, count the span `first` alone, as if it could not
+ * join its neighbours. */
 static void
 count_from(const cm_heap_span *first, const cm_heap_view *view, bool is_many,
            cm_heap_pieces *out)
@@ -902,8 +910,8 @@ cm_heap_count_pieces(const cm_heap *heap, const cm_heap_view *view)
 {
     cm_heap_pieces pieces = {0, 0, 0};
     uint64_t left = CM_PIECE_LOOKS;
-    /* If there are many spans, look only into the last bin that has any: the longest
-     * span is in it, and the others there are hardly shorter. */
+    /* If there are many spans, look only into the last bin that has spans. The longest
+     * span is in this bin, and the other spans of the bin are hardly shorter. */
     bool is_many = heap->free_count > CM_PIECE_LOOKS;
     uint32_t bin = is_many ? last_bin(heap) : next_bin(heap, 0);
     for (; bin < CM_HEAP_BIN_COUNT; bin = next_bin(heap, bin + 1)) {
@@ -945,8 +953,8 @@ check_arena(const cm_arena *arena, cm_heap_sums *sums)
     return at == arena->base + arena->nbytes;
 }
 
-/* True if every span of the bin belongs there, and `occupied` says whether the bin has
- * any. Adds the number of its spans to `count`. */
+/* True if every span of the bin belongs there, and if heap->occupied says correctly
+ * whether the bin has spans. Adds the number of spans in the bin to `count`. */
 static bool
 check_bin(const cm_heap *heap, uint32_t bin, uint64_t *count)
 {

@@ -8,9 +8,10 @@
 #include "python/protocols/dlpack.h"
 #include "python/protocols/protocols.h"
 
-/* Return the state of the extension in this interpreter, as DLPack's functions get no
- * object that leads to it. It is borrowed from the module, which stays loaded as long
- * as there are buffers. Returns NULL with an exception if it fails. */
+/* Return the state of the extension in this interpreter. It is looked up in the module,
+ * since DLPack's functions get no object that leads to the state. The module keeps the
+ * state alive, and stays loaded as long as there are buffers. Returns NULL with an
+ * exception if it fails. */
 static cm_state *
 find_state(void)
 {
@@ -20,8 +21,9 @@ find_state(void)
     return state;
 }
 
-/* Take the tensor out of a new capsule of ours, whose reference is taken over. Returns
- * 0, or -1 if the capsule is NULL. */
+/* Take the tensor out of a new capsule of ours, and drop the caller's reference to the
+ * capsule. Returns 0, or -1 with an exception, which has been set already if the
+ * capsule is NULL. */
 static int
 open_own(PyObject *capsule, cm_dl_versioned **out)
 {
@@ -56,8 +58,9 @@ report_exception(void *context, cm_dl_set_error set_error)
     Py_XDECREF(traceback);
 }
 
-/* Allocate memory of a pool for a tensor like this one, and make a capsule over it.
- * Returns NULL with an exception if it fails. */
+/* Allocate memory from a pool for a tensor with the shape, the dtype and the device of
+ * `like`, and make a capsule that exports the memory. Returns NULL with an exception if
+ * it fails. */
 static PyObject *
 allocate(const cm_dl_tensor *like)
 {
@@ -94,8 +97,8 @@ done:
     return capsule;
 }
 
-/* Allocate memory like that of `like`. The caller need not hold the GIL. Returns 0, or
- * -1 after telling the caller by `set_error` what was wrong. */
+/* Make a new tensor like `like`, in memory of its own. The caller need not hold the
+ * GIL. Returns 0, or -1 after telling the caller by `set_error` what was wrong. */
 static int
 give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
             cm_dl_set_error set_error)
@@ -110,7 +113,8 @@ give_memory(const cm_dl_tensor *like, cm_dl_versioned **out, void *context,
     return result;
 }
 
-/* Export a buffer, ordered on the current stream. Returns 0, or -1 with an exception.
+/* Export a buffer, and make the current stream wait for earlier work on it. Returns 0,
+ * or -1 with an exception.
  */
 static int
 give_tensor(void *object, cm_dl_versioned **out)
@@ -155,11 +159,13 @@ take_tensor(cm_dl_versioned *managed, void **out)
     cm_kind kind =
         buffer == NULL ? CM_KIND_PAGEABLE : cm_buffer_kind((cm_buffer *)(void *)buffer);
     if (cm_kind_is_on_device(kind) || cm_kind_migrates(kind)) {
-        /* Streams are going to use the memory, so the current stream is recorded for
-         * it. */
+        /* Work on the current stream is going to use the memory. So record the stream
+         * with the buffer, and the memory is not freed before that work is done. */
         PyObject *done = PyObject_CallMethod(buffer, "record_stream", "O", Py_None);
         if (done == NULL) {
-            /* Without its deleter the tensor outlives the buffer. */
+            /* Dropping the buffer would call the deleter of the tensor, but after a
+             * failure the tensor still belongs to the caller. So the buffer must not
+             * find the deleter. */
             void (*deleter)(cm_dl_versioned *) = managed->deleter;
             managed->deleter = NULL;
             Py_CLEAR(buffer);
@@ -171,8 +177,8 @@ take_tensor(cm_dl_versioned *managed, void **out)
     return buffer == NULL ? -1 : 0;
 }
 
-/* Store the handle of the current stream of a device, or 0 if no stream orders the
- * memory. Returns 0, or -1 with an exception. */
+/* Store the handle of the current stream of a DLPack device, or 0 for memory on which
+ * no stream orders the work. Returns 0, or -1 with an exception. */
 static int
 get_current_stream(int32_t type, int32_t id, void **out)
 {

@@ -105,15 +105,16 @@ cm_kernel_rows_can_load(cm_engine *engine, int device)
 
 /* -- the route ---------------------------------------------------------------------- */
 
-/* Fewer bytes of numbers than this are not copied to the device. The kernel has read
- * them over the bus before a copy of them could begin. */
+/* If there are fewer bytes of numbers than this, they are not copied to the device. The
+ * kernel reads so few bytes over the bus faster than a copy of them could begin. */
 enum { LEAST_SHEET_NBYTES = 1 << 10 };
 
-/* Copy the numbers that the host has written to the device, and let `move` read them
- * there. If a kernel reads a number over the bus, the number has to wait behind the
- * rows that are on their way over the bus, and a block of the kernel waits with it. The
- * numbers stay on the host if the device has no room for them. They also stay there if
- * the copy is captured, because a graph could not free the room again. */
+/* The host has written numbers to page-locked memory. Copy these numbers to the memory
+ * of the device, and let `move` read them there. If the kernel read the numbers over
+ * the bus instead, each number would have to wait behind the rows that are on their way
+ * over the bus, and a block of the kernel would wait for the number. The numbers stay
+ * on the host if the device has no room for them. They also stay there if the copy is
+ * captured, because a graph could not free the room again. */
 static cm_status
 bring_numbers(cm_job *job, cm_rows_move *move)
 {
