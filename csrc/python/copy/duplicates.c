@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Has the methods that copy a buffer to a new one, which are copy(), flatten() and
- * astype(), and also ravel() if no view will do. The new buffer has the same kind of
- * memory as the old one, the same flags and the same device, so that a copy of managed
- * memory is managed memory. Ordinary memory has no pool. So a copy of it lies in memory
- * of NumPy's, which is page-locked inside numpy_pinned(). */
+/* This file has the methods that copy a buffer to a new one. These are copy(),
+ * flatten(), astype() and, if no view will do, ravel(). The new buffer has the same
+ * kind of memory, the same flags and the same device as the old one, so that a copy of
+ * managed memory is managed memory. Pools have no ordinary memory. So NumPy allocates
+ * the memory for a copy of an ordinary buffer, and inside numpy_pinned() this memory is
+ * page-locked. */
 #include "python/buffer/methods.h"
 #include "python/copy/copy_functions.h"
 #include "python/copy/copy_objects.h"
@@ -12,10 +13,10 @@
 #include "python/pool/allocate.h"
 #include "python/protocols/import.h"
 
-/* -- memory like that of a buffer --------------------------------------------------------- */
+/* -- memory for the new buffer ------------------------------------------------------------ */
 
-/* Make a buffer over a new array of NumPy's. Returns a new reference, or NULL with an
- * exception. */
+/* Make a buffer over a new array of NumPy's, with the shape of `like`. Returns a new
+ * reference, or NULL with an exception. */
 static PyObject *
 make_ordinary(cm_state *state, PyObject *dtype, const cm_region *like, char order)
 {
@@ -45,8 +46,8 @@ make_ordinary(cm_state *state, PyObject *dtype, const cm_region *like, char orde
 }
 
 /* Make a buffer of `kind` with the shape of `like`, and strides in `order`. If `self`
- * is of the same kind, the memory has the flags of `self` too. Returns a new reference,
- * or NULL with an exception. */
+ * has memory of the same kind, the new memory also has the flags of `self`. Returns a
+ * new reference, or NULL with an exception. */
 static PyObject *
 make_like(cm_buffer *self, cm_kind kind, PyObject *dtype, const cm_region *like,
           char order)
@@ -56,8 +57,8 @@ make_like(cm_buffer *self, cm_kind kind, PyObject *dtype, const cm_region *like,
         return make_ordinary(state, dtype, like, order);
     }
     if (cm_state_runtime(state) == NULL || cm_buffer_check_open(self) < 0) {
-        return NULL; /* if shutdown() came before, the runtime was opened anew and the
-                        buffer is closed */
+        return NULL; /* cm_state_runtime() opens the runtime anew after shutdown(), but
+                        a buffer from before shutdown() is closed */
     }
     int device = self->storage->device;
     unsigned flags = cm_kinds[kind].flags;
@@ -140,9 +141,9 @@ cm_buffer_copied(PyObject *object, PyObject *memo CM_UNUSED)
 
 /* -- in one row --------------------------------------------------------------------------- */
 
-/* Make a buffer with a single axis that has the elements of `reordered` in C's order.
- * The new buffer is written through a view of it that has the axes of `reordered`. Only
- * that view is dropped at the end, so the result is a buffer of its own and not a view.
+/* Copy the elements of `reordered`, in C's order, to a new buffer with a single axis.
+ * The copy needs a target with the axes of `reordered`, so a view of the new buffer is
+ * made and dropped afterwards. The result is the new buffer itself and not the view.
  * Returns a new reference, or NULL with an exception. */
 static PyObject *
 copy_into_a_row(cm_buffer *reordered)
@@ -216,7 +217,8 @@ cm_buffer_flatten(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
 /* -- astype() ----------------------------------------------------------------------------- */
 
 /* Return 1 if astype() may return the buffer itself, because `copy` is false and
- * nothing would change. Returns 0 if not, or -1 with an exception. */
+ * neither the dtype nor the order would change. Returns 0 if astype() has to make a new
+ * buffer, or -1 with an exception. */
 static int
 is_answer(const cm_buffer *self, PyObject *dtype, char order, PyObject *copy)
 {
@@ -249,8 +251,8 @@ convert(cm_buffer *self, PyObject *dtype, PyObject *const *values)
     if (is_self > 0) {
         return Py_NewRef((PyObject *)self);
     }
-    /* Two dtypes can be equal and still stand for different numbers, unless they are
-     * one object. */
+    /* Two dtypes that compare equal may still stand for different numbers. If both are
+     * the same object they certainly do not, so the elements need no conversion. */
     if (dtype == self->dtype) {
         return duplicate(self, cm_buffer_kind(self), dtype, order, NULL);
     }

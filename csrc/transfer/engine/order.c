@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keeps the order of tickets (see ticket.h). A ticket hangs on one of those that it
- * comes after, which is the first that is not far enough. Once that one is far enough,
- * the ticket goes on to the next. Each turn looks only at the tickets that hang on the
- * one that has advanced, so a long queue costs no more per turn than a short one. All
- * of this is under the engine's lock. */
+/* Keeps the order of tickets. `after` lists the tickets that a ticket comes after. The
+ * ticket hangs on the first ticket in this list that is not far enough, and ticket.h
+ * says what "far enough" means. Once that first ticket is far enough, the waiting
+ * ticket moves on to the next one in the list that is not. If a ticket advances, only
+ * the tickets that hang on it are looked at, so each step costs the same in a long
+ * queue as in a short one. Callers hold the engine's lock. */
 #include "transfer/engine/job.h"
 
 bool
@@ -24,10 +25,11 @@ is_called_off(const cm_ticket *ticket)
                || (ticket->is_chained && !cm_is_ok(ticket->after[0]->status)));
 }
 
-/* Hang the ticket on the next one in `after` that is not far enough. Returns false if
- * there is none, so that the ticket can go on. A whole comes after its parts, and waits
- * for them twice. It waits first until all are submitted, and then until all are
- * over. */
+/* Hang the ticket on the next ticket in `after` that is not far enough. Returns false
+ * if all of them are far enough, so that the ticket can go on. A whole, which is the
+ * ticket of a batch in several parts (ticket.h), comes after its parts and waits for
+ * them twice. First it waits until all parts are submitted, and then until all parts
+ * are over. */
 static bool
 hang(cm_ticket *ticket)
 {
@@ -44,7 +46,8 @@ hang(cm_ticket *ticket)
     return false;
 }
 
-/* Put the ticket among those that the watcher looks at, or take it out. */
+/* Put the ticket into the list of tickets that the watcher looks at, or take it out of
+ * the list. */
 static void
 watch(cm_ticket *ticket, bool is_watched)
 {
@@ -56,9 +59,11 @@ watch(cm_ticket *ticket, bool is_watched)
     }
 }
 
-/* Look again at each ticket in engine->going_on. Either it hangs on another ticket now,
- * or its job is queued, or, if it has no job, its state advances. A ticket that becomes
- * OVER adds its own waiters to the list, so this loop replaces a recursion. */
+/* Look again at each ticket in engine->going_on. The ticket may have to hang on another
+ * one. If it need not, its job is queued or, if it has no job, its state advances. A
+ * ticket that becomes OVER adds the tickets that hang on it to the list, so this loop
+ * does without recursion. `advanced` has the meaning that it has in
+ * cm_ticket_enter_state_locked(). */
 static void
 go_on(cm_engine *engine, cm_list *advanced)
 {
@@ -97,8 +102,8 @@ cm_ticket_enter_state_locked(cm_ticket *ticket, cm_ticket_state state,
 {
     cm_engine *engine = ticket->engine;
     ticket->state = state;
-    ticket->passed_count = 0; /* begin anew, as the new state may ask more of the
-                                 tickets in `after` */
+    ticket->passed_count = 0; /* begin again with the first ticket in `after`, as the
+                                 new state may ask more of these tickets */
     watch(ticket, state == CM_TICKET_SUBMITTED && !ticket->is_whole);
     if (state == CM_TICKET_DONE) {
         atomic_fetch_sub(&engine->pending_count, 1);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cuts ranges of a file into chunks. A long range becomes several chunks. Short ones
- * share a chunk if their memory is of one device, or of the host. */
+/* Cuts ranges of a file into chunks, each of which is moved as one (job.h). A long
+ * range becomes several chunks. Short ranges that come one after the other in the
+ * request share a chunk if the memory of all of them is on the same device, or on the
+ * host. */
 #include "base/checked_math.h"
 #include "transfer/file/job.h"
 
@@ -25,8 +27,9 @@ cm_file_range_init(cm_file_range *range, uint64_t offset, const cm_region *regio
                                                         : cm_ok();
 }
 
-/* Find the first place from `at` on that is as far from the beginning of a page as
- * `offset` is. */
+/* Find where a piece may begin in a chunk whose bytes are used up to `at`. `offset` is
+ * where the piece begins in the file. The place and `offset` must be equally far from
+ * the beginning of a page, for the reason that `at` of cm_file_piece gives. */
 static uint64_t
 place_of(uint64_t at, uint64_t offset)
 {
@@ -34,8 +37,9 @@ place_of(uint64_t at, uint64_t offset)
     return at + ((offset - at) & mask);
 }
 
-/* Go on to the next range of a file that has bytes and whose memory is on a device or,
- * if the job's `at_host` is set, is the host's. Returns false if there is none left. */
+/* Move the cursor of a file to its next range that has bytes and is to be cut now.
+ * Ranges of device memory are cut while `at_host` of the job is not set, and ranges of
+ * host memory once it is set. Returns false if no such range is left. */
 static bool
 find_in(const cm_file_job *file, cm_file_state *state)
 {
@@ -49,8 +53,9 @@ find_in(const cm_file_job *file, cm_file_state *state)
     return false;
 }
 
-/* Ranges of devices come first, so that no slot needs memory once the first chunk of
- * the host is cut. */
+/* All ranges of device memory come before the ranges of host memory. Only chunks of
+ * device memory need page-locked memory in their slots. So once the first chunk of host
+ * memory is cut, the ring needs no more page-locked memory. */
 bool
 cm_file_find_next(cm_file_job *file)
 {
@@ -73,10 +78,11 @@ cm_file_find_next(cm_file_job *file)
     }
 }
 
-/* Return the most bytes of a chunk whose memory is that of `device`, or the host's if
- * that is -1. Host memory that is moved in place needs no page-locked memory, and so
- * its chunks may be long. A chunk that is written is shorter, since it is a single
- * part, and the call looks for Ctrl-C between parts. */
+/* Return how many bytes a chunk may have at most. Its memory is on `device`, or on the
+ * host if `device` is -1. Chunks of host memory in one run may be long, since they are
+ * moved in place and need no page-locked memory. But if they are written to the file
+ * they are shorter. A chunk that is written is a single part, and the call looks for
+ * Ctrl-C only between parts. */
 static uint64_t
 limit_of(const cm_file_job *file, int device, bool is_strided)
 {
@@ -88,13 +94,13 @@ limit_of(const cm_file_job *file, int device, bool is_strided)
 
 /* -- past the page cache or not ----------------------------------------------------- */
 
-/* Bytes that are in the page cache are read through it, and so are short reads. Long
- * reads of other bytes go past the cache if the file system allows it, and are
- * announced to the kernel otherwise. */
+/* Bytes that are in the page cache are read through the cache, and so is every short
+ * read. A long read of bytes that are not in the cache goes past the cache if the file
+ * system allows that. Otherwise the read is announced to the kernel. */
 enum { DIRECT_LEAST_RUN = 256 << 10, PROBE_NBYTES = 64 << 10 };
 
-/* Set is_direct and is_cold of a chunk that begins at `offset`, where `nbytes` are
- * left. */
+/* Set is_direct and is_cold of a chunk. The chunk begins at `offset` of the file, and
+ * `nbytes` bytes of its range are left from there on. */
 static void
 choose_direct(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t nbytes)
 {
@@ -103,8 +109,8 @@ choose_direct(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
     bool pays = request->direct == CM_FILE_DIRECT_ALWAYS;
     chunk->is_cold = false;
     if (!request->writes && !pays) {
-        /* The middle of the chunk is probed, since the kernel may have read the
-         * beginning ahead with the chunk before. */
+        /* The middle of the chunk is probed and not its beginning, since the kernel may
+         * have read the beginning ahead when it read the chunk before. */
         uint64_t length = cm_least(nbytes, limit_of(file, chunk->device, false));
         uint64_t probe = cm_least(length, PROBE_NBYTES);
         chunk->is_cold =
@@ -122,8 +128,9 @@ choose_direct(cm_file_job *file, cm_file_chunk *chunk, uint64_t offset, uint64_t
 
 /* -- chunks ------------------------------------------------------------------------------- */
 
-/* Begin a range. In its layout the file is the target, and counts as a region of the
- * same shape in C order. A single run is cut where pages of the file end. */
+/* Begin to cut a range. The layout of the range describes a copy from the memory to the
+ * file, in which the file is a region of the same shape in C order. If the memory is a
+ * single run, it is cut where pages of the file end. */
 static cm_status
 begin_range(cm_file_job *file, const cm_file_range *range)
 {
@@ -190,8 +197,8 @@ take_piece(cm_file_job *file, const cm_file_range *range, cm_file_chunk *chunk)
     }
 }
 
-/* Return the next range of the same file if all of it fits into the chunk as well, or
- * NULL. */
+/* Return the next range of the same file if the chunk has room for all of this range,
+ * too, and may take it. Otherwise return NULL. */
 static const cm_file_range *
 find_neighbour(cm_file_job *file, const cm_file_chunk *chunk)
 {
