@@ -2,10 +2,12 @@
 /* Finds out whether the elements of a copy may be converted to the dtype of its target,
  * and how.
  *
- * The rules are NumPy's: NumPy is asked whether one of them allows a pair of dtypes. If
- * both are numbers of the list in base/dtypes.h, the copy threads convert them. NumPy
- * converts every other pair that it knows, a piece at a time, in the thread that copies
- * the piece. The package has the texts of the refusals. */
+ * The casting rules are NumPy's, such as "same_kind". NumPy is asked whether the rule
+ * of a call allows elements of one dtype to become elements of the other. If it does,
+ * and both dtypes are in the list of numbers in base/dtypes.h, the copy threads convert
+ * the elements. If one of the dtypes is not in that list, NumPy converts the elements,
+ * a piece at a time, in the thread that copies the piece. The package has the texts of
+ * the refusals. */
 #include "python/copy/call.h"
 
 #include "python/copy/copy_functions.h"
@@ -95,8 +97,8 @@ cm_check_dtypes(const char *before, const cm_operand *dst, const cm_operand *src
 /* -- scale= and offset= ------------------------------------------------------------------- */
 
 /* Read a real number, or take `fallback` if none is given. A text is refused, even one
- * that float() would read. Returns 0, or -1 with an exception, which may be one of the
- * object's own __float__(). */
+ * that float() would read. Returns 0, or -1 with an exception, which the object's own
+ * __float__() may have raised. */
 static int
 read_real(PyObject *value, const char *name, double fallback, double *out)
 {
@@ -137,13 +139,13 @@ check_scaled(const char *before, PyObject *dtype, cm_number number)
  * threads nor NumPy convert them, they stay as they are. */
 typedef struct plan {
     cm_convert convert; /* what the copy threads do, if both dtypes are numbers */
-    PyObject *by_numpy; /* owned; the dtype by which NumPy reads the source, if NumPy
-                           converts; else NULL */
+    PyObject *by_numpy; /* owned; the dtype by which NumPy reads the source; NULL unless
+                           NumPy converts the elements */
     bool drops_imaginary;
 } plan;
 
-/* Fill in the plan for two dtypes, which a rule is known to allow. The scale is in the
- * plan already. Returns 0, or -1 with TypeError. */
+/* Fill in the plan for two dtypes. The caller has checked that the rule allows the
+ * conversion, and has put the scale into the plan. Returns 0, or -1 with TypeError. */
 static int
 make_plan(const char *before, PyObject *from, PyObject *to, plan *out)
 {
@@ -188,9 +190,9 @@ check_numpy(const char *before, PyObject *from, PyObject *part, PyObject *to)
     return result;
 }
 
-/* Let a call convert its elements as the plan says. Fills in *out and, if NumPy
- * converts, lets the call keep the object that does so. Returns 0, or -1 with an
- * exception. */
+/* Let a call convert its elements as the plan says. Fills in *out. If NumPy converts
+ * the elements, the call keeps the object that makes the conversion. Returns 0, or -1
+ * with an exception. */
 static int
 follow_plan(cm_call *call, const plan *found, PyObject *to, cm_convert *out)
 {
@@ -204,8 +206,8 @@ follow_plan(cm_call *call, const plan *found, PyObject *to, cm_convert *out)
     return result;
 }
 
-/* Warn, in each call, of imaginary parts that are dropped. Returns 0, or -1 if the
- * warning is an exception. */
+/* Warn if imaginary parts are dropped. Each call warns, even if its plan was kept by an
+ * earlier one. Returns 0, or -1 if the warning is an exception. */
 static int
 warn_of_imaginary(const plan *found)
 {
@@ -217,11 +219,12 @@ warn_of_imaginary(const plan *found)
 
 /* -- plans that were made before ---------------------------------------------------------- */
 
-/* The copies of a loop need the same plan again and again, so plans are kept. The
- * addresses of the two dtypes choose the entry of this table that a plan may take. An
- * entry owns its objects, so that no other object can get their addresses. The next
- * plan for the same entry replaces it. Dtypes with metadata are not kept, as they may
- * keep anything alive. The GIL guards the table. */
+/* The copies of a loop need the same plan again and again, so plans are kept in this
+ * table. A hash of the addresses of the two dtypes chooses the entry in which a plan
+ * may be kept. A new plan replaces the old plan in its entry. An entry owns its
+ * objects, so that no other object can get their addresses. Dtypes with metadata are
+ * not kept, because their metadata may keep anything alive. The GIL guards the table.
+ */
 enum { KNOWN_PLANS = 64 };
 static struct known_plan {
     PyObject *from;
@@ -287,7 +290,8 @@ cm_check_casting(cm_call *call, const char *before, const cm_operand *dst,
     const plan *known = scales ? NULL : recall_plan(from, to, how.casting);
     if (known != NULL) {
         made = *known;
-        Py_XINCREF(made.by_numpy); /* the warning may run code that copies as well */
+        Py_XINCREF(made.by_numpy); /* the warning may run code that copies, and so
+                                      replaces the plan in the entry */
         if (warn_of_imaginary(&made) < 0) {
             goto leave;
         }

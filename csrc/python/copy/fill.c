@@ -3,20 +3,23 @@
  * zeros_like() and full_like() also fill their new buffers here.
  *
  * Memory of a device is filled by that device, and ordinary memory by the host. For
- * memory that both reach it depends on whether a stream was given. With a stream,
- * managed memory is filled by the stream's device, and mapped memory by its own device.
- * Without one, managed memory that was prefetched to a device is filled by that device,
- * and everything else by the host. Managed memory that was made for the host alone is
- * always filled by the host.
+ * memory that both the host and a device reach, the filler depends on whether a stream
+ * was given. If a stream was given, managed memory is filled by the stream's device,
+ * and mapped memory is filled by the device that it was made for. If no stream was
+ * given, managed memory that was prefetched to a device is filled by that device, and
+ * all other such memory is filled by the host. Managed memory that was made for the
+ * host alone is always filled by the host.
  *
- * A fill of device memory without gaps takes a short cut if the memory's only
- * unfinished work is on the stream of the fill: try_queue() calls cm_engine_try_fill(),
- * which leads to cm_fill_try_queue() of transfer/routes/fill.c. Any other fill is a
- * request to the engine for a copy whose source is one element (queue_fill()).
+ * A fill takes a short cut if the buffer is contiguous memory of a device and if all
+ * unfinished work on this memory is on the stream of the fill. try_queue() then calls
+ * cm_engine_try_fill(), which calls cm_fill_try_queue() of transfer/routes/fill.c. Any
+ * other fill is a request to the engine for a copy whose source is one element
+ * (queue_fill()).
  *
- * fill_by() keeps the buffer's storage open for as long as a fill takes, so that no
- * other thread frees the memory while this one waits. Most functions here rely on
- * it. */
+ * While a fill runs, its thread may release the GIL. So fill_by() keeps the buffer's
+ * storage open until the fill returns, and no other thread can free the memory
+ * meanwhile. Most functions here expect their caller to keep the storage open in this
+ * way. */
 #include "python/buffer/buffer_object.h"
 #include "python/buffer/methods.h"
 #include "python/copy/call.h"
@@ -55,15 +58,18 @@ choose_filler(cm_buffer *self, const cm_stream *stream, bool named)
     return location < 0 ? -1 : location;
 }
 
-/* Note on the storage that the fill is done, if it was `blocking`, or queued on
- * `stream`. The fill came after all earlier work on the storage, so the storage forgets
- * the other streams, unless it was used again since `use_calls` was read from it. */
+/* Note on the storage that the fill is done or, unless it was `blocking`, that it is
+ * queued on `stream`. The fill is ordered after all earlier work on the storage. So
+ * later work need only come after the fill, and the storage forgets all streams but
+ * `stream`. It forgets none if a stream was given work on the storage after `use_calls`
+ * was read, because the fill is not ordered after that work. */
 static void
 note_filled(cm_storage *storage, const cm_stream *stream, bool blocking,
             uint64_t use_calls)
 {
-    /* The host cannot read the device memory of a pool before the fill is done, and the
-     * pool keeps the memory until then. So nothing needs to wait for such a fill. */
+    /* stream_fill_count makes the host wait for a fill before it reads the memory. A
+     * fill of a pool's device memory is not counted. The host cannot read such memory
+     * directly, and the pool keeps the memory until the fill is done. */
     bool is_unseen = storage->pool != NULL && cm_kind_is_on_device(storage->copy_kind);
     if (!blocking && !is_unseen) {
         storage->stream_fill_count++;
@@ -83,9 +89,9 @@ is_in_order_of(const cm_storage *storage, const cm_stream *stream)
     return storage->transfer_count == 0;
 }
 
-/* Try the short cut, which is for a device's own memory without gaps. Returns 1 if the
- * fill is queued, 0 if it has to be made in another way, or -1 with an exception. The
- * caller keeps the storage open. */
+/* Try the short cut, which is only for contiguous memory of the stream's device.
+ * Returns 1 if the fill is queued, 0 if it has to be made in another way, or -1 with an
+ * exception. The caller keeps the storage open. */
 static int
 try_queue(cm_buffer *self, const void *element, cm_stream *stream)
 {
@@ -118,8 +124,8 @@ try_queue(cm_buffer *self, const void *element, cm_stream *stream)
 }
 
 /* Let the engine make the fill. If `filler` is a device, the fill is queued there. If
- * it is -1, the host makes the fill, and this waits for it. The caller keeps the
- * storage open. Returns 0, or -1 with an exception. */
+ * it is -1, the host makes the fill, and this function waits for the fill. The caller
+ * keeps the storage open. Returns 0, or -1 with an exception. */
 static int
 queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
 {
@@ -181,8 +187,8 @@ queue_fill(cm_buffer *self, const void *element, cm_stream *stream, int filler)
 
 /* Set *out to true if the fill need not come after the work of any stream. That is so
  * if the memory is ordinary, no stream was named, and the device of the current stream
- * has no context yet, so that nothing can have been queued on it. The host then fills
- * the memory, and no context is made just to have a stream. */
+ * has no context yet. Without a context, nothing can have been queued on that device.
+ * The host then fills the memory, and no context is made just to have a stream. */
 static cm_status
 is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, bool *out)
 {
@@ -198,10 +204,12 @@ is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, boo
     return cm_ok();
 }
 
-/* Fill a buffer whose storage the caller keeps open. This first waits for unfinished
- * transfers, because the requests that are made here come after streams only. At the
- * end it waits for the fill, unless the caller `named` a stream or cannot tell whether
- * the fill is done. Returns 0, or -1 with an exception. */
+/* Fill a buffer whose storage the caller keeps open. The function first waits for
+ * unfinished transfers of the storage, because the requests that queue_fill() makes
+ * name streams to come after, but no transfers. At the end it waits for the fill,
+ * unless the caller `named` a stream, or the memory is a pool's device memory, which
+ * the caller cannot read before the fill is done. Returns 0, or -1 with an exception.
+ */
 static int
 fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
 {
@@ -226,9 +234,10 @@ fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
     if (queued < 0 || (queued == 0 && queue_fill(self, element, stream, filler) < 0)) {
         return -1;
     }
-    /* Memory of others may be freed as soon as this returns, so the fill must be over.
-     * A fill of registered memory need not, since the end of the registration waits for
-     * it. */
+    /* Memory that is neither a pool's nor registered belongs to others, who may free it
+     * as soon as this function returns, so the fill must be over by then. A fill of
+     * registered memory may still run, since the end of the registration waits for the
+     * fill. */
     bool foreign = storage->pool == NULL && storage->registration == NULL;
     if ((foreign || !named) && cm_storage_has_pending_fill(storage)) {
         return cm_storage_wait(storage, true);
@@ -250,11 +259,12 @@ find_stream(const cm_buffer *self, PyObject *object)
 
 /* -- fill() ------------------------------------------------------------------------------- */
 
-/* Fill the buffer with `element`, one item of its dtype at any address, which need not
- * be aligned. If a stream is given, this returns when the fill is queued. Otherwise it
- * returns when the memory is filled, or earlier if the caller cannot tell. The storage
- * is kept open until the end, because other threads and Python code may run during the
- * waits. Returns 0, or -1 with an exception. */
+/* Fill the buffer with `element`, which is one item of the buffer's dtype. The address
+ * of the item need not be aligned. If a stream is given, the function may return as
+ * soon as the fill is queued. Otherwise it returns when the memory is filled, except
+ * that a fill of a pool's device memory need only be queued (see fill_pinned()). The
+ * storage is kept open until the end, because other threads and Python code may run
+ * during the waits. Returns 0, or -1 with an exception. */
 static int
 fill_by(cm_buffer *self, const void *element, PyObject *given)
 {
@@ -310,11 +320,11 @@ is_on_device(const cm_buffer *self, PyObject *source)
            && cm_kind_is_on_device(cm_buffer_kind((cm_buffer *)(void *)source));
 }
 
-/* Copy values whose dtype the rule `casting` allows to be converted. Errors begin with
- * `before`, the name of the call, here and in the functions below. The stream `on` may
- * belong to another device than the source. So a copy from a device to memory of the
- * host is made on a stream of the source's device, which waits for `on`. Returns 0, or
- * -1 with an exception. */
+/* Copy values to the buffer. The rule `casting` is known to allow the conversion of
+ * their dtype. Here and in the functions below, errors begin with `before`, the name of
+ * the call. The stream `on` may belong to another device than the source. So a copy
+ * from a device to memory of the host is made on a stream of the source's device, and
+ * this stream first waits for `on`. Returns 0, or -1 with an exception. */
 static int
 copy_by_rule(cm_buffer *self, const char *before, PyObject *values, PyObject *on,
              PyObject *casting)
@@ -358,8 +368,8 @@ fill_by_rule(cm_buffer *self, const char *before, PyObject *source, PyObject *on
     return result;
 }
 
-/* Check that memory has the dtype of the buffer, since nothing is converted without a
- * rule. Returns 0, or -1 with an exception. */
+/* Check that the dtype of a source is the dtype of the buffer, since nothing is
+ * converted without a rule. Returns 0, or -1 with an exception. */
 static int
 check_dtype(const cm_buffer *self, const char *before, PyObject *dtype)
 {
@@ -382,8 +392,9 @@ fill_by_array(cm_buffer *self, const char *before, PyObject *array, PyObject *on
     return fill_by(self, cm_numpy_data(array), given);
 }
 
-/* Fill with a buffer of the same dtype. A device's own memory is copied as it is.
- * Returns 0, or -1 with an exception. */
+/* Fill with a buffer of the same dtype. If NumPy cannot read that buffer, since it is
+ * memory of a device, its elements are copied by a device. Returns 0, or -1 with an
+ * exception. */
 static int
 fill_by_buffer(cm_buffer *self, const char *before, PyObject *source, PyObject *on,
                PyObject *given)
@@ -429,11 +440,11 @@ fill_by_values(cm_buffer *self, const char *before, PyObject *source, PyObject *
     return result;
 }
 
-/* Convert `value` to what the fill reads. Memory that is reached by a protocol becomes
- * a buffer. If the buffer to fill is new (`is_new`), an object with __array__() becomes
- * an array, since a new buffer converts from the dtype of its source, as full() does.
- * Any other value is returned as it is. Returns a new reference, or NULL with an
- * exception. */
+/* Return the object that the fill reads in place of `value`. Memory that is reached by
+ * a protocol becomes a buffer. If the buffer to fill is new (`is_new`), an object with
+ * __array__() becomes an array, so that its dtype is known: full() converts elements of
+ * that dtype to the dtype of the new buffer. Any other value is returned as it is.
+ * Returns a new reference, or NULL with an exception. */
 static PyObject *
 read_source(const cm_buffer *self, PyObject *value, PyObject *on, bool is_new)
 {
