@@ -5,24 +5,26 @@
  * The idea
  * --------
  * A call reads both ends and the numbers of the rows once. An end is an array or a list
- * of arrays, which are called layers. A pass is one request to the engine (many.h), and
- * nearly all calls are one pass. If threads of the host have a part in the copy, the
- * engine gets the ends and the numbers, from which the threads make runs of bytes as
- * they go (plan/numbered_rows.h). Otherwise the pass lists all runs, joined where rows
- * follow on each other, and has them copied as a batch.
+ * of arrays. The arrays at one position of the two ends are a pair, which is called a
+ * layer. A pass is one request to the engine (many.h), and nearly all calls make one
+ * pass. If threads of the host have a part in the copy, the engine gets the arrays and
+ * the numbers, and the threads make runs of bytes from them as they go
+ * (plan/numbered_rows.h). Otherwise the pass makes a list of all runs, in which
+ * neighbouring rows are one run, and the engine copies the list as a batch.
  *
  * If the rows that are written touch rows that are read, the result has to be as if all
- * of the source were read first, as in NumPy's dst[d] = src[s]. Then there are two
- * passes: from the source into packed memory of the rows' size, and from there to the
- * target. The second comes after the first, and fails if that fails. To find out
- * whether ends touch, whole arrays are compared first. Only if arrays have bytes in
- * common, as two views of one cache may, are their runs compared.
+ * of the source were read first, as in NumPy's dst[d] = src[s]. Then the call makes two
+ * passes. The first pass copies the rows from the source into packed memory, which has
+ * room for just these rows. The second pass copies them from the packed memory to the
+ * target. It comes after the first pass, and it fails if the first pass fails. To find
+ * out whether the ends touch, the call first compares whole arrays. If two arrays have
+ * bytes in common, as two views of one cache may have, it also compares their runs.
  *
- * If one device reaches both ends, no runs are made. A kernel reads the numbers and
- * finds the rows by itself (rows_by_kernel.c). rows_ends.c has the functions that both
- * ways need.
+ * If one device reaches both ends, a kernel usually reads the numbers and finds the
+ * rows by itself, and no runs are made (rows_by_kernel.c). rows_ends.c has the
+ * functions that are needed both with runs and with the kernel.
  *
- * Every error in the arguments is found before the first pass begins.
+ * Every error in the arguments is found before a byte is copied.
  * Locks: none; the GIL is held, and released to cut the runs and to copy. */
 #include <stdlib.h>
 
@@ -39,11 +41,11 @@
 
 /* -- a pass ------------------------------------------------------------------------- */
 
-/* One request to the engine. The struct stays at one address. */
+/* One request to the engine. The struct must not be moved, since `many` must not be. */
 typedef struct rows_pass {
     cm_many_call many;
     cm_rows_end *ends[2]; /* borrowed, by cm_side */
-    bool meets;           /* a layer may write bytes that belong to another array too */
+    bool meets; /* an array that is written may share bytes with another array */
     cm_row_runs runs;
 } rows_pass;
 
@@ -104,8 +106,9 @@ list_runs(const cm_row_copy *self, rows_pass *pass)
         cm_side side;
         cm_row_fault fault;
         cm_layer layer = layer_at(pass, i);
-        /* The numbers may be settled for a layer with another number of rows. They
-         * cannot be wrong here, since they have been checked for all layers. */
+        /* The numbers may still be settled for another layer, whose arrays have a
+         * different number of rows, so they are settled again. They cannot be wrong
+         * here, since settle_layers() has checked them for all layers. */
         CM_TRY(settle_layer(pass, i, &side, &fault));
         const cm_chosen_rows settled[2] = {pass->ends[CM_DST]->numbers,
                                            pass->ends[CM_SRC]->numbers};
@@ -116,11 +119,12 @@ list_runs(const cm_row_copy *self, rows_pass *pass)
     return cm_ok();
 }
 
-/* True if threads of the host gather the rows, although they lie in page-locked memory
- * that a kernel could read. On a stream they never do, since a copy from page-locked
- * memory has to be in the order of its stream, and the threads would have to wait for
- * that stream. A plan may be used on a stream, so it has a kernel in any case.
- * Processors read write-combined memory slowly. Needs no GIL. */
+/* True if threads of the host gather the rows, although the rows lie in page-locked
+ * memory that a kernel could read. The threads do so only for calls without a stream. A
+ * copy from page-locked memory has to be in the order of its stream, so the threads
+ * would have to wait for the stream. A RowPlan is always given a kernel, since it may
+ * be used on a stream later. The threads do not gather from write-combined memory,
+ * which processors read slowly. Needs no GIL. */
 static bool
 do_threads_gather(const cm_row_copy *self, cm_engine *engine)
 {
@@ -142,8 +146,8 @@ do_threads_gather(const cm_row_copy *self, cm_engine *engine)
     return true;
 }
 
-/* Give the rows to the copy threads by their numbers, if the threads can take these
- * rows. Otherwise common.many stays NULL. Needs no GIL. */
+/* Make the request one for rows by their numbers, which copy threads carry out. If they
+ * cannot copy these rows in that way, request.common.many stays NULL. Needs no GIL. */
 static cm_status
 number_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
 {
@@ -163,8 +167,8 @@ number_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
     return status;
 }
 
-/* Describe the rows to the engine, by their numbers or, if the copy threads cannot take
- * these, as a list of runs. Needs no GIL. */
+/* Fill in the request to the engine. It describes the rows by their numbers or, if copy
+ * threads cannot work by these numbers, as a list of runs. Needs no GIL. */
 static cm_status
 describe_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
 {
@@ -174,7 +178,8 @@ describe_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
     return pass->many.request.common.many != NULL ? cm_ok() : list_runs(self, pass);
 }
 
-/* Set *out to whether a run that is written touches another end. Needs no GIL. */
+/* Set *out to whether a run that is written has bytes in common with another run. If
+ * only runs can tell, this lists all runs of the pass. Needs no GIL. */
 static cm_status
 find_touch(const cm_row_copy *self, rows_pass *pass, bool *out)
 {
@@ -186,8 +191,8 @@ find_touch(const cm_row_copy *self, rows_pass *pass, bool *out)
     return cm_many_find_conflicts(self->state->runtime, &pass->many.request, out);
 }
 
-/* Begin a pass: settle the numbers, add the ends, and come after the streams that were
- * given. Returns 0, or -1 with an exception. */
+/* Begin a pass: settle the numbers, add the ends, and order the pass after the streams
+ * and the transfer that the call was given. Returns 0, or -1 with an exception. */
 static int
 begin_pass(const cm_row_copy *self, rows_pass *pass, cm_rows_end *dst, cm_rows_end *src,
            const cm_progress *progress)
@@ -314,9 +319,9 @@ copy_through_memory(cm_row_copy *self)
 
 /* -- the call ----------------------------------------------------------------------- */
 
-/* Copy the rows, unless their ends touch, and set *touches to whether they do. Returns
- * None or a Transfer. Returns NULL with an exception if it fails, and without one if
- * the ends touch. */
+/* Copy the rows in one pass, unless the ends touch, and set *touches to whether the
+ * ends touch. Returns None or a Transfer. If the ends touch, it returns NULL without an
+ * exception. If it fails, it returns NULL with an exception. */
 static PyObject *
 copy_at_once(cm_row_copy *self, rows_pass *pass, bool *touches)
 {
@@ -357,9 +362,10 @@ cm_rows_copy_by_runs(cm_row_copy *self)
     return touches ? copy_through_memory(self) : answer;
 }
 
-/* True if a kernel may copy by numbers that the host has. If both ends are memory of
- * the host, the processor copies, unless the copy is in the order of a stream. If the
- * rows make few or long runs, the copy engine copies them. */
+/* True if a kernel may copy rows whose numbers the host has. If both ends are memory of
+ * the host, a kernel copies only if the call returns before the copy is made and has a
+ * stream, since the processor cannot copy in the order of a stream. If the rows make
+ * few or long runs, no kernel copies, since the copy engine is at least as fast. */
 static bool
 may_suit_kernel(const cm_row_copy *self)
 {
@@ -380,10 +386,10 @@ may_suit_kernel(const cm_row_copy *self)
                                 self->ends[CM_SRC].numbers.count, NULL);
 }
 
-/* If a device reaches all of the rows, its kernel reads the numbers, wherever they lie.
- * Otherwise, or if runs are faster, the host gets the numbers and makes runs of them.
- * With max_sms the kernel copies even if runs are faster, since only the kernel can
- * keep to such a limit. */
+/* If a device reaches all of the rows, its kernel may read the numbers, wherever the
+ * numbers lie. If no device reaches all rows, or if copying by runs is faster, the host
+ * gets the numbers and makes runs of them. If max_sms is given, the kernel copies even
+ * if runs are faster, since only the kernel can keep to such a limit. */
 int
 cm_rows_choose(cm_row_copy *self, int *device)
 {
@@ -415,8 +421,8 @@ copy_by_kernel(cm_row_copy *self, int device, PyObject **answer)
     return copied;
 }
 
-/* Copy the rows that were read and checked. Returns None or a Transfer, or NULL with an
- * exception. */
+/* Copy the rows, after the ends and the numbers have been read and checked. Returns
+ * None or a Transfer, or NULL with an exception. */
 static PyObject *
 copy_all(cm_row_copy *self)
 {
@@ -447,8 +453,8 @@ cm_rows_name_ends(cm_row_copy *self, const char *dst, const char *src)
     self->ends[CM_SRC].numbers_name = "src_rows";
 }
 
-/* Begin a call, which the caller then gives its arguments, and refuse shutdown() until
- * fini_call(). Returns NULL with an exception if it fails. */
+/* Make the struct of a call. The caller fills in the ends and the other arguments, and
+ * ends the call by fini_call(). Returns NULL with an exception if it fails. */
 static cm_row_copy *
 begin_call(cm_call_frame *frame, const char *function, bool blocking)
 {
@@ -557,9 +563,10 @@ copy_rows_async(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
 
 /* -- a new buffer ------------------------------------------------------------------- */
 
-/* Make the target of take_rows() in memory of a device. That is the device that has the
- * source or, if the source is on none, the stream's device, the device that has the
- * numbers, or the current device. Returns a new reference, or NULL with an exception.
+/* Make the target of take_rows() in memory of a device. If the source is memory of a
+ * device, the target is on the same device. Otherwise it is on the stream's device if a
+ * stream was given, else on the device that has the numbers if they lie on a device,
+ * and else on the current device. Returns a new reference, or NULL with an exception.
  */
 static PyObject *
 allocate_target(const cm_row_copy *self)

@@ -13,13 +13,14 @@
 #include "transfer/routes/routes.h"
 
 enum {
-    /* The copy engine moves a run of this length or more as fast as the kernel does, so
-     * such a run gets a copy of its own. For a run in a slot of the ring the second
-     * limit holds. It is lower, because the slot has to wait for the copy of its bytes
-     * in any case. */
+    /* The copy engine moves a run of LONG_NBYTES or more as fast as the kernel does, so
+     * such a run gets a copy of its own. A run in a slot of the ring gets a copy of its
+     * own from LONG_PACKED_NBYTES on. This limit is lower, because a slot is used again
+     * only after all of its bytes are copied, whoever copies them. */
     LONG_NBYTES = 256 << 10,
     LONG_PACKED_NBYTES = CM_NUMBERED_LONG_NBYTES,
-    /* The host copies shorter runs faster through its caches than past them. */
+    /* The host copies runs that are shorter than this faster through its caches than
+     * past them. */
     WIDE_NBYTES = 4096,
 };
 
@@ -35,8 +36,10 @@ extend(cm_region *hull, const cm_piece_end *end, uint64_t nbytes)
     hull->shape[0] = (int64_t)(high - hull->address);
 }
 
-/* Return whether the two devices can reach the memory of all pieces. Consecutive pieces
- * that lie in the same two allocations are looked up together, by one range each. */
+/* Return whether the target's device reaches all sources of the pieces, and the
+ * source's device all targets. Consecutive pieces whose targets lie in one allocation,
+ * and whose sources lie in one allocation, are looked up together. One range of bytes
+ * then covers their targets, and another covers their sources. */
 static bool
 reach_each_other(const cm_job *job, const cm_many *many)
 {
@@ -196,9 +199,10 @@ typedef struct slice {
     uint64_t nbytes;
 } slice;
 
-/* Find the next piece that has bytes in a range of the packed space, which begins at
- * `at` and has `nbytes`. The search begins with piece *next, which is then set to the
- * piece after the one that was found. Returns false if there is none. */
+/* Find the next piece that has bytes in the range of `nbytes` bytes of the packed space
+ * that begins at `at`. The search begins with the piece whose index is *next, and *next
+ * becomes the index of the piece after the one that is found. Returns false if no piece
+ * is found. */
 static bool
 next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
            slice *out)
@@ -209,8 +213,8 @@ next_slice(const cm_many *many, uint64_t at, uint64_t nbytes, uint64_t *next,
         uint64_t begin = many->starts[i];
         uint64_t from = at > begin ? at - begin : 0;
         uint64_t to = end - begin < piece->nbytes ? end - begin : piece->nbytes;
-        /* Otherwise only the gap after the piece, which aligns the next one, lies in
-         * the range. */
+        /* If from >= to, no byte of this piece lies in the range, but only bytes of the
+         * gap behind it. Such gaps align the pieces in the packed space. */
         if (from < to) {
             *out = (slice){piece, from, begin + from - at, to - from};
             *next = i + 1;
@@ -248,9 +252,10 @@ populate_slice(populated *seen, cm_side side, const cm_piece_end *end, const cha
     return cm_pages_populate(at, nbytes, side == CM_DST);
 }
 
-/* On the way up `dst` is the block of a slot, and on the way down `src` is. The route
- * HOST has no block. It copies from piece to piece, and both offsets of `part` are
- * equal. */
+/* On the way up, which is from the host to a device, `dst` is the block of a slot. On
+ * the way down `src` is the block of a slot. The route HOST has no block, since it
+ * copies each piece from its source straight to its target. Both offsets of `part` are
+ * then equal. */
 void
 cm_many_move_part(const void *context, const cm_layout *part, void *dst,
                   const void *src, bool wide)
@@ -292,8 +297,8 @@ cm_many_move_part(const void *context, const cm_layout *part, void *dst,
 
 /* A run of bytes that the device moves between a slot and the place of the run. */
 typedef struct device_run {
-    const cm_piece_end *end; /* the end of the piece, or of the layer, in which the
-                                place lies */
+    const cm_piece_end *end; /* the source or target of a piece or of a layer, in which
+                                the place lies */
     cm_address place;        /* the address of the place */
     uint64_t at;             /* the offset of the run in the slot */
     uint64_t nbytes;
@@ -304,8 +309,9 @@ typedef struct slot_walk {
     const cm_many *many;
     uint64_t begin; /* where the bytes of the slot begin in the packed space */
     uint64_t nbytes;
-    /* The piece to look at next. With rows by their numbers, it is the offset in the
-     * slot of the next run. */
+    /* The index of the piece to look at next. If the job copies rows by their numbers
+     * (many->rows), there are no pieces, and this is the offset in the slot at which
+     * the next run begins. */
     uint64_t next;
 } slot_walk;
 
@@ -348,11 +354,12 @@ next_run(slot_walk *walk, device_run *out)
 /* Queue the copy of one run between its slot and its place. There are three ways:
  * - If `there` is not 0, it is a block on the device that has the slot's bytes, and the
  *   kernel of `table` moves the run between that block and the place.
- * - A run whose place is device memory may get a copy by the runtime. This is needed if
- *   the slot is ordinary memory, which no kernel can reach, and it is fast if the run
- *   is long.
+ * - A run whose place is device memory may get a copy by the runtime. Such a copy is
+ *   needed if the slot is ordinary memory, which no kernel can reach. It is also made
+ *   if the run is long, since it is then fast.
  * - Otherwise the kernel moves the run between the page-locked slot and the place. If
- *   the place is host memory, only a kernel writes it in the order of the stream. */
+ *   the place is host memory, the run always goes this way, since a copy by the runtime
+ *   would not write host memory in the order of the stream. */
 static cm_status
 move_slot_run(cm_job *job, const cm_slot *s, cm_address there, cm_table *table,
               const device_run *run)

@@ -6,12 +6,13 @@
 
 /* -- writing ------------------------------------------------------------------------ */
 
-/* The loops of row_numbers.h do not read integers of every type. Integers of other
- * types are first widened to 8 bytes. BLOCK of them are widened at a time, so that they
- * stay in the nearest cache. */
+/* The loops of base/row_numbers.h read only signed integers of 4 or 8 bytes that lie
+ * one behind the other. All other integers are first widened to 8 bytes. BLOCK integers
+ * are widened at a time, so that the widened ones stay in the nearest cache. */
 enum { BLOCK = 256 };
 
-/* True if the integers lie one behind the other and those loops read their type. */
+/* True if a loop of base/row_numbers.h can read the integers and write them as numbers
+ * of `to_nbytes` bytes. */
 static bool
 are_numbers(cm_integers from, uint32_t to_nbytes)
 {
@@ -20,7 +21,7 @@ are_numbers(cm_integers from, uint32_t to_nbytes)
            && (is_narrow || from.nbytes == sizeof(int64_t));
 }
 
-/* Write integers of another type or with gaps. */
+/* Write integers for which are_numbers() is false. */
 static void
 write_others(const cm_kernel_numbers *self, cm_integers from, int64_t row_count,
              cm_numbers_seen *seen)
@@ -77,7 +78,7 @@ do_rise(const cm_kernel_numbers *self)
     return cm_numbers_rise_32(self->at, self->count);
 }
 
-/* Mark all numbers. Returns true if one of them was marked before. */
+/* Mark the row of each number. Returns true if one of these rows was marked already. */
 static bool
 mark_all(cm_row_marks *marks, const cm_kernel_numbers *self, int64_t row_count)
 {
@@ -150,8 +151,9 @@ cm_kernel_numbers_count_runs(const cm_kernel_numbers *dst, const cm_kernel_numbe
 {
     uint64_t runs = dst->count > 0 ? 1 : 0;
     for (uint64_t i = 1; i < dst->count && runs <= most; i++) {
-        /* With a row count of 0 negative numbers stay negative. Those of neighbouring
-         * rows differ by 1 as well. */
+        /* With a row count of 0, cm_kernel_numbers_at() returns negative numbers as
+         * they are. That is enough, because the negative numbers of two neighbouring
+         * rows also differ by 1. */
         int64_t to = cm_kernel_numbers_at(dst, i, 0);
         int64_t from = cm_kernel_numbers_at(src, i, 0);
         bool follows = to - cm_kernel_numbers_at(dst, i - 1, 0) == 1

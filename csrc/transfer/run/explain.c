@@ -6,9 +6,11 @@
 #include "transfer/plan/ring_policy.h"
 #include "transfer/run/run.h"
 
-/* A layout joins axes of the target, both into its own axes and into its run. Return
- * the outermost axis of the target that became part of axis `loop` of the layout or, if
- * the layout has no such axis, of its run. Returns -1 if there is none. */
+/* When a layout is made, axes of the target are joined. Some of them become one axis of
+ * the layout, and others become part of its run. This function returns the outermost
+ * axis of the target that is in axis `loop` of the layout. If the layout has no such
+ * axis, it returns the outermost axis of the target that is in the run. Returns -1 if
+ * there is none. */
 static int
 find_axis(const cm_region *dst, const cm_layout *layout, int loop)
 {
@@ -76,12 +78,13 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     out->overlaps = job->overlaps && !out->is_short;
     out->thread_count = count_threads(job, request, out->is_short);
     if (out->is_short && plan->device >= 0 && !plan->row->crosses) {
-        plan->row = &cm_routes[CM_ROUTE_DIRECT]; /* whichever route a job would take */
+        /* A short copy is explained as DIRECT, whichever route a job would take. */
+        plan->row = &cm_routes[CM_ROUTE_DIRECT];
     }
     else if (out->overlaps
              && (job->is_two_maps || plan->layout.ndim > 0 || plan->device >= 0)) {
         /* A job would first read the source into memory of its own. The rest of the
-         * plan is explained as if it had. */
+         * explanation is about the copy from that memory to the target. */
         bool on_device = cm_job_can_own_on_device(job);
         cm_job_plan_own_source(job, on_device ? NULL : job->src.host,
                                on_device ? job->src.address : 0);
@@ -93,8 +96,8 @@ explain_job(cm_job *job, const cm_copy_request *request, cm_explanation *out)
     }
 }
 
-/* Explain a copy between devices that goes by way of the host, which converts the
- * elements. */
+/* Explain a copy between devices that goes by way of the host, because the host has to
+ * convert the elements. */
 static void
 explain_far(const cm_job *job, uint64_t count, cm_explanation *out)
 {
