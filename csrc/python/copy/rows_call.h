@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Three files share the work of a call of copy_rows(), or of a function like it.
- * rows_ends.c reads and checks the ends. rows_by_kernel.c lets a kernel copy, which
- * reads the numbers itself. rows.c has the Python functions, and copies by runs that
- * the host makes of the numbers.
+/* Three files share the work of a call of copy_rows(), copy_rows_async() or
+ * take_rows(). rows_ends.c reads and checks the two ends of the copy, each of which is
+ * an array or a list of arrays, and the numbers of the rows. The arrays at one position
+ * of the two ends are a pair, which is called a layer. rows_by_kernel.c lets a kernel
+ * of a device copy the rows, and the kernel reads the numbers itself. rows.c has the
+ * Python functions. If no kernel copies, rows.c makes runs of bytes from the numbers
+ * and lets the engine copy the runs.
  *
- * A RowPlan (row_plan.c) reads and checks the ends and the numbers once, and copies as
- * often as it is asked to. It keeps a cm_row_copy and, if a kernel copies, a
- * cm_rows_kernel. Each of its copies works on a cm_row_copy of its own, which borrows
- * the ends of some layers.
+ * A RowPlan (row_plan.c) reads and checks the ends and the numbers once, and then
+ * copies as often as it is asked to. It keeps a cm_row_copy and, if a kernel copies, a
+ * cm_rows_kernel. Each copy by the plan makes a cm_row_copy for itself. That struct
+ * borrows the plan's arrays for the layers that are copied.
  *
  * Locks: none; the GIL is held, except where a function says otherwise. */
 #pragma once
@@ -18,25 +21,28 @@
 
 /* One end: the arrays of all layers, and the numbers of the rows. */
 typedef struct cm_rows_end {
-    const char *name;         /* of the argument, for errors */
-    const char *numbers_name; /* of the argument with the numbers */
+    const char *name;         /* the name of the argument, for errors */
+    const char *numbers_name; /* the name of the argument that has the numbers */
     PyObject *object;         /* borrowed: the argument */
     PyObject *arrays;         /* owned tuple; one item if the argument is an array */
     bool is_list;             /* the argument is a list or a tuple */
     cm_operand *operands;     /* owned array */
     Py_ssize_t read_count;    /* how many operands have been read */
     cm_given_rows given;      /* the numbers, as the argument has them */
-    cm_chosen_rows numbers;   /* only their count until cm_rows_keep_numbers() */
+    cm_chosen_rows numbers; /* has only `count` before cm_rows_keep_numbers() copies the
+                               numbers into it */
 } cm_rows_end;
 
-/* One copy. The copies of a plan share what was read and checked once, and each has a
- * struct of its own. */
+/* One copy. Each copy by a plan has a struct of its own, and all these structs share
+ * the ends and the numbers that the plan has read and checked. */
 typedef struct cm_row_copy {
     cm_state *state;      /* borrowed */
     const char *function; /* the name of the called function, for errors */
-    bool is_plan; /* the ends outlive the call, and each copy checks whether their
-                     memory has moved */
-    Py_ssize_t first_layer; /* of the whole plan, for errors */
+    bool is_plan; /* the struct belongs to a RowPlan or to a copy by a RowPlan; the ends
+                     then outlive the call, so each copy checks whether their memory has
+                     moved */
+    Py_ssize_t first_layer; /* the number that layer 0 of this copy has in the whole
+                               plan, for errors */
     bool blocking;
     cm_stream *stream;           /* borrowed; may be NULL */
     const cm_progress *progress; /* borrowed; NULL if there is none */
@@ -47,30 +53,35 @@ typedef struct cm_row_copy {
                                 NULL */
     cm_rows_end ends[2];     /* by cm_side */
     Py_ssize_t layer_count;
-    /* Owned list of packed memory, and its description, where ends touch. */
+    /* If the ends touch, `packed` is an owned list of buffers, one for each layer,
+     * through which the rows are copied, and `between` describes these buffers as an
+     * end. */
     PyObject *packed;
     cm_rows_end between;
 } cm_row_copy;
 
 /* What a kernel needs to copy the rows of a cm_row_copy. A plan prepares one of these
- * structs. Each copy by the plan copies the struct and sets the members that are its
- * own. */
+ * structs. Each copy by the plan works on a copy of that struct, in which it sets
+ * `copy` and `flag` for itself. */
 typedef struct cm_rows_kernel {
-    cm_row_copy *copy; /* borrowed: each copy has its own, with some of the layers */
+    cm_row_copy *copy; /* borrowed; a copy by a plan sets its own, which may have only
+                          some of the plan's layers */
     int device;        /* the device whose kernel copies */
     cm_kernel_numbers known[2]; /* by cm_side: what the host has written */
     cm_row_numbers read[2];     /* by cm_side: what the kernel reads */
-    cm_address sheet;           /* where the host's numbers of both ends begin */
-    uint64_t sheet_nbytes;      /* 0 if the host has none */
-    cm_operand memory[2];       /* by cm_side: where the kernel reads numbers */
+    cm_address sheet; /* the memory to which the host has written the numbers of both
+                         ends */
+    uint64_t sheet_nbytes; /* 0 if the host has no numbers */
+    cm_operand memory[2];  /* by cm_side: where the kernel reads numbers */
     bool has_memory[2];
-    /* Owned: one uint32 of page-locked memory, in which all copies of a plan gather
-     * which ends had wrong numbers. In a graph the kernel writes into it. NULL if there
-     * is no such word. */
+    /* Owned: one uint32 of page-locked memory. All copies by a plan share this word. If
+     * a copy meets wrong numbers, its ticket notes here which end had them. In a graph,
+     * which has no ticket, the kernel itself writes into the word. NULL if there is no
+     * such word. */
     cm_operand *word;
-    PyObject *flag; /* owned by each copy: a buffer of one uint32, which its ticket
-                       reads; NULL if wrong numbers are noted in the word of the plan or
-                       are not noted */
+    PyObject *flag; /* owned by each copy: a buffer of one uint32, in which the kernel
+                       notes wrong numbers for the copy's ticket; NULL if the kernel
+                       notes wrong numbers in `word` or does not note them */
 } cm_rows_kernel;
 
 /* If there are more numbers than this, the GIL is released while they are looked
@@ -91,23 +102,24 @@ int cm_rows_check_layers(cm_row_copy *self);
 /* Take the numbers of an end from an argument that is not None. Returns 0, or -1 with
  * an exception. */
 int cm_rows_take_numbers(cm_row_copy *self, cm_side side, PyObject *argument);
-/* Take the arguments dst_rows and src_rows, of which one at most is None. Returns 0, or
- * -1 with an exception. */
+/* Take the numbers of both ends from the arguments dst_rows and src_rows. At most one
+ * of the two arguments may be None. Returns 0, or -1 with an exception. */
 int cm_rows_read_numbers(cm_row_copy *self, PyObject *const given[2]);
-/* Return the number of rows of the shortest array of an end. A number that is right for
- * this one is right for all of them. */
+/* Return how many rows the shortest array of an end has. A number that names a row of
+ * the shortest array names a row of each array. */
 int64_t cm_rows_shortest(const cm_row_copy *self, cm_side side);
 /* Copy the numbers that the host has into `numbers` of each end, unless they are there
  * already. Returns 0, or -1 with an exception. */
 int cm_rows_keep_numbers(cm_row_copy *self);
-/* Settle the numbers of one end, which have been kept, for the array of a layer, and
- * refuse them if they are wrong. Returns 0, or -1 with an exception. */
+/* Settle the numbers of one end for the array of a layer, as cm_chosen_rows_settle()
+ * does, and refuse them if they are wrong. cm_rows_keep_numbers() has to be called
+ * before. Returns 0, or -1 with an exception. */
 int cm_rows_settle(cm_row_copy *self, Py_ssize_t layer, cm_side side);
 /* Refuse a number of a row. Always returns -1, with IndexError or ValueError. */
 int cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
                           cm_row_fault fault);
-/* Set *out to whether two arrays of the ends, of which one is written, have bytes in
- * common, as far as their addresses or their files can tell. Needs no GIL.
+/* Set *out to whether an array that is written may have bytes in common with another
+ * array of either end. Their addresses and their files decide. Needs no GIL.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_rows_find_meeting_arrays(cm_runtime *rt,
                                                    cm_rows_end *const ends[2],
@@ -156,17 +168,20 @@ int cm_rows_find_device(cm_row_copy *self, int *device);
  * cm_rows_kernel_fini() has to be called in any case. */
 int cm_rows_kernel_init(cm_rows_kernel *self, cm_row_copy *copy, int device);
 void cm_rows_kernel_fini(cm_rows_kernel *self);
-/* Make the word for wrong numbers. Without numbers on a device there is none. Returns
- * 0, or -1 with an exception. */
+/* Make self->word, in which wrong numbers are noted. If no numbers lie on a device, no
+ * word is made, since the host has then checked all numbers. Returns 0, or -1 with an
+ * exception. */
 int cm_rows_kernel_add_word(cm_rows_kernel *self);
-/* Copy the rows of self->copy. What cm_rows_kernel_init() has prepared may be for more
- * layers than these. Returns 1 with *answer, which is None or a Transfer, or -1 with an
- * exception. Returns 0 without copying if the host has all numbers and they show that
- * another way is better. That is so if the rows are few or long runs, or if arrays
- * touch in such a way that the numbers do not tell whether rows touch. */
+/* Copy the rows of self->copy. It may have fewer layers than the copy for which
+ * cm_rows_kernel_init() was called. Returns 1 with *answer, which is None or a
+ * Transfer, or -1 with an exception. Returns 0 without copying if the host has all
+ * numbers and they show that another way is better. That is so if the rows are few or
+ * long runs, or if arrays touch in such a way that the numbers do not tell whether rows
+ * touch. */
 int cm_rows_copy_by_kernel(cm_rows_kernel *self, PyObject **answer);
-/* Fetch numbers from a device, in the order of the call, and wait for them. Returns 0,
- * or -1 with an exception, for example if the call's stream captures. */
+/* Copy the numbers that lie on a device to the host, after the work that the call comes
+ * after, and wait for them. Returns 0, or -1 with an exception, for example if the
+ * call's stream captures. */
 int cm_rows_fetch_numbers(cm_row_copy *self);
 
 /* -- rows.c ------------------------------------------------------------------------- */
@@ -180,6 +195,6 @@ int cm_rows_read_max_sms(cm_row_copy *self, PyObject *given);
 /* Find out who may copy what was read. Returns 1 if the kernel of *device may, 0 if
  * runs are made of the numbers, or -1 with an exception. */
 int cm_rows_choose(cm_row_copy *self, int *device);
-/* Copy runs that are made of the numbers, after fetching those that lie on a device.
- * Returns None or a Transfer, or NULL with an exception. */
+/* Copy the rows as runs, which are made of the numbers. Numbers that lie on a device
+ * are fetched first. Returns None or a Transfer, or NULL with an exception. */
 PyObject *cm_rows_copy_by_runs(cm_row_copy *self);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keeps spare events and streams of each device and lends them to jobs, so that a copy
  * need not make new ones and destroy them. This file also counts the page-locked memory
- * that rings use. */
+ * that is in use by rings (routes/ring.h), so that all rings together keep to a limit.
+ */
 #include "transfer/engine/private.h"
 
 /* Take a spare. Returns false if there is none. */
@@ -41,8 +42,8 @@ cm_cache_take_event(cm_engine *engine, int device, cm_event_sort sort, uint64_t 
                               cm_rt_event_create(engine->rt, flags, out));
 }
 
-/* Destroy an event while its device is current. Otherwise a thread without a context
- * would make one on device 0. */
+/* Destroy an event while its device is current. In a thread that has no current
+ * context, the runtime would otherwise create a context on device 0. */
 static cm_status
 destroy_event(cm_runtime *rt, int device, uint64_t event)
 {
@@ -77,9 +78,10 @@ cm_cache_give_stream(cm_engine *engine, cm_stream *stream)
     }
 }
 
-/* Find the side stream that works beside the stream with the id `beside`. If there is
- * none, find a side stream that nobody uses, or a free place. Returns NULL if there is
- * none of these either. The caller holds the lock. */
+/* Find the entry of the side stream (cm_side_stream in private.h) that works beside the
+ * user's stream with the id `beside`. If there is no such entry, find an entry that is
+ * free or whose stream nobody uses. Returns NULL if there is no entry of either sort.
+ * The caller holds the lock. */
 static cm_side_stream *
 find_side(cm_resource_cache *cache, uint64_t beside)
 {
@@ -114,8 +116,9 @@ cm_cache_take_side(cm_engine *engine, int device, const cm_stream *beside,
     }
     CM_TRY(cm_cache_take_stream(engine, device, out));
     cm_mutex_lock(&engine->lock);
-    /* Two threads may both add a stream beside the same one, which does no harm. If
-     * there is no free place, the stream is this caller's alone. */
+    /* The new stream is shared if there is a free entry for it, and if no other thread
+     * has meanwhile added a side stream for the same user's stream. Otherwise it
+     * belongs to this caller alone, which does no harm. */
     side = find_side(cache, beside->id);
     if (side != NULL && side->stream == NULL) {
         *side = (cm_side_stream){beside->id, cm_stream_hold(*out)};

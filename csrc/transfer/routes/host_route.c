@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes copies between two ends that the host reaches. They go in pieces, so that
- * between two pieces the thread that runs the job may be interrupted or go on to
- * another job. The workers help with long pieces. */
+/* Makes copies between two ends that the host reaches. Each copy is cut into pieces, so
+ * that the thread that runs the job can stop between two pieces, if the caller is
+ * interrupted or if another job needs the thread. The workers help with long pieces. */
 #include "base/fresh_pages.h"
 #include "transfer/routes/numbered.h"
 #include "transfer/routes/routes.h"
@@ -9,8 +9,9 @@
 enum {
     PIECE_NBYTES = 8 << 20,   /* a piece in a job thread, since other jobs may wait for
                                  that thread */
-    TURNED_NBYTES = 64 << 20, /* the same for a transposing copy, where a cache line of
-                                 the source has elements of many rows of the target */
+    TURNED_NBYTES = 64 << 20, /* the same for a transposing copy; its pieces are longer,
+                                 since a cache line of the source has elements of many
+                                 rows of the target */
     SHARED_PIECE_NBYTES = 64 << 20, /* a piece in a thread that no other job needs */
     SHARED_NBYTES = 1 << 20,  /* shorter pieces are over before other threads wake */
     CACHED_NBYTES = 32 << 20, /* a shorter target may still be in a cache when somebody
@@ -88,9 +89,9 @@ choose_way(const cm_job *job)
     return nbytes < CACHED_NBYTES ? CM_COPY_PLAIN : CM_COPY_WIDE;
 }
 
-/* Cut the next piece of such a run (see shifts()). The run is cut from the end at which
- * a piece overwrites nothing that is still to be read. Returns false if nothing is
- * left. */
+/* Cut the next piece from a run whose target overlaps its source (see shifts()). Pieces
+ * are cut from the end of the run at which a piece overwrites nothing that is still to
+ * be read. Returns false if nothing is left. */
 static bool
 next_of_overlapping(const cm_job *job, cm_layout *piece)
 {
@@ -105,10 +106,11 @@ next_of_overlapping(const cm_job *job, cm_layout *piece)
     return left > 0;
 }
 
-/* Copy the pieces that are left. Between two of them a job thread goes to other jobs
- * that need it more, and the caller is asked whether to go on. All mapped memory is
- * checked before the first piece. Each later piece is checked again before it is
- * copied, unless the target is fresh. */
+/* Copy the pieces that are left. Between two pieces a job thread turns to another job
+ * if that job is more urgent, and the caller is asked whether to go on. Before the
+ * first piece, all pages of mapped files at both ends are checked. The pages of each
+ * later piece are checked again before it is copied, unless the target's pages are
+ * fresh. */
 static cm_status
 copy_pieces(cm_job *job)
 {

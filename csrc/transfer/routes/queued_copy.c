@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Queues copies that a stream takes as they are. Such a copy is one run of bytes to,
- * from or within the device of a stream that the caller has named. Its other end may be
- * page-locked memory of a pool, or memory of another device, if access between the two
- * devices is known to be enabled. However long the copy is, one call of the runtime
- * queues it behind the earlier work of the stream, and the host has no part in it. So
- * there is nothing to plan and nothing that a job would have to wait for. Once the copy
- * is queued, only its ticket is left. A job would make the same copy by the route
- * DIRECT or, between two devices, PEER, and that is what users see.
+/* Queues copies that a stream can take as one command. Such a copy is one run of bytes
+ * to, from or within the device of a stream that the caller has named. Its other end
+ * may be page-locked memory of a pool, or memory of another device, if access between
+ * the two devices is known to be enabled. However long the copy is, one call of the
+ * runtime queues it behind the earlier work of the stream, and the host has no part in
+ * it. So there is nothing to plan and nothing that a job would have to wait for. Once
+ * the copy is queued, only its ticket is left. A job would make the same copy by the
+ * route DIRECT or, between two devices, by the route PEER. So this file reports that
+ * route to users.
  *
  * A job is still needed if the host would have to wait for transfers that are not
  * submitted yet. It is also needed if a stream is captured, if memory was page-locked
@@ -47,8 +48,8 @@ crosses_devices(const cm_copy_request *request)
            && dst->device != src->device;
 }
 
-/* Return the bytes of the copy, or 0 if its stream cannot take it as it is. Asks the
- * registry, but makes no runtime call. */
+/* Return the number of bytes of the copy, or 0 if its stream cannot take the copy as
+ * one command. The function asks the registry, but does not call the runtime. */
 static uint64_t
 queued_nbytes(const cm_engine *engine, const cm_copy_request *request)
 {
@@ -73,9 +74,9 @@ queued_nbytes(const cm_engine *engine, const cm_copy_request *request)
 
 /* -- what comes before it -------------------------------------------------------------- */
 
-/* Make the stream wait for all that must come before the copy.
- * Fails: CM_ETIMEOUT, if some of it is not queued yet, so that no stream can wait for
- * it. */
+/* Make the stream of the copy wait for all work that must come before the copy.
+ * Fails: CM_ETIMEOUT, if some of this work is not queued yet, since a stream cannot
+ * wait for work before it is queued. */
 static cm_status
 come_after(cm_engine *engine, const cm_copy_request *request)
 {
@@ -86,11 +87,11 @@ come_after(cm_engine *engine, const cm_copy_request *request)
     for (uint32_t i = 0; i < request->after_count; i++) {
         const cm_stream *other = request->after[i];
         if (crosses_devices(request) && cm_stream_is_idle(other)) {
-            continue; /* a job between two devices skips such a stream as well */
+            continue; /* a job between two devices also skips an idle stream */
         }
         if (!cm_stream_same(other, stream)) {
-            /* An event that is recorded in a capture would make our stream a part of
-             * it. */
+            /* If the other stream is being captured, an event that it records would
+             * make our stream a part of the same capture. */
             CM_TRY(cm_stream_check_not_capturing(other));
             CM_TRY(cm_cache_chain_streams(engine, other, stream));
         }
@@ -112,9 +113,9 @@ queue(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes)
                : cm_rt_copy_async(engine->rt, to, from, nbytes, stream->handle);
 }
 
-/* Queue the copy between two events, of which the second decides when the ticket is
- * done. After a failure nothing of the copy is in flight. The stream's device is
- * current. */
+/* Queue the copy between two events. The ticket is done when the second event has
+ * passed. If the function fails, no part of the copy is in flight afterwards. The
+ * stream's device must be current. */
 static cm_status
 submit(cm_engine *engine, const cm_copy_request *request, cm_ticket *ticket)
 {
@@ -200,7 +201,8 @@ cm_engine_try_queue_copy(cm_engine *engine, const cm_copy_request *request,
     if (nbytes == 0) {
         return false;
     }
-    cm_request_let_go(request); /* the runtime may block until it has room */
+    cm_request_let_go(request); /* the runtime may block until it has room for another
+                                   command */
     if (!cm_is_ok(cm_scope_enter(engine->rt, request->stream->device,
                                  CM_CAPTURE_THREAD_LOCAL, &scope))) {
         return false;
