@@ -206,10 +206,10 @@ is_of_host_alone(const cm_buffer *self, const cm_stream *stream, bool named, boo
 
 /* Fill a buffer whose storage the caller keeps open. The function first waits for
  * unfinished transfers of the storage, because the requests that queue_fill() makes
- * name streams to come after, but no transfers. At the end it waits for the fill,
- * unless the caller `named` a stream, or the memory is a pool's device memory, which
- * the caller cannot read before the fill is done. Returns 0, or -1 with an exception.
- */
+ * name streams to come after, but no transfers. At the end it waits for the fill if the
+ * caller `named` no stream, or if others may free the memory. It never waits for a fill
+ * of a pool's device memory, which the caller cannot read before the fill is done.
+ * Returns 0, or -1 with an exception. */
 static int
 fill_pinned(cm_buffer *self, const void *element, cm_stream *stream, bool named)
 {

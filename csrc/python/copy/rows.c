@@ -146,8 +146,9 @@ do_threads_gather(const cm_row_copy *self, cm_engine *engine)
     return true;
 }
 
-/* Make the request one for rows by their numbers, which copy threads carry out. If they
- * cannot copy these rows in that way, request.common.many stays NULL. Needs no GIL. */
+/* Put the rows into the request by their numbers, so that copy threads make the runs.
+ * If the copy threads cannot do so for these rows, request.common.many stays NULL.
+ * Needs no GIL. */
 static cm_status
 number_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
 {
@@ -179,7 +180,8 @@ describe_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
 }
 
 /* Set *out to whether a run that is written has bytes in common with another run. If
- * only runs can tell, this lists all runs of the pass. Needs no GIL. */
+ * whole arrays do not decide this (pass->meets), the function lists all runs of the
+ * pass and compares them. Needs no GIL. */
 static cm_status
 find_touch(const cm_row_copy *self, rows_pass *pass, bool *out)
 {

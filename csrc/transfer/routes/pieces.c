@@ -352,8 +352,8 @@ next_run(slot_walk *walk, device_run *out)
 }
 
 /* Queue the copy of one run between its slot and its place. There are three ways:
- * - If `there` is not 0, it is a block on the device that has the slot's bytes, and the
- *   kernel of `table` moves the run between that block and the place.
+ * - If `there` is not 0, the device has a block at that address with the slot's bytes.
+ *   The kernel of `table` then moves the run between that block and the place.
  * - A run whose place is device memory may get a copy by the runtime. Such a copy is
  *   needed if the slot is ordinary memory, which no kernel can reach. It is also made
  *   if the run is long, since it is then fast.

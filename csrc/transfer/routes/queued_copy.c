@@ -169,8 +169,8 @@ queue_behind_ticket(cm_engine *engine, const cm_copy_request *request, uint64_t 
     return cm_ticket_hand_over(ticket, status, out);
 }
 
-/* Queue the copy, in the scope of the stream's device. Returns false if a job has to
- * make it. */
+/* Queue the copy. The caller has made the stream's device current by cm_scope_enter().
+ * Returns false if a job has to make the copy. */
 static bool
 try_queue(cm_engine *engine, const cm_copy_request *request, uint64_t nbytes,
           cm_ticket **out, cm_status *status, bool *ticket_has_keeps)
