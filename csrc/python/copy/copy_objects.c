@@ -36,7 +36,8 @@ typedef struct copy_call {
 
 /* -- streams and order -------------------------------------------------------------------- */
 
-/* Return the device whose memory is an end, or -1 if both ends are host memory. */
+/* Return the device on which the target lies or, if the target is host memory, the
+ * device on which the source lies. Returns -1 if both ends are host memory. */
 static int
 device_of(const copy_call *call)
 {
@@ -46,9 +47,9 @@ device_of(const copy_call *call)
     return cm_kind_is_on_device(call->src.region.kind) ? call->src.region.device : -1;
 }
 
-/* Return the device that the handle of the copy to `dst` names. The first of the
- * target, the source and the stream that is on a device decides. Returns -1 if the copy
- * has nothing to do with a device. */
+/* Return the device that the handle of the copy to `dst`, a Transfer, names. This is
+ * the device of the target, of the source or of the stream, in this order: the first of
+ * the three that has a device decides. Returns -1 if none of them has one. */
 static int
 home_of(const copy_call *call, const cm_operand *dst)
 {
@@ -62,9 +63,9 @@ home_of(const copy_call *call, const cm_operand *dst)
     return stream == NULL ? -1 : stream->device;
 }
 
-/* Choose the stream. If an end is device memory, a stream of a third device is refused,
- * unless the copy is one of several that begin together on that stream. Returns 0, or
- * -1 with an exception. */
+/* Choose the stream. If an end is device memory, a stream of a device that has neither
+ * end is refused, unless the copy is one of several that begin together on that stream.
+ * Returns 0, or -1 with an exception. */
 static int
 choose_stream(copy_call *call)
 {
@@ -75,9 +76,10 @@ choose_stream(copy_call *call)
                                  is_any ? 0 : call->devices, device);
 }
 
-/* Let the call come after earlier work on this end, and keep the end alive. The ends
- * are kept open during the call, so a blocking call needs keeps only if Ctrl-C leaves
- * the copy running. Returns 0, or -1 with an exception. */
+/* Let the call come after earlier work on this end, and keep the end alive. The
+ * operands hold the ends until the call returns. So a blocking call gives the engine
+ * references of its own (keeps) only if Ctrl-C ends the call while the copy is still
+ * running. Returns 0, or -1 with an exception. */
 static int
 take_end(copy_call *call, const cm_operand *end, bool writes)
 {
@@ -107,7 +109,7 @@ take_ends(copy_call *call)
 
 /* -- the call ---------------------------------------------------------------------------- */
 
-/* Return what errors about the two ends begin with. */
+/* Return the text with which errors about the two ends begin. */
 static const char *
 error_prefix(const copy_call *call)
 {
@@ -115,8 +117,9 @@ error_prefix(const copy_call *call)
 }
 
 /* Return whether the driver is asked what kind of memory an end is. `other` is the kind
- * of the other end. If that is on a device and the caller waits for the copy, the
- * driver is not asked about a short end. */
+ * of the other end. If the other end is on a device and the caller waits for the copy,
+ * the driver is not asked about a short end, since asking takes longer than all other
+ * work before a short copy. */
 static cm_asking
 asking(const copy_call *call, cm_kind other)
 {
@@ -124,9 +127,10 @@ asking(const copy_call *call, cm_kind other)
                                                              : CM_ASK;
 }
 
-/* Read the source. If there is a casting=, a value that is not memory and that the
- * target's dtype would change is made an array of its own dtype, so that the rule
- * decides whether it may be converted. Returns 0, or -1 with an exception. */
+/* Read the source. A value that is not memory, such as a number, is read in the
+ * target's dtype. If casting= is given and the value would change in that dtype, the
+ * value is read in a dtype of its own instead. The rule that casting= names then
+ * decides whether the value may be converted. Returns 0, or -1 with an exception. */
 static int
 init_source(copy_call *call)
 {
@@ -198,7 +202,8 @@ init_more(copy_call *call)
 }
 
 /* Find out whether elements are converted. Most copies have ends of one dtype and ask
- * for no conversion. Returns 1 if they are, 0 if not, or -1 with an exception. */
+ * for no conversion. Returns 1 if elements are converted, 0 if not, or -1 with an
+ * exception. */
 static int
 check_dtypes(copy_call *call)
 {
@@ -213,7 +218,8 @@ check_dtypes(copy_call *call)
 }
 
 /* Return the number of bytes of the copy if each end is one run and no element changes,
- * or else 0. A source that was stretched is shorter than its target. */
+ * or else 0. If the source is stretched to the target's shape, its run is shorter than
+ * the target's, so the answer is 0 for such a copy, too. */
 static uint64_t
 run_nbytes_of(const copy_call *call)
 {
@@ -230,8 +236,8 @@ static int
 init_call(copy_call *call)
 {
     cm_state_enter(call->call.state);
-    /* The streams of after= come first, because asking another library for its stream
-     * runs code of that library. */
+    /* The argument after= is read before the ends. Asking another library for its
+     * stream runs that library's code, which may still change the ends here. */
     if (cm_state_runtime(call->call.state) == NULL
         || cm_call_come_after_given(&call->call, call->how.after, call->dst_object,
                                     call->src_object, 0)
@@ -370,8 +376,9 @@ run(copy_call *call)
     if (engine == NULL || cm_call_prepare(&call->call, &call->request) < 0) {
         return NULL;
     }
-    if (call->how.on_engine_stream) { /* a job thread runs the copy, without this
-                                         call */
+    /* A job thread makes a copy on a stream of the engine's. The thread may still be at
+     * work after this call has returned, so it must not ask the call for interrupts. */
+    if (call->how.on_engine_stream) {
         call->request.stream = NULL;
         call->request.interrupted = NULL;
     }
@@ -385,8 +392,8 @@ run(copy_call *call)
             cm_ignore(cm_ticket_abandon(ticket)); /* this cannot fail, since the engine
                                                      is open */
         }
-        return NULL; /* a signal handler or the progress bar has raised, even if the
-                        copy has ended */
+        return NULL; /* a signal handler or the progress bar has raised this exception,
+                        perhaps only after the copy had ended */
     }
     if (!cm_is_ok(status)) {
         return cm_py_raise(state, status, "while copying");
@@ -414,8 +421,8 @@ run_in_range(copy_call *call)
 PyObject *
 cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
 {
-    /* The struct is too large for the stack of a thread that has little of it. One
-     * spare is kept, so that most calls allocate nothing. */
+    /* The struct is too large for a thread that has a small stack. One spare struct is
+     * kept, so that most calls allocate nothing. */
     copy_call *call = atomic_exchange(&state->spare_call, NULL);
     if (call == NULL && (call = PyMem_Malloc(sizeof(*call))) == NULL) {
         return PyErr_NoMemory();
@@ -423,9 +430,11 @@ cm_copy_objects(cm_state *state, PyObject *dst, PyObject *src, cm_copy_how how)
     memset(call, 0, sizeof(*call));
     call->call.state = state;
     call->call.blocking = how.blocking;
-    /* A short copy has no ticket. A copy that begins together with others ignores some
-     * transfers. One of these may cover a transfer that the copy has to come after, so
-     * the copy names covered transfers too. */
+    /* A copy that has no ticket must also name transfers that later ones cover (see
+     * cm_call). A blocking copy may be a short one, which has no ticket. A copy that
+     * begins together with others has a ticket, but it ignores some transfers, and one
+     * of these may cover a transfer that the copy has to come after. So this copy names
+     * covered transfers, too. */
     call->call.has_ticket = !how.blocking && how.before == 0;
     call->call.progress = how.progress;
     call->call.before = how.before;

@@ -5,7 +5,7 @@
 
 enum {
     STEP_NBYTES = 2 << 20, /* the smallest piece that memory is mapped in */
-    MAX_STEPS = 64,        /* at how many places of a long region the driver is asked */
+    MAX_STEPS = 64,        /* a long region is cut into about this many steps */
 };
 
 static bool
@@ -16,9 +16,12 @@ may_use(cm_runtime *rt, cm_address address, int wanted)
            && (access & wanted) == wanted;
 }
 
-/* True if the device of the current context may use the region. If memory was mapped in
- * pieces, only some of them may be open to the device. So if a kernel may come to use
- * the region (`all`), it is not enough to ask about its first byte. */
+/* True if the device of the current context may use the region in the way that `wanted`
+ * (CM_ACCESS_…) says. The driver answers for one address at a time. If memory was
+ * mapped in pieces, perhaps only some of the pieces are open to the device. So if `all`
+ * is true, because a kernel may come to use the region, the driver is asked about one
+ * address in each step of the region and about its last byte. Otherwise the driver is
+ * asked about the first byte only. */
 static bool
 may_use_region(cm_runtime *rt, const cm_region *region, int wanted, bool all)
 {
@@ -50,8 +53,8 @@ cm_peer_access_is_enabled(const cm_peer_access *access, int device, int other)
                || has(access->enabled, other, device));
 }
 
-/* Let `device` into the memory of `owner`, once for each pair. If enabling fails,
- * access stays as it is and is not tried again. */
+/* Let `device` into the memory of `owner`, if the driver can do that. This is tried
+ * once for each pair. If it fails, the pair stays without access. */
 static void
 open_pair(cm_peer_access *access, int device, int owner)
 {
@@ -61,8 +64,8 @@ open_pair(cm_peer_access *access, int device, int owner)
     if (!cm_is_ok(cm_rt_peer_can_access(access->rt, device, owner, &can))) {
         return; /* the next call asks again */
     }
-    /* Enabling is forbidden while any thread captures in the global mode, unless this
-     * thread says that it allows it (the relaxed mode). */
+    /* While any thread captures a stream in the global mode, the runtime refuses to
+     * enable access, unless the calling thread is in the relaxed mode. */
     if (can != 0
         && cm_is_ok(cm_scope_enter(access->rt, device, CM_CAPTURE_RELAXED, &scope))) {
         cm_status status = cm_rt_peer_enable(access->rt, owner);
@@ -74,8 +77,8 @@ open_pair(cm_peer_access *access, int device, int owner)
 }
 
 /* True if `device` may use the region, which is memory of another device. The driver
- * reports memory of cudaMalloc as open whether access is enabled or not, so access has
- * to be enabled first. */
+ * says that memory of cudaMalloc is open even while access is not enabled. So the
+ * driver's answer counts only once access has been enabled. */
 static bool
 reaches(cm_peer_access *access, int device, const cm_region *region, int wanted,
         bool all)
@@ -93,7 +96,7 @@ reaches(cm_peer_access *access, int device, const cm_region *region, int wanted,
     return may;
 }
 
-/* True if it is known that the device cannot be let in. */
+/* True if it is known that `device` cannot be let into the memory of `owner`. */
 static bool
 is_apart(const cm_peer_access *access, int device, int owner)
 {

@@ -43,7 +43,9 @@ choose_host_way(const cm_piece *piece, cm_end_facts dst, cm_end_facts src,
     bool reaches_dst = on_stream && dst.locked && piece->dst.address != 0;
     bool reaches_src = on_stream && src.locked && piece->src.address != 0;
     bool reaches_both = reaches_dst && reaches_src;
-    /* If the ends are page-locked memory of two devices, the host copies as well. */
+    /* A device copies only in the order of a stream, and only if it reaches an end.
+     * Otherwise the host copies. The host also copies if the ends are page-locked
+     * memory that belongs to two different devices. */
     if ((!reaches_dst && !reaches_src)
         || (reaches_both && piece->dst.device != piece->src.device)) {
         *device = -1;
@@ -81,9 +83,9 @@ cm_piece_choose_way(const cm_piece *piece, cm_end_facts dst, cm_end_facts src,
     return dst_on_device ? CM_MANY_UP : CM_MANY_DOWN;
 }
 
-/* True if this end begins where the one before it ends, within the same allocation. All
- * ordinary memory counts as one allocation, since it is read and written byte by
- * byte. */
+/* True if `end` begins directly after the `nbytes` bytes that begin at `before`, and
+ * both lie in the same allocation. All ordinary memory counts as one allocation, since
+ * the host can read and write it across the borders of allocations. */
 static bool
 follows(const cm_piece_end *before, uint64_t nbytes, const cm_piece_end *end)
 {
@@ -114,7 +116,10 @@ add_piece(cm_many *many, const cm_piece *piece)
     many->pieces[many->count++] = *piece;
 }
 
-/* Give each piece its place in the packed space. */
+/* Give each piece its place in the packed space, which cm_many (batch_plan.h) tells
+ * about. The place is aligned as the address that the piece has on the device. On the
+ * way up this is the target's address, and on the way down the source's. If the host
+ * copies alone, the pieces lie without gaps. */
 static void
 place_pieces(cm_many *many)
 {

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Changes the plan of a job once the job's turn has come.
  *
- * A plan is made when the copy is asked for. The job may have to wait long after that,
- * and only when its turn comes is it known what memory there is. So the last decisions
- * are made in CM_JOB_FINALIZE, a step of run.c. Two of them change the plan, by the
- * functions of this file:
+ * A plan is made when the copy is asked for. After that the job may have to wait for a
+ * long time, and nobody knows how much memory there will be when its turn comes. So the
+ * last decisions are made in CM_JOB_FINALIZE, a step of run.c. Two of these decisions
+ * change the plan, and the functions of this file make the changes:
  *
  *   - A source that overlaps its target is first read as a whole, into memory of our
  *     own. That memory is the source from then on, and the rest of the copy is planned
  *     for it.
- *   - If the `reserve` of a row gets no memory, the copy is planned again, for a way
- *     that needs none.
+ *   - The function `reserve` of a route (plan/route.h) takes the memory that the route
+ *     cannot do without. If there is no such memory, the copy is planned again, for a
+ *     route that needs none.
  *
- * Most copies need neither, and never come here. */
+ * Most copies need neither change, and call nothing in this file. */
 #include <stdlib.h>
 
 #include "transfer/routes/device_side.h"
@@ -51,8 +52,9 @@ void
 cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
 {
     bool on_device = address != 0;
-    if (!on_device && !job->plan.converts_on_device) { /* reading the source has
-                                                          converted it */
+    /* If the host has read the source, it has also converted the elements, unless the
+     * device is going to convert them. */
+    if (!on_device && !job->plan.converts_on_device) {
         job->converts = false;
         cm_layout_drop_items(&job->plan.layout);
     }
@@ -67,8 +69,8 @@ cm_job_plan_own_source(cm_job *job, void *host, cm_address address)
                         job->src_facts, options_of(job));
 }
 
-/* Read the source as a whole into memory of the host that is our own. The elements are
- * converted on the way, unless the device does that. */
+/* Read the whole source into host memory of our own. The elements are converted on the
+ * way, unless the device is going to convert them. */
 static cm_status
 replace_source_on_host(cm_job *job, const cm_layout *pack)
 {
@@ -105,8 +107,9 @@ cm_job_replace_source(cm_job *job)
     (void)cm_layout_get_core(&job->plan.layout, &pack);
     cm_layout_pack(&pack, CM_DST);
     bool on_device = cm_job_can_own_on_device(job);
-    if (on_device || job->plan.converts_on_device) { /* the elements stay as they are
-                                                        for now */
+    /* In these two cases the elements are converted later, and not while the source is
+     * read. */
+    if (on_device || job->plan.converts_on_device) {
         cm_layout_drop_items(&pack);
     }
     return on_device ? replace_source_on_device(job, &pack)
