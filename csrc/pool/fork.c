@@ -13,6 +13,9 @@
  *
  * Three answers (cm_fork)
  * -----------------------
+ * A pool's memory lies in arenas, which are ranges of addresses (pool/heap.h). A block
+ * is live while a user has it.
+ *
  * COPY: before the fork the parent copies the live blocks to an ordinary mapping, and
  * hides the page-locked memory itself from the child (cm_host_hide()). After the fork
  * the child moves this copy to the addresses of the hidden memory, and the parent
@@ -25,15 +28,16 @@
  *
  * OMIT: the child cannot touch the addresses. This costs nothing.
  *
- * SHARE: the child has the same memory as the parent, at no cost either. The memory is
- * mapped as shared, so the kernel never copies its pages. But the bytes that the child
- * sees must not change for as long as the child can read them. So each block that is
- * live at a fork is marked with the fork's number. When the parent gives such a block
- * back, the pool keeps it, and counts it as in flight, until no child of that fork or
- * of a later one is left. Witnesses tell whether any is left (base/witness.h). Nothing
- * happens at the moment when a child ends: the next miss of an allocation, or the next
- * trim, asks the witnesses. Memory that goes back to the system needs no such care,
- * since the child has its own mapping of it, which keeps the bytes.
+ * SHARE: the child has the same memory as the parent. This costs nothing, either. The
+ * memory is mapped as shared, so the kernel never copies its pages. But as long as a
+ * child can read a block, the pool must not hand the block to a new user. So each block
+ * that is live at a fork is marked with the fork's number. When the parent gives such a
+ * block back, the pool holds the block, and counts it as in flight (pool/in_flight.c),
+ * until no child of that fork or of a later fork is left. A witness for each fork tells
+ * whether any of its children is left (base/witness.h). Nothing happens at the moment
+ * when a child ends. The witnesses are asked by the next allocation that finds no free
+ * block (a miss), or by the next trim. If the parent gives the memory back to the
+ * system, the child keeps its bytes, since it has a mapping of its own.
  *
  * How a fork goes
  * ---------------
@@ -208,7 +212,8 @@ prepare_arena(fork_list *list, cm_fork way, cm_arena *arena, uint64_t *room_nbyt
     arena->is_living = s != NULL;
     if (!arena->is_living) {
         /* Nothing is to be done for this arena. Its memory may even be gone, since
-         * another thread may be giving it back, which it does without the lock. */
+         * another thread may be giving the memory back at this moment, and a thread
+         * does that without the lock. */
         return;
     }
     if (way == CM_FORK_SHARE) {
@@ -242,8 +247,8 @@ prepare(void)
     for (cm_list *n = list->pools.next; n != &list->pools; n = n->next) {
         cm_pool *pool = CM_LIST_ENTRY(n, cm_pool, fork_node);
         cm_spin_lock_take(&pool->lock);
-        /* If this process is itself a forked child, all of this is ordinary memory,
-         * which the kernel copies. */
+        /* If this process is itself a forked child, the memory of all its pools is
+         * ordinary memory, which the kernel copies. */
         pool->is_copied = cm_kind_is_page_locked(pool->config.kind)
                           && !cm_runtime_is_forked(pool->rt);
         cm_list *arenas = &pool->heap.arenas;
@@ -257,8 +262,8 @@ prepare(void)
 /* -- after ------------------------------------------------------------------------- */
 
 /* Move the copy to the addresses of the hidden memory. Returns false if there is no
- * copy, or if the copy cannot be moved: where the kernel did not keep the addresses for
- * the child, other memory may lie there by now, which must be left alone. */
+ * copy, or if the copy cannot be moved. If the kernel did not keep the addresses for
+ * the child, other memory may lie at them by now, and the copy must not replace it. */
 static bool
 move_in(const cm_arena *arena)
 {
@@ -294,9 +299,10 @@ prepare_child_arena(cm_fork way, cm_arena *arena)
     }
 }
 
-/* The parent adds the family of this fork to its list. The child frees all families,
- * since it holds no blocks back for any child of its own. Only the witness page of its
- * own fork stays mapped there, for as long as the child lives. */
+/* The parent adds the family of this fork to its list. The child frees all families:
+ * its memory is ordinary memory, so it never has to hold a block for a child of its
+ * own. In the child only the witness page of this fork stays mapped, for as long as the
+ * child lives. */
 static void
 keep_or_drop_families(fork_list *list, bool is_child)
 {
@@ -434,8 +440,8 @@ cm_pool_try_hold_for_children(cm_pool *pool, cm_heap_span *span, unsigned flags,
         return false;
     }
     held_block *held = malloc(sizeof(*held));
-    /* Without a node nobody will look at the block again, so it stays until the pool
-     * ends. */
+    /* If there is no memory for the node, nobody will look at the block again, so it
+     * stays until the pool ends. */
     if (held == NULL) {
         atomic_fetch_add(&pool->lost_count, 1);
         return true;
@@ -464,8 +470,8 @@ move_to_flight(cm_pool *pool, const held_block *held)
     cm_spin_lock_give(&pool->lock);
 }
 
-/* Move the held blocks that no child has any more into flight, or all held blocks if
- * `any` is true. */
+/* Look at all held blocks. If no child has a block any more, or if `any` is true, the
+ * block moves into flight. */
 static void
 poll_held(cm_pool *pool, bool any)
 {

@@ -14,12 +14,12 @@ typedef struct cm_chunk {
     void *host;         /* NULL for device memory */
     cm_address address; /* the address for the device */
     uint64_t nbytes;    /* a multiple of the source's granule */
-    /* A value of the source, which it needs to close and move the chunk. In a placed
-     * chunk whose closing failed half-way it is 0; such a chunk can be closed, but no
-     * longer moved. */
+    /* A value of the source, which the source needs to close and move the chunk. In a
+     * placed source (see `is_placed`) the handle is 0 if closing the chunk has failed
+     * half-way. Such a chunk can be closed, but no longer moved. */
     uint64_t handle;
-    /* Nothing is mapped at its addresses, because the pool sleeps (sleep.c). Such a
-     * chunk has memory only as long as it has a handle. */
+    /* Nothing is mapped at the chunk's addresses, because the pool sleeps (sleep.c).
+     * Such a chunk has memory only as long as it has a handle. */
     bool is_unmapped;
 } cm_chunk;
 
@@ -33,26 +33,27 @@ cm_chunk_has_memory(const cm_chunk *chunk)
 typedef struct cm_source cm_source;
 
 typedef struct cm_source_ops {
-    /* Make a chunk of `nbytes` (a multiple of the granule). A placed source puts it at
-     * base + offset, where there must be no open chunk. Other sources ignore the
-     * offset.
+    /* Make a chunk of `nbytes` (a multiple of the granule). A placed source (see
+     * `is_placed`) puts the chunk at base + offset, where there must be no open chunk.
+     * Other sources ignore the offset.
      * Fails: the operation that failed; then there is no chunk. */
     cm_status (*open_chunk)(cm_source *source, uint64_t offset, uint64_t nbytes,
                             cm_chunk *out);
-    /* Give a chunk back to the runtime. The host has already seen all work on it end.
+    /* Give a chunk back to the runtime. The host has already made sure that all work on
+     * the chunk has ended.
      * Fails: the operation that failed; then the chunk is still usable, though perhaps
      *        it can no longer be moved. */
     cm_status (*close_chunk)(cm_source *source, cm_chunk *chunk);
-    /* Move the memory of a chunk of a placed source to base + offset, and empty its old
-     * place. Its contents are undefined afterwards. The pointer is NULL in a source
-     * that cannot move chunks.
+    /* Move the memory of a chunk of a placed source to base + offset. Nothing is mapped
+     * at the chunk's old place afterwards, and the contents of the memory are
+     * undefined. The pointer is NULL in a source that cannot move chunks.
      * Fails: the operation that failed. If the chunk's address is 0 afterwards, the
      *        chunk could not be put back and is closed. Otherwise it is still where it
      *        was, and usable. */
     cm_status (*move_chunk)(cm_source *source, cm_chunk *chunk, uint64_t offset);
-    /* Take the memory of a chunk away from the chunk's addresses, but keep it. The host
-     * has already seen all work on it end. This pointer and the next two are NULL in a
-     * source that cannot do so.
+    /* Take the memory of a chunk away from the chunk's addresses, but keep the memory.
+     * The host has already made sure that all work on the chunk has ended. This pointer
+     * and the next two are NULL in a source that cannot unmap a chunk.
      * Fails: the operation that failed; then the chunk is still usable. */
     cm_status (*unmap_chunk)(cm_source *source, cm_chunk *chunk);
     /* Give the memory of an unmapped chunk back to the runtime. The chunk keeps its
@@ -68,9 +69,9 @@ typedef struct cm_source_ops {
      * Fails: the operation that failed. */
     cm_status (*admit_peers)(cm_source *source, const cm_chunk *chunk);
     /* Expect that the next `count` chunks will have `nbytes` each, and prepare each of
-     * them while the one before is made. A count of 0 ends this, and what was prepared
-     * is given back. The caller may still ask for other chunks at any time. The pointer
-     * is NULL in a source that cannot prepare anything. */
+     * them while the one before is made. A count of 0 ends the preparing, and memory
+     * that was prepared is given back. The caller may still ask for other chunks at any
+     * time. The pointer is NULL in a source that cannot prepare anything. */
     void (*expect)(cm_source *source, uint64_t nbytes, uint64_t count);
     /* Free the source, after the last chunk was closed. */
     void (*destroy)(cm_source *source);
@@ -81,20 +82,21 @@ typedef struct cm_source_ops {
 struct cm_source {
     const cm_source_ops *ops; /* borrowed, static */
     cm_runtime *rt;           /* borrowed */
-    cm_pool_config config; /* a copy, of which the source reads what concerns memory */
+    cm_pool_config config; /* a copy; the source reads only the members about memory */
     /* Sizes and offsets of chunks are multiples of this power of 2. */
     uint64_t granule;
     uint64_t peers;  /* bits of the devices that can reach this memory */
     bool is_placed;  /* all chunks lie in one range, so that neighbours can join */
     cm_address base; /* where that range begins */
     uint64_t range_nbytes; /* the length of that range */
-    /* In a placed source, the memory of the whole device, above which no growth can
-     * succeed. */
+    /* In a placed source, the size of the whole device's memory. A pool cannot grow
+     * beyond this size. */
     uint64_t most_nbytes;
 };
 
-/* Open the source for `config`: the one that maps on demand if the config, the device
- * and the driver allow it, else the one that makes segments. Called inside a cm_scope.
+/* Open one of the two sources below for `config`. If the config, the device and the
+ * driver allow it, this is the source that maps device memory on demand, and otherwise
+ * the source that makes each chunk separately (a segment). Called inside a cm_scope.
  * Fails: CM_ENOMEM; CM_EINVALID; as the calls that ask the device. */
 CM_NODISCARD cm_status cm_source_open(cm_runtime *rt, const cm_pool_config *config,
                                       cm_source **out);
@@ -110,10 +112,11 @@ typedef struct cm_host_world {
     bool can_not_populate; /* the kernel has no MADV_POPULATE_WRITE */
 } cm_host_world;
 
-/* The two sources. cm_source_vmm_open() maps device memory on demand.
- * cm_source_segments_open() makes memory of any kind, and each chunk separately. It
- * makes host memory by populating a mapping and then registering it, if that is
- * possible. All other chunks are allocations of the runtime. `world` is copied.
+/* These functions open the two sources. The source of cm_source_vmm_open() maps device
+ * memory on demand. The source of cm_source_segments_open() makes memory of any kind.
+ * Each of its chunks is a segment, which is made separately. If possible, this source
+ * makes host memory by populating a mapping and then registering it. All other chunks
+ * are allocations of the runtime. `world` is copied.
  * Fails: CM_ENOTSUP if that source is not possible here; as cm_source_open(). */
 CM_NODISCARD cm_status cm_source_vmm_open(cm_runtime *rt, const cm_pool_config *config,
                                           cm_source **out);

@@ -8,8 +8,9 @@
  * of up to 256 MiB takes about 30 us whatever its size: 8-10 us to create it, less than
  * 1 us to map it and 20 us to set the access. One call for several chunks does not set
  * the access any faster. Closing a chunk takes 14 us to unmap it and 9-20 us to release
- * the memory (45 us for 128 MiB, 300 us for 1 GiB). A part of a handle cannot be
- * mapped, so a chunk moves and closes as a whole. */
+ * the memory (45 us for 128 MiB, 300 us for 1 GiB). A handle stands for the physical
+ * memory of one chunk, and the driver cannot map only a part of it. So a chunk can be
+ * moved and closed only as a whole. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -24,8 +25,9 @@ enum { RANGE_FACTOR = 8 };
 typedef struct vmm_source {
     cm_source base; /* first, so that a cm_source pointer can be cast to this */
     unsigned flags; /* flags for physical_create */
-    /* What was reserved. The range begins at the first multiple of the granule in it,
-     * because the driver aligns addresses to its own granule only. */
+    /* The addresses that the driver has reserved. The driver aligns them to its own
+     * granule only, so the range of the source begins at the first of these addresses
+     * that is a multiple of the source's granule. */
     cm_address reserved;
     uint64_t reserved_nbytes;
 } vmm_source;
@@ -48,8 +50,8 @@ grant(cm_source *source, const cm_chunk *chunk)
     return cm_rt_address_set_access(rt, chunk->address, chunk->nbytes, devices, count);
 }
 
-/* Map the memory of a chunk at the chunk's address and make it usable. After a failure
- * it is not mapped. */
+/* Map the memory of a chunk at the chunk's address and make it usable. If this fails,
+ * the memory is not mapped. */
 static cm_status
 place(cm_source *source, const cm_chunk *chunk)
 {
@@ -114,7 +116,7 @@ drop_chunk(cm_source *base, cm_chunk *chunk)
     return cm_ok();
 }
 
-/* Map a chunk again, with the memory of its handle or, if that is gone, with new
+/* Map a chunk again. It gets the memory of its handle or, if the handle is 0, new
  * memory. After a failure the chunk is as it was.
  * Fails: physical_create; as place(). */
 static cm_status
@@ -138,9 +140,9 @@ map_chunk(cm_source *base, cm_chunk *chunk)
     return status;
 }
 
-/* Unmap before mapping, so that the memory is never mapped twice. Memory for RDMA that
- * has once been mapped twice cannot be opened to devices that get a context later
- * (driver 580). */
+/* Unmap the memory from its old place before mapping it at the new one, so that it is
+ * never mapped at two places at the same time. Once memory for RDMA has been mapped at
+ * two places, it cannot be opened to devices that get a context later (driver 580). */
 static cm_status
 move_chunk(cm_source *base, cm_chunk *chunk, uint64_t offset)
 {
@@ -197,8 +199,9 @@ find_peers(vmm_source *source)
     return cm_ok();
 }
 
-/* Reserve RANGE_FACTOR times as many addresses as the device has memory. If the driver
- * refuses, halve that, down to as many addresses as memory. */
+/* Reserve a range of addresses that is RANGE_FACTOR times as long as the device's
+ * memory. If the driver refuses, halve the range and try again, until it is only as
+ * long as the memory. */
 static cm_status
 reserve(vmm_source *source, uint64_t driver_granule)
 {
