@@ -14,12 +14,13 @@ cm_configure_close(cm_state *state)
     state->tuning = (cm_tuning_choice){.was_set = state->tuning.was_set};
 }
 
-/* Fill in the tuning: the settings that were made, and defaults for all others. */
+/* Fill in the tuning with the settings that somebody has set, and with defaults for all
+ * others. */
 static void
 get_tuning(cm_state *state, unsigned cpu_count, cm_tuning *out)
 {
-    /* With the emulated device the defaults are those of a machine with CM_THREAD_MAX
-     * processors, so that tests find the same values everywhere. */
+    /* If the device is the emulated one, the defaults are chosen as on a machine that
+     * has CM_THREAD_MAX processors, so that tests find the same values everywhere. */
     cm_tuning_init_for(out, cm_state_is_emulated(state) ? CM_THREAD_MAX : cpu_count);
     for (int i = 0; i < CM_TUNING_COUNT; i++) {
         if (state->tuning.is_set[i]) {
@@ -40,8 +41,8 @@ cm_configure_apply(cm_state *state)
     return cm_is_ok(status) ? 0 : cm_py_raise_int(state, status, "while configuring");
 }
 
-/* Set these values. Settings that the dict does not name get their defaults. Returns 0,
- * or -1 with an exception, and then nothing is changed. */
+/* Set the settings that the dict `values` names, and give all others their defaults.
+ * Returns 0, or -1 with an exception, and then nothing is changed. */
 static int
 put_tuning(cm_state *state, PyObject *values)
 {
@@ -73,8 +74,9 @@ put_tuning(cm_state *state, PyObject *values)
     return 0;
 }
 
-/* Make a dict of the present values by their names, each with the least and the most
- * that it may be. Returns a new reference, or NULL with an exception. */
+/* Make a dict that has a TuningValue under the name of each setting: its present value,
+ * and the least and the greatest value that it may have. Returns a new reference, or
+ * NULL with an exception. */
 static PyObject *
 make_tuning_dict(cm_state *state)
 {

@@ -44,8 +44,9 @@ cm_rows_end_fini(cm_rows_end *end)
 
 enum { PLACE_NBYTES = 96 };
 
-/* Write the beginning of messages to `text`, which is "copy_rows: " or "copy_rows:
- * layer 3: ", and return `text`. */
+/* Write the beginning of messages to `text`, and return `text`. A layer is a pair of
+ * arrays, one of each end. If the ends are lists of arrays, the message names the layer
+ * and begins with "copy_rows: layer 3: ", and otherwise with "copy_rows: ". */
 static const char *
 place_of(const cm_row_copy *self, Py_ssize_t layer, char text[PLACE_NBYTES])
 {
@@ -59,9 +60,10 @@ place_of(const cm_row_copy *self, Py_ssize_t layer, char text[PLACE_NBYTES])
     return text;
 }
 
-/* Read memory that a plan keeps. Its owner may move it between two copies. So memory
- * that can move becomes a buffer, and each copy checks whether it has moved
- * (memory_watch.h). Returns 0, or -1 with an exception. */
+/* Read memory that a RowPlan keeps (row_plan.c). The owner of the memory may move it
+ * between two copies of the plan. So an array that is not backed by a storage is made a
+ * buffer, and each copy checks whether the memory has moved (memory_watch.h). Returns
+ * 0, or -1 with an exception. */
 static int
 read_kept_array(cm_row_copy *self, cm_operand *operand, PyObject *array)
 {
@@ -84,8 +86,8 @@ read_kept_array(cm_row_copy *self, cm_operand *operand, PyObject *array)
     return result;
 }
 
-/* Read the array of a layer, and check it as far as that needs no other array. Returns
- * 0, or -1 with an exception. */
+/* Read the array of a layer, and make those checks that need no other array. Returns 0,
+ * or -1 with an exception. */
 static int
 read_array(cm_row_copy *self, cm_side side, Py_ssize_t layer)
 {
@@ -263,8 +265,9 @@ cm_rows_shortest(const cm_row_copy *self, cm_side side)
     return shortest;
 }
 
-/* Make room for the numbers of an end, unless they are kept already, and describe them
- * to cm_numbers_write_both(). */
+/* Make room in `numbers` for the numbers of an end. Sets *to to this room and *out to
+ * what cm_numbers_write_both() needs to copy the numbers into it. If the numbers have
+ * been copied already, or if the host has none, out->to is NULL. */
 static cm_status
 begin_keeping(const cm_row_copy *self, cm_side side, cm_kernel_numbers *to,
               cm_numbers_side *out)
@@ -282,9 +285,9 @@ begin_keeping(const cm_row_copy *self, cm_side side, cm_kernel_numbers *to,
     return cm_ok();
 }
 
-/* Copy the numbers, and look at them on the way. If one of them is wrong, they are
- * copied once more as they were given, so that cm_rows_settle() can find it. Needs no
- * GIL. */
+/* Copy the numbers, and look at them on the way. If a number is wrong, all numbers are
+ * copied once more as they were given, so that cm_rows_settle() can find the wrong one.
+ * Needs no GIL. */
 static cm_status
 keep_numbers(cm_engine *engine, const cm_numbers_side sides[2],
              cm_chosen_rows *const kept[2])
@@ -345,9 +348,9 @@ cm_rows_settle(cm_row_copy *self, Py_ssize_t layer, cm_side side)
                : cm_rows_refuse_number(self, layer, side, fault);
 }
 
-/* Return a new reference to a number that was refused, as the argument has it, or NULL
- * with an exception. A number of 2**63 or more was read as INT64_MAX, so the array is
- * read again. */
+/* Return the number that was refused as it stands in the argument. If fault.number is
+ * INT64_MAX, the argument may have a number of 2**63 or more, so the number is read
+ * from the array again. Returns a new reference, or NULL with an exception. */
 static PyObject *
 number_as_given(const cm_rows_end *end, cm_row_fault fault)
 {
@@ -401,12 +404,12 @@ cm_rows_refuse_number(const cm_row_copy *self, Py_ssize_t layer, cm_side side,
 
 /* -- which ends touch ----------------------------------------------------------------- */
 
-/* With more layers than these, arrays whose spans meet count as having bytes in common,
- * and their rows are not compared. */
+/* If there are more layers than this, the rows of two arrays are not compared. The
+ * arrays then count as having bytes in common if their spans of addresses meet. */
 enum { MOST_COMPARED = 256 };
 
 /* The bytes of an array as rows of `length` bytes. The lowest row begins at span.begin,
- * and each of the others `step` bytes after the row before it. */
+ * and each further row begins `step` bytes after the row before it. */
 typedef struct row_pattern {
     cm_byte_span span;
     uint64_t length; /* including the gaps within a row */
@@ -430,7 +433,8 @@ pattern_of(cm_runtime *rt, const cm_region *array)
 }
 
 /* True if two arrays have bytes in common. They have none if the rows of one lie in the
- * gaps of the other, as the keys and the values of one cache may. */
+ * gaps between the rows of the other. The keys and the values of one cache may be
+ * interleaved in this way. */
 static bool
 patterns_meet(const row_pattern *a, const row_pattern *b)
 {
@@ -463,9 +467,9 @@ any_patterns_meet(const row_pattern *dst, const row_pattern *src, Py_ssize_t cou
     return false;
 }
 
-/* Set *out to whether any two arrays of the ends, of which one is written, may have
- * bytes in common. The caller has found that the spans of some of them meet, and here
- * their rows are compared as well.
+/* Set *out to whether any array of the target may have bytes in common with another
+ * array of either end. The caller has found that the spans of some of these arrays
+ * meet, and this function also compares their rows.
  * Fails: CM_ENOMEM. */
 static cm_status
 compare_patterns(cm_runtime *rt, cm_rows_end *const ends[2], Py_ssize_t count,
@@ -502,7 +506,8 @@ cm_rows_find_meeting_arrays(cm_runtime *rt, cm_rows_end *const ends[2],
     bool meet = cm_byte_spans_touch(of[CM_DST], of[CM_SRC], (uint64_t)count);
     free(spans);
     *out = meet || (maps[CM_DST] && maps[CM_SRC]);
-    /* Comparing the rows takes time in proportion to the square of the count. */
+    /* Comparing the rows takes time in proportion to the square of the count, so it is
+     * done only for few layers. */
     bool looks_closer =
         meet && !(maps[CM_DST] && maps[CM_SRC]) && count <= MOST_COMPARED;
     return looks_closer ? compare_patterns(rt, ends, count, out) : cm_ok();
@@ -543,7 +548,7 @@ cm_rows_are_in_place(cm_runtime *rt, cm_rows_end *const ends[2], Py_ssize_t coun
     return cm_ok();
 }
 
-/* -- what comes first --------------------------------------------------------------- */
+/* -- what the copy comes after ------------------------------------------------------ */
 
 int
 cm_rows_come_after_given(const cm_row_copy *self, cm_call *call)
@@ -558,10 +563,11 @@ cm_rows_come_after_given(const cm_row_copy *self, cm_call *call)
 
 /* -- packed memory ------------------------------------------------------------------ */
 
-/* Allocate packed memory for the rows of an array. For an array in ordinary memory it
- * is ordinary memory. For an array on a device it is memory of `device` or, if that is
- * -1, of the array's own device. For any other array it is page-locked memory. Returns
- * a new reference, or NULL with an exception. */
+/* Allocate memory in which `count` rows of the array `src` lie one behind the other
+ * (packed memory). If the array is in ordinary memory, the new memory is ordinary, too.
+ * If the array is on a device, the new memory is on `device` or, if `device` is -1, on
+ * the array's own device. For any other array it is page-locked memory. Returns a new
+ * reference, or NULL with an exception. */
 static PyObject *
 allocate_packed(const cm_row_copy *self, const cm_operand *src, uint64_t count,
                 int device)

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel that copies rows by their numbers, which it reads when the stream gets
- * there:
+/* The kernel that copies rows by their numbers. It reads the numbers only when the
+ * stream has come to the kernel, and copies:
  *
  *     dst[dst_rows[i]] = src[src_rows[i]]    for each i and for each layer
  *
- * A layer is a pair of arrays whose rows lie at a fixed distance. All layers of a call
- * share the numbers. A row whose bytes do not lie together is passed as several layers,
- * one for each run of bytes that it consists of.
+ * A layer is a pair of arrays. In each of the two arrays the distance from one row to
+ * the next is always the same. All layers of a call share the numbers. If the bytes of
+ * a row do not lie together, the pair of arrays is passed as several layers, one for
+ * each run of bytes that a row consists of.
  *
- * The device has to reach everything that a call names: device memory, page-locked
- * memory that is mapped (by its device addresses), managed memory, and memory of
- * another device that lets it in. What a launch needs is in its parameter, so that
- * nothing but the memory itself has to outlive the call or the graph that captured it.
- * Neither the call nor the kernel waits for anything.
+ * The device has to reach all memory that a call names. This may be device memory,
+ * page-locked memory that is mapped (by its device addresses), managed memory, or
+ * memory of another device that lets this device in. Everything else that a launch
+ * needs is in its parameter. So the caller has to keep only the memory itself alive
+ * until the kernel has ended or, if a graph has captured the launch, as long as the
+ * graph may run. Neither the call nor the kernel waits for anything.
  * Locks: none. */
 #pragma once
 
@@ -39,24 +41,27 @@ typedef struct cm_rows_layer {
 typedef struct cm_rows_move {
     uint64_t count;            /* how many rows of each layer are copied */
     cm_row_numbers numbers[2]; /* indexed by cm_side */
-    /* Row i of the source lies at place i, and its number is only checked. This is for
-     * the second of two calls, where the first has gathered the rows of the source into
-     * memory between the ends: both calls leave out rows with a wrong number. */
+    /* Row i of the source lies at place i, and its number is only checked. This is set
+     * in the second of two calls, after the first call has gathered the rows of the
+     * source into memory between the ends. The second call checks the numbers again,
+     * since it has to leave out each row that the first call has left out because of a
+     * wrong number. */
     bool is_packed;
-    /* The bytes pass a bus. A few blocks are enough to fill it, so by default the
-     * kernel leaves the other multiprocessors to the work beside it. */
+    /* The bytes pass a bus. A few blocks of threads are enough to keep the bus busy, so
+     * by default the kernel leaves the other multiprocessors to other work. */
     bool is_over_bus;
-    /* The target is memory of the host, which even fewer blocks fill. */
+    /* The target is memory of the host. On the way to the host even fewer blocks are
+     * enough to keep the bus busy. */
     bool is_to_host;
-    /* The numbers are read over the bus as well, and wait there behind the bytes that
-     * are under way. */
+    /* The numbers are read over the same bus as the rows. So a number has to wait until
+     * the bytes of rows that are already on the bus have passed. */
     bool has_far_numbers;
     uint32_t max_sms; /* how many multiprocessors the kernel may use; 0 for as many as
                          it can use */
-    /* The device address of a 32-bit word, into which the kernel stores CM_ROWS_WRONG_…
-     * if a number is wrong, visibly to the host as well. The kernel stores nothing else
-     * there, so whoever has read the word clears it. If the address is 0, wrong numbers
-     * are not reported. */
+    /* The device address of a 32-bit word. If a number is wrong, the kernel stores
+     * CM_ROWS_WRONG_… in the word, so that the host can see it, too. The kernel never
+     * clears the word, so whoever has read it has to do that. If the address is 0,
+     * wrong numbers are not reported. */
     cm_address flag;
 } cm_rows_move;
 
@@ -64,8 +69,8 @@ typedef struct cm_rows_move {
  * CM_ROWS_MAX_LAYERS neighbouring layers of the same strides, counts, row length and
  * alignment, so layers of the same shape should stand next to each other.
  *
- * Layers must not write what another one reads or writes. If two numbers name the same
- * row of the target, the bytes of that row may come from either source.
+ * A layer must not write memory that another layer reads or writes. If two numbers name
+ * the same row of the target, the bytes of that row may come from either source.
  * Fails: as cm_kernels_find(); device_attribute; kernel_launch; CM_EOVERFLOW (rows of
  * more than 64 GiB, or more rows than INT64_MAX). Layers before the failure may be
  * queued. */
@@ -74,8 +79,10 @@ CM_NODISCARD cm_status cm_rows_launch(cm_kernels *kernels, int device,
                                       const cm_rows_layer *layers, uint64_t layer_count,
                                       uint64_t stream);
 
-/* Describe one layer to the kernel: its geometry, the unit and the team, but neither
- * the step nor the addresses of rows. This is pure.
+/* Fill in `job`, the parameter of the kernel, for one layer. runtime/kernel_jobs.h
+ * tells what its members mean. This sets the sizes and distances of rows, the unit in
+ * which they are copied, and the team of threads that copies a row. It sets neither the
+ * step of the warps nor the addresses of the rows. This is pure.
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_rows_job_init(cm_rows_job *job, const cm_rows_move *move,
                                         const cm_rows_layer *layer);
