@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pool holds memory of one kind on one device and hands it out in blocks. Its users
  * may give a block back while work still runs on it. The pool makes sure that the next
- * user of the memory never collides with that work. It reuses a device block in stream
- * order. A block to which the host can write is reused when the host has seen the work
- * end, and not before. A request that fits into free memory (a hit) makes no runtime
- * call. Any other request (a miss) first looks at which work has ended meanwhile, and
- * then grows the pool. The page at the top of pool.c explains all of this. A pool knows
- * nothing of Python.
+ * user of the memory never collides with that work. The stream that used a device block
+ * may get its memory again at once, since a stream runs its work in order. A block to
+ * which the host can write is reused only after the host has seen that the work has
+ * ended. A request that fits into free memory (a hit) makes no runtime call. Any other
+ * request (a miss) first asks which work has ended meanwhile, and grows the pool if too
+ * little memory has become free. The page at the top of pool.c explains all of this. A
+ * pool knows nothing of Python.
  * Locks: one short spin lock guards the lists and is never held across a runtime call.
  *        Growing and polling are turns, which one thread at a time has, and which it
  *        keeps across runtime calls. */
@@ -23,11 +24,14 @@ typedef struct cm_pool cm_pool;
 typedef enum cm_fork {
     CM_FORK_COPY,  /* their own copy, which the parent makes before the fork */
     CM_FORK_SHARE, /* the same memory; no block is reused while a child has it */
-    CM_FORK_OMIT,  /* the addresses alone, which they cannot touch */
+    CM_FORK_OMIT,  /* reserved addresses without memory, which they cannot touch */
 } cm_fork;
 
+/* How a pool gets its segments, which are the ranges of addresses in which its memory
+ * lies. */
 typedef enum cm_segments {
-    CM_SEGMENTS_AUTO, /* mapped on demand if the device can do that, else as PLAIN */
+    CM_SEGMENTS_AUTO, /* memory is mapped on demand into a range if the device can do
+                         that; otherwise the same as PLAIN */
     /* Each segment is one allocation of the runtime, as cudaIpc and older MPI libraries
      * need it. */
     CM_SEGMENTS_PLAIN,
@@ -60,23 +64,25 @@ typedef struct cm_pool_config {
     /* Memory that has been unused for this long goes back to the runtime, although
      * nobody has asked for that. With 0 it stays. */
     uint64_t idle_trim_ns;
-    /* The least length of a chunk of memory that is mapped on demand: a power of 2, or
-     * 0 for the driver's granule. If the driver's granule is longer than this, it
-     * applies instead. Long chunks cost less to unmap and map, and waste more. */
+    /* Memory that is mapped on demand comes in chunks, and this is the least length of
+     * a chunk. It is a power of 2, or 0 for the driver's granule. A granule of the
+     * driver that is longer than this takes its place. Long chunks cost less to unmap
+     * and map, and waste more. */
     uint64_t granule_nbytes;
-    /* The caller may put blocks of the pool to sleep one by one when memory is short
-     * (spill.c). The pool never does so on its own. */
+    /* When memory is short the caller may put blocks of the pool to sleep one by one,
+     * which means that their memory goes back to the runtime for a time (spill.c). The
+     * pool never puts a block to sleep on its own. */
     bool spills;
     /* How much page-locked memory the contents of sleeping blocks may take. UINT64_MAX
      * means that there is no limit. */
     uint64_t spill_limit_nbytes;
-    /* Chosen by the caller, who never uses it for a second pool. (An address would not
-     * do, since another pool may get it later.) */
+    /* A number that the caller chooses and never uses for a second pool. (The address
+     * of the pool would not do, since a later pool may get the same address.) */
     uint64_t serial;
     /* Chosen by the caller: the number under which users see the pool. */
     uint64_t number;
-    /* This pool holds the slots that copies are staged through, which the recorder
-     * lists as a kind of memory of their own. */
+    /* This pool holds the memory, page-locked or of a device, through which copies are
+     * staged. The recorder lists such memory as a kind of its own. */
     bool is_staging;
 } cm_pool_config;
 
@@ -105,7 +111,7 @@ typedef struct cm_block {
     X(in_flight_nbytes) /* freed, but work may still run on it */                      \
     X(in_flight_count)                                                                 \
     X(cached_nbytes)   /* free for reuse, or on its way from or to the runtime */      \
-    X(cached_count)    /* free pieces; neighbours that could join are one */           \
+    X(cached_count)    /* free pieces; neighbours that could join count as one */      \
     X(reserved_nbytes) /* live + in flight + cached - asleep */                        \
     X(asleep_nbytes)   /* lent back to the runtime until the pool or block wakes */    \
     CM_POOL_PEAKS(X)                                                                   \
@@ -154,10 +160,10 @@ void cm_pool_release(cm_pool *pool);
 /* Hand out a block of `nbytes` (> 0) for `stream` from free memory, without a runtime
  * call. With `stream` NULL any stream may use the block. Returns NULL if the caller has
  * to use cm_pool_alloc() instead. This is so if nothing fits, if an idle trim is due,
- * or if a limit was lowered below what the pool holds. For page-locked memory NULL is
- * also returned if blocks that need a fence were given back since a miss last polled,
- * and these blocks have more than `fence_limit` bytes together. A `fence_limit` of 0
- * stands for the pool's own limit. */
+ * or if a limit was lowered below what the pool holds. A pool of page-locked memory
+ * also returns NULL if blocks that need a fence were given back after a miss last asked
+ * which work has ended, and these blocks have more than `fence_limit` bytes together. A
+ * `fence_limit` of 0 stands for the pool's own limit. */
 cm_block *cm_pool_try_alloc(cm_pool *pool, uint64_t nbytes, const cm_stream *stream,
                             uint64_t fence_limit);
 
@@ -173,13 +179,13 @@ cm_pool_is_short(cm_status status)
 /* How a caller takes part in a wait. The hooks are called in the thread that waits,
  * with nothing locked. */
 typedef struct cm_wait_hooks {
-    /* Called every 50 ms. If it returns true the wait ends with CM_ECANCELLED. NULL
-     * means that nobody wants to interrupt. */
+    /* Called every 50 ms. If the hook returns true, the wait ends with CM_ECANCELLED.
+     * NULL means that nobody wants to interrupt. */
     bool (*interrupted)(void *argument);
     void *argument;
     /* Waits for everything that a device is doing, and writes the outcome to *out. If
-     * it returns false the wait ends with CM_ECANCELLED. If it is NULL the pool waits
-     * in the runtime itself, where nobody can interrupt it. */
+     * the hook returns false, the wait ends with CM_ECANCELLED. If the hook is NULL,
+     * the pool waits in the runtime itself, where nobody can interrupt it. */
     bool (*wait_device)(void *argument, int device, cm_status *out);
     /* Says whether another library is capturing on a stream that the runtime cannot be
      * asked about. While it says yes the pool records no fence and waits for no device,
@@ -200,8 +206,8 @@ cm_others_capture(const cm_wait_hooks *hooks)
 }
 
 enum { CM_ASK_NS = 50 * 1000 * 1000 };
-/* Call the hook `interrupted` if the last call, at *asked_ns, was at least CM_ASK_NS
- * ago, and note the time of this one.
+/* Call the hook `interrupted` if it was last called, at *asked_ns, at least CM_ASK_NS
+ * ago. Stores the time of a new call in *asked_ns.
  * Fails: CM_ECANCELLED if the hook returns true. */
 CM_NODISCARD static inline cm_status
 cm_wait_check_interrupted(const cm_wait_hooks *hooks, uint64_t *asked_ns)
@@ -219,9 +225,9 @@ cm_wait_check_interrupted(const cm_wait_hooks *hooks, uint64_t *asked_ns)
  *
  * Without `hooks` the call waits neither for memory in flight nor for the work of
  * another stream, since nobody knows how long that takes. It still grows the pool, and
- * waits for a growth that another thread has begun. With hooks the call may first wait
- * for fences that are already recorded, for a second at most. It does so if more memory
- * is in flight than the larger of 256 MiB and half of what is live.
+ * waits for a growth that another thread has begun. If there are hooks and more memory
+ * is in flight than the larger of 256 MiB and half of the live memory, the call first
+ * waits for fences that are already recorded, for a second at most.
  * Owns:   the caller owns *out until cm_pool_free().
  * Blocks: on a miss, in the runtime; the lock is not held meanwhile.
  * Fails:  as the allocating operation; CM_ELIMIT (the budget); CM_EFORKED;
@@ -249,20 +255,21 @@ void cm_pool_reserve(cm_pool *pool, uint64_t nbytes);
 cm_block *cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit);
 
 /* Give free memory back to the runtime until all limits hold or nothing is free. Call
- * this after a limit to which the pool's memory counts may have been lowered. Memory
- * that is live or in flight stays. While such memory alone exceeds a limit the pool
- * hands out no free memory, and gives memory that becomes free back before the next
- * allocation. With `may_fence` the call may record a fence, so that memory which
- * unknown streams used can go back soon. Does nothing in a forked child.
+ * this whenever somebody may have lowered a limit that applies to the pool. Memory that
+ * is live or in flight stays. While such memory alone exceeds a limit the pool hands
+ * out no free memory. Memory that becomes free in that time goes back to the runtime
+ * before the next allocation. If `may_fence` is set, the call may record a fence, so
+ * that memory which unknown streams used can go back soon. Does nothing in a forked
+ * child.
  * Blocks: behind a growth or a trim of another thread, and in the runtime, but never
  *         for work of a device. */
 void cm_pool_obey_limits(cm_pool *pool, bool may_fence);
 /* Call cm_pool_obey_limits() for each pool of a runtime. */
 void cm_pools_obey_limits(const cm_runtime *rt, bool may_fence);
 
-/* Return how many more bytes the pool could hand out before it meets a limit. Its free
- * memory is included, whether that lies in one piece or in many. UINT64_MAX means that
- * there is no limit. */
+/* Return how many more bytes the pool could hand out before it meets a limit. All of
+ * its free memory counts, even if that memory lies in many pieces. UINT64_MAX means
+ * that there is no limit. */
 uint64_t cm_pool_room(cm_pool *pool);
 
 /* True if less than `nbytes` are free but at least `nbytes` are in flight. A caller
@@ -283,13 +290,13 @@ enum {
  * The call blocks only if it ends the pool, that is, if nobody holds the pool and this
  * was its last live block. Otherwise it just records events, which a later poll looks
  * at; a later poll also records the fence if the block needs one. The block waits for a
- * fence if recording an event fails, if nobody keeps a stream alive, or if more than
- * 255 streams are in use. If a capture used the block, or a stream that is capturing
- * now, the block belongs to the graph and becomes free only when the pool ends. In a
- * forked child the block is leaked. */
+ * fence if recording an event fails, if nobody keeps one of the streams alive, or if
+ * more than 255 streams are in use. If the block was used in a capture, or by a stream
+ * that is capturing now, the block belongs to the graph and becomes free only when the
+ * pool ends. In a forked child the block is leaked. */
 void cm_pool_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                   uint32_t use_count, unsigned flags);
-/* True where cm_pool_free() with these arguments makes no runtime call. */
+/* True if cm_pool_free() with these arguments makes no runtime call. */
 bool cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses,
                            uint32_t use_count, unsigned flags);
 
@@ -301,8 +308,8 @@ cm_pool *cm_block_pool(const cm_block *block);
 bool cm_block_is_inherited(const cm_block *block);
 
 /* Give a block back as cm_pool_free() does without flags, if that takes no runtime
- * call. Returns false if it would; then nothing was done, and the caller has to call
- * cm_pool_free(). */
+ * call. Returns false if a runtime call is needed. In that case nothing was done, and
+ * the caller has to call cm_pool_free(). */
 bool cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
                         uint32_t use_count);
 
@@ -332,9 +339,9 @@ cm_pool_next(const cm_runtime *rt, cm_pool *pool)
     return next;
 }
 
-/* Let a pool outlive its runtime, because live blocks keep it for good. cm_pool_after()
- * no longer finds it, and its memory counts against its own limit alone. The caller
- * must be the only user that is left. */
+/* Let a pool outlive its runtime. This is for a pool that live blocks keep alive for
+ * good. cm_pool_after() no longer finds it, and its memory counts against its own limit
+ * alone. The caller must be the only user that is left. */
 void cm_pool_forsake(cm_pool *pool);
 
 /* A request to many pools to give memory back, and the outcome. */
@@ -348,8 +355,8 @@ typedef struct cm_trim_request {
     /* How much may stay cached in all pools together. Each pool that was trimmed lowers
      * this by what it keeps. */
     uint64_t keep_nbytes;
-    /* The call waits for nothing, and uses the hooks only to ask whether others
-     * capture. */
+    /* The call waits for nothing, and uses the hooks only to ask whether another
+     * library is capturing. */
     bool only_looks;
     uint64_t released_nbytes;
     int count;         /* how many pools were trimmed */
@@ -360,9 +367,10 @@ typedef struct cm_trim_request {
  * Fails: CM_ECANCELLED. Other failures are in `refused`. */
 CM_NODISCARD cm_status cm_pools_trim(const cm_runtime *rt, cm_trim_request *r,
                                      const cm_wait_hooks *hooks);
-/* Trim other pools after an allocation from `pool` failed with `status`: those that
- * take memory from the same place, or that count against the same limit. If `pool` met
- * its own limit, no other pool could help, and none is trimmed. */
+/* Trim other pools, after an allocation from `pool` has failed with `status`. These are
+ * the pools that take memory from the same place, or whose memory counts against the
+ * same limit. If `pool` met its own limit, no other pool could help, and none is
+ * trimmed. */
 CM_NODISCARD cm_status cm_pool_trim_others(cm_pool *pool, cm_status status,
                                            const cm_wait_hooks *hooks,
                                            cm_trim_request *r);
@@ -387,7 +395,8 @@ void cm_pool_set_idle_trim(cm_pool *pool, uint64_t ns);
  * page-lock as in blocks of 256 MiB, and blocks of 1 GiB gain little more. */
 #define CM_SAVED_PART_NBYTES (UINT64_C(256) << 20)
 
-/* A run of bytes of a pool that is going to sleep or waking, and its place. */
+/* A run of bytes of a pool that is falling asleep or waking, and the place where these
+ * bytes are saved. */
 typedef struct cm_saved_run {
     cm_address address;
     uint64_t nbytes;
@@ -402,9 +411,10 @@ typedef struct cm_spare_part {
     uint64_t nbytes;
 } cm_spare_part;
 
-/* Say which bytes of live blocks need not be saved: cm_pool_plan_save() leaves them out
- * until the pool is open again. The parts, which are copied, are in order of address
- * and do not overlap. They may lie anywhere, and replace those of an earlier call.
+/* Say which bytes of live blocks need not be saved. cm_pool_plan_save() leaves them out
+ * until the pool is open again. The spare parts may lie anywhere, but are in order of
+ * address and do not overlap. The pool copies the array `parts`, which takes the place
+ * of the array of an earlier call.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_set_spare(cm_pool *pool, const cm_spare_part *parts,
                                          uint64_t count);
@@ -413,20 +423,21 @@ CM_NODISCARD cm_status cm_pool_set_spare(cm_pool *pool, const cm_spare_part *par
  * Fails: CM_EBUSY if the pool is not awake; CM_ENOTSUP if it is not one of device
  *        memory; CM_EFORKED. */
 CM_NODISCARD cm_status cm_pool_shut(cm_pool *pool);
-/* Wait for growths under way, and for all work on the memory of a pool that was shut:
- * on blocks that were given back, on the streams `uses`, and with CM_POOL_FREE_FENCE
- * for everything that the devices are doing.
- * Fails: CM_ECAPTURING while a capture is under way that a wait would end; CM_ENOTSUP
- *        if its memory is not mapped on demand; CM_EBUSY if nothing can tell whether
- *        all work has ended; as cm_pool_wait(). */
+/* Wait for growths under way, and for all work on the memory of a pool that was shut.
+ * This is the work on blocks that were given back and the work on the streams `uses`.
+ * If `flags` has CM_POOL_FREE_FENCE, it is also everything that the devices are doing.
+ * Fails: CM_ECAPTURING if the wait would end a capture that is under way; CM_ENOTSUP
+ *        if the pool's memory is not mapped on demand; CM_EBUSY if nothing can tell
+ *        whether all work has ended; as cm_pool_wait(). */
 CM_NODISCARD cm_status cm_pool_settle(cm_pool *pool, cm_stream *const *uses,
                                       uint32_t use_count, unsigned flags,
                                       const cm_wait_hooks *hooks);
-/* Find out which runs of bytes have to be saved: those of blocks that are live, or in
- * flight because of a graph, without the spare parts. Each run gets a place, in order
- * of address, and no run crosses the edge of a part. A part has CM_SAVED_PART_NBYTES.
- * With `to_host`, a part whose page-locked memory was kept from the last time is as
- * long as that memory instead. cm_pool_saved_runs() returns the runs, borrowed.
+/* Find out which runs of bytes have to be saved. These are the bytes of blocks that are
+ * live, or that are in flight because of a graph, except the spare parts. Each run gets
+ * a place, in order of address, and no run crosses the edge of a part. A part has
+ * CM_SAVED_PART_NBYTES. If `to_host` is set and page-locked memory of a part was kept
+ * from the last sleep, the part is as long as that memory instead. cm_pool_saved_runs()
+ * returns the runs, borrowed.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_plan_save(cm_pool *pool, bool to_host);
 const cm_saved_run *cm_pool_saved_runs(const cm_pool *pool, uint64_t *count);
@@ -444,10 +455,10 @@ CM_NODISCARD cm_status cm_pool_check_host(cm_pool *pool);
  * Fails: as cm_pool_alloc(); CM_ENOMEM. */
 CM_NODISCARD cm_status cm_pool_take_part(cm_pool *pool, uint32_t part,
                                          const cm_wait_hooks *hooks);
-/* Called with `expected` true before the first part is taken: from then on the pool of
- * page-locked memory prepares each part while the part before it is page-locked. The
- * last part, which may be short, is not prepared. Called with `expected` false after
- * the last part was taken, to end this. */
+/* Call this with `expected` true before the first part is taken. From then on the pool
+ * of page-locked memory prepares each part while the part before it is page-locked. The
+ * last part, which may be short, is not prepared. Call this with `expected` false after
+ * the last part was taken, so that the pool prepares no more parts. */
 void cm_pool_expect_parts(cm_pool *pool, bool expected);
 const cm_block *cm_pool_part_block(const cm_pool *pool, uint32_t part);
 /* Unmap the chunks that end at or below `end`, because the host has all of their bytes.
@@ -455,9 +466,10 @@ const cm_block *cm_pool_part_block(const cm_pool *pool, uint32_t part);
  * Blocks: behind a growth or a trim, and in the runtime.
  * Fails: address_unmap; then the chunks before the one that failed are unmapped. */
 CM_NODISCARD cm_status cm_pool_unmap_until(cm_pool *pool, cm_address end);
-/* Map what cm_pool_unmap_until() has unmapped, because the bytes of other chunks could
- * not be saved. The pool is still shut then. If the runtime refuses twice, *asleep is
- * set: the pool sleeps with all of its memory, and nothing counts as saved. */
+/* Map again what cm_pool_unmap_until() has unmapped. Callers need this if the bytes of
+ * other chunks could not be saved. The pool is still shut afterwards. If the runtime
+ * refuses twice, *asleep is set: the pool sleeps with all of its memory, and nothing
+ * counts as saved. */
 void cm_pool_map_back(cm_pool *pool, bool *asleep);
 /* Give the memory of a pool that was shut back to the runtime. Its addresses, its
  * blocks and the runs that were saved stay as they are. The pool is asleep then.
@@ -473,17 +485,17 @@ CM_NODISCARD cm_status cm_pool_fall_asleep(cm_pool *pool, bool *asleep);
  * Fails: CM_ELIMIT; CM_ENOMEM; CM_EBUSY if the pool is not asleep; CM_EFORKED. The pool
  *        is still asleep then. */
 CM_NODISCARD cm_status cm_pool_begin_waking(cm_pool *pool);
-/* Get memory for the chunks that begin below `end`, at the same addresses. Its contents
- * are undefined, unless the chunks have kept it.
+/* Get memory for the chunks that begin below `end`, at the same addresses. The contents
+ * are undefined, unless the chunks have kept their memory.
  * Blocks: as cm_pool_fall_asleep().
  * Fails: physical_create, address_map, address_set_access. */
 CM_NODISCARD cm_status cm_pool_map_until(cm_pool *pool, cm_address end);
-/* End what cm_pool_begin_waking() has begun. With `sleeps_on`, after a failure, the
- * memory goes back and the pool is asleep again. */
+/* End what cm_pool_begin_waking() has begun. After a failure callers set `sleeps_on`,
+ * and then the memory goes back and the pool is asleep again. */
 void cm_pool_end_waking(cm_pool *pool, bool sleeps_on);
-/* Let a pool that was shut hand out memory again, and forget the saved runs. With
- * `keep_host` their page-locked memory stays for the next time; otherwise it goes back
- * to the runtime. */
+/* Let a pool that was shut hand out memory again, and forget the saved runs. If
+ * `keep_host` is set, their page-locked memory stays for the next sleep; otherwise it
+ * goes back to the runtime. */
 void cm_pool_reopen(cm_pool *pool, bool keep_host);
 /* Forget the saved runs of a pool that nobody will wake any more, and give their
  * page-locked memory back. */
@@ -495,32 +507,33 @@ bool cm_pool_is_awake(cm_pool *pool);
 
 /* -- one block sleeps: see spill.c -------------------------------------------------------- */
 
-/* Take the turn to put blocks of the pool to sleep and to wake them, which one thread
- * at a time has. Returns false if a thread has it. */
+/* Take the turn for putting blocks of the pool to sleep and for waking them. One thread
+ * at a time has this turn. Returns false if a thread has it already. */
 bool cm_pool_take_spill_turn(cm_pool *pool);
-/* True if the calling thread has that turn. */
+/* True if the calling thread has the turn that cm_pool_take_spill_turn() takes. */
 bool cm_pool_has_spill_turn(cm_pool *pool);
 void cm_pool_give_spill_turn(cm_pool *pool);
-/* Return how many bytes of a live block lie in whole chunks, and where they begin. They
- * are what cm_block_fall_asleep() takes away. A block for which this returns 0 can give
- * nothing back. */
+/* Return how many bytes of a live block lie in whole chunks, and store in *first where
+ * they begin. cm_block_fall_asleep() gives these bytes back to the runtime. A block for
+ * which this returns 0 can give nothing back. */
 uint64_t cm_block_inside(cm_pool *pool, const cm_block *block, cm_address *first);
-/* Give these bytes of a live block back to the runtime. The block keeps its addresses.
- * The caller has saved the bytes, and has seen all work on the block end.
+/* Give the memory of a live block back to the runtime, as far as cm_block_inside()
+ * counts it. The block keeps its addresses. The caller has saved the bytes, and has
+ * made sure that all work on the block has ended.
  * Blocks: behind a growth or a trim, and in the runtime.
  * Fails: address_unmap, and then the block is as it was, with its contents; or, if
  *        *asleep is set, physical_release or an address_unmap that could not be undone,
  *        and then the block sleeps with some of its memory. */
 CM_NODISCARD cm_status cm_block_fall_asleep(cm_pool *pool, const cm_block *block,
                                             bool *asleep);
-/* Get memory for a block that is asleep, at the same addresses. Its contents are
- * undefined. If the caller cannot restore them, cm_block_fall_asleep() puts it to sleep
- * again.
+/* Get memory for a block that is asleep, at the same addresses. The contents are
+ * undefined. A caller that cannot restore them calls cm_block_fall_asleep(), which puts
+ * the block to sleep again.
  * Blocks: as cm_block_fall_asleep().
  * Fails: physical_create, address_map, address_set_access; CM_ELIMIT; CM_EFORKED. The
  *        block is still asleep then. */
 CM_NODISCARD cm_status cm_block_bring_back(cm_pool *pool, const cm_block *block);
-/* Take back a block that is asleep, as cm_pool_free() takes back others. */
+/* Take back a block that is asleep, as cm_pool_free() takes back other blocks. */
 void cm_block_free_asleep(cm_pool *pool, cm_block *block);
 
 /* Open the pool's memory to other devices that got a context since its chunks were

@@ -48,8 +48,8 @@ copy_ranges(cm_file_save *save, const cm_file_request *request)
     return cm_ok();
 }
 
-/* Take copies of everything that the request borrows, but leave the temporary file to
- * the caller. */
+/* Copy everything that the request borrows. The temporary file still belongs to the
+ * caller afterwards. */
 static cm_status
 init(cm_file_save *save, const cm_file_request *request)
 {
@@ -62,7 +62,8 @@ init(cm_file_save *save, const cm_file_request *request)
     return copy_ranges(save, request);
 }
 
-/* Take over the temporary file. This is the last step that can fail. */
+/* Take over the temporary file, which cm_file_save_destroy() then removes. No later
+ * step of the creation can fail, so a failure leaves the file to the caller. */
 static cm_status
 take_file(cm_file_save *save, const cm_file_place *place)
 {
@@ -103,14 +104,14 @@ static cm_status
 sync_folder(const cm_file_save *save)
 {
     char *slash = strrchr(save->target, '/');
-    *slash = 0; /* nobody needs the rest of the name any more */
+    *slash = 0; /* this cuts off the file's own name, which nobody needs any more */
     int fd = open(slash == save->target ? "/" : save->target,
                   O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
     if (fd >= 0) {
         (void)close(fd);
     }
-    /* Some file systems cannot flush folders. */
+    /* A file system that cannot flush folders answers with EINVAL. */
     return error == 0 || error == EINVAL ? cm_ok()
                                          : cm_fail(CM_ESYSTEM, (uint64_t)error);
 }

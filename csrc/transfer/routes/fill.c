@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lets the device fill memory with a pattern of 1, 2 or 4 bytes. The runtime has a call
- * for each of these lengths. Two ways lead here.
+ * for each of these lengths. A fill is made here in one of two ways.
  *
- * cm_fill_try_queue() is for a fill of device memory without gaps that comes after
- * nothing but the earlier work of its stream. The call that asks for such a fill queues
- * it, and keeps nothing of it.
+ * cm_fill_try_queue() queues a fill of device memory without gaps, if the fill has to
+ * wait for nothing but the earlier work of its own stream. It makes no job for such a
+ * fill.
  *
- * All other fills are jobs, and those of them that the device can make in this way take
- * the row FILL of CM_ROUTES: fills that come after other streams, fills that a capture
- * records, and fills of memory that the host reaches too. Such memory may have edges of
- * registrations in it, at which a fill must be cut. */
+ * All other fills are jobs. If the device can make such a fill by a pattern, the job
+ * goes by the route FILL (a row of CM_ROUTES). Among these are fills that have to wait
+ * for other streams, fills that a capture records, and fills of memory that the host
+ * reaches too. Within memory that the host reaches, a registration of page-locked
+ * memory may begin or end, and a fill must be cut at such a place. */
 #include <string.h>
 
 #include "runtime/scope.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
-/* Return the length of the pattern that `value` repeats, if the runtime has a fill with
- * a pattern of that length and `dst` is aligned for it; else 0. */
+/* Return the length of the shortest pattern of 1, 2 or 4 bytes that the `nbytes` bytes
+ * of `value` repeat and for which `dst` is aligned. Returns 0 if there is none. */
 static uint32_t
 period_of(const char *value, uint64_t nbytes, cm_address dst)
 {
@@ -104,8 +105,8 @@ cm_fill_suits(cm_plan *plan, const cm_plan_ends *ends)
            && period_of_plan(plan, ends->dst, ends->src) != 0;
 }
 
-/* The fill is cut where registrations begin or end. Those places are the edges of
- * pages, so each run has whole patterns. */
+/* The fill is cut wherever a registration begins or ends. Registrations consist of
+ * whole pages, so each stretch between two cuts consists of whole patterns. */
 cm_status
 cm_job_fill(cm_job *job)
 {

@@ -10,36 +10,39 @@
 enum {
     PART_NUMBERS = 4096,
     PART_NBYTES = PART_NUMBERS * sizeof(int64_t),
-    JOIN_NBYTES = 4096, /* of each bitmap */
+    JOIN_NBYTES = 4096, /* how much of each bitmap one part of the joining takes */
     MOST_THREADS = 8,
     WORD_BITS = 64,
-    /* A mark costs as much as this many numbers that are written, and so does a number
-     * of 8 bytes, which is written to memory whose pages may not exist yet. */
+    /* The unit of costs is the time that it takes to write a number of 4 bytes. To mark
+     * a number in a bitmap, as written_numbers.h tells, takes three times as long. To
+     * write a number of 8 bytes takes as long as a mark, since the pages to which it is
+     * written may not exist yet. */
     MARK_COST = 3,
     WIDE_COST = 3,
-    /* Less work than this many written numbers is over before other threads are
-     * awake. */
+    /* Work that costs less than this is over before other threads are awake. */
     LEAST_COST = 200 * 1000,
-    /* Bitmaps with more bits for each number take longer to clear and to join than the
+    /* A bitmap has a bit for each row of the target. If it has more bits than this for
+     * each number to be marked, it takes longer to clear and join the bitmaps than the
      * threads save. */
     BITS_A_NUMBER = 16,
 };
 
-/* One call, whose atomic members any thread may set. */
+/* One call of cm_numbers_write_both(). Any thread may set the atomic members. */
 typedef struct shared_pass {
     const cm_numbers_side *sides;
-    uint64_t *bitmaps;       /* owned: one behind the other; NULL if none is needed */
-    size_t words;            /* of each bitmap */
-    _Atomic uint32_t unused; /* has a bit for each bitmap that no thread has now */
-    _Atomic uint32_t begun;  /* has a bit for each bitmap that has been cleared */
-    atomic_bool has_outside;
+    uint64_t *bitmaps; /* owned; one behind the other; NULL if no number is marked */
+    size_t words;      /* of each bitmap */
+    _Atomic uint32_t unused;     /* has a bit for each bitmap that no thread has now */
+    _Atomic uint32_t begun;      /* has a bit for each bitmap that has been cleared */
+    atomic_bool has_outside;     /* a number names no row */
     atomic_bool has_negative[2]; /* indexed by cm_side */
-    atomic_bool is_twice;
+    atomic_bool is_twice;        /* a row of the target is named twice */
 } shared_pass;
 
 /* -- a part ------------------------------------------------------------------------- */
 
-/* Write some numbers of one side. Returns them as an array of their own. */
+/* Write `count` numbers of one side, from number `first` on. Returns an array of only
+ * these numbers, which borrows the memory of the whole one. */
 static cm_kernel_numbers
 write_some(shared_pass *pass, cm_side side, uint64_t first, uint64_t count)
 {
@@ -57,8 +60,9 @@ write_some(shared_pass *pass, cm_side side, uint64_t first, uint64_t count)
     return some;
 }
 
-/* Take a bitmap that no other thread has. There are as many as threads. The lowest one
- * is taken, so that few are used where few threads help. */
+/* Take a bitmap that no other thread has. There always is one, since there are as many
+ * bitmaps as threads. The lowest one is taken, so that few bitmaps have to be cleared
+ * and joined if few threads help. */
 static uint32_t
 take_bitmap(shared_pass *pass)
 {
@@ -85,8 +89,9 @@ mark_some(shared_pass *pass, const cm_kernel_numbers *some)
     atomic_fetch_or(&pass->unused, bit);
 }
 
-/* True if the numbers of the target are marked. Negative numbers are not marked, since
- * they would have to be counted from the end first. */
+/* True if numbers of the target can be marked and it is of use to do so. It is of no
+ * use once a number names no row. A negative number cannot be marked, since it counts
+ * from the end and would first have to be turned into the number of its row. */
 static bool
 do_marks_help(const shared_pass *pass)
 {
@@ -94,8 +99,8 @@ do_marks_help(const shared_pass *pass)
            && !atomic_load(&pass->has_negative[CM_DST]);
 }
 
-/* Do a part of the task that writes and marks the numbers. The task counts each number
- * as 8 bytes. */
+/* Do a part of the task that writes and marks the numbers. A task is measured in bytes,
+ * and this one counts 8 bytes for each number. */
 static void
 do_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
         const void *src CM_UNUSED, bool wide CM_UNUSED)
@@ -114,7 +119,8 @@ do_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
     }
 }
 
-/* Do a part of the task that joins the bitmaps. A part is some words of each bitmap. */
+/* Do a part of the task that joins the bitmaps. The part has the same words of each
+ * bitmap. */
 static void
 join_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
           const void *src CM_UNUSED, bool wide CM_UNUSED)
@@ -183,7 +189,8 @@ write_by_threads(cm_engine *engine, shared_pass *pass, uint64_t count)
 }
 
 /* Make the bitmaps, one for each thread, if the numbers of the target can be marked in
- * them. Without them, whoever calls has to look for rows that are named twice. */
+ * them. If no bitmaps are made, the caller of cm_numbers_write_both() has to find out
+ * whether a row is named twice. */
 static void
 make_bitmaps(shared_pass *pass)
 {
