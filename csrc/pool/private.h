@@ -2,16 +2,17 @@
 /* This header shows the pool as its own files see it, and only they include it. pool.c
  * hands blocks out and takes them back, in_flight.c finds out when freed memory is idle
  * or waits until it is, grow.c gets memory from the runtime and gives it back, sleep.c
- * lends all of it back for a time, spill.c does so for one block, chunks.c unmaps and
- * maps chunks for both of these, fork.c looks after forked children, noting.c writes
- * events for the recorder, and pools.c works on all pools of a runtime.
+ * gives all memory of a pool back for a time, spill.c gives the memory of one block
+ * back for a time, chunks.c unmaps and maps chunks for sleep.c and spill.c, fork.c
+ * looks after forked children, noting.c writes events for the recorder, and pools.c
+ * works on all pools of a runtime.
  *
  * Locks: `lock` guards heap, lists, slots and counters, and is held for work on these
  *        only. `growing` and `polling` are turns, which a thread keeps across runtime
- *        calls. The thread that has the turn `growing`, the grower, alone may change
- *        the source and its chunks. The thread that has `polling`, the poller, alone
- *        may look at events and end epochs. Both take `lock` within their turn. No
- *        thread has both turns. */
+ *        calls. The grower is the thread that has the turn `growing`. It alone may
+ *        change the source (source.h) and its chunks. The poller is the thread that has
+ *        the turn `polling`. It alone may look at events and end epochs (in_flight.c).
+ *        Grower and poller take `lock` within their turn. No thread has both turns. */
 #pragma once
 
 #include <stdatomic.h>
@@ -95,7 +96,8 @@ typedef struct cm_saved {
  *       but not the memory that a growth under way has made for BUSY spans
  *   asleep_nbytes = the chunks without memory; the budget has been charged for
  *       reserved_nbytes - asleep_nbytes, which readers see as reserved_nbytes
- *   in_flight_count = |in_flight| + |held_by_children| + the blocks without a node
+ *   in_flight_count = |in_flight| + |held_by_children| + the blocks in flight for whose
+ *       node there was no memory
  *   hit_count + miss_count = allocation_count
  *   each peak is at least as large as the present value of its counter
  *   each flight in in_flight waits for at least one epoch, or for a graph
@@ -104,8 +106,8 @@ typedef struct cm_saved {
  *       epochs[tag] has a stream */
 struct cm_pool {
     cm_spin_lock lock;
-    /* How many users hold the pool (cm_pool_hold()); live blocks keep it too. It falls
-     * to 0 only under the lock. */
+    /* How many users hold the pool (cm_pool_hold()). Live blocks keep the pool too, but
+     * are not counted here. The count falls to 0 only under the lock. */
     _Atomic uint64_t holds;
     cm_runtime *rt; /* borrowed */
     cm_pool_config config;
@@ -118,7 +120,8 @@ struct cm_pool {
     uint32_t given_count;            /* slots with a given_epoch */
     cm_epochs epochs[CM_EPOCHS_MAX]; /* by slot */
     uint64_t done[CM_EPOCHS_MAX];    /* for each slot, the last epoch that has ended */
-    /* Those counters that the heap keeps are filled in when somebody reads them. */
+    /* Some of these counters are kept by the heap, and are filled in here only when
+     * somebody reads them. */
     cm_pool_counters counters;
     /* Two readers want peaks since different moments, but `counters` has only one set
      * of peaks, which begins anew whenever one of the two readers begins anew. These
@@ -140,17 +143,21 @@ struct cm_pool {
     _Atomic(const char *) spiller;
     uint64_t window_ns;     /* for the idle trim: when its present window began */
     uint64_t window_cached; /* the least that was cached in that window */
-    bool waited_in_vain;    /* nobody waits for fences again until one passes */
-    /* The bytes of the blocks that need a fence and were given back since a miss last
-     * polled. */
+    bool waited_in_vain;    /* a wait before a growth took too long (pool.c), so nobody
+                               waits in this way again until a fence passes */
+    /* The bytes of the blocks that need a fence and were given back after a miss last
+     * asked which work has ended. */
     uint64_t unasked_nbytes;
-    atomic_uint_fast64_t lost_count; /* the counter of this name, without the lock */
+    atomic_uint_fast64_t lost_count; /* the counter of this name, which changes without
+                                        the lock */
     cm_mutex polling;                /* the poller's turn */
     cm_mutex growing;                /* the grower's turn */
     cm_source *source; /* owned; opened at the first growth; only the grower uses it */
-    cm_arena *range;   /* the arena of a placed source; else NULL */
-    /* The other devices, as bits, for which there is nothing left to do: they may use
-     * all chunks, or they cannot reach this device at all. Set by the grower. */
+    cm_arena *range; /* the arena of a placed source, whose chunks all lie in one range
+                        of addresses; NULL for other sources */
+    /* A bit for each other device for which cm_pool_admit_peers() has nothing left to
+     * do, because the device may use all chunks or cannot reach this device at all. Set
+     * by the grower. */
     _Atomic uint64_t admitted;
     /* Blocks that were freed but that forked children still have: see fork.c. */
     cm_list held_by_children;
@@ -265,7 +272,7 @@ void cm_pool_init_slots(cm_pool *pool);
 uint32_t cm_pool_search_slot_locked(const cm_pool *pool, const cm_stream *stream);
 
 /* Do the same as cm_pool_search_slot_locked(), but first compare `stream` with the
- * stream of slot 1. Nearly always that is the only slot in use, and has this very
+ * stream of slot 1. Nearly always slot 1 is the only slot in use, and it has this very
  * cm_stream. */
 static inline uint32_t
 cm_pool_find_slot_locked(const cm_pool *pool, const cm_stream *stream)
@@ -313,16 +320,16 @@ cm_pool_give_in_order_locked(cm_pool *pool, cm_due *due)
 
 /* Prepare for a block to be given back in the order of `stream`. A stream that somebody
  * else owns may be gone later, so an event is recorded on it now, and *out then says
- * what the block waits for. For other streams nothing is done, and *out is left alone.
- * Returns false if no event could be recorded. */
+ * what the block waits for. For any other stream nothing is done, and *out is left
+ * alone. Returns false if no event could be recorded. */
 bool cm_pool_try_mark_foreign(cm_pool *pool, cm_stream *stream, cm_due *out);
-/* True if some free spans are still pending for a stream other than that of slot
- * `own`. */
+/* True if free spans are still pending (heap.h) for a stream other than the stream of
+ * slot `own`. */
 bool cm_pool_has_other_pending_locked(const cm_pool *pool, uint32_t own);
-/* Make `stream` wait, on the device, for the work of other streams that pending spans
- * are tagged with. Writes to `done` the epochs up to which `stream` may then take
- * spans. Returns false if this changed nothing, because there was no such work or
- * because the calls failed. Called by the poller. */
+/* Make `stream` wait, on the device, until other streams have finished with the spans
+ * that are pending for them. Stores in done[i] the last epoch of slot i whose spans
+ * `stream` may take afterwards. Returns false if this changed nothing, because no span
+ * was pending for another stream or because the calls failed. Called by the poller. */
 bool cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
                                uint64_t done[CM_EPOCHS_MAX]);
 /* Free the slots of streams whose work has ended. With `orphans_only` it frees only the
@@ -360,26 +367,28 @@ void cm_pool_abandon_work(cm_pool *pool);
  * Fails: the first call that failed, after it has tried the rest. */
 CM_NODISCARD cm_status cm_pool_poll(cm_pool *pool, bool may_fence);
 /* Wait until the work on everything that was given back before this call has ended, and
- * put that memory into the heap. With `fences_only` the call waits only for blocks that
- * need a fence, and waits for their whole devices at once. While the pool knows of a
- * capture it waits neither for fences nor for devices. With `hooks` NULL nobody can
- * interrupt the wait.
+ * put that memory into the heap. If `fences_only` is set, the call waits only for
+ * blocks that need a fence, and it does so by waiting for their whole devices. While
+ * the pool knows of a capture it waits neither for fences nor for devices. If `hooks`
+ * is NULL, nobody can interrupt the wait.
  * Fails: CM_ECANCELLED; the first call that failed. */
 CM_NODISCARD cm_status cm_pool_wait(cm_pool *pool, const cm_wait_hooks *hooks,
                                     bool fences_only);
 
 /* -- grow.c ------------------------------------------------------------------------------ */
 
-/* A new chunk may have 1 / CM_CHUNK_SHARE of what the pool then holds, so that it can
- * go back, or move, while most of the rest is live. If the pool grows for many blocks
- * that come and go together, a chunk may have 1 / CM_RESERVE_SHARE, since long chunks
- * take fewer calls of the runtime. A chunk for a long block may be longer (grow.c). */
+/* The length of a new chunk is at most 1 / CM_CHUNK_SHARE of the memory that the pool
+ * then holds. Such a short chunk can go back, or move, while most other memory is live.
+ * If the pool grows for many blocks that come and go together, the limit is
+ * 1 / CM_RESERVE_SHARE, since long chunks take fewer calls of the runtime. A chunk for
+ * a long block may be longer (grow.c). */
 enum { CM_CHUNK_SHARE = 500, CM_RESERVE_SHARE = 128 };
 
 /* Get memory from the runtime, and cut a BUSY span of `size` bytes for `stream` from
- * it, perhaps together with free memory beside it. With `stream` NULL any stream may
- * use the span. The chunks of placed memory may have 1 / share of what the pool then
- * holds. Called by the grower, inside a cm_scope.
+ * it, perhaps together with free memory beside it. If `stream` is NULL, any stream may
+ * use the span. If the memory is placed, which means that all chunks lie in one range
+ * of addresses, a chunk may have 1 / share of the memory that the pool then holds.
+ * Called by the grower, inside a cm_scope.
  * Fails: CM_ELIMIT, CM_ENOMEM, CM_EOVERFLOW; as the source's calls. */
 CM_NODISCARD cm_status cm_pool_grow(cm_pool *pool, uint64_t size, uint32_t share,
                                     const cm_stream *stream, cm_heap_span **out);
@@ -390,9 +399,10 @@ void cm_pool_expect(cm_pool *pool, uint64_t nbytes, uint64_t count);
  * `keep_nbytes` stay cached. Called by the grower, inside a cm_scope. */
 CM_NODISCARD cm_status cm_pool_release_chunks(cm_pool *pool, uint64_t keep_nbytes,
                                               uint64_t *released_nbytes);
-/* Trim as cm_pool_trim() does. With `waits` the call first waits for everything in
- * flight, with the hooks. Without it the hooks may be NULL, and `may_fence` says
- * whether it may record fences when it asks what has ended. */
+/* Trim as cm_pool_trim() does. If `waits` is set, the call first waits for everything
+ * in flight, and calls the hooks meanwhile. Otherwise the call only asks which work has
+ * ended, the hooks may be NULL, and `may_fence` says whether the call may record
+ * fences. */
 CM_NODISCARD cm_status cm_pool_trim_as(cm_pool *pool, uint64_t keep_nbytes,
                                        const cm_wait_hooks *hooks, bool waits,
                                        bool may_fence, uint64_t *released_nbytes);

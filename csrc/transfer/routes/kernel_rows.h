@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* This header has the jobs that copy rows whose numbers a kernel reads. Such a job has
  * a cm_kernel_rows in place of two regions, and goes by the route ROWS. The kernel of
- * rows_kernel.h reads the numbers when the stream gets there. So neither the call nor a
- * job thread waits for numbers that a device computes, and a graph can hold the copy.
+ * rows_kernel.h reads the numbers when the stream gets to the copy. So neither the call
+ * nor a job thread waits for numbers that a device computes, and a graph can hold the
+ * copy.
  *
- * Numbers that the host has are checked before there is a job. Among numbers in memory
- * of a device, only the kernel can find one that names no row. The kernel moves nothing
- * for such a number, and notes the fault in a word of page-locked memory. The ticket
- * reads the word when the copy is done, and fails with CM_EROWS. A copy in a graph has
- * no such word, since its ticket is done before the graph runs. A RowPlan, which copies
- * by the same numbers many times, has a further word for all of its copies. In a graph
- * the kernel writes into this word of the plan, and the ticket of every other copy of
- * the plan adds to it what it has found. Whoever owns the plan reads the word.
+ * Numbers that the host has are checked before there is a job. If the numbers are in
+ * memory of a device, only the kernel can find out that one of them names no row. The
+ * kernel moves nothing for such a number, and notes the fault in a word of page-locked
+ * memory. The ticket reads the word when the copy is done, and fails with CM_EROWS. A
+ * copy in a graph has no such word, since its ticket is done before the graph runs. A
+ * RowPlan, which copies by the same numbers many times, has a further word for all of
+ * its copies. If such a copy is in a graph, its kernel notes faults in the word of the
+ * plan. Every other copy of the plan has a word of its own, and its ticket adds what
+ * that word says to the word of the plan. Whoever owns the plan reads the word of the
+ * plan.
  * Locks: none; these functions belong to the thread that runs the job. */
 #pragma once
 
@@ -24,12 +27,13 @@ typedef struct cm_locked_span {
     uint64_t nbytes;
 } cm_locked_span;
 
-/* All that is copied. A struct of zeros is empty. */
+/* The rows that one job copies. A struct of zeros has no rows. A layer is a pair of
+ * arrays (rows_kernel.h), and all layers have the same row numbers. */
 typedef struct cm_kernel_rows {
     int device; /* the device whose kernel copies */
     cm_rows_move move;
-    /* Layers are copied one after the other, since one may write what another one
-     * touches. */
+    /* Set if layers have to be copied one after the other, since one of them may write
+     * what another one reads or writes. */
     bool in_order;
     cm_rows_layer *layers; /* owned */
     uint64_t layer_count;
@@ -38,16 +42,17 @@ typedef struct cm_kernel_rows {
     uint64_t span_count;
     uint64_t span_room;
     uint64_t nbytes; /* the bytes of all rows together */
-    /* Page-locked memory in which the host has written numbers, by the address that
-     * `device` uses; `sheet_nbytes` is 0 if there is none. */
+    /* The address by which `device` reaches page-locked memory into which the host has
+     * written numbers. If there is no such memory, `sheet_nbytes` is 0. */
     cm_address sheet;
     uint64_t sheet_nbytes;
-    /* Where the host reads the word of move.flag, or NULL if there is none. The word is
-     * borrowed, and a keep of the request keeps it alive. */
+    /* The address at which the host reads the word that move.flag refers to, or NULL if
+     * there is no such word. The word is borrowed, and one of the keeps of the request
+     * (cm_keep) keeps it alive. */
     const uint32_t *flag;
     uint32_t flag_bits; /* these are added to the argument of CM_EROWS */
-    /* A word to which the ticket adds what it has found in `flag`; a keep of the
-     * request keeps this word alive, too. NULL if there is none. */
+    /* The word of a RowPlan, to which the ticket adds what it has found in `flag`, or
+     * NULL if there is none. A keep of the request keeps this word alive, too. */
     _Atomic uint32_t *flag_of_all;
 } cm_kernel_rows;
 
@@ -62,17 +67,18 @@ CM_NODISCARD cm_status cm_kernel_rows_add_layer(cm_kernel_rows *rows,
 CM_NODISCARD cm_status cm_kernel_rows_add_span(cm_kernel_rows *rows, const char *begin,
                                                uint64_t nbytes);
 
-/* True if a kernel of `device` can use all of the memory, in the order of its streams.
- * `beside` is memory of that device, by which the driver is asked about memory of
- * another one. If it is NULL, such memory counts as out of reach. Makes calls of the
- * runtime only if it asks the driver. */
+/* True if a kernel of `device` can use all memory of `region` in the order of the
+ * device's streams. If `region` is on another device, the driver is asked whether that
+ * memory can be reached from `beside`, which is memory of `device`. If `beside` is
+ * NULL, memory of another device counts as out of reach. The call uses the runtime only
+ * to ask the driver. */
 bool cm_kernel_reaches(cm_engine *engine, int device, const cm_region *region,
                        const cm_region *beside);
-/* False if the driver lacks the compiler for the kernel. Otherwise the call has tried
- * to load the kernel there. If that has failed for another reason, the copy will fail
- * for the same reason. */
+/* Try to load the kernel on `device`. Returns false if the driver lacks the compiler
+ * for it. Returns true even if the kernel cannot be loaded for another reason, since
+ * the copy will then fail and report that reason. */
 bool cm_kernel_rows_can_load(cm_engine *engine, int device);
-/* True if the kernel has been loaded there. Makes no call of the runtime. */
+/* True if the kernel has been loaded on `device`. Makes no call of the runtime. */
 static inline bool
 cm_kernel_rows_are_loaded(const cm_engine *engine, int device)
 {

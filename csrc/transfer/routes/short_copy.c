@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes short copies of one run, if the caller waits for them and they need not wait
- * for other work. They are made without a job and without a ticket, since making those
- * two takes longer than the copy.
+/* Makes short copies of a single run of bytes, if the caller waits for them and they
+ * need not wait for other work. They are made without a job and without a ticket, since
+ * it takes longer to make a job and a ticket than to make the copy.
  *
- * Between two ends of the host the calling thread moves the bytes itself. To, from or
- * between devices, on a stream that is idle, it queues one copy or a few, and asks
- * about their events until they have passed. Ordinary host memory goes through a
- * page-locked block, where other threads may help to move it, unless so few bytes are
- * to be sent that the runtime's own way is as fast.
+ * If both ends are on the host, the calling thread moves the bytes itself. If an end is
+ * on a device and the stream is idle, the thread queues one copy or a few on the
+ * stream, and asks about their events until these have passed. The bytes of ordinary
+ * host memory go through a page-locked block, and other threads may help to move them
+ * between the memory and the block. If only few bytes are to be sent to a device, they
+ * go without a block, since the runtime's own copy is then as fast.
  *
- * The caller keeps the ends alive during its call, and it may go on holding the GIL,
- * which is worth it only while the copy is short. After 200 us, and before anything
- * else that may take long, it is asked to give the GIL up (cm_request_let_go()). If the
- * user interrupts the wait, a ticket with keeps takes over what is queued. */
+ * The caller keeps the ends alive during its call. It may also hold the GIL during the
+ * call, which pays only while the copy is short. So it is asked to give the GIL up
+ * after 200 us, and before anything else that may take long (cm_request_let_go()). If
+ * the user interrupts the wait, a ticket takes over the queued work and keeps the ends
+ * alive. */
 #include <string.h>
 
 #include "base/backoff.h"
@@ -42,8 +44,9 @@ enum {
     HELD_NBYTES = 4 << 20 /* the longest copy that usually ends within HELD_NS */
 };
 
-/* Return whether the copy has to wait for its own stream alone. If another stream
- * cannot be queried, the answer is false, and a job records an event on that stream. */
+/* Return whether the copy has to wait for nothing but its own stream. If another stream
+ * cannot be queried, the answer is false. The copy then becomes a job, which records an
+ * event on that stream. */
 static bool
 comes_first(const cm_copy_request *request)
 {
@@ -78,18 +81,20 @@ wait_for_event(cm_engine *engine, const cm_copy_request *request, uint64_t event
         }
         uint64_t waited_ns = cm_now_ns() - begin_ns;
         if (waited_ns < LOOK_NS) {
-            continue; /* the question itself takes long enough */
+            continue; /* the query takes long enough by itself, so no pause is needed */
         }
         if (waited_ns >= HELD_NS) {
-            cm_request_let_go(request); /* work ahead of us may need the GIL to end */
+            cm_request_let_go(request); /* work ahead of us may end only after another
+                                           thread gets the GIL */
             CM_TRY(cm_wait_check_interrupted(&hooks, &asked_ns));
         }
         cm_pause_after(waited_ns);
     }
 }
 
-/* Leave what is queued to a ticket, which keeps its ends alive, because the user has
- * interrupted the wait. Returns false if that cannot be done. */
+/* Leave the queued work to a ticket, because the user has interrupted the wait. The
+ * ticket keeps the ends of the copy alive. Returns false if no ticket can take the
+ * work. */
 static bool
 leave_to_ticket(cm_engine *engine, const cm_copy_request *request, cm_status status)
 {
@@ -125,9 +130,9 @@ is_plain_host_end(const cm_region *end)
            && !cm_kind_migrates(end->kind) && !end->is_file;
 }
 
-/* Return the bytes of a copy that the calling thread can make by itself, or 0 if it
- * cannot. Ends that may overlap are left to a job, which knows of memory that has two
- * addresses. */
+/* Return how many bytes the calling thread can copy by itself, or 0 if it cannot make
+ * this copy. If the ends may overlap, the copy is left to a job, which knows how to
+ * copy memory that has two addresses. */
 static uint64_t
 host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
                  const cm_tuning *tuning)
@@ -148,34 +153,37 @@ host_copy_nbytes(const cm_engine *engine, const cm_copy_request *request,
 
 /* -- to, from and between devices ----------------------------------------------------- */
 
-/* One copy under way. The stream's device is entered. */
+/* One copy under way. The calling thread has entered the stream's device. */
 typedef struct short_copy {
     cm_engine *engine;
     const cm_copy_request *request;
     const cm_tuning *tuning;
     cm_stream *stream;
     uint64_t nbytes;
-    bool down;    /* the copy goes to the host, and not to or between devices */
-    bool between; /* both ends are on devices */
+    bool down;               /* the copy goes from a device to the host */
+    bool between;            /* both ends are on devices */
     int64_t converted_count; /* the number of elements if they are converted; else 0 */
     bool has_given_up;       /* nothing was begun, and a job is to make the copy */
     bool locked;             /* the host memory is page-locked, by a registration */
-    cm_block *block;         /* page-locked, on the way from or to ordinary memory */
+    cm_block *block; /* the page-locked block through which the bytes go; NULL if
+                        they go without one */
     unsigned piece_count;
     uint64_t piece_nbytes;
-    uint64_t events[PIECES_MAX]; /* lent */
-    char *to;              /* where the host's half writes: the block, or on the way
-                              down the user's memory */
-    const char *from;      /* where the host's half reads: the other of these two */
+    uint64_t events[PIECES_MAX]; /* lent by the engine's cache */
+    char *to;              /* where the host writes, which is the block or, on the way
+                              down, the user's memory */
+    const char *from;      /* where the host reads, which is the other of these two */
     cm_task_group *group;  /* if workers help; else NULL */
-    cm_copy_task *tasks;   /* up: one for each piece; down: one for all */
+    cm_copy_task *tasks;   /* one for each piece on the way up; one for all pieces on
+                              the way down */
     bool wakes;            /* sleeping workers are woken to help as well */
     bool flying;           /* the copy may still be in flight at the end */
     bool ticket_has_keeps; /* the copy goes on behind a ticket, which keeps its ends */
 } short_copy;
 
 /* True if a copy between two ends on devices is best left to the runtime. That is so if
- * the ends are apart on one device, or if the two devices reach each other. */
+ * the ends are on one device and do not overlap, or if their two devices reach each
+ * other. */
 static bool
 is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *src,
                 uint64_t nbytes)
@@ -186,8 +194,9 @@ is_open_between(const cm_engine *engine, const cm_region *dst, const cm_region *
     return !cm_runs_meet(dst->address, src->address, nbytes);
 }
 
-/* True if the calling thread can convert the elements, which must be numbers, between
- * the host and a device. A cast of another library may take long, or need the GIL. */
+/* True if the calling thread can convert the elements on their way between the host and
+ * a device. It makes no conversion that is a cast of another library, since such a cast
+ * may take long or need the GIL. */
 static bool
 is_converted_here(const cm_copy_request *request)
 {
@@ -281,8 +290,8 @@ length_of_piece(const short_copy *c, unsigned index)
 
 /* Cut the copy into pieces, so that the host works on one piece while the device moves
  * another. Each piece costs a call of the runtime, and on the way up all threads wait
- * during that call. So a copy to the device has four pieces until each of them has
- * twice quick_piece_nbytes, and more pieces only beyond that. */
+ * during that call. So a copy to the device has at most four pieces, unless each of the
+ * four would be longer than twice quick_piece_nbytes. */
 static void
 cut_into_pieces(short_copy *c)
 {
@@ -307,7 +316,7 @@ cut_into_pieces(short_copy *c)
     c->piece_count = (unsigned)((c->nbytes + c->piece_nbytes - 1) / c->piece_nbytes);
 }
 
-/* Wait for the event. If the user interrupts that, what is queued is left to a
+/* Wait for the event. If the user interrupts the wait, the queued work is left to a
  * ticket. */
 static cm_status
 wait_or_leave(short_copy *c, unsigned index)
@@ -348,8 +357,8 @@ copy_whole(short_copy *c)
 /* -- by way of a page-locked block --------------------------------------------------- */
 
 /* Post a part of the copy as a task for the workers, if they help. On the way up a
- * device reads the block, so it is written past the caches. Then no core has to fetch
- * lines that other cores used last. */
+ * device reads the block, so the threads write the block past their caches. Then no
+ * core has to fetch cache lines that other cores used last. */
 static void
 share(short_copy *c, unsigned index, uint64_t offset, uint64_t nbytes)
 {
@@ -460,9 +469,9 @@ move_pieces(short_copy *c)
         group.is_early = c->down;
         group.part_nbytes =
             cm_round_up_to(c->piece_nbytes / tuning.thread_count, PAGE_NBYTES);
-        /* Sleeping threads are woken for a long copy. They are also woken soon after
-         * another copy, when those that helped with it are still awake, so that they
-         * stay awake over a series of copies. */
+        /* Sleeping threads are woken for a long copy. They are also woken if another
+         * copy has ended only a short time ago. The threads that helped with that copy
+         * are still awake then, and all of them stay awake over a series of copies. */
         uint64_t end_ns =
             atomic_load_explicit(&c->engine->short_end_ns, memory_order_relaxed);
         c->wakes =
@@ -482,8 +491,9 @@ move_pieces(short_copy *c)
     return status;
 }
 
-/* True if the copy goes through a page-locked block. Ordinary memory does, unless the
- * runtime is no slower, and so does any memory whose elements are converted. */
+/* True if the copy goes through a page-locked block. Any copy that converts elements
+ * goes through one. Other copies do if the host's end is ordinary memory, unless the
+ * runtime alone is as fast. */
 static bool
 is_worth_a_block(const short_copy *c)
 {
@@ -496,7 +506,7 @@ is_worth_a_block(const short_copy *c)
 
 /* Make sure that the pages at the host's end are still there, before the host or the
  * runtime touches them. If the memory is known to map a file, all of the pages are
- * populated. Other memory may map a file as well, so it is checked, which costs
+ * populated. Other memory may map a file too, so its last page is checked, which costs
  * less. */
 static cm_status
 probe_pages(const short_copy *c)
@@ -514,8 +524,9 @@ probe_pages(const short_copy *c)
 }
 
 /* Take a page-locked block. Returns its pool, or NULL if there is no block, in which
- * case the runtime copies the ordinary memory by itself. With a block, room in the ring
- * is taken too, which the caller gives back. */
+ * case the runtime copies the ordinary memory by itself. If there is a block, the call
+ * has also taken room for it among the rings (cm_cache_enter_ring()), and the caller
+ * has to give that room back. */
 static cm_pool *
 take_block(short_copy *c)
 {
@@ -599,10 +610,10 @@ cm_engine_is_short_copy(cm_engine *engine, const cm_copy_request *request,
     return free;
 }
 
-/* Take shares of the page-locked memory at the ends, so that it stays page-locked while
- * the copy relies on that. The caller does this again after is_free(), which may find
- * that memory has been page-locked since. Returns false if there is no memory for the
- * shares. */
+/* Take shares of the page-locked memory at the ends, so that the memory stays
+ * page-locked while the copy relies on that. The caller does this again after
+ * is_free(), which may find memory that was page-locked only after the first call.
+ * Returns false if there is no memory for the shares. */
 static bool
 share_ends(cm_engine *engine, const cm_copy_request *request, cm_page_shares *shares)
 {
@@ -637,7 +648,8 @@ cm_engine_try_short_copy(cm_engine *engine, const cm_copy_request *request,
     cm_scope scope;
     *ticket_has_keeps = false;
     if (request->after_ticket_count > 0) {
-        cm_request_let_go(request); /* the device is asked about those tickets */
+        cm_request_let_go(request); /* the device is asked whether those tickets are
+                                       over */
     }
     uint64_t host_nbytes = host_copy_nbytes(engine, request, tuning);
     if (host_nbytes > 0) {

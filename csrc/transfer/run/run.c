@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs a job, and gives back what it has borrowed.
  *
- * A job goes through steps (cm_job_step), and cm_job_run() goes on from the one that it
- * has reached:
+ * A job goes through steps (cm_job_step), and cm_job_run() goes on from the step that
+ * the job has reached:
  *
  *     ORDER      wait for what comes first, or make the job's stream wait for it
  *     FINALIZE   let the route decide what had to wait for the job's turn (replan.c)
@@ -10,16 +10,17 @@
  *
  * After that the copy is over, or somebody else finds out when it is:
  *
- *     END        a blocking call has waited for it, it was captured, or it moves a file
- *     SUBMITTED  the device does the rest, and the ticket has the event behind it
+ *     END        a blocking call has waited for the copy, or a graph has recorded it,
+ *                or the job is one of a file, whose `move` leaves nothing under way
+ *     SUBMITTED  the device does the rest, and the ticket has the event at its end
  *     DRAIN      the host still has to unpack what arrives, which a job thread does
  *     DETACHED   a fill: nobody asks for its end
  *
- * If the host makes the whole copy, `move` is all that there is after the wait. In a
- * job thread a step that would have to wait returns CM_ETIMEOUT instead and sets
- * job->wait. The job is then put back, and comes here again when it can go on. After a
- * failure abandon() makes sure that nothing is left in flight that the caller does not
- * expect. */
+ * If the host makes the whole copy, the job waits for what comes first and then only
+ * calls `move`. In a job thread a step that would have to wait returns CM_ETIMEOUT
+ * instead and sets job->wait. The thread then puts the job aside, and cm_job_run() is
+ * called again when the job can go on. After a failure abandon() makes sure that
+ * nothing is left in flight that the caller does not expect. */
 #include "transfer/run/run.h"
 
 #include <stdlib.h>
@@ -38,8 +39,9 @@
 static cm_status
 submit_end(cm_job *job, cm_status outcome)
 {
-    /* The ticket keeps the side's stream as well, which may still be waiting for what
-     * the caller's stream comes after. */
+    /* The ticket also keeps the second stream of the job, which works on the source's
+     * device. That stream may still be waiting for the work that the caller's stream
+     * had to come after. */
     CM_TRY(cm_engine_need_watcher(job->engine));
     CM_TRY(cm_ticket_submit(
         job->ticket, job->stream, job->request_stream, job->start_event,
@@ -50,7 +52,7 @@ submit_end(cm_job *job, cm_status outcome)
     return cm_ok();
 }
 
-/* Once all is queued, arrange who finds out when it is over. */
+/* Once all work is queued, arrange who finds out when the copy is over. */
 static cm_status
 end_asynchronously(cm_job *job)
 {
@@ -97,10 +99,10 @@ drain(cm_job *job)
     return job->plan.row->drain == NULL ? cm_ok() : job->plan.row->drain(job);
 }
 
-/* Make the decisions that had to wait for the job's turn, before anything is moved: an
- * overlapping source is read as a whole, and the row of the route takes the memory that
- * it needs. Either may change the plan, which stays as it is from here on. The ticket
- * shows route and size to others, so both are set there again. */
+/* Make the decisions that had to wait for the job's turn, before anything is moved. If
+ * the ends overlap, the whole source is read first. The route takes the memory that it
+ * needs (`reserve`). Either step may change the plan, which stays as it is afterwards.
+ * Others read the route and the size from the ticket, so the ticket gets them again. */
 static cm_status
 finalize_plan(cm_job *job)
 {
@@ -115,7 +117,7 @@ finalize_plan(cm_job *job)
         CM_TRY(cm_job_begin(job));
         CM_TRY(cm_job_replace_source(job));
     }
-    if (job->plan.row->reserve != NULL) { /* the plan may have another row now */
+    if (job->plan.row->reserve != NULL) { /* the plan may have another route now */
         CM_TRY(job->plan.row->reserve(job));
     }
     cm_mutex_lock(&job->engine->lock);
@@ -145,12 +147,12 @@ run_on_stream(cm_job *job)
             CM_TRY(cm_targets_begin(job));
         }
         if (!row->packs || job->plan.is_download) {
-            /* Rows that pack an upload did this in `reserve`, before they read the
-             * source. */
+            /* A route that packs an upload has begun the job in `reserve`, before it
+             * read the source. */
             CM_TRY(cm_job_begin(job));
         }
         CM_TRY(row->move(job));
-        cm_job_leave_lane(job); /* its last pieces are on the link */
+        cm_job_leave_lane(job); /* so that the next job may begin (scheduler.c) */
         if (job->targets != NULL) {
             CM_TRY(cm_targets_end(job));
         }
@@ -169,9 +171,9 @@ run_on_stream(cm_job *job)
     return job->plan.is_download ? cm_ok() : cm_job_wait_stream(job);
 }
 
-/* Leave the work that is queued to the ticket, which must then keep the ends as well.
- * Returns false if it cannot keep them, in which case somebody has to wait for that
- * work. */
+/* Leave the queued work to the ticket, which then has to keep the ends of the copy
+ * alive. Returns false if the ticket cannot do this, and then the caller has to wait
+ * for the queued work. */
 static bool
 leave_to_ticket(cm_job *job, cm_status status)
 {
@@ -183,12 +185,12 @@ leave_to_ticket(cm_job *job, cm_status status)
     return cm_is_ok(submit_end(job, status));
 }
 
-/* Deal with the work that a failed copy has left in flight, since nothing may be in
- * flight any more when its caller learns of the failure. Three kinds of copy are left
- * to their tickets instead. The first is a copy that the user interrupted. The second
- * is a copy in the background, whose failure only the ticket reports. The third is a
- * part of a whole, whose caller asks about the whole. The stream's device is
- * current. */
+/* Wait for the work that a failed copy has left in flight, since nothing may be in
+ * flight any more when its caller learns of the failure. The work of three kinds of
+ * copy is left to their tickets instead. The first is a copy that the user interrupted.
+ * The second is a copy in the background, whose failure only the ticket reports. The
+ * third is a part of a batch, whose caller asks only about the whole batch (ticket.h).
+ * The stream's device is current. */
 static void
 abandon(cm_job *job, cm_status status)
 {
@@ -201,8 +203,8 @@ abandon(cm_job *job, cm_status status)
         return;
     }
     cm_ring_stop(job);
-    /* A job that has not started has queued nothing of its own: its stream only waits
-     * for others. */
+    /* A job that has not started has queued nothing of its own. Its stream only waits
+     * for the work of others. */
     job->has_queued = job->has_queued && job->ticket->started;
     if (!job->has_queued) {
         return;
@@ -215,8 +217,8 @@ abandon(cm_job *job, cm_status status)
     job->lost_track = job->lost_track || !waited;
 }
 
-/* Enter the device of the job's stream. If the job has queued something, somebody has
- * to wait for that, so the call tries twice. */
+/* Enter the device of the job's stream. If the job has queued work, somebody has to
+ * enter the device to wait for this work, so the call then tries twice. */
 static cm_status
 enter_device(cm_job *job, cm_device_guard *guard)
 {
@@ -229,9 +231,10 @@ enter_device(cm_job *job, cm_device_guard *guard)
     return status;
 }
 
-/* Take a stream for the job. It is the stream of the request, if that can do the work.
- * Otherwise it is the stream of a copy that this one comes after, so that a chain of
- * copies of the same bytes shares one, or else a spare one. */
+/* Take a stream for the job. It is the stream of the request, if that stream can do the
+ * work. Otherwise it is the stream of a copy that this one comes after, so that a chain
+ * of copies of the same bytes shares one stream. If there is no such copy, it is a
+ * spare stream of the engine's. */
 static cm_status
 take_stream(cm_job *job)
 {
