@@ -8,13 +8,14 @@
  * each free, and a training step frees hundreds of blocks. So the pool divides the time
  * of each stream into numbered epochs instead. Each stream that worked on memory of the
  * pool has a slot, and each slot has a present epoch, which is just a number. A free in
- * the order of a stream tags the span with (slot, epoch) and does nothing else. When
- * somebody wants to know whether the stream has finished with its spans, the poller
- * closes the epoch: it notes the number, adds one for the frees that follow, and
- * records one event on the stream (a cm_mark). Once that event has passed, done[slot]
- * is raised to the noted number. That makes every span clean that was tagged with this
- * number or a lower one, however many there are. Nobody visits the spans: a span is
- * clean exactly if its epoch <= done[its tag].
+ * the order of a stream tags the block's span (its place in the heap, heap.h) with
+ * (slot, epoch) and does nothing else. When somebody wants to know whether the stream
+ * has finished with its spans, the poller closes the epoch: it notes the number, adds
+ * one for the frees that follow, and records one event on the stream (a cm_mark). Once
+ * that event has passed, done[slot] is raised to the noted number. All spans of the
+ * slot that were tagged with this number or a lower one are clean then, which means
+ * that any stream may have them. Nobody has to visit these spans, since a span is clean
+ * exactly if its epoch <= done[its tag]. Otherwise it is pending.
  *
  * Example, one stream in slot 1 whose present epoch is 7:
  *
@@ -33,8 +34,8 @@
  * the host waits for no stream. A block that two streams used cannot, because neither
  * stream's order covers the other's work. A block whose users are unknown cannot
  * either. Such a block goes into flight: a cm_flight lists the epochs that must all end
- * (its dues), an event is recorded on each of its streams at once, and the first poll
- * that finds all its dues ended gives the block back to the heap.
+ * (its dues). An event is recorded at once on each stream that used the block. The
+ * first poll that finds that all dues have ended gives the block back to the heap.
  *
  * Fences
  * ------
@@ -55,8 +56,9 @@
  *
  * Edges
  * -----
- *   - The owner of a foreign stream may destroy it at any time, so an event is recorded
- *     on it when a block is given back, and never later (cm_pool_try_mark_foreign()).
+ *   - A foreign stream belongs to somebody else, who may destroy it at any time. So an
+ *     event is recorded on it when a block is given back, and never later
+ *     (cm_pool_try_mark_foreign()).
  *   - The pool records nothing on a stream that captures. Spans with its tag stay
  *     pending until the capture has ended and a poll asks again.
  *   - A block that a graph may use is never idle before the pool ends.
@@ -295,9 +297,10 @@ query_marks(cm_pool *pool, uint32_t i)
 /* -- asking ----------------------------------------------------------------------------- */
 
 /* True if the poller has to record an event for something that waits for this slot. On
- * a stream of ours the pool keeps one event at a time, unless another stream is to wait
- * for all of its work (`orders`). On a foreign stream the poller records none, since
- * the stream may be gone. For a device it records one only with `can_fence`. */
+ * a stream of ours the pool keeps one event at a time, unless `orders` says that
+ * another stream is to wait for all work of this one. On a foreign stream the poller
+ * records no event, since the stream may be gone. For a device it records one only if
+ * `can_fence` is set. */
 static bool
 needs_mark_locked(const cm_pool *pool, uint32_t i, bool can_fence, bool orders)
 {
@@ -311,9 +314,10 @@ needs_mark_locked(const cm_pool *pool, uint32_t i, bool can_fence, bool orders)
 }
 
 /* Look at the events of a slot and, if that is needed, close its epoch and record
- * another event. Called by the poller, inside a cm_scope of the slot's device. While a
- * stream that we know of is capturing, or the legacy stream says that some stream is,
- * no fence is recorded, since recording over the context would break the capture. */
+ * another event. Called by the poller, inside a cm_scope of the slot's device. No fence
+ * is recorded while a stream that we know of is capturing, or while the legacy stream
+ * says that some stream is capturing, since recording over the context would break the
+ * capture. */
 static cm_status
 poll_slot(cm_pool *pool, uint32_t i, bool can_fence, bool orders)
 {
@@ -414,8 +418,8 @@ cm_pool_order_after_slots(cm_pool *pool, cm_stream *stream,
         if (!pending) {
             continue;
         }
-        /* If this fails, the events that are there cover less work, but are still
-         * right. */
+        /* If this fails, there is no new event. An older event covers less work, so
+         * `stream` may then take fewer spans. */
         cm_ignore(
             CM_IN_SCOPE(pool->rt, device_of(pool, i), poll_slot(pool, i, false, true)));
         const cm_mark *mark = find_mark(pool, i, true);
@@ -486,9 +490,9 @@ flight_of(cm_list *node)
 }
 
 /* Note that a stream used the block. Called inside a cm_scope of the stream's device.
- * If we cannot find out whether the stream captures, no event is recorded, since that
- * could break somebody's capture. `fenced` says that the block waits for a fence of
- * this device anyway, which covers the stream. */
+ * If we cannot find out whether the stream captures, no event is recorded, since an
+ * event could break somebody's capture. `fenced` says that the block waits for a fence
+ * of this device anyway, which covers the stream. */
 static cm_status
 note_use(cm_pool *pool, cm_flight *flight, cm_stream *stream, bool fenced)
 {
@@ -531,7 +535,8 @@ cm_flight_create(cm_pool *pool, cm_heap_span *span, cm_stream *const *uses,
                                  note_use(pool, flight, uses[i], (fences & bit) != 0));
         }
         if (j == i && !cm_is_ok(status)) {
-            fences |= bit; /* without an event, only a fence can tell */
+            fences |= bit; /* without an event, only a fence can tell when the work has
+                              ended */
         }
     }
     cm_spin_lock_take(&pool->lock);
@@ -611,9 +616,9 @@ is_idle_locked(const cm_pool *pool, const cm_flight *flight)
     return idle;
 }
 
-/* Give blocks in flight that are idle back to the heap. This visits a limited number of
- * blocks, or all of them with `all`. With `at_end`, when the pool ends, it gives back
- * blocks that are not idle as well. Called by the poller. */
+/* Give idle blocks in flight back to the heap. This visits a limited number of blocks,
+ * or all blocks if `all` is set. When the pool ends, `at_end` is set, and then blocks
+ * that are not idle are given back too. Called by the poller. */
 static void
 land_flights(cm_pool *pool, bool all, bool at_end)
 {
@@ -670,8 +675,9 @@ cm_pool_abandon_work(cm_pool *pool)
 /* -- polling ---------------------------------------------------------------------------- */
 
 /* If `aim` is NULL this does the same as cm_pool_poll(). Otherwise `aim` holds an epoch
- * for each slot, and the call waits for its turn and visits all blocks. `idle` is a set
- * of devices, for whose slots the epochs in `aim` are known to have ended. */
+ * for each slot, and the call waits for its turn and visits all blocks. `idle` has a
+ * bit for each device that wait_devices() has seen finish its work. In the slots of
+ * such a device, the epochs in `aim` have ended. */
 static cm_status
 poll(cm_pool *pool, bool may_fence, const uint64_t *aim, uint64_t idle)
 {
@@ -700,10 +706,11 @@ cm_pool_poll(cm_pool *pool, bool may_fence)
 }
 
 /* -- waiting ------------------------------------------------------------------------------ */
-/* A wait has two parts. First it waits for events: if it can be interrupted it asks
- * about them from time to time, else it blocks in the runtime. Then it waits for whole
- * devices, for the work that no event covers. This thread has neither turn while it
- * calls a hook or waits for a device. */
+/* A wait has two parts. First it waits for events. If somebody can interrupt the wait,
+ * it asks about the events from time to time. Otherwise it blocks in the runtime. Then
+ * it waits for whole devices, because of the work that no event covers. While this
+ * thread calls a hook or waits for a device, it has neither the turn `growing` nor the
+ * turn `polling`. */
 
 /* Poll once, for a wait whose goal holds an epoch for each slot. Returns false if no
  * event is left that covers a part of the goal, or if asking fails. A wait that nobody

@@ -5,18 +5,24 @@
  * The idea
  * --------
  * A list of runs takes a hundred bytes and a hundred nanoseconds for each run, and one
- * thread makes it before a byte moves. To copy a row of a few hundred bytes takes less
- * time than that. So a cm_many may have layers and row numbers in place of its list.
- * Its packed space then holds the rows of the first layer one behind the other, in the
- * order of the numbers, then those of the second one, and so on. Byte `at` of the space
- * belongs to row (at - start) / row_nbytes of a layer. So the space can be cut
- * anywhere, and each thread finds out by a division what its part is.
+ * thread has to make the list before a byte moves. To copy a row of a few hundred bytes
+ * takes less time than to list it. So a cm_many (the pieces of a batch that go the same
+ * way, batch_plan.h) may have layers and row numbers in place of its list. A layer is a
+ * pair of arrays, between which the rows with these numbers are copied.
+ *
+ * The packed space of a cm_many is a range of bytes in which all pieces lie one behind
+ * the other. Here it has the rows of the first layer, in the order of the numbers, then
+ * the rows of the second layer, and so on. If a layer begins at byte `start` of the
+ * space, byte `at` belongs to the row that entry (at - start) / row_nbytes of the
+ * numbers names. So the space can be cut anywhere, and each thread finds out by a
+ * division which rows its part has.
  *
  * Example: rows of 100 bytes have the numbers 7, 2 and 3. The part of the space from
- * byte 150 to byte 300 is the second half of row 2 and all of row 3. On the side of an
- * array without gaps that is a single run of 150 bytes, as row 3 follows on row 2.
+ * byte 150 to byte 300 is the second half of row 2 and all of row 3. In an array
+ * without gaps this part is a single run of 150 bytes, since row 3 lies directly behind
+ * row 2.
  *
- * Everything here is pure. There are no locks. */
+ * Every function here depends on its arguments alone. There are no locks. */
 #pragma once
 
 #include <stdatomic.h>
@@ -25,12 +31,13 @@
 #include "base/numbered_copy.h"
 #include "transfer/plan/batch_plan.h"
 
-/* A pair of arrays. Members that come in pairs are indexed by cm_side. */
+/* A pair of arrays between which rows are copied. Members that come in pairs are
+ * indexed by cm_side. */
 typedef struct cm_numbered_layer {
     cm_piece_end end[2]; /* of row 0 */
     int64_t stride[2];   /* bytes from one row to the next; may be negative or 0 */
-    cm_region array[2];  /* the whole arrays, whose page-locked memory the copy keeps
-                            page-locked */
+    cm_region array[2];  /* the whole arrays; if their memory is page-locked, it
+                            stays so until the copy is done */
     /* An array that maps a file is divided into windows, and each has a flag here,
      * which is set once the window has been brought into memory for this copy. Owned;
      * NULL for other memory. */
@@ -41,17 +48,18 @@ typedef struct cm_numbered_layer {
     uint64_t start;      /* where the layer begins in the packed space */
 } cm_numbered_layer;
 
-/* All that is copied; there is at least one row. */
+/* The rows that are copied. There is at least one. */
 typedef struct cm_numbered_rows {
     uint64_t count;      /* rows of each layer */
-    int64_t *numbers[2]; /* held (shared_numbers.h), indexed by cm_side; none is
-                            negative; NULL stands for 0, 1, … */
+    int64_t *numbers[2]; /* held (shared_numbers.h), indexed by cm_side; no number
+                            is negative; NULL stands for 0, 1, … */
     uint64_t layer_count;
     cm_numbered_layer layers[];
 } cm_numbered_rows;
 
-/* Make rows of `count` numbers for layers that the caller fills in, except their
- * starts. Returns NULL if there is no memory. */
+/* Make room for rows with `count` numbers and for layers. The caller fills in the
+ * numbers and the layers. It leaves out `start` of each layer, which
+ * cm_numbered_rows_place() sets. Returns NULL if there is no memory. */
 cm_numbered_rows *cm_numbered_rows_create(uint64_t count, uint64_t layer_count);
 void cm_numbered_rows_destroy(cm_numbered_rows *rows); /* does nothing with NULL */
 /* Give each layer its place in the packed space, and store the length of the space in
@@ -70,24 +78,25 @@ cm_numbered_window(cm_side side)
     return side == CM_DST ? cm_page_nbytes() : READ_NBYTES;
 }
 
-/* Make the windows of a side of a layer whose array maps a file.
+/* Make the windows for one side of a layer. The array on that side maps a file.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_numbered_layer_make_windows(cm_numbered_layer *layer,
                                                       cm_side side);
 
-/* Count the runs that a list of the rows would have if the layer has no gaps. Rows that
- * follow on each other on both sides are one run. Stops as soon as there are more than
- * `most`. */
+/* Count the runs that a list of the rows of one layer would have, if neither of its
+ * arrays has gaps between its rows. Rows that lie one behind the other on both sides
+ * are one run. Stops counting once there are more than `most` runs. */
 uint64_t cm_numbered_rows_count_runs(const cm_numbered_rows *rows, uint64_t most);
 /* True if both arrays of the layer have their rows without gaps. */
 bool cm_numbered_layer_is_dense(const cm_numbered_layer *layer);
-/* True if the rows that are copied lie one behind the other in that side's array. */
+/* True if the rows that are copied lie one behind the other in the array of `side`. */
 bool cm_numbered_rows_are_packed(const cm_numbered_rows *rows,
                                  const cm_numbered_layer *layer, cm_side side);
 /* Find the layer that byte `at` of the packed space belongs to. */
 const cm_numbered_layer *cm_numbered_rows_find(const cm_numbered_rows *rows,
                                                uint64_t at);
-/* Return one end of a layer, as functions that copy its rows on the host take it. */
+/* Return one end of a layer in the form that base/numbered_copy.h takes to copy rows on
+ * the host. */
 cm_numbered_end cm_numbered_rows_end(const cm_numbered_rows *rows,
                                      const cm_numbered_layer *layer, cm_side side);
 

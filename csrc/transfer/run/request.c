@@ -14,9 +14,9 @@
 #include "transfer/routes/pieces.h"
 #include "transfer/run/run.h"
 
-/* Run the job in this thread. If the host still has to unpack something, a job thread
- * goes on with it. With `is_reported` this call reports a failure to the user
- * itself. */
+/* Run the job in this thread. If the host still has to unpack something at the end, a
+ * job thread goes on with the job. If `is_reported` is set, this call itself reports a
+ * failure to the user. */
 static cm_status
 run_here(cm_job *job, bool is_reported)
 {
@@ -35,9 +35,10 @@ run_here(cm_job *job, bool is_reported)
     return cm_job_finish(job, cm_job_run(job), is_reported);
 }
 
-/* Keep the memory at one end page-locked until the ticket is done, if the plan has
- * found it page-locked. It may have been registered after the ticket took its shares.
- * If it is not locked any more by now, the runtime copies it as ordinary memory. */
+/* If the plan has found that the memory at one end is page-locked, keep it page-locked
+ * until the ticket is done. The shares that the ticket took when it was made may lack
+ * this memory, which may have been registered since. If the memory is not page-locked
+ * any more by now, the runtime copies it as ordinary memory. */
 static cm_status
 share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
 {
@@ -46,9 +47,10 @@ share_found(cm_job *job, const cm_region *region, cm_end_facts facts)
                : cm_ok();
 }
 
-/* True if this copy on a stream has to end within the call that asks for it. It has to
- * if the host does the last step, since no stream orders writes of the host. The parts
- * of a batch are waited for together instead. */
+/* True if this is a copy on a stream that has to end within the call that asks for it.
+ * This is so if the host does the last step, since a stream cannot order what the host
+ * writes. It is never so for a part of a batch, since the call waits for all parts
+ * together. */
 static bool
 is_written_in_call(const cm_copy_request *request, const cm_plan *plan)
 {
@@ -65,8 +67,8 @@ plan_many(cm_job *job, const cm_copy_request *request)
     return cm_ok();
 }
 
-/* True for a copy from a device to host memory in one run whose pages do not exist
- * yet. */
+/* True if the copy goes from a device to a single run of host memory, and the pages of
+ * this memory do not exist yet. */
 static bool
 is_fresh(const cm_job *job)
 {
@@ -216,15 +218,15 @@ start_job(cm_job *job, const cm_copy_request *request, cm_status prepared)
     bool background = request->stream == NULL && !request->blocking;
     bool waits = cm_job_uses_host(job);
     if (background && (waits || cm_job_must_wait_after(job))) {
-        /* A job thread waits for the end of a copy if the host has a part in it. It
-         * only queues any other copy. */
+        /* If the host has a part in the copy, a job thread waits for its end. Otherwise
+         * the job thread only queues the copy. */
         job->blocking = waits;
         job->hooks.interrupted = NULL;
         cm_status given = cm_engine_give_job(job->engine, job);
         return cm_is_ok(given) ? given : cm_job_finish(job, given, true);
     }
     ticket->started = true;
-    /* The ticket reports what fails in the background, whichever thread ran it. */
+    /* The ticket reports a failure in the background, whichever thread ran the job. */
     cm_status status = run_here(job, !background);
     return background ? cm_ok() : status;
 }
@@ -238,7 +240,8 @@ cm_request_drop_keeps(const cm_copy_request *request)
 }
 
 /* Prepare and start the job. The device is entered once here and stays current for the
- * steps that follow. Each of them enters it too, which then costs next to nothing. */
+ * steps that follow. Each step enters the device too, which then costs next to
+ * nothing. */
 static cm_status
 start(cm_job *job, const cm_copy_request *request)
 {
@@ -331,10 +334,11 @@ cm_request_start(cm_engine *engine, const cm_copy_request *request,
     return cm_ticket_hand_over(ticket, status, out);
 }
 
-/* Try to make the copy without a job. A caller without `out` waits in this call and
- * shows no progress, so its copy can be made as a short copy, unless it is longer than
- * every short copy. A caller that gets a ticket can come back to the copy, so a stream
- * can take it as it is. Returns false if a job is needed. Otherwise *status is the
+/* Try to make the copy without a job. If `out` is NULL, the caller waits in this call
+ * and shows no progress, so the copy can be made as a short copy (short_copy.c), unless
+ * it is longer than any short copy. If `out` is not NULL, the caller gets a ticket and
+ * can ask about the copy later, so its stream can take the copy as it is
+ * (queued_copy.c). Returns false if a job is needed. Otherwise *status has the
  * outcome. */
 static bool
 try_without_job(cm_engine *engine, const cm_copy_request *request,
