@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This header shows the engine as its own files see it. It has the struct, and the
- * functions that lend events, streams and memory to jobs. Nothing outside csrc/transfer
- * includes this header.
+/* This header shows the engine as its own files see it. It has the struct of the
+ * engine, and the functions that lend events, streams and memory to jobs (job.h).
+ * Nothing outside csrc/transfer includes this header.
  *
  * Locks: engine->lock is the only one. It guards every member that is said to be under
  * it. */
@@ -19,7 +19,8 @@
 
 enum {
     CM_MAX_JOB_THREADS = 4,
-    CM_CACHE_SLOTS = 16, /* how many spare events, and spare streams, a device keeps */
+    CM_CACHE_SLOTS = 16, /* how many spare events of each sort, and how many spare
+                            streams, are kept for a device */
     /* Memory that is shorter than these limits is not passed to cm_pages_probe(), which
      * takes as long as copying a few KiB. The first limit is for copies to and from a
      * device, the second for copies between two host ends and for batches. */
@@ -39,20 +40,21 @@ typedef struct cm_spares {
     uint64_t items[CM_CACHE_SLOTS];
 } cm_spares;
 
-/* A stream of the engine's that works beside a stream of the user. All copies in the
- * order of the user's stream share it (see cm_cache_take_side()). */
+/* A stream of the engine's that works beside a stream of the user. All copies that are
+ * ordered on the user's stream share this stream (see cm_cache_take_side()). */
 typedef struct cm_side_stream {
     uint64_t beside;   /* the id of the user's stream */
     cm_stream *stream; /* held; NULL if this entry of the array is free */
 } cm_side_stream;
 
 /* How an event is used. A thread that asks again and again sees sooner that an event
- * has passed if the event records no time. Such events are CM_POLLED, and only threads
- * that do nothing but ask use them. When the ring and the streams used them as well,
- * short copies on an H200 lost a microsecond of what they gain by them. */
+ * has passed if the event records no time. Such events are CM_POLLED. Only threads that
+ * do nothing but ask use them: when the rings and the streams used CM_POLLED events
+ * too, short copies on an H200 became a microsecond slower again. */
 typedef enum cm_event_sort {
-    CM_WAITED, /* streams and jobs wait for it, and some are asked for the time */
-    CM_POLLED, /* a short copy, or a job that blocks, asks until it is over */
+    CM_WAITED, /* streams and jobs wait for the event, which also records a time */
+    CM_POLLED, /* the thread of a short copy or of a blocking job asks until the event
+                  has passed */
     CM_EVENT_SORT_COUNT
 } cm_event_sort;
 
@@ -89,11 +91,12 @@ struct cm_engine {
     atomic_bool over;      /* the engine is closed completely, so `rt` may be gone */
     cm_runtime *rt;        /* borrowed */
     cm_registry *registry; /* borrowed */
-    cm_relief *relief;     /* set once, with its argument; may be NULL */
+    cm_relief *relief;     /* the callback for a pool that has no room (see engine.h);
+                              set once, with its argument; may be NULL */
     void *relief_argument;
     cm_copy_counts counts;
     _Atomic uint64_t short_end_ns;  /* when the last short copy that several threads
-                                       shared has ended */
+                                       shared ended */
     _Atomic uint64_t pending_count; /* is decremented only under the lock */
     atomic_uint ring_counts[CM_MAX_DEVICES]; /* rings at work to or from each device */
     cm_kernels kernels;
@@ -107,11 +110,11 @@ struct cm_engine {
     bool closed;           /* takes no more requests */
     bool stop;             /* the job threads and the watcher are to end */
     uint64_t caller_count; /* threads that may be calling the runtime for the engine */
-    cm_list watched;    /* tickets that wait for an event, which is their own or that of
-                           their job */
-    cm_list unread;     /* failed tickets whose outcome nobody will ask for */
-    cm_list going_on;   /* tickets that order.c has to look at again, since the ticket
-                           that they waited for may be far enough now */
+    cm_list watched;       /* tickets that wait for an event: the event of the ticket
+                              itself, or the one that its job waits for */
+    cm_list unread;        /* failed tickets whose outcome nobody will ask for */
+    cm_list going_on;   /* tickets that have waited for another ticket, which may be far
+                           enough now; order.c has to look at them again */
     cm_list short_jobs; /* jobs that can go on, oldest first (see scheduler.c) */
     cm_list long_jobs;
     cm_lane lanes[CM_MAX_DEVICES][CM_LANES_OF_LINK];
@@ -130,8 +133,9 @@ struct cm_engine {
                                   using */
     cm_pool *pinned_pool;      /* held; may be NULL */
     cm_pool *device_pools[CM_MAX_DEVICES]; /* held; each may be NULL */
-    /* Borrowed: the lender of pinned_pool, and then those of the devices' pools. Each
-     * may be NULL. */
+    /* Borrowed. The engine tries the lender of a pool when the pool itself has no room.
+     * The first is the lender of pinned_pool, and lender i + 1 is the lender of
+     * device_pools[i]. Each may be NULL. */
     cm_pool *lenders[1 + CM_MAX_DEVICES];
     cm_resource_cache cache[CM_MAX_DEVICES];
 };
@@ -142,8 +146,8 @@ void cm_engine_count_route(cm_engine *engine, const cm_route_row *row);
 /* Drop one reference; the last one frees the engine. */
 void cm_engine_release(cm_engine *engine);
 /* True in a forked child of the process that made the engine. Once the engine is closed
- * the answer is false, because a ticket may outlive the runtime, which cannot be asked
- * then. */
+ * the answer is false: a ticket may call this when the runtime is already gone, and
+ * then the runtime cannot be asked. */
 bool cm_engine_is_forked(const cm_engine *engine);
 /* Begin a call that may use the runtime. cm_engine_close() waits for its end. Stores a
  * copy of the tuning.
@@ -152,17 +156,19 @@ CM_NODISCARD cm_status cm_engine_begin_call(cm_engine *engine, cm_tuning *tuning
 void cm_engine_end_call(cm_engine *engine);
 
 /* Allocate staging memory, page-locked (`device` is -1) or of a device, as
- * cm_pool_alloc() does. First the pool is asked, and then its lender, before anything
- * is waited for. With `hooks` the pool may then wait for memory in flight. In a thread
- * that may be interrupted the relief is called last. */
+ * cm_pool_alloc() does. The pool is asked first, and does not wait. If it has no room,
+ * its lender is asked, and then the pool once more. If there are `hooks`, these two may
+ * wait for memory in flight, which is memory that was freed while the device still used
+ * it. If nothing has helped and the thread is one that may be interrupted, the relief
+ * is called. */
 CM_NODISCARD cm_status cm_engine_alloc(cm_engine *engine, int device, uint64_t nbytes,
                                        cm_stream *stream, const cm_wait_hooks *hooks,
                                        cm_block **out);
 
 /* -- resource_cache.c: events, streams and room in the ring, which jobs borrow -- */
 
-/* Lend an event or a stream, a spare one or else a new one. Each call enters the device
- * by itself.
+/* Lend an event or a stream. It is a spare one, or a new one if there is no spare. The
+ * functions make the device current themselves, so the caller need not.
  * Fails: event_create; stream_create. */
 
 CM_NODISCARD cm_status cm_cache_take_event(cm_engine *engine, int device,
@@ -174,21 +180,22 @@ CM_NODISCARD cm_status cm_cache_take_stream(cm_engine *engine, int device,
 void cm_cache_give_stream(cm_engine *engine, cm_stream *stream); /* does nothing for
                                                                     NULL */
 /* Lend a stream of `device` for work that comes after all work that `beside` has been
- * given so far, and before all that `beside` is given later. The caller makes one
+ * given so far, and before all work that `beside` is given later. The caller makes one
  * stream wait for the other, and releases the lent stream when the work is over. All
  * copies beside one stream share one lent stream, so that many copies on a stream do
  * not need many streams.
  * Fails: stream_create. */
 CM_NODISCARD cm_status cm_cache_take_side(cm_engine *engine, int device,
                                           const cm_stream *beside, cm_stream **out);
-/* Make `waiter` wait for all that `worker` has been given so far.
+/* Make `waiter` wait for all work that `worker` has been given so far.
  * Fails: event_create, event_record, stream_wait_event. */
 CM_NODISCARD cm_status cm_cache_chain_streams(cm_engine *engine,
                                               const cm_stream *worker,
                                               cm_stream *waiter);
-/* Count `nbytes` of page-locked memory as used by a ring, unless all rings would then
- * use more than `most`. Returns the pool to take the memory from, borrowed, or NULL if
- * there is no room, or no pool. */
+/* Count `nbytes` of page-locked memory as used by a ring, unless all rings together
+ * would then use more than `most`. Returns the pool from which the caller takes the
+ * memory. The pool is borrowed, and is NULL if nothing was counted, because the rings
+ * use too much or because there is no pool. */
 cm_pool *cm_cache_enter_ring(cm_engine *engine, uint64_t nbytes, uint64_t most);
 /* Undo cm_cache_enter_ring() for memory that is no longer used. */
 void cm_cache_leave_ring(cm_engine *engine, uint64_t nbytes);
@@ -203,12 +210,12 @@ cm_end_facts cm_engine_facts_of_end(cm_engine *engine, const cm_piece_end *end,
 
 /* -- scheduler.c: which job is next; all under the lock -- */
 
-/* Take the job that a job thread is to run next out of its list. Returns NULL if there
- * is none. */
+/* Choose the job that a job thread is to run next, and remove the job from its list.
+ * Returns NULL if there is none. */
 struct cm_job *cm_engine_pick_job_locked(cm_engine *engine);
-/* Put a job that can go on into the list for its length, and wake a job thread. While
- * another job is in the lane that this job needs, this job is put into the `waiting`
- * list of the lane instead. */
+/* The job can go on. Put it into the list of short or of long jobs, and wake a job
+ * thread. While another job is in the lane that this job needs, this job is put into
+ * the `waiting` list of the lane instead. */
 void cm_engine_queue_job_locked(cm_engine *engine, struct cm_job *job);
 /* Take a job out of its list. Returns false if it was in none. */
 bool cm_engine_unqueue_job_locked(cm_engine *engine, struct cm_job *job);

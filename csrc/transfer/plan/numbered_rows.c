@@ -75,7 +75,7 @@ has_gaps(const cm_numbered_layer *layer, cm_side side)
     return layer->stride[side] != (int64_t)layer->row_nbytes;
 }
 
-/* True if the number at index `i` + 1 is higher by one than that at index `i`. */
+/* True if the number at index `i` + 1 is higher by one than the number at index `i`. */
 static bool
 follows(const cm_numbered_rows *rows, cm_side side, uint64_t i)
 {
@@ -106,7 +106,7 @@ cm_numbered_rows_count_runs(const cm_numbered_rows *rows, uint64_t most)
     return count;
 }
 
-/* -- places in the packed space ----------------------------------------------------- */
+/* -- places in the packed space, which numbered_rows.h explains ----------------------- */
 
 const cm_numbered_layer *
 cm_numbered_rows_find(const cm_numbered_rows *rows, uint64_t at)

@@ -36,16 +36,20 @@
  *     so that every copy advances. If a later slot gets no memory, the ring goes on
  *     with fewer slots.
  *   - The slots of jobs that follow one another in a lane (engine/scheduler.c) are
- *     together few enough to stay in the caches. So once a job has cut its last piece
- *     it gives back each slot whose piece has ended, and the next job takes it.
+ *     together few enough to stay in the caches. For this reason a job that has cut its
+ *     last piece gives back each slot as soon as the piece in it has ended, and the
+ *     next job takes that slot.
  *   - If not even the first slot gets page-locked memory, a copy that does not cross
  *     devices stages through one slot of ordinary memory.
- *   - If the cm_ring_way has no `pass`, no piece has a half at the host. A slot is then
- *     free as soon as its piece is queued, since the order of the streams keeps the
- *     next piece in that slot behind it.
+ *   - A cm_ring_way (below) has a function `begin` for the first half of a piece and a
+ *     function `pass` for the second. If it has no `pass`, the device makes both
+ *     halves, and `begin` queues them on streams. The slot then counts as free at once:
+ *     the next piece in it is queued on the same streams, so the device works on that
+ *     piece only after the present one.
  *
- * Only the thread that runs the job uses the ring; the workers see nothing but the
- * tasks. There are no locks. */
+ * Only the thread that runs the job (engine/job.h) uses the ring. The worker threads
+ * (host/workers.h) see only the tasks, which are the host's halves of the pieces. There
+ * are no locks. */
 #pragma once
 
 #include "transfer/engine/job.h"
@@ -53,10 +57,13 @@
 typedef struct cm_slot {
     char *host;       /* where the piece is packed; NULL if it is on devices only */
     cm_block *pinned; /* owned; the page-locked block in which `host` lies */
-    void *plain;      /* owned; ordinary memory in place of `pinned` if there is none */
-    cm_block *blocks[2]; /* owned; blocks for packed bytes on the source's and on the
-                            target's device, for copies between two devices */
-    uint64_t event;      /* lent; recorded behind the device's last use of the slot */
+    void *plain;      /* owned; ordinary memory, which the slot has instead of `pinned`
+                         if there is no page-locked memory */
+    cm_block *blocks[2]; /* owned; used by copies between two devices: a block for
+                            packed bytes on the source's device, and one on the target's
+                            device */
+    uint64_t event;      /* lent by the engine; recorded behind the device's last work
+                            on the slot */
     int device;          /* the device of the event */
     bool skips_device;   /* the device has nothing to do for the piece */
     cm_layout piece;
@@ -69,14 +76,16 @@ typedef struct cm_ring {
     cm_task_group group;
     cm_layout repeats; /* the axes along which the source repeats: no piece has them,
                           and cm_slot_unpack() puts them back */
-    cm_cut cut; /* of the plan's layout; unused if `cut_next` cuts something else */
+    cm_cut cut; /* how far the plan's layout has been cut; unused if `cut_next` cuts
+                   something else */
     cm_status (*cut_next)(cm_job *job, cm_slot *s);
     bool all_cut;        /* the last piece has been cut */
     uint32_t slot_count; /* slots in use; fewer than planned if memory is short */
     uint64_t begun;      /* these three are explained above */
     uint64_t passed;
     uint64_t ended;
-    uint32_t behind_count; /* how many pieces in a row the device has waited for */
+    uint32_t behind_count; /* for how many successive pieces the device has had to
+                              wait */
     uint64_t asked_ns;     /* when the caller was last asked whether to go on */
     cm_status refused;     /* why there is no page-locked memory for the first slot */
     bool lacks_slot; /* the next piece waits for a slot of another job of the lane */
@@ -93,9 +102,10 @@ typedef struct cm_ring_way {
     /* The host's half may take long. If nothing else is to be done, the thread that
      * runs the job then helps with parts of the tasks, and sleeps if there are none. */
     bool host_is_slow;
-    /* The thread that runs the job is one of several threads that the tasks keep busy
-     * for long. It waits for the device's halves before it helps, so that the other
-     * threads always find tasks. */
+    /* If the thread that runs the job helped with a task, it would be busy for long,
+     * and would start no task for the other threads meanwhile. So it waits for the
+     * device's halves first and helps only if there is none, so that the other threads
+     * always find tasks. */
     bool device_comes_first;
     cm_status (*begin)(cm_job *job, cm_slot *s); /* starts the first half */
     cm_status (*pass)(cm_job *job, cm_slot *s);  /* starts the second half, once the
@@ -108,32 +118,34 @@ cm_slot_at(cm_ring *ring, uint64_t index)
     return &ring->slots[index % ring->slot_count];
 }
 
-/* Make job->ring, unless the job has kept one from before a wait.
+/* Make job->ring. If the job was suspended and now goes on, it may have a ring already,
+ * and keeps it.
  * Fails: CM_EFAULT, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
-/* Give the first slot its event and its memory. A ring that goes by way of the host
- * cannot run without them. In a copy that does not cross devices the memory may be
- * ordinary.
- * Fails: as cm_engine_alloc; CM_EINVALID where there is no pool. The copy then has to
- * go another way. */
+/* Give the first slot its event and its memory, without which a ring that goes by way
+ * of the host cannot run. If the copy does not cross devices, the memory may be
+ * ordinary memory.
+ * Fails: as cm_engine_alloc; CM_EINVALID, if there is no pool. The copy then has to go
+ * another way. */
 CM_NODISCARD cm_status cm_ring_equip(cm_job *job);
-/* Make job->ring, which must not exist yet, for pieces that `cut_next` cuts: it stores
- * the next piece in the slot and sets `all_cut` once that was the last. */
+/* Make job->ring, which must not exist yet, for pieces that the function `cut_next`
+ * cuts. That function stores the next piece in the slot, and sets `all_cut` if the
+ * piece is the last one. */
 CM_NODISCARD cm_status cm_ring_create_for(cm_job *job,
                                           cm_status (*cut_next)(cm_job *job,
                                                                 cm_slot *s));
 /* Move all pieces. If the host's half comes first, this returns when the host has
  * nothing more to do. If the device's half comes first, it returns when all work of the
- * device is queued. With `drain` it returns when every piece has ended.
+ * device is queued. If `drain` is set, it returns only when every piece has ended.
  * Fails: as the functions of `way`, the pinned pool and event_create; CM_EFAULT,
  * CM_ECANCELLED; CM_ETIMEOUT, if the job is suspended. */
 CM_NODISCARD cm_status cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain);
-/* Compute the layout by which the piece is copied from the source into the slot, and
- * the one by which it is copied from the slot to the target. */
+/* Compute the layout by which the piece is copied from the source into the slot. */
 void cm_slot_pack(const cm_slot *s, cm_layout *out);
+/* Compute the layout by which the piece is copied from the slot to the target. */
 void cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out);
-/* Exchange the slot's event for one of `device`, where the work on its piece is
- * queued. */
+/* Exchange the slot's event for an event of `device`, because the work on the slot's
+ * piece is queued on that device. */
 CM_NODISCARD cm_status cm_slot_set_device(const cm_job *job, cm_slot *s, int device);
 /* Ask whether the device's work on this slot has ended. Never blocks. */
 CM_NODISCARD cm_status cm_slot_query(const cm_job *job, const cm_slot *s, bool *out);

@@ -110,8 +110,9 @@ do_rows_rise(const cm_chosen_rows *self)
     return true;
 }
 
-/* Count from the end where a number is negative, and write all rows to an array of
- * their own. Returns the position of the first number that names no row, or `count`. */
+/* Write the row that each given number means to self->rows, which the caller has
+ * allocated. A negative number is counted from the end of the array. Returns the
+ * position of the first number that names no row, or `count`. */
 static uint64_t
 count_from_end(cm_chosen_rows *self, int64_t row_count)
 {
@@ -126,7 +127,9 @@ count_from_end(cm_chosen_rows *self, int64_t row_count)
     return self->count;
 }
 
-/* Set the rows. *position is that of the first number that names no row, or `count`. */
+/* Set self->rows. If some number is negative or names no row they are a new array, and
+ * otherwise they are the given numbers themselves. Stores in *position the position of
+ * the first number that names no row, or `count` if every number names one. */
 static cm_status
 find_rows(cm_chosen_rows *self, int64_t row_count, uint64_t *position)
 {
@@ -147,7 +150,8 @@ find_rows(cm_chosen_rows *self, int64_t row_count, uint64_t *position)
     return cm_ok();
 }
 
-/* Find the first number whose row an earlier number names. */
+/* Find the first number that names the same row as an earlier number does, and store it
+ * in *fault. If there is none, *fault stays as it is. */
 static cm_status
 look_for_twice(cm_chosen_rows *self, int64_t row_count, cm_row_fault *fault)
 {
