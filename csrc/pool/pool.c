@@ -10,7 +10,8 @@
  * up. Unlike malloc, it has to deal with memory that the host gives back while a GPU
  * may still be reading or writing it. So the pool knows two facts about each piece of
  * memory that is not handed out: how long it is (heap.c) and whose work may still run
- * on it (in_flight.c).
+ * on it (in_flight.c). All memory of a pool is divided into spans (heap.h), and a block
+ * is a span that is handed out.
  *
  * A block passes through these states (cm_span_state):
  *
@@ -23,33 +24,36 @@
  *        +----------- FLIGHT     until the host has seen all its work end
  *
  * FREE memory has a tag: 0 if nothing runs on it, or the slot (a small index) of the
- * one stream whose work may still run on it. That stream may have the memory back at
- * once, because a stream runs new work after old work. Anybody else may have it once
- * the work has ended. READY is FREE memory that is kept whole for the next request of
- * exactly its size.
+ * one stream whose work may still run on it. An epoch, which is a number beside the
+ * tag, says how far that stream has to get until the work has ended (in_flight.c). That
+ * stream may have the memory back at once, because a stream runs new work after old
+ * work. Anybody else may have it once the work has ended. READY is FREE memory that is
+ * kept whole for the next request of exactly its size.
  *
  * Handing out
  * -----------
- * A request is rounded up, for device memory to 512 bytes and from 1 MiB on to pages of
- * 4 KiB, for host memory to 64 bytes and from 64 KiB on to pages. A request for
+ * The size of a request is rounded up. For device memory it becomes a multiple of 512
+ * bytes or, if it is 1 MiB or more, of 4 KiB, which is a page. For host memory it
+ * becomes a multiple of 64 bytes or, if it is 64 KiB or more, of a page. A request for
  * 1000 bytes of device memory gets a block of 1024 bytes.
  *
- * cm_pool_try_alloc() is the hit. Under one short spin lock it takes a READY span of
- * that size, or else the best free span of the heap, and makes no runtime call. It
- * declines if something else has to come first: if an idle trim is due, if a limit was
- * lowered, if much memory waits for a fence, or if the block is long and the memory of
- * other streams may be idle by now.
+ * A request that cm_pool_try_alloc() serves is a hit. Under one short spin lock this
+ * function takes a READY span of that size, or else the best free span of the heap, and
+ * makes no runtime call. It declines if something else has to come first: if an idle
+ * trim is due, if a limit was lowered, if much memory waits for a fence (see "Taking
+ * back"), or if the block is long and the memory of other streams may be idle by now.
  *
- * cm_pool_alloc() is the miss. It goes down this ladder and stops at the first rung
- * that yields memory:
+ * Any other request is a miss. cm_pool_alloc() goes down this ladder for it, and stops
+ * at the first rung that yields memory:
  *
  *   1. take_ended()     ask events which work has ended, join neighbours, look at
  *                       every free span
- *   2. await_fences()   only where much is in flight: wait at most 1 s for fences
+ *   2. await_fences()   if much is in flight, wait at most 1 s for fences
  *   3. grow()           new chunks, or free chunks moved to where they are needed
  *   4. take_ordered()   make this stream wait, on the device, for another stream's work
  *   5. cm_pool_wait()   make the host wait for everything in flight
- *   6. trim and grow()  give all whole free chunks back and try to grow once more
+ *   6. trim and grow()  give back each chunk of which all is free, and try to grow
+ *                       once more
  *
  * Example: a loop allocates 100 MB on stream A, launches a kernel on it, and frees it.
  * The first round misses and grows. The free tags the span with A and its epoch and
@@ -69,9 +73,10 @@
  *
  *   - Do forked children share the block? If so, it is kept until they have ended
  *     (fork.c).
- *   - Did nothing work on it? Or did one stream alone work on it, in device memory, and
- *     is that stream kept alive and not capturing? If so, it goes back to the heap at
- *     once, clean or tagged.
+ *   - Has no stream used the block? Or is it device memory that only one stream has
+ *     used, and is that stream kept alive and not capturing? If so, the block goes back
+ *     to the heap at once, clean in the first case, and with the tag of the stream in
+ *     the second.
  *   - Otherwise it goes into flight with one event for each stream that used it, or
  *     with a fence (an event over everything that a device is doing) if its users are
  *     not known.
@@ -85,12 +90,12 @@
  *     back. So the span keeps its old tag and epoch while it is LIVE. If its new user
  *     was another stream, the order of neither stream alone protects it, and it goes
  *     into flight.
- *   - While a stream captures, nobody may record an event on it for the pool or wait
- *     for it. A block that a capture used belongs to the graph. The graph can run at
- *     any time, so the block stays in flight until the pool ends.
- *   - A live block keeps its pool alive. When the pool's last holder and its last live
- *     block are gone, leave() ends the pool, in the thread that let go of the last of
- *     these.
+ *   - While a stream captures, the pool may neither record an event on the stream nor
+ *     wait for the stream. A block that a capture used belongs to the graph. The graph
+ *     can run at any time, so the block stays in flight until the pool ends.
+ *   - A live block keeps its pool alive. When the pool has neither a holder nor a live
+ *     block left, leave() ends the pool, in the thread that released the last holder or
+ *     freed the last block.
  *   - In a forked child the pool hands out nothing and takes nothing back: the driver's
  *     memory is the parent's. */
 #include <stdlib.h>
@@ -103,7 +108,7 @@
 
 /* -- beginning and ending ------------------------------------------------------------------ */
 
-/* Blocks of at least this size begin and end at pages. */
+/* Blocks of at least this size begin and end at the boundaries of pages. */
 #define LARGE_HOST_NBYTES (UINT64_C(64) << 10)
 #define LARGE_DEVICE_NBYTES (UINT64_C(1) << 20)
 
@@ -159,9 +164,10 @@ destroy(cm_pool *pool)
         pool->saved.forget(pool);
     }
     if (cm_pool_is_fence_due(pool) && cm_streams_capture(pool->rt)) {
-        /* Unknown work may still run on some of the memory, and waiting for its device
-         * would end a capture that is under way. So the memory is leaked, and no longer
-         * counts against a limit. */
+        /* Unknown work may still run on some of the memory. To wait for this work the
+         * pool would have to wait for the whole device, which would end a capture that
+         * is under way. So the memory is leaked, and no longer counts against a
+         * limit. */
         cm_budget_refund(pool->config.budget, cm_pool_held_nbytes(pool));
         return;
     }
@@ -235,9 +241,10 @@ note_block(const cm_pool *pool, uint8_t op, cm_heap_span *span, const cm_stream 
 }
 
 /* -- handing out ---------------------------------------------------------------------------- */
-/* A block comes from memory that is known to be free, if it fits there. Otherwise it
- * comes from memory that has become free since, or else from new memory. If none of
- * these suffices, the call waits for memory. */
+/* A block comes from memory that is known to be free, if it fits there. Otherwise the
+ * pool asks which work has ended, and the block comes from memory that turns out to be
+ * free, or else from new memory. If none of these suffices, the call waits for
+ * memory. */
 
 static bool
 round_size(const cm_pool *pool, uint64_t nbytes, uint64_t *out)
@@ -285,10 +292,10 @@ must_ask_locked(const cm_pool *pool, uint64_t size, const cm_heap_view *view)
            && cm_pool_has_other_pending_locked(pool, view->tag);
 }
 
-/* True if much memory has been given back that needs a fence. A miss should then ask
- * about this memory, even if other memory is free. Memory that was used lately is worth
- * having, since the processor's cache still holds it. With `limit` 0 the pool's own
- * limit applies. */
+/* True if blocks of many bytes that need a fence have been given back since a miss last
+ * asked. The next miss should then ask about this memory, even if other memory is free.
+ * Memory that was used lately is worth having, since the processor's cache still holds
+ * it. If `limit` is 0, the pool's own limit applies. */
 static inline bool
 must_fence_locked(const cm_pool *pool, uint64_t limit)
 {
@@ -376,9 +383,10 @@ take_thoroughly(cm_pool *pool, const alloc_request *r)
 static cm_heap_span *
 take_ended(cm_pool *pool, const alloc_request *r)
 {
-    /* If the driver cannot record over a context, there are no fences, and the blocks
-     * that need one would pile up until memory runs out. Once more bytes than this wait
-     * for a fence, the call waits for their devices. */
+    /* If the driver cannot record an event over a context, there are no fences, and the
+     * blocks that need one would pile up until memory runs out. So if blocks of more
+     * bytes than this need a fence, the call waits for the devices that may still use
+     * these blocks. */
     uint64_t most_fenced = UINT64_C(64) << 20;
     cm_spin_lock_take(&pool->lock);
     bool any = !cm_list_is_empty(&pool->in_flight) || pool->slot_count > 1;
@@ -417,14 +425,16 @@ take_ended(cm_pool *pool, const alloc_request *r)
  * A loop that makes one array in each round would then take new memory in each round: a
  * pool was seen to hold 6.6 GB for arrays of 2.5 MB, of which one at a time was live.
  * So if more than a bound is in flight, the pool does not grow at once. It first waits
- * for the fences that have been recorded by then, and records none for this purpose. If
- * the device's work takes longer than this wait, nobody waits again until a fence has
- * passed, since such a loop really needs the memory. */
+ * for the fences that have been recorded already, and records no new ones to wait for.
+ * If no block fits even when the wait ends, the device's work takes longer than the
+ * wait, and the loop really needs the memory. So nobody waits again until a fence has
+ * passed. */
 
 #define FLIGHT_BOUND (UINT64_C(256) << 20)
 #define FENCE_WAIT_NS UINT64_C(1000000000)
 
-/* True if enough memory is in flight for a growth to wait for fences first. */
+/* True if so much memory is in flight that the pool should wait for fences before it
+ * grows. */
 static bool
 is_piled_up(cm_pool *pool)
 {
@@ -477,7 +487,8 @@ is_over(cm_pool *pool)
     return over;
 }
 
-/* Grow, and count the growth. Called by the grower. */
+/* Grow, and count the growth. Only the grower calls this, which is the thread that
+ * holds pool->growing. */
 static cm_status
 grow_now(cm_pool *pool, uint64_t size, uint32_t share, const cm_stream *stream,
          cm_heap_span **out)
@@ -492,8 +503,8 @@ grow_now(cm_pool *pool, uint64_t size, uint32_t share, const cm_stream *stream,
     return status;
 }
 
-/* Take a block from new memory, or from what another thread's growth has brought while
- * this one waited for its turn. */
+/* Take a block from new memory. If another thread has grown the pool while this thread
+ * waited for its turn to grow, that memory may suffice. */
 static cm_status
 grow(cm_pool *pool, const alloc_request *r, cm_heap_span **out)
 {
@@ -625,7 +636,7 @@ cm_pool_alloc(cm_pool *pool, uint64_t nbytes, cm_stream *stream,
     if (is_over(pool)) {
         bool may_fence = !r.capturing && !cm_others_capture(hooks);
         cm_pool_obey_limits(pool, may_fence); /* gives back memory that has become free
-                                                 since */
+                                                 in the meantime */
     }
     cm_heap_span *span = take_ended(pool, &r);
     if (span == NULL) {
@@ -697,10 +708,10 @@ cm_pool_alloc_optional(cm_pool *pool, uint64_t nbytes, uint64_t fence_limit)
                  && cm_budget_room(pool->config.budget) >= r.size;
     cm_spin_lock_give(&pool->lock);
     if (span == NULL && grows) {
-        cm_ignore(grow(pool, &r, &span)); /* the caller has other memory */
+        cm_ignore(grow(pool, &r, &span)); /* the caller can do without the block */
     }
     else if (span == NULL) {
-        cm_ignore(cm_pool_poll(pool, true)); /* the caller has other memory */
+        cm_ignore(cm_pool_poll(pool, true)); /* the caller can do without the block */
         span = take_thoroughly(pool, &r);
     }
     CM_POOL_DEBUG_CHECK(pool);
@@ -730,9 +741,10 @@ cm_pool_free_is_quick(const cm_pool *pool, cm_stream *const *uses, uint32_t use_
 /* Give a span back to the heap. Until the work of `stream` has ended, only that stream
  * may have the span. `stream` is NULL if nothing worked on the span. Work that ran on
  * the span before it was handed out may still be running; the span's old tag and epoch
- * say so. If an event was recorded just now, `due` names its slot and epoch, else its
- * slot is 0. Returns false, with nothing changed, if there is no free slot for the
- * stream, or if work of another stream may still run on the span. */
+ * say so. If the caller has just recorded an event on the stream, `due` has the
+ * stream's slot and the epoch that the event ends. Otherwise due.slot is 0. Returns
+ * false, with nothing changed, if there is no free slot for the stream, or if work of
+ * another stream may still run on the span. */
 static bool
 try_give(cm_pool *pool, cm_heap_span *span, cm_stream *stream, cm_due due)
 {
@@ -776,8 +788,8 @@ cm_pool_quick_free(cm_pool *pool, cm_block *block, cm_stream *const *uses,
 }
 
 /* Do the same as try_give(), but also for a stream that other code may use. Such a
- * stream is first asked whether it captures. While it does, this returns false, since
- * the graph could use the memory whenever it runs. */
+ * stream is first asked whether it captures. If it does, this returns false, since the
+ * captured graph could use the memory whenever the graph runs. */
 static bool
 try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
 {
@@ -791,12 +803,13 @@ try_give_asking(cm_pool *pool, cm_heap_span *span, cm_stream *stream)
            && try_give(pool, span, stream, due);
 }
 
-/* Each block that waits for a fence counts as this many bytes more, so that many short
- * blocks make a miss ask as well. */
+/* Each block that waits for a fence counts as this many bytes more than it has, so that
+ * a miss asks about many short blocks as it does about a few long ones. */
 enum { FLIGHT_NBYTES = 16 << 10 };
 
-/* Put a LIVE span into flight. `flight` and `held` are nodes for it, or NULL. If this
- * was the last live block of a pool that nobody holds, the pool ends. */
+/* Put a LIVE span into flight. `flight` is its node in the list of flights, and `held`
+ * its node in the list of blocks that forked children hold. Each of the two may be
+ * NULL. If this was the last live block of a pool that nobody holds, the pool ends. */
 static void
 give_to_flight(cm_pool *pool, cm_heap_span *span, cm_flight *flight, bool fenced,
                cm_list *held)
@@ -919,11 +932,12 @@ cm_pool_room(cm_pool *pool)
 }
 
 /* -- peers --------------------------------------------------------------------------------- */
-/* When a chunk is made it is opened to those other devices (peers) that have a context
- * by then. These functions open it to peers that got their context later. */
+/* Other devices that may use a chunk are its peers. When a chunk is made it is opened
+ * to all peers that have a context at that moment. The functions here open it to peers
+ * that got their context later. */
 
-/* Open all chunks to all peers that have a context by now. Called by the grower, who
- * alone changes which chunk is where, inside a cm_scope. */
+/* Open all chunks to all peers that have a context by now. Only the grower calls this,
+ * inside a cm_scope. No other thread may change which chunk is where. */
 static cm_status
 admit(cm_pool *pool)
 {
@@ -986,12 +1000,12 @@ cm_pool_fits_after_flight(cm_pool *pool, uint64_t nbytes)
     return is_behind;
 }
 
-/* Copy the counters to *out, and fill in those that are not kept in `counters`. */
+/* Copy the counters to *out, and compute the ones that are not kept in `counters`. */
 static void
 read_locked(cm_pool *pool, cm_pool_counters *out)
 {
     /* A value that a caller sees counts for the peak, even if some of the memory was
-     * only on its way. */
+     * only on its way between the heap and the runtime. */
     cm_pool_raise(&pool->counters.peak_cached_nbytes, cached_nbytes(&pool->counters));
     *out = pool->counters;
     out->cached_nbytes = cached_nbytes(&pool->counters);

@@ -1,27 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Moves bytes between ranges of files and memory of any kind. Reads and writes are
- * shared out among the engine's threads. If the host may touch the memory they go
- * straight to it. Otherwise they go through page-locked chunks, while the device copies
- * other chunks. Callers pass open descriptors. Names are needed only to put a file that
- * was written in the background into its place.
- * Locks: the engine's, and one for each call that guards its first failure.
+ * shared out among the engine's threads. If the host may touch the memory, the bytes go
+ * straight to it. Otherwise they go in chunks through page-locked memory, and while the
+ * host reads or writes one chunk the device copies another one. Callers pass open
+ * descriptors. Only a file that is written in the background needs names, because it
+ * can get its final name when it is complete.
+ * Locks: the lock of the engine. Each call also has a lock of its own, which guards the
+ * call's first failure.
  *
  * Several files
  * -------------
  * Linux lets one thread at a time write to a file through the page cache: write() holds
  * a lock of the file while it copies. More threads would not write one file faster, as
- * all but one of them would spin until they get that lock, but each can write another
- * file. So a call that writes has as many threads as files, and takes its chunks from
- * the files in turn. Reads take no such lock, and neither do writes that go past the
- * page cache, so all threads share them.
+ * all but one of them would spin until they get that lock. But several threads can
+ * write one file each. So a call that writes has as many threads as files, and takes
+ * its chunks from the files in turn. Reads take no such lock, and neither do writes
+ * that go past the page cache, so all threads share them.
  *
  * Checksums
  * ---------
  * A call that writes may also make the checksums that ZIP archives have (base/crc32.h).
- * Each range belongs to one of these checksums, and several ranges may belong to the
- * same one. The thread that writes a chunk first reads it for the checksum, which
- * brings it into the caches. Such a call has two threads for each file, so that one of
- * them can read a chunk while the other writes one. */
+ * Each range of a file that the call writes (cm_file_range) belongs to one of these
+ * checksums, and several ranges may belong to the same one. The thread that writes a
+ * chunk first reads it for the checksum, which brings it into the caches. Such a call
+ * has two threads for each file, so that one of them can read a chunk while the other
+ * writes one. */
 #pragma once
 
 #include <stdatomic.h>
@@ -32,20 +35,22 @@
  * Everything but the counters and `is_shut` may change only while no call is under
  * way. */
 typedef struct cm_file_faults {
-    /* The number, by `count`, of the read or write that fails; 0 for none. */
+    /* Which read or write fails, as `count` counts them; 0 if none does. */
     uint64_t nth;
     uint64_t most; /* the most bytes that one read or write moves; 0 for no limit */
     /* Reads and writes from this number on wait while `is_shut` is set; 0 for none. */
     uint64_t held;
     _Atomic uint64_t count;         /* reads and writes so far */
     _Atomic uint64_t direct_count;  /* reads and writes that went past the page cache */
-    _Atomic uint64_t advised_count; /* announcements of reads to the system */
-    /* The errno with which the nth fails, or 0 if it moves nothing instead. */
+    _Atomic uint64_t advised_count; /* how often the system was told what will be
+                                       read */
+    /* The errno with which the read or write `nth` fails; 0 if it succeeds but moves no
+     * bytes. */
     int error;
     bool is_on;   /* if not set, everything here is ignored */
     bool repeat;  /* the reads and writes after the nth fail as well */
     bool is_cold; /* the page cache counts as empty */
-    /* Opening a descriptor that goes past the page cache fails. */
+    /* A file cannot be opened for reads and writes that go past the page cache. */
     bool no_direct;
     atomic_bool is_shut;
 } cm_file_faults;
@@ -55,7 +60,9 @@ typedef struct cm_file_range {
     uint32_t file;   /* the index of the file in its request */
     uint64_t offset; /* in the file */
     uint64_t nbytes;
-    /* The addresses, as in cm_region, are those of the lowest byte. */
+    /* The addresses of the lowest byte, for the host and for the device. As in
+     * cm_region, `host` is NULL if the host may not touch the memory, and `address` is
+     * 0 if the device cannot reach it. */
     void *host;
     cm_address address;
     cm_kind kind;
@@ -63,9 +70,9 @@ typedef struct cm_file_range {
     /* The memory is a mapping of a file, whose pages are gone if that file was cut
      * short. */
     bool is_file;
-    /* Borrowed, or NULL for memory in one run. It describes memory in more than one
-     * run, whose elements are taken in C order; `host` and `address` are not used
-     * then. */
+    /* Borrowed; NULL if the memory is a single run. Otherwise the region describes the
+     * memory, whose elements are read or written in C order, and `host` and `address`
+     * are not used. */
     const cm_region *region;
     /* A call that makes checksums uses these two members. The first is the index of the
      * checksum that the range belongs to, and the second is how many bytes of later
@@ -74,13 +81,14 @@ typedef struct cm_file_range {
     uint64_t nbytes_behind;
 } cm_file_range;
 
-/* Set `range` to the run of the first file that begins at `offset` and is as long as
- * `region`. The range borrows the region unless it is a single run.
+/* Describe the bytes of a transfer between `region` and the first file of a request. In
+ * the file they begin at `offset`. The range borrows the region unless the region is a
+ * single run.
  * Fails: CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_file_range_init(cm_file_range *range, uint64_t offset,
                                           const cm_region *region);
 
-/* Return the device whose memory the range has, or -1 if it is the host's. */
+/* Return the device whose memory the range has, or -1 if it has memory of the host. */
 static inline int
 cm_file_range_device(const cm_file_range *range)
 {
@@ -97,9 +105,10 @@ typedef struct cm_file_failure {
     uint64_t range_index; /* the range that has this place */
 } cm_file_failure;
 
-/* When reads and writes go past the page cache, where the file system allows it. */
+/* Says when reads and writes go past the page cache, if the file system allows that. */
 typedef enum cm_file_direct {
-    CM_FILE_DIRECT_AUTO, /* only long reads of bytes outside of the page cache do */
+    CM_FILE_DIRECT_AUTO, /* only long reads do, if the page cache does not have their
+                            bytes */
     CM_FILE_DIRECT_NEVER,
     CM_FILE_DIRECT_ALWAYS,
 } cm_file_direct;
@@ -114,20 +123,22 @@ typedef struct cm_file_request {
     cm_file_direct direct;
     const cm_file_range *ranges; /* borrowed; the ranges of a file are neighbours */
     uint64_t range_count;
-    /* For each device the stream that its work goes on; NULL for a stream of the
-     * engine's own. Borrowed. */
+    /* Borrowed. streams[i] is the stream for the work of device i; NULL for a stream of
+     * the engine's own. */
     cm_stream *streams[CM_MAX_DEVICES];
-    /* Says what comes first, what is kept alive, and who is asked whether to go on. It
-     * has neither ends nor a stream, and it blocks. */
+    /* Says what comes first, what is kept alive, and who is asked whether to go on.
+     * This copy request has neither ends nor a stream, and it blocks. */
     cm_copy_request copy;
-    /* Borrowed, or NULL. Before the call each is the checksum of as many zero bytes as
-     * are written, and the call adds to it what the bytes contribute. */
+    /* Borrowed, or NULL. Before the call each checksum has the value that it would have
+     * if all bytes of its ranges were zero. The call then adds to the checksum what
+     * each byte that it writes contributes. */
     _Atomic uint32_t *checksums;
     cm_file_faults *faults; /* borrowed; may be NULL */
 } cm_file_request;
 
-/* Where a file that is written in the background lies, and what becomes of it. Both
- * names are absolute, since the process may change its folder meanwhile. */
+/* Says where a file lies while it is written in the background, and what becomes of it
+ * afterwards. Both names are absolute, since the process may change its folder
+ * meanwhile. */
 typedef struct cm_file_place {
     const char *temporary; /* the file's name while it is written */
     const char *target;    /* the name that the file gets when it is complete */
@@ -135,7 +146,7 @@ typedef struct cm_file_place {
 } cm_file_place;
 
 /* Read all ranges of the request, or write them, in any order (run/request.c). It
- * blocks until all bytes are there, and sets `failure`.
+ * blocks until all bytes have been moved, and sets `failure`.
  *
  * After a failure some bytes may have been read or written, and nothing is in flight.
  * After an interruption, copies that a stream has been given may still be in flight;
@@ -147,15 +158,17 @@ typedef struct cm_file_place {
 CM_NODISCARD cm_status cm_engine_transfer_file(cm_engine *engine,
                                                const cm_file_request *request,
                                                cm_file_failure *failure);
-/* Begin to write all ranges of the only file of the request in the background (save.h).
- * After the call nothing of the request is borrowed any more, except what its `copy`
- * keeps alive. The request must not name streams: the work of the devices goes on
- * streams of the engine, and `copy.after` says what comes first.
+/* Begin to write all ranges of the request in the background (save.h). The request has
+ * only one file. After the call the engine borrows nothing from the request any more,
+ * except the objects that `request->copy` keeps alive. The request must not name
+ * streams: the work of the devices goes on streams of the engine, and `copy.after` says
+ * what comes first.
  *
- * If `place` is not NULL, the file then gets the permissions, is flushed to the disk,
- * and takes the name of the target, which is flushed as well. The call takes over the
- * temporary file: if the transfer fails or is cancelled, the file is removed, and the
- * target stays as it was. There must be at least one byte to write.
+ * If `place` is not NULL, the file gets its permissions when all bytes are written, is
+ * flushed to the disk, and takes the name of the target. Then the folder of the target
+ * is flushed too. The call takes over the temporary file: if the transfer fails or is
+ * cancelled, the file is removed, and the target stays as it was. There must be at
+ * least one byte to write.
  *
  * The caller owns *out. The transfer fails as cm_engine_transfer_file() does, and with
  * CM_ESYSTEM and its errno if the file cannot be flushed or renamed.

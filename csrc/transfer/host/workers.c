@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This file has first the parts, then the threads that take them, and then the task
- * groups, in which a poster posts, helps and waits. */
+/* This file has first the functions that take and copy the parts of a task, then the
+ * threads that call them, and then the task groups. The poster of a group, which is the
+ * thread that runs the transfer, posts tasks, helps with their parts and waits for
+ * them. workers.h explains the idea. */
 #include "transfer/host/workers.h"
 
 #include <sched.h>
@@ -10,11 +12,13 @@
 #include "transfer/host/host_copy.h"
 
 enum {
-    MANY_THREADS = 4, /* with this many threads the poster need not copy parts */
-    WAKE_COUNT = 2,   /* waking takes time, so each thread that is awake wakes others */
-    REST_TURNS = 20,  /* rounds for which a poster rests that has nothing to do */
-    VAIN_TURNS = 2000, /* rounds in which a thread finds no part before it yields */
-    PAUSES = 64,       /* pauses in vain after which the poster copies a part */
+    MANY_THREADS = 4,  /* with this many threads the poster need not copy parts */
+    WAKE_COUNT = 2,    /* how many threads a thread wakes at once; waking takes time, so
+                          each woken thread wakes others in turn */
+    REST_TURNS = 20,   /* how many rounds a poster spins when it has nothing to do */
+    VAIN_TURNS = 2000, /* after so many rounds without a part a thread yields its
+                          processor */
+    PAUSES = 64,       /* after so many pauses the poster copies a part itself */
     PART_EDGE = 4096,
 };
 
@@ -41,7 +45,8 @@ leave_place(cm_workers *workers, const cm_copy_task *task)
     }
 }
 
-/* Put the task into a free place. Its parts can be taken only once `next` says so. */
+/* Put the task into a free place. No part can be taken yet: cm_task_group_post() allows
+ * that afterwards, when it stores the posting in task->next. */
 static void
 enter_place(cm_workers *workers, cm_copy_task *task, uint64_t turn)
 {
@@ -115,7 +120,7 @@ mask_below(uint32_t end)
     return (UINT32_C(1) << (end < CM_WORKERS_MAX ? end : CM_WORKERS_MAX)) - 1;
 }
 
-/* Wake at most `count` of the sleeping threads below number `end`. */
+/* Wake at most `count` of the sleeping threads whose numbers are below `end`. */
 static void
 wake_below(cm_workers *workers, uint32_t end, uint32_t count)
 {
@@ -132,8 +137,8 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
     }
     /* This lets the next waker choose other threads. */
     atomic_fetch_and(&workers->asleep, ~chosen);
-    cm_mutex_unlock(&workers->sleep); /* before the signals, as a woken thread needs it
-                                         at once */
+    cm_mutex_unlock(&workers->sleep); /* before the signals, as a woken thread needs the
+                                         mutex at once */
     for (uint32_t i = 0; chosen >> i != 0; i++) {
         if (chosen >> i & 1) {
             cm_cond_signal_one(&workers->wake[i]);
@@ -141,9 +146,9 @@ wake_below(cm_workers *workers, uint32_t end, uint32_t count)
     }
 }
 
-/* Call for the threads below number `end`. Only `count` are woken here. Each of them
- * wakes others before it takes a part, since a part that it took first would wait
- * meanwhile. */
+/* Call for the threads whose numbers are below `end`. This wakes only `count` of them.
+ * Each woken thread wakes others before it takes a part. If it took the part first,
+ * that part would have to wait until the others are woken. */
 static void
 call_threads(cm_workers *workers, uint32_t end, uint32_t count)
 {
@@ -151,7 +156,8 @@ call_threads(cm_workers *workers, uint32_t end, uint32_t count)
     wake_below(workers, end, count);
 }
 
-/* Return the number below which threads may take parts of some task. */
+/* Return the highest limit of the tasks that have parts to take. A thread with a lower
+ * number may take parts of at least one of them. */
 static uint32_t
 find_reach(const cm_workers *workers)
 {
@@ -163,8 +169,9 @@ find_reach(const cm_workers *workers)
     return reach;
 }
 
-/* Among the places in `open`, find the one whose task is next and open to thread
- * `number`. Returns -1 if there is none. */
+/* `open` has a bit for each place to look at. Among the tasks in these places that
+ * thread `number` may help with, find the one with the lowest turn, and return its
+ * place. Returns -1 if there is none. */
 static int
 find_place(const cm_workers *workers, uint32_t number, uint64_t open)
 {
@@ -188,8 +195,8 @@ leave_task(cm_workers *workers, uint32_t number)
     wake_waiters(workers);
 }
 
-/* Find a task and take a part of it. Returns NULL if there is none. The view of the
- * thread names the task until the thread leaves it. */
+/* Find a task and take a part of it. Returns NULL if no part can be taken. The view of
+ * the thread names the task until the thread leaves it. */
 static cm_copy_task *
 enter_task(cm_workers *workers, uint32_t number, uint32_t *part)
 {
@@ -216,8 +223,8 @@ has_news(const cm_workers *workers, uint32_t number)
 }
 
 /* Wait for a part. The thread spins first, since more parts usually come sooner than a
- * sleeping thread would be awake. It also spins if it was woken for work that is over
- * by the time it comes. */
+ * sleeping thread would be awake. If a woken thread finds that other threads have taken
+ * all parts already, it comes here again, and spins again before it sleeps. */
 static void
 wait_for_news(cm_workers *workers, uint32_t number)
 {
@@ -250,8 +257,9 @@ serve(void *argument)
         uint32_t part;
         cm_copy_task *task = enter_task(workers, number, &part);
         if (task == NULL) {
-            /* All parts of a task may be taken while it is still in its place, so news
-             * alone does not mean work. */
+            /* A task may still be in its place although all its parts are taken. So
+             * wait_for_news() can return at once again and again although there is no
+             * part to take. */
             if (++vain_count % VAIN_TURNS == 0) {
                 (void)sched_yield();
             }
@@ -267,8 +275,8 @@ serve(void *argument)
     return NULL;
 }
 
-/* Start threads until there are `wanted`, which is as many as a task may have besides
- * its poster. If one cannot be started, the work is done without it. */
+/* Start threads until there are `wanted` of them, not counting the poster. If a thread
+ * cannot be started, the work is done without it. */
 static void
 start_threads(cm_workers *workers, uint32_t wanted)
 {
@@ -285,7 +293,7 @@ start_threads(cm_workers *workers, uint32_t wanted)
     atomic_store(&workers->starting, false);
 }
 
-/* -- their beginning and end ------------------------------------------------------------ */
+/* -- the beginning and the end of the threads ------------------------------------------- */
 
 void
 cm_workers_init(cm_workers *workers)
@@ -338,8 +346,9 @@ is_over(const cm_workers *workers, const cm_copy_task *task, bool done)
     return done ? cm_copy_task_is_done(task) : is_left(workers, task);
 }
 
-/* Wait until the task is done (`done`), or until no thread looks at it. As a rule only
- * one part is left, which is over sooner than a sleep, so this spins first. */
+/* If `done` is set, wait until the task is done. Otherwise wait until no thread looks
+ * at it. As a rule only one part is left, which takes less time than it takes to sleep
+ * and wake, so this spins first. */
 static void
 wait_until(const cm_task_group *group, const cm_copy_task *task, bool done)
 {
@@ -389,8 +398,8 @@ cut_task(const cm_task_group *group, cm_copy_task *task, uint64_t nbytes)
     uint32_t all = (uint32_t)tuning->fresh_thread_count - 1;
     uint32_t most = is_for_all(task) ? all : (uint32_t)tuning->links_thread_count - 1;
     task->limit = is_for_all(task) ? all : few + group->more;
-    /* For fresh memory, or for several links, the tuning may allow fewer threads than
-     * `few`. */
+    /* `most` is the most threads that the tuning allows for a task of this kind. It may
+     * be less than `few`, and the limit is then `few`. */
     if (task->limit >= most) {
         task->limit = most > few ? most : few;
     }
@@ -454,9 +463,10 @@ cm_task_group_post(cm_task_group *group, cm_copy_task *task, const cm_layout *la
     }
     cut_task(group, task, nbytes);
     bool is_shared = atomic_load(&task->part_count) > 1 || group->crew > 1;
-    /* Its turn comes after all that the group has posted. A group that has been idle
-     * starts from the lowest turn that is open. Otherwise it would be served before all
-     * others for a long time. */
+    /* The turn of the task is higher than the turns of all tasks that the group posted
+     * before. If the group has been idle, its last turn is far behind, and its tasks
+     * would be served before those of all other groups for a long time. So the turn is
+     * at least the lowest turn of the tasks that have parts to take. */
     int first = find_place(workers, 0, atomic_load(&workers->open));
     uint64_t turn = first < 0 ? 0 : atomic_load(&workers->places[first].turn);
     group->turn = group->turn + 1 > turn ? group->turn + 1 : turn;
@@ -495,8 +505,10 @@ cm_task_group_pause(cm_task_group *group, cm_copy_task *task)
     uint32_t thread_count = atomic_load(&workers->thread_count);
     uint32_t few = (uint32_t)group->tuning->thread_count - 1;
     few = thread_count < few ? thread_count : few;
-    /* A task of a single part wakes no thread. If all threads sleep nobody takes it,
-     * and if some are busy elsewhere it may be long until they come. */
+    /* A task of a single part wakes no thread. If all threads sleep, nobody takes the
+     * part, and if some threads are busy with other tasks, it may be long until they
+     * come. So the poster helps if all sleep, and otherwise at every PAUSES-th
+     * pause. */
     uint32_t asleep = atomic_load(&workers->asleep) & mask_below(few);
     bool all_sleep = (uint32_t)__builtin_popcount(asleep) >= few;
     if ((all_sleep || ++group->pauses % PAUSES == 0) && cm_task_group_help(group)) {
