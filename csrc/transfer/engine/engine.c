@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Creates the engine, begins and ends each call of it, keeps the pools that it stages
- * through, and finds out facts about the ends of a copy. run/job_threads.c closes
- * it. */
+/* Creates the engine, begins and ends the calls that use it, keeps the pools that
+ * copies take their staging memory from, and finds out facts about the ends of a copy.
+ * run/job_threads.c closes the engine. */
 #include <stdlib.h>
 
 #include "base/machine.h"
@@ -106,10 +106,11 @@ cm_engine_set_pool(cm_engine *engine, int device, cm_pool *pool, cm_pool *lender
     cm_mutex_unlock(&engine->lock);
 }
 
-/* Handle the `status` of an allocation that was made in a caller's thread. If it is a
- * lack of memory and the engine has a relief callback, let that allocate again and
- * return its outcome; otherwise return `status`. The callback may make another device
- * current in this thread, so the previous one is set again. */
+/* Handle the `status` of an allocation that was made in a caller's thread. If the
+ * allocation failed for lack of memory and the engine has a relief callback, let the
+ * callback allocate again, and return the callback's outcome; otherwise return
+ * `status`. The callback may make another device current in this thread, so this
+ * function makes the previous device current again. */
 static cm_status
 relieve(cm_engine *engine, cm_pool *pool, uint64_t nbytes, cm_stream *stream,
         cm_status status, cm_block **out)
@@ -198,7 +199,8 @@ cm_engine_facts_of(cm_engine *engine, const cm_region *region)
     if (cm_region_is_on_device(region)) {
         return (cm_end_facts){.locked = true, .whole = true};
     }
-    /* A region that is wrong is refused when the copy is planned. */
+    /* If the bounds of the region overflow, the failure is ignored here, because the
+     * copy is refused anyway when it is planned. */
     cm_ignore(cm_region_bounds(region, &low, &high));
     return facts_of_host(engine, (const char *)region->host + low, region->kind,
                          (uint64_t)(high - low));

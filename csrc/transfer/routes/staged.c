@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes copies between a device and host memory that the runtime cannot take as it is.
- * They go in pieces through page-locked blocks (ring.h): each piece is packed on one
- * side and unpacked on the other. Several threads share the packing and unpacking on
- * the host, while the copy engine works on other pieces; only the thread that runs the
- * job calls the runtime. Elements that a broadcast source repeats cross the link
- * once. */
+/* Makes copies between a device and the host that the runtime cannot make in one call,
+ * because the memory of the host is not page-locked or the elements are scattered or
+ * converted. Such a copy goes in pieces through page-locked blocks (ring.h): each piece
+ * is packed on one side and unpacked on the other. Several threads share the packing
+ * and unpacking on the host, while the copy engine of the device works on other pieces.
+ * Only the thread that runs the job calls the runtime. Elements that a broadcast source
+ * repeats cross the link once. */
 #include <stdlib.h>
 
 #include "transfer/plan/ring_policy.h"
@@ -18,9 +19,10 @@
 
 /* Return whether the device should rearrange the elements, so that the host can read
  * the source in the order of its addresses. The device's memory is fast enough to do
- * this beside the copy. It pays if the source is to be transposed. It also pays if the
- * source has no gaps, but its neighbouring elements are far apart in the target, as in
- * pixels that become planes. */
+ * this beside the copy. This is worth while if the source is to be transposed. It is
+ * also worth while if the source has no gaps, but its neighbouring elements are far
+ * apart in the target, as when the pixels of an image become one plane for each
+ * colour. */
 static bool
 turns_on_device(const cm_layout *layout)
 {
@@ -40,8 +42,9 @@ turns_on_device(const cm_layout *layout)
            && sorted.axes[last].stride[CM_DST] != layout->axes[last].stride[CM_DST];
 }
 
-/* Both ends may be host memory, if a stream is to order the copy. Then a kernel of the
- * device reads or writes one of them in the order of its stream. */
+/* Both ends may be host memory, if the copy is ordered on a stream. A kernel of the
+ * stream's device then reads or writes one of the two ends, in the order of the
+ * stream. */
 bool
 cm_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
 {
@@ -57,7 +60,8 @@ cm_staged_suits(cm_plan *plan, const cm_plan_ends *ends)
     return is_packed && !plan->rearranges_on_device;
 }
 
-/* Every plan that is left suits. cm_staged_suits(), which was asked before, has set
+/* This is the last row for its ends, so it suits every plan that no earlier row has
+ * taken. cm_staged_suits(), which was asked before, has set
  * plan->rearranges_on_device. */
 bool
 cm_staged_kernel_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
@@ -70,10 +74,11 @@ cm_staged_kernel_suits(cm_plan *plan, const cm_plan_ends *ends CM_UNUSED)
 
 /* -- the host's half ------------------------------------------------------------------- */
 
-/* Choose how the workers write. The slots of a cached copy, and slots into which
- * scattered elements are packed, are written through the caches; everything else goes
- * past them. All threads help if memory is not the limit: if elements are scattered, if
- * pages of a file have to be read, or if several devices are waiting. */
+/* Choose how the workers write. They write through the caches if the slots of the copy
+ * are few enough to stay in the caches (plan->is_cached), or if they pack scattered
+ * elements into slots. In all other cases they write past the caches. All threads help
+ * if memory is not the limit: if elements are scattered, if pages of a file have to be
+ * read, or if several devices are waiting. */
 static cm_copy_way
 choose_way(const cm_job *job, const cm_layout *layout)
 {
@@ -121,8 +126,8 @@ move_on_host(cm_job *job, cm_slot *s)
 
 /* Queue the copy of packed bytes to the block on the device. From there a kernel will
  * put them in their places. If the block has room for two pieces, the copy is on the
- * stream of a side, so that one piece is on its way while the kernel places the one
- * before. */
+ * second stream that the job has on this device (a side, see device_side.h). So one
+ * piece is on its way while the kernel puts the piece before into its places. */
 static cm_status
 fill_block(cm_job *job, cm_address block, cm_address from, uint64_t nbytes)
 {
@@ -140,10 +145,10 @@ fill_block(cm_job *job, cm_address block, cm_address from, uint64_t nbytes)
     return cm_job_join_sides(job);
 }
 
-/* Let a kernel read or write the slot itself. This is done if the other end is host
- * memory that the device is to reach in the stream's order, and if the device has no
- * memory for a block. A slot of ordinary memory cannot be reached; then the call fails
- * with `refused`. */
+/* Let a kernel read or write the slot itself, over the bus. There are two reasons to do
+ * this: the other end is host memory that the device is to reach in the stream's order,
+ * or the device has no memory for a block. If the slot has ordinary memory, which a
+ * kernel cannot reach, the call fails with `refused`. */
 static cm_status
 move_over_bus(cm_job *job, const cm_slot *s, const cm_layout *layout, cm_status refused)
 {
@@ -156,10 +161,10 @@ move_over_bus(cm_job *job, const cm_slot *s, const cm_layout *layout, cm_status 
                          up ? s->pinned->address : job->src.address);
 }
 
-/* Queue the copies that bring a packed piece from the slot to its places on the device,
- * or in host memory that the device writes for us. A kernel reads repeated elements
- * many times, so a piece with such elements goes to a block on the device first, and
- * not many times over the bus. */
+/* Queue the copies that bring a packed piece from the slot to its places. These are on
+ * the device, or in host memory that a kernel of the device writes. A kernel reads
+ * repeated elements many times, so a piece with such elements goes to a block on the
+ * device first, and not many times over the bus. */
 static cm_status
 send_piece(cm_job *job, const cm_slot *s)
 {
@@ -184,8 +189,8 @@ send_piece(cm_job *job, const cm_slot *s)
     return cm_job_copy_layout(job, job->stream, &unpack, job->dst.address, from);
 }
 
-/* Take the pair of blocks through which the runs of slots pass on the device, if the
- * driver has the kernel for that and memory allows it. */
+/* Take a block on the device with room for the runs of two slots, if the driver can
+ * load the kernel that gathers and places runs, and if there is memory. */
 static cm_status
 try_pair_for_runs(cm_job *job)
 {
@@ -212,11 +217,11 @@ send_runs(cm_job *job, const cm_slot *s)
     return cm_many_move_slot(job, s, block);
 }
 
-/* Ask for one more thread if the device had to wait for several pieces in a row. Then
- * the host is the slower half, perhaps because other programs use the memory as well. A
- * single such piece means little, because the device also waits until the ring is
- * filled for the first time, and while a thread wakes. An additional thread stays until
- * the end of the copy, so it should not be asked for in vain. */
+/* Ask for one more thread if the device had to wait for several successive pieces. Then
+ * the host is the slower half, perhaps because other programs use the memory too. If
+ * the device waits for a single piece, this means little, because it also has to wait
+ * until the first piece is packed, and while a thread wakes. An additional thread stays
+ * until the end of the copy, so it should not be asked for in vain. */
 static cm_status
 note_if_behind(cm_job *job)
 {
@@ -271,8 +276,9 @@ fetch_piece(cm_job *job, const cm_slot *s)
                            cm_layout_nbytes(&pack));
 }
 
-/* Let a kernel gather the runs of a slot in one half of the job's block. It waits for
- * the last copy that read this half, and the next copy on the side waits for it. */
+/* Let a kernel gather the runs of a slot in one half of the job's block. The kernel
+ * waits for the last copy that read this half, and the next copy on the stream of the
+ * side waits for the kernel. */
 static cm_status
 gather_runs(cm_job *job, const cm_slot *s, cm_address *out)
 {
@@ -286,11 +292,11 @@ gather_runs(cm_job *job, const cm_slot *s, cm_address *out)
     return cm_job_chain_streams(job, job->stream, job->sides[job->plan.device].stream);
 }
 
-/* Queue the copies that bring the runs of a slot into it, the reverse of send_runs().
- * All that crosses the link is on the stream of the side, one copy for each slot, while
- * a kernel on the job's own stream gathers the runs of the next slot. If that is not
- * possible, each long run is a copy of its own, and a kernel writes the short ones over
- * the bus. */
+/* Queue the copies that bring the runs of a slot from the device into the slot, which
+ * is the reverse of send_runs(). One copy for each slot crosses the link, on the stream
+ * of the side, while a kernel on the job's own stream gathers the runs of the next
+ * slot. If that is not possible, each long run is a copy of its own, and a kernel
+ * writes the short runs over the bus. */
 static cm_status
 fetch_runs(cm_job *job, cm_slot *s)
 {
@@ -327,8 +333,9 @@ fetch_slot(cm_job *job, cm_slot *s)
 
 /* -- before anything is moved -------------------------------------------------------------- */
 
-/* Take the memory on the device that rearranging the elements there needs. If there is
- * none the copy is planned again, so that the host does it. */
+/* If the device is to rearrange the elements, take the memory that it needs for this.
+ * If there is no memory, the copy is planned again, so that the host rearranges
+ * them. */
 static cm_status
 rearrange_on_device_if_memory_allows(cm_job *job)
 {
@@ -343,8 +350,9 @@ rearrange_on_device_if_memory_allows(cm_job *job)
     return cm_ok();
 }
 
-/* Take the memory on the device that converting the elements there needs. If none is
- * free the host converts them, which is faster than waiting for memory. */
+/* If the device is to convert the elements, take the memory that it needs for this. If
+ * no memory is free, the host converts them, which is faster than waiting for
+ * memory. */
 static cm_status
 convert_on_device_if_memory_allows(cm_job *job)
 {
@@ -365,7 +373,8 @@ convert_on_device_if_memory_allows(cm_job *job)
                         job->src_facts, options);
 }
 
-/* A download takes its memory on the device when it needs it. */
+/* A download takes nothing here. It takes its memory on the device when it fetches the
+ * first piece that needs a block. */
 cm_status
 cm_staged_reserve(cm_job *job)
 {
@@ -373,7 +382,8 @@ cm_staged_reserve(cm_job *job)
         return cm_ok();
     }
     if (cm_job_src_is_ordered(job)) {
-        /* Streams may still be writing the source; the host reads it after them. */
+        /* Streams may still be writing the source, so this waits until the host can
+         * read it. */
         CM_TRY(cm_job_wait_stream(job));
     }
     CM_TRY(cm_job_begin(job));
@@ -381,7 +391,7 @@ cm_staged_reserve(cm_job *job)
     return rearrange_on_device_if_memory_allows(job);
 }
 
-/* -- all of it ------------------------------------------------------------------------------ */
+/* -- the whole copy ------------------------------------------------------------------------- */
 
 static const cm_ring_way *
 way_of(const cm_job *job)
@@ -392,8 +402,8 @@ way_of(const cm_job *job)
     return job->plan.is_download ? &down : &up;
 }
 
-/* Run a ring whose work is all queued until every piece has ended. In a download this
- * unpacks what arrives. */
+/* All work of the device is queued. Run the ring until every piece has ended. In a
+ * download this unpacks the pieces that arrive. */
 cm_status
 cm_staged_drain(cm_job *job)
 {
