@@ -50,7 +50,8 @@ typedef struct cm_side_stream {
 /* How an event is used. A thread that asks again and again sees sooner that an event
  * has passed if the event records no time. Such events are CM_POLLED. Only threads that
  * do nothing but ask use them: when the rings and the streams used CM_POLLED events
- * too, short copies on an H200 became a microsecond slower again. */
+ * too, short copies on an H200 lost a microsecond of the time that such events save
+ * them. */
 typedef enum cm_event_sort {
     CM_WAITED, /* streams and jobs wait for the event, which also records a time */
     CM_POLLED, /* the thread of a short copy or of a blocking job asks until the event
@@ -157,10 +158,10 @@ void cm_engine_end_call(cm_engine *engine);
 
 /* Allocate staging memory, page-locked (`device` is -1) or of a device, as
  * cm_pool_alloc() does. The pool is asked first, and does not wait. If it has no room,
- * its lender is asked, and then the pool once more. If there are `hooks`, these two may
- * wait for memory in flight, which is memory that was freed while the device still used
- * it. If nothing has helped and the thread is one that may be interrupted, the relief
- * is called. */
+ * its lender is asked. If there are `hooks`, the lender may wait for memory in flight,
+ * which is memory that was freed while the device still used it, and then the pool is
+ * asked once more and may wait too. If there is still no memory, and the thread may be
+ * interrupted, the relief is called. */
 CM_NODISCARD cm_status cm_engine_alloc(cm_engine *engine, int device, uint64_t nbytes,
                                        cm_stream *stream, const cm_wait_hooks *hooks,
                                        cm_block **out);

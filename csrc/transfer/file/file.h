@@ -38,7 +38,8 @@ typedef struct cm_file_faults {
     /* Which read or write fails, as `count` counts them; 0 if none does. */
     uint64_t nth;
     uint64_t most; /* the most bytes that one read or write moves; 0 for no limit */
-    /* Reads and writes from this number on wait while `is_shut` is set; 0 for none. */
+    /* Reads and writes that have this number or a higher one wait while `is_shut` is
+     * set; 0 if none waits. */
     uint64_t held;
     _Atomic uint64_t count;         /* reads and writes so far */
     _Atomic uint64_t direct_count;  /* reads and writes that went past the page cache */

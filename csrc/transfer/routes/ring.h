@@ -35,10 +35,10 @@
  *   - The limit on the memory of all rings does not hold for the first slot of a copy,
  *     so that every copy advances. If a later slot gets no memory, the ring goes on
  *     with fewer slots.
- *   - The slots of jobs that follow one another in a lane (engine/scheduler.c) are
- *     together few enough to stay in the caches. For this reason a job that has cut its
- *     last piece gives back each slot as soon as the piece in it has ended, and the
- *     next job takes that slot.
+ *   - All jobs that follow one another in a lane (engine/scheduler.c) have together
+ *     only as many slots as stay in the caches. So a new job has to take over the slots
+ *     of the job before: once that job has cut its last piece, it gives back each slot
+ *     as soon as the piece in it has ended.
  *   - If not even the first slot gets page-locked memory, a copy that does not cross
  *     devices stages through one slot of ordinary memory.
  *   - A cm_ring_way (below) has a function `begin` for the first half of a piece and a
@@ -94,18 +94,17 @@ typedef struct cm_ring {
     cm_slot slots[];
 } cm_ring;
 
-/* How both halves of each piece are made. The host's half is the slot's task, and the
- * device's half is over when the slot's event has passed. The comment at the top
- * explains a way without `pass`. */
+/* Says how the two halves of each piece are made. The host's half is the slot's task,
+ * and the device's half is over when the slot's event has passed. The comment at the
+ * top explains what happens if there is no `pass`. */
 typedef struct cm_ring_way {
     bool host_first; /* the host's half comes first */
     /* The host's half may take long. If nothing else is to be done, the thread that
      * runs the job then helps with parts of the tasks, and sleeps if there are none. */
     bool host_is_slow;
-    /* If the thread that runs the job helped with a task, it would be busy for long,
-     * and would start no task for the other threads meanwhile. So it waits for the
-     * device's halves first and helps only if there is none, so that the other threads
-     * always find tasks. */
+    /* As long as the device works on a piece, the thread that runs the job waits for
+     * the device and does not help with tasks. If it helped, it would be busy for long,
+     * and meanwhile nobody would post tasks for the other threads. */
     bool device_comes_first;
     cm_status (*begin)(cm_job *job, cm_slot *s); /* starts the first half */
     cm_status (*pass)(cm_job *job, cm_slot *s);  /* starts the second half, once the
@@ -118,8 +117,8 @@ cm_slot_at(cm_ring *ring, uint64_t index)
     return &ring->slots[index % ring->slot_count];
 }
 
-/* Make job->ring. If the job was suspended and now goes on, it may have a ring already,
- * and keeps it.
+/* Make job->ring. A job that was suspended and now goes on may have a ring already, and
+ * keeps it.
  * Fails: CM_EFAULT, CM_ENOMEM. */
 CM_NODISCARD cm_status cm_ring_create(cm_job *job);
 /* Give the first slot its event and its memory, without which a ring that goes by way
