@@ -1,21 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chooses how many threads share a row, how wide they copy, and how many blocks there
- * are.
+/* Chooses how the kernel that copies rows is launched: how many threads work on one row
+ * (a team), how many bytes each thread copies at a time (a unit), and how many blocks
+ * of threads there are. runtime/kernel_jobs.h tells how the threads share the work, and
+ * what a part, a group and a slot are.
  *
  * Each thread of a warp loads CM_ROWS_SLOTS units before it stores any. With units of
- * 16 bytes, a warp loads 2 KiB at once. A copy over the bus has just enough blocks to
- * keep a certain number of bytes on their way. Reads need READ_NBYTES: what the bus
- * delivers in the time of one read of host memory, and as much again, since a warp
- * waits for the numbers of its rows before it reads the rows. If the numbers come over
- * the bus too, reads need FAR_NBYTES.
+ * 16 bytes, a warp loads 2 KiB at once. For a copy over the bus the number of blocks is
+ * chosen so that a certain number of bytes is always on the bus. If the copy reads host
+ * memory, this number is READ_NBYTES. That is twice what the bus delivers in the time
+ * of one read, because a warp first waits for the numbers of its rows and then for the
+ * rows. If the numbers come over the bus too, it is FAR_NBYTES.
  *
- * Writes wait for nothing, and need only WRITE_NBYTES. If more of them are on their way
- * than the bus takes, they fill the queues between all multiprocessors and memory, and
- * whatever runs beside the copy waits in these queues. Beside 512 KiB of writes, a
- * matrix product on an H200 takes more than twice as long.
+ * A copy that writes host memory waits for no answers, and needs only WRITE_NBYTES on
+ * the bus. If a copy makes more writes than the bus takes, they fill the queues between
+ * all multiprocessors and memory, and other work on the device waits in these queues.
+ * While 512 KiB of writes are on their way, a matrix product on an H200 takes more than
+ * twice as long as without the copy.
  *
- * The work beside a copy also loses the multiprocessors that the copy keeps busy. So
- * reads have larger blocks, and fewer of them. */
+ * A copy also takes multiprocessors from the other work on the device. So copies that
+ * read over the bus have larger blocks, and fewer of them. */
 #include "transfer/device/rows_kernel.h"
 
 #include <string.h>
@@ -24,27 +27,34 @@
 
 enum {
     THREADS_PER_BLOCK = 256,
-    /* This is for reads over the bus, and for narrow units, which put fewer bytes on
-     * their way. */
+    /* This is for copies that read over the bus, and for units of less than
+     * MIN_WIDE_UNIT bytes, with which each thread has fewer bytes on the bus. */
     LARGE_THREADS_PER_BLOCK = 512,
     MIN_WIDE_UNIT = 8,
     READ_NBYTES = 192 << 10,
     WRITE_NBYTES = 96 << 10,
     FAR_NBYTES = 512 << 10,
-    MAX_BUS_BLOCKS = 32, /* the most blocks for narrow units, which would need more */
-    BLOCKS_PER_SM = 2,   /* for a copy within a device, which its memory limits */
-    MAX_UNIT = 16,       /* the widest load and store */
+    /* A copy over the bus has no more blocks than these, even if its units are so
+     * narrow that more blocks would be needed to keep the bus busy. */
+    MAX_BUS_BLOCKS = 32,
+    /* This is for a copy within a device, whose speed the device's memory limits. */
+    BLOCKS_PER_SM = 2,
+    MAX_UNIT = 16,           /* the widest load and store */
     MIN_LONG_TEAM_SHIFT = 3, /* 8 units of 16 bytes are one line of a device's caches */
-    MAX_TRIED_UNITS = 1024,  /* longer rows lose little by a part that is not full */
-    MAX_BLOCKS = 1 << 14, /* the number of a warp's first slot then fits in 32 bits */
+    /* In rows of more units than these, few threads are idle even if the last part of a
+     * row is not full. */
+    MAX_TRIED_UNITS = 1024,
+    /* With no more blocks than these, the number of a warp's first slot fits in 32
+     * bits. */
+    MAX_BLOCKS = 1 << 14,
 };
 
-/* A launch has at most this many parts, so that the kernel's counters fit in 32 bits
- * even while a step is added to them. */
+/* A row has at most this many parts, so that the kernel's counter of parts fits in 32
+ * bits even when the kernel has just added the parts of a step to it. */
 #define MAX_PARTS (UINT64_C(1) << 31)
 
-/* Find the widest unit that divides the addresses, the strides and the length of rows.
- * It is the lowest bit that is set in any of these. */
+/* Find the widest unit, of at most MAX_UNIT bytes, that divides the addresses, the
+ * strides and the length of rows. It is the lowest bit that is set in any of these. */
 static uint32_t
 unit_of(const cm_rows_layer *layer)
 {
@@ -55,6 +65,7 @@ unit_of(const cm_rows_layer *layer)
     return (uint32_t)(bits & (~bits + 1));
 }
 
+/* Return how many parts of 1 << team_shift units hold `units`. It is at least one. */
 static uint64_t
 parts_of(uint64_t units, uint32_t team_shift)
 {
@@ -63,10 +74,11 @@ parts_of(uint64_t units, uint32_t team_shift)
     return parts > 0 ? parts : 1;
 }
 
-/* Choose the team that leaves the fewest threads without a unit. If several do, the
- * largest of them is chosen. Rows of 33 units go better as 5 parts of 8 threads than as
- * 2 of 32. A row of 16 units leaves room for another one in the same warp. A team of
- * fewer than 8 threads is only for rows that it copies in one part. */
+/* Choose the size of the team that leaves the fewest threads without a unit, or the
+ * largest such size if there are several. Return it as the team_shift of the job. For a
+ * row of 33 units, 5 parts of 8 threads are better than 2 parts of 32 threads. For rows
+ * of 16 units a warp has two teams, which work on two rows at once. A team has fewer
+ * than 8 threads only if it copies a row in one part. */
 static uint32_t
 choose_team(uint64_t units)
 {
@@ -129,7 +141,7 @@ cm_rows_job_init(cm_rows_job *job, const cm_rows_move *move, const cm_rows_layer
     return cm_ok();
 }
 
-/* True if both layers can go in one launch. */
+/* True if one launch can copy both layers. */
 static bool
 are_alike(const cm_rows_layer *a, const cm_rows_layer *b)
 {
@@ -147,7 +159,7 @@ threads_per_block(const cm_rows_job *job, const cm_rows_move *move)
     return THREADS_PER_BLOCK;
 }
 
-/* Return how many bytes a copy over the bus keeps on their way. */
+/* Return how many bytes of a copy should be on the bus at any time. */
 static uint32_t
 bytes_under_way(const cm_rows_move *move)
 {
@@ -184,8 +196,8 @@ find_block_limit(cm_runtime *rt, int device, const cm_rows_move *move,
 }
 
 /* Choose as many blocks as have something to do, up to the limit, and return their
- * number. Also tell the kernel by how many slots a warp moves on after each step, which
- * is as many as all blocks copy in one step. */
+ * number. Also set the step of the job, by which each warp moves on to its next slots.
+ * It is the number of slots that all blocks together copy at once. */
 static uint32_t
 choose_blocks(cm_rows_job *job, uint32_t threads, uint32_t limit)
 {
@@ -205,8 +217,8 @@ choose_blocks(cm_rows_job *job, uint32_t threads, uint32_t limit)
     return (uint32_t)blocks;
 }
 
-/* Describe one launch. It copies the first layer, and as many of those after it as are
- * like the first and fit into the launch. */
+/* Describe one launch. It copies the first layer and the layers that follow it, up to
+ * the first that is not like it, or up to CM_ROWS_MAX_LAYERS of them. */
 static cm_status
 collect_layers(cm_rows_job *job, const cm_rows_move *move, const cm_rows_layer *layers,
                uint64_t layer_count)

@@ -1,24 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The watcher is a thread that asks from time to time whether submitted transfers have
- * ended. So what a transfer keeps alive is dropped when it ends, and threads that sleep
- * until then wake up, even if no user asks about it. It also asks whether jobs that
- * wait for an event can go on, and it trims idle pools when that is due.
+ * ended. Even if no user asks about a transfer, the objects that it keeps alive are
+ * therefore released when it ends, and the threads that sleep until its end wake up.
+ * The watcher also asks whether jobs that wait for an event can go on. When an idle
+ * trim is due, it makes the pools give back memory that has not been used for a while.
  *
- * The pause between two rounds begins at FIRST_PAUSE_NS, doubles while nothing happens,
- * and starts anew when a transfer ends or a ticket is added. */
+ * Each transfer has a ticket (ticket.h), and `watched` is the list of the tickets that
+ * the watcher looks at, in rounds. The pause between two rounds begins at
+ * FIRST_PAUSE_NS and doubles while nothing happens. It is FIRST_PAUSE_NS again when a
+ * transfer has ended or a ticket has been added. */
 #include "transfer/engine/ticket.h"
 
 enum {
     BATCH = 32,
     FIRST_PAUSE_NS = 20 * 1000,
     LAST_PAUSE_NS = 1000 * 1000,
-    /* The longest pause while a job waits for an event, since it is also the longest
-     * time for which the job may notice the event too late. */
+    /* The longest pause while a job waits for an event. It is shorter than
+     * LAST_PAUSE_NS, because the job may notice the event late by up to this pause. */
     JOB_PAUSE_NS = 200 * 1000,
 };
 
 /* Update up to `limit` (<= BATCH) watched tickets, beginning with the one that was
- * looked at longest ago. Returns true if one of them is over. */
+ * looked at longest ago. Returns true if one of these tickets is over. */
 static bool
 update_some(cm_engine *engine, int limit)
 {
@@ -49,15 +52,17 @@ update_some(cm_engine *engine, int limit)
  * nanosecond, which must not keep this thread busy. */
 #define LEAST_IDLE_NS (UINT64_C(10) * 1000 * 1000)
 
-/* Trim idle pools if that is due. Returns true if it was due. The lock is then released
- * meanwhile. */
+/* Trim idle pools if a trim is due. Returns true if it was due. The lock is released
+ * while the pools are trimmed. */
 static bool
 trim_idle_locked(cm_engine *engine)
 {
     if (engine->stop || engine->idle_due_ns == 0 || cm_now_ns() < engine->idle_due_ns) {
         return false;
     }
-    engine->idle_due_ns = 0; /* a pool that gets an idle trim meanwhile sets it again */
+    /* While the lock is released, a pool may be set to trim itself when it is idle.
+     * This makes idle_due_ns nonzero again. */
+    engine->idle_due_ns = 0;
     cm_mutex_unlock(&engine->lock);
     uint64_t due = cm_pools_trim_idle(engine->rt);
     uint64_t least = cm_now_ns() + LEAST_IDLE_NS;
@@ -102,10 +107,11 @@ watch(void *argument)
             return NULL;
         }
         /* In the default capture mode, asking about an event would break a capture that
-         * another thread has under way, so this thread goes to the relaxed mode. While
-         * nobody has started the driver there are neither events nor captures, and
-         * copies from host to host must not start it. If the change of mode fails, so
-         * will the question about an event, which reports it. */
+         * another thread has under way, so this thread changes to the relaxed mode. The
+         * change would start the driver, which copies from host to host must not do. So
+         * this thread makes it only once somebody else has started the driver. Until
+         * then there are neither events nor captures. If the change fails, the next
+         * question about an event fails too, and the transfer reports that failure. */
         if (!is_relaxed && cm_runtime_wake_if_started(engine->rt)) {
             int mode = CM_CAPTURE_RELAXED;
             cm_ignore(cm_rt_capture_mode_exchange(engine->rt, &mode));
@@ -133,7 +139,8 @@ cm_engine_need_watcher(cm_engine *engine)
 {
     cm_status status = cm_ok();
     cm_mutex_lock(&engine->lock);
-    /* The lock may be held here, as starting a thread waits for nothing of ours. */
+    /* The lock may be held while the thread is started, because that call does not wait
+     * for any thread that takes the lock. */
     if (!engine->has_watcher) {
         status = cm_thread_start(&engine->watcher, watch, engine);
         engine->has_watcher = cm_is_ok(status);
@@ -150,8 +157,9 @@ cm_engine_need_idle_trims(cm_engine *engine)
     }
     CM_TRY(cm_engine_need_watcher(engine));
     cm_mutex_lock(&engine->lock);
-    engine->idle_due_ns = 1; /* trim at once; that round finds out when the next trim is
-                                due */
+    /* The time 1 is past, so the watcher trims at once. In doing so it finds out when
+     * the next trim is due. */
+    engine->idle_due_ns = 1;
     cm_cond_signal_all(&engine->watch);
     cm_mutex_unlock(&engine->lock);
     return cm_ok();
@@ -160,8 +168,9 @@ cm_engine_need_idle_trims(cm_engine *engine)
 void
 cm_engine_poll(cm_engine *engine)
 {
-    /* A busy caller that updates two tickets at each call sees its own work end sooner
-     * than the watcher would. All the others are left to the watcher. */
+    /* Two tickets are enough for a busy caller, because it calls this often: it notices
+     * the end of its own transfers sooner than the watcher would notice it. The watcher
+     * updates all other tickets. */
     enum { POLL_COUNT = 2 };
     if (!cm_engine_is_forked(engine)) {
         (void)update_some(engine, POLL_COUNT);

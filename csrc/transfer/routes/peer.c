@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Makes copies between two devices. A copy that is not one contiguous run goes in
  * pieces. Each piece is gathered on the source's device, sent, and scattered on the
- * target's device. If the devices do not reach each other, pieces are sent through
- * page-locked blocks, so that both links work at the same time. Each piece uses the
- * next slot of a ring (ring.h), and the streams order the uses of a slot one behind the
- * other, so no thread waits for a slot. */
+ * target's device. If the devices cannot reach each other, a large copy sends each
+ * piece through a page-locked block of host memory. One device then writes a piece to
+ * the host while the other reads an earlier piece, so that the links of both devices
+ * are busy at the same time. Each piece uses the next slot of a ring (ring.h). The
+ * streams keep the uses of a slot in order, so no thread waits for a slot. */
 #include "transfer/plan/batch_plan.h"
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/ring.h"
@@ -23,7 +24,8 @@ cm_peer_suits(cm_plan *plan CM_UNUSED, const cm_plan_ends *ends CM_UNUSED)
     return true;
 }
 
-/* Queue a copy of one run to the other device. The runtime chooses the way. */
+/* Queue a copy of one run to the other device. The runtime chooses how the bytes get
+ * there. */
 static cm_status
 copy_across(cm_job *job, cm_address to, cm_address from, uint64_t nbytes)
 {
@@ -31,8 +33,9 @@ copy_across(cm_job *job, cm_address to, cm_address from, uint64_t nbytes)
                                  job->plan.src_device, nbytes, job->stream->handle);
 }
 
-/* Allocate a block of a slot, unless the slot has that block already. Only for the
- * first slot may the allocation wait for memory, since the copy needs that slot. */
+/* Allocate a block of a slot, unless the slot has that block already. If the slot is
+ * the first one, the allocation may wait for memory, because the copy cannot do without
+ * that slot. */
 static cm_status
 take_block(cm_job *job, const cm_slot *s, cm_stream *stream, cm_block **block)
 {
@@ -42,9 +45,10 @@ take_block(cm_job *job, const cm_slot *s, cm_stream *stream, cm_block **block)
                                                is_first, block);
 }
 
-/* Allocate the blocks in which a piece is packed, on both devices. If memory is short
- * for any slot but the first, the ring goes on with fewer slots, and *slot becomes one
- * that has its blocks. */
+/* Allocate the blocks in which a piece is packed, on both devices. If there is too
+ * little memory for a slot other than the first, the ring goes on with fewer slots. The
+ * piece then moves to a slot that was used before and so has its blocks, and *slot
+ * becomes that slot. */
 static cm_status
 take_blocks(cm_job *job, cm_stream *stream, bool packs, bool unpacks, cm_slot **slot)
 {
@@ -65,10 +69,11 @@ take_blocks(cm_job *job, cm_stream *stream, bool packs, bool unpacks, cm_slot **
 }
 
 /* Queue the copies that bring a piece to a place from which the target's device can
- * read it, and store that place in *from. If the slot is page-locked, the piece goes
- * down to the host over the source's link, while earlier pieces go up over the target's
- * link. Otherwise the piece is packed into a block on the source's device, or it stays
- * where it is if it is a single run. */
+ * read it, and store that place in *from. If the piece has several runs, it is packed
+ * into a block on the source's device first. If the slot has page-locked memory, the
+ * piece then goes down to the host over the link of the source's device, while earlier
+ * pieces go up over the link of the target's device. A piece that needs neither step
+ * stays where it is. */
 static cm_status
 gather(cm_job *job, cm_stream *stream, const cm_slot *s, const cm_layout *pack,
        cm_address *from)
@@ -92,7 +97,7 @@ gather(cm_job *job, cm_stream *stream, const cm_slot *s, const cm_layout *pack,
     return cm_job_join_sides(job);
 }
 
-/* Queue a copy that is a single run, all of it at once. */
+/* Queue a copy of a single run as one call of the runtime. */
 static cm_status
 copy_whole(cm_job *job)
 {
@@ -102,8 +107,9 @@ copy_whole(cm_job *job)
                        layout->run_nbytes);
 }
 
-/* Queue everything that a piece needs: it is packed on the source's device, crosses,
- * and is unpacked on the target's. The slot's event is recorded behind all of that. */
+/* Queue everything that a piece needs: it is packed on the source's device, sent to the
+ * target's device and unpacked there. The slot's event is recorded behind all of this
+ * work. */
 static cm_status
 move_piece(cm_job *job, cm_slot *s)
 {
@@ -112,7 +118,7 @@ move_piece(cm_job *job, cm_slot *s)
     uint64_t nbytes = cm_layout_nbytes(&s->piece);
     bool is_run = job->plan.layout.ndim == 0 && job->ring->repeats.ndim == 0;
     if (is_run && s->pinned == NULL) {
-        job->ring->all_cut = true; /* pieces would gain nothing */
+        job->ring->all_cut = true; /* cutting the run would gain nothing */
         return copy_whole(job);
     }
     CM_TRY(cm_job_open_side(job, job->plan.src_device, NULL));
@@ -145,8 +151,9 @@ copy_many(cm_job *job)
 }
 
 /* Take the first slot, which the copy then keeps until its end. If there is no
- * page-locked memory for the slot, plan the copy again as one that the runtime brings
- * across. While the stream is captured, the copy goes as one run and needs no slot. */
+ * page-locked memory for the slot, plan the copy again, so that the runtime sends the
+ * bytes to the other device. While the stream is captured, the runtime does this in any
+ * case, so the copy needs no page-locked memory. */
 cm_status
 cm_peer_staged_reserve(cm_job *job)
 {

@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transfer/rows/pairs.h"
 
-/* The kernel copies in units of 16 bytes at most. If the distances between rows have a
- * shorter unit, copying the rows one by one may use wider units than copying them all
- * together. */
+/* No thread of the kernel copies more than this many bytes at a time. The kernel uses
+ * one width for all rows of a call, and this width has to divide the distance from each
+ * row to the next (the unit of pairs.h). If the distance is not a multiple of
+ * WIDEST_UNIT, the width is smaller, and copying each pair by itself may be faster. */
 enum { WIDEST_UNIT = 16 };
 
-/* What is known about one side of the pairs that were looked at so far. */
+/* What is known so far about one side of the pairs: about all targets, or about all
+ * sources. */
 typedef struct side_of_pairs {
-    cm_address first; /* of the first pair */
-    cm_address low;
-    cm_address high;
-    uint64_t unit; /* divides the size and all distances from `first` so far */
-    bool has_device;
-    bool has_host;
-    bool has_locked;
+    cm_address first; /* the address of the first pair's end on this side */
+    cm_address low;   /* the lowest address of an end */
+    cm_address high;  /* the highest address of an end */
+    uint64_t unit;    /* the largest number that divides the size of a pair and the
+                         distance of each end from `first` */
+    bool has_device;  /* some ends are in memory of a device */
+    bool has_host;    /* some ends are in memory of the host */
+    bool has_locked;  /* some ends are in page-locked memory */
 } side_of_pairs;
 
 static uint64_t
@@ -37,8 +40,8 @@ divides(uint64_t unit, uint64_t distance)
                                     : distance % unit == 0;
 }
 
-/* Add an end to what is known about its side. Returns whether a kernel of `device`
- * reaches it. */
+/* Add the end of one more pair to what is known about its side. Returns whether a
+ * kernel of `device` can reach the end. */
 static inline bool
 add_end(side_of_pairs *side, const cm_piece_end *end, int device)
 {
@@ -58,7 +61,7 @@ add_end(side_of_pairs *side, const cm_piece_end *end, int device)
     return is_reached && end->address != 0 && !end->is_file;
 }
 
-/* Describe the array of a side. */
+/* Describe the array in which all ends of a side are rows. */
 static cm_region
 array_of(const side_of_pairs *side, const cm_piece_end *first, uint64_t nbytes)
 {
@@ -147,7 +150,10 @@ cm_paired_rows_find_touch(const cm_paired_rows *self,
                           bool *is_known)
 {
     const cm_region *dst = &self->layer.array[CM_DST];
-    /* A row that is longer than the unit also touches rows with other numbers. */
+    /* Two targets touch each other exactly if they have the same number, but only if
+     * rows are no longer than the unit: a longer row also touches rows with other
+     * numbers. And no target touches a source if one side is on the device and the
+     * other on the host. */
     *is_known = self->has_sides_apart && dst->strides[0] == dst->shape[1];
     return *is_known
                ? cm_kernel_numbers_find_twice(&numbers[CM_DST], dst->shape[0], touches)
