@@ -13,8 +13,8 @@
  * To hand out 600 KiB the heap takes the best free span, here that of 1 MiB, and cuts
  * it in two. To take a block back it makes the span FREE and joins it to free
  * neighbours. The node that describes a span lies outside the span's memory, since the
- * host cannot write to device memory, and since a pool does not touch the pages of host
- * memory either.
+ * host cannot write to device memory. The same is done for host memory, so that a pool
+ * touches no pages of it. The states of spans are listed in cm_span_state.
  *
  * There are two sorts of arenas. A segment is one chunk of memory that the runtime
  * gave. A placed arena is one large range of reserved addresses in which chunks of
@@ -30,30 +30,34 @@
  * goes on in bins of longer spans. It compares at most a dozen spans that fit, so its
  * time does not grow with the number of spans.
  *
- * A run is a row of neighbouring spans that are free or gaps. Of two places in a placed
- * arena the better one touches fewer granules that are otherwise empty; if both touch
- * the same number, it is the one in the shorter run. So whole granules stay free, and
- * their memory can be moved to where it is needed (grow.c).
+ * A run is a row of neighbouring spans that are free or gaps. If a block can lie at two
+ * places of a placed arena, the heap prefers the place where the block touches fewer
+ * granules that nothing else uses. If the number is the same at both places, the heap
+ * prefers the place in the shorter run. So whole granules stay free, and their memory
+ * can be moved to where it is needed (grow.c).
  *
  * Clean, pending, usable
  * -------------------
- * A free span has a tag and an epoch. The tag is the slot of the stream in whose order
- * the span was given back (0 if nothing runs on it), and the epoch is a number that
- * says when (in_flight.c). If that epoch has ended, which view->done tells, the span is
- * clean and any stream may have it. Otherwise the span is pending, and only its own
- * stream may have it. Joining has to be careful: if a clean span of 1 GiB took in a
- * pending one of 64 KiB, the whole gigabyte would be pending. So a clean and a pending
- * span join only if at least half of their bytes are pending (`pending_nbytes` counts
- * these), or if no second stream has given spans back. Two pending spans with different
- * tags never join.
+ * A free span has a tag and an epoch. A pool gives each of its streams a slot, which is
+ * a number from 1 on. The tag is the slot of the stream in whose order the span was
+ * given back, or 0 if nothing runs on the span. The epoch is a number that says when
+ * the span was given back (in_flight.c). The array `done` of a cm_heap_view tells which
+ * epochs have ended. If the epoch of a span has ended, the span is clean and any stream
+ * may have it. Otherwise it is pending, and only the stream of its tag may have it.
+ *
+ * Joining has to be careful: if a clean span of 1 GiB took in a pending one of 64 KiB,
+ * the whole gigabyte would be pending. So a clean and a pending span join only if at
+ * least half of their bytes are pending (`pending_nbytes` counts these), or if only one
+ * stream has given spans back so far. Two pending spans with different tags never join.
  *
  * READY spans
  * -----------
  * A program often asks for the same sizes again and again. It should get the spans that
  * it gave back last, without any cutting and joining. So a span that comes back may
- * become READY: it is free, but stays whole, in a small table by size instead of a bin.
- * If no other span fits a request, all READY spans first become ordinary free ones, so
- * a READY span never makes the pool grow.
+ * become READY. It is then free, but it does not join its neighbours, and it is kept in
+ * a small table by size instead of a bin. If no other span fits a request, all READY
+ * spans become ordinary free spans and join before the heap gives up. So the pool never
+ * grows while READY spans could have made room.
  *
  * Invariants are above cm_heap, and cm_heap_check() tests them.
  * Locks: a heap has none of its own. The pool calls it under the pool's lock. */
@@ -78,17 +82,19 @@ typedef struct cm_arena cm_arena;
 
 /* A stretch of one arena. The spans of an arena cover it without holes. */
 typedef struct cm_heap_span {
-    /* Comes first, because a cm_block that users hold is converted back to its span.
-     * Its nbytes is the length of the whole span. */
+    /* The block comes first, because a pointer to a block that users hold is converted
+     * back to a pointer to its span. block.nbytes is the length of the whole span. */
     cm_block block;
-    cm_list node;              /* FREE: in its bin; GAP: in heap->gaps; else unused */
+    cm_list node; /* the span's place in its bin (FREE) or in heap->gaps (GAP); unused
+                     in all other states */
     struct cm_heap_span *prev; /* neighbours by address; NULL at the arena's ends */
     struct cm_heap_span *next;
     cm_arena *arena;
     /* The size that was asked for, in the states LIVE and FLIGHT. */
     uint64_t requested_nbytes;
     /* Work of the stream with the slot `tag` may run on the span until this epoch has
-     * ended. On a LIVE span that is work from before it was handed out. */
+     * ended. If the span is LIVE, this is work that was queued before the span was
+     * handed out. */
     uint64_t epoch;
     /* On a FREE span, how many of its bytes were given back with the tag. The other
      * bytes were clean when they joined the span. */
@@ -98,7 +104,8 @@ typedef struct cm_heap_span {
     /* The number of the first fork whose children share this block, or 0 if none do.
      * Children of later forks share the block too. This field belongs to fork.c. */
     _Atomic uint64_t first_fork;
-    /* The recorder has noted that the block is being given back. */
+    /* The recorder of pool events has noted already that the block is given back, so
+     * it does not note this again. */
     bool was_noted;
 } cm_heap_span;
 
@@ -116,8 +123,9 @@ struct cm_arena {
      * the granule has no memory. In a segment the whole table is NULL. */
     cm_chunk **chunk_at;
     uint64_t granule; /* in bytes; only for placed arenas */
-    /* This and the following members are for fork.c. Owned; set only during a fork. */
-    char *child_copy;
+    /* The members from here on are for fork.c. */
+
+    char *child_copy; /* owned; set only during a fork */
     bool is_living;   /* a block in this arena is live at the fork */
     bool keeps_place; /* what cm_host_hide() answered */
     /* In a forked child: the blocks that were live at the fork can be read. */
@@ -133,20 +141,23 @@ typedef struct cm_heap_view {
     bool single_stream;
 } cm_heap_view;
 
-/* The table of READY spans. Spans of up to CM_READY_NBYTES are in CM_READY_SETS sets by
- * their size, of CM_READY_WAYS each. A longer span normally joins its neighbours at
- * once, because holes between long spans waste memory. Only the span that was taken
- * last may become READY, if CM_READY_LONG, the one entry for such spans, is empty. The
- * heap is then as it was before the span was taken. */
+/* The table of READY spans has CM_READY_SETS sets of CM_READY_WAYS entries each, and
+ * the size of a span says in which set the span is. This is for spans of up to
+ * CM_READY_NBYTES. A longer span normally joins its neighbours at once, because holes
+ * between long spans waste memory. It may become READY only if it is the span that was
+ * taken last, since giving it back leaves the heap as it was before. The table has a
+ * single entry for a longer span, CM_READY_LONG, which must be empty. */
 #define CM_READY_NBYTES (UINT64_C(64) << 10)
 enum { CM_READY_SETS = 32, CM_READY_WAYS = 4 };
 enum { CM_READY_LONG = CM_READY_SETS * CM_READY_WAYS, CM_READY_COUNT };
 
 /* A place for a block in an arena: addresses where nothing is live. In a placed arena
- * it may include gaps, to which memory has to be brought. If the pool grows, the better
- * of two places is the one that lacks fewer granules. Otherwise, or if both lack the
- * same number, it is the one that touches fewer granules, and then the one in the
- * shorter run. */
+ * the place may include gaps, to which memory has to be brought. Two places are
+ * compared in these steps, until they differ:
+ *
+ *   1. If the pool is to grow, the place with fewer `missing` granules is better.
+ *   2. The place with fewer `touched` granules is better.
+ *   3. The place in the shorter run is better. */
 typedef struct cm_hole {
     cm_heap_span *first; /* the first span that it covers; NULL if no place was found */
     uint32_t span_count; /* how many spans it covers, from `first` on */
@@ -167,7 +178,7 @@ enum { CM_HEAP_BIN_COUNT = 1536, CM_BIN_WORDS = CM_HEAP_BIN_COUNT / 64 };
  *   - A span is in the bin of its size exactly when it is FREE, and in `ready` exactly
  *     when it is READY.
  *   - A bit of `occupied` is set exactly when its bin has spans.
- *   - free_nbytes and free_count are over all spans that are FREE or READY.
+ *   - free_nbytes and free_count count all spans that are FREE or READY.
  *   - arena_count = |arenas| */
 typedef struct cm_heap {
     cm_list arenas;
@@ -202,8 +213,8 @@ void cm_heap_fini(cm_heap *heap);
 
 /* Add an arena. cm_heap_add_chunk() adds a segment, which holds a copy of `chunk` and
  * is one FREE span at first. cm_heap_add_range() adds a placed arena, which is one GAP
- * at first. Both return NULL if there is no memory for the nodes, and then have changed
- * nothing. */
+ * at first. If there is no memory for the nodes, they change nothing and return NULL.
+ */
 cm_arena *cm_heap_add_chunk(cm_heap *heap, const cm_chunk *chunk);
 cm_arena *cm_heap_add_range(cm_heap *heap, cm_address base, uint64_t nbytes,
                             uint64_t granule);
@@ -231,26 +242,27 @@ cm_heap_span *cm_heap_take(cm_heap *heap, uint64_t nbytes, uint64_t align,
  * alone. */
 cm_heap_span *cm_heap_search(cm_heap *heap, uint64_t nbytes, uint64_t align,
                              const cm_heap_view *view);
-/* Find the best place for `nbytes` that covers at least one gap, besides free spans.
- * `best` holds the best place known so far and is replaced only by a better one.
- * Without `grows` the search considers only places that lack a few granules, and no run
- * that reaches the end of the arena. With `grows` the pool is about to bring memory
- * anyway, so any number of granules may be missing, and the addresses behind all memory
- * are considered too. */
+/* Find the best place for `nbytes` that covers at least one gap; it may cover free
+ * spans too. `best` holds the best place known so far and is replaced only by a better
+ * one. If `grows` is set, the pool is about to add memory anyway, so any number of
+ * granules may be missing, and the addresses behind all memory are considered too. If
+ * `grows` is not set, only a few granules may be missing, and a run that reaches the
+ * end of the arena is not considered. */
 void cm_heap_find_hole(const cm_heap *heap, uint64_t nbytes, uint64_t align,
                        const cm_heap_view *view, bool grows, cm_hole *best);
 /* Make a LIVE, FLIGHT or BUSY span FREE, with that tag and epoch, and join it to its
- * neighbours. With tag 0 the span is clean. Returns the span that it is now part of. */
+ * neighbours. If the tag is 0 the span is clean. Returns the span that it is now part
+ * of. */
 cm_heap_span *cm_heap_give(cm_heap *heap, cm_heap_span *span, uint32_t tag,
                            uint64_t epoch, const cm_heap_view *view);
 /* Make a BUSY span, whose memory is gone, a GAP, and join it to gaps beside it. */
 void cm_heap_give_gap(cm_heap *heap, cm_heap_span *span);
-/* Cut [address, address + nbytes) out of a FREE or GAP span and make it BUSY. Returns
- * NULL if there is no memory for nodes, and then has changed nothing. */
+/* Cut [address, address + nbytes) out of a FREE or GAP span and make it BUSY. If there
+ * is no memory for nodes, this changes nothing and returns NULL. */
 cm_heap_span *cm_heap_carve(cm_heap *heap, cm_heap_span *span, cm_address address,
                             uint64_t nbytes);
-/* Cut a BUSY span so that it keeps `nbytes`. Returns the rest, which is BUSY too, or
- * NULL if there is no memory for a node, and then has changed nothing. */
+/* Cut a BUSY span so that it keeps `nbytes`. Returns the rest, which is BUSY too. If
+ * there is no memory for a node, this changes nothing and returns NULL. */
 cm_heap_span *cm_heap_cut(cm_heap *heap, cm_heap_span *span, uint64_t nbytes);
 /* Join a BUSY span and the next one, which is BUSY too. */
 void cm_heap_join_next(cm_heap *heap, cm_heap_span *span);
@@ -286,19 +298,22 @@ cm_span_is_free(const cm_heap_span *span)
 }
 
 /* A piece is the span that neighbouring free spans would become if they joined now.
- * Neighbours join late, or never, so the counters of a pool count pieces instead. */
+ * Some neighbours join late, or never, so the counters of a pool count pieces and not
+ * spans. */
 typedef struct cm_heap_pieces {
     uint64_t largest_nbytes;
     uint64_t count;
     uint64_t looked_count; /* spans that were looked at for this */
 } cm_heap_pieces;
 
-/* A count looks at no more free spans than this, since the lock is held meanwhile. */
+/* cm_heap_count_pieces() looks at no more free spans than this, since the pool's lock
+ * is held while it counts. */
 enum { CM_PIECE_LOOKS = 512 };
 
 /* Count the pieces and find the largest. If there are more than CM_PIECE_LOOKS free
- * spans, this counts the spans instead, and the largest may be up to 3 % shorter than
- * the longest span. */
+ * spans, this counts the spans instead, and looks only at spans of the bin with the
+ * longest ones. What it returns as the largest may then be up to 3 % shorter than the
+ * longest span. */
 cm_heap_pieces cm_heap_count_pieces(const cm_heap *heap, const cm_heap_view *view);
 /* Return the last span of the piece that begins with `first`, a free span, and store
  * the length of the piece in *nbytes. */

@@ -1,18 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A plan says how a copy is to be made: by which route, by which device, and in which
- * loops. Planning is pure and makes no runtime call. What only others know, such as
- * whether a host range is page-locked, comes in as facts.
+ * loops. Planning is pure and makes no runtime call. The caller finds out what the
+ * regions do not say, for example whether a host range is page-locked, and passes it as
+ * facts (cm_end_facts, cm_peer_facts).
  *
- * The two regions become a layout (layout.h), the device whose stream does the work is
- * found, and the rows of CM_ROUTES that are for such ends (route.h) are asked one after
- * the other until one suits. A copy that goes in pieces is then cut by ring_policy.h.
+ * Planning takes these steps:
+ *
+ *   1. The two regions become a layout, which is a set of loops over runs (layout.h).
+ *   2. The device whose stream does the work is chosen.
+ *   3. CM_ROUTES has one row for each route (route.h). The rows for ends of this kind
+ *      are asked one after the other, and the first row that suits is taken.
+ *   4. If the copy goes in pieces, ring_policy.h decides how it is cut.
  *
  * Example: an array of shape (1000, 64) and 4 bytes an element is copied to the first
- * 64 columns of a device array of shape (1000, 128). The layout has runs of 256 bytes,
- * which lie 256 bytes apart in the source and 512 in the target. If the source is
- * page-locked, this is one pitched copy ("direct-2d"). If it is ordinary memory, which
- * a device may not simply read, the host packs the runs into slots, and a kernel of the
- * device puts them in their places ("staged-kernel"). */
+ * 64 columns of a device array of shape (1000, 128). The layout has runs of 256 bytes.
+ * In the source a run begins every 256 bytes, and in the target every 512. If the
+ * source is page-locked, this is one pitched copy ("direct-2d"). If it is ordinary
+ * memory, which a device may not simply read, the host packs the runs into slots, and a
+ * kernel of the device puts them in their places ("staged-kernel"). */
 #pragma once
 
 #include "base/convert.h"
@@ -27,12 +32,14 @@ typedef struct cm_end_facts {
     /* The memory is page-locked, or is not the host's at all, so a device may still be
      * copying it after our call has returned. */
     bool locked;
-    bool whole; /* no registration begins or ends inside it */
-    bool fresh; /* a target in one run of host memory whose pages do not exist yet */
+    bool whole; /* the memory is page-locked as one, or not at all: no registration of
+                   page-locked memory begins or ends inside it */
+    bool fresh; /* the end is a target, one run of host memory, and the pages of that
+                   memory do not exist yet */
 } cm_end_facts;
 
-/* What two devices can do to each other, for a copy whose two ends lie on different
- * devices. */
+/* Whether two devices reach each other's memory, for a copy whose two ends lie on
+ * different devices. */
 typedef struct cm_peer_facts {
     bool pulls;  /* the target's device can read the source */
     bool pushes; /* the source's device can write the target */
@@ -42,31 +49,35 @@ typedef struct cm_peer_facts {
 /* The plan of one copy of one region. ring_policy.h sets the members that say how the
  * copy is cut into pieces. Batches and files fill in plans of their own. */
 typedef struct cm_plan {
-    const cm_route_row *row; /* its route; NULL if no bytes have to move */
+    const cm_route_row *row; /* the route of the copy; NULL if no bytes have to move */
     int device; /* the device whose stream does the work; -1 for the host */
-    /* Where the source lies, if that is another device; else the same as `device`. */
+    /* The device of the source, if the source lies on a device; else the same as
+     * `device`. */
     int src_device;
-    bool is_download; /* a copy to the host that goes through page-locked blocks */
+    /* The copy goes through page-locked blocks to the host. */
+    bool is_download;
     /* The link carries the elements in the order of the source, and a kernel of the
-     * device rearranges them, although the target is packed. */
+     * device brings them into the order of the target. The host could do this while it
+     * packs, but then it could not read the source in the order of its addresses. */
     bool rearranges_on_device;
-    /* A download whose target's pages do not exist yet. */
+    /* The copy is a download, and the pages of its target do not exist yet. */
     bool is_fresh;
-    /* An upload through so few blocks that they stay in the processor's caches. */
+    /* The copy is an upload, and its blocks are so few that they stay in the
+     * processor's caches. */
     bool is_cached;
-    /* A kernel of the device converts the elements: those that an upload brings, or
-     * those of a copy within the device. */
+    /* A kernel of the device converts the elements, in an upload or in a copy within
+     * the device. */
     bool converts_on_device;
     /* The bytes that the link carries, or that the host moves. Bytes that a broadcast
      * source repeats count once. */
     uint64_t nbytes;
-    /* The bytes of this copy and of those that it follows without a gap; 0 if it
-     * follows none (see engine/scheduler.c). */
+    /* The bytes of this copy and of the copies that it follows without a gap; 0 if it
+     * follows no other copy. Such a row of copies is a train (engine/scheduler.c). */
     uint64_t train_nbytes;
     uint64_t piece_nbytes; /* the size of the largest piece */
-    uint64_t piece_count;  /* 1 if the copy goes as a whole */
+    uint64_t piece_count;  /* 1 if the copy is not cut */
     uint32_t slot_count;   /* the most pieces that are in flight at once */
-    /* dst.host as a number, by which the edges of huge pages are found */
+    /* dst.host as a number. The edges of huge pages in the target are found from it. */
     uintptr_t target;
     cm_layout layout;
 } cm_plan;
@@ -75,16 +86,18 @@ typedef struct cm_plan_options {
     /* The caller waits for the end anyway, so ordinary memory may be given to the
      * runtime, whose call then blocks. */
     bool may_wait;
-    /* The copy takes its place in the order of a stream, for which its caller does not
-     * wait. Because of that order a device moves page-locked and managed memory even
-     * between two ends of the host. */
+    /* The copy is made in the order of a stream, and its caller does not wait for the
+     * stream. If both ends are host memory, and at least one is page-locked or managed,
+     * a device then makes the copy, because a device can wait for its turn on the
+     * stream. */
     bool on_stream;
     /* Elements are converted. The host converts them, so at least one end has to be
      * host memory, unless `kernel_can_convert` is set. */
     bool converts;
     /* A kernel can do this conversion as well (cm_convert_has_kernel()). */
     bool kernel_can_convert;
-    /* The source is one element of host memory, for all of the target. */
+    /* The source is one element of host memory, which is copied to each element of the
+     * target. */
     bool is_fill;
     /* The pieces are sent to other devices as well, so the host has to pack them. */
     bool has_more_targets;
@@ -94,7 +107,8 @@ typedef struct cm_plan_options {
     cm_peer_facts peers;
 } cm_plan_options;
 
-/* Everything that a plan is made from; the functions of a route's row get it. */
+/* Everything that a plan is made from. It is passed to the functions in the row of a
+ * route. */
 typedef struct cm_plan_ends {
     const cm_region *dst;
     const cm_region *src;
@@ -123,33 +137,37 @@ cm_plan_needs_host(const cm_plan_ends *ends)
     return ends->options->converts || ends->options->has_more_targets;
 }
 
-/* Plan the copy of `src` to `dst`, whose shapes are the same. If `row` stays NULL
- * nothing has to be moved, because the regions are empty, or are the same elements.
+/* Plan the copy of `src` to `dst`, whose shapes must be the same. If plan->row is NULL
+ * afterwards, nothing has to be moved, because the regions are empty or are the same
+ * elements.
  * Fails: CM_ESHAPE; CM_EINVALID (nobody can reach an end, itemsizes differ without a
- * conversion, or the copy is one of cm_plan_goes_via_host()); CM_EOVERFLOW. */
+ * conversion, or cm_plan_goes_via_host() is true of the copy); CM_EOVERFLOW. */
 CM_NODISCARD cm_status cm_plan_init(cm_plan *plan, const cm_region *dst,
                                     const cm_region *src, cm_end_facts dst_facts,
                                     cm_end_facts src_facts, cm_plan_options options);
 
 /* True if elements are converted between two ends that are memory of devices, and no
- * device can do that. A kernel can do only the conversions of cm_convert_has_kernel(),
- * and only within one device, if both ends are aligned and do not overlap. Such copies
- * go by way of the host (cm_engine_copy_many()). Neither end may be empty; `convert` is
- * NULL if nothing is converted. */
+ * device can do this conversion. cm_engine_copy_many() then makes the copy by way of
+ * the host. A kernel can do only the conversions of cm_convert_has_kernel(), only
+ * within one device, and only if both ends are aligned and do not overlap. Neither end
+ * may be empty; `convert` is NULL if nothing is converted. */
 bool cm_plan_goes_via_host(cm_runtime *rt, const cm_region *dst, const cm_region *src,
                            const cm_convert *convert);
 
-/* True if the device's end of the loops is one packed run. Then the link can bring the
- * bytes straight to their place (`up`), or take them from it (not `up`). Otherwise a
- * kernel has to spread them out or pack them there. */
+/* True if the end on the device, which is the target if `up` is set and otherwise the
+ * source, is one packed run. In an upload the source must not repeat elements either.
+ * The link can then bring the bytes straight to their places
+ * or take them from there. Otherwise a kernel of the device has to spread the bytes out
+ * after an upload, or pack them before a download. */
 bool cm_plan_is_packed_there(const cm_layout *layout, bool up);
 /* Choose the route again for the plan's present layout. This is called after a fact
  * about the copy, or the memory that is available for it, has changed. */
 void cm_plan_choose_again(cm_plan *plan, const cm_region *dst, const cm_region *src,
                           cm_end_facts dst_facts, cm_end_facts src_facts,
                           cm_plan_options options);
-/* The source has been read as a whole into packed memory, and `src` now describes that.
- * This adapts the layout and chooses route and pieces again. */
+/* Adapt the layout of the plan and choose the route and the pieces again. This is
+ * called after the whole source has been read into packed memory, which `src` describes
+ * now. */
 void cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
                          cm_end_facts dst_facts, cm_end_facts src_facts,
                          cm_plan_options options);

@@ -14,9 +14,10 @@ cm_direct_suits(cm_plan *plan, const cm_plan_ends *ends)
     const cm_tuning *tuning = ends->options->tuning;
     uint64_t least = cm_region_is_on_device(ends->dst) ? tuning->staged_up_nbytes
                                                        : tuning->staged_down_nbytes;
-    /* The pages of a fresh target come into being as they are first written, which
-     * several threads do faster than one. So such a target is not left to the runtime,
-     * even where the runtime is faster otherwise. */
+    /* The system makes the pages of a fresh target when they are first written, and
+     * several threads get these pages made faster than one. So a copy to a fresh target
+     * is not left to the runtime, even if it is so short that the runtime would
+     * otherwise be faster. */
     bool may_wait = ends->options->may_wait && plan->layout.run_nbytes < least
                     && !(ends->dst_facts.fresh && tuning->thread_count != 1);
     return plan->layout.ndim == 0 && cm_plan_has_device_end(ends)
@@ -37,10 +38,12 @@ cm_2d_suits(cm_plan *plan, const cm_plan_ends *ends)
            && pitch[CM_DST] <= CM_PITCH_MAX && pitch[CM_SRC] <= CM_PITCH_MAX;
 }
 
-/* Return whether a kernel of one device can make a copy between two devices. For that,
- * at least one end must have long runs, which cross the link well. A source that
- * repeats elements takes another way, in which they cross the link only once. If the
- * answer is true, both devices of the plan are set to the one whose kernel works. */
+/* Return whether a kernel of one device should make a copy between two devices. This is
+ * so only if that device reaches the memory of the other, and if the elements at the
+ * other device lie in long runs, which cross the link well. If the source repeats
+ * elements, the answer is false, because a kernel would read each repeated element over
+ * the link again. If the answer is true, both devices of the plan are set to the one
+ * whose kernel makes the copy. */
 static bool
 suits_between_devices(cm_plan *plan, const cm_plan_ends *ends)
 {
@@ -75,8 +78,8 @@ cm_kernel_suits(cm_plan *plan, const cm_plan_ends *ends)
 
 /* -- moving the bytes --------------------------------------------------------------- */
 
-/* Populate the pages of mapped files. The runtime touches ordinary memory itself, so
- * they cannot be populated part by part as the copy goes on. */
+/* Populate the pages of an end that is a mapped file. All of them are populated before
+ * the copy, because a single call of the runtime then touches the whole file. */
 static cm_status
 populate_files(const cm_job *job)
 {
@@ -88,8 +91,8 @@ populate_files(const cm_job *job)
                : cm_ok();
 }
 
-/* Prepare for a call of the runtime with ordinary memory, which the runtime reads or
- * writes within that call. */
+/* Prepare for a call of the runtime that reads or writes ordinary memory before it
+ * returns. */
 static cm_status
 prepare_ordinary_memory(cm_job *job)
 {
@@ -97,7 +100,8 @@ prepare_ordinary_memory(cm_job *job)
     CM_TRY(populate_files(job));
     if (job->in_background || (job->hooks.interrupted != NULL && !job->blocking)) {
         /* The runtime's call would wait for the stream, and nobody could end that wait
-         * early. So this thread waits here instead. */
+         * early. So this thread waits for the stream first, by a call that ends early
+         * if the job is cancelled. */
         CM_TRY(cm_job_wait_stream(job));
     }
     return cm_ok();

@@ -11,14 +11,18 @@
 #include "transfer/routes/device_side.h"
 #include "transfer/routes/routes.h"
 
-/* As a rule the link is slower than the threads, which therefore wait for a slot after
- * each piece. A thread that waits spins before it sleeps, because it takes time to
- * wake. If pieces are long, the packed ones keep the link busy while a thread wakes. So
- * with pieces of LONG_PIECE_NBYTES or more a thread spins for no longer than
- * LONG_PIECE_SPIN_NS, and then leaves its processor to others. */
+/* ring.h tells what a ring, a piece and a slot are.
+ *
+ * As a rule the threads pack pieces faster than the link to the device carries them, so
+ * the threads wait for a slot after each piece. A thread that waits spins before it
+ * sleeps, because it takes time to wake. If pieces are long, the pieces that are packed
+ * already keep the link busy while a thread wakes. So if pieces have LONG_PIECE_NBYTES
+ * or more, a thread spins for no longer than LONG_PIECE_SPIN_NS and then sleeps, which
+ * leaves its processor to others. */
 enum { LONG_PIECE_NBYTES = 4 << 20, LONG_PIECE_SPIN_NS = 3 * 1000 };
 
-/* Count a ring that begins (1) or ends (-1) its work for a device. */
+/* Add `change` to the number of rings that work for the job's device. It is 1 when a
+ * ring begins its work and -1 when the ring has ended it. */
 static void
 count_ring(const cm_job *job, int change)
 {
@@ -113,7 +117,9 @@ cm_ring_destroy(cm_job *job)
         give_block_back(job, s);
         cm_job_free_block(job, s->blocks[0]);
         cm_job_free_block(job, s->blocks[1]);
-        free(s->plain); /* no stream uses it: the runtime copies such memory at once */
+        /* No stream still uses this memory, because the runtime copies ordinary memory
+         * before its call returns. */
+        free(s->plain);
         cm_cache_give_event(engine, s->device, CM_WAITED, s->event);
     }
     count_ring(job, -1);
@@ -123,9 +129,10 @@ cm_ring_destroy(cm_job *job)
 
 /* -- slots -------------------------------------------------------------------------- */
 
-/* Go on although there is no page-locked memory for a slot, for the reason `refused`.
- * If it is not the first slot, the ring does without it and the slots after it. If it
- * is, the slot gets ordinary memory instead, unless the copy is between devices. */
+/* Go on although a slot could not get page-locked memory. `refused` says why it could
+ * not. If the slot is not the first one, the ring does without this slot and all slots
+ * after it. The first slot gets ordinary memory instead, unless the copy is between
+ * devices. */
 static cm_status
 go_without_block(cm_job *job, cm_slot *s, cm_status refused)
 {
@@ -138,16 +145,16 @@ go_without_block(cm_job *job, cm_slot *s, cm_status refused)
         return cm_ok();
     }
     if (!cm_pool_is_short(refused) && refused.code != CM_EINVALID) {
-        return refused; /* the call itself failed */
+        return refused; /* the failure is not a lack of memory */
     }
     if (job->plan.row->crosses) {
-        return refused; /* devices have no use for ordinary memory */
+        return refused; /* the caller chooses another route */
     }
     ring->refused = refused;
     ring->slot_count = 1;
-    /* The memory has whole pages of its own. If it shared one with page-locked memory
-     * the runtime might take it as page-locked, and copy it later instead of at
-     * once. */
+    /* The memory has whole pages of its own. If it shared a page with page-locked
+     * memory, the runtime might treat it as page-locked too, and copy it after the call
+     * has returned. */
     s->plain =
         aligned_alloc(cm_page_nbytes(),
                       (size_t)cm_round_up_to(job->plan.piece_nbytes, cm_page_nbytes()));
@@ -155,8 +162,8 @@ go_without_block(cm_job *job, cm_slot *s, cm_status refused)
     return s->plain == NULL ? refused : cm_ok();
 }
 
-/* Give a free slot its event and its memory. If there is no block for it, slot_count
- * may be less afterwards. */
+/* Give a free slot its event and its memory. If there is no page-locked block for the
+ * slot, ring->slot_count may become so small that the ring no longer has this slot. */
 static cm_status
 equip_slot(cm_job *job, cm_slot *s)
 {
@@ -169,8 +176,8 @@ equip_slot(cm_job *job, cm_slot *s)
     if (s->host != NULL || !ring->needs_host) {
         return cm_ok();
     }
-    /* Each copy may have one slot, whatever others hold, so that all of them
-     * advance. */
+    /* The limit ring_nbytes on the memory of all rings does not hold for the first slot
+     * of a copy, so that every copy advances. */
     uint64_t most = s == ring->slots ? UINT64_MAX : job->tuning.ring_nbytes;
     uint64_t nbytes = job->plan.piece_nbytes;
     if (cm_cache_enter_ring(engine, nbytes, most) == NULL) {
@@ -193,10 +200,12 @@ cm_ring_equip(cm_job *job)
     return equip_slot(job, job->ring->slots);
 }
 
-/* Let the tasks use more threads if rings of other devices are at work. Each link that
- * is in use has its own rate, and the threads serve all of them. In an upload the
- * threads read ordinary memory, and each of them is slower the more there are. So each
- * further link then gets one and a half times as many threads as the first. */
+/* Let more threads work on the tasks of this ring if rings of other devices are at
+ * work. Each device has its own link, and the same threads serve all links, so each
+ * further link that is in use brings about as many threads as the first link has. In an
+ * upload the threads read ordinary memory, and the more threads read it, the slower
+ * each of them is. So in an upload each further link brings one and a half times as
+ * many threads. */
 static void
 ask_for_threads(cm_job *job)
 {
@@ -214,9 +223,9 @@ ask_for_threads(cm_job *job)
     }
 }
 
-/* Return whether the slot has no memory yet, and has to wait until another job frees
- * some. A job that has no piece under way does not wait, so that no two jobs can wait
- * for each other. */
+/* Return whether the slot has no memory yet, and has to wait until another job of the
+ * lane frees a slot. A job that has no piece under way does not wait, so that no two
+ * jobs can wait for each other. */
 static bool
 lacks_slot(const cm_job *job, const cm_slot *s)
 {
@@ -246,8 +255,9 @@ begin_piece(cm_job *job, cm_slot **out)
         CM_TRY(equip_slot(job, s));
     } while (s != cm_slot_at(ring, ring->begun));
     if (s->plain != NULL && ring->needs_host) {
-        /* With ordinary memory the runtime's call would wait for the stream, and nobody
-         * could end that wait early. So this thread waits here instead. */
+        /* When the runtime copies ordinary memory, its call waits for the stream, and
+         * nobody can end that wait early. So this thread waits for the stream first, by
+         * a call that ends early if the job is cancelled. */
         CM_TRY(cm_job_wait_stream(job));
     }
     if (job->in_background && !job->plan.row->crosses) {
@@ -272,9 +282,9 @@ cm_slot_unpack(const cm_job *job, const cm_slot *s, cm_layout *out)
 {
     *out = s->piece;
     cm_layout_pack(out, CM_SRC);
-    if (!job->plan.is_download && !job->plan.converts_on_device) { /* packing has
-                                                                      converted the
-                                                                      elements */
+    /* In an upload, the host has converted the elements when it packed them, unless the
+     * device is to convert them. */
+    if (!job->plan.is_download && !job->plan.converts_on_device) {
         cm_layout_drop_items(out);
     }
     cm_layout_put_repeats(out, &job->ring->repeats);
@@ -303,8 +313,8 @@ cm_slot_query(const cm_job *job, const cm_slot *s, bool *out)
 
 /* -- the loop ----------------------------------------------------------------------- */
 
-/* Return the slot of the oldest piece whose first half, or with `second` its second
- * half, is under way. Returns NULL if there is none. */
+/* Return the slot of the oldest piece whose first half is under way or, if `second` is
+ * set, of the oldest piece whose second half is. Returns NULL if there is none. */
 static cm_slot *
 oldest_in(cm_ring *ring, bool second)
 {
@@ -313,10 +323,10 @@ oldest_in(cm_ring *ring, bool second)
     return at < end ? cm_slot_at(ring, at) : NULL;
 }
 
-/* Find the oldest piece whose first half, or with `second` its second half, is under
- * way. If that half is over, take the piece to its next state and set *out to true.
- * Otherwise *out is false. With `waits` the call waits for a half that the device
- * makes, and may suspend the job. */
+/* Find the piece of oldest_in(). If its half is over, count the half as over, start the
+ * second half if this was the first, and set *out to true. Otherwise *out is false. If
+ * `waits` is set and the device makes the half, the call waits until the half is over,
+ * and may suspend the job. */
 static cm_status
 end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *out)
 {
@@ -348,9 +358,11 @@ end_oldest(cm_job *job, const cm_ring_way *way, bool second, bool waits, bool *o
     return cm_ok();
 }
 
-/* Help with the tasks, or wait for the oldest of them, because no piece can begin now.
- * Nothing new is queued meanwhile, so this thread helps only while the device has more
- * than one piece to do, which takes longer than a part of a task. */
+/* Help with the tasks (the halves at the host), or wait for the oldest task. This is
+ * called when no piece can begin. While this thread helps, it queues nothing for the
+ * device. So it helps only if the device has more than one piece to do, which takes the
+ * device longer than this thread takes for its part of a task. If the host is slow, the
+ * device has to wait anyway, and the thread always helps. */
 static void
 wait_for_tasks(cm_ring *ring, const cm_ring_way *way, cm_slot *at_host)
 {
@@ -368,10 +380,11 @@ wait_for_tasks(cm_ring *ring, const cm_ring_way *way, cm_slot *at_host)
     }
 }
 
-/* Each round ends what the host has finished and then begins a piece, if there is a
- * slot for it. Only when no piece can begin does the thread ask about the device's
- * oldest half, or wait for it, or help with the tasks. `last` is the counter that has
- * to reach `begun`. */
+/* In each round the thread first takes the pieces whose half at the host is over to
+ * their next state. Then it begins a piece, if a slot is free. If no piece can begin,
+ * the thread asks whether the oldest half of the device is over, or waits for it, or
+ * helps with the tasks. The loop ends when all pieces are cut and the counter *last has
+ * reached `begun`. */
 cm_status
 cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
 {
@@ -400,13 +413,16 @@ cm_ring_run(cm_job *job, const cm_ring_way *way, bool drain)
             return cm_ok();
         }
         cm_slot *at_host = oldest_in(ring, !way->host_first);
-        if (!way->host_first || !ring->all_cut || drain) { /* else no slot is needed */
+        /* If the device's half comes second, all pieces are cut and `drain` is not set,
+         * nobody needs to know when that half ends: no further piece needs a slot. */
+        if (!way->host_first || !ring->all_cut || drain) {
             bool is_idle = at_host == NULL && !ring->lacks_slot;
             bool waits = is_idle || way->device_comes_first;
             CM_TRY(end_oldest(job, way, way->host_first, waits, &over));
         }
         if (!over && at_host == NULL && ring->lacks_slot) {
-            /* Another job gives a slot back as soon as a piece has passed the link. */
+            /* Another job gives a slot back as soon as one of its pieces has passed the
+             * link. */
             cm_sleep_ns(CM_BACKOFF_NAP_NS);
         }
         else if (!over) {
