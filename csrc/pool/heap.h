@@ -213,8 +213,7 @@ void cm_heap_fini(cm_heap *heap);
 
 /* Add an arena. cm_heap_add_chunk() adds a segment, which holds a copy of `chunk` and
  * is one FREE span at first. cm_heap_add_range() adds a placed arena, which is one GAP
- * at first. If there is no memory for the nodes, they change nothing and return NULL.
- */
+ * at first. If there is no memory for nodes, both return NULL and change nothing. */
 cm_arena *cm_heap_add_chunk(cm_heap *heap, const cm_chunk *chunk);
 cm_arena *cm_heap_add_range(cm_heap *heap, cm_address base, uint64_t nbytes,
                             uint64_t granule);

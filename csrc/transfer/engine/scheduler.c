@@ -1,46 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decides which job a job thread takes next, among those that can go on.
+/* Decides which job a job thread takes next, among the jobs that can go on. A job is
+ * the work of one transfer (job.h), and job threads are the engine's threads that run
+ * jobs in the background.
  *
- * There are few job threads, and a copy of gigabytes may keep one for a second, while a
- * copy of a few megabytes behind it would be over in a millisecond. The jobs therefore
- * wait in two lists. A job is short if it has no more than 16 MiB left to move, and
- * long otherwise. Each list is first come, first served. A thread takes a short job if
- * there is one, and every fourth time a long one, so that no long copy waits for ever.
+ * There are few job threads, and a copy of gigabytes may keep one of them for a second,
+ * while a copy of a few megabytes behind it would be over in a millisecond. The jobs
+ * therefore wait in two lists. A job is short if it has no more than 16 MiB left to
+ * move, and long otherwise. In each list the job that has waited longest is taken
+ * first. A thread takes a short job if there is one, but every fourth time it takes a
+ * long job if there is one, so that no long copy waits for ever.
  *
- * A long job that already runs gives way as well: each time it has worked on more than
- * 16 MiB in the background it looks for short jobs, and if one waits it is suspended
- * until its next turn (cm_job_take_turn()).
+ * A long job also gives way while it runs. Each time it has worked on more than 16 MiB
+ * in the background, it looks whether a short job waits. If one does, the long job is
+ * suspended until its next turn (cm_job_take_turn()).
  *
  * Lanes
  * -----
- * Jobs that go through rings of page-locked slots in the same direction of one link
- * share what limits them, which is the link and the threads that pack. If several job
- * threads worked on such jobs at once, none would be done sooner, and their slots would
- * be too many to stay in the caches. So each direction of a link has a lane for short
- * jobs and one for long jobs, and only one job is in a lane at a time. It leaves when
- * its last piece is packed or, in a download, queued. While the last pieces are on the
- * link the next job packs its first ones, so that the link goes on without a gap.
+ * Many jobs go through rings of page-locked slots (routes/ring.h). Two things limit the
+ * speed of such a job: the link to its device, and the threads that pack its pieces.
+ * Jobs that copy in the same direction over the same link share both. If several job
+ * threads worked on such jobs at once, none of these jobs would be done sooner, and
+ * they would use too many slots for the caches to hold. So each direction of a link has
+ * a lane for short jobs and a lane for long jobs, and only one job is in a lane at a
+ * time. In an upload the job leaves the lane when its last piece is packed, and in a
+ * download when its last piece is queued. While the last pieces of this job are on the
+ * link, the next job begins its first pieces, so that the link goes on without a gap.
  *
- * Jobs that follow one another in this way are a train, and are cut as one long copy
- * would be: in pieces of full length. Once the train is long enough, pieces are packed
- * by ordinary stores into slots that stay in the caches. The slots of all its jobs
- * together are then as many as those of one long copy. A job that has cut its last
- * piece gives each slot back when the piece in it has ended, and the next job takes it.
+ * Jobs that follow one another in this way are a train. They are cut as one long copy
+ * would be, that is, in pieces of full length. Once the train is long enough, its jobs
+ * together use as few slots as one long copy would, so that the slots stay in the
+ * caches and pieces are packed by ordinary stores. To make this possible, a job that
+ * has cut its last piece gives each slot back when the piece in the slot has ended, and
+ * the next job takes that slot.
  *
- * Example: four chunks of 64 MiB go up to one device. The first enters the lane and the
- * others wait there. When it is packed it leaves, although four pieces of 8 MiB are
- * still on the link. The second chunk enters, and another job thread packs its first
- * piece. As soon as a piece of the first chunk has arrived, its slot goes to the second
- * piece of the second chunk.
+ * Example: four copies of 64 MiB each go up to one device. The first copy enters the
+ * lane, and the other copies wait for the lane. When the first copy is packed it leaves
+ * the lane, although four of its pieces, of 8 MiB each, are still on the link. The
+ * second copy enters, and another job thread packs its first piece. As soon as a piece
+ * of the first copy has arrived, the slot of that piece goes to the second piece of the
+ * second copy.
  *
  * Edges
  * -----
- *   - A job enters a lane when it is queued and not when a thread takes it, so that the
- *     lists contain only jobs that can go on.
+ *   - A job enters a lane before it enters one of the two lists, and not when a thread
+ *     takes it from there. So the lists contain only jobs that can go on.
  *   - A job that has to wait before it has a ring, for example for the work of another
  *     stream, leaves the lane and enters it again later.
- *   - A copy of many gigabytes lets another job pass after each LANE_NBYTES. Its slots
- *     do not count in the lane meanwhile, or the other job would lack them.
+ *   - A long copy leaves the lane each time it has moved LANE_NBYTES, if another job
+ *     waits for the lane. Until the copy enters the lane again, its slots do not count
+ *     as slots of the lane, because the other job would otherwise get too few slots.
  *   - Batches enter no lane, since batches of two arrays were 3 % slower on an H200
  *     when they went one at a time.
  *   - A blocking call runs its job in its own thread and enters no lane. */
@@ -71,8 +79,8 @@ enter_list_locked(cm_engine *engine, cm_job *job)
 
 /* -- lanes ---------------------------------------------------------------------------- */
 
-/* Return the lane of a job, or NULL if it needs none. Only copies of one region have
- * lanes. */
+/* Return the lane of a job, or NULL if the job needs no lane. Only a copy of one region
+ * has a lane, and only if the host packs or unpacks its pieces. */
 static cm_lane *
 lane_of(const cm_job *job)
 {
@@ -84,8 +92,8 @@ lane_of(const cm_job *job)
     return &job->engine->lanes[plan->device][number];
 }
 
-/* True if the job has to be in its lane before it can go on. A job that has moved
- * everything need not be, and neither need one that was stopped. */
+/* True if the job has to enter its lane before it can go on. A job that has moved
+ * everything, or that was stopped, can go on outside the lane. */
 static bool
 needs_lane(const cm_job *job)
 {

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Plans and runs the jobs that transfer files, and makes the device's half of each
+ * chunk. transfer/file/job.h tells what a chunk, its pieces and its two halves are. */
 #include "transfer/file/file.h"
 
 #include <stdlib.h>
@@ -64,7 +66,9 @@ check_size_of(cm_file_job *file, uint32_t index)
     cm_file_state *state = &file->files[index];
     uint64_t size = request->writes ? UINT64_MAX : cm_file_size(request->fds[index]);
     if (!request->writes && size == UINT64_MAX && state->had_size) {
-        size = 0; /* it had a size before, so it has become empty */
+        /* The size of an empty file counts as unknown. As this file had a size before,
+         * it has become empty. */
+        size = 0;
     }
     state->had_size = size != UINT64_MAX;
     for (uint64_t i = state->first_range; i < state->end_range; i++) {
@@ -88,8 +92,10 @@ check_sizes(cm_file_job *file)
     return cm_ok();
 }
 
-/* Set where a file ends. Which part found the end first is a matter of chance, so the
- * file is asked for its size again. */
+/* If the transfer failed because a file ended too early, find out where the file ends.
+ * Several threads read at the same time, so the one that noticed the end first may have
+ * read far behind it. So the system is asked for the file's size again. The place that
+ * was found before is kept if the file is longer by now. */
 static void
 check_end_again(cm_file_job *file)
 {
@@ -176,8 +182,8 @@ cm_file_plan(cm_job *job)
 
 /* -- the device's half of a chunk -------------------------------------------------------- */
 
-/* Copy between the slot and strided memory of the device, by way of a block there, in
- * which the elements are packed. */
+/* Copy between the slot and strided memory of the device. The elements go by way of a
+ * block of device memory, in which they are packed. */
 static cm_status
 copy_strided(cm_job *job, const cm_file_chunk *chunk, const cm_stream *stream)
 {
@@ -208,14 +214,15 @@ copy_runs(cm_job *job, const cm_file_chunk *chunk, const cm_stream *stream)
     return cm_ok();
 }
 
-/* Queue the device's half of a chunk. Its device is current. */
+/* Queue the device's half of a chunk. The chunk's device must be current. */
 static cm_status
 queue_chunk(cm_job *job, const cm_slot *s, const cm_file_chunk *chunk,
             const cm_stream *stream)
 {
     cm_runtime *rt = job->engine->rt;
-    /* The runtime's call would wait for the stream if the slot's memory is ordinary.
-     * The ring has waited for the job's own stream; another one is waited for here. */
+    /* If the slot's memory is ordinary, the runtime's call would wait for the stream,
+     * and nobody could end that wait early. So this thread waits first. If the stream
+     * is the job's own, the ring has waited for it already. */
     if (s->plain != NULL && stream != job->stream) {
         CM_TRY(cm_rt_event_record(rt, s->event, stream->handle));
         CM_TRY(cm_job_wait_event(job, chunk->device, s->event));
@@ -247,7 +254,7 @@ move_on_device(cm_job *job, cm_slot *s)
                         queue_chunk(job, s, chunk, stream));
 }
 
-/* -- the file's half, and all of it ------------------------------------------------------ */
+/* -- the file's half, and both halves together ------------------------------------------- */
 
 static cm_status
 move_at_file(cm_job *job, cm_slot *s)
@@ -296,9 +303,10 @@ cut_chunk(cm_job *job, cm_slot *s)
     return cm_ok();
 }
 
-/* Make the memory of all slots together, if the transfer fills them and the pool has
- * none yet. Many threads populate one long segment in the time that one of them takes
- * for a slot. A ring that finds no memory gets by with fewer slots. */
+/* If the transfer is long enough to fill all slots, make the pool allocate their memory
+ * as one long segment, unless it has free memory already. Many threads populate such a
+ * segment in the time in which one thread would populate a single slot. If there is no
+ * memory, the ring makes do with fewer slots. */
 static void
 reserve_slots(const cm_job *job)
 {
@@ -312,7 +320,7 @@ reserve_slots(const cm_job *job)
     }
 }
 
-/* Begin the ring, unless the job has been suspended since and now goes on. */
+/* Begin the ring. A job that was suspended and now goes on has its ring already. */
 static cm_status
 begin_ring(cm_job *job)
 {

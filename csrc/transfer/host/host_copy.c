@@ -9,9 +9,12 @@
 #include "base/simd_copy.h"
 
 enum {
-    TILE_ROWS = CM_TRANSPOSE_ROWS, /* how many lines a tile keeps in the cache */
-    WIDE_RUN_NBYTES = 4096,        /* shorter runs are faster through the caches */
-    PICK_COUNT = 64 /* fewer elements are not worth the set-up of a cm_pick's masks */
+    /* The most lines of the source that one tile reads (see copy_tiled()). They stay in
+     * the cache until the tile has been copied. */
+    TILE_ROWS = CM_TRANSPOSE_ROWS,
+    WIDE_RUN_NBYTES = 4096, /* shorter runs are copied faster through the caches */
+    /* Setting up the masks of a cm_pick does not pay for fewer elements than these. */
+    PICK_COUNT = 64
 };
 
 typedef struct block block;
@@ -19,7 +22,8 @@ typedef void (*copy_block)(const block *b, char *dst, const char *src, size_t nb
 
 static_assert((int)CM_LINE_NBYTES == CM_TRANSPOSE_ROW_NBYTES, "one line is one row");
 
-/* The two innermost loops, `outer` around `inner`. */
+/* The two innermost loops of a copy. The members that end in `outer` and `inner` are
+ * the strides of the outer and of the inner loop, in bytes. */
 struct block {
     int64_t outer_count;
     int64_t inner_count;
@@ -31,8 +35,8 @@ struct block {
     copy_block rest;     /* copies what `pick` leaves over */
 };
 
-/* Move each run by `move`. A memcpy of a constant size compiles to unaligned loads and
- * stores. */
+/* Define a function that copies each run of a block by `move`. If `nbytes` is a
+ * constant, memcpy compiles to a few unaligned loads and stores. */
 #define DEFINE_COPY_BLOCK(name, move, nbytes)                                          \
     static void copy_block_##name(const block *b, char *dst, const char *src,          \
                                   size_t run_nbytes)                                   \
@@ -97,9 +101,10 @@ choose_copy(uint64_t run_nbytes, const block *b, bool wide)
     return wide && run_nbytes >= WIDE_RUN_NBYTES ? copy_block_wide : copy_block_runs;
 }
 
-/* Read each line of a tile once and whole, into a place where the lines lie next to
- * each other. Lines that are a power of two apart share few places in the caches, and
- * each would be evicted before all of it was read. */
+/* Copy the cache lines of a tile's source into `lines`, where they lie next to each
+ * other. If the lines of the source are a power of two apart, the caches have only a
+ * few places for all of them, so a line would be evicted before all of its elements
+ * were read. Here each line is read at once. */
 static void
 gather_lines(const block *tile, const char *from, size_t nbytes, char *lines)
 {
@@ -116,8 +121,8 @@ gather_lines(const block *tile, const char *from, size_t nbytes, char *lines)
     }
 }
 
-/* Copy a tile in which the elements of each line lie side by side, in one direction or
- * the other. */
+/* Copy a tile in which the elements of each line lie side by side, in ascending or in
+ * descending order. */
 static void
 copy_packed_tile(copy_block copy, block *tile, char *dst, const char *src,
                  size_t run_nbytes)
@@ -138,7 +143,8 @@ copy_packed_tile(copy_block copy, block *tile, char *dst, const char *src,
     copy(tile, dst, lines + (src - first), run_nbytes);
 }
 
-/* Prefetch the lines of a tile, which the processor does not do by itself. */
+/* Prefetch the lines of a tile. The processor does not do this by itself, as the lines
+ * do not follow one another in memory. */
 static void
 prefetch_lines(const block *tile, const char *src)
 {
@@ -148,9 +154,12 @@ prefetch_lines(const block *tile, const char *src)
     }
 }
 
-/* Copy two loops in tiles. Neighbours of the source lie along another axis than those
- * of the target, so a plain loop would read each line of the source again and again. In
- * tiles each line is read once. */
+/* Copy a block in tiles. This is for a source that is transposed: its neighbouring
+ * elements lie along the outer loop, while neighbouring elements of the target lie
+ * along the inner loop. A plain loop would use one element of each cache line of the
+ * source and read the line again for the next element. A tile is a part of the block
+ * that takes all elements of one line along the outer loop, and up to TILE_ROWS lines
+ * along the inner loop, so each line is read once. */
 static void
 copy_tiled(copy_block copy, const block *whole, char *dst, const char *src,
            size_t run_nbytes)
@@ -238,8 +247,8 @@ cm_host_copy(const cm_layout *layout, void *dst, const void *src, bool wide)
     }
 }
 
-/* Choose the axis to convert along: the last one, unless it is so short that starting a
- * run costs more than converting it. */
+/* Choose the axis to convert along. This is the last axis, unless it is so short that
+ * starting a run costs more than converting the run. A longer axis is better then. */
 static int
 convert_axis(const cm_layout *layout)
 {
@@ -254,8 +263,8 @@ convert_axis(const cm_layout *layout)
     return best;
 }
 
-/* Hand over as many axes at a time as a cast takes, since the cast knows best how to go
- * through them. */
+/* Convert the elements by calls of a cast. Each call is given as many axes as a cast
+ * can take, since the cast knows best in which order to go through them. */
 static bool
 cast_elements(const cm_cast *cast, const cm_layout *layout, void *dst, const void *src)
 {
@@ -279,9 +288,9 @@ cast_elements(const cm_cast *cast, const cm_layout *layout, void *dst, const voi
     return true;
 }
 
-/* If the source is transposed, this goes only NEAR_COUNT elements along an axis at a
- * time. The lines of the source that these lie in are then read again while the cache
- * still has them. */
+/* If the source is transposed, each run of elements touches many cache lines of the
+ * source, and the next run touches the same lines. So a run has at most NEAR_COUNT
+ * elements, and the next run finds the lines still in the cache. */
 bool
 cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
                 const void *src)
@@ -311,7 +320,8 @@ cm_host_convert(const cm_convert *convert, const cm_layout *layout, void *dst,
     return true;
 }
 
-/* Return how many bytes an element or a run has on that side. */
+/* Return how many bytes an element has on that side, if the layout has elements that
+ * are converted, or else how many bytes a run has. */
 static uint64_t
 run_of(const cm_layout *layout, cm_side side)
 {
@@ -336,17 +346,19 @@ cm_host_probe(const cm_layout *layout, cm_side side, const void *base,
                : cm_pages_probe((const char *)base + low, nbytes, side == CM_DST);
 }
 
-/* Describe the pages of one side as spans in which every page is touched. In `own` a
- * run is one span, and the axes are those along which whole pages are left out between
- * two spans. Elements lie in one span as long as less than a page is between them:
+/* Describe which pages one side of a copy touches. A span is a range of bytes in which
+ * every page is touched. Neighbouring elements lie in the same span if the gap between
+ * them is shorter than a page. In `own`, each run is one span, and the axes say where
+ * the other spans are. Examples:
  *
  *     every third byte of 1 MiB             one span of 1 MiB
  *     16 bytes of each row of 3 KiB         one span, as no page lies between two rows
  *     16 bytes of each row of 16 KiB        a span of 16 bytes for each row
  *
- * Axes are merged into the run from the shortest stride on. They have to be sorted for
- * that, as the order of a layout is that of its target. Axes that only repeat the
- * source are left out. */
+ * The axis of the shortest stride is merged into the run first, then the axis of the
+ * next longer stride, until a gap is too long. For this the axes have to be sorted by
+ * the strides of this side, because a layout has them in the order of its target. Axes
+ * that only repeat the source are left out. */
 static void
 find_spans(const cm_layout *layout, cm_side side, cm_layout *own)
 {
