@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* _explain() says what copy() would do with the same arguments. */
+/* Implements _core._explain(), which says what copy() would do with the same arguments,
+ * and makes no copy. */
 #include "transfer/run/explain.h"
 
 #include "python/copy/call.h"
@@ -27,8 +28,8 @@ name_or_none(cm_dtype dtype)
     return name == NULL ? Py_NewRef(Py_None) : PyUnicode_FromString(name);
 }
 
-/* Make a _CopyFacts of all that is known of the copy. cumem.explain() turns these facts
- * into sentences. Returns a new reference, or NULL with an exception. */
+/* Make a _CopyFacts, which has all facts that are known about the copy. cumem.explain()
+ * turns them into sentences. Returns a new reference, or NULL with an exception. */
 static PyObject *
 describe(cm_state *state, const cm_explanation *e, const cm_copy_request *request)
 {
@@ -72,7 +73,8 @@ describe(cm_state *state, const cm_explanation *e, const cm_copy_request *reques
     return cm_structseq_new(state, CM_STRUCTSEQ_CopyFacts, members);
 }
 
-/* This is the cm_request_reader that explains a copy in place of making it. */
+/* Describe the copy that `request` asks for. cm_copy_objects() calls this instead of
+ * making the copy. */
 static PyObject *
 explain_request(cm_state *state, const cm_copy_request *request)
 {

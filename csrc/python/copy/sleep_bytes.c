@@ -8,20 +8,26 @@
 
 /* -- page-locked memory ----------------------------------------------------------------- */
 
-/* Bytes that are on their way between the device and page-locked memory. */
+/* The copies of all saved runs of a pool between the device and page-locked memory. A
+ * saved run is a run of bytes of the pool that have to survive its sleep. Runs lie in
+ * parts, each of which is one page-locked block (pool.h). They are copied part by part,
+ * as sleep_bytes.h explains. */
 typedef struct cm_sleep_copy {
     cm_engine *engine;
     cm_pool *pool;
     const cm_wait_hooks *hooks;
     bool to_host;
-    cm_stream *stream;        /* of its own */
+    cm_stream *stream;        /* held; it does nothing but make these copies */
     const cm_saved_run *runs; /* borrowed from the pool */
     uint64_t run_count;
-    cm_ticket *ticket; /* of the last part that was begun; NULL before that */
-    cm_address end;    /* where the last run of that part ends */
+    cm_ticket *ticket; /* of the part whose copies are under way; NULL if there is
+                          none */
+    cm_address end;    /* the end of the last run whose copy to the host was begun; 0
+                          before the first part */
 } cm_sleep_copy;
 
-/* Return the index of the first run after the part that begins with run `first`. */
+/* The run with index `first` is the first one of a part. Return the index of the first
+ * run that lies in the next part. */
 static uint64_t
 end_of_part(const cm_sleep_copy *self, uint64_t first)
 {
@@ -33,9 +39,10 @@ end_of_part(const cm_sleep_copy *self, uint64_t first)
 }
 
 /* Make the piece that copies a run. Runs that follow one another without a gap form a
- * stretch, and `stretch` is its first run. The engine takes it for the allocation that
- * the device's end belongs to. Runs with a gap between them must not count as one
- * allocation, since there may be no memory in the gap. */
+ * stretch, and `stretch` points to the first run of the stretch that `run` is in. The
+ * pointer serves as the owner of the device's memory: the engine takes pieces that have
+ * the same owner for pieces of one allocation. If there is a gap between two runs, they
+ * must not have the same owner, since there may be no memory in the gap. */
 static cm_piece
 make_piece(const cm_sleep_copy *self, const cm_saved_run *run,
            const cm_saved_run *stretch)
@@ -56,7 +63,7 @@ make_piece(const cm_sleep_copy *self, const cm_saved_run *run,
                       .nbytes = run->nbytes};
 }
 
-/* Begin the copies of some runs, in one batch. */
+/* Begin the copies of the runs from `first` up to `end`, in one batch. */
 static cm_status
 begin_copies(const cm_sleep_copy *self, uint64_t first, uint64_t end, cm_ticket **out)
 {
@@ -78,7 +85,7 @@ begin_copies(const cm_sleep_copy *self, uint64_t first, uint64_t end, cm_ticket 
     return status;
 }
 
-/* Wait for the part that was begun last. */
+/* Wait for the copies of the part that was begun last, if any are under way. */
 static cm_status
 end_part(cm_sleep_copy *self)
 {
@@ -90,8 +97,9 @@ end_part(cm_sleep_copy *self)
     return cm_handover_end(self->stream, ticket, self->hooks);
 }
 
-/* Begin to copy the part of the runs from `first` to `end`, and then wait for the part
- * before, whose chunks are unmapped. So the device always has work. */
+/* Begin to copy the part that has the runs from `first` up to `end`. Then wait for the
+ * copies of the part before it, and unmap the chunks of that earlier part. In this
+ * order the device always has work. */
 static cm_status
 save_part(cm_sleep_copy *self, uint64_t first, uint64_t end)
 {
@@ -105,8 +113,8 @@ save_part(cm_sleep_copy *self, uint64_t first, uint64_t end)
     return copied == 0 ? status : cm_pool_unmap_until(self->pool, copied);
 }
 
-/* Find page-locked memory for a part. If there is none, other pools give back what they
- * have cached, and it is tried once more. */
+/* Find page-locked memory for a part. If there is none, other pools give back the
+ * memory that they have cached, and this function tries once more. */
 static cm_status
 take_part(const cm_sleep_copy *self, uint32_t part)
 {
@@ -141,8 +149,9 @@ save_all(cm_sleep_copy *self)
     return end_part(self);
 }
 
-/* Map the memory of a part while the device still fills the part before, begin to fill
- * it, and then wait for the part before. */
+/* Map the memory of the part that has the runs from `first` up to `end`, while the
+ * device still fills the part before it. Then begin to fill the part, and wait until
+ * the device has filled the part before it. */
 static cm_status
 restore_part(cm_sleep_copy *self, uint64_t first, uint64_t end)
 {
@@ -181,7 +190,7 @@ copy_all(cm_engine *engine, cm_runtime *rt, cm_pool *pool, bool to_host,
     CM_TRY(cm_stream_create(rt, cm_pool_get_config(pool)->device,
                             CM_STREAM_NON_BLOCKING, 0, &self.stream));
     cm_status status = to_host ? save_all(&self) : restore_all(&self);
-    if (self.ticket != NULL) { /* only after a failure */
+    if (self.ticket != NULL) { /* a failure has left copies under way */
         static const cm_wait_hooks nobody = {.interrupted = NULL};
         cm_ignore(cm_handover_end(self.stream, self.ticket, &nobody));
     }
@@ -205,8 +214,10 @@ cm_sleep_restore(cm_state *state, cm_engine *engine, cm_pool *pool,
 
 /* -- files -------------------------------------------------------------------------------- */
 
-/* Make the file range of each saved run. The ranges of one file follow one another.
- * Returns an array that the caller frees, or NULL if there is no memory. */
+/* Make the file range of each saved run. Part p of the saved bytes lies in file
+ * p % file_count, behind the earlier parts of that file. In the array the ranges of one
+ * file follow one another. Returns the array, which the caller frees, or NULL if there
+ * is no memory. */
 static cm_file_range *
 make_ranges(const cm_pool *pool, uint32_t file_count, uint64_t *count)
 {
@@ -232,7 +243,8 @@ make_ranges(const cm_pool *pool, uint32_t file_count, uint64_t *count)
     return ranges;
 }
 
-/* Move all ranges by way of `stream`. */
+/* Write all ranges to the files, or read them. The device's copies are made on
+ * `stream`. */
 static cm_status
 transfer_ranges(cm_state *state, cm_engine *engine, const cm_file_range *ranges,
                 uint64_t count, cm_sleep_files *files, bool writes, cm_stream *stream,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Makes the system calls of file transfers, which ask about the file, read it and write
- * it. The workers make the reads and writes, one part of a chunk at a time. The first
- * failure stops the rest. */
+ * it. The workers make the reads and writes, one part of a chunk at a time. After the
+ * first failure they begin no further read or write. job.h tells what ranges, chunks
+ * and pieces are. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -33,9 +34,10 @@ faults_of(const cm_file_job *file)
     return faults != NULL && faults->is_on ? faults : NULL;
 }
 
-/* Tell whether this read or write may be made, and lower `nbytes` if a fault limits it.
- * If it may not, the caller acts as if the call had failed with errno, or had moved
- * nothing if errno is 0. */
+/* Tell whether the next read or write may be made. Without the faults that a test can
+ * ask for (file.h) it always may. A fault may also limit how much one call moves, and
+ * then this lowers `nbytes`. If the answer is false, errno is set: the caller acts as
+ * if the read or write had failed with errno or, if errno is 0, had moved nothing. */
 static bool
 may_call(const cm_file_job *file, bool is_direct, uint64_t *nbytes)
 {
@@ -95,8 +97,8 @@ typedef struct cache_counts {
     uint64_t others[4];
 } cache_counts;
 
-/* True if a byte can be read without waiting. This is asked if the system has no
- * cachestat(2). */
+/* True if the byte at `offset` can be read without waiting for the disk.
+ * cm_file_is_cached() asks this about a few bytes if the system has no cachestat(2). */
 static bool
 is_byte_cached(int fd, uint64_t offset)
 {
@@ -124,7 +126,8 @@ cm_file_is_cached(const cm_file_job *file, uint32_t index, uint64_t offset,
 
 /* -- one part of a chunk ------------------------------------------------------------ */
 
-/* True if this place comes before the place of the failure that is kept. */
+/* True if the place of a new failure comes before the place of the failure that is
+ * kept, in the order of the files and, within one file, of the offsets. */
 static bool
 comes_first(const cm_file_job *file, uint64_t offset, uint64_t range_index)
 {
@@ -173,8 +176,8 @@ pass(cm_file_piece *p, uint64_t nbytes)
     p->nbytes -= nbytes;
 }
 
-/* Move a run of the file. After a short read or write it goes on with the rest. Returns
- * false if it failed. */
+/* Move all bytes of a piece through the page cache. After a short read or write the
+ * function goes on with the bytes that are left. Returns false if a call failed. */
 static bool
 move_run(cm_file_job *file, cm_file_piece p)
 {
@@ -196,10 +199,11 @@ move_run(cm_file_job *file, cm_file_piece p)
     return p.nbytes == 0;
 }
 
-/* Move as much of the piece as possible past the page cache, and return what is left.
- * If the piece does not begin at a page of the file, all of it is left. Up to `reach`
- * bytes are asked for, which may be more than the piece has. No failure is reported
- * here, since it will occur again when the rest is moved in the ordinary way. */
+/* Move as much of the piece as possible past the page cache, and return the part of the
+ * piece that is left. If the piece does not begin at a page of the file, all of it is
+ * left. The function asks for `reach` bytes in all, which may be more than the piece
+ * has, since its last page may be read whole. It reports no failure, since the failure
+ * will occur again when the caller moves the rest through the page cache. */
 static cm_file_piece
 move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
 {
@@ -222,10 +226,11 @@ move_pages(cm_file_job *file, cm_file_piece p, uint64_t reach)
     return p;
 }
 
-/* Move a run past the page cache, which moves whole pages only. With `wide` the memory
- * is our own and has room for the rest of the first and the last page, so these are
- * read whole. Otherwise an incomplete last page is moved in the ordinary way, and so is
- * the whole run if it begins within a page. */
+/* Move all bytes of a piece, past the page cache where that is possible. Reads and
+ * writes past the page cache move whole pages only. If `wide` is set, the memory is our
+ * own and has room for the rest of the first page and of the last page, so both pages
+ * are read whole. If `wide` is not set, an incomplete last page goes through the page
+ * cache. If the piece begins within a page, then all of it goes through the cache. */
 static bool
 move_direct(cm_file_job *file, cm_file_piece p, bool wide)
 {
@@ -239,9 +244,10 @@ move_direct(cm_file_job *file, cm_file_piece p, bool wide)
     return move_run(file, rest.offset < p.offset ? p : rest);
 }
 
-/* If the user's memory is a mapping of a file, its pages may be gone, and copying to or
- * from them would raise a signal. So they are populated first. If that fails, the error
- * is EFAULT or the like, as if read() or write() had been given such memory. */
+/* If the user's memory is a mapping of a file, its pages may be gone, and a copy to or
+ * from such a page would raise a signal. So this function populates the pages before
+ * the copy. If that fails, it records the failure with an error such as EFAULT, which
+ * read() and write() also return for memory whose pages are gone. */
 static bool
 populate_user(cm_file_job *file, cm_file_piece p, const cm_layout *layout,
               const char *user)
@@ -257,8 +263,8 @@ populate_user(cm_file_job *file, cm_file_piece p, const cm_layout *layout,
     return cm_is_ok(status);
 }
 
-/* Add bytes that are about to be written to the checksum that they belong to, if the
- * call makes checksums. */
+/* If the call makes checksums, add the bytes of a piece to the checksum of its range.
+ * The caller is about to write these bytes. */
 static void
 add_to_checksum(const cm_file_job *file, const cm_file_piece *p)
 {
@@ -272,17 +278,17 @@ add_to_checksum(const cm_file_job *file, const cm_file_piece *p)
                      cm_crc32_of_part(p->host, p->nbytes, left + range->nbytes_behind));
 }
 
-/* Move bytes between the file and the user's memory by way of memory of our own that is
- * aligned as the file's pages are. `layout` describes the user's memory, with packed
- * bytes on the other side. */
+/* Move bytes between the file and the user's memory by way of memory of our own, which
+ * is aligned as the file's pages are. `layout` describes the user's memory on one side,
+ * and the packed bytes in our own memory on the other. */
 static bool
 bounce(const cm_file_chunk *chunk, cm_file_piece p, const cm_layout *layout)
 {
     cm_file_job *file = chunk->file;
     bool reads = !file->request->writes;
     uint64_t before = p.offset % CM_FILE_PAGE_NBYTES;
-    /* The last page is read whole as well, and the first one begins where the memory is
-     * aligned. */
+    /* The first page and the last page are read whole, and the first page must begin
+     * at an aligned address. This takes up to two pages more than the bytes need. */
     void *own = malloc((size_t)(before + p.nbytes) + 2 * (size_t)CM_FILE_PAGE_NBYTES);
     if (own == NULL) {
         fail(file, ENOMEM, p.offset, p.range_index);
@@ -319,8 +325,8 @@ move_strided(const cm_file_chunk *chunk, cm_layout part)
     (void)bounce(chunk, p, &part);
 }
 
-/* Move the bytes of a piece that are within [begin, end) of the chunk. Returns false if
- * it failed. */
+/* Move those bytes of a piece whose places in the chunk are within [begin, end).
+ * Returns false if a call failed. */
 static bool
 move_piece(const cm_file_chunk *chunk, cm_file_piece p, uint64_t begin, uint64_t end)
 {
@@ -348,7 +354,8 @@ move_piece(const cm_file_chunk *chunk, cm_file_piece p, uint64_t begin, uint64_t
                             : move_run(file, p);
 }
 
-/* Move a part of a chunk. Some of its bytes may belong to no piece. */
+/* Move a part of a chunk. Some bytes of the part may belong to no piece, since pieces
+ * are aligned as the file is and leave gaps between them. */
 static void
 move_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
           const void *src CM_UNUSED, bool wide_stores CM_UNUSED)
@@ -366,13 +373,15 @@ move_part(const void *context, const cm_layout *part, void *dst CM_UNUSED,
     }
 }
 
-/* Announce to the system what the chunk will read, if it is not in the page cache. */
+/* If the bytes that the chunk will read do not seem to be in the page cache, announce
+ * the reads to the system, so that it begins to fetch the bytes. */
 static void
 advise(cm_file_chunk *chunk)
 {
     const cm_file_job *file = chunk->file;
     cm_file_faults *faults = faults_of(file);
-    /* The kernel takes in no more than this at a time. */
+    /* The kernel may fetch only the first bytes of a long run that is announced at
+     * once, so each announcement is as long as one read. */
     uint64_t longest = file->job->tuning.file_part_nbytes;
     if (!chunk->is_cold || chunk->is_direct) {
         return;
@@ -402,7 +411,7 @@ cm_file_post(cm_file_chunk *chunk, cm_task_group *group, cm_copy_task *task)
     group->part_nbytes = chunk->is_direct ? CM_FILE_DIRECT_PART_NBYTES
                                           : file->job->tuning.file_part_nbytes;
     group->crew = 0;
-    if (is_whole) { /* as file.h explains */
+    if (is_whole) { /* file.h explains how many threads write a file, and why */
         uint32_t threads = file->request->checksums == NULL ? 1 : 2;
         group->part_nbytes = chunk->nbytes;
         group->crew = threads * file->request->file_count;

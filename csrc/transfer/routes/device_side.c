@@ -84,7 +84,8 @@ cm_job_open_side(cm_job *job, int device, cm_stream *given)
     }
     cm_status status = cm_job_chain_streams(job, job->stream, stream);
     if (!cm_is_ok(status)) {
-        cm_stream_release(stream); /* the stream would not wait for the job's own */
+        cm_stream_release(stream); /* without the chain it would not wait for the job's
+                                      own stream */
         return status;
     }
     side->stream = stream;
@@ -173,18 +174,19 @@ cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, bool waits,
                            waits && !job->capturing ? &job->hooks : NULL, out);
 }
 
-/* Return the distance from the first piece of a pair to the second. */
+/* Return the distance in bytes between the beginnings of the two pieces that a block
+ * for two pieces (job->has_pair) has room for. */
 static uint64_t
 pair_pitch(const cm_job *job)
 {
-    enum { EDGE = 256 }; /* the second piece is aligned as well as the block is */
+    enum { EDGE = 256 }; /* blocks are aligned to this, so the second piece is, too */
     return cm_round_up_to(job->plan.piece_nbytes, EDGE);
 }
 
 cm_status
 cm_job_try_pair(cm_job *job)
 {
-    /* The pool has plenty of room if this many such pairs would fit. */
+    /* The pool has plenty of room if it could hold this many blocks for two pieces. */
     enum { PLENTY = 8 };
     cm_pool *pool = job->engine->device_pools[job->plan.device];
     bool is_download = job->plan.is_download && job->many == NULL;
@@ -239,7 +241,8 @@ cm_job_free_device_side(cm_job *job)
         if (side->block != NULL) {
             cm_job_free_block(job, side->block);
         }
-        if (side->stream != NULL) { /* a submitted ticket has a reference of its own */
+        /* If the ticket was submitted, it has its own reference to the stream. */
+        if (side->stream != NULL) {
             cm_stream_release(side->stream);
         }
     }
