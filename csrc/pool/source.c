@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chooses the source of a pool, and implements the source of segments. That source
- * makes every chunk separately, in one of two ways. Either the runtime allocates the
- * chunk or, for host memory, the source maps huge pages, lets several threads populate
- * them, and then registers them. The latter takes a fraction of the time of
- * cudaHostAlloc. Each such chunk is a mapping of its own, registered by one call. No
- * copy may cross the edge of a registration, so neighbouring chunks never join. If one
- * call cannot register the whole chunk, the runtime allocates it instead.
+/* Chooses the source of a pool (source.h), and implements the source of segments. The
+ * source of segments makes every chunk separately, in one of two ways. Either the
+ * runtime allocates the chunk or, for host memory, the source maps huge pages, lets
+ * several threads populate them, and then registers them. Populating and registering
+ * takes a fraction of the time of cudaHostAlloc. Each chunk that is made in this way is
+ * one mapping, and one call registers it. No copy may cross the edge of a registration,
+ * so neighbouring chunks never join. If the system cannot register so many bytes by one
+ * call, the runtime allocates the chunk instead.
  *
  * Populating a chunk takes about as long as registering it. So a caller that is going
- * to ask for many chunks of one size says so (`expect` in source.h), and then threads
- * populate the next chunk while this one is registered. */
+ * to ask for many chunks of one size says so (`expect` in source.h). Then, while the
+ * runtime registers one chunk, threads populate the next one. */
 #include "pool/source.h"
 
 #include <stdlib.h>
@@ -37,19 +38,20 @@ enum {
 typedef struct prepared {
     cm_thread thread;
     char *start;
-    uint64_t nbytes;  /* 0 if there is none */
-    cm_status status; /* of populating it; set when the thread has ended */
+    uint64_t nbytes;  /* 0 if no mapping is prepared */
+    cm_status status; /* whether the mapping could be populated; set when the thread has
+                         ended */
 } prepared;
 
 /* A source of segments. is_exact implies node >= 0. */
 typedef struct segment_source {
     cm_source base; /* first, so that a cm_source pointer can be cast to this */
     cm_host_world world;
-    /* We make and populate host memory; else the runtime makes every chunk. */
+    /* We make and populate host memory. If not set, the runtime makes every chunk. */
     bool populates;
     int node;                 /* where pages should be; CM_NUMA_NO_NODE for anywhere */
     bool is_exact;            /* the user named the node, so no other will do */
-    prepared next;            /* the chunk after this one */
+    prepared next;            /* the chunk that is likely to be asked for next */
     uint64_t expected_nbytes; /* of each chunk that is expected */
     uint64_t expected_count;  /* how many are expected after the prepared one */
 } segment_source;
@@ -179,9 +181,9 @@ populate_next(void *context)
     return NULL;
 }
 
-/* Begin to populate the next of the expected chunks. If there is no memory or no thread
- * for it now, the chunk is populated when somebody asks for it, and that call reports
- * what is wrong. */
+/* Begin to populate the next one of the expected chunks. If no memory can be mapped or
+ * no thread can be started now, nothing is prepared. Then the call that asks for the
+ * chunk populates it, and reports what is wrong. */
 static void
 prepare_next(segment_source *self)
 {
@@ -221,8 +223,9 @@ expect_segments(cm_source *source, uint64_t nbytes, uint64_t count)
     prepare_next(self);
 }
 
-/* Map memory for a chunk and populate it, or take what was prepared, and begin to
- * prepare the chunk after it. */
+/* Find populated memory for a chunk. If a mapping of this size was prepared, take that
+ * mapping and begin to prepare the next one. Otherwise map fresh memory and populate
+ * it. */
 static cm_status
 map_populated(segment_source *self, uint64_t nbytes, char **out)
 {
@@ -279,8 +282,8 @@ open_populated(segment_source *self, uint64_t nbytes, cm_chunk *out)
 /* -- segments --------------------------------------------------------------------------- */
 
 /* Make a chunk as cm_source_ops says. If the system cannot register the memory, the
- * runtime allocates the chunk instead. That will not do if children are to share the
- * memory, or if the user named a node, and then the call fails. */
+ * runtime allocates the chunk instead. But if children are to share the memory, or if
+ * the user named a node, memory of the runtime cannot serve, and the call fails. */
 static cm_status
 open_segment(cm_source *source, uint64_t offset, uint64_t nbytes, cm_chunk *out)
 {
@@ -331,8 +334,8 @@ static const cm_source_ops segment_ops = {.open_chunk = open_segment,
                                           .expect = expect_segments,
                                           .destroy = destroy};
 
-/* For populated pages, choose the node to which the device is attached, if that is
- * known and is one of `nodes`.
+/* Choose the node on which pages will be populated: the one to which the device is
+ * attached. If that node is not known or is not one of `nodes`, choose none.
  * Fails: device_describe. */
 static cm_status
 find_nearest(segment_source *self, uint64_t nodes)
@@ -366,7 +369,8 @@ choose_way(segment_source *self)
     /* Ordinary memory cannot be made write-combined afterwards. */
     if (config->segments != CM_SEGMENTS_PLAIN
         && (config->flags & CM_HOST_ALLOC_WRITE_COMBINED) == 0) {
-        /* With more than one bit in `nodes` there is a choice of nodes. */
+        /* If `nodes` has more than one bit, the machine has several nodes to choose
+         * from. */
         if (!self->is_exact && !cm_is_power_of_two(nodes)) {
             CM_TRY(find_nearest(self, nodes));
         }
@@ -380,9 +384,10 @@ choose_way(segment_source *self)
         return cm_fail(CM_ENOTSUP, 0);
     }
     self->base.granule = self->populates ? CM_HUGE_PAGE_NBYTES : HOST_GRANULE;
-    /* The runtime does not let us choose a node, so its memory will do only if there is
-     * no other node. (is_exact is tested first, since without it the node may be
-     * CM_NUMA_NO_NODE, and shifting by -1 is undefined.) */
+    /* The runtime does not let us choose a node. So if the user named a node, memory of
+     * the runtime can serve only if the machine has no other node. (is_exact is tested
+     * first: if it is not set, `node` is CM_NUMA_NO_NODE, and shifting by -1 is
+     * undefined.) */
     if (self->is_exact && !self->populates && nodes != UINT64_C(1) << node) {
         return cm_fail(CM_ENOTSUP, (uint64_t)node);
     }

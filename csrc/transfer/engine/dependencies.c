@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finds the work of other streams and transfers that must come before a copy, and finds
- * out whether the stream of the copy is being captured. The functions by which the
- * thread of a job waits for an event or a stream are here as well. */
+/* Sees to it that a copy comes after the work that must come before it, which may be
+ * work of other streams or other transfers. Finds out whether the stream of the copy is
+ * being captured. Also has the functions by which the thread that runs a job waits for
+ * an event or a stream. */
 #include <stdlib.h>
 
 #include "base/backoff.h"
@@ -10,14 +11,15 @@
 
 /* -- waiting for an event, a stream, the beginning ------------------------------------ */
 
-/* Wait for the event, whose device is current. */
+/* Wait for an event of `device`, which must be the current device. */
 static cm_status
 poll_event(cm_job *job, int device, uint64_t event)
 {
     uint64_t begin_ns = cm_now_ns();
     uint64_t asked_ns = begin_ns;
-    /* The first step waits for the work of others, which may take for ever, so a job
-     * thread puts the job aside at once. The job's own work is worth a short wait. */
+    /* In its first step (CM_JOB_ORDER) the job waits for the work of others, which may
+     * take for ever, so a job thread puts the job aside at once. In later steps the job
+     * waits for its own work, which may end soon, so the thread waits a little. */
     uint64_t patience_ns = job->step == CM_JOB_ORDER ? 0 : CM_PARK_AFTER_NS;
     for (;;) {
         bool done = false;
@@ -46,15 +48,16 @@ cm_job_wait_event(cm_job *job, int device, uint64_t event)
     return CM_ASKING(job->engine->rt, device, poll_event(job, device, event));
 }
 
-/* The first call of a wait records an event. If the job is suspended, the next call
- * goes on waiting for that event, and only the end of the wait gives it back. */
+/* One wait may take several calls, since the job may be suspended in between. The first
+ * call records an event, and the later calls wait for the same event. The call in which
+ * the wait ends gives the event back. */
 cm_status
 cm_job_wait_stream(cm_job *job)
 {
     cm_engine *engine = job->engine;
     int device = job->stream->device;
-    /* A thread that does nothing else asks until the event is over. Others may sleep
-     * until then. */
+    /* The thread of a caller does nothing but ask until the event has passed. A job
+     * thread suspends the job if the event takes long. */
     cm_event_sort sort = job->in_background ? CM_WAITED : CM_POLLED;
     bool idle = false;
     cm_status status = cm_rt_stream_query(engine->rt, job->stream->handle, &idle);
@@ -93,14 +96,15 @@ cm_job_fits_stream(const cm_job *job)
     if (stream == NULL || job->plan.device < 0) {
         return false;
     }
+    /* A job that is one part of a larger transfer may run in a job thread, and there
+     * the handle CM_STREAM_PER_THREAD means a stream of the job thread. */
     if (stream->handle == CM_STREAM_PER_THREAD && job->ticket->part_of != NULL) {
-        return false; /* a part may run in a job thread, where this handle means that
-                         thread's stream */
+        return false;
     }
-    /* A blocking copy between devices gets a stream of the engine's. Whatever uses a
-     * block of memory comes after the stream for which the block was allocated. If this
-     * copy were on such a stream, a copy in the other direction would have to wait for
-     * it. */
+    /* A blocking copy between devices gets a stream of the engine's. It does not use
+     * the request's stream, since blocks of memory may have been allocated for that
+     * stream. All work on such a block comes after the work of the stream. So a copy in
+     * the other direction that uses the block would have to wait for this copy. */
     if (row->crosses && job->blocking && !job->capturing) {
         return false;
     }
@@ -111,12 +115,15 @@ cm_job_fits_stream(const cm_job *job)
            || (is_plain_peer && device == job->plan.src_device);
 }
 
-/* Record an event behind the work of a stream that must come first. A copy between
- * devices does not wait for a stream that is idle, so that two copies which cross each
- * other can be made at the same time. Both come after the streams for which their
- * memory was allocated, and with events on those streams the driver makes one copy
- * after the other, even though nothing else is queued there. Between two H200s, with
- * memory of cudaMalloc, both together moved 391 GB/s instead of 760. */
+/* The work that `stream` has been given so far must come before the copy. Record an
+ * event behind that work.
+ *
+ * A copy between devices does not wait for a stream that is idle, so that two copies in
+ * opposite directions can be made at the same time. Each of the two comes after the
+ * streams for which its memory was allocated. If both waited for events of these
+ * streams, the driver would make one copy after the other, even if the streams have no
+ * other work. Between two H200s, with memory of cudaMalloc, two such copies together
+ * moved 391 GB/s when they waited for events, and 760 GB/s when they did not. */
 static cm_status
 record_one(cm_job *job, const cm_stream *stream)
 {
@@ -125,7 +132,8 @@ record_one(cm_job *job, const cm_stream *stream)
     if (job->plan.row->crosses && cm_stream_is_idle(stream)) {
         return cm_ok();
     }
-    /* An event that is recorded in a capture would make our stream a part of it. */
+    /* If `stream` is being captured, our stream, which will wait for the event, would
+     * become a part of the capture. */
     CM_TRY(cm_stream_check_not_capturing(stream));
     CM_TRY(cm_cache_take_event(engine, stream->device, CM_WAITED, &after.event));
     cm_status status = cm_stream_record(stream, after.event);
@@ -165,28 +173,30 @@ cm_job_record_after(cm_job *job, const cm_copy_request *request)
         ticket->after[ticket->after_count++] =
             cm_ticket_hold(request->after_tickets[i]);
     }
-    /* A job in which the host acts waits until all that it comes after is over. It
-     * takes neither a stream nor slots before that, as it could do nothing with
-     * them. */
+    /* If the host has a part in the job, as it has in every ring, the job waits until
+     * all work that must come first is over. Until then it takes neither a stream nor
+     * slots, since it could do nothing with them. */
     ticket->needs_completion = cm_job_uses_host(job) || job->plan.row->uses_ring;
     if (job->capturing) {
-        return cm_ok(); /* cm_job_check_capture() has seen that all of them are over */
+        return cm_ok(); /* cm_job_check_capture() has checked that the streams of
+                           request->after have no work left */
     }
     for (uint32_t i = 0; i < request->after_count; i++) {
         if (!(fits && cm_stream_same(request->after[i], job->request_stream))) {
             CM_TRY(record_one(job, request->after[i]));
         }
     }
-    /* If another stream or the host does the work, the copy comes after the request's
-     * stream as well. */
+    /* If another stream or the host makes the copy, the copy must also come after the
+     * work of the request's own stream. */
     if (job->request_stream != NULL && !fits) {
         return record_one(job, job->request_stream);
     }
     return cm_ok();
 }
 
-/* Wait until the ticket is far enough. A caller's thread asks meanwhile whether it is
- * to go on. In the background the job is suspended. */
+/* Wait until the transfer of `before` is submitted or, if the job has no stream, until
+ * it is over (cm_ticket_depend()). A caller's thread asks from time to time whether to
+ * go on waiting. A job in the background is suspended instead. */
 static cm_status
 wait_for_ticket(cm_job *job, cm_ticket *before)
 {
@@ -259,8 +269,9 @@ can_be_captured(const cm_job *job)
     return row->fits_graph && (!row->crosses || job->plan.layout.ndim == 0);
 }
 
-/* Check that all that must come first is over, since a graph cannot wait for it.
- * Fails: CM_ECAPTURING, if it is not; stream_query. */
+/* Check that all work that must come before the copy is over. The copy is captured into
+ * a graph, which cannot wait for work outside of it.
+ * Fails: CM_ECAPTURING, if some of the work is not over; stream_query. */
 static cm_status
 check_all_over(cm_job *job, const cm_copy_request *request)
 {

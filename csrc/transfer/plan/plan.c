@@ -14,11 +14,12 @@ cm_plan_is_packed_there(const cm_layout *layout, bool up)
     return cm_layout_is_packed(&core, CM_SRC);
 }
 
-/* Find the device that can make a copy between two ends of the host in the order of a
- * stream. The device has to reach both ends, or one of them while the host reads or
- * writes the other. Returns -1 if the host makes the copy alone. The runtime's own copy
- * of such memory is no alternative, since it would keep the caller until the stream
- * came to it. */
+/* Both ends of the copy lie in memory of the host. Find the device that can make the
+ * copy on a stream, between the earlier and the later work of that stream. The device
+ * has to reach both ends, or it reaches one end while the host reads or writes the
+ * other. Returns -1 if the host makes the copy alone. A copy by the runtime itself
+ * would not do here: it would block the caller until the stream has done all of its
+ * earlier work. */
 static int
 find_host_device(const cm_plan_ends *ends)
 {
@@ -53,8 +54,8 @@ find_devices(cm_plan *plan, const cm_plan_ends *ends)
     plan->src_device = src_on_device ? ends->src->device : plan->device;
 }
 
-/* Set the route and what follows from it, such as the pieces of a copy that goes in
- * pieces. */
+/* Set the route, and how many pieces the copy is cut into, which depends on the
+ * route. */
 static void
 choose_route(cm_plan *plan, const cm_plan_ends *ends)
 {
@@ -75,7 +76,9 @@ cm_plan_choose_again(cm_plan *plan, const cm_region *dst, const cm_region *src,
                      cm_plan_options options)
 {
     cm_plan_ends ends = {dst, src, dst_facts, src_facts, &options};
-    if (plan->rearranges_on_device) { /* every plan begins in the order of the target */
+    if (plan->rearranges_on_device) {
+        /* The route that was chosen before put the axes of the layout in the order of
+         * the source. The choice of a route expects them in the order of the target. */
         cm_layout_sort(&plan->layout, CM_DST);
     }
     choose_route(plan, &ends);
@@ -94,9 +97,10 @@ cm_plan_pack_source(cm_plan *plan, const cm_region *dst, const cm_region *src,
     choose_route(plan, &ends);
 }
 
-/* True if the device should convert an upload, so that the link carries the shorter
- * elements of the source. A short copy is not worth the launch of the kernel, which
- * also needs each element of the target to be aligned for a float. */
+/* True if the device should convert an upload. Then the link carries the elements of
+ * the source, which are shorter than those of the target. For a short copy, launching
+ * the kernel costs more than the link saves. The kernel writes floats, so each element
+ * of the target must be aligned as a float is. */
 static bool
 should_convert_on_device(const cm_plan *plan, const cm_region *dst,
                          const cm_region *src)
@@ -122,8 +126,8 @@ is_aligned(const cm_region *region)
     return bits % (uint64_t)region->itemsize == 0;
 }
 
-/* True if a kernel alone can convert these, since both ends lie on its own device and
- * are aligned. */
+/* True if one kernel can convert the elements without help of the host. This is so if
+ * both ends lie on one device, which runs the kernel, and are aligned. */
 static bool
 can_convert_within(const cm_region *dst, const cm_region *src)
 {

@@ -179,7 +179,7 @@ cm_job_alloc_block(cm_job *job, uint64_t nbytes, cm_stream *stream, bool waits,
 static uint64_t
 pair_pitch(const cm_job *job)
 {
-    enum { EDGE = 256 }; /* blocks are aligned to this, so the second piece is, too */
+    enum { EDGE = 256 }; /* the address of each piece is a multiple of this */
     return cm_round_up_to(job->plan.piece_nbytes, EDGE);
 }
 

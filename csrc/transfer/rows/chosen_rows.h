@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the numbers of the rows that a call copies from host memory of any integer
- * width, counts negative ones from the end, and checks them.
+/* Keeps the numbers of the rows that a call copies. The functions read the numbers from
+ * an array of integers of any width, turn negative numbers, which count from the end,
+ * into the rows that they mean, and check that these rows exist.
  *
- * Several arrays may share the numbers, and then a negative number means a different
- * row in each array that has a different number of rows. So the numbers are kept as
- * they were given, and settled for a number of rows before they are used. Arrays of
- * equal length, which are the usual case, settle them once.
+ * Several arrays may share the numbers. If these arrays have different numbers of rows,
+ * a negative number means a different row in each of them. So the numbers are kept as
+ * they were given, and are settled before they are used. To settle numbers for an array
+ * is to compute which of its rows they mean. If all arrays have equally many rows, as
+ * they usually have, the numbers are settled once.
  *
  * Everything is pure. There are no locks. */
 #pragma once
@@ -16,13 +18,13 @@
 
 typedef struct cm_chosen_rows {
     int64_t *given; /* held (shared_numbers.h); NULL if the numbers are 0, 1, … */
-    /* Held. cm_chosen_rows_settle() sets these numbers, of which none is negative. They
-     * are the same array as `given` if that has no negative number, and NULL if `given`
-     * is NULL. */
+    /* Held. The rows that the numbers mean, as cm_chosen_rows_settle() found them. None
+     * is negative. If `given` has no negative number, `rows` and `given` are the same
+     * array. If `given` is NULL, `rows` is NULL. */
     int64_t *rows;
     uint64_t count;
-    int64_t row_count; /* how many rows the array has that `rows` are settled for, or -1
-                          if they are not settled */
+    int64_t row_count; /* the numbers are settled for arrays of so many rows; -1 if they
+                          are not settled */
     int64_t bound;     /* every given number is in [0, bound); 0 if that is not known */
 } cm_chosen_rows;
 
@@ -35,8 +37,8 @@ typedef struct cm_integers {
     bool is_signed;
 } cm_integers;
 
-/* Write `count` integers to `out`. A number that does not fit in 63 bits becomes the
- * largest that does. No array has a row of that number. */
+/* Write `count` integers to `out`. A number that is too large for int64_t becomes
+ * INT64_MAX. No array has so many rows, so settling refuses that number. */
 void cm_integers_read(cm_integers from, uint64_t count, int64_t *out);
 
 /* What can be wrong with row numbers. */
@@ -54,18 +56,19 @@ typedef struct cm_row_fault {
 /* Make room for `count` numbers, which the caller writes to `given`.
  * Fails: CM_ENOMEM; cm_chosen_rows_fini() may still be called. */
 CM_NODISCARD cm_status cm_chosen_rows_init(cm_chosen_rows *self, uint64_t count);
-/* Make this the numbers 0, 1, …, which take no memory. */
+/* Let `self` stand for the numbers from 0 to `count` - 1, which take no memory. */
 void cm_chosen_rows_init_all(cm_chosen_rows *self, uint64_t count);
-/* Make this share the numbers of `with` and the rows that they are settled for. Either
- * of the two may be settled anew without a change to the other. */
+/* Let `self` share both arrays of `with`: the numbers and the rows that they mean. If
+ * one of the two structs is settled anew, the other does not change. */
 void cm_chosen_rows_share(cm_chosen_rows *self, const cm_chosen_rows *with);
 void cm_chosen_rows_fini(cm_chosen_rows *self);
 
 /* Write integers to `given`, as cm_integers_read() does. */
 void cm_chosen_rows_read(cm_chosen_rows *self, cm_integers from);
 
-/* Set `rows` for an array of `row_count` rows. With `is_target` no row may be named
- * twice. `fault` says what is wrong.
+/* Settle the numbers for an array of `row_count` rows: check them and set `rows`. If
+ * `is_target` is set, no row may be named twice. `fault` says what is wrong with the
+ * numbers, if anything is.
  * Fails: CM_ENOMEM. */
 CM_NODISCARD cm_status cm_chosen_rows_settle(cm_chosen_rows *self, int64_t row_count,
                                              bool is_target, cm_row_fault *fault);
