@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Has the functions copy_many() and copy_many_async(). First all pairs, whose ends may
- * be anything that copy() takes, are read into one request of the engine. This has to
- * be fast, since there may be many thousands of pairs, and it is done before anything
- * is copied. Then comes the call.
+/* Has the functions copy_many() and copy_many_async(). Each of them first reads all
+ * pairs into one request of the engine, and then gives the request to the engine. The
+ * ends of a pair may be anything that copy() takes. Reading has to be fast, since there
+ * may be many thousands of pairs, and nothing is copied before all of them are read.
  *
- * A pair of two buffers or arrays, each a single run of bytes and of one shape, is the
- * usual case (try_usual()). It becomes a piece of the request without running foreign
- * code and without asking the driver. If the driver has to be asked about arrays, it is
- * asked about all of them at the end. Any other pair is read as copy() reads its
- * ends.
+ * Usually both ends of a pair are buffers or arrays, both have the same shape, and each
+ * is a single run of bytes. try_usual() reads such a pair without running foreign code
+ * and without asking the driver. The pair becomes a piece of the request: one run of
+ * bytes to copy. If the driver has to be asked about arrays, it is asked about all of
+ * them at the end. Any other pair is read in the way in which copy() reads its ends.
  *
- * Many pairs of one size, whose ends one device reaches, are rows of two arrays in all
- * but name (rows/pairs.h). The kernel of copy_rows() then copies them by the
- * numbers of these rows, and no batch is made (try_rows()). */
+ * If there are many pairs of one size, and one device reaches the ends of all of them,
+ * the pairs can be described as rows of two arrays (rows/pairs.h). Then try_rows() lets
+ * the kernel of copy_rows() copy the pairs by the numbers of these rows, and the engine
+ * makes no batch. */
 #include <stdlib.h>
 
 #include "base/nvtx.h"
@@ -36,16 +37,18 @@ typedef struct many_call {
     cm_many_call many;
     cm_state *state;  /* borrowed */
     PyObject *pairs;  /* owned tuple */
-    cm_piece *pieces; /* owned arrays */
+    cm_piece *pieces; /* owned array: the pairs that are one run of bytes */
     uint64_t piece_count;
-    cm_piece_regions *others;
+    cm_piece_regions *others; /* owned array: all other pairs */
     uint32_t other_count;
     uint32_t other_room;
     bool asks; /* the driver must be asked what kind of memory some arrays lie in */
-    PyObject *casting;   /* borrowed; NULL or None if dtypes must be equal */
-    PyObject *dtypes[2]; /* owned; the dtypes of the last pair, if there is a casting */
-    bool may_convert;    /* there is a casting; without one no pair is converted */
-    cm_convert last_convert; /* the conversion between those dtypes */
+    PyObject *casting; /* borrowed; NULL or None if dtypes must be equal */
+    /* Owned; the dtypes of the last pair whose conversion was found out. They are NULL
+     * if may_convert is not set. */
+    PyObject *dtypes[2];
+    bool may_convert;        /* the caller gave casting=, so pairs may be converted */
+    cm_convert last_convert; /* the conversion between the two `dtypes` */
     cm_convert convert;      /* the conversion of the pair that is being read */
     cm_operand dst;          /* the ends of the pair being read */
     cm_operand src;
@@ -53,8 +56,8 @@ typedef struct many_call {
 
 /* -- a pair of buffers and arrays --------------------------------------------------------- */
 
-/* Give an array that lies in one of our buffers the kind of memory, the device and the
- * address of that buffer. */
+/* If an array lies in one of our buffers, copy from the buffer to the array's region
+ * what the buffer knows: the kind of memory, the device and the device address. */
 static void
 place_array(cm_operand *end, uint64_t nbytes)
 {
@@ -72,7 +75,8 @@ place_array(cm_operand *end, uint64_t nbytes)
     }
 }
 
-/* True if the end is one run that can be reached, or has no elements at all. */
+/* True if the end has no elements, or if it is a single run of bytes and its address is
+ * known. */
 static bool
 is_run_or_empty(const cm_operand *end)
 {
@@ -100,7 +104,7 @@ set_end(cm_piece_end *end, const cm_operand *operand)
                           .is_file = region->is_file};
 }
 
-/* True if the driver must be asked what kind of memory this is. */
+/* True if the driver must be asked what kind of memory the end lies in. */
 static bool
 is_unknown(const cm_piece_end *end)
 {
@@ -109,8 +113,9 @@ is_unknown(const cm_piece_end *end)
            && (storage == NULL || !cm_kind_is_pageable(storage->copy_kind));
 }
 
-/* Add the ends of the pair being read, whose source is stretched to `src`. Returns 0,
- * or -1 with an exception. */
+/* Add both ends of the pair that is being read to the call. `src` is the region of the
+ * source after it was broadcast to the shape of the target. Returns 0, or -1 with an
+ * exception. */
 static int
 add_ends(many_call *self, const cm_region *src)
 {
@@ -138,10 +143,11 @@ is_usual(const many_call *self, PyObject *object)
     return cm_buffer_check(self->state, object) || cm_numpy_is_array(object);
 }
 
-/* Find out how the pair's elements are converted. Without casting= no elements are
- * converted, and self->convert says so from the start. With casting= most pairs have
- * the same dtypes as the pair before, and then that pair's conversion is used again.
- * Returns 0, or -1 with an exception. */
+/* Set self->convert to the conversion of the pair that is being read. If the caller did
+ * not give casting=, no elements are converted, and self->convert says so from the
+ * start. If the caller gave it, most pairs have the same dtypes as the pair before, and
+ * the conversion of the earlier pair is used again. Returns 0, or -1 with an
+ * exception. */
 static int
 check_casting(many_call *self)
 {
@@ -193,8 +199,9 @@ forget_ends(many_call *self)
     cm_operand_fini(&self->dst);
 }
 
-/* Read the pair if it is a usual one, without running foreign code and without asking
- * the driver. Returns 1, 0 if it is not a usual one, or -1 with an exception. */
+/* Read the pair if it is a usual one, as the top of this file describes it, without
+ * running foreign code and without asking the driver. Returns 1 if the pair was read, 0
+ * if it is not a usual one, or -1 with an exception. */
 static int
 try_usual(many_call *self, PyObject *dst, PyObject *src, uint64_t index)
 {
@@ -314,8 +321,9 @@ read_pair(many_call *self, PyObject *pair, uint64_t index)
 
 /* -- asking the driver what kind of memory all arrays have -------------------------------- */
 
-/* Set the kind of an end to that of its first and last byte. The kind DEVICE here means
- * that the host may not touch the memory. */
+/* Ask what kind of memory the first and the last byte of an end lie in, and set the
+ * kind of the end accordingly. If one of the two bytes lies in device memory, the end
+ * gets the kind DEVICE, which means here that the host may not touch the memory. */
 static cm_status
 ask_registry(cm_registry *registry, cm_page_shares *locked, cm_piece_end *end,
              uint64_t nbytes)
@@ -349,8 +357,9 @@ ask_all(many_call *self, cm_registry *registry, cm_page_shares *locked)
     return cm_ok();
 }
 
-/* Keep the shares of page-locked memory until the engine has its own. Takes the shares
- * over. Returns 0, or -1 with an exception. */
+/* Take over the shares in `locked`, which keep memory page-locked (registry.h). `self`
+ * keeps them until the engine has taken shares of the same memory. Returns 0, or -1
+ * with an exception. */
 static int
 keep_locked(many_call *self, cm_registry *registry, cm_page_shares *locked)
 {
@@ -360,7 +369,8 @@ keep_locked(many_call *self, cm_registry *registry, cm_page_shares *locked)
     return result;
 }
 
-/* Let the package put the index of the wrong pair into the text of the exception. */
+/* Let the Python package put the index of the wrong pair into the text of the
+ * exception. */
 static void
 name_pair(uint64_t index)
 {
@@ -406,7 +416,8 @@ ask_about_arrays(many_call *self)
     bool may_be_locked;
     cm_status status = cm_host_may_be_locked(rt, &may_be_locked);
     if (cm_is_ok(status) && !may_be_locked) {
-        return 0; /* all of them are ordinary memory, and no context was made to ask */
+        return 0; /* no context exists, so all arrays lie in ordinary memory, and asking
+                     would only make a context */
     }
     int device = cm_state_device(self->state);
     cm_registry *registry = self->state->registry;
@@ -433,8 +444,8 @@ ask_about_arrays(many_call *self)
 
 /* -- all ---------------------------------------------------------------------------------- */
 
-/* Read all pairs. Returns 0, or -1 with an exception, which says which pair was wrong
- * if one was. */
+/* Read all pairs. Returns 0, or -1 with an exception. If a pair was wrong, the
+ * exception names its index. */
 static int
 read_pairs(many_call *self, PyObject *iterable)
 {
@@ -461,24 +472,24 @@ read_pairs(many_call *self, PyObject *iterable)
 /* -- pairs of one size, for a kernel ------------------------------------------------------ */
 
 enum {
-    /* With fewer pairs, listing them in one table takes less time than the kernel needs
-     * to read their numbers over the bus. */
+    /* If there are fewer pairs, a batch is faster: the host lists the pairs in a table
+     * in less time than the kernel needs to read their row numbers over the bus. */
     FEWEST_PAIRS = 64,
-    /* With this many pairs or more, the GIL is released while they are looked
-     * through. */
+    /* If there are at least this many pairs, the GIL is released while their row
+     * numbers are written and compared. */
     MANY_PAIRS = 4096,
 };
 
-/* The pairs as rows, with the numbers of these rows. The struct stays at one
- * address. */
+/* The pairs of a call, described as rows of two arrays, and the numbers of these rows.
+ * The struct must not be moved. */
 typedef struct paired_call {
     cm_paired_rows rows;
     cm_kernel_numbers numbers[2]; /* by cm_side */
     cm_address addresses[2];      /* where the device finds the numbers */
 } paired_call;
 
-/* Allocate the memory of all numbers. Returns a new reference, or NULL with an
- * exception. */
+/* Allocate one buffer, called the sheet, for the row numbers of both sides. Returns a
+ * new reference, or NULL with an exception. */
 static PyObject *
 allocate_numbers(const many_call *self, paired_call *paired)
 {
@@ -493,9 +504,9 @@ allocate_numbers(const many_call *self, paired_call *paired)
                                   paired->addresses, &region);
 }
 
-/* Write the numbers, and set *suits to whether the kernel is to copy the rows. It is
- * not if a target touches another end, or if the copy engine is as fast. Needs no GIL.
- */
+/* Write the row numbers to the sheet, and set *suits to whether the kernel should copy
+ * the rows. The kernel should not if a target touches another end, or if the copy
+ * engine of the device is as fast. The caller need not hold the GIL. */
 static cm_status
 write_numbers(many_call *self, paired_call *paired, bool *suits)
 {
@@ -516,7 +527,8 @@ write_numbers(many_call *self, paired_call *paired, bool *suits)
     return cm_ok();
 }
 
-/* Turn the request into one for rows. Returns 0, or -1 with an exception. */
+/* Change the request so that it asks for a copy of rows by the numbers in `sheet`.
+ * Returns 0, or -1 with an exception. */
 static int
 set_rows(many_call *self, const paired_call *paired, PyObject *sheet)
 {
@@ -554,16 +566,18 @@ set_rows(many_call *self, const paired_call *paired, PyObject *sheet)
     return result;
 }
 
-/* Let a kernel copy the pairs as rows, if they are rows and that is the fastest way.
- * Otherwise the request stays as it is. Returns 0, or -1 with an exception. */
+/* If the pairs can be described as rows, and a kernel copies them faster than a batch
+ * does, change the request so that the kernel copies them. Otherwise the request stays
+ * as it is. Returns 0, or -1 with an exception. */
 static int
 try_rows(many_call *self)
 {
     paired_call paired;
     bool suits = false;
     bool is_long = self->piece_count >= MANY_PAIRS;
-    /* Some of the arrays that the driver was asked about may be registered, and must
-     * stay registered until the copy is over. Only a batch sees to that. */
+    /* If the driver was asked about arrays, some of them may lie in registered memory,
+     * which must stay registered until the copy is over. A batch sees to that, but a
+     * copy by the kernel does not. */
     bool may_end = self->asks && cm_registry_has_pieces(self->state->registry);
     if (self->piece_count < FEWEST_PAIRS || self->other_count > 0 || may_end
         || !cm_paired_rows_init(&paired.rows, self->pieces, self->piece_count)
@@ -623,8 +637,8 @@ fini_call(many_call *self)
     Py_XDECREF(self->dtypes[1]);
 }
 
-/* Give the request to the engine, and make the answer, which is None or a Transfer.
- * Returns NULL with an exception if it fails. */
+/* Give the request to the engine. Returns a new reference to None or to a Transfer, or
+ * NULL with an exception. */
 static PyObject *
 run(many_call *self)
 {

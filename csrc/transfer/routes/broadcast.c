@@ -12,19 +12,19 @@ typedef struct target {
     uint32_t from; /* for a replica: the index of the target that it is copied from */
 } target;
 
-/* The targets of a job, in this order. The first is the job's own. Then comes one
- * target for each other device. The bytes that the job packs on the host are sent to it
- * too, on a stream of that device. The last are the replicas. Each is copied from a
- * target before it that lies on the same device, once the copy to that target is
+/* The targets of a job. The direct targets come first: they get the bytes from the
+ * page-locked blocks of the host. The first direct target is the job's own. After it
+ * comes one direct target for each other device, to which a stream of that device
+ * copies. The replicas come last. A replica lies on the same device as one of the
+ * direct targets, and is copied from that target once the copy to the target is
  * queued. */
 struct cm_targets {
-    uint32_t sent_count; /* targets that are sent to; the job's own is one of them */
+    uint32_t sent_count; /* how many direct targets there are */
     uint32_t count;
     target all[];
 };
 
-/* Return the index of the target that is sent to `device`, or sent_count if there is
- * none. */
+/* Return the index of the direct target on `device`, or sent_count if there is none. */
 static uint32_t
 find_sent(const cm_targets *targets, int device)
 {
@@ -35,9 +35,11 @@ find_sent(const cm_targets *targets, int device)
     return i;
 }
 
-/* Put the further targets into their order: those that are sent to, then the replicas.
- * Fails: CM_EINVALID, if a target is not on a device, or if no target that is sent to
- * is on the same device. */
+/* Put the further targets into their order: direct targets first, then replicas. The
+ * first target on each other device that has the strides of the job's own target
+ * becomes a direct target.
+ * Fails: CM_EINVALID, if a target is not on a device, or if its device has no direct
+ * target. */
 static cm_status
 sort_targets(cm_targets *targets, const cm_broadcast *broadcast)
 {
@@ -66,11 +68,12 @@ sort_targets(cm_targets *targets, const cm_broadcast *broadcast)
     return cm_ok();
 }
 
-/* Other devices get the bytes from the page-locked blocks that the copy goes through.
- * So the plan must go through such blocks, and two plans do not. If a source was
- * ordinary memory when the request was made, and is page-locked by now, it needs no
- * blocks. If a page-locked source overlaps its target, all of it is first read into
- * device memory, and after that nothing of it goes through the host. */
+/* Other devices get the bytes from the page-locked blocks through which the copy goes,
+ * so a plan without such blocks is refused. There are two cases. First, the source was
+ * ordinary memory when the request was made, but is page-locked by now: then the device
+ * reads it without blocks. Second, a page-locked source overlaps its target: then the
+ * whole source is first read into device memory, and the copy to the target reads it
+ * from there. */
 cm_status
 cm_targets_check(const cm_job *job)
 {
@@ -101,8 +104,8 @@ cm_targets_create(cm_job *job, const cm_copy_request *request)
 
 /* -- other devices -------------------------------------------------------------------- */
 
-/* The stream that is opened on the job's own device does no work: cm_targets_send()
- * makes it wait for the copies of a slot on all devices. */
+/* The loop also opens a side on the job's own device. The stream of this side does no
+ * copies: cm_targets_send() makes it wait for the copies of a slot on all devices. */
 cm_status
 cm_targets_begin(cm_job *job)
 {
@@ -114,7 +117,7 @@ cm_targets_begin(cm_job *job)
     return cm_ok();
 }
 
-/* Queue the copies that bring a slot to one target on another device. */
+/* Queue the copies of the bytes of a slot to one direct target on another device. */
 static cm_status
 send_to(cm_job *job, const target *t, const cm_layout *unpack, const cm_slot *s)
 {
@@ -129,9 +132,10 @@ send_to(cm_job *job, const target *t, const cm_layout *unpack, const cm_slot *s)
     return cm_job_copy_layout(job, stream, unpack, t->dst.address, from);
 }
 
-/* The slot's event is recorded on a stream of its own, which waits for all devices. If
- * a stream that copies waited for the others, its device would have to wait for the
- * slowest before it goes on to the next piece. */
+/* The slot's event is recorded on the stream `join`, which makes no copies and waits
+ * for the copies on all devices. If one of the copying streams waited for the others
+ * instead, its device could not begin the next piece before the slowest device has
+ * finished this one. */
 cm_status
 cm_targets_send(cm_job *job, cm_slot *s)
 {
@@ -142,8 +146,8 @@ cm_targets_send(cm_job *job, cm_slot *s)
     }
     cm_stream *join = job->sides[job->stream->device].stream;
     cm_slot_unpack(job, s, &unpack);
-    CM_TRY(cm_job_chain_streams(job, job->stream, join)); /* the copy to the job's own
-                                                             target is queued */
+    /* The job has queued the copy to its own target before this call. */
+    CM_TRY(cm_job_chain_streams(job, job->stream, join));
     for (uint32_t i = 1; i < targets->sent_count; i++) {
         const target *t = &targets->all[i];
         CM_TRY(send_to(job, t, &unpack, s));
@@ -163,8 +167,8 @@ cm_targets_end(cm_job *job)
         const cm_region *from = &targets->all[t->from].dst;
         cm_layout layout;
         cm_stream *stream;
-        /* The job's own stream may be of another device, if the device of the source
-         * wrote the job's target. */
+        /* A replica of the job's own target is copied on that target's device. The
+         * job's own stream may belong to another device, namely that of the source. */
         CM_TRY(cm_job_open_stream_on(job, from->device, NULL, &stream));
         CM_TRY(cm_layout_init(&t->dst, from, &layout));
         CM_TRY(cm_job_copy_layout(job, stream, &layout, t->dst.address, from->address));

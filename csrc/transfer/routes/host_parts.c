@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This file has what threads of the host do for a job, part by part, whichever route
- * the job takes. */
+/* This file has the work that threads of the host do for a job, part by part. It is the
+ * same for all routes. routes.h declares and describes the functions. */
 #include "base/checked_math.h"
 #include "base/fresh_pages.h"
 #include "transfer/host/host_copy.h"
@@ -8,7 +8,8 @@
 #include "transfer/routes/pieces.h"
 #include "transfer/routes/routes.h"
 
-/* The source of a fill is memory of our own, so it is not checked. */
+/* The source of a fill is memory of our own, which cannot be gone, so the function does
+ * not check it. */
 cm_status
 cm_job_probe_pages(const cm_job *job, const cm_layout *layout)
 {
@@ -25,12 +26,15 @@ cm_job_probe_pages(const cm_job *job, const cm_layout *layout)
     return by_dst ? cm_host_probe(layout, CM_DST, job->dst.host, least) : cm_ok();
 }
 
-/* Pages are brought in by steps, and before each step the job asks whether to go on. An
- * end that is longer than AHEAD_MOST_NBYTES is not brought in ahead, since its first
- * pages might be gone again by the time that they are needed. */
+/* cm_job_populate_ahead() brings in the pages of an end before the parts of the copy
+ * begin. It does so AHEAD_STEP_NBYTES at a time, and before each step the job asks
+ * whether to go on. If an end is longer than AHEAD_MOST_NBYTES, its pages are not
+ * brought in ahead, since the first ones might be gone again before the copy needs
+ * them. */
 enum { AHEAD_STEP_NBYTES = 32 << 20, AHEAD_MOST_NBYTES = 1 << 30 };
 
-/* Bring in the pages of one end, which maps a file, if its elements lie apart. */
+/* Bring in the pages of one end, which maps a file, if there are gaps between its
+ * elements. Sets *done if the pages were brought in. */
 static cm_status
 populate_end_ahead(cm_job *job, cm_side side, const void *base, bool *done)
 {
@@ -64,8 +68,9 @@ cm_job_populate_ahead(cm_job *job)
                : cm_ok();
 }
 
-/* Populate the pages of a part. If the whole end was populated ahead, the file may have
- * been cut short since, so it is still checked that the part is there. */
+/* Populate the pages of a part. If all pages of the end were populated ahead, only
+ * check that the pages of the part are still there, since the file may have been cut
+ * short meanwhile. */
 static cm_status
 populate_part(const cm_job *job, const cm_layout *part, cm_side side, const void *base)
 {
@@ -129,8 +134,9 @@ cm_job_share(cm_job *job, const cm_layout *layout, void *dst, const void *src,
     cm_task_group_close(&group);
 }
 
-/* The sizes of the pieces of a layout include repeated bytes, and the gaps between many
- * runs, so they are scaled to the payload. */
+/* `nbytes` comes from the layout of a piece. If the source is repeated, it counts the
+ * repeated bytes, and in a job of many runs it counts the gaps between the runs. The
+ * ticket counts neither, so the sum is scaled down to the bytes of the plan. */
 void
 cm_job_count_moved(cm_job *job, uint64_t nbytes)
 {
@@ -138,8 +144,9 @@ cm_job_count_moved(cm_job *job, uint64_t nbytes)
         (double)job->plan.nbytes / (double)cm_layout_nbytes(&job->plan.layout);
     job->moved_nbytes += nbytes;
     uint64_t moved = (uint64_t)((double)job->moved_nbytes * payload);
-    if (moved < job->plan.nbytes) { /* cm_ticket_finish() counts the last piece if
-                                       nothing has failed */
+    /* The last piece is not counted here. cm_ticket_finish() counts it if nothing has
+     * failed. */
+    if (moved < job->plan.nbytes) {
         cm_ticket_set_moved(job->ticket, moved);
     }
 }

@@ -3,15 +3,16 @@
  * bytes that have arrived at the host. This file also cancels jobs that have not begun,
  * and closes the engine.
  *
- * A thread is started when there is a job and no thread is idle, up to
- * CM_MAX_JOB_THREADS. A job that has to wait does not keep its thread: it is put back,
- * and the thread takes others. */
+ * If a job comes and no thread is idle, a thread is started, until there are
+ * CM_MAX_JOB_THREADS. A job that has to wait does not keep its thread: the thread puts
+ * the job aside and takes another one. */
 #include "base/nvtx.h"
 #include "runtime/scope.h"
 #include "transfer/run/run.h"
 
-/* Run a job in this thread. `status` says whether the thread could prepare for it. A
- * job that was stopped before it began ends here. */
+/* Run a job in the calling thread. `status` is the failure with which the thread could
+ * not get ready for the job, or CM_OK. If the job's ticket was stopped before the job
+ * began, the job ends without having copied anything. */
 static void
 run_job(cm_engine *engine, cm_job *job, cm_status status)
 {
@@ -22,21 +23,22 @@ run_job(cm_engine *engine, cm_job *job, cm_status status)
     job->in_background = true;
     job->wait = CM_WAIT_NONE;
     if (cm_ticket_is_stopped(ticket) && !ticket->started) {
-        job->has_queued = false; /* it has queued only waits for other streams */
+        job->has_queued = false; /* the job has not queued any copy, only waits for
+                                    other streams */
         status = cm_fail(CM_ECANCELLED, 0);
     }
-    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) { /* a drain has to go on,
-                                                                 as its caller has
-                                                                 returned */
+    else if (cm_is_ok(status) || job->step == CM_JOB_DRAIN) {
+        /* In the step CM_JOB_DRAIN the job unpacks bytes for a caller that has returned
+         * already, so the job has to go on even if `status` is a failure. */
         status = cm_first_failure(status, cm_job_run(job));
     }
     else {
-        /* If the job queued something before it waited, nobody knows now when that
-         * ends. */
+        /* The job may have queued work before it was put aside. It ends here without
+         * waiting for that work, so nobody knows when the work ends. */
         job->lost_track = job->has_queued;
     }
-    /* A job that has a ring stays in its lane while it waits, since it waits for the
-     * link. */
+    /* A job that has a ring waits for the link, so it stays in its lane while it waits.
+     * A lane lets one job at a time use a link (scheduler.c). */
     if (job->wait == CM_WAIT_NONE || job->ring == NULL) {
         cm_job_leave_lane(job);
     }
@@ -70,11 +72,13 @@ work(void *argument)
         }
         cm_mutex_unlock(&engine->lock);
         cm_status status = cm_ok();
-        /* The thread's capture mode is relaxed once, since what we call would otherwise
-         * break a capture that another thread has under way. A job that has already
-         * queued something needs this more, so the thread then tries twice. Until
-         * somebody has started the driver nothing is captured, and a copy from host to
-         * host must not start it. */
+        /* The thread sets its capture mode to relaxed before its first job. In another
+         * mode some of our calls of the runtime would break a capture that another
+         * thread has begun. If this fails for a job that has already queued work, the
+         * thread loses track of that work, so it tries a second time for such a job.
+         * Nothing can be captured before somebody has started the driver, and a copy
+         * from host to host must not start the driver, so until then the thread does
+         * not set the mode. */
         bool asks = !relaxed && cm_runtime_wake_if_started(engine->rt);
         for (int i = 0; asks && !relaxed && i <= job->has_queued; i++) {
             int mode = CM_CAPTURE_RELAXED;
@@ -138,7 +142,8 @@ cm_ticket_cancel(cm_ticket *ticket)
     if (ticket->state == CM_TICKET_QUEUED && !ticket->started) {
         ticket->cancelled = true;
         atomic_store(&ticket->stopped, true);
-        ticket->read = true; /* the thread that cancels it knows of the failure */
+        ticket->read = true; /* the caller knows of the failure, so nobody else has to
+                                be told */
         job = cm_order_take_job_locked(ticket);
         engine->caller_count += job != NULL;
     }
@@ -169,13 +174,15 @@ cm_status
 cm_engine_close(cm_engine *engine)
 {
     if (cm_engine_is_forked(engine)) {
-        /* Its threads and its lock are the parent's, so all of it is leaked. */
+        /* The engine's threads exist only in the parent, and one of them may have held
+         * the lock, so the child leaks the whole engine. */
         return cm_ok();
     }
     cm_mutex_lock(&engine->lock);
     engine->closed = true;
-    /* A call that began earlier may leave a transfer behind. Job threads and the
-     * watcher bring each to its end. */
+    /* Calls that began before the engine was closed may still be running, and may leave
+     * transfers under way. The job threads and the watcher bring each transfer to its
+     * end. */
     while (engine->caller_count > 0 || engine->pending_count > 0) {
         cm_cond_wait(&engine->changed, &engine->lock);
     }
@@ -183,7 +190,7 @@ cm_engine_close(cm_engine *engine)
     cm_cond_signal_all(&engine->work);
     cm_cond_signal_all(&engine->watch);
     cm_mutex_unlock(&engine->lock);
-    for (int i = 0; i < engine->thread_count; i++) { /* no more threads are started */
+    for (int i = 0; i < engine->thread_count; i++) { /* nobody starts a thread now */
         cm_thread_join(engine->threads[i]);
     }
     if (engine->has_watcher) {
