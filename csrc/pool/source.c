@@ -166,7 +166,7 @@ map_fresh(const segment_source *self, uint64_t nbytes, char **out)
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }
     bool is_shared = self->base.config.fork == CM_FORK_SHARE;
-    /* This fails only if the kernel does not overcommit memory. */
+    /* The mapping fails only if the kernel does not overcommit memory. */
     if (!cm_is_ok(cm_host_map_as(nbytes, is_shared, out))) {
         return cm_fail(CM_EHOSTMEMORY, memory.available_nbytes);
     }

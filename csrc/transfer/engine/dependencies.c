@@ -19,7 +19,7 @@ poll_event(cm_job *job, int device, uint64_t event)
     uint64_t asked_ns = begin_ns;
     /* In its first step (CM_JOB_ORDER) the job waits for the work of others, which may
      * take for ever, so a job thread puts the job aside at once. In later steps the job
-     * waits for its own work, which may end soon, so the thread waits a little. */
+     * waits for its own work, which may end soon, so the thread asks for a while. */
     uint64_t patience_ns = job->step == CM_JOB_ORDER ? 0 : CM_PARK_AFTER_NS;
     for (;;) {
         bool done = false;

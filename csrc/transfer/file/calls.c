@@ -36,8 +36,9 @@ faults_of(const cm_file_job *file)
 
 /* Tell whether the next read or write may be made. Without the faults that a test can
  * ask for (file.h) it always may. A fault may also limit how much one call moves, and
- * then this lowers `nbytes`. If the answer is false, errno is set: the caller acts as
- * if the read or write had failed with errno or, if errno is 0, had moved nothing. */
+ * then the function lowers `nbytes`. If the answer is false, errno is set: the caller
+ * acts as if the read or write had failed with errno or, if errno is 0, had moved
+ * nothing. */
 static bool
 may_call(const cm_file_job *file, bool is_direct, uint64_t *nbytes)
 {
@@ -287,8 +288,9 @@ bounce(const cm_file_chunk *chunk, cm_file_piece p, const cm_layout *layout)
     cm_file_job *file = chunk->file;
     bool reads = !file->request->writes;
     uint64_t before = p.offset % CM_FILE_PAGE_NBYTES;
-    /* The first page and the last page are read whole, and the first page must begin
-     * at an aligned address. This takes up to two pages more than the bytes need. */
+    /* Reads bring in the first page and the last page whole, and the first page must
+     * begin at an aligned address. For these reasons the memory has up to two pages
+     * more than the bytes need. */
     void *own = malloc((size_t)(before + p.nbytes) + 2 * (size_t)CM_FILE_PAGE_NBYTES);
     if (own == NULL) {
         fail(file, ENOMEM, p.offset, p.range_index);

@@ -15,10 +15,10 @@ cm_plan_is_packed_there(const cm_layout *layout, bool up)
 }
 
 /* Both ends of the copy lie in memory of the host. Find the device that can make the
- * copy on a stream, between the earlier and the later work of that stream. The device
- * has to reach both ends, or it reaches one end while the host reads or writes the
- * other. Returns -1 if the host makes the copy alone. A copy by the runtime itself
- * would not do here: it would block the caller until the stream has done all of its
+ * copy on a stream, between the earlier and the later work of that stream. Such a
+ * device reaches both ends, or it reaches one end while the host reads or writes the
+ * other. Returns -1 if the host makes the copy alone. The runtime's own copy does not
+ * serve here, since it would block the caller until the stream has done all of its
  * earlier work. */
 static int
 find_host_device(const cm_plan_ends *ends)

@@ -33,8 +33,8 @@ cm_job_probe_pages(const cm_job *job, const cm_layout *layout)
  * them. */
 enum { AHEAD_STEP_NBYTES = 32 << 20, AHEAD_MOST_NBYTES = 1 << 30 };
 
-/* Bring in the pages of one end, which maps a file, if there are gaps between its
- * elements. Sets *done if the pages were brought in. */
+/* Bring in the pages of one end, which maps a file, unless its elements lie side by
+ * side in the order in which they are copied. *done tells whether the pages are in. */
 static cm_status
 populate_end_ahead(cm_job *job, cm_side side, const void *base, bool *done)
 {
