@@ -230,8 +230,8 @@ FAULTS_OF_ROWS = [
         "rows of a stream gathered by threads",
         "csrc/python/copy/rows.c",
         "threads gather rows of page-locked memory although the copy is on a stream",
-        "if (self->stream != NULL || self->is_plan || self->max_sms != 0",
-        "if (self->is_plan || self->max_sms != 0",
+        "if (self->stream != NULL || self->is_plan) {",
+        "if (self->is_plan) {",
         [
             "tests/transfers/test_rows_by_threads.py::TestLongPageLockedTable::"
             "test_a_kernel_reads_the_others[emulated-stream]"

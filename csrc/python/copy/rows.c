@@ -119,33 +119,6 @@ list_runs(const cm_row_copy *self, rows_pass *pass)
     return cm_ok();
 }
 
-/* True if threads of the host gather the rows, although the rows lie in page-locked
- * memory that a kernel could read. The threads do so only for calls without a stream. A
- * copy from page-locked memory has to be in the order of its stream, so the threads
- * would have to wait for the stream. A RowPlan is always given a kernel, since it may
- * be used on a stream later. The threads do not gather from write-combined memory,
- * which processors read slowly. Needs no GIL. */
-static bool
-do_threads_gather(const cm_row_copy *self, cm_engine *engine)
-{
-    if (self->stream != NULL || self->is_plan || self->max_sms != 0
-        || self->layer_count == 0 || cm_rows_are_on_device(self)) {
-        return false;
-    }
-    for (Py_ssize_t i = 0; i < self->layer_count; i++) {
-        cm_layer layer = cm_rows_layer_of(self, i);
-        const cm_storage *src = self->ends[CM_SRC].operands[i].storage;
-        bool is_combined =
-            src != NULL && (src->flags & CM_HOST_ALLOC_WRITE_COMBINED) != 0;
-        if (is_combined
-            || !cm_rows_suit_threads(engine, &layer, (uint64_t)self->layer_count,
-                                     self->ends[CM_SRC].numbers.count)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Put the rows into the request by their numbers, so that copy threads make the runs.
  * If the copy threads cannot do so for these rows, request.common.many stays NULL.
  * Needs no GIL. */
@@ -162,8 +135,8 @@ number_rows(const cm_row_copy *self, rows_pass *pass, cm_engine *engine)
         layers[i] = layer_at(pass, i);
     }
     cm_status status = cm_numbered_many_create(
-        engine, layers, (uint64_t)self->layer_count, numbers, on_stream,
-        do_threads_gather(self, engine), &pass->many.request.common.many);
+        engine, layers, (uint64_t)self->layer_count, numbers, on_stream, self->gathers,
+        &pass->many.request.common.many);
     free(layers);
     return status;
 }
@@ -388,6 +361,33 @@ may_suit_kernel(const cm_row_copy *self)
                                 self->ends[CM_SRC].numbers.count, NULL);
 }
 
+/* True if threads of the host gather the rows, although the rows lie in page-locked
+ * memory that a kernel could read. The threads do so only for calls without a stream. A
+ * copy from page-locked memory has to be in the order of its stream, so the threads
+ * would have to wait for the stream. A RowPlan is always given a kernel, since it may
+ * be used on a stream later. The threads do not gather from write-combined memory,
+ * which processors read slowly. The caller has found that the rows suit a kernel and
+ * that the host has all numbers. */
+static bool
+do_threads_gather(const cm_row_copy *self, cm_engine *engine)
+{
+    if (self->stream != NULL || self->is_plan) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < self->layer_count; i++) {
+        cm_layer layer = cm_rows_layer_of(self, i);
+        const cm_storage *src = self->ends[CM_SRC].operands[i].storage;
+        bool is_combined =
+            src != NULL && (src->flags & CM_HOST_ALLOC_WRITE_COMBINED) != 0;
+        if (is_combined
+            || !cm_rows_suit_threads(engine, &layer, (uint64_t)self->layer_count,
+                                     self->ends[CM_SRC].numbers.count)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* If a device reaches all of the rows, its kernel may read the numbers, wherever the
  * numbers lie. If no device reaches all rows, or if copying by runs is faster, the host
  * gets the numbers and makes runs of them. If max_sms is given, the kernel copies even
@@ -403,7 +403,8 @@ cm_rows_choose(cm_row_copy *self, int *device)
         if (engine == NULL) {
             return -1;
         }
-        if (do_threads_gather(self, engine)) {
+        self->gathers = do_threads_gather(self, engine);
+        if (self->gathers) {
             return 0;
         }
     }

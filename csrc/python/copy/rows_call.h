@@ -53,6 +53,9 @@ typedef struct cm_row_copy {
                                 NULL */
     cm_rows_end ends[2];     /* by cm_side */
     Py_ssize_t layer_count;
+    /* Set by cm_rows_choose(): threads of the host gather the rows, although they lie
+     * in page-locked memory that a kernel could read. */
+    bool gathers;
     /* If the ends touch, `packed` is an owned list of buffers, one for each layer,
      * through which the rows are copied, and `between` describes these buffers as an
      * end. */

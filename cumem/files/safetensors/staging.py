@@ -296,9 +296,8 @@ class Staging:
 
     def ends(self) -> list[_core.Transfer]:
         """Return a transfer of no bytes for each device, which ends with its copies."""
-        last = {
-            copy.device: copy.end for _, copy in self._begun
-        }  # streams are in order
+        # The copies of a device are on one stream, so the last of them ends last.
+        last = {copy.device: copy.end for _, copy in self._begun}
         return list(last.values())
 
 
